@@ -1,0 +1,43 @@
+"""Every exception that a user of laneloom can meet."""
+
+from __future__ import annotations
+
+
+class LaneloomError(Exception):
+    """Base of all errors that laneloom raises on purpose."""
+
+
+class UnknownGpuError(LaneloomError, ValueError):
+    """A GPU name that is not in the table."""
+
+
+class ArgumentError(LaneloomError, ValueError):
+    """An argument of a public function has the wrong shape, dtype, device or value."""
+
+
+class UnsupportedError(LaneloomError):
+    """A request that is well-formed but that laneloom refuses, with the reason."""
+
+
+class InvalidConfigError(LaneloomError, ValueError):
+    """A Config that `why_invalid` rejects for this problem and GPU."""
+
+
+class CompileError(LaneloomError):
+    """Triton or its LLVM could not turn the source into machine code."""
+
+
+class EmulationError(LaneloomError):
+    """The emulator stopped; the message names the kernel, the line and the instruction."""
+
+
+class UnknownInstructionError(EmulationError):
+    """The emulator met an instruction that it does not implement."""
+
+
+class OutOfBoundsError(EmulationError):
+    """A memory access outside the kernel's arguments or its LDS allocation."""
+
+
+class DeadlockError(EmulationError):
+    """Waves wait at a barrier that the rest of their workgroup can never reach."""

@@ -1,0 +1,186 @@
+"""The GPU table: one frozen row per instruction set, each figure with its source.
+
+Peaks are dense, in TFLOP/s (TOP/s for integers), of the named product at its boost clock. LDS and register limits are
+those of one workgroup and one wave, which is what a kernel has to fit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+
+from .errors import UnknownGpuError
+
+KIB = 1024
+
+_LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
+_RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
+_RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
+_CDNA3_ISA = "AMD Instinct MI300 (CDNA 3) Instruction Set Architecture guide"
+_CDNA4_ISA = "AMD CDNA 4 Instruction Set Architecture guide"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One instruction set and the product that stands for it."""
+
+    name: str  #: the compiler's name, e.g. "gfx1151" or "sm_90a"
+    vendor: str  #: "amd" or "nvidia"
+    family: str  #: e.g. "RDNA 3.5"
+    product: str  #: the product whose peaks and bandwidth are given
+    wave_sizes: tuple[int, ...]  #: lanes per wave; the first is the one kernels are compiled for
+    compute_units: int  #: CUs, or SMs on NVIDIA
+    simds_per_cu: int  #: schedulers per CU or SM
+    lds_bytes: int  #: most LDS / shared memory that one workgroup can allocate
+    vgprs_per_wave: int  #: most vector registers that one wave can address
+    vgpr_file: int  #: vector registers per lane of one SIMD, shared by its waves
+    vgpr_granule: int  #: vector registers are allocated in multiples of this
+    max_waves_per_simd: int
+    sgprs_per_wave: int
+    clock_ghz: float  #: boost clock behind the peaks
+    bandwidth_gbs: float  #: device memory, GB/s
+    peak_tflops: Mapping[str, float]  #: dense matrix peak per dtype; "fp32" and "fp64" are the vector (FMA) peaks
+    matrix_instructions: str  #: "wmma", "mfma", "wgmma"
+    sources: tuple[str, ...]
+
+    @property
+    def wave(self) -> int:
+        """Lanes per wave that kernels are compiled for."""
+        return self.wave_sizes[0]
+
+    @property
+    def major(self) -> int:
+        """Generation of the instruction set: 9, 11 or 12 for gfx9xx, gfx11xx, gfx12xx; 9 for sm_90a."""
+        digits = self.name.removeprefix("gfx").removeprefix("sm_").rstrip("a")
+        return int(digits[:-2]) if self.vendor == "amd" else int(digits) // 10
+
+    @cached_property
+    def emulated(self) -> bool:
+        """Whether laneloom's emulator executes this GPU's code."""
+        return self.vendor == "amd" and self.major in (11, 12)
+
+    def waves_per_simd(self, vgprs: int) -> int:
+        """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""
+        granules = -(-max(vgprs, 1) // self.vgpr_granule)
+        return min(self.max_waves_per_simd, self.vgpr_file // (granules * self.vgpr_granule))
+
+
+def _rdna(name, family, product, cus, full_file, clock, bandwidth, peaks, source, isa=_RDNA3_ISA) -> Gpu:
+    return Gpu(
+        name=name,
+        vendor="amd",
+        family=family,
+        product=product,
+        wave_sizes=(32, 64),
+        compute_units=cus,
+        simds_per_cu=2,
+        lds_bytes=64 * KIB,
+        vgprs_per_wave=256,
+        vgpr_file=1536 if full_file else 1024,
+        vgpr_granule=24 if full_file else 16,
+        max_waves_per_simd=16,
+        sgprs_per_wave=106,
+        clock_ghz=clock,
+        bandwidth_gbs=bandwidth,
+        peak_tflops=MappingProxyType(peaks),
+        matrix_instructions="wmma",
+        sources=(source, isa, _LLVM),
+    )
+
+
+def _rdna3_peaks(cus: int, clock: float) -> dict[str, float]:
+    """512 FP16 FLOPs and 512 INT8 operations per CU and clock, INT4 twice that; FP32 dual issue 256; FP64 4."""
+    per_clock = cus * clock / 1000
+    half = round(512 * per_clock, 1)
+    return {
+        "fp16": half,
+        "bf16": half,
+        "int8": half,
+        "int4": round(1024 * per_clock, 1),
+        "fp32": round(256 * per_clock, 1),
+        "fp64": round(4 * per_clock, 2),
+    }
+
+
+def _rdna4_peaks(cus: int, clock: float) -> dict[str, float]:
+    """1024 FP16, 2048 FP8 and INT8, 4096 INT4 operations per CU and clock; FP32 dual issue 256; FP64 4."""
+    per_clock = cus * clock / 1000
+    return {
+        "fp16": round(1024 * per_clock, 1),
+        "bf16": round(1024 * per_clock, 1),
+        "fp8": round(2048 * per_clock, 1),
+        "int8": round(2048 * per_clock, 1),
+        "int4": round(4096 * per_clock, 1),
+        "fp32": round(256 * per_clock, 1),
+        "fp64": round(4 * per_clock, 2),
+    }
+
+
+def _spec(product: str) -> str:
+    return f"AMD product specifications, {product}"
+
+
+_ROWS = (
+    _rdna("gfx1100", "RDNA 3", "Radeon RX 7900 XTX", 96, True, 2.5, 960, _rdna3_peaks(96, 2.5),
+          _spec("Radeon RX 7900 XTX")),
+    _rdna("gfx1101", "RDNA 3", "Radeon RX 7800 XT", 60, True, 2.43, 624, _rdna3_peaks(60, 2.43),
+          _spec("Radeon RX 7800 XT")),
+    _rdna("gfx1102", "RDNA 3", "Radeon RX 7600", 32, False, 2.655, 288, _rdna3_peaks(32, 2.655),
+          _spec("Radeon RX 7600")),
+    _rdna("gfx1150", "RDNA 3.5", "Radeon 890M (Strix Point)", 16, False, 2.9, 120, _rdna3_peaks(16, 2.9),
+          _spec("Ryzen AI 9 HX 370, LPDDR5X-7500 on 128 bits")),
+    _rdna("gfx1151", "RDNA 3.5", "Radeon 8060S (Strix Halo)", 40, True, 2.9, 256, _rdna3_peaks(40, 2.9),
+          _spec("Ryzen AI Max+ 395, LPDDR5X-8000 on 256 bits")),
+    _rdna("gfx1200", "RDNA 4", "Radeon RX 9060 XT", 32, True, 3.13, 320, _rdna4_peaks(32, 3.13),
+          _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
+    _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),
+          _spec("Radeon RX 9070 XT"), _RDNA4_ISA),
+    Gpu(
+        name="gfx942", vendor="amd", family="CDNA 3", product="Instinct MI300X", wave_sizes=(64,),
+        compute_units=304, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,
+        max_waves_per_simd=8, sgprs_per_wave=102, clock_ghz=2.1, bandwidth_gbs=5300,
+        peak_tflops=MappingProxyType({"fp16": 1307.4, "bf16": 1307.4, "fp8": 2614.9, "int8": 2614.9,
+                                      "tf32": 653.7, "fp32": 163.4, "fp64": 81.7, "fp64_matrix": 163.4}),
+        matrix_instructions="mfma",
+        sources=("AMD Instinct MI300X accelerator data sheet", _CDNA3_ISA, _LLVM),
+    ),
+    Gpu(
+        name="gfx950", vendor="amd", family="CDNA 4", product="Instinct MI355X", wave_sizes=(64,),
+        compute_units=256, simds_per_cu=4, lds_bytes=160 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,
+        max_waves_per_simd=8, sgprs_per_wave=102, clock_ghz=2.4, bandwidth_gbs=8000,
+        peak_tflops=MappingProxyType({"fp16": 2516.6, "bf16": 2516.6, "fp8": 5033.2, "int8": 5033.2,
+                                      "fp4": 10066.3, "fp32": 157.3, "fp64": 78.6, "fp64_matrix": 78.6}),
+        matrix_instructions="mfma",
+        sources=("AMD Instinct MI355X GPU data sheet", _CDNA4_ISA, _LLVM),
+    ),
+    Gpu(
+        name="sm_90a", vendor="nvidia", family="Hopper", product="H200 SXM", wave_sizes=(32,),
+        compute_units=132, simds_per_cu=4, lds_bytes=227 * KIB, vgprs_per_wave=255, vgpr_file=512, vgpr_granule=8,
+        max_waves_per_simd=16, sgprs_per_wave=63, clock_ghz=1.98, bandwidth_gbs=4800,
+        peak_tflops=MappingProxyType({"fp16": 989.4, "bf16": 989.4, "fp8": 1978.9, "int8": 1978.9, "tf32": 494.7,
+                                      "fp32": 66.9, "fp64": 33.5, "fp64_matrix": 66.9}),
+        matrix_instructions="wgmma",
+        sources=("NVIDIA H200 Tensor Core GPU data sheet", "NVIDIA CUDA C++ Programming Guide, compute capability 9.0"),
+    ),
+)
+
+GPUS: Mapping[str, Gpu] = MappingProxyType({row.name: row for row in _ROWS})
+
+
+def get_gpu(name: str | Gpu) -> Gpu:
+    """The row of `name` (case and surrounding space do not matter; "sm_90" and "h200" mean sm_90a).
+
+    Raises UnknownGpuError with the nearest known names and their families.
+    """
+    if isinstance(name, Gpu):
+        return name
+    key = str(name).strip().lower()
+    key = {"sm_90": "sm_90a", "sm90": "sm_90a", "sm90a": "sm_90a", "h200": "sm_90a"}.get(key, key)
+    if key in GPUS:
+        return GPUS[key]
+    near = difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)
+    known = ", ".join(f"{n} ({GPUS[n].family}, {GPUS[n].product})" for n in near)
+    raise UnknownGpuError(f"unknown GPU {name!r}; the nearest known are {known}")
