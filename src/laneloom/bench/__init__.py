@@ -1,0 +1,1 @@
+"""Benchmarks: timing on a GPU, records of what was measured, the suites of shapes."""

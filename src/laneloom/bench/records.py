@@ -1,0 +1,158 @@
+"""Records of what was measured: one JSON line each, append-only, in `results/<gpu>/<name>.jsonl`.
+
+A record holds enough to judge it later: what ran (problem, candidate, configuration), how long and how well,
+by which method, on which GPU, driver and versions, at which commit, and a hash of the kernel's sources, so
+that a figure whose kernel has changed since can be shown as stale.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArgumentError
+from .timing import Timing
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a measurement was made."""
+
+    gpu: str
+    driver: str
+    torch: str
+    triton: str
+    commit: str
+    dirty: bool
+
+
+@dataclass(frozen=True)
+class Record:
+    """One candidate on one problem, measured once."""
+
+    op: str  #: "matmul", "transform3d", ...
+    problem: Mapping[str, Any]  #: plain JSON: sizes, dtypes, layouts
+    candidate: str  #: "laneloom", "torch.matmul", ...
+    config: Mapping[str, Any] | None  #: the schedule and its knobs; None for somebody else's kernel
+    method: str  #: one of timing's METHOD_ texts, or the caller's own
+    median_us: float
+    iqr_us: float
+    ratio_to_reference: float
+    noisy: bool
+    reference: str
+    flops: int
+    bytes: int
+    kernel_hash: str  #: `hash_sources` of the kernel's files; empty for somebody else's kernel
+    environment: Environment
+    error: float | None = None  #: the checked error of the same launch, in the unit of `error_budget`
+    error_budget: float | None = None
+    time: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def tflops(self) -> float:
+        return self.flops / self.median_us / 1e6
+
+    @property
+    def gbs(self) -> float:
+        return self.bytes / self.median_us / 1e3
+
+    def is_stale(self, sources: Iterable[str | Path]) -> bool:
+        """Whether the kernel's `sources` differ from those that were measured (never for somebody else's
+        kernel)."""
+        return bool(self.kernel_hash) and self.kernel_hash != hash_sources(sources)
+
+
+def make_record(timing: Timing, **facts: Any) -> Record:
+    """A Record of `timing` with every other field named in `facts`."""
+    return Record(**dataclasses.asdict(timing), **facts)
+
+
+def hash_sources(sources: Iterable[str | Path]) -> str:
+    """SHA-256 (16 hex digits) over the bytes of the files, in the order of their names."""
+    digest = hashlib.sha256()
+    for path in sorted((Path(p) for p in sources), key=lambda p: p.name):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _git(*arguments: str) -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def read_environment() -> Environment:
+    """The current GPU, driver, versions and commit.
+
+    Outside a git checkout, LANELOOM_COMMIT names the commit and LANELOOM_DIRTY=1 says that the tree differed
+    from it; with neither, the commit is "unknown" and counts as dirty.
+    """
+    import torch
+
+    commit = os.environ.get("LANELOOM_COMMIT") or _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    if "LANELOOM_COMMIT" in os.environ:
+        dirty = os.environ.get("LANELOOM_DIRTY", "0") == "1"
+    else:
+        dirty = bool(_git("status", "--porcelain", "--", "src")) or commit == "unknown"
+    return Environment(
+        gpu=torch.cuda.get_device_name(),
+        driver=_read_driver(),
+        torch=torch.__version__,
+        triton=importlib.metadata.version("triton"),
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def _read_driver() -> str:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return "unknown"
+
+
+def append(path: str | Path, record: Record) -> None:
+    """Add one line to the file, which is made with its folder when it is not there."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(dataclasses.asdict(record), sort_keys=True, allow_nan=False)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+def load(path: str | Path) -> list[Record]:
+    """All records of a file, oldest first; an absent file holds none.
+
+    Raises ArgumentError naming the line when it is not a record of a schema that this version reads.
+    """
+    path = Path(path)
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            version = fields.get("schema_version")
+            if version != SCHEMA_VERSION:
+                raise ArgumentError(f"{path}:{number} has schema {version}; this reads {SCHEMA_VERSION}")
+            records.append(Record(**{**fields, "environment": Environment(**fields["environment"])}))
+        except (json.JSONDecodeError, TypeError, KeyError, AttributeError) as error:
+            raise ArgumentError(f"{path}:{number} is no benchmark record: {error}") from error
+    return records
