@@ -1,0 +1,1 @@
+"""What users call: one folder per mathematical operation, the same file names in each."""

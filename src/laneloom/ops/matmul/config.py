@@ -1,0 +1,114 @@
+"""What can be chosen for one product: the base of every schedule's Config, and `plan`, which chooses.
+
+Each GPU family has its own candidate list in a file of its own (`plan_wmma.py` for RDNA), named in `FAMILIES`. Such a file
+defines `candidates(problem, gpu)`, which yields configs with the reason for their place, best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, Self
+
+from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
+from .problem import MatmulProblem
+
+#: matrix instruction of a GPU -> the module that plans for it
+FAMILIES = {"wmma": "plan_wmma"}
+#: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
+SCHEDULES = {"wmma": "plan_wmma"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulConfig:
+    """A schedule's name and the knobs that all schedules share; each schedule's own class adds its own."""
+
+    schedule: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    group_m: int = 8  #: rows of tiles that are visited together, so that their operands stay in the L2
+
+    def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this config cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """The config as one word, which `MatmulConfig.parse` reads back: "wmma:block_m=128,block_n=..."."""
+        knobs = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
+        return f"{self.schedule}:{knobs}"
+
+    @classmethod
+    def parse(cls, text: str) -> MatmulConfig:
+        """The config whose `text` this is; knobs that are left out take their defaults.
+
+        Raises ArgumentError for an unknown schedule, an unknown or missing knob, or a value of another type.
+        """
+        schedule, _, rest = text.partition(":")
+        if schedule not in SCHEDULES:
+            raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(SCHEDULES)}")
+        kind = import_module(f".{SCHEDULES[schedule]}", __package__).CONFIGS[schedule]
+        return kind.from_words(word for word in rest.split(",") if word)
+
+    @classmethod
+    def from_words(cls, words: Iterator[str]) -> Self:
+        """The config of this class with the knobs given as "name=value"."""
+        types = {f.name: f.type for f in fields(cls) if f.name != "schedule"}
+        knobs: dict[str, Any] = {}
+        for word in words:
+            name, _, value = word.partition("=")
+            if name not in types:
+                raise ArgumentError(f"config: unknown knob {name!r}, the knobs are {', '.join(types)}")
+            knobs[name] = _parse_value(name, str(types[name]), value)
+        try:
+            return cls(**knobs)
+        except TypeError as error:
+            raise ArgumentError(f"config: {error}") from None
+
+
+def _parse_value(name: str, kind: str, value: str) -> Any:
+    if kind == "int" and value.isdecimal():
+        return int(value)
+    if kind == "bool" and value in ("True", "False"):
+        return value == "True"
+    if kind == "str" and value:
+        return value
+    raise ArgumentError(f"config: knob {name} must be of type {kind}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The config that runs, why it came first, and what was passed over before it."""
+
+    config: MatmulConfig
+    reason: str
+    passed_over: tuple[tuple[MatmulConfig, str], ...]  #: candidates ranked before it, each with its `why_invalid`
+
+
+def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
+    """The first valid candidate of the GPU's family, with the reasons. Pure.
+
+    Raises UnsupportedError if the family has no schedule, or none that can do the problem.
+    """
+    family = FAMILIES.get(gpu.matrix_instructions)
+    if family is None:
+        raise UnsupportedError(
+            f"gpu: matmul has schedules for GPUs with {', '.join(FAMILIES)} instructions, got {gpu.name} ({gpu.family})"
+        )
+    passed_over: list[tuple[MatmulConfig, str]] = []
+    for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
+        why = config.why_invalid(problem, gpu)
+        if why is None:
+            return Plan(config, reason, tuple(passed_over))
+        passed_over.append((config, why))
+    first = passed_over[0][1] if passed_over else "there is no candidate"
+    raise UnsupportedError(f"no matmul schedule can do {problem.key} on {gpu.name}: {first}")
+
+
+def plan(problem: MatmulProblem, gpu: Gpu) -> MatmulConfig:
+    """The config that `matmul` runs when none is given. Pure; raises UnsupportedError."""
+    return plan_with_reasons(problem, gpu).config

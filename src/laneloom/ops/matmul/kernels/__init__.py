@@ -1,0 +1,1 @@
+"""One schedule per file: a kernel and its launch."""

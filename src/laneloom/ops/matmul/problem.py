@@ -1,0 +1,141 @@
+"""What one matrix product is: sizes, dtypes and where its elements lie. No tensors, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+from ...errors import ArgumentError
+
+#: Bytes of one element of every dtype that a schedule may name.
+DTYPE_BYTES = {
+    "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int32": 4, "int8": 1, "uint8": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Where an operand's element [outer, inner, row, column] lies, relative to its base address."""
+
+    strides: tuple[int, int, int, int]  #: of outer batch, inner batch, row, column, in elements; 0 repeats
+    alignment: int = 16  #: bytes; the largest power of two up to 16 that divides the base address
+
+    @property
+    def major(self) -> str:
+        """ "n" if it is contiguous along its last axis, "t" if along the one before, "x" if along neither."""
+        row, column = self.strides[2:]
+        return "n" if column == 1 else "t" if row == 1 else "x"
+
+    def along(self, extents: tuple[int, int, int, int]) -> Matrix:
+        """The same matrix with stride 0 along every axis of at most one element, whose stride has no meaning."""
+        strides = tuple(s if e > 1 else 0 for s, e in zip(self.strides, extents, strict=True))
+        return replace(self, strides=strides)
+
+
+@dataclass(frozen=True)
+class MatmulProblem:
+    """C[o, i, m, n] = sum over k of A[o, i, m, k] B[o, i, k, n], with o, i over `batch`.
+
+    Strides of axes with one element are set to 0, so that equal products are equal problems.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype_a: str
+    dtype_b: str
+    dtype_out: str
+    batch: tuple[int, int]  #: outer and inner; an unbatched product is (1, 1)
+    a: Matrix
+    b: Matrix
+    out: Matrix
+
+    def __post_init__(self) -> None:
+        for name, rows, columns in (("a", self.m, self.k), ("b", self.k, self.n), ("out", self.m, self.n)):
+            object.__setattr__(self, name, getattr(self, name).along((*self.batch, rows, columns)))
+
+    @classmethod
+    def contiguous(
+        cls,
+        m: int,
+        n: int,
+        k: int,
+        *,
+        dtype: str = "fp16",
+        dtype_out: str | None = None,
+        batch: int = 1,
+        layout: str = "nn",
+    ) -> MatmulProblem:
+        """The problem of densely stored operands.
+
+        `layout` has A's letter and B's: "n" stores A as [M, K] and B as [K, N], "t" stores A as [K, M] and B as [N, K].
+        Raises ArgumentError for another layout.
+        """
+        if layout not in ("nn", "nt", "tn", "tt"):
+            raise ArgumentError(f"layout: expected 'nn', 'nt', 'tn' or 'tt', got {layout!r}")
+        a = Matrix((0, m * k, k, 1) if layout[0] == "n" else (0, m * k, 1, m))
+        b = Matrix((0, k * n, n, 1) if layout[1] == "n" else (0, k * n, 1, k))
+        return cls(m, n, k, dtype, dtype, dtype_out or dtype, (1, batch), a, b, Matrix((0, m * n, n, 1)))
+
+    @property
+    def batches(self) -> int:
+        """Independent products."""
+        return prod(self.batch)
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition per term."""
+        return 2 * self.batches * self.m * self.n * self.k
+
+    @property
+    def bytes(self) -> int:
+        """Device memory traffic if each distinct element of A and B is read once and each of C written once."""
+        total = 0
+        for matrix, rows, columns, dtype in (
+            (self.a, self.m, self.k, self.dtype_a),
+            (self.b, self.k, self.n, self.dtype_b),
+            (self.out, self.m, self.n, self.dtype_out),
+        ):
+            extents = (*self.batch, rows, columns)
+            distinct = (e if s else min(e, 1) for e, s in zip(extents, matrix.strides, strict=True))
+            total += prod(distinct) * DTYPE_BYTES[dtype]
+        return total
+
+    @property
+    def layout(self) -> str:
+        """A's and B's letters, "nn", "nt", "tn" or "tt"; "x" stands for an operand that is contiguous along neither axis."""
+        return self.a.major + self.b.major
+
+    @cached_property
+    def vector_a(self) -> int:
+        """Elements of A that one aligned load of at most 16 bytes takes: a power of two.
+
+        Along K the strides and the base address decide, because the end of K is masked. Along M (N for B) the extent
+        has to be whole vectors as well, because a vector is read wholly or not at all there.
+        """
+        return self._vector(self.a, self.dtype_a, along_k=self.a.major == "n", rows=self.m)
+
+    @cached_property
+    def vector_b(self) -> int:
+        """Elements of B that one aligned load of at most 16 bytes takes; as `vector_a`."""
+        return self._vector(self.b, self.dtype_b, along_k=self.b.major == "t", rows=self.n)
+
+    def _vector(self, matrix: Matrix, dtype: str, *, along_k: bool, rows: int) -> int:
+        if matrix.major == "x":
+            return 1
+        outer, inner, row, column = matrix.strides
+        pitch = row if matrix.major == "n" else column
+        limits = [stride * DTYPE_BYTES[dtype] for stride in (outer, inner, pitch)]
+        limits += [matrix.alignment] if along_k else [matrix.alignment, rows * DTYPE_BYTES[dtype]]
+        vector = 16 // DTYPE_BYTES[dtype]
+        while any(limit % (vector * DTYPE_BYTES[dtype]) for limit in limits):
+            vector //= 2
+        return vector
+
+    @property
+    def key(self) -> str:
+        """Name of the tuning record: all that a measured time can depend on but the exact strides."""
+        dtypes = "_".join((self.dtype_a, self.dtype_b, self.dtype_out))
+        sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
+        return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}"
