@@ -1,0 +1,114 @@
+"""DPP: the first source of a vector instruction read from another lane of the same wave.
+
+Controls of gfx11 and gfx12 (RDNA 3 ISA guide, "Data Parallel Processing"): quad_perm, row_shl/shr/ror, row_mirror,
+row_half_mirror, row_share, row_xmask over rows of 16 lanes, and dpp8 over groups of 8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import UnknownInstructionError
+from .parse import Instruction
+from .state import Waves
+
+OUTSIDE = -1  #: a source lane that does not exist
+
+
+def _list(text: str) -> list[int]:
+    return [int(x, 0) for x in re.findall(r"\d+", text)]
+
+
+def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
+    """Per destination lane the source lane, OUTSIDE where the control points past the row; None without DPP."""
+    lane = np.arange(lanes)
+    row, within = lane & ~15, lane & 15
+    for key, value in ins.modifiers.items():
+        if key == "dpp8":
+            return (lane & ~7) + np.array(_list(value))[lane & 7]
+        if key == "quad_perm":
+            return (lane & ~3) + np.array(_list(value))[lane & 3]
+        if key == "row_mirror":
+            return row + 15 - within
+        if key == "row_half_mirror":
+            return (lane & ~7) + 7 - (lane & 7)
+        if key in ("row_shl", "row_shr"):
+            from_lane = within + int(value, 0) * (1 if key == "row_shl" else -1)
+            return np.where((from_lane >= 0) & (from_lane < 16), row + from_lane, OUTSIDE)
+        if key == "row_ror":
+            return row + ((within - int(value, 0)) & 15)
+        if key in ("row_share", "row_newbcast"):
+            return row + int(value, 0)
+        if key == "row_xmask":
+            return row + (within ^ int(value, 0))
+    if "dpp" in ins.encoding:
+        raise UnknownInstructionError(f"no known DPP control in {ins.text!r}")
+    return None
+
+
+class LaneSource:
+    """One DPP control: which lane each lane reads, and which lanes it leaves unwritten."""
+
+    def __init__(self, lanes: np.ndarray, write: np.ndarray, zero_outside: bool, fetch_inactive: bool):
+        self.lanes = np.where(lanes == OUTSIDE, np.arange(len(lanes)), lanes)
+        self.outside = lanes == OUTSIDE
+        self.write = write  #: lanes enabled by row_mask and bank_mask
+        self.zero_outside = zero_outside  #: bound_ctrl: a source that cannot be read gives 0
+        self.fetch_inactive = fetch_inactive
+        self.partial = not bool(write.all()) or not zero_outside
+
+    def reader(self, inner: Callable) -> Callable:
+        """`inner`, permuted over lanes; what cannot be read is 0 (`guarded` decides whether it is written)."""
+        index, outside = self.lanes, self.outside
+        any_outside = bool(outside.any())
+
+        def read(g: Waves) -> np.ndarray:
+            x = inner(g)
+            if x.ndim < 2 or x.shape[1] == 1:
+                return x  # a scalar source is the same in every lane
+            y = x[:, index]
+            if any_outside:
+                y[:, outside] = 0
+            if g.exec is not None and not self.fetch_inactive:
+                y = np.where(g.exec[:, index], y, y.dtype.type(0))
+            return y
+
+        return read
+
+    def guarded(self, compute: Callable, store: Callable) -> Callable[[Waves], None]:
+        """A step that leaves unwritten the lanes that the masks, or an unreadable source without bound_ctrl, disable."""
+
+        def step(g: Waves) -> None:
+            before = g.exec
+            enabled = np.broadcast_to(self.write, (g.count, g.lanes))
+            if not self.zero_outside:
+                readable = ~self.outside
+                if before is not None and not self.fetch_inactive:
+                    readable = readable & before[:, self.lanes]
+                enabled = enabled & readable
+            value = compute(g)
+            g.exec = enabled if before is None else enabled & before
+            try:
+                store(g, value)
+            finally:
+                g.exec = before
+
+        return step
+
+
+def lane_source(ins: Instruction, lanes: int) -> LaneSource | None:
+    """The DPP control of an instruction, None where it has none."""
+    if "dpp" not in ins.encoding:
+        return None
+    index = source_lanes(ins, lanes)
+    if index is None:
+        return None
+    lane = np.arange(lanes)
+    rows, banks = ins.number("row_mask", 0xF), ins.number("bank_mask", 0xF)
+    write = ((rows >> (lane // 16 % 4)) & 1).astype(bool) & ((banks >> (lane % 16 // 4)) & 1).astype(bool)
+    if "dpp8" in ins.modifiers:  # dpp8 has no masks and no bound_ctrl: every source lane exists
+        return LaneSource(index, np.ones(lanes, bool), True, ins.number("fi") == 1)
+    return LaneSource(index, write, ins.number("bound_ctrl", 0) != 0, ins.number("fi") == 1)

@@ -1,0 +1,189 @@
+"""Memory as the emulated waves see it: the kernel's arguments at their real addresses, and LDS.
+
+Every access is checked against the regions before anything is read or written, so a wild address stops with a message
+instead of touching the process. Units: addresses and sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import OutOfBoundsError
+
+U64 = np.uint64
+_WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # a 16-byte item moves as complex128
+
+
+@dataclass(frozen=True)
+class Region:
+    """A stretch of memory that the kernel may touch."""
+
+    name: str  #: the argument's name, as error messages show it
+    address: int
+    nbytes: int
+    owner: Any = None  #: keeps the memory alive while the launch runs
+
+    @property
+    def end(self) -> int:
+        return self.address + self.nbytes
+
+
+def window(address: int, nbytes: int) -> np.ndarray:
+    """The bytes at a real address as a writable uint8 array."""
+    buffer = (ctypes.c_uint8 * nbytes).from_address(address)
+    return np.frombuffer(buffer, np.uint8)
+
+
+class GlobalMemory:
+    """The union of some regions, addressed by 64-bit pointers."""
+
+    def __init__(self, regions: Sequence[Region]):
+        self.regions = sorted((r for r in regions if r.nbytes > 0), key=lambda r: (r.address, r.end))
+        merged: list[list[int]] = []
+        for r in self.regions:  # views of one tensor overlap: check against their union
+            if merged and r.address <= merged[-1][1]:
+                merged[-1][1] = max(merged[-1][1], r.end)
+            else:
+                merged.append([r.address, r.end])
+        self.starts = np.array([m[0] for m in merged], np.int64)
+        self.ends = np.array([m[1] for m in merged], np.int64)
+        self._list = [(int(a), int(b)) for a, b in merged]
+        # One window over all regions makes a gather one numpy call; nothing between the regions is ever touched.
+        self.base = (self._list[0][0] & ~255) if merged else 0
+        span = (self._list[-1][1] - self.base + 255) & ~255 if merged else 0
+        self._views = {}
+        if span:
+            everything = window(self.base, span)
+            self._views = {size: everything.view(dtype) for size, dtype in _WORD.items()}
+
+    def check(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
+        """Byte offsets into the window for int64 addresses [wave, lane]; inactive lanes get a harmless offset.
+
+        Raises OutOfBoundsError naming the first offending lane and the nearest argument.
+        """
+        if active is not None:
+            if not active.any():
+                return np.zeros(address.shape, np.int64)
+            fill = address[active][0]
+            address = np.where(active, address, fill)
+        low, high = int(address.min()), int(address.max()) + nbytes
+        for start, end in self._list:
+            if start <= low and high <= end:
+                return address - self.base
+        if len(self._list):
+            at = np.searchsorted(self.starts, address, side="right") - 1
+            good = (at >= 0) & (address + nbytes <= self.ends[np.maximum(at, 0)])
+        else:
+            good = np.zeros(address.shape, bool)
+        if good.all():
+            return address - self.base
+        wave, lane = (int(x[0]) for x in np.nonzero(~np.broadcast_to(good, address.shape)))
+        raise OutOfBoundsError(self._complain(int(address[wave, lane]), nbytes, wave, lane))
+
+    def _complain(self, address: int, nbytes: int, wave: int, lane: int) -> str:
+        where = "this kernel has no memory arguments"
+        if self.regions:
+
+            def distance(r: Region) -> int:
+                return max(r.address - address, address + nbytes - r.end, 0)
+
+            near = min(self.regions, key=distance)
+            if address >= near.address:
+                where = f"{address + nbytes - near.end} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
+            else:
+                where = f"{near.address - address} bytes before argument {near.name!r} ({near.nbytes} bytes)"
+        return f"{nbytes}-byte access at {address:#x}, {where}; wave {{wave:{wave}}}, lane {lane}"
+
+    def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
+        """Load `nbytes` (1, 2, 4, 8, 12, 16) per lane as uint32 words [wave, lane, words] (1, 2 bytes: zero-extended)."""
+        return _gather(self._views, offset, nbytes)
+
+    def scatter(self, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
+        """Store per lane what `gather` would load; where lanes collide the highest wave and lane wins."""
+        _scatter(self._views, offset, words, nbytes, active)
+
+    def view(self, nbytes: int) -> np.ndarray:
+        """The whole window as items of `nbytes`."""
+        return self._views[nbytes]
+
+
+class LocalMemory:
+    """LDS of a batch of workgroups, one slice each."""
+
+    def __init__(self, workgroups: int, nbytes: int):
+        self.nbytes = nbytes
+        self.stride = (nbytes + 255) & ~255
+        self.bytes = np.zeros(max(workgroups * self.stride, 256), np.uint8)
+        self._views = {size: self.bytes.view(dtype) for size, dtype in _WORD.items()}
+
+    def check(self, base: np.ndarray, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
+        """Byte offsets [wave, lane] for LDS addresses (int64) of workgroups whose slices start at `base` [wave, 1]."""
+        if active is not None:
+            address = np.where(active, address, 0)
+            if not active.any():
+                return np.zeros(address.shape, np.int64)
+        if int(address.max()) + nbytes > self.nbytes or int(address.min()) < 0:
+            bad = (address + nbytes > self.nbytes) | (address < 0)
+            if active is not None:
+                bad &= active
+            if bad.any():
+                wave, lane = (int(x[0]) for x in np.nonzero(bad))
+                raise OutOfBoundsError(
+                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])} of the {self.nbytes} that the kernel "
+                    f"allocates; wave {{wave:{wave}}}, lane {lane}"
+                )
+        return address + base
+
+    def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
+        """As GlobalMemory.gather."""
+        return _gather(self._views, offset, nbytes)
+
+    def scatter(self, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
+        """As GlobalMemory.scatter."""
+        _scatter(self._views, offset, words, nbytes, active)
+
+    def view(self, nbytes: int) -> np.ndarray:
+        """All slices as items of `nbytes`."""
+        return self._views[nbytes]
+
+
+def _unit(offset: np.ndarray, nbytes: int) -> int:
+    """The largest item that divides both the access and every address of it."""
+    bits = int(np.bitwise_or.reduce(offset, axis=None)) | nbytes
+    return min(bits & -bits, 16)
+
+
+def _gather(views: dict[int, np.ndarray], offset: np.ndarray, nbytes: int) -> np.ndarray:
+    unit = _unit(offset, nbytes)
+    view = views[unit]
+    shift = unit.bit_length() - 1
+    if unit == nbytes:
+        items = view.take(offset >> shift)
+    else:
+        index = (offset >> shift)[..., None] + np.arange(nbytes // unit)
+        items = view.take(index)
+    if nbytes < 4:
+        if unit < nbytes:
+            items = np.ascontiguousarray(items).view(_WORD[nbytes])[..., 0]
+        return items.astype(np.uint32)[..., None]
+    return np.ascontiguousarray(items).view(np.uint32).reshape(*offset.shape, nbytes // 4)
+
+
+def _scatter(views, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
+    unit = _unit(offset, nbytes)
+    view = views[unit]
+    shift = unit.bit_length() - 1
+    if active is not None:
+        offset, words = offset[active], words[active]
+    if nbytes < 4:
+        words = words.astype(_WORD[nbytes])
+    items = np.ascontiguousarray(words).view(_WORD[unit]).reshape(*offset.shape, nbytes // unit)
+    if unit == nbytes:
+        view[offset >> shift] = items[..., 0]
+    else:
+        view[(offset >> shift)[..., None] + np.arange(nbytes // unit)] = items

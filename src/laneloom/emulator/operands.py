@@ -1,0 +1,163 @@
+"""Operand -> function that reads it from `Waves` as a native numpy dtype, and type -> function that writes it.
+
+Type names are those of AMD's ISA guides: b16 u16 i16 f16 bf16, b32 u32 i32 f32, b64 u64 i64 f64. A vector register
+reads as [wave, lane], a scalar one as [wave, 1], a constant as a numpy scalar, so that everything broadcasts.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import UnknownInstructionError
+from .parse import Operand
+from .state import U32, U64, Waves
+
+Read = Callable[[Waves], np.ndarray]
+Write = Callable[[Waves, np.ndarray], None]
+
+DTYPE = {
+    "b16": np.uint16, "u16": np.uint16, "i16": np.int16, "f16": np.float16, "bf16": np.uint16,
+    "b32": np.uint32, "u32": np.uint32, "i32": np.int32, "f32": np.float32,
+    "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
+}  # fmt: skip
+BITS = {name: np.dtype(t).itemsize * 8 for name, t in DTYPE.items()}
+FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
+
+
+def constant_bits(value: int | float, kind: str) -> int:
+    """The bits that an inline constant or literal stands for in an operand of type `kind`.
+
+    A float constant is encoded in the operand's own format. An integer literal is its bits, sign-extended from 32 in a
+    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax).
+    """
+    size = BITS[kind]
+    if isinstance(value, float):
+        if size == 64:
+            return struct.unpack("<Q", struct.pack("<d", value))[0]
+        if kind == "bf16":
+            return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
+        if size == 16:
+            return struct.unpack("<H", struct.pack("<e", value))[0]
+        return struct.unpack("<I", struct.pack("<f", value))[0]
+    if kind == "f64" and not -16 <= value <= 64 and value < 1 << 32:
+        return value << 32
+    return value & ((1 << size) - 1)
+
+
+def constant(operand: Operand, kind: str) -> np.ndarray:
+    """A constant operand as a numpy scalar of the operand's type, source modifiers applied."""
+    assert isinstance(operand.value, int | float)
+    value = np.array(constant_bits(operand.value, kind), f"u{BITS[kind] // 8}").view(DTYPE[kind])
+    return np.asarray(_modify(value, operand.negate, operand.absolute, kind))
+
+
+def _modify(x, negate: bool, absolute: bool, kind: str):
+    """Source modifiers: |x| then -x, on the sign bit, so that NaN keeps its payload."""
+    if absolute:
+        x = x & np.uint16(0x7FFF) if kind == "bf16" else np.abs(x)
+    if negate:
+        x = x ^ np.uint16(0x8000) if kind == "bf16" else np.negative(x)
+    return x
+
+
+def read(operand: Operand, kind: str, high: bool = False) -> Read:
+    """How to read `operand` as `kind`; `high` takes the upper 16 bits (op_sel or a `.h` suffix)."""
+    plain = _read_plain(operand, kind, high or operand.half == "h")
+    if operand.kind == "const" or not (operand.negate or operand.absolute):
+        return plain
+    negate, absolute = operand.negate, operand.absolute
+    return lambda g: _modify(plain(g), negate, absolute, kind)
+
+
+def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
+    n, size, dtype = operand.index, BITS[kind], DTYPE[kind]
+    if operand.kind == "const":
+        value = constant(operand, kind)
+        return lambda g: value
+    if operand.kind == "v":
+        if size == 32:
+            if dtype is np.float32:
+                return lambda g: g.f[n]
+            if dtype is np.int32:
+                return lambda g: g.i[n]
+            return lambda g: g.u[n]
+        if size == 64:
+            return (lambda g: g.pair(n)) if dtype is U64 else (lambda g: g.pair(n).view(dtype))
+        part = int(high)
+        return lambda g: g.h[n].view(dtype)[..., part]
+    if operand.kind == "s":
+        if size == 32:
+            return (lambda g: g.sv[n]) if dtype is U32 else (lambda g: g.sv[n].view(dtype))
+        if size == 64:
+            return lambda g: g.scalar64(n)[:, None].view(dtype)
+        shift = U32(16 if high else 0)
+        return lambda g: (g.sv[n] >> shift).astype(np.uint16).view(dtype)
+    if operand.value == "src_scc" or operand.value == "scc":
+        return lambda g: g.scc.astype(f"u{size // 8}")[:, None].view(dtype)
+    if operand.value in ("src_vccz", "vccz"):
+        from .parse import VCC
+
+        return lambda g: (~g.mask(VCC).any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
+    if operand.value in ("src_execz", "execz"):
+        return lambda g: (~g.active().any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
+    raise UnknownInstructionError(f"operand {operand.value!r} is not implemented")
+
+
+def read_mask(operand: Operand) -> Read:
+    """How to read a lane mask: an SGPR (pair) or a constant, as booleans [wave, lane]."""
+    if operand.kind == "s":
+        n = operand.index
+        return lambda g: g.mask(n)
+    if operand.kind == "const":
+        bits = int(operand.value) & ((1 << 64) - 1)
+
+        def from_constant(g: Waves) -> np.ndarray:
+            return np.array([[bool(bits >> lane & 1) for lane in range(g.lanes)]])
+
+        return from_constant
+    raise UnknownInstructionError(f"{operand.value!r} cannot be a lane mask")
+
+
+def write(operand: Operand, kind: str, high: bool = False) -> Write:
+    """How to write `kind` lanes to a vector register where EXEC is set; 16-bit writes keep the other half."""
+    n, size = operand.index, BITS[kind]
+    if operand.kind != "v":
+        raise UnknownInstructionError("a vector instruction cannot write a scalar register here")
+    if size == 32:
+        return lambda g, x: g.put(n, np.asarray(x))
+    if size == 64:
+
+        def pair(g: Waves, x: np.ndarray) -> None:
+            words = np.ascontiguousarray(np.broadcast_to(x, (g.count, g.lanes))).view(U32).reshape(g.count, g.lanes, 2)
+            g.put(n, words[..., 0])
+            g.put(n + 1, words[..., 1])
+
+        return pair
+    part = int(high or operand.half == "h")
+
+    def half(g: Waves, x: np.ndarray) -> None:
+        bits = np.asarray(x).view(np.uint16)
+        if g.exec is None:
+            g.h[n][..., part] = bits
+        else:
+            np.copyto(g.h[n][..., part], bits, where=g.exec)
+
+    return half
+
+
+def read_scalar(operand: Operand, kind: str) -> Read:
+    """How to read a scalar operand as [wave] (or a numpy scalar)."""
+    if operand.kind == "const":
+        value = constant(operand, kind)
+        return lambda g: value
+    if operand.kind == "s":
+        n, dtype = operand.index, DTYPE[kind]
+        if BITS[kind] == 32:
+            return (lambda g: g.s[n]) if dtype is U32 else (lambda g: g.s[n].view(dtype))
+        if BITS[kind] == 64:
+            return (lambda g: g.scalar64(n)) if dtype is U64 else (lambda g: g.scalar64(n).view(dtype))
+    inner = read(operand, kind)
+    return lambda g: inner(g)[..., 0]

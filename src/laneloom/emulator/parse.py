@@ -1,0 +1,250 @@
+"""LLVM's AMDGCN assembly text -> `Listing`: instructions with typed operands, labels, kernel descriptor, source lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from ..errors import EmulationError
+
+# Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
+VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
+SCALAR_REGISTERS = 128
+_NAMED = {
+    "vcc_lo": VCC, "vcc_hi": VCC + 1, "exec_lo": EXEC, "exec_hi": EXEC + 1, "m0": M0, "null": NULL,
+    "vcc": VCC, "exec": EXEC,
+}  # fmt: skip
+_PAIRS = ("vcc", "exec")
+
+_REGISTER = re.compile(r"(v|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
+_LABEL = re.compile(r"([.\w$@]+):")
+_INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
+_LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
+_FILE = re.compile(r'\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"')
+_AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
+_MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One operand as written: a register range, a constant, or a symbol."""
+
+    kind: str  #: "v" vector register, "s" scalar register, "const", "symbol"
+    index: int = 0  #: first register
+    count: int = 1  #: registers in the range
+    value: int | float | str = 0  #: constant or symbol text
+    negate: bool = False
+    absolute: bool = False
+    half: str = ""  #: "l" or "h": one 16-bit half of the register
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where an instruction comes from: the Python file and line of the assembly's `.loc`."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(slots=True)
+class Instruction:
+    """One machine instruction (a dual-issue pair is one, with `second` set)."""
+
+    name: str  #: mnemonic without the encoding suffix
+    encoding: str  #: "e32", "e64", "dpp", "e64_dpp" or ""
+    operands: tuple[Operand, ...]
+    modifiers: dict[str, str]
+    line: int  #: line of the assembly text, from 1
+    text: str
+    source: Source | None = None
+    second: Instruction | None = None
+
+    def flag(self, name: str) -> bool:
+        """Whether a bare modifier such as `clamp` or `offen` is present."""
+        return name in self.modifiers
+
+    def number(self, name: str, default: int = 0) -> int:
+        """The value of an integer modifier such as `offset:16`."""
+        return int(self.modifiers.get(name, default), 0) if name in self.modifiers else default
+
+    def bits(self, name: str, default: list[int]) -> list[int]:
+        """The value of a list modifier such as `op_sel:[0,1]`, as long as `default`."""
+        text = self.modifiers.get(name)
+        got = [int(x, 0) for x in text.strip("[]").split(",")] if text else []
+        return got + default[len(got) :]
+
+
+@dataclass(slots=True)
+class Listing:
+    """One kernel's code and descriptor."""
+
+    kernel: str
+    instructions: list[Instruction]
+    labels: dict[str, int]  #: label -> index of the instruction that follows
+    descriptor: dict[str, str] = field(default_factory=dict)  #: the .amdhsa_ directives
+
+    def directive(self, name: str, default: int = 0) -> int:
+        """An integer `.amdhsa_` directive; absent ones and expressions give `default`."""
+        try:
+            return int(self.descriptor.get(name, default), 0) if name in self.descriptor else default
+        except ValueError:
+            return default
+
+
+def kernel_names(text: str) -> list[str]:
+    """The kernels that an assembly file describes, in order."""
+    return re.findall(r"^\s*\.amdhsa_kernel\s+(\S+)", text, re.M)
+
+
+def parse(text: str, kernel: str | None = None) -> Listing:
+    """Parse one kernel of an assembly text (`kernel` may be left out where there is only one)."""
+    names = kernel_names(text)
+    if kernel is None:
+        if len(names) != 1:
+            raise EmulationError(f"name one kernel of this assembly: it describes {', '.join(names) or 'none'}")
+        kernel = names[0]
+    elif kernel not in names:
+        raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names) or 'none'}")
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    files: dict[str, str] = {}
+    source: Source | None = None
+    inside = False
+    for number, raw in enumerate(text.split("\n"), 1):
+        if not inside:
+            if raw.startswith(kernel + ":"):
+                inside = True
+            elif match := _FILE.match(raw):
+                files[match[1]] = _file_name(match)
+            continue
+        line = _strip_comment(raw)
+        if not line:
+            continue
+        if line[0] not in " \t":
+            if match := _LABEL.match(line):
+                labels[match[1]] = len(instructions)
+            continue
+        if line.lstrip()[0] == ".":
+            if match := _LOC.match(line):
+                # Line 0 means "no line": keep the last real one, which is what a debugger shows.
+                if match[2] != "0":
+                    source = Source(files.get(match[1], "?"), int(match[2]))
+            elif match := _FILE.match(line):
+                files[match[1]] = _file_name(match)
+            elif ".amdhsa_kernel" in line or line.lstrip().startswith(".size"):
+                break
+            continue
+        if match := _INSTRUCTION.match(line):
+            instructions.append(_instruction(match[1], match[2] or "", number, line.strip(), source))
+        else:
+            raise EmulationError(f"{kernel}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
+    return Listing(kernel, instructions, labels, _descriptor(text, kernel))
+
+
+def _descriptor(text: str, kernel: str) -> dict[str, str]:
+    match = re.search(rf"^\s*\.amdhsa_kernel\s+{re.escape(kernel)}\s*$(.*?)^\s*\.end_amdhsa_kernel", text, re.M | re.S)
+    return {m[1]: m[2].strip() for m in _AMDHSA.finditer(match[1])} if match else {}
+
+
+def _file_name(match: re.Match) -> str:
+    directory, name = match[2], match[3]
+    return f"{directory}/{name}" if directory and not name.startswith("/") else name
+
+
+def _strip_comment(line: str) -> str:
+    for mark in (";", "//"):
+        at = line.find(mark)
+        if at >= 0:
+            line = line[:at]
+    return line.rstrip()
+
+
+def _instruction(mnemonic: str, rest: str, number: int, text: str, source: Source | None) -> Instruction:
+    second = None
+    if "::" in rest:
+        rest, _, other = rest.partition("::")
+        name, _, arguments = other.strip().partition(" ")
+        second = _instruction(name.replace("v_dual_", "v_", 1), arguments, number, text, source)
+        mnemonic = mnemonic.replace("v_dual_", "v_", 1)
+    name, encoding = mnemonic, ""
+    if match := re.fullmatch(r"(\w+?)_(e32|e64|dpp8?|e64_dpp8?|sdwa)", mnemonic):
+        name, encoding = match[1], match[2]
+    operands, modifiers = _split(rest.strip(), name)
+    return Instruction(name, encoding, operands, modifiers, number, text, source, second)
+
+
+_VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_sendmsg_rtn_b32", "s_wait_alu", "s_waitcnt_depctr"})
+
+
+def _split(rest: str, name: str) -> tuple[tuple[Operand, ...], dict[str, str]]:
+    if not rest:
+        return (), {}
+    if name in _VERBATIM:  # their arguments are counters, not operands
+        return (Operand("symbol", value=rest),), {}
+    operands: list[Operand] = []
+    modifiers: dict[str, str] = {}
+    for chunk in _at_depth_zero(rest, ","):
+        words = _at_depth_zero(chunk.strip(), " ")
+        for position, word in enumerate(words):
+            if (position or not operands) and ":" in word and re.match(r"[a-z_]\w*:", word):
+                key, _, value = word.partition(":")
+                modifiers[key] = value
+            elif position == 0:
+                operands.append(parse_operand(word))
+            elif word:
+                modifiers[word] = ""
+    return tuple(operands), modifiers
+
+
+def _at_depth_zero(text: str, separator: str) -> list[str]:
+    if not any(c in text for c in "[("):
+        return [part for part in text.split(separator) if part]
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        if c in "[(":
+            depth += 1
+        elif c in "])":
+            depth -= 1
+        elif c == separator and depth == 0:
+            if i > start:
+                parts.append(text[start:i])
+            start = i + 1
+    if start < len(text):
+        parts.append(text[start:])
+    return parts
+
+
+def parse_operand(text: str) -> Operand:
+    """One operand: `v3`, `v[4:7]`, `-|v1|`, `s[0:1]`, `vcc_lo`, `0x3f80`, `1.0`, `v2.h`, a label."""
+    negate = absolute = False
+    body = text
+    if body.startswith("neg("):
+        negate, body = True, body[4:-1]
+    elif body.startswith("-") and not body[1:2].isdigit() and not body[1:2] == ".":
+        negate, body = True, body[1:]
+    if body.startswith("|"):
+        absolute, body = True, body.strip("|")
+    elif body.startswith("abs("):
+        absolute, body = True, body[4:-1]
+    match = _REGISTER.fullmatch(body)
+    if match:
+        kind, single, first, last, half = match.groups()
+        start = int(single or first)
+        count = int(last) - start + 1 if last else 1
+        if kind == "ttmp":
+            kind, start = "s", start + TTMP
+        return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "")
+    if body in _NAMED:
+        return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
+    body = re.sub(r"^(?:lit|lit64)\((.*)\)$", r"\1", body)
+    try:
+        return Operand("const", value=int(body, 0), negate=negate, absolute=absolute)
+    except ValueError:
+        pass
+    try:
+        return Operand("const", value=float(body), negate=negate, absolute=absolute)
+    except ValueError:
+        return Operand("symbol", value=body)
