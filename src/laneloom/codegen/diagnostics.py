@@ -1,0 +1,133 @@
+"""Turns what Triton and LLVM print or raise into one sentence that a user can act on."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from triton.compiler.errors import CompilationError
+
+COMPILER_LOCK = threading.RLock()
+"""Held while a compilation changes process-wide state: Triton's knobs, sys.stdout, file descriptor 2."""
+
+
+@contextmanager
+def captured_stderr() -> Iterator[list[str]]:
+    """Collect what native code writes to file descriptor 2; the list holds the text after the block."""
+    captured: list[str] = []
+    with COMPILER_LOCK, tempfile.TemporaryFile() as file:
+        sys.stderr.flush()
+        saved = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield captured
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            file.seek(0)
+            captured.append(file.read().decode(errors="replace"))
+
+
+class _ThreadStdout:
+    """Keeps what this thread prints and passes every other thread's prints on."""
+
+    def __init__(self, through: TextIO) -> None:
+        self.through = through
+        self.thread = threading.get_ident()
+        self.text: list[str] = []
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self.thread:
+            return self.through.write(text)
+        self.text.append(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self.through.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self.through, name)
+
+
+@contextmanager
+def captured_stdout() -> Iterator[list[str]]:
+    """Collect what this thread prints through sys.stdout; the list grows as it is printed."""
+    with COMPILER_LOCK:
+        former = sys.stdout
+        capture = _ThreadStdout(former)
+        sys.stdout = capture  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            yield capture.text
+        finally:
+            sys.stdout = former
+
+
+def explain_triton_error(error: BaseException, printed: str = "") -> str:
+    """The useful part of an exception of Triton's front end or passes: message, function's line, source
+    line.
+    """
+    innermost: CompilationError | None = None
+    cause: BaseException | None = error
+    last = error
+    while cause is not None:
+        last = cause
+        if isinstance(cause, CompilationError):
+            innermost = cause
+        cause = cause.__cause__
+    if innermost is not None:
+        message = (
+            innermost.error_message or _one_line(last) if last is not innermost else innermost.error_message
+        )
+        where = ""
+        line = getattr(innermost.node, "lineno", None)
+        if line is not None and innermost.src:
+            source = innermost.src.split("\n")[line - 1].strip()
+            where = f" (line {line} of the function: `{source}`)"
+        return f"{_squeeze(message or 'unsupported construct')}{where}"
+    diagnosed = re.findall(r"error: ([^\n]+)", printed)
+    if diagnosed:
+        return _squeeze("; ".join(dict.fromkeys(diagnosed)))
+    return _one_line(error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = _squeeze(str(error))
+    if text and isinstance(error, AssertionError | RuntimeError | ValueError):
+        return text  # these names tell nothing
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _squeeze(text: str, most: int = 1500) -> str:
+    """Whitespace runs as one space, and no more than `most` characters."""
+    text = " ".join(str(text).split())
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def explain_assembler_errors(printed: str, source: str) -> str:
+    """Each error of LLVM's assembler as `line N: text: message`.
+
+    Triton before 3.9 prints no line number; there the first line of the source with the printed text is
+    meant.
+    """
+    lines = source.split("\n")
+    found: list[str] = []
+    reports = re.findall(r"^(?:[^\n:]*:(\d+):\d+: )?error: ([^\n]*)\n([^\n]*)", printed, re.MULTILINE)
+    for number, message, excerpt in reports:
+        if number:
+            at = int(number)
+        else:
+            wanted = excerpt.split()
+            at = next((i + 1 for i, line in enumerate(lines) if line.split() == wanted), 0)
+        text = (lines[at - 1] if 0 < at <= len(lines) else excerpt).strip()
+        found.append(f"line {at}: `{text}`: {message}" if at else f"`{text}`: {message}")
+    shown = 5
+    if len(found) > shown:
+        found[shown:] = [f"and {len(found) - shown} more"]
+    return "; ".join(found)

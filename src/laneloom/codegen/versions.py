@@ -1,0 +1,157 @@
+"""The only place that knows how Triton's versions differ.
+
+Triton 3.6 to 3.9 are supported. An older one is refused with an UnsupportedError; a newer one is tried, with
+one warning, because most of them work. The jit functions here are used from kernels in other modules: the
+JIT takes their sources into the caller's cache key.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import triton
+from triton import knobs
+from triton._C.libtriton import get_cache_invalidating_env_vars  # pyright: ignore[reportMissingImports]
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.jit import JITFunction
+
+from ..errors import ArgumentError, UnsupportedError
+
+OLDEST, NEWEST = (3, 6), (3, 9)
+
+__all__ = [
+    "NEWEST",
+    "OLDEST",
+    "GluonASTSource",
+    "assembler",
+    "check_triton",
+    "compiler_environment",
+    "cta_barrier",
+    "default_fp_fusion",
+    "is_jit_function",
+    "knob_values",
+    "parse_version",
+    "triton_version",
+    "wmma_layout",
+]
+
+
+def triton_version() -> str:
+    """Triton's own version text, for example "3.9.0"."""
+    return triton.__version__
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """Major and minor number of a version text such as "3.6.0+git1234"."""
+    numbers = re.match(r"(\d+)\.(\d+)", text)
+    if numbers is None:
+        raise UnsupportedError(f"cannot read Triton's version {text!r}: install triton 3.6 to 3.9")
+    return int(numbers[1]), int(numbers[2])
+
+
+def check_triton(version: str | None = None) -> None:
+    """Raise UnsupportedError for a Triton older than 3.6; warn once for one newer than 3.9."""
+    _check_version(version or triton_version())
+
+
+@functools.cache
+def _check_version(version: str) -> None:
+    number = parse_version(version)
+    if number < OLDEST:
+        raise UnsupportedError(f"laneloom needs triton 3.6 to 3.9, but {version} is installed")
+    if number > NEWEST:
+        warnings.warn(
+            f"laneloom is tested with triton 3.6 to 3.9; {version} is newer and may compile differently, or fail",
+            stacklevel=3,
+        )
+
+
+if hasattr(gl, "barrier"):  # 3.7 and newer
+
+    @gluon.jit
+    def cta_barrier():
+        """Wait until every wave of the workgroup is here; orders their LDS accesses before and after it."""
+        gl.barrier()
+
+else:
+
+    @gluon.jit
+    def cta_barrier():
+        """Wait until every wave of the workgroup is here; orders their LDS accesses before and after it."""
+        gl.thread_barrier()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def wmma_layout(
+    version: int,
+    warps_m: int,
+    warps_n: int,
+    transposed: bool,
+    instr_shape: tuple[int, int, int] = (16, 16, 16),
+) -> Any:
+    """Gluon's accumulator layout of `warps_m` x `warps_n` waves, each with one matrix-instruction tile at a
+    time.
+
+    `version` is 1 on RDNA 3 and 3.5, 2 on RDNA 4. Wave numbers run along N first. `transposed` puts
+    consecutive elements of a lane along N instead of M. Raises ArgumentError unless both wave counts are
+    powers of two.
+    """
+    for name, count in (("warps_m", warps_m), ("warps_n", warps_n)):
+        if count < 1 or count & (count - 1):
+            raise ArgumentError(f"{name} must be a power of two, not {count}")
+    layout: Any = gl.amd.AMDWMMALayout
+    if "warps_per_cta" in inspect.signature(layout).parameters:  # 3.6
+        return layout(version, transposed, [warps_m, warps_n], list(instr_shape))
+    # From 3.7 each bit of the wave's number has a basis vector, in units of instruction tiles.
+    bases = [[0, 1 << bit] for bit in range(warps_n.bit_length() - 1)]
+    bases += [[1 << bit, 0] for bit in range(warps_m.bit_length() - 1)]
+    return layout(version, transposed, bases, [], list(instr_shape))
+
+
+def assembler() -> Callable[[str, str, str], bytes]:
+    """Triton's AMDGCN assembler: (text, processor, features) -> object file. 3.9 moved it out of
+    libtriton.
+    """
+    from triton._C.libtriton import amd, llvm  # pyright: ignore[reportMissingImports]
+    from triton.backends.amd import compiler
+
+    llvm.init_targets()
+    return getattr(compiler, "assemble_amdgcn", None) or amd.assemble_amdgcn
+
+
+def default_fp_fusion() -> bool:
+    """Whether a * b + c may become one FMA, as TRITON_DEFAULT_FP_FUSION says; passing it on silences
+    3.9's warning.
+    """
+    return bool(knobs.language.default_fp_fusion)
+
+
+def compiler_environment() -> dict[str, str]:
+    """Environment variables that change what Triton compiles: a part of every cache key."""
+    return {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
+
+
+def is_jit_function(kernel: object) -> bool:
+    """Whether `kernel` came from @triton.jit or @gluon.jit (and not from an autotuner or the interpreter)."""
+    return isinstance(kernel, JITFunction)
+
+
+@contextmanager
+def knob_values(*, buffer_ops: bool) -> Iterator[None]:
+    """Triton's process-wide settings for one compilation, restored after it.
+
+    Triton's own disk cache is passed over, so that a damaged file in it cannot reach a CodeObject; and
+    `ptxas -v` is printed, which is the only source of NVIDIA's spill count.
+    """
+    with knobs.compilation.scope(), knobs.amd.scope(), knobs.nvidia.scope():
+        knobs.compilation.always_compile = True
+        knobs.amd.use_buffer_ops = buffer_ops
+        knobs.nvidia.dump_ptxas_log = True
+        yield

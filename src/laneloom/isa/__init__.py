@@ -1,0 +1,1 @@
+"""What one instruction of a GPU does, and what a compiled kernel is made of."""
