@@ -1,12 +1,13 @@
-"""LLVM IR text to AMDGCN text, run as a process of its own: `python -m laneloom.codegen.llvm_ir gfx1151 4 1 < in.ll`.
+"""LLVM IR text to AMDGCN text, in a process of its own: `python -m laneloom.codegen.llvm_ir gfx1151 4 1`.
 
-LLVM aborts its process for IR that it cannot parse (Triton 3.6) or select instructions for (every version). In a child
-that is an error message; in the caller it would be the end of the user's session.
+LLVM aborts its process for IR that it cannot parse (Triton 3.6) or select instructions for (every version).
+In a child that is an error message; in the caller it would be the end of the user's session.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -20,15 +21,14 @@ from . import versions
 
 
 def generate_assembly(text: str, gpu: Gpu, *, num_warps: int, fp_fusion: bool) -> str:
-    """The AMDGCN text that LLVM's code generation makes of `text`. Raises CompileError with LLVM's message."""
+    """The AMDGCN text that LLVM's code generation makes of `text`. Raises CompileError with its message."""
     command = [sys.executable, "-m", __name__, gpu.name, str(num_warps), str(int(fp_fusion))]
     # The child finds the same packages as this process, whatever changed sys.path.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.run(command, input=text.encode(), capture_output=True, env=environment, check=False)
     if child.returncode or not child.stdout.strip():
-        raise CompileError(
-            f"LLVM refused the IR for {gpu.name}: {_reason(child.stderr.decode(errors='replace'))}"
-        )
+        reason = _reason(child.stderr.decode(errors="replace"))
+        raise CompileError(f"LLVM refused the IR for {gpu.name}: {reason}")
     return child.stdout.decode()
 
 
@@ -38,7 +38,7 @@ def _reason(printed: str) -> str:
     for mark in ("LLVM ERROR: ", "error: ", "RuntimeError: "):
         found = [line.partition(mark)[2] for line in lines if mark in line]
         if found:
-            return found[0]
+            return re.sub(r" ?lineno: (\d+)$", r" at line \1", found[0])
     return lines[-1] if lines else "it printed no reason"
 
 

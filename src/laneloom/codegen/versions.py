@@ -69,7 +69,7 @@ def _check_version(version: str) -> None:
         raise UnsupportedError(f"laneloom needs triton 3.6 to 3.9, but {version} is installed")
     if number > NEWEST:
         warnings.warn(
-            f"laneloom is tested with triton 3.6 to 3.9; {version} is newer and may compile differently, or fail",
+            f"laneloom is tested with triton 3.6 to 3.9; {version} is newer and may compile differently",
             stacklevel=3,
         )
 
