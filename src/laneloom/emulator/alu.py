@@ -42,6 +42,7 @@ class Op:
 
 
 VECTOR: dict[str, Op] = {}  #: filled by the instruction class files
+SPECIAL: dict[str, Builder] = {}  #: instructions with a builder of their own, by name
 SCALAR: dict[str, tuple[Op, str]] = {}  #: op and what it does to SCC: "", "nonzero", "returned"
 
 

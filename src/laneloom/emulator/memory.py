@@ -13,10 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import OutOfBoundsError
-
 U64 = np.uint64
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # a 16-byte item moves as complex128
+
+
+class AccessFault(Exception):
+    """An access outside the memory it may touch, before anyone knows which instruction made it."""
+
+    def __init__(self, text: str, wave: int, lane: int):
+        super().__init__(text)
+        self.text, self.wave, self.lane = text, wave, lane
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,7 @@ class GlobalMemory:
     def check(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
         """Byte offsets into the window for int64 addresses [wave, lane]; inactive lanes get a harmless offset.
 
-        Raises OutOfBoundsError naming the first offending lane and the nearest argument.
+        Raises AccessFault with the first offending lane and the nearest argument.
         """
         if active is not None:
             if not active.any():
@@ -83,9 +89,9 @@ class GlobalMemory:
         if good.all():
             return address - self.base
         wave, lane = (int(x[0]) for x in np.nonzero(~np.broadcast_to(good, address.shape)))
-        raise OutOfBoundsError(self._complain(int(address[wave, lane]), nbytes, wave, lane))
+        raise AccessFault(self._complain(int(address[wave, lane]), nbytes), wave, lane)
 
-    def _complain(self, address: int, nbytes: int, wave: int, lane: int) -> str:
+    def _complain(self, address: int, nbytes: int) -> str:
         where = "this kernel has no memory arguments"
         if self.regions:
 
@@ -97,7 +103,7 @@ class GlobalMemory:
                 where = f"{address + nbytes - near.end} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
             else:
                 where = f"{near.address - address} bytes before argument {near.name!r} ({near.nbytes} bytes)"
-        return f"{nbytes}-byte access at {address:#x}, {where}; wave {{wave:{wave}}}, lane {lane}"
+        return f"{nbytes}-byte access at {address:#x}, {where}"
 
     def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
         """Load `nbytes` (1, 2, 4, 8, 12, 16) per lane as uint32 words [wave, lane, words] (1, 2 bytes: zero-extended)."""
@@ -133,9 +139,11 @@ class LocalMemory:
                 bad &= active
             if bad.any():
                 wave, lane = (int(x[0]) for x in np.nonzero(bad))
-                raise OutOfBoundsError(
-                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])} of the {self.nbytes} that the kernel "
-                    f"allocates; wave {{wave:{wave}}}, lane {lane}"
+                raise AccessFault(
+                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])}, outside the {self.nbytes} bytes that "
+                    f"the kernel allocates",
+                    wave,
+                    lane,
                 )
         return address + base
 

@@ -1,0 +1,206 @@
+"""Atomic read-modify-write on global memory, buffers and LDS.
+
+Lanes take effect one after another in the order wave 0 lane 0, wave 0 lane 1, ...: one of the orders that the hardware
+may choose. `returns` gives each lane the value that it found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import Builder, Step, Target
+from .global_access import Buffer, global_addresses
+from .lds_access import addresses
+from .parse import Instruction, Operand
+from .state import U32, Waves
+
+Combine = Callable[..., np.ndarray]  #: (memory, data) or, for compare-and-swap, (memory, data, compare)
+
+
+def _wrap_inc(m, d):
+    return np.where(m >= d, m.dtype.type(0), m + m.dtype.type(1))
+
+
+def _wrap_dec(m, d):
+    return np.where((m == 0) | (m > d), d, m - m.dtype.type(1))
+
+
+def _sub_clamp(m, d):
+    return np.where(m < d, m.dtype.type(0), m - d)
+
+
+def _cond_sub(m, d):
+    return np.where(m >= d, m - d, m)
+
+
+def _packed(kind: str) -> Combine:
+    if kind == "f16":
+        return lambda m, d: (m.view(np.float16) + d.view(np.float16)).view(m.dtype)
+
+    def add_bf16(m, d):
+        def widen(x):
+            return (x.view(np.uint16).astype(U32) << U32(16)).view(np.float32)
+
+        total = (widen(m) + widen(d)).view(U32)
+        rounded = (total + U32(0x7FFF) + ((total >> U32(16)) & U32(1))) >> U32(16)
+        return rounded.astype(np.uint16).view(m.dtype)
+
+    return add_bf16
+
+
+# name -> (combination, dtype letter); the operand's width comes from the mnemonic
+_OPS: dict[str, tuple[Combine, str]] = {
+    "swap": (lambda m, d: d, "u"), "storexchg": (lambda m, d: d, "u"),
+    "add": (np.add, "u"), "sub": (np.subtract, "u"), "rsub": (lambda m, d: d - m, "u"),
+    "csub": (_sub_clamp, "u"), "sub_clamp": (_sub_clamp, "u"), "cond_sub": (_cond_sub, "u"),
+    "and": (np.bitwise_and, "u"), "or": (np.bitwise_or, "u"), "xor": (np.bitwise_xor, "u"),
+    "inc": (_wrap_inc, "u"), "dec": (_wrap_dec, "u"),
+    "min": (np.minimum, ""), "max": (np.maximum, ""), "min_num": (np.fmin, ""), "max_num": (np.fmax, ""),
+    "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
+}  # fmt: skip
+_NAME = re.compile(
+    r"(global|flat|buffer)_atomic_(\w+?)_([uibf])(32|64)$|(global|flat|buffer)_atomic_pk_add_(f16|bf16)$"
+)
+_LDS = re.compile(r"ds_(?!load|store_b|store_2)(\w+?)(_rtn)?_([uibf])(32|64)$|ds_pk_add(_rtn)?_(f16|bf16)$")
+
+
+def _operation(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | None:
+    if letter == "f" and name in ("min", "max"):
+        return (np.fmin if name == "min" else np.fmax), np.dtype(f"f{bits // 8}")
+    if letter == "f" and name in ("cmpswap", "cmpstore"):  # compared as floats: -0 equals +0, NaN nothing
+        return _OPS[name][0], np.dtype(f"f{bits // 8}")
+    entry = _OPS.get(name)
+    if entry is None:
+        return None
+    combine, forced = entry
+    kind = {"u": "u", "b": "u", "i": "i", "f": "f"}[letter]
+    if forced and letter != "f":
+        kind = forced
+    return combine, np.dtype(f"{kind}{bits // 8}")
+
+
+def apply(items: np.ndarray, index: np.ndarray, combine: Combine, data: tuple[np.ndarray, ...]) -> np.ndarray:
+    """Combine `data` into items[index] one lane after another; the values found, in lane order.
+
+    Lanes that share an address are taken in rounds: round r holds every address's r-th visitor, so each round is one
+    vector operation.
+    """
+    found = np.empty(len(index), items.dtype)
+    order = np.argsort(index, kind="stable")
+    place = index[order]
+    first = np.concatenate([[True], place[1:] != place[:-1]])
+    starts = np.flatnonzero(first)
+    rank = np.arange(len(place)) - np.repeat(starts, np.diff(np.append(starts, len(place))))
+    by_rank = np.argsort(rank, kind="stable")
+    bounds = np.searchsorted(rank[by_rank], np.arange(int(rank.max(initial=0)) + 2))
+    for r in range(len(bounds) - 1):
+        lanes = order[by_rank[bounds[r] : bounds[r + 1]]]
+        at = index[lanes]
+        old = items[at]
+        found[lanes] = old
+        items[at] = combine(old, *[d[lanes] for d in data])
+    return found
+
+
+def _data(g: Waves, n: int, dtype: np.dtype, active: np.ndarray) -> np.ndarray:
+    value = g.u[n] if dtype.itemsize == 4 else g.pair(n)
+    return np.ascontiguousarray(value[active]).view(dtype)
+
+
+def _finish(g: Waves, destination: int, dtype: np.dtype, active: np.ndarray, found: np.ndarray) -> None:
+    words = np.ascontiguousarray(found).view(U32).reshape(-1, dtype.itemsize // 4)
+    for k in range(dtype.itemsize // 4):
+        g.u[destination + k][active] = words[:, k]
+
+
+def _step(where, operation, data: list[int], destination: int | None, memory: str) -> Step:
+    """`where(g)` gives byte offsets into `memory` and the lanes that take part."""
+    combine, dtype = operation
+
+    def step(g: Waves) -> None:
+        at, active = where(g)
+        if not active.any():
+            return
+        store = g.memory if memory == "global" else g.lds
+        items = store.view(dtype.itemsize).view(dtype)
+        index = at[active] // dtype.itemsize
+        values = tuple(_data(g, n, dtype, active) for n in data)
+        if destination is None and combine is np.add and len(values) == 1:
+            np.add.at(items, index, values[0])
+            return
+        found = apply(items, index, combine, values)
+        if destination is not None:
+            _finish(g, destination, dtype, active, found)
+
+    return step
+
+
+def _build_memory(ins: Instruction, target: Target) -> Step:
+    match = _NAME.match(ins.name)
+    assert match
+    prefix = match[1] or match[5]
+    if match[6]:
+        operation = (_packed(match[6]), np.dtype(np.uint32))
+    else:
+        found = _operation(match[2], match[3], int(match[4]))
+        assert found
+        operation = found
+    dtype = operation[1]
+    operands = list(ins.operands)
+    if prefix == "buffer":
+        data, vaddr, resource, soffset = operands
+        returns = ins.flag("glc") or "RETURN" in ins.modifiers.get("th", "")
+        destination = data.index if returns else None
+        buffer = Buffer(ins, vaddr, resource, soffset)
+
+        def where(g: Waves):
+            address, inside = buffer(g)
+            return g.memory.check(address, dtype.itemsize, inside), inside
+    else:
+        expected = 3 if prefix == "global" else 2
+        destination = operands.pop(0).index if len(operands) > expected else None
+        vaddr, data = operands[0], operands[1]
+        saddr = operands[2] if prefix == "global" else Operand("symbol", value="off")
+        address_of = global_addresses(vaddr, saddr, ins.number("offset"))
+
+        def where(g: Waves):
+            return g.memory.check(address_of(g), dtype.itemsize, g.exec), g.active()
+
+    registers = [data.index]
+    if match[2] in ("cmpswap",):  # the data range holds the new value, then the one to compare with
+        registers.append(data.index + dtype.itemsize // 4)
+    return _step(where, operation, registers, destination, "global")
+
+
+def _build_lds(ins: Instruction, target: Target) -> Step:
+    match = _LDS.match(ins.name)
+    assert match
+    if match[6]:
+        operation, returns = (_packed(match[6]), np.dtype(np.uint32)), bool(match[5])
+    else:
+        found = _operation(match[1], match[3], int(match[4]))
+        assert found
+        operation, returns = found, bool(match[2])
+    dtype, offset = operation[1], ins.number("offset")
+    operands = list(ins.operands)
+    destination = operands.pop(0).index if returns else None
+    address, *data = (o.index for o in operands)
+
+    def where(g: Waves):
+        return g.lds.check(g.lds_base, addresses(g, address, offset), dtype.itemsize, g.exec), g.active()
+
+    return _step(where, operation, list(data), destination, "lds")
+
+
+def find(name: str) -> Builder | None:
+    """The builder of an atomic instruction."""
+    match = _NAME.match(name)
+    if match:
+        return _build_memory if match[6] or _operation(match[2], match[3], int(match[4])) else None
+    match = _LDS.match(name)
+    if match:
+        return _build_lds if match[6] or _operation(match[1], match[3], int(match[4])) else None
+    return None

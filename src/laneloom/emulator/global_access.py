@@ -1,0 +1,255 @@
+"""Global, flat, scratch, buffer and scalar loads and stores."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from ..errors import UnknownInstructionError, UnsupportedError
+from .alu import Builder, Step, Target
+from .parse import NULL, Instruction, Operand
+from .state import U32, Waves
+
+Addresses = Callable[[Waves], np.ndarray]  #: int64 [wave, lane]
+
+_ACCESS = re.compile(r"(load|store)_(d16_hi_|d16_)?([bui])(8|16|32|64|96|128)$")
+
+
+class Access:
+    """What a load or store mnemonic's tail means: bytes per lane, extension, and which half it touches."""
+
+    def __init__(self, tail: str):
+        match = _ACCESS.fullmatch(tail)
+        if not match:
+            raise UnknownInstructionError(tail)
+        self.load = match[1] == "load"
+        self.nbytes = int(match[4]) // 8
+        self.signed = match[3] == "i"
+        self.half = {"d16_hi_": "h", "d16_": "l"}.get(match[2] or "", "")
+
+    def put(self, g: Waves, n: int, words: np.ndarray) -> None:
+        """Write loaded words [wave, lane, words] to VGPRs from n on."""
+        if self.nbytes >= 4:
+            for k in range(self.nbytes // 4):
+                g.put(n + k, words[..., k])
+            return
+        value = extend(words[..., 0], self.nbytes, self.signed)
+        if not self.half:
+            g.put(n, value)
+            return
+        part = g.h[n][..., int(self.half == "h")]
+        if g.exec is None:
+            part[...] = value
+        else:
+            np.copyto(part, value.astype(np.uint16), where=g.exec)
+
+    def get(self, g: Waves, n: int) -> np.ndarray:
+        """The words [wave, lane, words] to store from VGPRs n on."""
+        if self.nbytes > 4:
+            return g.V[n : n + self.nbytes // 4].transpose(1, 2, 0)
+        value = g.u[n] >> U32(16) if self.half == "h" else g.u[n]
+        return value[..., None]
+
+
+def extend(value: np.ndarray, nbytes: int, signed: bool) -> np.ndarray:
+    """A zero-extended 8- or 16-bit value, sign-extended to 32 bits where `signed`."""
+    if not signed:
+        return value
+    shift = np.int32(32 - 8 * nbytes)
+    return ((value.view(np.int32) << shift) >> shift).view(U32)
+
+
+def signed_offset(ins: Instruction) -> int:
+    """The instruction's immediate byte offset."""
+    return ins.number("offset")
+
+
+def global_addresses(vaddr: Operand, saddr: Operand, offset: int) -> Addresses:
+    """A 64-bit VGPR pair, or an SGPR pair plus an unsigned 32-bit VGPR offset; plus the immediate."""
+    if saddr.kind == "s" and saddr.index != NULL:
+        base = saddr.index
+        if vaddr.kind != "v":
+            return lambda g: np.broadcast_to((g.scalar64(base).view(np.int64) + offset)[:, None], (g.count, g.lanes))
+        n = vaddr.index
+        return lambda g: g.u[n] + (g.scalar64(base).view(np.int64) + offset)[:, None]
+    n = vaddr.index
+    if offset == 0:
+        return lambda g: g.pair(n).view(np.int64)
+    return lambda g: g.pair(n).view(np.int64) + offset
+
+
+def _build_global(ins: Instruction, target: Target) -> Step:
+    access = Access(ins.name.split("_", 1)[1])
+    nbytes = access.nbytes
+    if access.load:
+        data, vaddr, saddr = ins.operands
+    else:
+        vaddr, data, saddr = ins.operands
+    address = global_addresses(vaddr, saddr, signed_offset(ins))
+    n = data.index
+    if data.half:
+        access.half = data.half
+    if access.load:
+
+        def load(g: Waves) -> None:
+            at = g.memory.check(address(g), nbytes, g.exec)
+            access.put(g, n, g.memory.gather(at, nbytes))
+
+        return load
+
+    def store(g: Waves) -> None:
+        at = g.memory.check(address(g), nbytes, g.exec)
+        g.memory.scatter(at, access.get(g, n), nbytes, g.exec)
+
+    return store
+
+
+def _build_flat(ins: Instruction, target: Target) -> Step:
+    operands = (*ins.operands, Operand("symbol", value="off"))
+    return _build_global(
+        Instruction(ins.name, ins.encoding, operands, ins.modifiers, ins.line, ins.text, ins.source), target
+    )
+
+
+def _build_scratch(ins: Instruction, target: Target) -> Step:
+    """Private memory of each lane: byte offset = VGPR + SGPR + immediate."""
+    access = Access(ins.name.split("_", 1)[1])
+    nbytes = access.nbytes
+    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
+    if data.half:
+        access.half = data.half
+    offset, n = signed_offset(ins), data.index
+
+    def place(g: Waves) -> np.ndarray:
+        at = np.full((g.count, g.lanes), offset, np.int64)
+        if vaddr.kind == "v":
+            at = at + g.u[vaddr.index]
+        if saddr.kind == "s" and saddr.index != NULL:
+            at = at + g.s[saddr.index].view(np.int32)[:, None]
+        return at
+
+    def step(g: Waves) -> None:
+        if g.private is None:
+            raise UnsupportedError("this kernel uses scratch memory that its descriptor does not declare")
+        size = g.private.shape[2]
+        at = place(g)
+        if g.exec is not None:
+            at = np.where(g.exec, at, 0)
+        if at.min() < 0 or at.max() + nbytes > size:
+            raise UnsupportedError(f"scratch access outside the {size} bytes that the kernel declares for each lane")
+        index = at[..., None] + np.arange(nbytes)
+        rows = np.arange(g.count)[:, None, None]
+        columns = np.arange(g.lanes)[None, :, None]
+        if access.load:
+            octets = g.private[rows, columns, index]
+            padded = np.zeros((g.count, g.lanes, max(nbytes, 4)), np.uint8)
+            padded[..., :nbytes] = octets
+            access.put(g, n, padded.view(U32))
+        else:
+            octets = np.ascontiguousarray(access.get(g, n)).view(np.uint8)[..., :nbytes]
+            if g.exec is None:
+                g.private[rows, columns, index] = octets
+            else:
+                w, lane = np.nonzero(g.exec)
+                g.private[w[:, None], lane[:, None], index[w, lane]] = octets[w, lane]
+
+    return step
+
+
+class Buffer:
+    """Addressing of a buffer instruction: a 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
+
+    def __init__(self, ins: Instruction, vaddr: Operand, resource: Operand, soffset: Operand):
+        self.resource = resource.index
+        self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
+        self.vaddr = vaddr.index if vaddr.kind == "v" else -1
+        self.soffset = soffset
+        self.offset = ins.number("offset")
+
+    def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses [wave, lane], and which lanes are within the resource's range and active."""
+        r = self.resource
+        base = (g.s[r].astype(np.int64) | ((g.s[r + 1].astype(np.int64) & 0xFFFF) << 32))[:, None]
+        stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
+        records = g.s[r + 2].astype(np.int64)[:, None]
+        if self.soffset.kind == "s":
+            scalar = (g.s[self.soffset.index] if self.soffset.index != NULL else np.zeros(g.count, U32)).astype(np.int64)
+            scalar = scalar[:, None]
+        else:
+            scalar = np.int64(self.soffset.value)
+        index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
+        n = self.vaddr + int(self.idxen)
+        within = (g.u[n].astype(np.int64) if self.offen else np.zeros((1, 1), np.int64)) + self.offset
+        # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
+        structured = stride > 0
+        inside = np.where(structured, index < records, within < records - scalar)
+        address = base + scalar + within + index * stride
+        shape = (g.count, g.lanes)
+        inside = np.broadcast_to(inside, shape)
+        return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
+
+
+def _build_buffer(ins: Instruction, target: Target) -> Step:
+    access = Access(ins.name.split("_", 1)[1])
+    data, vaddr, resource, soffset = ins.operands
+    if data.half:
+        access.half = data.half
+    where, n, nbytes = Buffer(ins, vaddr, resource, soffset), data.index, access.nbytes
+
+    def step(g: Waves) -> None:
+        address, inside = where(g)
+        at = g.memory.check(address, nbytes, None if inside.all() else inside)
+        if not access.load:
+            g.memory.scatter(at, access.get(g, n), nbytes, inside)
+            return
+        # Lanes out of range read 0; nothing is fetched for them, wherever their address points.
+        some = inside.any()
+        words = g.memory.gather(at, nbytes) if some else np.zeros((g.count, g.lanes, max(nbytes // 4, 1)), U32)
+        access.put(g, n, words if inside.all() else np.where(inside[..., None], words, U32(0)))
+
+    return step
+
+
+_SCALAR = re.compile(r"s_(buffer_)?load_(?:([bui])(8|16|32|64|96|128|256|512)|dword(?:x(\d+))?)$")
+
+
+def _build_scalar_load(ins: Instruction, target: Target) -> Step:
+    match = _SCALAR.match(ins.name)
+    if not match:
+        raise UnknownInstructionError(ins.name)
+    nbytes = int(match[3]) // 8 if match[3] else 4 * int(match[4] or 1)
+    signed, buffer = match[2] == "i", bool(match[1])
+    destination, base, offset = ins.operands
+    extra = ins.number("offset")
+
+    def step(g: Waves) -> None:
+        low = g.scalar64(base.index).view(np.int64)
+        if buffer:
+            low = low & np.int64(0xFFFFFFFFFFFF)
+        more = g.s[offset.index].astype(np.int64) if offset.kind == "s" and offset.index != NULL else np.int64(
+            offset.value if offset.kind == "const" else 0)  # fmt: skip
+        address = low + more + extra
+        if nbytes >= 4:
+            address = address & ~np.int64(3)
+        at = g.memory.check(address[:, None], nbytes, None)
+        words = g.memory.gather(at, nbytes)[:, 0]
+        if nbytes < 4:
+            g.set_scalar(destination.index, extend(words[:, 0], nbytes, signed))
+            return
+        for k in range(nbytes // 4):
+            g.set_scalar(destination.index + k, words[:, k])
+
+    return step
+
+
+def find(name: str) -> Builder | None:
+    """The builder of a global, flat, scratch, buffer or scalar memory instruction."""
+    if _SCALAR.match(name):
+        return _build_scalar_load
+    prefix, _, tail = name.partition("_")
+    builder = {"global": _build_global, "flat": _build_flat, "scratch": _build_scratch, "buffer": _build_buffer}.get(prefix)
+    return builder if builder and _ACCESS.fullmatch(tail) else None
+
+

@@ -1,0 +1,241 @@
+"""Run a Program over a grid of workgroups: batches of waves, divergence, barriers, the start state of the registers."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import ArgumentError, DeadlockError
+from .memory import GlobalMemory, LocalMemory, Region
+from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
+from .program import Program
+from .state import U32, Waves
+
+# One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
+# cache: 256 waves of 32 lanes are 32 KiB a register.
+WAVES_PER_BATCH = 256
+# A group that spins (a lock, a semaphore) must not starve the one that it waits for.
+TURNS_BEFORE_OTHERS = 2000
+POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
+
+
+@dataclass
+class LaunchRecord:
+    """What one launch did."""
+
+    kernel: str
+    gpu: str
+    grid: tuple[int, int, int]
+    workgroup_size: int
+    lds_bytes: int
+    wall_s: float = 0.0
+    instructions: int = 0  #: wave-instructions executed, ordering hints included
+    executed: dict[str, int] = field(default_factory=dict)  #: wave-instructions per mnemonic
+    asm: str = field(default="", repr=False)
+
+    def matching(self, prefix: str) -> int:
+        """Wave-instructions executed whose mnemonic starts with `prefix`."""
+        return sum(n for name, n in self.executed.items() if name.startswith(prefix))
+
+
+def launch(
+    program: Program,
+    grid: Sequence[int],
+    kernarg: bytes,
+    *,
+    workgroup_size: int | Sequence[int],
+    lds_bytes: int = 0,
+    regions: Sequence[Region] = (),
+    scratch_bytes: int | None = None,
+) -> LaunchRecord:
+    """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
+
+    kernarg: the kernel's argument block, as its metadata lays it out. workgroup_size: threads, x fastest.
+    Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
+    """
+    grid3 = _three(grid, "grid")
+    size3 = _three(workgroup_size if isinstance(workgroup_size, Sequence) else [workgroup_size], "workgroup_size")
+    threads = size3[0] * size3[1] * size3[2]
+    if not 1 <= threads <= 1024:
+        raise ArgumentError(f"a workgroup has 1 to 1024 threads, got {threads}")
+    lds_bytes = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
+    if lds_bytes > program.gpu.lds_bytes:
+        raise ArgumentError(
+            f"{program.kernel} wants {lds_bytes} bytes of LDS; a workgroup of {program.gpu.name} has {program.gpu.lds_bytes}"
+        )
+    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes)
+    record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
+    began = time.perf_counter()
+    counts = run.all_batches()
+    record.wall_s = time.perf_counter() - began
+    for block, waves in zip(program.blocks, counts, strict=True):
+        if waves:
+            for ins in program.listing.instructions[block.first : block.last]:
+                record.executed[ins.name] = record.executed.get(ins.name, 0) + waves
+            record.instructions += waves * (block.last - block.first)
+    return record
+
+
+def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
+    sizes = [int(v) for v in values]
+    if not 1 <= len(sizes) <= 3 or any(v < 0 for v in sizes):
+        raise ArgumentError(f"{name} takes one to three sizes, none negative; got {tuple(values)}")
+    x, y, z = sizes + [1] * (3 - len(sizes))
+    return x, y, z
+
+
+class _Run:
+    """One launch while it runs."""
+
+    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes):
+        self.program: Program = program
+        self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
+        listing = program.listing
+        self.scratch = listing.directive("private_segment_fixed_size") if scratch_bytes is None else scratch_bytes
+        self.threads = size[0] * size[1] * size[2]
+        self.waves_per_group = -(-self.threads // program.lanes)
+        # Scalar loads may fetch whole 64-byte lines past the last argument.
+        self.kernarg = np.frombuffer(kernarg + b"\0" * (64 + -len(kernarg) % 64), np.uint8).copy()
+        self.packet = self._dispatch_packet()
+        self.memory = GlobalMemory(
+            [
+                *regions,
+                Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
+                Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
+            ]
+        )
+        self.counts = [0] * len(program.blocks)
+        self.first_group = 0
+
+    def all_batches(self) -> list[int]:
+        groups = self.grid[0] * self.grid[1] * self.grid[2]
+        per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group)
+        with np.errstate(all="ignore"):
+            for first in range(0, groups, per_batch):
+                self.first_group = first
+                self._schedule(self._start(first, min(per_batch, groups - first)))
+        return self.counts
+
+    # -- start state ---------------------------------------------------------------------------------------------------
+
+    def _start(self, first: int, groups: int) -> Waves:
+        p, listing = self.program, self.program.listing
+        n = groups * self.waves_per_group
+        V = np.full((p.vgprs, n, p.lanes), POISON, U32)
+        S = np.full((SCALAR_REGISTERS, n), POISON, U32)
+        S[NULL] = 0
+        wave = np.arange(n) % self.waves_per_group
+        group = first + np.arange(n) // self.waves_per_group
+        x = (group % self.grid[0]).astype(U32)
+        y = (group // self.grid[0] % self.grid[1]).astype(U32)
+        z = (group // (self.grid[0] * self.grid[1])).astype(U32)
+        self._user_sgprs(S)
+        if p.gpu.major == 12:  # RDNA 4 hands the workgroup's identity over in trap registers
+            S[TTMP + 9], S[TTMP + 7], S[TTMP + 8] = x, y | (z << U32(16)), (wave.astype(U32) & U32(31)) << U32(25)
+        else:
+            at = listing.directive("user_sgpr_count", 2)
+            for axis, value in zip("xyz", (x, y, z), strict=True):
+                if listing.directive(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
+                    S[at] = value
+                    at += 1
+        thread = wave[:, None] * p.lanes + np.arange(p.lanes)
+        tx, ty = thread % self.size[0], thread // self.size[0] % self.size[1]
+        tz = thread // (self.size[0] * self.size[1])
+        V[0] = tx | ty << 10 | tz << 20  # gfx11 and later pack the three work-item ids into v0
+        exists = np.packbits(thread < self.threads, axis=1, bitorder="little").view(U32)
+        for k in range(p.lanes // 32):
+            S[EXEC + k] = exists[:, k]
+        if p.lanes == 32:
+            S[EXEC + 1] = 0
+        lds = LocalMemory(groups, self.lds_bytes)
+        lds.bytes[...] = 0xFF
+        base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
+        private = np.zeros((n, p.lanes, self.scratch), np.uint8) if self.scratch else None
+        return Waves(V, S, np.zeros(n, bool), np.arange(n), base, p.lanes, self.memory, lds, True, private)
+
+    def _user_sgprs(self, S: np.ndarray) -> None:
+        """The user SGPRs in the order that the AMDGPU ABI fixes (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
+        at = 0
+        for name, size, value in (
+            ("dispatch_ptr", 2, self.packet.ctypes.data),
+            ("queue_ptr", 2, 0),
+            ("kernarg_segment_ptr", 2, self.kernarg.ctypes.data),
+            ("dispatch_id", 2, 0),
+            ("private_segment_size", 1, self.scratch),
+        ):
+            if self.program.listing.directive(f"user_sgpr_{name}", int(name == "kernarg_segment_ptr")):
+                for k in range(size):
+                    S[at + k] = value >> (32 * k) & 0xFFFFFFFF
+                at += size
+
+    def _dispatch_packet(self) -> np.ndarray:
+        """The HSA kernel dispatch packet, which kernels read for the grid's size."""
+        size, grid = self.size, self.grid
+        total = [min(g * s, 0xFFFFFFFF) for g, s in zip(grid, size, strict=True)]
+        packet = struct.pack("<6H5I", 0, 3, *size, 0, *total, self.scratch, self.lds_bytes)
+        return np.frombuffer(packet.ljust(64, b"\0"), np.uint8).copy()
+
+    def name_wave(self, wave: int) -> str:
+        """A wave of the current batch, as messages name it."""
+        group = self.first_group + wave // self.waves_per_group
+        x, y, z = group % self.grid[0], group // self.grid[0] % self.grid[1], group // (self.grid[0] * self.grid[1])
+        return f"workgroup ({x}, {y}, {z}), wave {wave % self.waves_per_group}"
+
+    # -- divergence and barriers ---------------------------------------------------------------------------------------
+
+    def _schedule(self, start: Waves) -> None:
+        """The group furthest behind runs first, so that groups which took different ways meet again and merge."""
+        groups, streak = [start], 0
+        while groups:
+            ready = [g for g in groups if not g.at_barrier]
+            if not ready:
+                self._release(groups)
+                continue
+            if len(ready) > 1:
+                groups, ready = self._merge(groups, ready)
+            g = min(ready, key=lambda w: w.block)
+            streak = streak + 1 if len(ready) > 1 else 0
+            if streak > TURNS_BEFORE_OTHERS:
+                g = max(ready, key=lambda w: w.block)
+                streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
+            self.counts[g.block] += g.count
+            after = self.program.run_block(g, self.name_wave)
+            if len(after) != 1:
+                groups.remove(g)
+                for part in after:
+                    part.closed = self._is_closed(part)
+                groups += after
+
+    def _merge(self, groups: list[Waves], ready: list[Waves]) -> tuple[list[Waves], list[Waves]]:
+        at: dict[int, list[Waves]] = {}
+        for g in ready:
+            at.setdefault(g.block, []).append(g)
+        if len(at) == len(ready):
+            return groups, ready
+        merged = []
+        for parts in at.values():
+            if len(parts) == 1:
+                merged.append(parts[0])
+                continue
+            whole = Waves.merge(parts)
+            whole.closed = self._is_closed(whole)
+            merged.append(whole)
+        return [g for g in groups if g.at_barrier] + merged, merged
+
+    def _is_closed(self, g: Waves) -> bool:
+        """Whether the group holds every wave of the workgroups that it touches."""
+        if self.waves_per_group == 1:
+            return True
+        held = np.bincount(g.ids // self.waves_per_group)
+        return bool(((held == 0) | (held == self.waves_per_group)).all())
+
+    def _release(self, groups: list[Waves]) -> None:
+        """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on."""
+        if not groups:
+            raise DeadlockError(f"{self.program.kernel}: no wave can go on")
+        for g in groups:
+            g.at_barrier = False

@@ -1,0 +1,181 @@
+"""LDS loads and stores, and the lane permutes that go through the LDS unit."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..errors import UnknownInstructionError
+from .alu import Builder, Step, Target
+from .global_access import Access
+from .parse import Instruction
+from .state import U32, Waves
+
+_PLAIN = re.compile(r"ds_(load|store)_([bui])(8|16|32|64|96|128)(_d16_hi|_d16)?$")
+_PAIR = re.compile(r"ds_(load|store)_2addr_(stride64_)?b(32|64)$")
+
+
+def addresses(g: Waves, n: int, offset: int) -> np.ndarray:
+    """LDS byte addresses [wave, lane] as int64."""
+    return g.u[n].astype(np.int64) + offset if offset else g.u[n].astype(np.int64)
+
+
+def _build_plain(ins: Instruction, target: Target) -> Step:
+    match = _PLAIN.match(ins.name)
+    assert match
+    half = {"_d16_hi": "d16_hi_", "_d16": "d16_"}.get(match[4] or "", "")
+    access = Access(f"{match[1]}_{half}{match[2]}{match[3]}")
+    data, address = ins.operands if access.load else (ins.operands[1], ins.operands[0])
+    if data.half:
+        access.half = data.half
+    n, a, offset, nbytes = data.index, address.index, ins.number("offset"), access.nbytes
+    if access.load:
+
+        def load(g: Waves) -> None:
+            at = g.lds.check(g.lds_base, addresses(g, a, offset), nbytes, g.exec)
+            access.put(g, n, g.lds.gather(at, nbytes))
+
+        return load
+
+    def store(g: Waves) -> None:
+        at = g.lds.check(g.lds_base, addresses(g, a, offset), nbytes, g.exec)
+        g.lds.scatter(at, access.get(g, n), nbytes, g.exec)
+
+    return store
+
+
+def _build_pair(ins: Instruction, target: Target) -> Step:
+    match = _PAIR.match(ins.name)
+    assert match
+    access = Access(f"{match[1]}_b{match[3]}")
+    nbytes = access.nbytes
+    unit = nbytes * (64 if match[2] else 1)
+    offsets = (ins.number("offset0") * unit, ins.number("offset1") * unit)
+    if access.load:
+        n, a = ins.operands[0].index, ins.operands[1].index
+
+        def load(g: Waves) -> None:
+            # Both halves are read before either is written: the address register may be in the destination.
+            base = addresses(g, a, 0)
+            got = [g.lds.gather(g.lds.check(g.lds_base, base + o, nbytes, g.exec), nbytes) for o in offsets]
+            for k, x in enumerate(got):
+                access.put(g, n + k * (nbytes // 4), x)
+
+        return load
+    a = ins.operands[0].index
+    data = (ins.operands[1].index, ins.operands[2].index)
+
+    def store(g: Waves) -> None:
+        base = addresses(g, a, 0)
+        for n, o in zip(data, offsets, strict=True):
+            at = g.lds.check(g.lds_base, base + o, nbytes, g.exec)
+            g.lds.scatter(at, access.get(g, n), nbytes, g.exec)
+
+    return store
+
+
+def _build_bpermute(ins: Instruction, target: Target) -> Step:
+    """Each lane reads VGPR data of lane (address / 4) modulo the wave; an inactive source lane gives 0 (fi: its value)."""
+    d, a, x = (o.index for o in ins.operands)
+    offset, fetch_inactive = ins.number("offset"), "_fi_" in ins.name
+
+    def step(g: Waves) -> None:
+        source = ((g.u[a] + U32(offset)) >> U32(2)) % U32(g.lanes)
+        value = g.u[x]
+        if g.exec is not None and not fetch_inactive:
+            value = np.where(g.exec, value, U32(0))
+        g.put(d, np.take_along_axis(value, source.astype(np.int64), axis=1))
+
+    return step
+
+
+def _build_permute(ins: Instruction, target: Target) -> Step:
+    """Each active lane sends its data to lane (address / 4); the highest sender wins; lanes not sent to get 0."""
+    d, a, x = (o.index for o in ins.operands)
+    offset = ins.number("offset")
+
+    def step(g: Waves) -> None:
+        to = (((g.u[a] + U32(offset)) >> U32(2)) % U32(g.lanes)).astype(np.int64)
+        out = np.zeros((g.count, g.lanes), U32)
+        active = g.active()
+        rows = np.arange(g.count)
+        for lane in range(g.lanes):
+            send = active[:, lane]
+            out[rows[send], to[send, lane]] = g.u[x][send, lane]
+        g.put(d, out)
+
+    return step
+
+
+def swizzle_lanes(offset: int | str, lanes: int) -> np.ndarray:
+    """Source lane of each lane for ds_swizzle_b32 (RDNA 3 ISA guide, "DS_SWIZZLE_B32")."""
+    lane = np.arange(lanes)
+    if isinstance(offset, str):
+        offset = _encode_swizzle(offset)
+    if offset & 0x8000:
+        if offset >= 0xE000:
+            raise UnknownInstructionError("ds_swizzle_b32 in FFT mode")
+        if offset >= 0xC000:  # rotate within 32 lanes
+            amount = (offset >> 5) & 31
+            turn = -amount if offset & 0x400 else amount
+            keep = offset & 31
+            return (lane & ~31) | (((lane & 31) & keep) | (((lane + turn) & 31) & ~keep & 31))
+        return (lane & ~3) | ((offset >> (2 * (lane & 3))) & 3)
+    keep, set_bits, flip = offset & 31, (offset >> 5) & 31, (offset >> 10) & 31
+    return (lane & ~31) | ((((lane & 31) & keep) | set_bits) ^ flip)
+
+
+def _encode_swizzle(text: str) -> int:
+    """The assembler's swizzle(...) macro as its 16-bit offset."""
+    match = re.fullmatch(r"swizzle\((\w+),\s*(.*)\)", text)
+    if not match:
+        return int(text, 0)
+    mode, rest = match[1], match[2]
+    if mode == "BITMASK_PERM":
+        keep = set_bits = flip = 0
+        for c in rest.strip('"'):
+            keep, set_bits, flip = keep << 1 | (c in "pi"), set_bits << 1 | (c == "1"), flip << 1 | (c == "i")
+        return flip << 10 | set_bits << 5 | keep
+    numbers = [int(x, 0) for x in rest.split(",")]
+    if mode == "QUAD_PERM":
+        return 0x8000 | sum(n << (2 * k) for k, n in enumerate(numbers))
+    if mode == "SWAP":
+        return numbers[0] << 10 | 0x1F
+    if mode == "REVERSE":
+        return (numbers[0] - 1) << 10 | 0x1F
+    if mode == "BROADCAST":
+        return numbers[1] << 5 | (32 - numbers[0])
+    if mode == "ROTATE":
+        return 0xC000 | numbers[0] << 10 | numbers[1] << 5
+    raise UnknownInstructionError(f"ds_swizzle_b32 with {mode}")
+
+
+def _build_swizzle(ins: Instruction, target: Target) -> Step:
+    d, x = (o.index for o in ins.operands)
+    source = swizzle_lanes(ins.modifiers.get("offset", "0"), target.lanes)
+
+    def step(g: Waves) -> None:
+        value = g.u[x][:, source]
+        if g.exec is not None:
+            value = np.where(g.exec[:, source], value, U32(0))
+        g.put(d, value)
+
+    return step
+
+
+_OTHERS: dict[str, Builder] = {
+    "ds_bpermute_b32": _build_bpermute,
+    "ds_bpermute_fi_b32": _build_bpermute,
+    "ds_permute_b32": _build_permute,
+    "ds_swizzle_b32": _build_swizzle,
+}
+
+
+def find(name: str) -> Builder | None:
+    """The builder of an LDS instruction (atomics aside)."""
+    if _PLAIN.match(name):
+        return _build_plain
+    if _PAIR.match(name):
+        return _build_pair
+    return _OTHERS.get(name)

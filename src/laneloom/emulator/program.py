@@ -1,0 +1,291 @@
+"""`Program`: a kernel's assembly as basic blocks of closures, ready to run over `Waves`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..errors import EmulationError, OutOfBoundsError, UnknownInstructionError
+from ..gpu import Gpu, get_gpu
+from . import atomics, global_access, lds_access, matrix
+from .alu import SCALAR, SPECIAL, VECTOR, Builder, Step, Target, build_scalar, build_vector
+from .memory import AccessFault
+from .parse import Instruction, Listing, parse
+from .state import Waves
+
+# Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
+_ORDERING = frozenset(
+    "s_waitcnt s_delay_alu s_clause s_nop s_sleep s_sleep_var s_sendmsg s_setprio s_set_inst_prefetch_distance s_code_end "
+    "s_icache_inv s_inst_prefetch s_barrier_signal s_wait_alu s_waitcnt_depctr s_wait_idle s_ttracedata s_ttracedata_imm "
+    "s_incperflevel s_decperflevel s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data s_buffer_prefetch_data "
+    "buffer_gl0_inv buffer_gl1_inv global_inv global_wb global_wbinv s_dcache_inv s_gl1_inv v_nop s_version "
+    "s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_wait_event".split()
+)
+
+
+def is_ordering(name: str) -> bool:
+    """Whether an instruction only orders, hints or delays."""
+    return name in _ORDERING or name.startswith("s_wait_")
+
+
+@dataclass(slots=True)
+class Block:
+    """Straight-line code: its steps, then one way to leave."""
+
+    steps: list[Step] = field(default_factory=list)
+    sources: list[Instruction] = field(default_factory=list)  #: the instruction behind each step
+    first: int = 0  #: index of its first instruction
+    last: int = 0  #: one past its last
+    leave: str = "next"  #: "next", "jump", "end", "barrier", or a branch condition such as "scc1"
+    target: int = 0  #: block to jump to
+
+
+_CONDITIONS: dict[str, Callable[[Waves], np.ndarray]] = {
+    "scc0": lambda g: ~g.scc,
+    "scc1": lambda g: g.scc,
+    "vccz": lambda g: ~g.mask(106).any(axis=1),
+    "vccnz": lambda g: g.mask(106).any(axis=1),
+    "execz": lambda g: np.zeros(g.count, bool) if g.exec is None else ~g.exec.any(axis=1),
+    "execnz": lambda g: np.ones(g.count, bool) if g.exec is None else g.exec.any(axis=1),
+}
+
+
+class Program:
+    """One kernel for one GPU, compiled to closures once and run by any number of launches."""
+
+    def __init__(self, asm: str, gpu: str | Gpu, kernel: str | None = None):
+        self.gpu = get_gpu(gpu)
+        if not self.gpu.emulated:
+            raise EmulationError(f"the emulator executes gfx11 and gfx12 code, not {self.gpu.name} ({self.gpu.family})")
+        self.asm = asm
+        self.listing: Listing = parse(asm, kernel)
+        self.kernel = self.listing.kernel
+        self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
+        self.target = Target(self.gpu, self.lanes)
+        self.blocks = self._cut()
+        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) + 16
+
+    # -- building ------------------------------------------------------------------------------------------------------
+
+    def _cut(self) -> list[Block]:
+        code = self.listing.instructions
+        starts = {0, *self.listing.labels.values()}
+        for i, ins in enumerate(code):
+            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm")) or _is_barrier(ins.name):
+                starts.add(i + 1)
+        order = sorted(s for s in starts if s < len(code))
+        number = {s: k for k, s in enumerate(order)}
+        blocks = []
+        for k, start in enumerate(order):
+            stop = order[k + 1] if k + 1 < len(order) else len(code)
+            blocks.append(self._block(code, start, stop, number))
+        if not blocks or blocks[-1].leave == "next":
+            blocks.append(Block(first=len(code), last=len(code), leave="end"))
+        return blocks
+
+    def _block(self, code: list[Instruction], start: int, stop: int, number: dict[int, int]) -> Block:
+        block = Block(first=start, last=stop)
+        body = code[start:stop]
+        last = body[-1]
+        if last.name == "s_endpgm" or last.name == "s_endpgm_saved":
+            block.leave = "end"
+        elif _is_barrier(last.name):
+            block.leave = "barrier"
+        elif last.name.startswith(("s_branch", "s_cbranch")):
+            label = str(last.operands[0].value)
+            if label not in self.listing.labels:
+                raise EmulationError(f"{self.kernel}: line {last.line} branches to an unknown label: {last.text!r}")
+            at = self.listing.labels[label]
+            block.target = number.get(at, len(number))
+            block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
+            if block.leave not in ("jump", *_CONDITIONS):
+                raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
+        if block.leave != "next":
+            body = body[:-1]
+        self._fill(block, body)
+        return block
+
+    def _fill(self, block: Block, body: list[Instruction]) -> None:
+        """Closures of a block. Matrix instructions are gathered until something touches their registers, then batched."""
+        pending: list[matrix.Wmma] = []
+        behind: list[Instruction] = []
+        results: set[int] = set()
+        inputs: set[int] = set()
+
+        def flush() -> None:
+            if pending:
+                block.steps.append(matrix.build(list(pending)))
+                block.sources.append(behind[0])
+                pending.clear()
+                behind.clear()
+                results.clear()
+                inputs.clear()
+
+        for ins in body:
+            if is_ordering(ins.name):
+                continue
+            if ins.name.startswith("v_wmma"):
+                try:
+                    wmma = matrix.decode(ins, self.target)
+                except UnknownInstructionError:
+                    flush()
+                    self._append(block, ins, self._unknown(ins))
+                    continue
+                if (
+                    (pending and wmma.shape != pending[0].shape)
+                    or wmma.operands() & results
+                    or wmma.writes() & inputs
+                    or (wmma.c != wmma.d and wmma.writes() & results)
+                    or (wmma.c is not None and wmma.c != wmma.d and wmma.reads() & results)
+                ):
+                    flush()
+                pending.append(wmma)
+                behind.append(ins)
+                results |= wmma.writes()
+                inputs |= wmma.operands() | (wmma.reads() if wmma.c != wmma.d else set())
+                continue
+            if pending:
+                mentioned, written = matrix.touched(ins)
+                if mentioned & results or written & inputs or ins.name.startswith("s_set"):
+                    flush()
+            self._append(block, ins, self.step_of(ins))
+        flush()
+
+    def _append(self, block: Block, ins: Instruction, step: Step) -> None:
+        block.steps.append(step)
+        block.sources.append(ins)
+
+    def step_of(self, ins: Instruction) -> Step:
+        """The closure of one instruction; an unknown one becomes a step that stops when it is reached."""
+        try:
+            if ins.second is not None:
+                return self._dual(ins)
+            builder = find_builder(ins.name, self.target)
+            return builder(ins, self.target) if builder else self._unknown(ins)
+        except UnknownInstructionError:
+            return self._unknown(ins)
+        except ValueError as error:
+            raise EmulationError(self._where(ins, str(error))) from error
+
+    def _dual(self, ins: Instruction) -> Step:
+        """A dual-issue pair: both halves read their sources before either writes."""
+        assert ins.second is not None
+        single = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
+        x, y = self.step_of(single), self.step_of(ins.second)
+        n = ins.operands[0].index
+        reads = {o.index for o in ins.second.operands[1:] if o.kind == "v"}
+        if "fmac" in ins.second.name or "dot2acc" in ins.second.name:
+            reads.add(ins.second.operands[0].index)
+        if n not in reads:
+
+            def in_order(g: Waves) -> None:
+                x(g)
+                y(g)
+
+            return in_order
+
+        def both(g: Waves) -> None:
+            before = g.u[n].copy()
+            x(g)
+            after = g.u[n].copy()
+            g.u[n][...] = before
+            y(g)
+            g.u[n][...] = after
+
+        return both
+
+    def _unknown(self, ins: Instruction) -> Step:
+        message = self._where(ins, f"the emulator does not implement {ins.name} on {self.gpu.name} (wave{self.lanes})")
+
+        def stop(g: Waves) -> None:
+            raise UnknownInstructionError(message)
+
+        return stop
+
+    def _where(self, ins: Instruction, text: str) -> str:
+        source = f" ({ins.source})" if ins.source else ""
+        return f"{self.kernel}: {text}; line {ins.line}: {ins.text!r}{source}"
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def run_block(self, g: Waves, name_wave: Callable[[int], str]) -> list[Waves]:
+        """Execute the block that `g` stands at and move it on; the groups that it became (none if it ended)."""
+        block = self.blocks[g.block]
+        steps = iter(block.steps)
+        try:
+            for step in steps:
+                step(g)
+        except AccessFault as fault:
+            ins = block.sources[len(block.steps) - steps.__length_hint__() - 1]
+            place = f"{fault.text}; {name_wave(int(g.ids[fault.wave]))}, lane {fault.lane}"
+            raise OutOfBoundsError(self._where(ins, place)) from None
+        except EmulationError:
+            raise
+        except Exception as error:
+            ins = block.sources[len(block.steps) - steps.__length_hint__() - 1]
+            error.add_note(self._where(ins, "while emulating"))
+            raise
+        leave = block.leave
+        if leave == "next":
+            g.block += 1
+        elif leave == "jump":
+            g.block = block.target
+        elif leave == "end":
+            return []
+        elif leave == "barrier":
+            g.block += 1
+            g.at_barrier = not g.closed
+        else:
+            taken = _CONDITIONS[leave](g)
+            if taken.all():
+                g.block = block.target
+            elif not taken.any():
+                g.block += 1
+            else:
+                jumped, stayed = g.split(taken)
+                jumped.block, stayed.block = block.target, g.block + 1
+                return [jumped, stayed]
+        return [g]
+
+
+def _is_barrier(name: str) -> bool:
+    return name in ("s_barrier", "s_barrier_wait")
+
+
+def _build_nothing(ins: Instruction, target: Target) -> Step:
+    return lambda g: None
+
+
+def find_builder(name: str, target: Target) -> Builder | None:
+    """What turns an instruction of this name into a closure, None where the emulator lacks it."""
+    if name in VECTOR:
+        op = VECTOR[name]
+        return lambda ins, t: build_vector(op, ins, t)
+    if name in SCALAR:
+        entry = SCALAR[name]
+        return lambda ins, t: build_scalar(*entry, ins, t)
+    if name in SPECIAL:
+        return SPECIAL[name]
+    if is_ordering(name):
+        return _build_nothing
+    for module in (lds_access, global_access, atomics):
+        builder = module.find(name)
+        if builder:
+            return builder
+    return None
+
+_loaded: dict[tuple[str, str, str | None], Program] = {}
+
+
+def load(asm: str, gpu: str | Gpu, kernel: str | None = None) -> Program:
+    """The Program of an assembly text, built once per process."""
+    key = (hashlib.sha256(asm.encode()).hexdigest(), get_gpu(gpu).name, kernel)
+    found = _loaded.get(key)
+    if found is None:
+        if len(_loaded) > 256:  # an autotuner can compile without end
+            _loaded.clear()
+        found = _loaded[key] = Program(asm, gpu, kernel)
+    return found
