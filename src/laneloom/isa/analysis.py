@@ -3,8 +3,8 @@
 The order of an iteration is written with one letter per event and a count: G global load, D global load
 straight to LDS, L LDS load, S LDS store, W matrix instruction, F multiply-add (only in loops without W), GS
 global store, DS store from LDS to global memory, A atomic, X scratch, BAR barrier, SIG the signalling half
-of a split barrier, WAIT for global loads, LW for LDS, SW for stores. A wait that lets the youngest N stay
-open is partial: WAIT(4).
+of a split barrier, WAIT for global loads, LW for LDS, SW for stores, WW for NVIDIA's matrix instructions. A
+wait that lets the youngest N stay open is partial: WAIT(4).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..errors import ArgumentError
 from .listing import Instruction, Kind, Listing, parse_listing
 from .metadata import parse_metadata, select_kernel
 
@@ -172,7 +173,7 @@ def order(loop: Loop, *, lds_waits: bool = False) -> str:
     tokens: list[tuple[str, int]] = []
 
     def add(token: str, count: int = 1) -> None:
-        if tokens and tokens[-1][0] == token and not token.startswith(("WAIT", "LW", "SW", "BAR")):
+        if tokens and tokens[-1][0] == token and not token.startswith(("WAIT", "LW", "SW", "WW", "BAR")):
             count += tokens.pop()[1]
         if token == "BAR" and tokens and tokens[-1][0] == "SIG":
             tokens.pop()
@@ -187,7 +188,7 @@ def order(loop: Loop, *, lds_waits: bool = False) -> str:
             add("SIG" if "signal" in instruction.mnemonic or "arrive" in instruction.mnemonic else "BAR")
         elif instruction.kind is Kind.WAIT:
             for name, left in waits(instruction).items():
-                if name in ("WAIT", "SW") or (name == "LW" and lds_waits):
+                if name != "LW" or lds_waits:
                     add(f"{name}({left})" if left else name)
         elif multiply_adds and instruction.fmas:
             add("F", instruction.fmas)
@@ -195,12 +196,19 @@ def order(loop: Loop, *, lds_waits: bool = False) -> str:
 
 
 def waits(instruction: Instruction) -> dict[str, int]:
-    """What a wait instruction waits for: "WAIT" loads, "LW" LDS, "SW" stores, each with how many may
-    stay open.
+    """What a wait instruction waits for, and how many of each may stay open.
+
+    "WAIT" are global loads, "LW" LDS, "SW" stores, "WW" wgmma.
     """
     if instruction.kind is not Kind.WAIT:
         return {}
     name, operands = instruction.mnemonic, instruction.operands
+    number = re.search(r"(0x[0-9a-fA-F]+|\d+)\s*$", operands)
+    left = int(number[1], 0) if number else 0
+    if "." in name:  # PTX
+        if name.startswith("mbarrier"):
+            return {"WAIT": 0}
+        return {"WW" if name.startswith("wgmma") else "SW" if "bulk" in name else "WAIT": left}
     if name == "s_waitcnt":
         if operands.strip() in ("0", "0x0"):
             return {"WAIT": 0, "LW": 0}
@@ -209,8 +217,6 @@ def waits(instruction: Instruction) -> dict[str, int]:
         return {counters[counter]: int(left) for counter, left in found}
     if name == "s_wait_idle":
         return {"WAIT": 0, "LW": 0, "SW": 0}
-    number = re.search(r"(0x[0-9a-fA-F]+|\d+)\s*$", operands)
-    left = int(number[1], 0) if number else 0
     if name in ("s_wait_loadcnt_dscnt", "s_wait_storecnt_dscnt"):
         # RDNA 4 ISA guide, SOPP: the memory counter stands in bits 13:8, dscnt in bits 5:0.
         return {"WAIT" if "load" in name else "SW": left >> 8 & 0x3F, "LW": left & 0x3F}
@@ -231,9 +237,11 @@ def matrix_overlap(loop: Loop) -> float:
 
     A load is issued, and the first wait that covers it ends its flight; the matrix instructions between the
     two, over those of one iteration, is its overlap (at most 1). The loop is followed over three iterations,
-    because a load may be waited for in a later one. 0 for a loop without matrix instructions or without
-    global loads.
+    because a load may be waited for in a later one. 0 for a loop without matrix instructions or without global
+    loads. Raises ArgumentError for PTX, whose waits count groups instead of loads.
     """
+    if loop.target is not None and loop.target.startswith("sm_"):
+        raise ArgumentError("the overlap of loads and matrix instructions can be told from AMDGCN text only")
     matrix = loop.count(Kind.MATRIX)
     in_order = [Kind.GLOBAL_LOAD, Kind.GLOBAL_TO_LDS]
     if not matrix or not any(loop.count(kind) for kind in in_order):
@@ -275,7 +283,7 @@ def prefetch_overlaps(loop: Loop, at_least: float = 1.0) -> bool:
 def narrow_loads(loop: Loop, width_bytes: int = 16) -> tuple[Instruction, ...]:
     """The global and LDS loads of the loop that read fewer bytes per lane and address than `width_bytes`."""
     loads = (Kind.GLOBAL_LOAD, Kind.GLOBAL_TO_LDS, Kind.LDS_LOAD)
-    return tuple(i for i in loop.instructions if i.kind in loads and i.width_bytes < width_bytes)
+    return tuple(i for i in loop.instructions if i.kind in loads and 0 < i.width_bytes < width_bytes)
 
 
 def loads_are_wide(loop: Loop, width_bytes: int = 16) -> bool:

@@ -59,7 +59,8 @@ class Instruction:
         if self.kind is Kind.VALU:
             if self.mnemonic.startswith("v_pk_fma"):
                 return 2
-            return int(re.match(r"v_(fma|fmac|mad|mac|dot)[a-z0-9]*_", self.mnemonic) is not None)
+            floating = r"v_(fma|fmac|fmaak|fmamk|mad|mac)_(\w+_)?f\d|v_dot\d"
+            return int(re.match(floating, self.mnemonic) is not None)
         return int(re.match(r"fma\.rn\.f", self.mnemonic) is not None)
 
     @property
