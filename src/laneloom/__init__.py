@@ -1,1 +1,35 @@
-"""laneloom: matrix-core kernels for PyTorch on AMD and NVIDIA, and an emulator that runs any Triton kernel as RDNA code."""
+"""Matrix-core kernels for PyTorch on AMD and NVIDIA, and an emulator that runs any Triton kernel as RDNA machine code.
+
+The functions are loaded when they are first used, so that importing laneloom costs nothing and needs neither torch nor a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .emulator.driver import emulated
+    from .ops.matmul.api import explain, matmul
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "emulated": ".emulator.driver",
+    "explain": ".ops.matmul.api",
+    "matmul": ".ops.matmul.api",
+}
+
+__all__ = ["emulated", "explain", "matmul"]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'laneloom' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -1,0 +1,49 @@
+# Everything runs in a local virtual environment that these targets make. Override: make test PYTHON=python3.12
+PYTHON ?= python3
+VENV ?= .venv
+# With TORCH= (empty) the tests that need torch are skipped.
+TORCH ?= torch==2.13.0
+# The oldest Triton that laneloom supports; the compile tier runs under it as well.
+OLD_TRITON ?= triton==3.6.0
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test test-old-triton lint clean help
+
+help:
+	@echo "make demo   compile a WMMA matmul for a GPU that is not here, run it, check it, explain it"
+	@echo "make test   all tests that need no GPU"
+	@echo "make lint   ruff, pyright"
+
+demo: $(VENV)/core.stamp
+	$(BIN)/laneloom demo
+
+test: $(VENV)/dev.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+test-old-triton: $(VENV)-old/dev.stamp
+	OMP_NUM_THREADS=1 $(VENV)-old/bin/python -m pytest -n 2 --dist loadfile tests/compile
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check src tests
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+$(VENV)/core.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: $(VENV)/core.stamp
+	$(if $(TORCH),$(PIP) "$(TORCH)")
+	$(PIP) --editable ".[dev,report]"
+	@touch $@
+
+$(VENV)-old/dev.stamp: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-old
+	$(VENV)-old/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-old/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(OLD_TRITON)"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) $(VENV)-old .pytest_cache .ruff_cache .hypothesis

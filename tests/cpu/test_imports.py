@@ -1,0 +1,90 @@
+"""The direction of imports, and what importing laneloom costs."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src" / "laneloom"
+# cli -> tune -> bench -> pytorch -> ops -> codegen, device, emulator -> isa -> gpu, errors
+LEVELS = {
+    "cli": 7, "tune": 6, "compat": 6, "bench": 5, "pytorch": 4, "ops": 3, "verify": 2, "codegen": 2, "device": 2,
+    "emulator": 2, "isa": 1, "gpu": 0, "errors": 0,
+}  # fmt: skip
+TORCH_FREE = ("isa", "emulator", "codegen", "gpu", "errors")
+
+
+def modules():
+    return sorted(p for p in SOURCE.rglob("*.py") if p != SOURCE / "__init__.py" and p != SOURCE / "__main__.py")
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path: Path):
+    """(absolute module, whether at the top level of the file) of every import in a file."""
+    package = ["laneloom", *path.relative_to(SOURCE).parts[:-1]]
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in tree.body}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, id(node) in top
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1]
+                name = ".".join(base + ([node.module] if node.module else []))
+                yield name, id(node) in top
+                if not node.module:
+                    for alias in node.names:
+                        yield f"{name}.{alias.name}", id(node) in top
+            else:
+                yield node.module or "", id(node) in top
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_run_one_way(path):
+    mine = part_of(path)
+    assert mine in LEVELS, f"{mine} has no place in the order of imports"
+    for name, _ in imported(path):
+        parts = name.split(".")
+        if parts[0] == "laneloom" and len(parts) > 1 and parts[1] in LEVELS:
+            theirs = parts[1]
+            assert theirs == mine or LEVELS[theirs] < LEVELS[mine], f"{mine} imports {theirs}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_low_layers_do_not_import_torch(path):
+    if part_of(path) not in TORCH_FREE:
+        return
+    for name, top in imported(path):
+        assert not (top and name.split(".")[0] == "torch"), "imports torch at the top of the file"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_files_stay_under_400_lines(path):
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_kernel_files_do_not_import_each_other():
+    for path in SOURCE.glob("ops/*/kernels/*.py"):
+        for name, _ in imported(path):
+            assert ".kernels." not in name, f"{path.name} imports {name}"
+
+
+def test_importing_laneloom_is_quick_and_pulls_in_nothing_heavy():
+    code = "import laneloom, sys; print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules])"
+    best = min(_timed(code)[0] for _ in range(3))
+    bare = min(_timed("pass")[0] for _ in range(3))
+    assert _timed(code)[1] == "[]"
+    assert best - bare < 0.1
+
+
+def _timed(code: str) -> tuple[float, str]:
+    began = time.perf_counter()
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    return time.perf_counter() - began, out
