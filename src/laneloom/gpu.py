@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -42,7 +42,8 @@ class Gpu:
     sgprs_per_wave: int
     clock_ghz: float  #: boost clock behind the peaks
     bandwidth_gbs: float  #: device memory, GB/s
-    peak_tflops: Mapping[str, float]  #: dense matrix peak per dtype; "fp32" and "fp64" are the vector (FMA) peaks
+    #: dense matrix peak per dtype; "fp32" and "fp64" are the vector (FMA) peaks
+    peak_tflops: Mapping[str, float] = field(hash=False)
     matrix_instructions: str  #: "wmma", "mfma", "wgmma"
     sources: tuple[str, ...]
 

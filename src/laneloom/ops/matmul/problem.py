@@ -121,6 +121,13 @@ class MatmulProblem:
         """Elements of B that one aligned load of at most 16 bytes takes; as `vector_a`."""
         return self._vector(self.b, self.dtype_b, along_k=self.b.major == "t", rows=self.n)
 
+    @cached_property
+    def vector_out(self) -> int:
+        """Elements of C that one aligned store of at most 16 bytes takes along N: a power of two."""
+        if self.out.major != "n":
+            return 1
+        return self._vector(self.out, self.dtype_out, along_k=False, rows=self.n)
+
     def _vector(self, matrix: Matrix, dtype: str, *, along_k: bool, rows: int) -> int:
         if matrix.major == "x":
             return 1

@@ -1,0 +1,1 @@
+"""JIT device functions that two kernels or more use unchanged."""

@@ -1,0 +1,69 @@
+"""Copy one or two matrices to a pitch of whole 128-byte lines, in one launch.
+
+TMA needs 16-byte pitches; matrices of odd sizes have none. The copy runs at memory speed and costs O(MK + KN) against a
+product of O(MNK). A pitch of whole lines, not of 16 bytes, keeps each of TMA's 128-byte requests inside one line:
+on one H200 (2026-11-20) a 4095x4097x4099 product ran at 617 TFLOP/s from it and at 486 from a 16-byte pitch.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+LINE_BYTES = 128
+BLOCK_ROWS = 8
+BLOCK_COLUMNS = 512
+
+
+@triton.jit
+def _copy_block(source_ptr, copy_ptr, block, rows, columns, source_pitch, copy_pitch, ROWS: tl.constexpr,
+                COLUMNS: tl.constexpr):
+    blocks_across = tl.cdiv(columns, COLUMNS)
+    row = (block // blocks_across) * ROWS + tl.arange(0, ROWS)
+    column = (block % blocks_across) * COLUMNS + tl.arange(0, COLUMNS)
+    rows_in = (row < rows)[:, None]
+    values = tl.load(source_ptr + row.to(tl.int64)[:, None] * source_pitch + column[None, :],
+                     mask=rows_in & (column < columns)[None, :])
+    tl.store(copy_ptr + row.to(tl.int64)[:, None] * copy_pitch + column[None, :], values,
+             mask=rows_in & (column < copy_pitch)[None, :])
+
+
+@triton.jit
+def repack(a_ptr, a_copy_ptr, a_rows, a_columns, a_pitch, a_copy_pitch, b_ptr, b_copy_ptr, b_rows, b_columns, b_pitch,
+           b_copy_pitch, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PDL: tl.constexpr):
+    """The first programs copy A's blocks, the rest B's. Columns past the end hold anything: TMA masks them."""
+    if PDL:
+        gdc_launch_dependents()
+        # The copies may still be read, and the sources still be written, by the launches ahead.
+        gdc_wait()
+    block = tl.program_id(0)
+    a_blocks = tl.cdiv(a_rows, ROWS) * tl.cdiv(a_columns, COLUMNS)
+    if block < a_blocks:
+        _copy_block(a_ptr, a_copy_ptr, block, a_rows, a_columns, a_pitch, a_copy_pitch, ROWS, COLUMNS)
+    else:
+        _copy_block(b_ptr, b_copy_ptr, block - a_blocks, b_rows, b_columns, b_pitch, b_copy_pitch, ROWS, COLUMNS)
+
+
+def allocate_repacked(matrix: torch.Tensor) -> torch.Tensor:
+    """An empty matrix of the same shape and dtype, contiguous along the last axis, its pitch whole 128-byte lines."""
+    rows, columns = matrix.shape
+    line = LINE_BYTES // matrix.element_size()
+    pitch = -(-columns // line) * line
+    return torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)[:, :columns]
+
+
+def launch_repack(pairs: list[tuple[torch.Tensor, torch.Tensor]], *, pdl: bool) -> None:
+    """Copy the first of each of one or two (source, copy) pairs into the second; both contiguous along the last axis."""
+    arguments: list[object] = []
+    blocks = 0
+    for source, copy in pairs:
+        rows, columns = source.shape
+        arguments += [source, copy, rows, columns, source.stride(0), copy.stride(0)]
+        blocks += triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(columns, BLOCK_COLUMNS)
+    if len(pairs) == 1:
+        # No program reaches the second pair.
+        arguments += [*arguments[:2], 0, 0, *arguments[4:6]]
+    repack[(blocks,)](*arguments, BLOCK_ROWS, BLOCK_COLUMNS, pdl, num_warps=4,
+                      launch_pdl=pdl)  # fmt: skip
