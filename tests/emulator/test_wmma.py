@@ -106,7 +106,8 @@ def get_cd(V, n, kind, gfx12, lanes, high):
 
 CASES = [
     *[(gpu, lanes, cd, 16, ab) for gpu, sizes in (("gfx1151", (32, 64)), ("gfx1201", (32,))) for lanes in sizes
-      for cd, ab in (("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"), ("i32", "iu8"), ("i32", "iu4"))],
+      for cd, ab in (("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"), ("i32", "iu8"),
+                     ("i32", "iu4"))],
     *[("gfx1201", 32, "f32", 16, f"{a}_{b}") for a in ("fp8", "bf8") for b in ("fp8", "bf8")],
     ("gfx1201", 32, "i32", 32, "iu4"),
 ]  # fmt: skip
@@ -118,7 +119,8 @@ def assemble(cd, k, ab, modifiers=""):
 
 
 # Signs are a modifier of the integer forms only.
-SIGNED = [(*case, signs) for case in CASES for signs in ([(1, 1), (0, 1), (1, 0), (0, 0)] if case[2] == "i32" else [(0, 0)])]
+SIGNS = {True: [(1, 1), (0, 1), (1, 0), (0, 0)], False: [(0, 0)]}
+SIGNED = [(*case, signs) for case in CASES for signs in SIGNS[case[2] == "i32"]]
 
 
 @pytest.mark.parametrize(("gpu", "lanes", "cd", "k", "ab", "signs"), SIGNED)

@@ -1,7 +1,7 @@
 """The emulator as Triton's active driver: `with emulated("gfx1151"):` runs any Triton or Gluon kernel on CPU tensors.
 
-Triton's own JIT specialises, compiles and caches the kernel for that GPU; what it launches, the emulator executes on the
-tensors' real addresses. Nothing in the kernel or its call changes.
+Triton's own JIT specialises, compiles and caches the kernel for that GPU; what it launches, the emulator executes on
+the tensors' real addresses. Nothing in the kernel or its call changes.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class _Launcher:
         group = get_cache_manager(metadata.hash).get_group(f"{src.name[:150]}.json") or {}
         path = next((p for f, p in group.items() if f.endswith(".amdgcn")), None)
         if path is None:
-            raise EmulationError(f"Triton's cache holds no assembly of kernel {metadata.name!r}; clear it and try again")
+            raise EmulationError(f"Triton's cache holds no assembly of {metadata.name!r}; clear it and try again")
         with open(path) as file:
             self.asm = file.read()
         self.arguments = kernel_arguments(self.asm)
@@ -134,7 +134,8 @@ class _Launcher:
             return
         md = self.metadata
         values = list(_flatten(self.signature.items(), args))
-        scratch = [self._scratch(getattr(md, f"{kind}_scratch_size", 0) or 0, gx * gy * gz) for kind in ("global", "profile")]
+        sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
+        scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
         kernarg, regions = self._pack(values, scratch)
         if self._program is None:
             self._program = load(self.asm, self.emulation.gpu, md.name)
@@ -148,12 +149,8 @@ class _Launcher:
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
-    @staticmethod
-    def _scratch(bytes_per_program: int, programs: int) -> np.ndarray:
-        return np.zeros(bytes_per_program * programs, np.uint8)
-
     def _pack(self, values: list[tuple[str, str, Any]], scratch: Sequence[np.ndarray]) -> tuple[bytes, list[Region]]:
-        """The kernel argument block, at the offsets that the code object's metadata states, and the memory it points to."""
+        """The kernel argument block, laid out as the code object's metadata says, and the memory that it points to."""
         block = bytearray(max((o + s for o, s, _ in self.arguments), default=0))
         regions: list[Region] = []
         explicit = [a for a in self.arguments if not a[2].startswith("hidden_")]
@@ -191,7 +188,7 @@ def pack_scalar(name: str, kind: str, value: Any) -> bytes:
 
 
 def _flatten(signature, args) -> Iterator[tuple[str, str, Any]]:
-    """(name, type, value) of every argument that the kernel really takes; tuples are taken apart, constants left out."""
+    """(name, type, value) of every argument that the kernel takes; tuples are taken apart, constants left out."""
     for (name, kind), value in zip(signature, args, strict=True):
         if isinstance(kind, tuple | list):
             yield from _flatten([(f"{name}[{k}]", t) for k, t in enumerate(kind)], value)
@@ -261,7 +258,7 @@ class EmulatedDriver(DriverBase):
 
 @contextmanager
 def emulated(gpu: str | Gpu) -> Iterator[Emulation]:
-    """Make the emulator of `gpu` Triton's active driver: kernels launched on CPU tensors run as that GPU's machine code.
+    """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
     Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
     The active driver belongs to the process, as in Triton itself: threads that launch kernels share it.

@@ -175,13 +175,12 @@ class Buffer:
         stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
         records = g.s[r + 2].astype(np.int64)[:, None]
         if self.soffset.kind == "s":
-            scalar = (g.s[self.soffset.index] if self.soffset.index != NULL else np.zeros(g.count, U32)).astype(np.int64)
-            scalar = scalar[:, None]
+            scalar = g.sv[self.soffset.index].astype(np.int64)
         else:
             scalar = np.int64(self.soffset.value)
         index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
         n = self.vaddr + int(self.idxen)
-        within = (g.u[n].astype(np.int64) if self.offen else np.zeros((1, 1), np.int64)) + self.offset
+        within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
         # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
         structured = stride > 0
         inside = np.where(structured, index < records, within < records - scalar)
@@ -228,8 +227,7 @@ def _build_scalar_load(ins: Instruction, target: Target) -> Step:
         low = g.scalar64(base.index).view(np.int64)
         if buffer:
             low = low & np.int64(0xFFFFFFFFFFFF)
-        more = g.s[offset.index].astype(np.int64) if offset.kind == "s" and offset.index != NULL else np.int64(
-            offset.value if offset.kind == "const" else 0)  # fmt: skip
+        more = g.s[offset.index].astype(np.int64) if offset.kind == "s" else np.int64(offset.value)
         address = low + more + extra
         if nbytes >= 4:
             address = address & ~np.int64(3)
@@ -244,12 +242,17 @@ def _build_scalar_load(ins: Instruction, target: Target) -> Step:
     return step
 
 
+_BUILDERS: dict[str, Builder] = {
+    "global": _build_global, "flat": _build_flat, "scratch": _build_scratch, "buffer": _build_buffer,
+}  # fmt: skip
+
+
 def find(name: str) -> Builder | None:
     """The builder of a global, flat, scratch, buffer or scalar memory instruction."""
     if _SCALAR.match(name):
         return _build_scalar_load
     prefix, _, tail = name.partition("_")
-    builder = {"global": _build_global, "flat": _build_flat, "scratch": _build_scratch, "buffer": _build_buffer}.get(prefix)
+    builder = _BUILDERS.get(prefix)
     return builder if builder and _ACCESS.fullmatch(tail) else None
 
 

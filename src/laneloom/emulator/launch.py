@@ -64,9 +64,8 @@ def launch(
         raise ArgumentError(f"a workgroup has 1 to 1024 threads, got {threads}")
     lds_bytes = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
     if lds_bytes > program.gpu.lds_bytes:
-        raise ArgumentError(
-            f"{program.kernel} wants {lds_bytes} bytes of LDS; a workgroup of {program.gpu.name} has {program.gpu.lds_bytes}"
-        )
+        most = program.gpu.lds_bytes
+        raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; a workgroup of {program.gpu.name} has {most}")
     run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()

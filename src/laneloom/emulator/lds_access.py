@@ -76,7 +76,7 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
 
 
 def _build_bpermute(ins: Instruction, target: Target) -> Step:
-    """Each lane reads VGPR data of lane (address / 4) modulo the wave; an inactive source lane gives 0 (fi: its value)."""
+    """Each lane reads lane (address / 4) modulo the wave; an inactive source lane gives 0, or its value with fi."""
     d, a, x = (o.index for o in ins.operands)
     offset, fetch_inactive = ins.number("offset"), "_fi_" in ins.name
 

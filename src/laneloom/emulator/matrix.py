@@ -1,16 +1,15 @@
 """WMMA on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave.
 
-Numerics: every product is exact, the K products and C are summed in float64 and rounded once to D's type (nearest even);
-integers are summed exactly and wrap, or saturate with clamp. EXEC is ignored, as on the hardware.
-Layouts (RDNA 3 and RDNA 4 ISA guides; AMD matrix instruction calculator), l = lane, e = element of A or B, v = register:
-gfx11  A[l%16][e], B[e][l%16]; D[2v + l/16][l%16] in wave32 and [4v + l/16] in wave64; 16-bit C and D in one half (op_sel).
+Numerics: every product is exact, the K products and C are summed in float64 and rounded once to D's type (nearest
+even); integers are summed exactly and wrap, or saturate with clamp. EXEC is ignored, as on the hardware.
+Layouts (RDNA 3 and RDNA 4 ISA guides; AMD matrix instruction calculator): l = lane, e = element, v = register,
+gfx11  A[l%16][e], B[e][l%16]; D[2v + l/16][l%16] in wave32, [4v + l/16] in wave64; 16-bit C, D in one half (op_sel).
 gfx12  with h = l/16 and E elements a lane: A[l%16][E h + e], B[E h + e][l%16]; D[8 h + v][l%16] in wave32.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np

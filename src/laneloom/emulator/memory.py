@@ -100,13 +100,14 @@ class GlobalMemory:
 
             near = min(self.regions, key=distance)
             if address >= near.address:
-                where = f"{address + nbytes - near.end} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
+                past = address + nbytes - near.end
+                where = f"{past} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
             else:
                 where = f"{near.address - address} bytes before argument {near.name!r} ({near.nbytes} bytes)"
         return f"{nbytes}-byte access at {address:#x}, {where}"
 
     def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
-        """Load `nbytes` (1, 2, 4, 8, 12, 16) per lane as uint32 words [wave, lane, words] (1, 2 bytes: zero-extended)."""
+        """`nbytes` (1, 2, 4, 8, 12, 16) per lane as uint32 [wave, lane, words]; 1 and 2 bytes zero-extended."""
         return _gather(self._views, offset, nbytes)
 
     def scatter(self, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
@@ -140,8 +141,8 @@ class LocalMemory:
             if bad.any():
                 wave, lane = (int(x[0]) for x in np.nonzero(bad))
                 raise AccessFault(
-                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])}, outside the {self.nbytes} bytes that "
-                    f"the kernel allocates",
+                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])}, outside the {self.nbytes} bytes "
+                    f"that the kernel allocates",
                     wave,
                     lane,
                 )

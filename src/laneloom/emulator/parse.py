@@ -1,4 +1,4 @@
-"""LLVM's AMDGCN assembly text -> `Listing`: instructions with typed operands, labels, kernel descriptor, source lines."""
+"""LLVM's AMDGCN assembly text -> `Listing`: instructions, typed operands, labels, descriptor, source lines."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class Instruction:
 
     def number(self, name: str, default: int = 0) -> int:
         """The value of an integer modifier such as `offset:16`."""
-        return int(self.modifiers.get(name, default), 0) if name in self.modifiers else default
+        text = self.modifiers.get(name)
+        return default if text is None else int(text, 0)
 
     def bits(self, name: str, default: list[int]) -> list[int]:
         """The value of a list modifier such as `op_sel:[0,1]`, as long as `default`."""
@@ -89,8 +90,8 @@ class Listing:
     def directive(self, name: str, default: int = 0) -> int:
         """An integer `.amdhsa_` directive; absent ones and expressions give `default`."""
         try:
-            return int(self.descriptor.get(name, default), 0) if name in self.descriptor else default
-        except ValueError:
+            return int(self.descriptor[name], 0)
+        except (KeyError, ValueError):
             return default
 
 
@@ -223,7 +224,7 @@ def parse_operand(text: str) -> Operand:
     body = text
     if body.startswith("neg("):
         negate, body = True, body[4:-1]
-    elif body.startswith("-") and not body[1:2].isdigit() and not body[1:2] == ".":
+    elif body.startswith("-") and not body[1:2].isdigit() and body[1:2] != ".":
         negate, body = True, body[1:]
     if body.startswith("|"):
         absolute, body = True, body.strip("|")

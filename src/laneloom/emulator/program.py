@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..errors import EmulationError, OutOfBoundsError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
 from . import atomics, global_access, lds_access, matrix
-from .alu import SCALAR, SPECIAL, VECTOR, Builder, Step, Target, build_scalar, build_vector
+from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
 from .parse import Instruction, Listing, parse
 from .state import Waves
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 _ORDERING = frozenset(
-    "s_waitcnt s_delay_alu s_clause s_nop s_sleep s_sleep_var s_sendmsg s_setprio s_set_inst_prefetch_distance s_code_end "
-    "s_icache_inv s_inst_prefetch s_barrier_signal s_wait_alu s_waitcnt_depctr s_wait_idle s_ttracedata s_ttracedata_imm "
-    "s_incperflevel s_decperflevel s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data s_buffer_prefetch_data "
-    "buffer_gl0_inv buffer_gl1_inv global_inv global_wb global_wbinv s_dcache_inv s_gl1_inv v_nop s_version "
-    "s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_wait_event".split()
+    """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
+    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_sendmsg s_version s_code_end
+    s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
+    s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
+    global_wbinv s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
 )
 
 
@@ -43,7 +44,7 @@ class Block:
     target: int = 0  #: block to jump to
 
 
-_CONDITIONS: dict[str, Callable[[Waves], np.ndarray]] = {
+_CONDITIONS: dict[str, Callable[[Waves], Any]] = {
     "scc0": lambda g: ~g.scc,
     "scc1": lambda g: g.scc,
     "vccz": lambda g: ~g.mask(106).any(axis=1),
@@ -109,7 +110,7 @@ class Program:
         return block
 
     def _fill(self, block: Block, body: list[Instruction]) -> None:
-        """Closures of a block. Matrix instructions are gathered until something touches their registers, then batched."""
+        """Closures of a block; matrix instructions wait, to be batched, until something touches their registers."""
         pending: list[matrix.Wmma] = []
         behind: list[Instruction] = []
         results: set[int] = set()
@@ -214,19 +215,19 @@ class Program:
     def run_block(self, g: Waves, name_wave: Callable[[int], str]) -> list[Waves]:
         """Execute the block that `g` stands at and move it on; the groups that it became (none if it ended)."""
         block = self.blocks[g.block]
-        steps = iter(block.steps)
+        done = 0
         try:
-            for step in steps:
+            for step in block.steps:
                 step(g)
+                done += 1
         except AccessFault as fault:
-            ins = block.sources[len(block.steps) - steps.__length_hint__() - 1]
+            ins = block.sources[done]
             place = f"{fault.text}; {name_wave(int(g.ids[fault.wave]))}, lane {fault.lane}"
             raise OutOfBoundsError(self._where(ins, place)) from None
         except EmulationError:
             raise
         except Exception as error:
-            ins = block.sources[len(block.steps) - steps.__length_hint__() - 1]
-            error.add_note(self._where(ins, "while emulating"))
+            error.add_note(self._where(block.sources[done], "while emulating"))
             raise
         leave = block.leave
         if leave == "next":
@@ -267,8 +268,6 @@ def find_builder(name: str, target: Target) -> Builder | None:
     if name in SCALAR:
         entry = SCALAR[name]
         return lambda ins, t: build_scalar(*entry, ins, t)
-    if name in SPECIAL:
-        return SPECIAL[name]
     if is_ordering(name):
         return _build_nothing
     for module in (lds_access, global_access, atomics):

@@ -24,7 +24,7 @@ class Waves:
 
     __slots__ = (
         "V", "S", "scc", "ids", "block", "at_barrier", "exec", "u", "i", "f", "h", "s", "sv",
-        "_masks", "lanes", "lds", "lds_base", "memory", "closed", "wave_base", "private",
+        "_masks", "lanes", "lds", "lds_base", "memory", "closed", "private",
     )  # fmt: skip
 
     def __init__(self, V, S, scc, ids, lds_base, lanes, memory, lds, closed, private=None):
@@ -158,7 +158,7 @@ class Waves:
     def merge(parts: list[Waves]) -> Waves:
         """One group of several that stand at the same block."""
         first = parts[0]
-        private = None if first.private is None else np.concatenate([p.private for p in parts])
+        private = None if first.private is None else np.concatenate([p.private for p in parts if p.private is not None])
         whole = Waves(
             np.concatenate([p.V for p in parts], axis=1), np.concatenate([p.S for p in parts], axis=1),
             np.concatenate([p.scc for p in parts]), np.concatenate([p.ids for p in parts]),
