@@ -82,19 +82,23 @@ def explain_triton_error(error: BaseException, printed: str = "") -> str:
             innermost = cause
         cause = cause.__cause__
     if innermost is not None:
-        message = (
-            innermost.error_message or _one_line(last) if last is not innermost else innermost.error_message
-        )
+        message = innermost.error_message or _one_line(last) if last is not innermost else innermost.error_message
         where = ""
         line = getattr(innermost.node, "lineno", None)
         if line is not None and innermost.src:
             source = innermost.src.split("\n")[line - 1].strip()
             where = f" (line {line} of the function: `{source}`)"
-        return f"{_squeeze(message or 'unsupported construct')}{where}"
+        return f"{_squeeze(_without_repr(message or 'unsupported construct'))}{where}"
     diagnosed = re.findall(r"error: ([^\n]+)", printed)
     if diagnosed:
         return _squeeze("; ".join(dict.fromkeys(diagnosed)))
     return _one_line(error)
+
+
+def _without_repr(message: str) -> str:
+    """Triton wraps other exceptions by their repr: NameError('...') becomes its text."""
+    wrapped = re.fullmatch(r"(?:NameError|ValueError|TypeError|AssertionError)\((['\"])(.*)\1\)", message, re.DOTALL)
+    return wrapped[2] if wrapped else message
 
 
 def _one_line(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from triton._C.libtriton import get_cache_invalidating_env_vars  # pyright: igno
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.runtime.jit import JITFunction
 
 from ..errors import ArgumentError, UnsupportedError
@@ -39,6 +40,8 @@ __all__ = [
     "is_jit_function",
     "knob_values",
     "parse_version",
+    "tma_load",
+    "tma_store",
     "triton_version",
     "wmma_layout",
 ]
@@ -87,6 +90,31 @@ else:
     def cta_barrier():
         """Wait until every wave of the workgroup is here; orders their LDS accesses before and after it."""
         gl.thread_barrier()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+if hasattr(tma, "async_load"):  # 3.9, which refuses the former names
+
+    @gluon.jit
+    def tma_load(descriptor, coordinates, barrier, target):
+        """Start a TMA copy of one block to shared memory; `barrier` counts its bytes as they arrive."""
+        tma.async_load(descriptor, coordinates, barrier, target)
+
+    @gluon.jit
+    def tma_store(descriptor, coordinates, source):
+        """Start a TMA copy of one block from shared memory; `tma.store_wait` orders what comes after."""
+        tma.async_store(descriptor, coordinates, source)
+
+else:
+
+    @gluon.jit
+    def tma_load(descriptor, coordinates, barrier, target):
+        """Start a TMA copy of one block to shared memory; `barrier` counts its bytes as they arrive."""
+        tma.async_copy_global_to_shared(descriptor, coordinates, barrier, target)
+
+    @gluon.jit
+    def tma_store(descriptor, coordinates, source):
+        """Start a TMA copy of one block from shared memory; `tma.store_wait` orders what comes after."""
+        tma.async_copy_shared_to_global(descriptor, coordinates, source)
 
 
 def wmma_layout(

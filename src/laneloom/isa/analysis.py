@@ -237,8 +237,8 @@ def matrix_overlap(loop: Loop) -> float:
 
     A load is issued, and the first wait that covers it ends its flight; the matrix instructions between the
     two, over those of one iteration, is its overlap (at most 1). The loop is followed over three iterations,
-    because a load may be waited for in a later one. 0 for a loop without matrix instructions or without global
-    loads. Raises ArgumentError for PTX, whose waits count groups instead of loads.
+    because a load may be waited for in a later one. 0 for a loop without matrix instructions or global loads.
+    Raises ArgumentError for PTX, whose waits count groups instead of loads.
     """
     if loop.target is not None and loop.target.startswith("sm_"):
         raise ArgumentError("the overlap of loads and matrix instructions can be told from AMDGCN text only")

@@ -66,9 +66,7 @@ def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
     kernels = list(parse_metadata(asm))
     names = ", ".join(k.name for k in kernels)
     if not kernels:
-        raise ArgumentError(
-            "the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown"
-        )
+        raise ArgumentError("the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown")
     if kernel is None:
         if len(kernels) > 1:
             raise ArgumentError(f"the assembly holds {len(kernels)} kernels ({names}): name one with kernel=")
@@ -118,8 +116,7 @@ def _parse_block(lines: Sequence[str], at: int, indent: int) -> tuple[Any, int]:
             continue
         # A list may stand at its key's own column; a map has to be indented further.
         deeper = at < len(lines) and (
-            _indent(lines[at]) > indent
-            or (_indent(lines[at]) == indent and lines[at].lstrip().startswith("- "))
+            _indent(lines[at]) > indent or (_indent(lines[at]) == indent and lines[at].lstrip().startswith("- "))
         )
         if deeper:
             mapping[key], at = _parse_block(lines, at, _indent(lines[at]))

@@ -52,9 +52,7 @@ def parse_ptx(ptx: str) -> Listing:
             break
         statements = [part.strip() for part in text.split(";")]
         instructions += [_instruction(s, number) for s in statements if s and s[0] not in ".(){}"]
-    return Listing(
-        entry[1] if entry else None, processor[1] if processor else None, tuple(instructions), labels
-    )
+    return Listing(entry[1] if entry else None, processor[1] if processor else None, tuple(instructions), labels)
 
 
 def _instruction(text: str, line: int) -> Instruction:
@@ -68,9 +66,7 @@ def _instruction(text: str, line: int) -> Instruction:
         # A matrix load or store moves one 32-bit register per lane and 8x8 matrix.
         bits = 32 if "matrix" in mnemonic else int(element[1]) if element else 0
         width = bits // 8 * (int(vector[1]) if vector else 1)
-    if re.match(r"cp\.async\.c[ag]", mnemonic) and (
-        copied := re.search(r"\],\s*(0x[0-9a-f]+|\d+)", operands)
-    ):
+    if re.match(r"cp\.async\.c[ag]", mnemonic) and (copied := re.search(r"\],\s*(0x[0-9a-f]+|\d+)", operands)):
         width = int(copied[1], 0)
     target = operands.split(",")[-1].strip() if kind is Kind.BRANCH else None
     return Instruction(line, " ".join(text.split()), mnemonic, operands, kind, width, 1, target)

@@ -147,9 +147,7 @@ def render(code: CompiledKernel, *, listing: bool = True) -> RenderableType:
     """The page of `laneloom isa`, for rich's console; without `listing`, the tables alone."""
     analysis = analyze_code(code)
     parts: list[RenderableType] = [
-        Text.assemble(
-            (code.kernel, "bold"), f"  {code.gpu.name} ({code.gpu.family}), Triton {code.triton_version}"
-        ),
+        Text.assemble((code.kernel, "bold"), f"  {code.gpu.name} ({code.gpu.family}), Triton {code.triton_version}"),
         Text(),
         _resources(code),
         Text(),
@@ -181,12 +179,8 @@ def _resources(code: CompiledKernel) -> Table:
     if gpu.vendor == "amd":
         table.add_row("Scalar registers", f"{code.sgprs} of {gpu.sgprs_per_wave}")
     style = "bold red" if code.vgpr_spills or code.sgpr_spills or code.scratch_bytes else ""
-    table.add_row(
-        "Spilled registers", Text(f"{spilled}; scratch {code.scratch_bytes} B per lane", style=style)
-    )
-    table.add_row(
-        "LDS" if gpu.vendor == "amd" else "Shared memory", f"{code.lds_bytes:,} of {gpu.lds_bytes:,} B"
-    )
+    table.add_row("Spilled registers", Text(f"{spilled}; scratch {code.scratch_bytes} B per lane", style=style))
+    table.add_row("LDS" if gpu.vendor == "amd" else "Shared memory", f"{code.lds_bytes:,} of {gpu.lds_bytes:,} B")
     table.add_row("Workgroup", f"{code.num_warps} waves of {code.wave}")
     by_lds = "" if fits.by_lds is None else f", LDS {fits.by_lds:g}"
     table.add_row(
@@ -229,11 +223,8 @@ def _loop_lines(code: CompiledKernel, analysis: Analysis) -> list[RenderableType
         Text(f"  with LDS waits: {order(hot, lds_waits=True)}", style="dim"),
     ]
     if code.gpu.vendor == "amd" and hot.count(Kind.MATRIX):
-        lines.append(
-            Text(
-                f"  each global load is in flight during {matrix_overlap(hot):.0%} of the matrix instructions"
-            )
-        )
+        covered = f"{matrix_overlap(hot):.0%} of an iteration's matrix instructions"
+        lines.append(Text(f"  every global load is in flight during at least {covered}"))
     narrow = narrow_loads(hot)
     if narrow:
         lines.append(Text(f"  {len(narrow)} loads are narrower than 16 bytes, the first: {narrow[0].text}"))
