@@ -159,7 +159,7 @@ def _build_scratch(ins: Instruction, target: Target) -> Step:
 
 
 class Buffer:
-    """Addressing of a buffer instruction: a 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
+    """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
 
     def __init__(self, ins: Instruction, vaddr: Operand, resource: Operand, soffset: Operand):
         self.resource = resource.index

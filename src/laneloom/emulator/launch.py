@@ -65,7 +65,7 @@ def launch(
     lds_bytes = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
     if lds_bytes > program.gpu.lds_bytes:
         most = program.gpu.lds_bytes
-        raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; a workgroup of {program.gpu.name} has {most}")
+        raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
     run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
@@ -157,7 +157,7 @@ class _Run:
         return Waves(V, S, np.zeros(n, bool), np.arange(n), base, p.lanes, self.memory, lds, True, private)
 
     def _user_sgprs(self, S: np.ndarray) -> None:
-        """The user SGPRs in the order that the AMDGPU ABI fixes (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
+        """The user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
         at = 0
         for name, size, value in (
             ("dispatch_ptr", 2, self.packet.ctypes.data),

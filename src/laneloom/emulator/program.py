@@ -14,6 +14,7 @@ from ..gpu import Gpu, get_gpu
 from . import atomics, global_access, lds_access, matrix
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
+from .mode import initial_mode, mode_after
 from .parse import Instruction, Listing, parse
 from .state import Waves
 
@@ -65,11 +66,22 @@ class Program:
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel
         self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
-        self.target = Target(self.gpu, self.lanes)
+        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
+        self.targets = self._follow_mode()
         self.blocks = self._cut()
         self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) + 16
 
     # -- building ------------------------------------------------------------------------------------------------------
+
+    def _follow_mode(self) -> list[Target]:
+        """What each instruction is built for: the floating-point mode changes along the text."""
+        targets, target = [], self.target
+        for ins in self.listing.instructions:
+            targets.append(target)
+            mode = mode_after(ins, target.mode)
+            if mode != target.mode:
+                target = Target(self.gpu, self.lanes, mode)
+        return targets
 
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
@@ -106,10 +118,10 @@ class Program:
                 raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
         if block.leave != "next":
             body = body[:-1]
-        self._fill(block, body)
+        self._fill(block, body, self.targets[start:stop])
         return block
 
-    def _fill(self, block: Block, body: list[Instruction]) -> None:
+    def _fill(self, block: Block, body: list[Instruction], targets: list[Target]) -> None:
         """Closures of a block; matrix instructions wait, to be batched, until something touches their registers."""
         pending: list[matrix.Wmma] = []
         behind: list[Instruction] = []
@@ -125,12 +137,12 @@ class Program:
                 results.clear()
                 inputs.clear()
 
-        for ins in body:
+        for ins, target in zip(body, targets, strict=False):  # the block's last instruction may be its branch
             if is_ordering(ins.name):
                 continue
             if ins.name.startswith("v_wmma"):
                 try:
-                    wmma = matrix.decode(ins, self.target)
+                    wmma = matrix.decode(ins, target)
                 except UnknownInstructionError:
                     flush()
                     self._append(block, ins, self._unknown(ins))
@@ -152,30 +164,30 @@ class Program:
                 mentioned, written = matrix.touched(ins)
                 if mentioned & results or written & inputs or ins.name.startswith("s_set"):
                     flush()
-            self._append(block, ins, self.step_of(ins))
+            self._append(block, ins, self.step_of(ins, target))
         flush()
 
     def _append(self, block: Block, ins: Instruction, step: Step) -> None:
         block.steps.append(step)
         block.sources.append(ins)
 
-    def step_of(self, ins: Instruction) -> Step:
+    def step_of(self, ins: Instruction, target: Target) -> Step:
         """The closure of one instruction; an unknown one becomes a step that stops when it is reached."""
         try:
             if ins.second is not None:
-                return self._dual(ins)
-            builder = find_builder(ins.name, self.target)
-            return builder(ins, self.target) if builder else self._unknown(ins)
+                return self._dual(ins, target)
+            builder = find_builder(ins.name)
+            return builder(ins, target) if builder else self._unknown(ins)
         except UnknownInstructionError:
             return self._unknown(ins)
         except ValueError as error:
             raise EmulationError(self._where(ins, str(error))) from error
 
-    def _dual(self, ins: Instruction) -> Step:
+    def _dual(self, ins: Instruction, target: Target) -> Step:
         """A dual-issue pair: both halves read their sources before either writes."""
         assert ins.second is not None
         single = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
-        x, y = self.step_of(single), self.step_of(ins.second)
+        x, y = self.step_of(single, target), self.step_of(ins.second, target)
         n = ins.operands[0].index
         reads = {o.index for o in ins.second.operands[1:] if o.kind == "v"}
         if "fmac" in ins.second.name or "dot2acc" in ins.second.name:
@@ -260,7 +272,7 @@ def _build_nothing(ins: Instruction, target: Target) -> Step:
     return lambda g: None
 
 
-def find_builder(name: str, target: Target) -> Builder | None:
+def find_builder(name: str) -> Builder | None:
     """What turns an instruction of this name into a closure, None where the emulator lacks it."""
     if name in VECTOR:
         op = VECTOR[name]
