@@ -2,24 +2,25 @@
 
 An instruction class file declares operations as data: mnemonic, destination type, source types, and a function from
 native numpy arrays to a native numpy array. This file does the rest once for all of them: operands, constants, source
-and output modifiers, op_sel, DPP, EXEC, SCC.
+and output modifiers, op_sel, DPP, EXEC, SCC, denormals and rounding. `tables.py` imports all class files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..gpu import Gpu
-from .dpp import lane_source
-from .operands import BITS, FLOATS, read, read_mask, read_scalar, write
-from .parse import VCC, Instruction, Operand
+from .dpp import LaneSource, lane_source
+from .mode import NEAREST, Mode, flush, refuse_rounding
+from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
+from .parse import EXEC, VCC, Instruction, Operand
 from .state import U32, Waves
 
 Step = Callable[[Waves], None]
-Builder = Callable[[Instruction, "Target"], Step]
 
 
 @dataclass(frozen=True)
@@ -28,22 +29,29 @@ class Target:
 
     gpu: Gpu
     lanes: int  #: 32 or 64
+    mode: Mode = Mode()
+
+
+Builder = Callable[[Instruction, Target], Step]
 
 
 @dataclass(frozen=True)
 class Op:
-    """`dst = fn(*sources)`; types as in operands.py, "mask" for a lane mask in SGPRs."""
+    """`dst = fn(*sources)`; types as in operands.py, "mask" for a lane mask in SGPRs, "exec" for EXEC itself."""
 
     dst: str
     src: tuple[str, ...]
     fn: Callable
     reads_dst: bool = False  #: the destination is also the last source (v_fmac)
     implicit_vcc: bool = False  #: the last source is VCC though the text does not say so (v_div_fmas)
+    flushes: bool = True  #: float operands and results follow the denormal mode
+    clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
+    rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
 
 
 VECTOR: dict[str, Op] = {}  #: filled by the instruction class files
-SPECIAL: dict[str, Builder] = {}  #: instructions with a builder of their own, by name
 SCALAR: dict[str, tuple[Op, str]] = {}  #: op and what it does to SCC: "", "nonzero", "returned"
+SPECIAL: dict[str, Builder] = {}  #: instructions with a builder of their own
 
 
 def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
@@ -52,135 +60,221 @@ def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
         VECTOR[name] = Op(dst, tuple(src.split()), fn, **flags)
 
 
-def scalar(names: str, dst: str, src: str, fn: Callable, scc: str = "") -> None:
-    """Declare scalar operations. With scc="returned", `fn` gives (result, scc); the result may be None."""
+def special(names: str, build: Builder) -> None:
+    """Declare operations whose operands do not fit `dst = fn(*sources)`: `build` makes the whole closure."""
     for name in names.split():
-        SCALAR[name] = (Op(dst, tuple(src.split()), fn), scc)
+        SPECIAL[name] = build
 
+
+def scalar(names: str, dst: str, src: str, fn: Callable, scc: str = "", **flags) -> None:
+    """Declare scalar operations. With scc="returned", `fn` gives (result, scc); the result may be None.
+
+    A source of type "scc" is SCC itself and does not stand in the text; neither does the destination that
+    `reads_dst` adds as the last source.
+    """
+    for name in names.split():
+        SCALAR[name] = (Op(dst, tuple(src.split()), fn, **flags), scc)
+
+
+# -- vector ------------------------------------------------------------------------------------------------------------
 
 _OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 
 
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
-    destination = ins.operands[0]
-    texts = list(ins.operands[1:])
+    texts = list(ins.operands)
+    destination = Operand("s", EXEC, target.lanes // 32) if op.dst == "exec" else texts.pop(0)
     if op.reads_dst:
         texts.append(destination)
     if op.implicit_vcc or (op.src and op.src[-1] == "mask" and len(texts) < len(op.src)):
         texts.append(Operand("s", VCC, target.lanes // 32))
-    if len(texts) != len(op.src):
-        raise ValueError(f"{ins.name} takes {len(op.src)} sources, {len(texts)} given")
     select = ins.bits("op_sel", [0] * (len(op.src) + 1))
-    destination_high = bool(select[len(op.src)]) if "op_sel" in ins.modifiers else False
-    readers = []
-    for k, (operand, kind) in enumerate(zip(texts, op.src, strict=True)):
-        if kind == "mask":
-            readers.append(read_mask(operand))
-            continue
-        high = BITS[kind] == 16 and (destination_high if op.reads_dst and k == len(texts) - 1 else bool(select[k]))
-        readers.append(read(operand, kind, high))
+    # The destination's bit of op_sel follows those of the sources in the text.
+    written = len(op.src) - op.reads_dst - (op.src[-1:] == ("mask",))
+    destination_high = bool(select[written]) if "op_sel" in ins.modifiers else False
+    if op.reads_dst:
+        select = [*select[: len(op.src) - 1], int(destination_high)]
     source = lane_source(ins, target.lanes)
-    if source is not None:
-        readers[0] = source.reader(readers[0])
-    compute = _with_output_modifiers(op, ins, _compute(op.fn, readers))
-    if op.dst == "mask":
-        n = destination.index
-        return lambda g: g.set_mask(n, _masked(g, compute(g)))
+    readers = vector_readers(ins, texts, op.src, target, select, source, op.flushes)
+    compute = _with_output_modifiers(op, ins, target, _compute(_function(op, ins, target), readers))
+    if op.dst in ("mask", "exec"):
+        return mask_step(destination.index, compute, source)
     store = write(destination, op.dst, destination_high)
     if source is not None and source.partial:
         return source.guarded(compute, store)
-    fast = _ufunc_step(op, destination, readers, compute, store) if compute.plain else None
-    if fast is not None and source is None:
-        return fast
+    fast = _ufunc_step(op, destination, readers, compute, store) if compute.fn is op.fn else None
+    return fast or (lambda g: store(g, compute(g)))
+
+
+def vector_readers(
+    ins: Instruction,
+    texts: Sequence[Operand],
+    kinds: Sequence[str],
+    target: Target,
+    select: Sequence[int],
+    source: LaneSource | None,
+    flushes: bool = True,
+) -> list[Read]:
+    """How to read the sources of a vector instruction: halves (`select`), denormal mode, DPP on the first."""
+    if len(texts) != len(kinds):
+        raise UnknownInstructionError(f"{ins.name} takes {len(kinds)} sources, {len(texts)} given")
+    readers = []
+    for operand, kind, high in zip(texts, kinds, select, strict=False):
+        if kind == "mask":
+            readers.append(read_mask(operand))
+            continue
+        reader = read(operand, kind, BITS[kind] == 16 and bool(high))
+        if flushes and target.mode.flushes_inputs(kind):
+            reader = _flushed(reader, kind)
+        readers.append(reader)
+    if source is not None:
+        readers[0] = source.reader(readers[0])
+    return readers
+
+
+def _flushed(reader: Read, kind: str) -> Read:
+    return lambda g: flush(reader(g), kind)
+
+
+def mask_step(n: int, compute: Callable, source: LaneSource | None) -> Step:
+    """A step that writes one bit per active lane to SGPR `n` (EXEC included), 0 for the other lanes."""
+    if source is not None and source.partial:
+        return lambda g: g.set_mask(n, np.logical_and(compute(g), source.enabled(g)))
+
+    def step(g: Waves) -> None:
+        value = compute(g)
+        g.set_mask(n, value if g.exec is None else np.logical_and(value, g.exec))
+
+    return step
+
+
+def store_step(source: LaneSource | None, compute: Callable, store: Write) -> Step:
+    """`store(g, compute(g))`, sparing the lanes that DPP leaves unwritten."""
+    if source is not None and source.partial:
+        return source.guarded(compute, store)
     return lambda g: store(g, compute(g))
-
-
-def _masked(g: Waves, value: np.ndarray) -> np.ndarray:
-    return value if g.exec is None else np.logical_and(value, g.exec)
 
 
 class _Compute:
     """The arithmetic of one instruction, before it is written."""
 
-    __slots__ = ("call", "plain")
+    __slots__ = ("call", "fn")
 
-    def __init__(self, call, plain=True):
-        self.call, self.plain = call, plain
+    def __init__(self, call: Read, fn: Callable | None):
+        self.call, self.fn = call, fn  #: fn: what is computed when nothing else is done to operands and result
 
     def __call__(self, g: Waves) -> np.ndarray:
         return self.call(g)
 
 
+def _function(op: Op, ins: Instruction, target: Target) -> Callable:
+    if ins.flag("clamp") and op.dst not in FLOATS:
+        if op.clamped is None:
+            raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
+        return op.clamped
+    rounding = target.mode.rounding(op.dst)
+    if rounding == NEAREST or op.dst not in FLOATS:
+        return op.fn
+    if op.rounded is None:
+        return op.fn
+    try:
+        return op.rounded(rounding)
+    except NotImplementedError:
+        raise refuse_rounding(ins, rounding) from None
+
+
 def _compute(fn: Callable, readers: list) -> _Compute:
     if len(readers) == 1:
         (a,) = readers
-        return _Compute(lambda g: fn(a(g)))
+        return _Compute(lambda g: fn(a(g)), fn)
     if len(readers) == 2:
         a, b = readers
-        return _Compute(lambda g: fn(a(g), b(g)))
+        return _Compute(lambda g: fn(a(g), b(g)), fn)
     if len(readers) == 3:
         a, b, c = readers
-        return _Compute(lambda g: fn(a(g), b(g), c(g)))
-    return _Compute(lambda g: fn(*[r(g) for r in readers]))
+        return _Compute(lambda g: fn(a(g), b(g), c(g)), fn)
+    return _Compute(lambda g: fn(*[r(g) for r in readers]), fn)
 
 
-def _with_output_modifiers(op: Op, ins: Instruction, compute: _Compute) -> _Compute:
-    """omod (mul:2, mul:4, div:2) and clamp: floats to [0, 1] with NaN to 0."""
+def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _Compute) -> _Compute:
+    modify = output_modifier(ins, op.dst, target, op.flushes)
+    return compute if modify is None else _Compute(lambda g: modify(compute(g)), None)
+
+
+def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
+    """omod (mul:2, mul:4, div:2), clamp (floats to [0, 1], NaN to 0) and the denormal mode; None where nothing is done."""
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
-    clamp = ins.flag("clamp") and op.dst in FLOATS and op.dst != "bf16"
-    if scale is None and not clamp:
-        return compute
+    clamp = ins.flag("clamp") and kind in FLOATS and kind != "bf16"
+    flushed = flushes and target.mode.flushes_results(kind)
+    if scale is None and not clamp and not flushed:
+        return None
 
-    def modified(g: Waves) -> np.ndarray:
-        x = compute(g)
+    def modify(x: np.ndarray) -> np.ndarray:
+        if flushed:
+            x = flush(x, kind)
         if scale is not None:
             x = x * x.dtype.type(scale)
         if clamp:
-            x = np.where(np.isnan(x), x.dtype.type(0), np.clip(x, 0, 1)).astype(x.dtype)
+            one = x.dtype.type(1)
+            x = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
         return x
 
-    return _Compute(modified, plain=False)
+    return modify
 
 
-def _ufunc_step(op: Op, destination: Operand, readers: list, compute, store) -> Step | None:
+def _ufunc_step(op: Op, destination: Operand, readers: list, compute: _Compute, store: Write) -> Step | None:
     """numpy writes a 32-bit result straight into the register file when every lane is active."""
-    if not isinstance(op.fn, np.ufunc) or BITS[op.dst] != 32 or len(readers) not in (1, 2):
+    if not isinstance(op.fn, np.ufunc) or BITS[op.dst] != 32 or len(readers) > 2:
         return None
-    n, fn = destination.index, op.fn
-    rows = {"f32": "f", "i32": "i"}.get(op.dst, "u")
     if any(BITS.get(kind) != 32 for kind in op.src):
         return None
-    if len(readers) == 2:
-        a, b = readers
-        if rows == "f":
+    n, fn, kind = destination.index, op.fn, op.dst
+    rows = {"f32": lambda g: g.f[n], "i32": lambda g: g.i[n]}.get(kind, lambda g: g.u[n])
+    if len(readers) == 1:
+        (a,) = readers
 
-            def step(g: Waves) -> None:
-                if g.exec is None:
-                    fn(a(g), b(g), out=g.f[n])
-                else:
-                    store(g, compute(g))
+        def step_of_one(g: Waves) -> None:
+            if g.exec is None:
+                fn(a(g), out=rows(g))
+            else:
+                store(g, compute(g))
+
+        return step_of_one
+    a, b = readers
+
+    def step(g: Waves) -> None:
+        if g.exec is None:
+            fn(a(g), b(g), out=rows(g))
         else:
+            store(g, compute(g))
 
-            def step(g: Waves) -> None:
-                if g.exec is None:
-                    fn(a(g), b(g), out=g.u[n] if rows == "u" else g.i[n])
-                else:
-                    store(g, compute(g))
+    return step
 
-        return step
-    return None
+
+# -- scalar ------------------------------------------------------------------------------------------------------------
 
 
 def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
-    """The closure of one scalar ALU instruction. "b" of the type names follows the wave size where the ISA has both."""
+    """The closure of one scalar ALU instruction."""
     operands = list(ins.operands)
     destination = operands.pop(0) if op.dst else None
-    readers = [read_scalar(o, kind) for o, kind in zip(operands, op.src, strict=True)]
-    fn = op.fn
+    kinds = [kind for kind in op.src if kind != "scc"]
+    if op.reads_dst and destination is not None:
+        operands.append(destination)
+    if len(operands) != len(kinds):
+        raise UnknownInstructionError(f"{ins.name} takes {len(kinds)} sources, {len(operands)} given")
+    readers = [
+        _flushed(read_scalar(o, kind), kind) if target.mode.flushes_inputs(kind) else read_scalar(o, kind)
+        for o, kind in zip(operands, kinds, strict=True)
+    ]
+    if "scc" in op.src:
+        readers.append(lambda g: g.scc)
+    fn = _function(op, ins, target)
+    flushed = target.mode.flushes_results(op.dst)
     n = destination.index if destination is not None else 0
-    wide = bool(op.dst) and BITS[op.dst] == 64
-    raw = np.dtype(f"u{BITS[op.dst] // 8}") if op.dst else None
+    size = BITS[op.dst] if op.dst else 0
+    raw = np.dtype(f"u{size // 8}") if op.dst else None
 
     def step(g: Waves) -> None:
         result = fn(*[r(g) for r in readers])
@@ -191,10 +285,10 @@ def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
             g.scc[...] = result != 0
         if raw is None or result is None:
             return
-        bits = np.asarray(result)
+        bits = np.asarray(flush(result, op.dst) if flushed else result)
         if bits.dtype != raw:
             bits = bits.view(raw)
-        if wide:
+        if size == 64:
             g.set_scalar64(n, bits)
         else:
             g.set_scalar(n, bits)

@@ -78,19 +78,24 @@ class LaneSource:
 
         return read
 
+    def enabled(self, g: Waves) -> np.ndarray:
+        """The active lanes, less those that the masks, or an unreadable source without bound_ctrl, disable."""
+        enabled = np.broadcast_to(self.write, (g.count, g.lanes))
+        if not self.zero_outside:
+            readable = ~self.outside
+            if g.exec is not None and not self.fetch_inactive:
+                readable = readable & g.exec[:, self.lanes]
+            enabled = enabled & readable
+        return enabled if g.exec is None else enabled & g.exec
+
     def guarded(self, compute: Callable, store: Callable) -> Callable[[Waves], None]:
-        """A step that leaves unwritten the lanes that the masks, or an unreadable source without bound_ctrl, disable."""
+        """A step that writes the enabled lanes only."""
 
         def step(g: Waves) -> None:
             before = g.exec
-            enabled = np.broadcast_to(self.write, (g.count, g.lanes))
-            if not self.zero_outside:
-                readable = ~self.outside
-                if before is not None and not self.fetch_inactive:
-                    readable = readable & before[:, self.lanes]
-                enabled = enabled & readable
+            enabled = self.enabled(g)
             value = compute(g)
-            g.exec = enabled if before is None else enabled & before
+            g.exec = enabled
             try:
                 store(g, value)
             finally:

@@ -51,16 +51,19 @@ def constant(operand: Operand, kind: str) -> np.ndarray:
     """A constant operand as a numpy scalar of the operand's type, source modifiers applied."""
     assert isinstance(operand.value, int | float)
     value = np.array(constant_bits(operand.value, kind), f"u{BITS[kind] // 8}").view(DTYPE[kind])
-    return np.asarray(_modify(value, operand.negate, operand.absolute, kind))
+    return np.asarray(_modify(value, operand.negate, operand.absolute))
 
 
-def _modify(x, negate: bool, absolute: bool, kind: str):
+def _modify(x, negate: bool, absolute: bool):
     """Source modifiers: |x| then -x, on the sign bit, so that NaN keeps its payload."""
+    if x.dtype.kind == "f":
+        if absolute:
+            x = np.abs(x)
+        return np.negative(x) if negate else x
+    sign = 1 << (x.dtype.itemsize * 8 - 1)
     if absolute:
-        x = x & np.uint16(0x7FFF) if kind == "bf16" else np.abs(x)
-    if negate:
-        x = x ^ np.uint16(0x8000) if kind == "bf16" else np.negative(x)
-    return x
+        x = x & x.dtype.type(sign - 1)
+    return x ^ x.dtype.type(sign) if negate else x
 
 
 def read(operand: Operand, kind: str, high: bool = False) -> Read:
@@ -69,7 +72,7 @@ def read(operand: Operand, kind: str, high: bool = False) -> Read:
     if operand.kind == "const" or not (operand.negate or operand.absolute):
         return plain
     negate, absolute = operand.negate, operand.absolute
-    return lambda g: _modify(plain(g), negate, absolute, kind)
+    return lambda g: _modify(plain(g), negate, absolute)
 
 
 def _read_plain(operand: Operand, kind: str, high: bool) -> Read:

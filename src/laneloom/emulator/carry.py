@@ -1,0 +1,89 @@
+"""Vector additions with a carry per lane in an SGPR mask, and the 64-bit multiply-add."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import Step, Target, special, vector_readers
+from .bits import I64, U64
+from .dpp import lane_source
+from .operands import BITS, write
+from .parse import Instruction
+from .state import Waves
+
+
+def two_results(kinds: str, dst: str, fn: Callable) -> Callable:
+    """A builder of `dst, mask = fn(*sources)`: a vector register and one bit per active lane in SGPRs."""
+    sources = kinds.split()
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, carry, *texts = ins.operands
+        source = lane_source(ins, target.lanes)
+        readers = vector_readers(ins, texts, sources, target, [0] * len(sources), source)
+        store, n, clamp = write(destination, dst), carry.index, ins.flag("clamp")
+        bits = BITS[dst]
+
+        def step(g: Waves) -> None:
+            value, flag = fn(*[r(g) for r in readers])
+            active = g.exec
+            if source is not None and source.partial:
+                active = source.enabled(g)
+                source.guarded(lambda _: value, store)(g)
+            else:
+                if clamp:  # saturate to the end of the range that was passed
+                    limit = np.iinfo(f"u{bits // 8}").max if "add" in ins.name else 0
+                    value = np.where(flag, value.dtype.type(limit), value)
+                store(g, value)
+            g.set_mask(n, flag if active is None else np.logical_and(flag, active))
+
+        return step
+
+    return build
+
+
+def _add(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    total = a + b
+    return total, total < a
+
+
+def _subtract(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return a - b, a < b
+
+
+def _add_with_carry(a: np.ndarray, b: np.ndarray, carry: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    partial = a + b
+    total = partial + carry
+    return total, (partial < a) | (total < partial)
+
+
+def _subtract_with_borrow(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    partial = a - b
+    return partial - borrow, (a < b) | (partial < borrow)
+
+
+special("v_add_co_u32", two_results("u32 u32", "u32", _add))
+special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract))
+special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)))
+special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry))
+special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow))
+special("v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)))
+
+
+def _multiply_add_u64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    total = np.multiply(a, b, dtype=U64) + c
+    return total, total < c
+
+
+def _multiply_add_i64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    product = np.multiply(a, b, dtype=I64)
+    total = product + c
+    # Bit 64 of the sum of two sign-extended 64-bit numbers.
+    carry = total.view(U64) < c.view(U64)
+    return total, carry ^ (product < 0) ^ (c < 0)
+
+
+special("v_mad_u64_u32 v_mad_co_u64_u32", two_results("u32 u32 u64", "u64", _multiply_add_u64))
+special("v_mad_i64_i32 v_mad_co_i64_i32", two_results("i32 i32 i64", "i64", _multiply_add_i64))
+

@@ -1,0 +1,194 @@
+"""Exactly rounded sums, products and fused multiply-adds, in every rounding mode of the hardware.
+
+float64 holds every product of two float32 exactly and most sums; what it had to round is found by error-free
+transformations (Knuth's two-sum, Dekker's product) and folded into the last bit by rounding to odd, after which one
+more rounding to the narrower format is the correct one (Boldo and Melquiond, "Emulation of FMA and correctly rounded
+sums: proved algorithms using rounding to odd", 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .mode import DOWN, NEAREST, UP
+
+_MANTISSA_BELOW_F32 = np.uint64(0x1FFFFFFF)  #: bits of a float64 that a float32 drops
+_HALF_ULP_F32 = np.uint64(0x10000000)
+_SPLIT = 134217729.0  #: 2^27 + 1, Veltkamp's constant
+
+
+def two_sum_error(a: np.ndarray, b: np.ndarray, s: np.ndarray) -> np.ndarray:
+    """(a + b) - s exactly, for s = fl(a + b) in float64."""
+    back = s - a
+    return (a - (s - back)) + (b - back)
+
+
+def to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """fl(s) and its exact remainder -> the value rounded to odd: inexact values get an odd last bit."""
+    inexact = (error != 0) & np.isfinite(s) & (s.view(np.uint64) & np.uint64(1) == 0)
+    return np.where(inexact, np.nextafter(s, np.where(error > 0, np.inf, -np.inf)), s)
+
+
+def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c in float32, rounded once to nearest even."""
+    product = np.multiply(a, b, dtype=np.float64)  # exact: 24 + 24 bits
+    total = product + c
+    # Rounding twice goes wrong only if the float64 lies half-way between two float32, or below their normal range.
+    suspect = (total.view(np.uint64) & _MANTISSA_BELOW_F32) == _HALF_ULP_F32
+    if not suspect.any():
+        try:
+            with np.errstate(under="raise"):
+                return total.astype(np.float32)
+        except FloatingPointError:
+            pass
+    return _round_f32(product, c, total)
+
+
+def _round_f32(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
+    error = two_sum_error(product, np.asarray(c, np.float64), total)
+    return to_odd(total, error).astype(np.float32)
+
+
+def fma_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c in float16, rounded once: float64 is wide enough for its rounding never to matter."""
+    return (np.multiply(a, b, dtype=np.float32) + np.asarray(c, np.float64)).astype(np.float16)
+
+
+def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """fl(a b) and its exact remainder in float64, for operands whose product neither overflows nor underflows."""
+    p = a * b
+    a_high = _high_part(a)
+    b_high = _high_part(b)
+    a_low, b_low = a - a_high, b - b_high
+    return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _high_part(x: np.ndarray) -> np.ndarray:
+    scaled = x * _SPLIT
+    return scaled - (scaled - x)
+
+
+def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c in float64, rounded once to nearest even."""
+    a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (a, b, c)))
+    plain = a * b + c
+    with np.errstate(all="ignore"):
+        _, ea = np.frexp(a)
+        _, eb = np.frexp(b)
+        _, ec = np.frexp(c)
+        ep = ea + eb
+        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+        # Far from both ends of the range, and with terms near enough to each other, nothing below can over- or underflow.
+        easy = (ep < 1000) & (ep > -900) & ((c == 0) | ((ec < 1000) & (ec > -900)))
+        exact_product = (a == 0) | (b == 0)
+        high, low = two_product(np.where(easy, a, 1.0), np.where(easy, b, 1.0))
+        c_easy = np.where(easy, c, 0.0)
+        inner = c_easy + low
+        outer = high + inner
+        rest = two_sum_error(c_easy, low, inner), two_sum_error(high, inner, outer)
+        remainder = rest[0] + rest[1]
+        result = outer + to_odd(remainder, two_sum_error(*rest, remainder))
+    hard = finite & ~easy & ~exact_product
+    result = np.where(easy & ~exact_product & finite, result, plain)
+    if hard.any():
+        result = result.copy()
+        where = np.nonzero(hard)
+        result[where] = [_fma_integer(x, y, z) for x, y, z in zip(a[where], b[where], c[where], strict=True)]
+    return result
+
+
+def _fma_integer(a: float, b: float, c: float) -> float:
+    """One fused multiply-add by exact integers, for the ends of the float64 range."""
+    terms = []
+    for factors in ((a, b), (c, 1.0)):
+        numerator, shift = 1, 0
+        for x in factors:
+            n, d = float(x).as_integer_ratio()
+            numerator, shift = numerator * n, shift + d.bit_length() - 1
+        terms.append((numerator, shift))
+    (n0, s0), (n1, s1) = terms
+    shift = max(s0, s1)
+    total = (n0 << (shift - s0)) + (n1 << (shift - s1))
+    if total == 0:
+        return float(a * b + c) if n0 == 0 and n1 == 0 else 0.0
+    try:
+        return total / (1 << shift)  # Python divides integers with one correct rounding
+    except OverflowError:
+        return float("inf") if total > 0 else float("-inf")
+
+
+# -- other rounding modes ----------------------------------------------------------------------------------------------
+
+
+def directed(value: np.ndarray, error: np.ndarray | float, dtype: type, rounding: int) -> np.ndarray:
+    """`value` (float64, exact but for a remainder of the sign of `error`) in `dtype`, rounded by a directed mode."""
+    exact = to_odd(np.asarray(value), np.broadcast_to(error, np.shape(value)))
+    nearest = exact.astype(dtype)
+    back = nearest.astype(np.float64)
+    info = np.finfo(dtype)
+    zero, infinity = dtype(0), dtype(np.inf)
+    if rounding == UP:
+        moved = np.where(back < exact, np.nextafter(nearest, infinity), nearest)
+    elif rounding == DOWN:
+        moved = np.where(back > exact, np.nextafter(nearest, -infinity), nearest)
+    else:
+        moved = np.where(np.abs(back) > np.abs(exact), np.nextafter(nearest, zero), nearest)
+        # An overflow stops at the largest finite number.
+        moved = np.where(np.isinf(nearest) & np.isfinite(exact), np.copysign(info.max, nearest), moved)
+    return moved.astype(dtype)
+
+
+def round_to(dtype: type, rounding: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A conversion of float32 or float64 numbers to `dtype` in a rounding mode."""
+    if rounding == NEAREST:
+        return lambda x: np.asarray(x).astype(dtype)
+    return lambda x: directed(np.asarray(x, np.float64), 0.0, dtype, rounding)
+
+
+def _wide(x) -> np.ndarray:
+    return np.asarray(x, np.float64)
+
+
+def _sum_directed(dtype: type, sign: int) -> Callable[[int], Callable]:
+    def of_mode(rounding: int) -> Callable:
+        def add(a, b):
+            a, b = _wide(a), _wide(b) * sign
+            s = a + b
+            r = directed(s, two_sum_error(a, b, s), dtype, rounding)
+            # x - x is -0 when rounding down, +0 otherwise.
+            return np.where((s == 0) & (a != 0), dtype(-0.0), r) if rounding == DOWN else r
+
+        return add
+
+    return of_mode
+
+
+def _fma_directed(dtype: type) -> Callable[[int], Callable]:
+    def of_mode(rounding: int) -> Callable:
+        def fma(a, b, c):
+            p, c = _wide(a) * _wide(b), _wide(c)
+            s = p + c
+            r = directed(s, two_sum_error(p, c, s), dtype, rounding)
+            return np.where((s == 0) & (p != 0), dtype(-0.0), r) if rounding == DOWN else r
+
+        return fma
+
+    return of_mode
+
+
+def _product_directed(dtype: type) -> Callable[[int], Callable]:
+    return lambda rounding: lambda a, b: directed(_wide(a) * _wide(b), 0.0, dtype, rounding)
+
+
+#: operation and type -> rounding mode -> function; float64 results exist in nearest even only
+ADD = {"f32": _sum_directed(np.float32, 1), "f16": _sum_directed(np.float16, 1)}
+SUB = {"f32": _sum_directed(np.float32, -1), "f16": _sum_directed(np.float16, -1)}
+MUL = {"f32": _product_directed(np.float32), "f16": _product_directed(np.float16)}
+FMA = {"f32": _fma_directed(np.float32), "f16": _fma_directed(np.float16)}
+
+
+def nearest_only(_rounding: int) -> Callable:
+    """For operations whose directed modes are not implemented."""
+    raise NotImplementedError
