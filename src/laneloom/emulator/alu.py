@@ -47,11 +47,11 @@ class Op:
     flushes: bool = True  #: float operands and results follow the denormal mode
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
+    build: Builder | None = None  #: makes the whole closure: the operands do not fit `dst = fn(*sources)`
 
 
 VECTOR: dict[str, Op] = {}  #: filled by the instruction class files
 SCALAR: dict[str, tuple[Op, str]] = {}  #: op and what it does to SCC: "", "nonzero", "returned"
-SPECIAL: dict[str, Builder] = {}  #: instructions with a builder of their own
 
 
 def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
@@ -63,7 +63,15 @@ def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
 def special(names: str, build: Builder) -> None:
     """Declare operations whose operands do not fit `dst = fn(*sources)`: `build` makes the whole closure."""
     for name in names.split():
-        SPECIAL[name] = build
+        op = Op("", (), _no_function, build=build)
+        if name.startswith("v_"):
+            VECTOR[name] = op
+        else:
+            SCALAR[name] = (op, "")
+
+
+def _no_function(*_sources):
+    raise AssertionError("an operation with its own builder has no function")
 
 
 def scalar(names: str, dst: str, src: str, fn: Callable, scc: str = "", **flags) -> None:
@@ -83,6 +91,8 @@ _OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
+    if op.build is not None:
+        return op.build(ins, target)
     texts = list(ins.operands)
     destination = Operand("s", EXEC, target.lanes // 32) if op.dst == "exec" else texts.pop(0)
     if op.reads_dst:
@@ -257,6 +267,8 @@ def _ufunc_step(op: Op, destination: Operand, readers: list, compute: _Compute, 
 
 def build_scalar(op: Op, scc: str, ins: Instruction, target: Target) -> Step:
     """The closure of one scalar ALU instruction."""
+    if op.build is not None:
+        return op.build(ins, target)
     operands = list(ins.operands)
     destination = operands.pop(0) if op.dst else None
     kinds = [kind for kind in op.src if kind != "scc"]
