@@ -20,9 +20,9 @@ from triton.runtime.cache import get_cache_manager
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, get_gpu
+from ..isa.metadata import parse_metadata
 from .launch import LaunchRecord, launch
 from .memory import Region
-from .parse import kernel_arguments
 from .program import Program, load
 
 _NUMPY_TO_TRITON = {
@@ -126,7 +126,8 @@ class _Launcher:
             raise EmulationError(f"Triton's cache holds no assembly of {metadata.name!r}; clear it and try again")
         with open(path) as file:
             self.asm = file.read()
-        self.arguments = kernel_arguments(self.asm)
+        kernel = next(k for k in parse_metadata(self.asm) if k.name == metadata.name)
+        self.arguments = [(a.offset, a.size, a.kind) for a in kernel.arguments]
         self._program: Program | None = None
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:

@@ -249,13 +249,3 @@ def parse_operand(text: str) -> Operand:
         return Operand("const", value=float(body), negate=negate, absolute=absolute)
     except ValueError:
         return Operand("symbol", value=body)
-
-
-def kernel_arguments(text: str) -> list[tuple[int, int, str]]:
-    """(offset, size, value kind) of each argument in the code object's metadata, in order."""
-    found = []
-    for block in re.split(r"^\s+- (?=\.)", text[text.find(".amdgpu_metadata") :], flags=re.M):
-        offset, size, kind = (re.search(rf"\.{key}:\s+(\S+)", block) for key in ("offset", "size", "value_kind"))
-        if offset and size and kind:
-            found.append((int(offset[1]), int(size[1]), kind[1]))
-    return found

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import EmulationError, OutOfBoundsError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
-from . import atomics, global_access, lds_access, matrix
+from . import atomics, global_access, lds_access, matrix, tables  # noqa: F401 (tables fills the dictionaries)
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
