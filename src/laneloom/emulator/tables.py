@@ -7,9 +7,12 @@ from . import (  # noqa: F401
     division,
     double,
     exec_mask,
+    float8_convert,
     floating,
+    half,
     integer,
     lanes,
+    packed,
     scalar_alu,
     transcendental,
 )

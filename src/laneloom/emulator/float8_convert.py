@@ -1,0 +1,146 @@
+"""Conversions to and from the 8-bit floats of gfx12: fp8 (E4M3) and bf8 (E5M2), plain and with stochastic rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import Step, Target, special, vector_readers
+from .dpp import lane_source
+from .float8 import BF8_VALUES, FP8_VALUES
+from .operands import read, write
+from .parse import Instruction
+from .state import U32, Waves
+
+_VALUES = {"fp8": FP8_VALUES.astype(np.float32), "bf8": BF8_VALUES.astype(np.float32)}
+# Fraction bits, lowest normal exponent, largest finite code, code of what does not fit, code of NaN.
+_FORMATS = {"fp8": (3, -6, 0x7E, 0x7F, 0x7F), "bf8": (2, -14, 0x7B, 0x7C, 0x7F)}
+
+
+def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+    """float32 -> 8-bit float codes (uint32), to nearest even.
+
+    What rounds past the largest number becomes infinity (bf8) or NaN (fp8, which has no infinity), or with
+    overflow_clamps the largest number; infinities stay what they are.
+    """
+    fraction, lowest, largest, beyond, nan = _FORMATS[kind]
+    top = float(_VALUES[kind][largest])
+
+    def function(x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x, np.float64)
+        magnitude = np.abs(x)
+        exponent = np.maximum(np.frexp(magnitude)[1] - 1, lowest)
+        # In units of the last place the code of a number is its position on the grid of its exponent.
+        units = np.rint(np.ldexp(magnitude, fraction - exponent))
+        units = np.where(np.isfinite(units), units, 0.0)
+        code = units.astype(np.int64) + ((exponent - lowest) << fraction)
+        rounded = np.ldexp(units, exponent - fraction)
+        code = np.where((rounded > top) & np.isfinite(x), largest if overflow_clamps else beyond, code)
+        code = np.where(np.isinf(x), beyond, code)
+        code = np.where(np.isnan(x), nan, code)
+        return (code | (np.signbit(x).astype(np.int64) << 7)).astype(U32)
+
+    return function
+
+
+# -- from 8 bits -------------------------------------------------------------------------------------------------------
+
+
+def _byte_number(ins: Instruction, register_bits: int) -> int:
+    """Which byte (or pair) of the source: `byte_sel:n`, or op_sel, whose two bits stand for it in reverse order."""
+    if "byte_sel" in ins.modifiers:
+        return ins.number("byte_sel")
+    first, second = ins.bits("op_sel", [0, 0])[:2]
+    return first if register_bits == 16 else first * 2 + second
+
+
+def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
+    values = _VALUES[kind]
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, text = ins.operands
+        shift = U32(8 * _byte_number(ins, 8))
+        source = lane_source(ins, target.lanes)
+        (reader,) = vector_readers(ins, [text], ["b32"], target, [0], source, flushes=False)
+        store = write(destination, "f32")
+
+        def compute(g: Waves) -> np.ndarray:
+            return values[(reader(g) >> shift) & U32(0xFF)]
+
+        if source is not None and source.partial:
+            return source.guarded(compute, store)
+        return lambda g: store(g, compute(g))
+
+    return build
+
+
+def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
+    values = _VALUES[kind]
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, text = ins.operands
+        high = bool(_byte_number(ins, 16)) or text.half == "h"
+        reader = read(text, "b16", high)
+        n = destination.index
+
+        def step(g: Waves) -> None:
+            pair = reader(g)
+            low, upper = values[pair & 0xFF], values[pair >> np.uint16(8)]
+            g.put(n, low)
+            g.put(n + 1, upper)
+
+        return step
+
+    return build
+
+
+# -- to 8 bits ---------------------------------------------------------------------------------------------------------
+
+
+def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
+    """Two numbers into one half of the destination: op_sel[2] picks it."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        convert = encode(kind, overflow_clamps=ins.flag("clamp"))
+        select = ins.bits("op_sel", [0, 0, 0])
+        a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], None)
+        store = write(destination, "b16", bool(select[-1]))
+        return lambda g: store(g, (convert(a(g)) | convert(b(g)) << U32(8)).astype(np.uint16))
+
+    return build
+
+
+def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
+    """A number whose fraction is raised by random bits before it is rounded, into one byte of the destination."""
+    drop = 12 if kind == "fp8" else 11
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        convert = encode(kind, overflow_clamps=ins.flag("clamp"))
+        value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
+        if "byte_sel" in ins.modifiers:
+            byte = ins.number("byte_sel")
+        else:
+            bits = ins.bits("op_sel", [0, 0, 0, 0])
+            byte = bits[2] + 2 * bits[3]
+        shift, n = U32(8 * byte), destination.index
+        keep = ~(U32(0xFF) << shift)
+
+        def step(g: Waves) -> None:
+            raw = np.asarray(value(g)).view(U32)
+            fraction = ((raw & U32(0x7FFFFF)) + (random(g) >> U32(drop))) & U32(0x7FFFFF)
+            moved = np.asarray((raw & U32(0xFF800000)) | fraction).view(np.float32)
+            g.put(n, (g.u[n] & keep) | (convert(moved) << shift))
+
+        return step
+
+    return build
+
+
+for _kind in ("fp8", "bf8"):
+    special(f"v_cvt_f32_{_kind}", _decode(_kind))
+    special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind))
+    special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind))
+    special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind))

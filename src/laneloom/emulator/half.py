@@ -1,0 +1,74 @@
+"""Half-precision vector arithmetic: f16, and the sums and products that mix f16 with f32."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .alu import Step, Target, output_modifier, special, vector
+from .convert import f16_to_f32, to_f16
+from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
+from .operands import Read, read, write
+from .parse import Instruction, Operand
+from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32
+
+vector("v_add_f16", "f16", "f16 f16", np.add, rounded=ADD["f16"])
+vector("v_sub_f16", "f16", "f16 f16", np.subtract, rounded=SUB["f16"])
+vector("v_subrev_f16", "f16", "f16 f16", lambda a, b: b - a, rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a))
+vector("v_mul_f16", "f16", "f16 f16", np.multiply, rounded=MUL["f16"])
+vector("v_fma_f16 v_fmamk_f16 v_fmaak_f16", "f16", "f16 f16 f16", fma_f16, rounded=FMA["f16"])
+vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA["f16"])
+declare_extrema("f16")
+for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
+    vector(f"v_{_name}_f16", "f16", "f16", _function)
+vector("v_fract_f16", "f16", "f16", fraction)
+vector("v_frexp_mant_f16", "f16", "f16", mantissa)
+vector("v_frexp_exp_i16_f16", "i16", "f16", lambda x: exponent(x).astype(np.int16))
+vector("v_ldexp_f16", "f16", "f16 i16", scale_by_power)
+
+
+# -- mixed precision ---------------------------------------------------------------------------------------------------
+
+
+def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
+    """A source of v_fma_mix: f32, or one half of the register as f16."""
+    if not is_half:
+        return read(operand, "f32")
+    inner = read(operand, "f16", bool(high))
+    return lambda g: f16_to_f32(np.asarray(inner(g)))
+
+
+def _mixed(kind: str, high: bool):
+    """fma of f32 and f16 sources: op_sel_hi says which are f16, op_sel which half of them.
+
+    The f16 results round twice, to f32 and to f16, as the guides' pseudo-code does.
+    """
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        halves, select = ins.bits("op_sel_hi", [0, 0, 0]), ins.bits("op_sel", [0, 0, 0])
+        # Older listings give the signs as neg_lo and the magnitudes as neg_hi instead of on the operands.
+        negate, absolute = ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])
+        signed = [
+            Operand(o.kind, o.index, o.count, o.value, o.negate or bool(n), o.absolute or bool(m), o.half)
+            for o, n, m in zip(texts, negate, absolute, strict=True)
+        ]
+        a, b, c = (_mixed_source(*source) for source in zip(signed, halves, select, strict=True))
+        fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
+        convert = to_f16(target.mode.round_16_64)
+        modify = output_modifier(ins, kind, target)
+        store = write(destination, kind, high)
+
+        def step(g) -> None:
+            r = fma(a(g), b(g), c(g))
+            if kind == "f16":
+                r = convert(r)
+            store(g, r if modify is None else modify(r))
+
+        return step
+
+    return build
+
+
+special("v_fma_mix_f32", _mixed("f32", False))
+special("v_fma_mixlo_f16", _mixed("f16", False))
+special("v_fma_mixhi_f16", _mixed("f16", True))
