@@ -1,0 +1,153 @@
+"""Dot products of packed 16-, 8- and 4-bit elements with an accumulator.
+
+Floats are summed in the order of the guides' pseudo-code, accumulator first, each sum rounded to the result's type;
+the products of 16-bit floats are exact in float32. Integers are summed exactly and wrap, or saturate with clamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import Step, Target, special, vector_readers
+from .bits import I32, I64, U32, saturate
+from .float8 import BF8_VALUES, FP8_VALUES
+from .operands import read, write
+from .packed import read_halves
+from .parse import Instruction
+from .state import Waves
+
+_U16 = np.uint16
+
+
+def bf16_to_f32(x: np.ndarray) -> np.ndarray:
+    """bfloat16 bits -> float32, exact."""
+    return (x.astype(U32) << U32(16)).view(np.float32)
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 -> bfloat16 bits, to nearest even; NaNs stay NaNs and become quiet."""
+    raw = np.asarray(x).view(U32)
+    rounded = (raw + U32(0x7FFF) + ((raw >> U32(16)) & U32(1))) >> U32(16)
+    return np.where(np.isnan(x), (raw >> U32(16)) | U32(0x40), rounded).astype(_U16)
+
+
+_WIDEN: dict[str, Callable] = {"f16": lambda x: x.astype(np.float32), "bf16": bf16_to_f32}
+
+
+def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instruction, Target], Step]:
+    widen = _WIDEN[kind]
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        c = destination if accumulates else texts[2]
+        lists = [ins.bits("op_sel", [0, 0, 0]), ins.bits("op_sel_hi", [1, 1, 1]),
+                 ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])]  # fmt: skip
+        packed_result = result != "f32"
+        if packed_result:  # VOP3: op_sel picks the halves of the accumulator and of the result
+            lists[:2] = [[0] * 3, [1] * 3]
+        a, b = (
+            read_halves(text, kind, low, high, (negate_low, negate_high))
+            for text, low, high, negate_low, negate_high in zip(texts[:2], *(x[:2] for x in lists), strict=True)
+        )
+        select = ins.bits("op_sel", [0, 0, 0, 0]) if packed_result else [0, 0, 0, 0]
+        addend = read(c, result, bool(select[2]))
+        store = write(destination, result, bool(select[3]))
+        clamp = ins.flag("clamp")
+        negate_c = not accumulates and bool(lists[2][2]) and not packed_result
+
+        def step(g: Waves) -> None:
+            products = widen(a(g)) * widen(b(g))
+            total = addend(g)
+            if negate_c:
+                total = -total
+            for k in range(2):
+                product = products[..., k]
+                if result == "f32":
+                    total = total + product
+                elif result == "f16":
+                    total = (np.asarray(total, np.float64) + product).astype(np.float16)
+                else:
+                    total = to_bf16(bf16_to_f32(total) + product)
+            if clamp and result != "bf16":
+                total = np.fmin(np.fmax(total, total.dtype.type(0)), total.dtype.type(1))
+            store(g, total)
+
+        return step
+
+    return build
+
+
+special("v_dot2_f32_f16", _of_pairs("f16", "f32", False))
+special("v_dot2_f32_bf16", _of_pairs("bf16", "f32", False))
+special("v_dot2_f16_f16", _of_pairs("f16", "f16", False))
+special("v_dot2_bf16_bf16", _of_pairs("bf16", "bf16", False))
+special("v_dot2acc_f32_f16 v_dot2c_f32_f16", _of_pairs("f16", "f32", True))
+special("v_dot2acc_f32_bf16 v_dot2c_f32_bf16", _of_pairs("bf16", "f32", True))
+
+
+def _elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
+    """The 4- or 8-bit elements of uint32 as int32, lowest first."""
+    if not signed:
+        mask = U32((1 << bits) - 1)
+        return [((x >> U32(k)) & mask).view(I32) for k in range(0, 32, bits)]
+    return [(x << U32(32 - bits - k)).view(I32) >> I32(32 - bits) for k in range(0, 32, bits)]
+
+
+def _of_integers(bits: int, signed_by_modifier: bool) -> Callable[[Instruction, Target], Step]:
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        signs = ins.bits("neg_lo", [0, 0, 0]) if signed_by_modifier else [0, 0, 0]
+        a, b, c = vector_readers(ins, texts, ["u32", "u32", "i32" if signed_by_modifier else "u32"], target, [0] * 3, None)
+        store = write(destination, "u32")
+        clamp = ins.flag("clamp")
+        accumulator = I32 if signed_by_modifier else U32
+
+        def step(g: Waves) -> None:
+            left, right = np.asarray(a(g)), np.asarray(b(g))
+            total = np.asarray(c(g)).astype(I64)
+            for x, y in zip(_elements(left, bits, bool(signs[0])), _elements(right, bits, bool(signs[1])), strict=True):
+                total = total + x * y
+            result = saturate(total, accumulator) if clamp else total.astype(accumulator)
+            store(g, result.view(U32))
+
+        return step
+
+    return build
+
+
+special("v_dot4_i32_iu8", _of_integers(8, True))
+special("v_dot8_i32_iu4", _of_integers(4, True))
+special("v_dot4_u32_u8", _of_integers(8, False))
+special("v_dot8_u32_u4", _of_integers(4, False))
+
+_FLOAT8 = {"fp8": FP8_VALUES.astype(np.float32), "bf8": BF8_VALUES.astype(np.float32)}
+
+
+def _of_float8(kind_a: str, kind_b: str) -> Callable[[Instruction, Target], Step]:
+    values_a, values_b = _FLOAT8[kind_a], _FLOAT8[kind_b]
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        a, b, c = vector_readers(ins, texts, ["u32", "u32", "f32"], target, [0] * 3, None)
+        negate = bool(ins.bits("neg_lo", [0, 0, 0])[2])
+        absolute = bool(ins.bits("neg_hi", [0, 0, 0])[2])
+        store = write(destination, "f32")
+
+        def step(g: Waves) -> None:
+            left, right, total = a(g), b(g), c(g)
+            total = np.abs(total) if absolute else total
+            total = -total if negate else total
+            for k in range(0, 32, 8):
+                total = total + values_a[(left >> U32(k)) & U32(0xFF)] * values_b[(right >> U32(k)) & U32(0xFF)]
+            store(g, total)
+
+        return step
+
+    return build
+
+
+for _a in ("fp8", "bf8"):
+    for _b in ("fp8", "bf8"):
+        special(f"v_dot4_f32_{_a}_{_b}", _of_float8(_a, _b))

@@ -1,0 +1,67 @@
+"""Scalar floating point of gfx11.5 and gfx12, and gfx12's transcendental instructions that write an SGPR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import Step, Target, scalar, special
+from .bits import I32, U16, U32, pack
+from .compare import FLOAT_RELATIONS
+from .convert import f16_to_f32, to_f16, to_integer
+from .floating import MAX_NUM, MAXIMUM, MIN_NUM, MINIMUM
+from .mode import ZERO
+from .operands import read_scalar
+from .parse import Instruction
+from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
+from .state import Waves
+from .transcendental import FUNCTIONS, half, single
+
+_INTEGRAL: dict[str, Callable] = {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}
+for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
+    _two, _three = f"{_kind} {_kind}", f"{_kind} {_kind} {_kind}"
+    scalar(f"s_add_{_kind}", _kind, _two, np.add, rounded=ADD[_kind])
+    scalar(f"s_sub_{_kind}", _kind, _two, np.subtract, rounded=SUB[_kind])
+    scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind])
+    scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind])
+    scalar(f"s_max_{_kind} s_max_num_{_kind}", _kind, _two, MAX_NUM)
+    scalar(f"s_min_{_kind} s_min_num_{_kind}", _kind, _two, MIN_NUM)
+    scalar(f"s_maximum_{_kind}", _kind, _two, MAXIMUM)
+    scalar(f"s_minimum_{_kind}", _kind, _two, MINIMUM)
+    for _name, _function in _INTEGRAL.items():
+        scalar(f"s_{_name}_{_kind}", _kind, _kind, _function)
+    for _name, _relation in FLOAT_RELATIONS.items():
+        scalar(f"s_cmp_{_name}_{_kind}", "", _two, lambda a, b, f=_relation: (None, f(a, b)), "returned")
+scalar("s_fmamk_f32 s_fmaak_f32", "f32", "f32 f32 f32", fma_f32, rounded=FMA["f32"])
+
+_towards_zero = to_f16(ZERO)
+for _kind, _dtype in (("i32", I32), ("u32", U32)):
+    scalar(f"s_cvt_f32_{_kind}", "f32", _kind, round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
+    scalar(f"s_cvt_{_kind}_f32", _kind, "f32", to_integer(_dtype))
+scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16)
+scalar("s_cvt_f32_f16", "f32", "f16", f16_to_f32)
+scalar("s_cvt_hi_f32_f16", "f32", "u32", lambda x: f16_to_f32((x >> U32(16)).astype(U16).view(np.float16)))
+scalar("s_cvt_pk_rtz_f16_f32", "b32", "f32 f32", lambda a, b: pack(_towards_zero(a), _towards_zero(b)))
+
+
+def _to_scalar(kind: str, function: Callable) -> Callable[[Instruction, Target], Step]:
+    """`v_s_*`: computed by the vector unit, written to an SGPR whatever EXEC says."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, source = ins.operands
+        value, n = read_scalar(source, kind), destination.index
+
+        def step(g: Waves) -> None:
+            result = np.asarray(function(np.atleast_1d(value(g))))
+            g.set_scalar(n, result.view(U16 if kind == "f16" else U32))
+
+        return step
+
+    return build
+
+
+for _name in FUNCTIONS:
+    if _name not in ("sin", "cos"):
+        special(f"v_s_{_name}_f32", _to_scalar("f32", single(_name)))
+        special(f"v_s_{_name}_f16", _to_scalar("f16", half(_name)))
