@@ -94,7 +94,12 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     if op.build is not None:
         return op.build(ins, target)
     texts = list(ins.operands)
-    destination = Operand("s", EXEC, target.lanes // 32) if op.dst == "exec" else texts.pop(0)
+    if op.dst == "exec":
+        destination = Operand("s", EXEC, target.lanes // 32)
+    elif op.dst == "mask" and len(texts) == len(op.src):  # LLVM lets the e32 form leave VCC out
+        destination = Operand("s", VCC, target.lanes // 32)
+    else:
+        destination = texts.pop(0)
     if op.reads_dst:
         texts.append(destination)
     if op.implicit_vcc or (op.src and op.src[-1] == "mask" and len(texts) < len(op.src)):

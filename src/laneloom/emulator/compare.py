@@ -67,7 +67,8 @@ def classify(kind: str) -> Callable:
 
 for _prefix, _dst in (("v_cmp", "mask"), ("v_cmpx", "exec")):
     for _kind in ("i16", "u16", "i32", "u32", "i64", "u64"):
-        for _name, _relation in {**INTEGER_RELATIONS, **_CONSTANT}.items():
+        _constants = {} if _kind.endswith("16") else _CONSTANT
+        for _name, _relation in {**INTEGER_RELATIONS, **_constants}.items():
             vector(f"{_prefix}_{_name}_{_kind}", _dst, f"{_kind} {_kind}", _relation)
     for _kind in ("f16", "f32", "f64"):
         for _name, _relation in {**FLOAT_RELATIONS, **_CONSTANT}.items():

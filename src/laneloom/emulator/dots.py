@@ -95,10 +95,12 @@ def _elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
     return [(x << U32(32 - bits - k)).view(I32) >> I32(32 - bits) for k in range(0, 32, bits)]
 
 
-def _of_integers(bits: int, signed_by_modifier: bool) -> Callable[[Instruction, Target], Step]:
+def _of_integers(bits: int, signed_by_modifier: bool, signed: int = 0) -> Callable[[Instruction, Target], Step]:
+    """signed_by_modifier: neg_lo says which operands are signed, and the sum is; `signed` is what it defaults to."""
+
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        signs = ins.bits("neg_lo", [0, 0, 0]) if signed_by_modifier else [0, 0, 0]
+        signs = ins.bits("neg_lo", [signed] * 3) if signed_by_modifier else [0, 0, 0]
         a, b, c = vector_readers(ins, texts, ["u32", "u32", "i32" if signed_by_modifier else "u32"], target, [0] * 3, None)
         store = write(destination, "u32")
         clamp = ins.flag("clamp")
@@ -119,6 +121,8 @@ def _of_integers(bits: int, signed_by_modifier: bool) -> Callable[[Instruction, 
 
 special("v_dot4_i32_iu8", _of_integers(8, True))
 special("v_dot8_i32_iu4", _of_integers(4, True))
+special("v_dot4_i32_i8", _of_integers(8, True, signed=1))
+special("v_dot8_i32_i4", _of_integers(4, True, signed=1))
 special("v_dot4_u32_u8", _of_integers(8, False))
 special("v_dot8_u32_u4", _of_integers(4, False))
 

@@ -46,7 +46,7 @@ def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
             return row + (within ^ int(value, 0))
     if "dpp" in ins.encoding:
         raise UnknownInstructionError(f"no known DPP control in {ins.text!r}")
-    return None
+    return None  # inline assembly may leave the suffix out: the control alone makes an instruction DPP
 
 
 class LaneSource:
@@ -106,7 +106,7 @@ class LaneSource:
 
 def lane_source(ins: Instruction, lanes: int) -> LaneSource | None:
     """The DPP control of an instruction, None where it has none."""
-    if "dpp" not in ins.encoding:
+    if not ins.modifiers and "dpp" not in ins.encoding:
         return None
     index = source_lanes(ins, lanes)
     if index is None:

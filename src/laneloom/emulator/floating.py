@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .alu import Target, build_vector, special, vector
-from .alu import Op as _Op
+from .alu import Op, Target, build_vector, special, vector
 from .parse import Instruction
 from .rounding import ADD, FMA, MUL, SUB, fma_f32
 
@@ -129,23 +128,23 @@ def median(smallest: Callable, largest: Callable) -> Callable:
 
 
 def declare_extrema(kind: str) -> None:
-    """All minima and maxima of one float type, under the names of gfx11 and of gfx12."""
+    """All minima and maxima of one float type, under the names of gfx11 and of gfx12; f64 has those of two operands."""
     two, three = f"{kind} {kind}", f"{kind} {kind} {kind}"
-    for name, ieee, num in (
-        ("max", MAX_IEEE, MAX_NUM), ("min", MIN_IEEE, MIN_NUM),
-    ):  # fmt: skip
+    for name, ieee, num, propagating in (("max", MAX_IEEE, MAX_NUM, MAXIMUM), ("min", MIN_IEEE, MIN_NUM, MINIMUM)):
         vector(f"v_{name}_num_{kind}", kind, two, num)
         special(f"v_{name}_{kind}", _by_mode(kind, two, ieee, num))
+        vector(f"v_{name}imum_{kind}", kind, two, propagating)
+        if kind == "f64":
+            continue
         vector(f"v_{name}3_num_{kind}", kind, three, then(num, num))
         special(f"v_{name}3_{kind}", _by_mode(kind, three, then(ieee, ieee), then(num, num)))
-    vector(f"v_maximum_{kind}", kind, two, MAXIMUM)
-    vector(f"v_minimum_{kind}", kind, two, MINIMUM)
+        vector(f"v_{name}imum3_{kind}", kind, three, then(propagating, propagating))
+    if kind == "f64":
+        return
     vector(f"v_minmax_num_{kind}", kind, three, then(MIN_NUM, MAX_NUM))
     vector(f"v_maxmin_num_{kind}", kind, three, then(MAX_NUM, MIN_NUM))
     special(f"v_minmax_{kind}", _by_mode(kind, three, then(MIN_IEEE, MAX_IEEE), then(MIN_NUM, MAX_NUM)))
     special(f"v_maxmin_{kind}", _by_mode(kind, three, then(MAX_IEEE, MIN_IEEE), then(MAX_NUM, MIN_NUM)))
-    vector(f"v_maximum3_{kind}", kind, three, then(MAXIMUM, MAXIMUM))
-    vector(f"v_minimum3_{kind}", kind, three, then(MINIMUM, MINIMUM))
     vector(f"v_maximumminimum_{kind}", kind, three, then(MAXIMUM, MINIMUM))
     vector(f"v_minimummaximum_{kind}", kind, three, then(MINIMUM, MAXIMUM))
     vector(f"v_med3_num_{kind}", kind, three, median(MIN_NUM, MAX_NUM))
@@ -154,7 +153,7 @@ def declare_extrema(kind: str) -> None:
 
 def _by_mode(kind: str, sources: str, ieee: Callable, num: Callable) -> Callable:
     """A builder that takes the NaN rule from the mode: gfx11's IEEE bit, which gfx12 does not have."""
-    chosen = {True: _Op(kind, tuple(sources.split()), ieee), False: _Op(kind, tuple(sources.split()), num)}
+    chosen = {True: Op(kind, tuple(sources.split()), ieee), False: Op(kind, tuple(sources.split()), num)}
 
     def build(ins: Instruction, target: Target):
         return build_vector(chosen[target.mode.ieee and target.gpu.major < 12], ins, target)

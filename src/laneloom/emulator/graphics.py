@@ -188,3 +188,19 @@ def _move_scalar(moves_source: bool, wide: bool):
 for _bits, _wide in (("b32", False), ("b64", True)):
     special(f"s_movrels_{_bits}", _move_scalar(True, _wide))
     special(f"s_movreld_{_bits}", _move_scalar(False, _wide))
+
+
+def _move_scalar_both(ins: Instruction, target: Target) -> Step:
+    destination, source = ins.operands
+
+    def step(g: Waves) -> None:
+        by_source, by_destination = _offsets(g, True)
+        value = g.S[source.index + by_source, np.arange(g.count)]
+        for n in np.unique(by_destination):
+            at = destination.index + int(n)
+            g.set_scalar(at, np.where(by_destination == n, value, g.s[at]))
+
+    return step
+
+
+special("s_movrelsd_2_b32", _move_scalar_both)

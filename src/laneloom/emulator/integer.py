@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .alu import Target, build_vector, special, vector
-from .alu import Op as _Op
+from .alu import Op, Target, build_vector, special, vector
 from .bits import (
     I32, I64, U8, U16, U32, U64, absolute_difference, byte_of, count_ones, extract_signed, extract_unsigned,
     leading_signs, leading_zeros, multiply_high_i32, multiply_high_u32, pack, permute_bytes, reverse_bits, saturate,
@@ -17,7 +16,6 @@ from .parse import Instruction
 
 vector("v_mov_b32", "b32", "b32", np.positive)
 vector("v_mov_b16", "b16", "b16", np.positive)
-vector("v_mov_b64", "b64", "b64", np.positive)
 vector("v_cndmask_b32", "b32", "b32 b32 mask", lambda a, b, m: np.where(m, b, a))
 vector("v_cndmask_b16", "b16", "b16 b16 mask", lambda a, b, m: np.where(m, b, a))
 for _kind in ("b16", "b32"):
@@ -71,8 +69,8 @@ for _kind, _dtype in (("u32", U32), ("i32", I32), ("u16", U16), ("i16", np.int16
     _two = f"{_kind} {_kind}"
     vector(f"v_add_nc_{_kind}", _kind, _two, np.add, clamped=saturating(np.add, _dtype))
     vector(f"v_sub_nc_{_kind}", _kind, _two, np.subtract, clamped=saturating(np.subtract, _dtype))
-    _back = saturating(np.subtract, _dtype)
-    vector(f"v_subrev_nc_{_kind}", _kind, _two, lambda a, b: b - a, clamped=lambda a, b, f=_back: f(b, a))
+_subtract_u32 = saturating(np.subtract, U32)
+vector("v_subrev_nc_u32", "u32", "u32 u32", lambda a, b: b - a, clamped=lambda a, b: _subtract_u32(b, a))
 vector("v_add3_u32", "u32", "u32 u32 u32", lambda a, b, c: a + b + c)
 vector("v_xad_u32", "u32", "u32 u32 u32", lambda a, b, c: (a ^ b) + c)
 
@@ -141,6 +139,8 @@ for _kind in ("u32", "i32", "u16", "i16"):
     vector(f"v_min3_{_kind}", _kind, _three, lambda a, b, c: np.minimum(np.minimum(a, b), c))
     vector(f"v_max3_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.maximum(a, b), c))
     vector(f"v_med3_{_kind}", _kind, _three, _median)
+for _kind in ("u32", "i32"):
+    _three = f"{_kind} {_kind} {_kind}"
     vector(f"v_minmax_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.minimum(a, b), c))
     vector(f"v_maxmin_{_kind}", _kind, _three, lambda a, b, c: np.minimum(np.maximum(a, b), c))
 
@@ -187,7 +187,7 @@ def _lane_count(ins: Instruction, target: Target):
     lane = np.arange(target.lanes)
     below = np.clip(lane - 32 if "_hi_" in ins.name else lane, 0, 32)
     mask = ((np.uint64(1) << below.astype(U64)) - U64(1)).astype(U32)[None, :]
-    op = _Op("u32", ("u32", "u32"), lambda bits, base: count_ones(bits & mask) + base)
+    op = Op("u32", ("u32", "u32"), lambda bits, base: count_ones(bits & mask) + base)
     return build_vector(op, ins, target)
 
 

@@ -19,3 +19,6 @@ from . import (  # noqa: F401
     scalar_float,
     transcendental,
 )
+from .aliases import declare_aliases
+
+declare_aliases()
