@@ -1,4 +1,4 @@
-"""Older spellings that LLVM still accepts for gfx11 and gfx12; inline assembly reaches the listing as it was written."""
+"""Older spellings that LLVM accepts for gfx11 and gfx12; inline assembly reaches the listing as it was written."""
 
 from __future__ import annotations
 

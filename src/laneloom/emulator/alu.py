@@ -218,7 +218,7 @@ def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _C
 
 
 def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
-    """omod (mul:2, mul:4, div:2), clamp (floats to [0, 1], NaN to 0) and the denormal mode; None where nothing is done."""
+    """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done."""
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
     clamp = ins.flag("clamp") and kind in FLOATS and kind != "bf16"
     flushed = flushes and target.mode.flushes_results(kind)

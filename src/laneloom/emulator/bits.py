@@ -1,4 +1,4 @@
-"""Bit arithmetic on numpy integers that vector and scalar instructions share: counting, fields, bytes, wide products."""
+"""Bit arithmetic on numpy integers for vector and scalar instructions: counting, fields, bytes, wide products."""
 
 from __future__ import annotations
 

@@ -86,4 +86,3 @@ def _multiply_add_i64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.n
 
 special("v_mad_u64_u32 v_mad_co_u64_u32", two_results("u32 u32 u64", "u64", _multiply_add_u64))
 special("v_mad_i64_i32 v_mad_co_i64_i32", two_results("i32 i32 i64", "i64", _multiply_add_i64))
-

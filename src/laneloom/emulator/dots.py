@@ -101,7 +101,8 @@ def _of_integers(bits: int, signed_by_modifier: bool, signed: int = 0) -> Callab
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         signs = ins.bits("neg_lo", [signed] * 3) if signed_by_modifier else [0, 0, 0]
-        a, b, c = vector_readers(ins, texts, ["u32", "u32", "i32" if signed_by_modifier else "u32"], target, [0] * 3, None)
+        kinds = ["u32", "u32", "i32" if signed_by_modifier else "u32"]
+        a, b, c = vector_readers(ins, texts, kinds, target, [0] * 3, None)
         store = write(destination, "u32")
         clamp = ins.flag("clamp")
         accumulator = I32 if signed_by_modifier else U32

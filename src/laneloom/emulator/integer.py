@@ -6,9 +6,27 @@ import numpy as np
 
 from .alu import Op, Target, build_vector, special, vector
 from .bits import (
-    I32, I64, U8, U16, U32, U64, absolute_difference, byte_of, count_ones, extract_signed, extract_unsigned,
-    leading_signs, leading_zeros, multiply_high_i32, multiply_high_u32, pack, permute_bytes, reverse_bits, saturate,
-    saturating, trailing_zeros,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    absolute_difference,
+    byte_of,
+    count_ones,
+    extract_signed,
+    extract_unsigned,
+    leading_signs,
+    leading_zeros,
+    multiply_high_i32,
+    multiply_high_u32,
+    pack,
+    permute_bytes,
+    reverse_bits,
+    saturate,
+    saturating,
+    trailing_zeros,
 )  # fmt: skip
 from .parse import Instruction
 
@@ -118,12 +136,8 @@ vector(
 )  # fmt: skip
 vector("v_mad_u16", "u16", "u16 u16 u16", _multiply_add, clamped=_saturating_multiply_add(U16))
 vector("v_mad_i16", "i16", "i16 i16 i16", _multiply_add, clamped=_saturating_multiply_add(np.int16))
-vector(
-    "v_mad_u32_u16", "u32", "u16 u16 u32", lambda a, b, c: a.astype(U32) * b.astype(U32) + c, clamped=_clamped_u32
-)
-vector(
-    "v_mad_i32_i16", "i32", "i16 i16 i32", lambda a, b, c: a.astype(I32) * b.astype(I32) + c, clamped=_clamped_i32
-)
+vector("v_mad_u32_u16", "u32", "u16 u16 u32", lambda a, b, c: a.astype(U32) * b.astype(U32) + c, clamped=_clamped_u32)
+vector("v_mad_i32_i16", "i32", "i16 i16 i32", lambda a, b, c: a.astype(I32) * b.astype(I32) + c, clamped=_clamped_i32)
 
 # -- order -------------------------------------------------------------------------------------------------------------
 

@@ -115,4 +115,4 @@ def flush(x: np.ndarray, kind: str) -> np.ndarray:
 
 def refuse_rounding(ins: Instruction, rounding: int) -> UnknownInstructionError:
     """The error for an operation that is implemented for nearest even only."""
-    return UnknownInstructionError(f"{ins.name} is implemented for rounding to nearest only, not {_ROUNDINGS[rounding]}")
+    return UnknownInstructionError(f"{ins.name} exists here for rounding to nearest only, not {_ROUNDINGS[rounding]}")

@@ -80,7 +80,7 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         _, ec = np.frexp(c)
         ep = ea + eb
         finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
-        # Far from both ends of the range, and with terms near enough to each other, nothing below can over- or underflow.
+        # Far from both ends of the range nothing below can over- or underflow.
         easy = (ep < 1000) & (ep > -900) & ((c == 0) | ((ec < 1000) & (ec > -900)))
         exact_product = (a == 0) | (b == 0)
         high, low = two_product(np.where(easy, a, 1.0), np.where(easy, b, 1.0))

@@ -8,8 +8,20 @@ import numpy as np
 
 from .alu import scalar
 from .bits import (
-    I32, I64, U16, U32, U64, count_ones, extract_signed, extract_unsigned, leading_signs, leading_zeros,
-    multiply_high_i32, multiply_high_u32, reverse_bits, trailing_zeros,
+    I32,
+    I64,
+    U16,
+    U32,
+    U64,
+    count_ones,
+    extract_signed,
+    extract_unsigned,
+    leading_signs,
+    leading_zeros,
+    multiply_high_i32,
+    multiply_high_u32,
+    reverse_bits,
+    trailing_zeros,
 )  # fmt: skip
 
 # -- moves and choices -------------------------------------------------------------------------------------------------
@@ -187,12 +199,8 @@ _RELATIONS: dict[str, Callable] = {
 
 for _name, _relation in _RELATIONS.items():
     for _kind in ("i32", "u32"):
-        scalar(
-            f"s_cmp_{_name}_{_kind}", "", f"{_kind} {_kind}", lambda a, b, f=_relation: (None, f(a, b)), "returned"
-        )
+        scalar(f"s_cmp_{_name}_{_kind}", "", f"{_kind} {_kind}", lambda a, b, f=_relation: (None, f(a, b)), "returned")
     scalar(f"s_cmpk_{_name}_i32", "", "i32 i32", lambda a, k, f=_relation: (None, f(a, _extended(k))), "returned")
-    scalar(
-        f"s_cmpk_{_name}_u32", "", "u32 u32", lambda a, k, f=_relation: (None, f(a, k & U32(0xFFFF))), "returned"
-    )
+    scalar(f"s_cmpk_{_name}_u32", "", "u32 u32", lambda a, k, f=_relation: (None, f(a, k & U32(0xFFFF))), "returned")
 scalar("s_cmp_eq_u64", "", "u64 u64", lambda a, b: (None, a == b), "returned")
 scalar("s_cmp_lg_u64", "", "u64 u64", lambda a, b: (None, a != b), "returned")

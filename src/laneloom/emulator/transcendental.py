@@ -1,8 +1,8 @@
 """Approximate instructions: exp2, log2, reciprocals, roots, sine and cosine, in f16, f32 and f64.
 
-Where AMD's guides allow an error of an ULP or more (RDNA 3 and RDNA 4 ISA guides, VOP1), the result here is the correctly
-rounded one as far as float64 gives it. The f32 forms of exp, log, rcp, rsq and sqrt treat denormals as zeros whatever the
-mode says, as the guides state and LLVM's expansions expect. Sine and cosine take revolutions.
+Where AMD's guides allow an error of an ULP or more (RDNA 3 and RDNA 4 ISA guides, VOP1), the result here is the
+correctly rounded one as far as float64 gives it. The f32 forms of exp, log, rcp, rsq and sqrt treat denormals as zeros
+whatever the mode says, as the guides state and LLVM's expansions expect. Sine and cosine take revolutions.
 """
 
 from __future__ import annotations
