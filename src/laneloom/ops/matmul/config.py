@@ -1,7 +1,8 @@
 """What can be chosen for one product: the base of every schedule's Config, and `plan`, which chooses.
 
-Each GPU family has its own candidate list in a file of its own (`plan_wmma.py` for RDNA), named in `FAMILIES`. Such a file
-defines `candidates(problem, gpu)`, which yields configs with the reason for their place, best first.
+Each GPU family has its candidate list in a file of its own (`plan_wmma.py` for RDNA), named in `FAMILIES`. Such a file
+defines `candidates(problem, gpu)`, which yields configs with the reason for their place, best first, and `CONFIGS`, the
+class of each of its schedules.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class MatmulConfig:
     group_m: int = 8  #: rows of tiles that are visited together, so that their operands stay in the L2
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
-        """One sentence on why this config cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        """Why this config cannot do `problem` on `gpu`, or None: the only statement of each constraint."""
         raise NotImplementedError
 
     @property
@@ -50,7 +51,7 @@ class MatmulConfig:
         """
         schedule, _, rest = text.partition(":")
         if schedule not in SCHEDULES:
-            raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(SCHEDULES)}")
+            raise ArgumentError(f"config: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}")
         kind = import_module(f".{SCHEDULES[schedule]}", __package__).CONFIGS[schedule]
         return kind.from_words(word for word in rest.split(",") if word)
 
@@ -86,7 +87,7 @@ class Plan:
 
     config: MatmulConfig
     reason: str
-    passed_over: tuple[tuple[MatmulConfig, str], ...]  #: candidates ranked before it, each with its `why_invalid`
+    passed_over: tuple[tuple[MatmulConfig, str], ...]  #: candidates that came before, with their `why_invalid`
 
 
 def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
@@ -97,7 +98,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
     family = FAMILIES.get(gpu.matrix_instructions)
     if family is None:
         raise UnsupportedError(
-            f"gpu: matmul has schedules for GPUs with {', '.join(FAMILIES)} instructions, got {gpu.name} ({gpu.family})"
+            f"gpu: expected one with {' or '.join(FAMILIES)} instructions, got {gpu.name} ({gpu.family})"
         )
     passed_over: list[tuple[MatmulConfig, str]] = []
     for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
@@ -106,7 +107,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
             return Plan(config, reason, tuple(passed_over))
         passed_over.append((config, why))
     first = passed_over[0][1] if passed_over else "there is no candidate"
-    raise UnsupportedError(f"no matmul schedule can do {problem.key} on {gpu.name}: {first}")
+    raise UnsupportedError(f"{first} (no matmul schedule can do {problem.key} on {gpu.name})")
 
 
 def plan(problem: MatmulProblem, gpu: Gpu) -> MatmulConfig:

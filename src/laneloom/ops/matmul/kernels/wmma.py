@@ -81,9 +81,21 @@ def shared_layout(rows: int, config: WmmaConfig, along_k: bool) -> Any:
 
 
 @gluon.jit
+def load_fence(x):
+    """x, through an empty instruction with a side effect: LLVM moves no memory access across it."""
+    return gl.inline_asm_elementwise("; load fence $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def schedule_fence(x):
-    """x, through an empty instruction with a side effect that LLVM's schedulers move no load across."""
-    return gl.inline_asm_elementwise("; schedule fence $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+    """x, through an empty instruction that LLVM's schedulers move nothing across, matrix instructions included.
+
+    They never cross a write to EXEC: an output in the half of it that wave32 does not use is enough.
+    """
+    fenced, _ = gl.inline_asm_elementwise(
+        "; schedule fence $0 $1 $2", "=s,={exec_hi},0", [x], dtype=(gl.int32, gl.int32), is_pure=False, pack=1
+    )
+    return fenced
 
 
 @gluon.jit
@@ -236,10 +248,11 @@ def wmma_matmul(
         cta_barrier()
         a = load_tile(a_tile, a_r, a_k, A_MAJOR, A_VEC, WIDE)  # [BLOCK_M, BLOCK_K]
         b = load_tile(b_tile, b_r, b_k, B_MAJOR, B_VEC, WIDE)  # [BLOCK_N, BLOCK_K]
-        # the loads stay above the LDS reads, and with that their wait below the matrix instructions
-        buffer = schedule_fence(buffer)
+        # the loads stay above the LDS reads, and so above the matrix instructions
+        buffer = load_fence(buffer)
         acc = multiply(a_lds.index(buffer), b_lds.index(buffer), acc, VERSION, K_WIDTH)
-        buffer = 1 - buffer
+        # the matrix instructions stay above the wait for the loads
+        buffer = 1 - schedule_fence(buffer)
         a_lds.index(buffer).store(gl.convert_layout(a, A_STORE))
         b_lds.index(buffer).store(gl.convert_layout(b, B_STORE))
         a_tile += a_step
@@ -312,7 +325,9 @@ def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, a: Any, b: Any,
     arguments = runtime_arguments(problem) | constants(problem, config, gpu)
     for first in range(0, programs, MAX_PROGRAMS):
         grid = (min(programs - first, MAX_PROGRAMS), 1, 1)
-        wmma_matmul[grid](a, b, c, first_program=first, **arguments, num_warps=config.num_warps)
+        wmma_matmul[grid](
+            a, b, c, first_program=first, **arguments, num_warps=config.num_warps, enable_fp_fusion=True
+        )
 
 
 def code_object(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> CodeObject:
@@ -329,3 +344,20 @@ def code_object(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> CodeObj
         num_warps=config.num_warps,
         attrs=(),
     )
+
+
+def facts(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> list[str]:
+    """What sizes and strides made of the kernel, as sentences."""
+    chosen = constants(problem, config, gpu)
+    lines = []
+    for name, major, vector in (("A", chosen["A_MAJOR"], chosen["A_VEC"]), ("B", chosen["B_MAJOR"], chosen["B_VEC"])):
+        along = {"k": "K", "row": "M" if name == "A" else "N", "neither": "no axis"}[major]
+        way = "transposed in registers on the way to LDS" if major == "row" else "stored to LDS as loaded"
+        lines.append(f"{name} is contiguous along {along}: loads of {vector * 2} bytes, {way}")
+    lines.append(f"C is stored {chosen['C_VEC'] * DTYPE_BYTES[problem.dtype_out]} bytes at a time")
+    if not chosen["WHOLE_K"]:
+        lines.append(f"the last K-tile has {problem.k % config.block_k} of {config.block_k} columns and is masked")
+    if chosen["WIDE"]:
+        lines.append("offsets inside a tile need 64 bits")
+    lines.append(f"LDS: {config.lds_bytes()} bytes in two buffers, {config.lds}")
+    return lines

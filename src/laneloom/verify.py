@@ -1,0 +1,126 @@
+"""Whether a kernel's output is right: error budgets that are derived, poisoned outputs, guard bands. numpy only.
+
+Truth is FP64. An element may differ from it by
+
+    2 x (worst error of the same sums in the same precision by numpy) x (sum of its terms' magnitudes) + one rounding
+
+where the middle factor scales the error of a sum by what was summed, so that elements that cancel are not judged by large
+ones. NaN is right only where the truth is NaN, an infinity only where the truth is that infinity or rounds to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import UnsupportedError
+
+#: Half a unit in the last place of 1.0, smallest subnormal, and largest finite value of the float formats.
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
+SMALLEST = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}
+LARGEST = {
+    "fp64": float(np.finfo(np.float64).max),
+    "fp32": float(np.finfo(np.float32).max),
+    "fp16": 65504.0,
+    "bf16": 2.0**127 * (2 - 2.0**-7),
+}
+#: How an array holds each format; numpy has no bfloat16, its 16 bits are carried as integers.
+STORAGE = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}
+
+
+def encode(values: np.ndarray, dtype: str) -> np.ndarray:
+    """`values` rounded to the nearest of `dtype` (ties to even), in its storage.
+
+    Raises UnsupportedError for a format that is not in STORAGE.
+    """
+    if dtype not in STORAGE:
+        raise UnsupportedError(f"dtype: expected one of {', '.join(STORAGE)}, got {dtype}")
+    if dtype != "bf16":
+        with np.errstate(over="ignore"):
+            return np.asarray(values, STORAGE[dtype])
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), 0x7FC0, rounded).astype(np.uint16)
+
+
+def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
+    """The values in FP64 of an array in `dtype`'s storage."""
+    if dtype == "bf16":
+        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return stored.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The comparison of one output with the truth, at its worst element: where error / budget is largest."""
+
+    ok: bool
+    error: float  #: |output - truth| there; infinite where one is NaN and the other is not
+    budget: float  #: what is allowed there
+    index: tuple[int, ...]  #: where; empty for an output with no elements
+
+    @property
+    def share(self) -> float:
+        """Error over budget; right is at most 1."""
+        return self.error / self.budget if self.budget else (0.0 if self.error == 0 else float("inf"))
+
+
+def judge(
+    got: np.ndarray, truth: np.ndarray, same_precision: np.ndarray, magnitude: np.ndarray, dtype: str
+) -> Verdict:
+    """Compare `got` with `truth` under the budget of this module.
+
+    got: FP64 values of the output, which was stored in `dtype`. truth: the product in FP64. same_precision: the same sums
+    in the kernel's accumulation precision, not rounded to `dtype`. magnitude: the sums of the terms' absolute values. All
+    of one shape. An element whose truth overflows `dtype` may be an infinity of its sign.
+    """
+    if got.size == 0:
+        return Verdict(True, 0.0, 0.0, ())
+    finite = np.isfinite(truth) & np.isfinite(same_precision)
+    summed = np.where(finite & (magnitude > 0), magnitude, 1.0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        relative = np.abs(same_precision - truth) / summed
+        worst = max(float(np.max(relative, initial=0.0, where=finite)), UNIT_ROUNDOFF["fp32"])
+        sums = 2 * worst * np.where(finite, magnitude, 0.0)
+        # The rounding is of the computed sum, which may lie beyond the truth by its own error.
+        budget = sums + np.maximum(UNIT_ROUNDOFF[dtype] * (np.abs(truth) + sums), SMALLEST[dtype] / 2)
+        budget = np.where(finite, budget, 0.0)
+        error = np.abs(got - truth)
+        reaches = finite & (np.abs(truth) + budget > LARGEST[dtype] * (1 + UNIT_ROUNDOFF[dtype] / 2))
+        same = (np.isnan(got) & np.isnan(truth)) | (got == truth)
+    same |= reaches & np.isinf(got) & (np.sign(got) == np.sign(truth))
+    error = np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
+    share = np.divide(error, budget, out=np.where(error > 0, np.inf, 0.0), where=budget > 0)
+    index = np.unravel_index(int(np.argmax(share)), share.shape)
+    at = tuple(int(i) for i in index)
+    return Verdict(bool(share[index] <= 1.0), float(error[index]), float(budget[index]), at)
+
+
+class Guarded:
+    """An output filled with NaN between two bands that nobody may write.
+
+    `array` is the output, of `shape`, in row-major order or with `strides` in elements; what it does not cover between its
+    first and last element is guarded as well.
+    """
+
+    BAND = 256  # elements on either side
+
+    def __init__(self, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...] | None = None):
+        storage = np.dtype(STORAGE[dtype])
+        if strides is None:
+            strides = tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
+        inside = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+        # A NaN whose bits no kernel makes, so that a write shows even if it wrote NaN.
+        poison = encode(np.array([np.nan]), dtype).view(f"u{storage.itemsize}")[0] | 0x35
+        self._bits = np.full(inside + 2 * self.BAND, poison, f"u{storage.itemsize}")
+        self._poison = poison
+        start = self._bits[self.BAND :].view(storage)
+        self.array = np.lib.stride_tricks.as_strided(start, shape, [s * storage.itemsize for s in strides])
+
+    def untouched_outside(self) -> bool:
+        """Whether every element that is not of `array` still has its poison."""
+        rest = self._bits.copy()
+        view = np.lib.stride_tricks.as_strided(rest[self.BAND :], self.array.shape, self.array.strides)
+        view[...] = self._poison
+        return bool((rest == self._poison).all())
