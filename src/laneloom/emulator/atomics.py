@@ -129,7 +129,11 @@ def _step(where, operation, data: list[int], destination: int | None, memory: st
         index = at[active] // dtype.itemsize
         values = tuple(_data(g, n, dtype, active) for n in data)
         if destination is None and combine is np.add and len(values) == 1:
-            np.add.at(items, index, values[0])
+            # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
+            places, lane_of = np.unique(index, return_inverse=True)
+            sums = items[places]
+            np.add.at(sums, lane_of, values[0])
+            items[places] = sums
             return
         found = apply(items, index, combine, values)
         if destination is not None:

@@ -52,14 +52,15 @@ class GlobalMemory:
         self.regions = sorted((r for r in regions if r.nbytes > 0), key=lambda r: (r.address, r.end))
         merged: list[list[int]] = []
         for r in self.regions:  # views of one tensor overlap: check against their union
-            if merged and r.address <= merged[-1][1]:
+            if merged and r.address < merged[-1][1]:
                 merged[-1][1] = max(merged[-1][1], r.end)
             else:
                 merged.append([r.address, r.end])
         self.starts = np.array([m[0] for m in merged], np.int64)
         self.ends = np.array([m[1] for m in merged], np.int64)
         self._list = [(int(a), int(b)) for a, b in merged]
-        # One window over all regions makes a gather one numpy call; nothing between the regions is ever touched.
+        # One window over all regions makes a gather one numpy call. It spans foreign memory, so it may only be indexed:
+        # any numpy function that could copy it whole, or write it back, is out.
         self.base = (self._list[0][0] & ~255) if merged else 0
         span = (self._list[-1][1] - self.base + 255) & ~255 if merged else 0
         self._views = {}
