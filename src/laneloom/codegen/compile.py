@@ -63,6 +63,8 @@ def compile_kernel(
     target = _target(gpu)
     _check_options(settings, target)
     types, values = _bind_arguments(kernel, name, signature, constants)
+    for argument, value in values.items():
+        versions.check_layout(argument, value, gpu)
     divisible = _divisible(types, attrs)
     described = _describe(values)
     key = None

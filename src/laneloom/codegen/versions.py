@@ -25,6 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 from triton.runtime.jit import JITFunction
 
 from ..errors import ArgumentError, UnsupportedError
+from ..gpu import Gpu
 
 OLDEST, NEWEST = (3, 6), (3, 9)
 
@@ -33,6 +34,7 @@ __all__ = [
     "OLDEST",
     "GluonASTSource",
     "assembler",
+    "check_layout",
     "check_triton",
     "compiler_environment",
     "cta_barrier",
@@ -141,6 +143,23 @@ def wmma_layout(
     bases = [[0, 1 << bit] for bit in range(warps_n.bit_length() - 1)]
     bases += [[1 << bit, 0] for bit in range(warps_m.bit_length() - 1)]
     return layout(version, transposed, bases, [], list(instr_shape))
+
+
+def check_layout(name: str, value: Any, gpu: Gpu) -> None:
+    """Raise ArgumentError where `value` is a WMMA layout of another generation than `gpu`'s.
+
+    Triton accepts it, and LLVM, which then has no such instruction, aborts the process.
+    """
+    layout = getattr(value, "parent", value)
+    if not isinstance(layout, gl.amd.AMDWMMALayout):
+        return
+    wanted = {11: 1, 12: 2}.get(gpu.major) if gpu.vendor == "amd" else None
+    if layout.version != wanted:
+        known = {1: "RDNA 3 and 3.5", 2: "RDNA 4"}
+        raise ArgumentError(
+            f"{name} is a WMMA layout of version {layout.version}, which is for "
+            f"{known.get(layout.version, 'another GPU')}, not for {gpu.name} ({gpu.family})"
+        )
 
 
 def assembler() -> Callable[[str, str, str], bytes]:

@@ -59,9 +59,9 @@ class Instruction:
         if self.kind is Kind.VALU:
             if self.mnemonic.startswith("v_pk_fma"):
                 return 2
-            floating = r"v_(fma|fmac|fmaak|fmamk|mad|mac)_(\w+_)?f\d|v_dot\d"
+            floating = r"v_(fma|fmac|fmaak|fmamk|mad|mac)_(\w+_)?f\d|v_dot\d|fma\.rn\."  # the last is PTX
             return int(re.match(floating, self.mnemonic) is not None)
-        return int(re.match(r"fma\.rn\.f", self.mnemonic) is not None)
+        return 0
 
     @property
     def ends_flow(self) -> bool:
