@@ -73,15 +73,16 @@ def _high_part(x: np.ndarray) -> np.ndarray:
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in float64, rounded once to nearest even."""
     a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (a, b, c)))
-    plain = a * b + c
     with np.errstate(all="ignore"):
+        # An infinite addend wins over a product that overflows only for want of range.
+        plain = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
         _, ea = np.frexp(a)
         _, eb = np.frexp(b)
         _, ec = np.frexp(c)
         ep = ea + eb
         finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
         # Far from both ends of the range nothing below can over- or underflow.
-        easy = (ep < 1000) & (ep > -900) & ((c == 0) | ((ec < 1000) & (ec > -900)))
+        easy = (np.maximum(np.abs(ea), np.abs(eb)) < 960) & (np.abs(ep) < 900) & (np.abs(ec) < 900)
         exact_product = (a == 0) | (b == 0)
         high, low = two_product(np.where(easy, a, 1.0), np.where(easy, b, 1.0))
         c_easy = np.where(easy, c, 0.0)
@@ -151,14 +152,18 @@ def _wide(x) -> np.ndarray:
     return np.asarray(x, np.float64)
 
 
+def _zero_sum_below(s: np.ndarray, a: np.ndarray, b: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """Rounding down, a sum of zero is -0 unless both terms are +0."""
+    return np.where((s == 0) & (np.signbit(a) | np.signbit(b)), rounded.dtype.type(-0.0), rounded)
+
+
 def _sum_directed(dtype: type, sign: int) -> Callable[[int], Callable]:
     def of_mode(rounding: int) -> Callable:
         def add(a, b):
             a, b = _wide(a), _wide(b) * sign
             s = a + b
             r = directed(s, two_sum_error(a, b, s), dtype, rounding)
-            # x - x is -0 when rounding down, +0 otherwise.
-            return np.where((s == 0) & (a != 0), dtype(-0.0), r) if rounding == DOWN else r
+            return _zero_sum_below(s, a, b, r) if rounding == DOWN else r
 
         return add
 
@@ -171,7 +176,7 @@ def _fma_directed(dtype: type) -> Callable[[int], Callable]:
             p, c = _wide(a) * _wide(b), _wide(c)
             s = p + c
             r = directed(s, two_sum_error(p, c, s), dtype, rounding)
-            return np.where((s == 0) & (p != 0), dtype(-0.0), r) if rounding == DOWN else r
+            return _zero_sum_below(s, p, c, r) if rounding == DOWN else r
 
         return fma
 
