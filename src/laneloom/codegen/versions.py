@@ -94,7 +94,7 @@ else:
         gl.thread_barrier()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-if hasattr(tma, "async_load"):  # 3.9, which refuses the former names
+if hasattr(tma, "async_load"):  # 3.8 and newer; 3.9 refuses the former names
 
     @gluon.jit
     def tma_load(descriptor, coordinates, barrier, target):
