@@ -300,6 +300,19 @@ def test_assembling_a_compiled_kernel_again_gives_the_same_binary():
     assert again.lds_bytes == 0  # Triton allocates LDS at launch: the text does not tell
 
 
+def test_16_bit_arithmetic_assembles_again():
+    half = {name: kind.replace("fp32", "fp16") if kind[0] == "*" else kind for name, kind in ADD["signature"].items()}
+    compiled = compile_add("gfx1151", signature=half, constants={"B": 256, "dtype": tl.float16}, attrs=())
+    assert assemble(compiled.asm, "gfx1151").binary == compiled.binary
+    sixteen = LLVM_IR.replace("STORE", STORE).replace("float", "half").replace("store half %value", HALF_STORE)
+    assert "v_" in compile_llvm_ir(sixteen, "gfx1151", num_warps=2).asm
+
+
+HALF_STORE = """%old = load half, ptr addrspace(1) %place
+  %sum = fadd half %old, %value
+  store half %sum"""
+
+
 def test_a_wrong_instruction_is_named_with_its_line(capfd: pytest.CaptureFixture[str]):
     text = hand_written("broken", body="v_foo_b32 v0, v1\n\ts_endpgm")
     line = next(i for i, t in enumerate(text.split("\n"), 1) if "v_foo" in t)

@@ -67,7 +67,7 @@ def _object_file(text: str, gpu: Gpu) -> bytes:
     produced = b""
     with captured_stderr() as printed:
         try:
-            produced = assembler(text, gpu.name, "")
+            produced = assembler(text, gpu.name, versions.assembler_features(gpu))
         except (RuntimeError, ValueError) as error:
             failure = error
     refused = explain_assembler_errors(printed[0], text)

@@ -34,6 +34,7 @@ __all__ = [
     "OLDEST",
     "GluonASTSource",
     "assembler",
+    "assembler_features",
     "check_layout",
     "check_triton",
     "compiler_environment",
@@ -171,6 +172,15 @@ def assembler() -> Callable[[str, str, str], bytes]:
 
     llvm.init_targets()
     return getattr(compiler, "assemble_amdgcn", None) or amd.assemble_amdgcn
+
+
+def assembler_features(gpu: Gpu) -> str:
+    """LLVM features with which Triton's own text for `gpu` assembles.
+
+    3.6 to 3.8 write 16-bit operands of RDNA 3 as whole registers; the assembler of 3.7 and 3.8 has to be told.
+    """
+    whole_registers = parse_version(triton_version()) in ((3, 7), (3, 8)) and gpu.major == 11
+    return "-real-true16" if whole_registers else ""
 
 
 def default_fp_fusion() -> bool:
