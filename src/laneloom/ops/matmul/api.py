@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu, get_gpu
 from ..target import active_gpu
 from . import execute
-from .config import FAMILIES, MatmulConfig, plan_with_reasons
+from .config import MatmulConfig, plan_with_reasons
 from .problem import MatmulProblem
 
 if TYPE_CHECKING:

@@ -236,29 +236,29 @@ def wmma_matmul(
         k_left = gl.multiple_of((K - k_last).to(gl.int32), [K_VEC])
         a = load_ragged_tile(a_last, a_r, a_k, k_left, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
         b = load_ragged_tile(b_last, b_r, b_k, k_left, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
-    a_lds.index(0).store(gl.convert_layout(a, A_STORE))
-    b_lds.index(0).store(gl.convert_layout(b, B_STORE))
+    left = steps
+    a_lds.index(left % 2).store(gl.convert_layout(a, A_STORE))
+    b_lds.index(left % 2).store(gl.convert_layout(b, B_STORE))
 
     acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, ACCUMULATOR)
     a_step = stride_ak.to(gl.int64) * BLOCK_K
     b_step = stride_bk.to(gl.int64) * BLOCK_K
-    buffer = 0
-    for _ in range(0, steps):
+    while left > 0:
         # the tile that is read below is stored, and nobody reads the other buffer any more
         cta_barrier()
         a = load_tile(a_tile, a_r, a_k, A_MAJOR, A_VEC, WIDE)  # [BLOCK_M, BLOCK_K]
         b = load_tile(b_tile, b_r, b_k, B_MAJOR, B_VEC, WIDE)  # [BLOCK_N, BLOCK_K]
         # the loads stay above the LDS reads, and so above the matrix instructions
-        buffer = load_fence(buffer)
-        acc = multiply(a_lds.index(buffer), b_lds.index(buffer), acc, VERSION, K_WIDTH)
+        left = load_fence(left)
+        acc = multiply(a_lds.index(left % 2), b_lds.index(left % 2), acc, VERSION, K_WIDTH)
         # the matrix instructions stay above the wait for the loads
-        buffer = 1 - schedule_fence(buffer)
-        a_lds.index(buffer).store(gl.convert_layout(a, A_STORE))
-        b_lds.index(buffer).store(gl.convert_layout(b, B_STORE))
+        left = schedule_fence(left - 1)
+        a_lds.index(left % 2).store(gl.convert_layout(a, A_STORE))
+        b_lds.index(left % 2).store(gl.convert_layout(b, B_STORE))
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
-    acc = multiply(a_lds.index(buffer), b_lds.index(buffer), acc, VERSION, K_WIDTH)
+    acc = multiply(a_lds.index(0), b_lds.index(0), acc, VERSION, K_WIDTH)
 
     # Through LDS, so that a lane has C_VEC neighbours of a row. It also keeps the matrix instructions above the masks:
     # LLVM sinks them into the masked stores otherwise, where some lanes are off.
