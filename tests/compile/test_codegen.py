@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import struct
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from laneloom.codegen import CodeObject, assemble, compile_kernel, compile_llvm_ir, versions
+from laneloom.codegen import CodeObject, assemble, compile_kernel, versions
 from laneloom.codegen.versions import cta_barrier, tma_load, tma_store, wmma_layout
 from laneloom.errors import ArgumentError, CompileError, UnknownGpuError, UnsupportedError
 from laneloom.gpu import GPUS
@@ -304,13 +303,6 @@ def test_16_bit_arithmetic_assembles_again():
     half = {name: kind.replace("fp32", "fp16") if kind[0] == "*" else kind for name, kind in ADD["signature"].items()}
     compiled = compile_add("gfx1151", signature=half, constants={"B": 256, "dtype": tl.float16}, attrs=())
     assert assemble(compiled.asm, "gfx1151").binary == compiled.binary
-    sixteen = LLVM_IR.replace("STORE", STORE).replace("float", "half").replace("store half %value", HALF_STORE)
-    assert "v_" in compile_llvm_ir(sixteen, "gfx1151", num_warps=2).asm
-
-
-HALF_STORE = """%old = load half, ptr addrspace(1) %place
-  %sum = fadd half %old, %value
-  store half %sum"""
 
 
 def test_a_wrong_instruction_is_named_with_its_line(capfd: pytest.CaptureFixture[str]):
@@ -328,54 +320,6 @@ def test_assembly_is_refused_for_the_wrong_gpu():
         assemble(hand_written("nothing"), "sm_90a")
     with pytest.raises(ArgumentError, match="amdgpu_metadata"):
         assemble("\ts_endpgm\n", "gfx1151")
-
-
-LLVM_IR = """
-declare i32 @llvm.amdgcn.workitem.id.x()
-define amdgpu_kernel void @fill(ptr addrspace(1) %out, float %value) #0 {
-  %lane = call i32 @llvm.amdgcn.workitem.id.x()
-  %place = getelementptr float, ptr addrspace(1) %out, i32 %lane
-  STORE
-  ret void
-}
-attributes #0 = { "amdgpu-flat-work-group-size"="64,64" }
-"""
-STORE = "store float %value, ptr addrspace(1) %place, align 4"
-
-
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx942"])
-def test_llvm_ir(gpu: str):
-    waves = 64 // GPUS[gpu].wave
-    code = compile_llvm_ir(LLVM_IR.replace("STORE", STORE), gpu, num_warps=waves)
-    assert code.kernel == "fill"
-    assert "global_store" in code.asm
-    assert [(a.name, a.size) for a in code.arguments[:2]] == [("out", 8), ("value", 4)]
-    assert code.num_warps == waves
-    assert struct.unpack_from("<H", code.binary, 18) == (224,)  # EM_AMDGPU
-
-
-@pytest.mark.parametrize(
-    ("text", "error", "message"),
-    [
-        (LLVM_IR.replace("STORE", "nonsense"), CompileError, "expected instruction opcode at line 6"),
-        (
-            LLVM_IR.replace("STORE", "call void @llvm.amdgcn.s.wait.kmcnt(i16 0)")
-            + "declare void @llvm.amdgcn.s.wait.kmcnt(i16)",
-            CompileError,
-            "(?i)cannot select",
-        ),
-        (LLVM_IR.replace("define amdgpu_kernel", "define"), ArgumentError, "exactly one amdgpu_kernel function, not 0"),
-    ],
-    ids=["syntax", "an instruction of RDNA 4", "no kernel"],
-)
-def test_wrong_llvm_ir_is_an_error_and_not_the_end_of_the_process(text: str, error: type[Exception], message: str):
-    with pytest.raises(error, match=message):
-        compile_llvm_ir(text, "gfx1151")
-
-
-def test_llvm_ir_for_more_waves_than_it_admits():
-    with pytest.raises(ArgumentError, match="num_warps=4"):
-        compile_llvm_ir(LLVM_IR.replace("STORE", STORE), "gfx1151", num_warps=4)
 
 
 @gluon.jit
