@@ -42,7 +42,7 @@ class Machine:
             return np.ascontiguousarray(pair).view(dtype).reshape(-1)[: self.items]
         if size == 2:
             halves = np.ascontiguousarray(self.waves.V[n]).view(dtype)
-            return halves.reshape(*self.waves.V[n].shape, 2)[..., half].reshape(-1)[: self.items]
+            return halves.reshape(*self.waves.V[n].shape, 2)[..., int(half)].reshape(-1)[: self.items]
         return np.ascontiguousarray(self.waves.V[n]).view(dtype).reshape(-1)[: self.items]
 
     def scalar(self, n: int, dtype=np.uint32) -> np.ndarray:

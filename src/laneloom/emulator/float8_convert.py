@@ -30,7 +30,7 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
     def function(x: np.ndarray) -> np.ndarray:
         x = np.asarray(x, np.float64)
         magnitude = np.abs(x)
-        exponent = np.maximum(np.frexp(magnitude)[1] - 1, lowest)
+        exponent = np.where(magnitude == 0, lowest, np.maximum(np.frexp(magnitude)[1] - 1, lowest))
         # In units of the last place the code of a number is its position on the grid of its exponent.
         units = np.rint(np.ldexp(magnitude, fraction - exponent))
         units = np.where(np.isfinite(units), units, 0.0)
@@ -113,8 +113,14 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
 
 def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
-    """A number whose fraction is raised by random bits before it is rounded, into one byte of the destination."""
-    drop = 12 if kind == "fp8" else 11
+    """A number plus random bits below the last place that is kept, cut off there, into one byte of the destination.
+
+    The guides' pseudo-code names nearest even after the sum and a wrap of the fraction; either would be unfair, so the
+    sum carries into the exponent here and is cut off, which is what stochastic rounding means.
+    """
+    fraction = _FORMATS[kind][0]
+    drop = 23 - fraction
+    largest = _VALUES[kind][_FORMATS[kind][2]]
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
@@ -129,10 +135,10 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         keep = ~(U32(0xFF) << shift)
 
         def step(g: Waves) -> None:
-            raw = np.asarray(value(g)).view(U32)
-            fraction = ((raw & U32(0x7FFFFF)) + (random(g) >> U32(drop))) & U32(0x7FFFFF)
-            moved = np.asarray((raw & U32(0xFF800000)) | fraction).view(np.float32)
-            g.put(n, (g.u[n] & keep) | (convert(moved) << shift))
+            x = np.asarray(value(g))
+            raised = ((x.view(U32) + (random(g) >> U32(32 - drop))) & ~U32((1 << drop) - 1)).view(np.float32)
+            raised = np.where(np.isfinite(x) & (np.abs(x) <= largest), raised, x)
+            g.put(n, (g.u[n] & keep) | (convert(raised) << shift))
 
         return step
 
