@@ -1,0 +1,83 @@
+"""The command line: `laneloom demo`, `doctor`, `emulate`, `isa`, `explain`, `gpus`; one file per command.
+
+Commands import what they need when they run, so that `laneloom --help` starts at once and nothing here needs torch.
+Exit codes: 0 when all is well, 1 when something was found wrong, 2 for a request that cannot be done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import warnings
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
+from . import demo, doctor, emulate, explain, gpus, isa
+
+_REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
+
+
+class _Commands(TyperGroup):
+    """The commands, whose foreseen errors end in one sentence on stderr instead of a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LaneloomError as error:
+            typer.echo(f"laneloom: {error}", err=True)
+            raise typer.Exit(2 if isinstance(error, _REFUSALS) else 1) from None
+        except MemoryError as error:
+            typer.echo(f"laneloom: not enough memory for this size: {error}", err=True)
+            raise typer.Exit(1) from None
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package in ("laneloom", ""):
+                raise
+            typer.echo(f"laneloom: the package {package!r} is missing: run `pip install {package}`", err=True)
+            raise typer.Exit(1) from None
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"laneloom {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print laneloom's version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Matrix-core kernels for AMD and NVIDIA GPUs, and an emulator that runs AMD machine code without one.
+
+    Start with `laneloom demo`.
+    """
+
+
+for _command in (demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, gpus.gpus):
+    app.command()(_command)
+
+
+def _silence_stderr() -> None:
+    """Send what the interpreter's own end prints to nowhere: nothing of laneloom's runs after this."""
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    # Triton 3.9 says once per process what it assumes about a * b + c; the listing shows it.
+    warnings.filterwarnings("ignore", message="TRITON_DEFAULT_FP_FUSION")
+    # After compiling a Gluon kernel, Triton 3.9's bindings list what they leaked while the interpreter ends. Functions
+    # registered first run last, so everybody else's exit functions can still write.
+    atexit.register(_silence_stderr)
+    app(prog_name="laneloom")

@@ -1,0 +1,332 @@
+"""`laneloom demo`: the main job in one command, on any machine: compile, execute, check, explain."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .. import __version__
+from ..errors import UnsupportedError
+from .product import Outcome, Product, compile_product, parse_product, random_operands, run_product
+from .terminal import new_console
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+    from ..codegen import CodeObject
+    from ..ops.matmul.config import MatmulConfig
+    from .damage import Damage
+
+_SIZE = 1024  # large enough for the tiles that a real product gets
+_DAMAGED_SIZE = 256  # enough workgroups to be wrong in
+_PICTURE_WIDTH = 106  # no strip of a hot loop wraps
+_DEFAULT_GPUS = ("gfx1151", "gfx1201")
+
+
+def demo(
+    gpu: Annotated[
+        list[str] | None, typer.Option("--gpu", help="An emulated GPU; may be repeated. Default: gfx1151, gfx1201.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random matrices.")] = 0,
+    svg: Annotated[Path | None, typer.Option("--svg", help="Also draw the report as a picture here.")] = None,
+) -> None:
+    """Compile a matmul for GPUs that are not here, run it, check it."""
+    shape = f"{_SIZE},{_SIZE},{_SIZE}"
+    # An fp32 C shows the error of the sums; a rounding to fp16 would cover it.
+    products = [parse_product("matmul", name, shape, "fp16", "fp32") for name in gpu or _DEFAULT_GPUS]
+    for product in products:
+        if not product.gpu.emulated:
+            raise UnsupportedError(f"--gpu: {product.gpu.name} ({product.gpu.family}) is not emulated")
+    report = _Report(svg)
+    reasons = run_demo(products, seed, report)
+    if svg is not None:
+        report.save(svg)
+    if reasons:
+        raise typer.Exit(1)
+
+
+class _Report:
+    """Where the demo writes: the terminal, and a recording for the picture."""
+
+    def __init__(self, svg: Path | None):
+        self.console = new_console()
+        self.recording = new_console(record=True, width=_PICTURE_WIDTH, file=io.StringIO()) if svg else None
+
+    @property
+    def consoles(self) -> list[Console]:
+        return [self.console, self.recording] if self.recording else [self.console]
+
+    def print(self, *parts: RenderableType) -> None:
+        """Write on all."""
+        for console in self.consoles:
+            for part in parts:
+                console.print(part)
+
+    def heading(self, number: str, title: str, text: str) -> None:
+        """A step's title and the sentence that says what it does."""
+        from rich.text import Text
+
+        self.print("", Text.assemble((f"{number}  ", "bold cyan"), (title, "bold")))
+        self.indented(text)
+
+    def indented(self, *parts: RenderableType) -> None:
+        """Write below a heading."""
+        from rich.padding import Padding
+
+        for part in parts:
+            self.print(Padding(part, (0, 0, 0, 3), expand=False))
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """Show on a terminal what is going on; a pipe gets the results alone."""
+        if not self.console.is_terminal:
+            yield
+            return
+        with self.console.status(text):
+            yield
+
+    def save(self, path: Path) -> None:
+        """Draw what was written."""
+        assert self.recording is not None
+        drawn = self.recording.export_svg(title="laneloom demo")
+        # rich names fonts of a server; a picture in a repository has to stand alone.
+        drawn = re.sub(r"@font-face\s*\{.*?\}\s*", "", drawn, flags=re.DOTALL)
+        drawn = drawn.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(drawn)
+
+
+@dataclass
+class _Run:
+    """What is known about one GPU so far."""
+
+    product: Product
+    config: MatmulConfig
+    code: CodeObject
+    outcome: Outcome | None = None
+    damage: Damage | None = None
+
+
+def run_demo(products: Sequence[Product], seed: int, report: _Report) -> list[str]:
+    """Every step for every product; the reasons why something is wrong, empty when nothing is."""
+    began = time.perf_counter()
+    _introduce(products, report)
+    reasons: list[str] = []
+    runs = _compile(products, report)
+    _execute(runs, seed, report, reasons)
+    _control(runs, seed, report, reasons)
+    _conclude(runs, time.perf_counter() - began, report, reasons)
+    return reasons
+
+
+def _introduce(products: Sequence[Product], report: _Report) -> None:
+    from rich.text import Text
+
+    m, n, k = products[0].shape
+    names = " and ".join(product.gpu.name for product in products)
+    report.print(
+        Text.assemble(("laneloom", "bold"), (f" {__version__}", "dim")),
+        "",
+        f"C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], random fp16 numbers, fp32 sums: compiled for {names}, which need not "
+        "be in this machine, then run as their machine code, checked, and doubted.",
+    )
+
+
+def _compile(products: Sequence[Product], report: _Report) -> list[_Run]:
+    from ..codegen.versions import triton_version
+
+    report.heading(
+        "1",
+        "Compile",
+        f"Triton {triton_version()} and the LLVM inside it turn one Python kernel into the code of each GPU.",
+    )
+    runs = []
+    for product in products:
+        with report.working(f"Compiling for {product.gpu.name}"):
+            runs.append(_Run(product, *compile_product(product)))
+    report.print("")
+    report.indented(_code_table(runs))
+    _explain_loop(runs, report)
+    return runs
+
+
+def _code_table(runs: Sequence[_Run]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..isa.listing import Kind
+    from ..isa.render import analyze_code, code_occupancy
+
+    table = Table.grid(padding=(0, 3, 0, 0))
+    rows: dict[str, list[str | Text]] = {}
+    for run in runs:
+        code, gpu = run.code, run.product.gpu
+        fits, hot = code_occupancy(code), analyze_code(code).hot
+        spills = "none spilled" if not code.spills else Text(f"{code.spills} spilled", style="bold red")
+        cells: dict[str, str | Text] = {
+            "": Text.assemble((gpu.name, "bold"), f"  {gpu.family}"),
+            " ": Text(gpu.product, style="dim"),
+            "workgroup": f"{run.config.block_m} x {run.config.block_n} of C, {code.num_warps} waves",
+            "machine code": f"{code.code_bytes:,} B",
+            "vector registers": Text.assemble(f"{code.vgprs} of {gpu.vgprs_per_wave}, ", spills),
+            "LDS": f"{code.lds_bytes // 1024} of {gpu.lds_bytes // 1024} KiB",
+            "occupancy": f"{fits.waves_per_simd:g} of {fits.slots} waves, by {fits.limiter}",
+        }
+        if hot is not None:
+            loads = hot.count(Kind.GLOBAL_LOAD)
+            cells["hot loop"] = f"{len(hot.instructions)} instructions, with"
+            cells["  matrix"] = f"{hot.count(Kind.MATRIX)} WMMA of 16 x 16 x 16"
+            cells["  global memory"] = f"{loads} loads"
+            cells["  LDS"] = f"{hot.count(Kind.LDS_LOAD)} loads, {hot.count(Kind.LDS_STORE)} stores"
+        for name, cell in cells.items():
+            rows.setdefault(name, []).append(cell)
+    for name, row in rows.items():
+        table.add_row(Text(name, style="dim"), *row)
+    return table
+
+
+def _explain_loop(runs: Sequence[_Run], report: _Report) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..isa.analysis import matrix_overlap
+    from ..isa.render import analyze_code
+    from .loop_strip import legend, strip
+
+    table = Table.grid(padding=(0, 3, 0, 0))
+    overlaps = []
+    for run in runs:
+        hot = analyze_code(run.code).hot
+        if hot is not None:
+            table.add_row(Text(run.product.gpu.name, style="bold"), strip(hot))
+            overlaps.append(matrix_overlap(hot))
+    if not overlaps:
+        return
+    report.print("")
+    report.indented(
+        "One pass of the hot loop, in the order of the machine code:",
+        table,
+        legend(),
+        "The G ask for the next blocks of A and B while the W multiply the blocks that lie in LDS. From a request "
+        f"to its ^ there are at least {min(overlaps):.0%} of a pass's W: memory and arithmetic overlap.",
+    )
+
+
+def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    report.heading(
+        "2", "Execute", "The emulator runs this code, instruction by instruction, for all waves of all workgroups."
+    )
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for run in runs:
+        with report.working(f"Executing on {run.product.gpu.name}"):
+            run.outcome = run_product(run.product, *random_operands(run.product, seed))
+        record = run.outcome.launches[0]
+        if _instructions(record.asm) != _instructions(run.code.asm):
+            reasons.append(f"{run.product.gpu.name}: the code that ran is not the code shown in step 1")
+        groups = record.grid[0] * record.grid[1] * record.grid[2]
+        table.add_row(
+            Text(run.product.gpu.name, style="bold"),
+            f"{groups} workgroups",
+            f"{run.outcome.instructions:,} wave-instructions",
+            f"{record.matching('v_wmma'):,} WMMA",
+            f"{record.wall_s:.1f} s",
+        )
+    report.indented(table)
+    report.heading(
+        "3",
+        "Check",
+        f"Each of the {runs[0].product.m * runs[0].product.n:,} elements of C against FP64. Allowed: twice the error "
+        "of numpy's FP32 product, scaled by what is summed, plus one rounding.",
+    )
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for run in runs:
+        assert run.outcome is not None
+        verdict = run.outcome.verdict
+        if run.outcome.ok:
+            shown = Text("right", style="bold green")
+        else:
+            shown = Text("WRONG", style="bold red")
+            reasons += [f"{run.product.gpu.name}: {reason}" for reason in run.outcome.reasons]
+        table.add_row(
+            Text(run.product.gpu.name, style="bold"),
+            shown,
+            _bar(verdict.share),
+            f"worst {verdict.error:.1e}, allowed {verdict.budget:.1e}",
+        )
+    report.indented(table)
+
+
+def _instructions(asm: str) -> list[str]:
+    """The code itself, without the comments, where paths may differ."""
+    from ..isa.listing import parse_listing
+
+    return [instruction.text for instruction in parse_listing(asm).instructions]
+
+
+def _bar(share: float, width: int = 20) -> Any:
+    from rich.text import Text
+
+    filled = min(width, round(share * width)) if share == share else width
+    style = "green" if share <= 1 else "red"
+    return Text.assemble(("█" * filled, style), ("░" * (width - filled), "dim"), f" {share:.0%}" if share < 10 else "")
+
+
+def _control(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from .damage import run_damaged
+
+    report.heading("4", "Doubt", "Would that check notice a wrong kernel? The same code with one instruction left out:")
+    table = Table.grid(padding=(0, 3, 0, 0))
+    for run in runs:
+        small = replace(run.product, m=_DAMAGED_SIZE, n=_DAMAGED_SIZE, k=_DAMAGED_SIZE)
+        with report.working(f"Executing damaged code on {run.product.gpu.name}"):
+            run.damage = run_damaged(run.code, run.config, small, seed)
+        damage = run.damage
+        if damage.caught:
+            shown = Text("caught", style="bold green")
+        else:
+            shown = Text("MISSED", style="bold red")
+            reasons.append(f"{run.product.gpu.name}: a missing matrix instruction went unnoticed")
+        how = f"{damage.verdict.share:.1e} x the budget" if damage.verdict else damage.stopped
+        table.add_row(Text(run.product.gpu.name, style="bold"), shown, f"without {damage.instruction.mnemonic}", how)
+    report.indented(table)
+
+
+def _conclude(runs: Sequence[_Run], took_s: float, report: _Report, reasons: list[str]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    gpu = runs[0].product.gpu.name
+    facts = Table.grid(padding=(0, 3, 0, 0))
+    facts.add_column(no_wrap=True)
+    facts.add_column()
+    facts.add_row(
+        Text("Shown", style="bold"),
+        "the code that these GPUs execute gives the right product, and touches no memory but its arguments.",
+    )
+    facts.add_row(
+        Text("Not shown", style="bold"),
+        "how fast it is (nothing was measured on a GPU), nor a missing wait or barrier: loads land at once here.",
+    )
+    facts.add_row(
+        Text("Next", style="bold"),
+        Text(f"laneloom isa matmul --gpu {gpu}\nlaneloom emulate matmul --gpu {gpu} --shape 100,200,300", style="cyan"),
+    )
+    report.print("", facts, "")
+    if reasons:
+        report.print(Text(f"WRONG after {took_s:.1f} s:", style="bold red"), *(Text(f"  {r}") for r in reasons))
+    else:
+        report.print(Text(f"All right, in {took_s:.1f} s.", style="bold green"))

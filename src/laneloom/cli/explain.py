@@ -1,0 +1,80 @@
+"""`laneloom explain`: which schedule and knobs a product gets on a GPU, why, and what was passed over."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Product, Shape, parse_product
+from .terminal import new_console, print_json
+
+if TYPE_CHECKING:
+    from ..ops.matmul.api import Explanation
+
+
+def explain(
+    operation: Operation,
+    gpu: GpuName = "gfx1151",
+    shape: Shape = "4096,4096,4096",
+    dtype: Dtype = "fp16",
+    out_dtype: OutDtype = None,
+    layout: Layout = "nn",
+    as_json: AsJson = False,
+) -> None:
+    """Say which schedule and knobs a product gets, and why.
+
+    Nothing is compiled or run.
+    """
+    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
+    from ..ops.matmul import api
+
+    explanation = api.explain(product.problem(), gpu=product.gpu)
+    if as_json:
+        print_json(to_dict(product, explanation))
+    else:
+        _show(product, explanation)
+
+
+def knobs_of(explanation: Explanation) -> dict[str, Any]:
+    """The chosen config's knobs by name."""
+    config = explanation.config
+    return {f.name: getattr(config, f.name) for f in fields(config) if f.name != "schedule"}
+
+
+def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
+    """The command's JSON."""
+    return {
+        "gpu": product.gpu.name,
+        "shape": list(product.shape),
+        "dtype": product.dtype,
+        "out_dtype": product.dtype_out,
+        "layout": product.layout,
+        "schedule": explanation.config.schedule,
+        "config": explanation.config.text,
+        "knobs": knobs_of(explanation),
+        "reason": explanation.reason,
+        "facts": list(explanation.facts),
+        "passed_over": [{"config": text, "why": why} for text, why in explanation.passed_over],
+    }
+
+
+def _show(product: Product, explanation: Explanation) -> None:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    knobs = "  ".join(f"{name}={value}" for name, value in knobs_of(explanation).items())
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    table.add_row("Product", f"{product.text}, on {product.gpu.name} ({product.gpu.family}, {product.gpu.product})")
+    table.add_row("Schedule", Text(explanation.config.schedule, style="bold"))
+    table.add_row("Knobs", knobs)
+    table.add_row("Why", explanation.reason)
+    if explanation.facts:
+        table.add_row("So", Group(*(Text(fact) for fact in explanation.facts)))
+    refused = [
+        Text.assemble((text, "dim"), "\n", why, overflow="fold") for text, why in explanation.passed_over
+    ]
+    table.add_row("Refused", Group(*refused) if refused else "nothing that ranks higher")
+    new_console().print(table)

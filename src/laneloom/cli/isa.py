@@ -1,0 +1,84 @@
+"""`laneloom isa`: what the machine code of a product, or of a file of AMDGCN text, looks like."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ArgumentError
+from .product import AsJson, Dtype, Layout, OutDtype, Shape, compile_product, parse_product
+from .terminal import new_console, print_json
+
+if TYPE_CHECKING:
+    from ..codegen import CodeObject
+
+_FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt")
+
+
+def isa(
+    target: Annotated[str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file of AMDGCN assembly.")],
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", help="A GPU of `laneloom gpus`; by default gfx1151, or the one that the file names."),
+    ] = None,
+    shape: Shape = "4096,4096,4096",
+    dtype: Dtype = "fp16",
+    out_dtype: OutDtype = None,
+    layout: Layout = "nn",
+    kernel: Annotated[
+        str | None, typer.Option("--kernel", help="The symbol to show of a file that holds several kernels.")
+    ] = None,
+    listing: Annotated[bool, typer.Option(help="Every instruction, with the hot loop marked.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Show a kernel's machine code and what it consists of.
+
+    Registers, LDS, occupancy, instruction mix, the order of the hot loop, the listing with the loop marked.
+    """
+    asked: dict[str, Any] = {}
+    if Path(target).is_file() or "/" in target or target.endswith(_FILE_ENDINGS):
+        code = _assemble_file(Path(target), gpu, kernel)
+    else:
+        product = parse_product(target, gpu or "gfx1151", shape, dtype, out_dtype, layout)
+        if kernel is not None:
+            raise ArgumentError("--kernel: a product has one kernel; this option is for files")
+        chosen, code = compile_product(product)
+        asked = {
+            "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
+            "layout": product.layout, "config": chosen.text,
+        }  # fmt: skip
+    _show(code, asked, listing, as_json)
+
+
+def _assemble_file(path: Path, gpu: str | None, kernel: str | None) -> CodeObject:
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{path} is not text: give the assembly that the compiler prints, not the binary") from None
+    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
+    if gpu is None and named is None:
+        raise ArgumentError(f"{path} has no .amdgcn_target line: say with --gpu which GPU it is for")
+    from ..codegen import assemble
+
+    return assemble(text, gpu or (named[1] if named else ""), kernel=kernel)
+
+
+def _show(code: CodeObject, asked: dict[str, Any], listing: bool, as_json: bool) -> None:
+    from ..isa import render
+
+    if as_json:
+        print_json(asked | render.to_dict(code, listing=listing))
+        return
+    console = new_console()
+    if not console.is_terminal:  # a pipe has no width: do not cut the listing at an assumed one
+        console = new_console(width=max([100, *(len(line) + 12 for line in code.asm.splitlines())]))
+    if asked:
+        m, n, k = asked["shape"]
+        console.print(f"matmul {m} x {n} x {k}, {asked['dtype']} to {asked['out_dtype']}, layout {asked['layout']}")
+        console.print(asked["config"], style="dim")
+    console.print(render.render(code, listing=listing))

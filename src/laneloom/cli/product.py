@@ -1,0 +1,219 @@
+"""A matrix product as the command line asks for it: parsing, random operands, a run in the emulator, the verdict."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ArgumentError, UnsupportedError
+from ..gpu import Gpu, get_gpu
+
+if TYPE_CHECKING:
+    from ..codegen import CodeObject
+    from ..emulator.launch import LaunchRecord
+    from ..ops.matmul.config import MatmulConfig
+    from ..ops.matmul.problem import MatmulProblem
+    from ..verify import Verdict
+
+OPERATIONS = ("matmul",)
+_INPUTS = ("fp16", "bf16")
+_OUTPUTS = ("fp16", "bf16", "fp32")
+_LAYOUTS = ("nn", "nt", "tn", "tt")
+_MOST_BYTES = 8 << 30  # of the operands and of the FP64 arrays that judge them
+
+Operation = Annotated[str, typer.Argument(metavar="OPERATION", help="What to compute: matmul.")]
+GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of `laneloom gpus`.")]
+Shape = Annotated[str, typer.Option("--shape", help="M,N,K: A is [M, K], B is [K, N].")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Of A and B: fp16 or bf16.")]
+OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="Of C: fp16, bf16 or fp32; by default that of A.")]
+Layout = Annotated[
+    str, typer.Option("--layout", help="nn, nt, tn or tt: how A and B are stored; t is the transpose in memory.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@dataclass(frozen=True)
+class Product:
+    """C[M, N] = A[M, K] B[K, N] on one GPU."""
+
+    gpu: Gpu
+    m: int
+    n: int
+    k: int
+    dtype: str
+    dtype_out: str
+    layout: str
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """M, N, K."""
+        return self.m, self.n, self.k
+
+    @property
+    def text(self) -> str:
+        """The product in words."""
+        out = "" if self.dtype_out == self.dtype else f" to {self.dtype_out}"
+        layout = "" if self.layout == "nn" else f", layout {self.layout}"
+        return f"{self.m} x {self.n} x {self.k}, {self.dtype}{out}{layout}"
+
+    def problem(self) -> MatmulProblem:
+        """The problem of densely stored operands. Raises ArgumentError for a product that no kernel is launched for."""
+        from ..ops.matmul.problem import MatmulProblem
+
+        if 0 in self.shape:
+            raise ArgumentError(f"--shape: {self.text} has nothing to multiply, so no kernel runs")
+        return MatmulProblem.contiguous(
+            *self.shape, dtype=self.dtype, dtype_out=self.dtype_out, layout=self.layout
+        )
+
+
+def parse_product(
+    operation: str,
+    gpu: str,
+    shape: str,
+    dtype: str,
+    out_dtype: str | None = None,
+    layout: str = "nn",
+) -> Product:
+    """The product that the words ask for. Raises ArgumentError or UnknownGpuError with one sentence."""
+    if operation not in OPERATIONS:
+        raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
+    row = get_gpu(gpu)
+    _check_choice("--dtype", dtype, _INPUTS)
+    _check_choice("--out-dtype", out_dtype or dtype, _OUTPUTS)
+    _check_choice("--layout", layout, _LAYOUTS)
+    return Product(row, *parse_shape(shape), dtype, out_dtype or dtype, layout)
+
+
+def parse_shape(text: str) -> tuple[int, int, int]:
+    """M, N and K of "512,512,512" or "512x512x512". Raises ArgumentError."""
+    parts = re.split(r"\s*[,x]\s*", text.strip())
+    if len(parts) != 3 or not all(re.fullmatch(r"[0-9]{1,18}", part) for part in parts):
+        raise ArgumentError(
+            f"--shape: expected three integers M,N,K of at least 0, such as 512,512,512, got {text!r}"
+        )
+    m, n, k = (int(part) for part in parts)
+    if max(m, n, k) >= 1 << 31:
+        raise ArgumentError(f"--shape: expected sizes below 2**31, got {text!r}")
+    return m, n, k
+
+
+def _check_choice(option: str, given: str, known: Sequence[str]) -> None:
+    if given not in known:
+        raise ArgumentError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {given!r}")
+
+
+def _nearest(given: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(given, known, n=3, cutoff=0.4)
+    return f"the nearest is {', '.join(near)}" if near else f"the known ones are: {', '.join(known)}"
+
+
+def compile_product(product: Product) -> tuple[MatmulConfig, CodeObject]:
+    """The planned config and its machine code. Raises UnsupportedError where there is none."""
+    from ..ops.matmul import config, execute
+
+    problem = product.problem()
+    chosen = config.plan(problem, product.gpu)
+    if not hasattr(execute.schedule_of(chosen), "code_object"):
+        gpu = product.gpu.name
+        raise UnsupportedError(f"the schedule {chosen.schedule} is compiled on {gpu} itself, at its first launch")
+    return chosen, execute.code_object(problem, product.gpu, chosen)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run in the emulator gave."""
+
+    verdict: Verdict
+    intact: bool  #: whether the guard bands around C still hold what was written there before
+    launches: tuple[LaunchRecord, ...]
+    wall_s: float  #: of the product, compilation and emulation together
+    config: MatmulConfig | None  #: None where nothing had to be launched
+
+    @property
+    def ok(self) -> bool:
+        """Right within the budget, and nothing written outside C."""
+        return self.verdict.ok and self.intact
+
+    @property
+    def instructions(self) -> int:
+        """Wave-instructions executed."""
+        return sum(record.instructions for record in self.launches)
+
+    @property
+    def reasons(self) -> list[str]:
+        """What is wrong, as sentences; empty when nothing is."""
+        v, found = self.verdict, []
+        if not v.ok:
+            found.append(f"C{list(v.index)} is off by {v.error:.3g}, the budget there is {v.budget:.3g}")
+        if not self.intact:
+            found.append("the kernel wrote outside C")
+        return found
+
+
+def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
+    """A and B, standard normal, in the storage of their dtype (bf16 as its bits) and in the layout's order."""
+    import numpy as np
+
+    from .. import verify
+
+    needed = 8 * (product.m * product.k + product.k * product.n + 5 * product.m * product.n)
+    if needed > _MOST_BYTES:
+        raise ArgumentError(
+            f"--shape: checking {product.m} x {product.n} x {product.k} in FP64 takes {needed / 2**30:.0f} GiB, "
+            f"the most is {_MOST_BYTES / 2**30:.0f}"
+        )
+    rng = np.random.default_rng(seed)
+    m, n, k = product.shape
+    operands = []
+    for letter, rows, columns in ((product.layout[0], m, k), (product.layout[1], k, n)):
+        stored = (rows, columns) if letter == "n" else (columns, rows)
+        array = verify.encode(rng.standard_normal(stored, np.float32), product.dtype)
+        operands.append(array if letter == "n" else array.T)
+    return operands[0], operands[1]
+
+
+def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
+    """C, in its storage, against the product in FP64."""
+    from .. import verify
+    from ..ops.matmul import reference
+
+    values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
+    return reference.judge(verify.decode(c, product.dtype_out), *values, product.dtype_out)
+
+
+def run_product(product: Product, a: Any, b: Any) -> Outcome:
+    """Multiply in the emulator as `laneloom.matmul` does, into a guarded and poisoned C, and judge the result.
+
+    Raises UnsupportedError for a GPU that is not emulated.
+    """
+    from .. import verify
+    from ..emulator.driver import ArrayArgument, emulated
+    from ..ops.matmul import config, execute
+
+    class Stored(ArrayArgument):
+        """An array with its dtype's name: numpy has no bf16, so its bits say too little."""
+
+        def __init__(self, array: Any, dtype: str):
+            super().__init__(array)
+            self.dtype = dtype
+
+        def __setitem__(self, index: Any, value: Any) -> None:
+            self.array[index] = value
+
+    c = verify.Guarded((product.m, product.n), product.dtype_out)
+    dtypes = (product.dtype, product.dtype, product.dtype_out)
+    with emulated(product.gpu) as emulation:
+        stored_a, stored_b, stored_c = map(Stored, (a, b, c.array), dtypes)
+        began = time.perf_counter()
+        execute.multiply_into(stored_a, stored_b, stored_c, dtypes, product.gpu, None)
+        wall_s = time.perf_counter() - began
+    chosen = config.plan(product.problem(), product.gpu) if emulation.launches else None
+    verdict = judge(product, a, b, c.array)
+    return Outcome(verdict, c.untouched_outside(), tuple(emulation.launches), wall_s, chosen)

@@ -1,0 +1,231 @@
+"""The command line, as far as nothing is compiled or emulated for long: help, errors, JSON, what it imports."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from laneloom import __version__
+from laneloom.cli import app
+from laneloom.cli.doctor import _check_writable
+from laneloom.cli.terminal import print_json
+from laneloom.codegen import compile_kernel
+from laneloom.gpu import GPUS
+
+COMMANDS = ("demo", "doctor", "emulate", "isa", "explain", "gpus")
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": "100"})
+
+
+def refusal(*arguments: str) -> str:
+    """The one sentence of a request that cannot be done."""
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    lines = result.stderr.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("laneloom: ")
+    return lines[0]
+
+
+def test_help_names_every_command():
+    result = run("--help")
+    assert result.exit_code == 0
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", result.stdout, re.MULTILINE)
+    assert "..." not in result.stdout.split("Commands:")[1]  # no summary is cut off
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command):
+    assert run(command, "--help").exit_code == 0
+
+
+def test_version():
+    result = run("--version")
+    assert (result.exit_code, result.stdout) == (0, f"laneloom {__version__}\n")
+
+
+def test_help_starts_at_once_and_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom laneloom.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "import time\n"
+        "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules], time.process_time())"
+    )
+    ends = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+        for _ in range(3)
+    ]
+    assert all(end.startswith("[] ") for end in ends)
+    assert min(float(end.split()[-1]) for end in ends) < 0.3  # of the processor, whatever else runs
+
+
+def test_module_runs_as_the_command():
+    done = subprocess.run([sys.executable, "-m", "laneloom", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"laneloom {__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+@pytest.mark.parametrize(
+    "shape", ["512", "1,2", "1,2,3,4", "1,2,-3", "a,b,c", "1.5,2,3", "", "1,,3", f"{1 << 31},1,1", "9" * 30 + ",1,1"]
+)
+def test_bad_shapes_are_refused(command, shape):
+    message = refusal(command, "matmul", "--shape", shape)
+    assert "--shape" in message
+    assert repr(shape) in message
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+@pytest.mark.parametrize(
+    ("option", "given", "expected"),
+    [
+        ("--gpu", "gfx1152", "gfx1151 (RDNA 3.5"),
+        ("--dtype", "fp61", "fp16 or bf16"),
+        ("--out-dtype", "int3", "fp16, bf16 or fp32"),
+        ("--layout", "nx", "nn, nt, tn or tt"),
+    ],
+)
+def test_bad_options_are_refused_with_what_is_known(command, option, given, expected):
+    message = refusal(command, "matmul", option, given)
+    assert expected in message
+    assert repr(given) in message
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+def test_unknown_operation_gets_the_nearest(command):
+    assert "nearest is matmul" in refusal(command, "matmull")
+    assert "known ones are: matmul" in refusal(command, "zzz")
+
+
+def test_unknown_command_and_missing_argument_end_with_2():
+    assert run("emulat").exit_code == 2
+    assert run("emulate").exit_code == 2
+
+
+def test_gpus_that_are_not_emulated_are_refused():
+    assert "gfx942 (CDNA 3) is not emulated" in refusal("demo", "--gpu", "gfx942")
+
+
+def test_sizes_that_cannot_be_checked_are_refused():
+    assert "37253 GiB" in refusal("emulate", "matmul", "--shape", "1000000,1000000,10")
+
+
+@pytest.mark.parametrize("command", ["isa", "explain"])
+def test_an_empty_product_has_no_kernel(command):
+    assert "nothing to multiply" in refusal(command, "matmul", "--shape", "0,5,5")
+
+
+def test_gpus_json():
+    rows = json.loads(run("gpus", "--json").stdout)
+    assert [row["name"] for row in rows] == list(GPUS)
+    for row in rows:
+        assert row["sources"]
+        assert row["peak_tflops"]["fp16"] > 0
+        assert row["emulated"] is GPUS[row["name"]].emulated
+
+
+def test_gpus_table_names_every_row_and_source():
+    shown = " ".join(run("gpus").stdout.split())
+    for row in GPUS.values():
+        assert row.name in shown
+        assert all(source in shown for source in row.sources)
+
+
+def test_explain_json():
+    result = run("explain", "matmul", "--gpu", "gfx1100", "--shape", "4096,4096,4097", "--out-dtype", "fp32", "--json")
+    assert result.exit_code == 0
+    shown = json.loads(result.stdout)
+    assert list(shown) == [
+        "gpu", "shape", "dtype", "out_dtype", "layout", "schedule", "config", "knobs", "reason", "facts", "passed_over",
+    ]  # fmt: skip
+    assert (shown["gpu"], shown["shape"], shown["dtype"], shown["out_dtype"], shown["layout"]) == (
+        "gfx1100", [4096, 4096, 4097], "fp16", "fp32", "nn",
+    )  # fmt: skip
+    assert shown["config"].startswith(shown["schedule"] + ":")
+    assert shown["knobs"]["block_m"] >= 16
+    # Rows of 4097 elements are loaded one element at a time, for which the largest tiles are refused.
+    assert shown["passed_over"]
+    assert all(set(entry) == {"config", "why"} for entry in shown["passed_over"])
+
+
+def test_explain_text_gives_the_refused_configs():
+    shown = " ".join(run("explain", "matmul", "--gpu", "gfx1100", "--shape", "4096,4096,4097").stdout.split())
+    assert "Refused" in shown
+    assert "expected at most 32 elements" in shown
+
+
+def test_isa_json():
+    result = run("isa", "matmul", "--gpu", "gfx1201", "--shape", "64,64,64", "--json")
+    assert result.exit_code == 0
+    shown = json.loads(result.stdout)
+    assert (shown["gpu"], shown["shape"], shown["layout"]) == ("gfx1201", [64, 64, 64], "nn")
+    assert isinstance(shown["registers"]["vgprs"], int)
+    assert shown["registers"]["vgpr_spills"] == 0
+    assert isinstance(shown["lds_bytes"], int)
+    assert shown["occupancy"]["limiter"] in ("registers", "LDS", "wave slots")
+    assert "v_wmma_f32_16x16x16_f16" in shown["hot_loop"]["mix"]["matrix"]
+    assert len(shown["listing"]) == shown["mix"]["instructions"]
+
+
+def test_isa_in_a_pipe_cuts_no_line():
+    with_listing = run("isa", "matmul", "--gpu", "gfx1201", "--shape", "64,64,64").stdout
+    listed = json.loads(run("isa", "matmul", "--gpu", "gfx1201", "--shape", "64,64,64", "--json").stdout)["listing"]
+    for entry in listed:
+        assert entry["text"] in with_listing
+    assert "┃" in with_listing  # the loop's mark
+    without = run("isa", "matmul", "--gpu", "gfx1201", "--shape", "64,64,64", "--no-listing").stdout
+    assert "Occupancy" in without
+    assert "┃" not in without
+
+
+@pytest.fixture(scope="module")
+def assembly(tmp_path_factory) -> Path:
+    from laneloom.cli.probe import scaled_sum
+
+    signature = {"x_ptr": "*fp32", "y_ptr": "*fp32", "out_ptr": "*fp32", "n": "i32", "scale": "fp32"}
+    code = compile_kernel(scaled_sum, gpu="gfx1100", signature=signature, constants={"BLOCK": 256})
+    path = tmp_path_factory.mktemp("isa") / "kernel.s"
+    path.write_text(code.asm)
+    return path
+
+
+def test_isa_of_a_file_takes_the_gpu_that_it_names(assembly):
+    shown = json.loads(run("isa", str(assembly), "--json").stdout)
+    assert (shown["kernel"], shown["gpu"], shown["hot_loop"]) == ("scaled_sum", "gfx1100", None)
+    assert run("isa", str(assembly), "--gpu", "gfx1100").exit_code == 0
+
+
+def test_isa_of_a_bad_file(assembly, tmp_path):
+    assert "No such file" in refusal("isa", "missing.s")
+    binary = tmp_path / "binary.s"
+    binary.write_bytes(b"\x7fELF\xff\xfe\x00")
+    assert "is not text" in refusal("isa", str(binary))
+    bare = tmp_path / "bare.s"
+    bare.write_text("s_endpgm\n")
+    assert "--gpu" in refusal("isa", str(bare))
+    assert "metadata" in refusal("isa", str(bare), "--gpu", "gfx1100")
+    assert "no kernel 'other'" in refusal("isa", str(assembly), "--kernel", "other")
+    wrong = tmp_path / "wrong.s"
+    wrong.write_text(assembly.read_text().replace("s_endpgm", "s_nonsense", 1))
+    result = run("isa", str(wrong))
+    assert result.exit_code == 1
+    assert "s_nonsense" in result.stderr
+
+
+def test_json_has_no_number_that_json_lacks(capsys):
+    print_json({"a": float("inf"), "b": [float("nan"), 1.5], "c": None})
+    assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": None}
+
+
+def test_a_folder_that_cannot_be_written_is_found(tmp_path):
+    _check_writable(tmp_path / "not" / "there" / "yet")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        _check_writable(tmp_path / "file")

@@ -1,0 +1,159 @@
+"""The commands that run machine code: emulate, demo, doctor."""
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+from typer.testing import CliRunner
+
+from laneloom.cli import app, demo, product
+from laneloom.cli import doctor as doctor_command
+from laneloom.gpu import GPUS
+from laneloom.verify import Verdict
+
+EMULATED = [name for name, row in GPUS.items() if row.emulated]
+KEYS = ["ok", "gpu", "shape", "dtype", "error", "budget", "wall_s", "instructions", "lds_bank_conflicts", "hazards"]
+
+
+def run(*arguments: str, columns: int = 100):
+    return CliRunner().invoke(app, list(arguments), catch_exceptions=False, env={"COLUMNS": str(columns)})
+
+
+def emulate(*options: str) -> dict:
+    result = run("emulate", "matmul", "--json", *options)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("gpu", EMULATED)
+def test_emulate_on_every_emulated_gpu(gpu):
+    shown = emulate("--gpu", gpu, "--shape", "70,50,90")
+    assert list(shown) == KEYS
+    assert shown["ok"] is True
+    assert (shown["gpu"], shown["shape"], shown["dtype"]) == (gpu, [70, 50, 90], "fp16")
+    assert 0 < shown["error"] <= shown["budget"] < 0.1
+    assert shown["wall_s"] > 0
+    assert isinstance(shown["instructions"], int)
+    assert shown["instructions"] > 1000
+    assert shown["lds_bank_conflicts"] is None
+    assert shown["hazards"] is None
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "bf16")])
+def test_layouts_and_bf16_without_torch(layout, dtype, out):
+    shown = emulate("--gpu", "gfx1201", "--shape", "33,47,65", "--dtype", dtype, "--out-dtype", out, "--layout", layout)
+    assert shown["ok"]
+    assert shown["dtype"] == dtype
+
+
+@pytest.mark.parametrize("shape", ["0,5,5", "5,0,5", "5,5,0", "1,1,1"])
+def test_smallest_products(shape):
+    shown = emulate("--shape", shape)
+    assert shown["ok"]
+    assert (shown["instructions"] == 0) == ("0" in shape)
+
+
+def test_seed_decides_the_operands():
+    first, again, other = (emulate("--shape", "64,64,64", "--seed", seed) for seed in ("1", "1", "2"))
+    assert first["error"] == again["error"] != other["error"]
+
+
+def test_emulate_text():
+    result = run("emulate", "matmul", "--shape", "64,64,64")
+    assert result.exit_code == 0
+    assert "wmma:block_m=" in result.stdout
+    assert "right: within the FP64 budget" in result.stdout
+
+
+def test_a_wrong_product_ends_with_1(monkeypatch):
+    monkeypatch.setattr(product, "judge", lambda *_: Verdict(False, float("inf"), 0.5, (3, 4)))
+    result = run("emulate", "matmul", "--shape", "32,32,32", "--json")
+    assert result.exit_code == 1
+    shown = json.loads(result.stdout)
+    assert (shown["ok"], shown["error"]) == (False, None)
+    result = run("emulate", "matmul", "--shape", "32,32,32")
+    assert result.exit_code == 1
+    assert "wrong: C[3, 4] is off by inf" in result.stdout
+
+
+def test_a_write_outside_the_output_ends_with_1(monkeypatch):
+    monkeypatch.setattr("laneloom.verify.Guarded.untouched_outside", lambda self: False)
+    result = run("emulate", "matmul", "--shape", "32,32,32")
+    assert result.exit_code == 1
+    assert "the kernel wrote outside C" in result.stdout
+
+
+def test_emulating_imports_no_torch():
+    code = (
+        "import sys\nfrom laneloom.cli import app\n"
+        "try: app(['emulate', 'matmul', '--shape', '32,32,32', '--dtype', 'bf16'])\n"
+        "except SystemExit as end: assert not end.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.fixture
+def small_demo(monkeypatch):
+    """The demo on smaller matrices; a product of its own size takes a second on each GPU."""
+    monkeypatch.setattr(demo, "_SIZE", 256)
+    monkeypatch.setattr(demo, "_DAMAGED_SIZE", 128)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_demo(small_demo, tmp_path, columns):
+    picture = tmp_path / "pictures" / "demo.svg"
+    result = run("demo", "--svg", str(picture), columns=columns)
+    assert result.exit_code == 0, result.output
+    for step in ("1  Compile", "2  Execute", "3  Check", "4  Doubt", "Not shown", "All right"):
+        assert step in result.stdout
+    assert result.stdout.count("caught") == 2
+    assert max(map(len, result.stdout.splitlines())) <= columns
+    assert "\x1b" not in result.stdout
+    ElementTree.parse(picture)
+    assert "http" not in picture.read_text().replace("http://www.w3.org/2000/svg", "").replace(
+        "https://www.textualize.io", ""
+    )
+
+
+def test_demo_notices_a_wrong_product(small_demo, monkeypatch):
+    monkeypatch.setattr(product, "judge", lambda *_: Verdict(False, 1.0, 0.5, (0, 0)))
+    result = run("demo", "--gpu", "gfx1151")
+    assert result.exit_code == 1
+    assert "gfx1151: C[0, 0] is off by 1" in result.stdout
+
+
+def test_demo_notices_a_check_that_cannot_fail(small_demo, monkeypatch):
+    monkeypatch.setattr("laneloom.cli.damage.judge", lambda *_: Verdict(True, 0.0, 0.5, (0, 0)))
+    result = run("demo", "--gpu", "gfx1151")
+    assert result.exit_code == 1
+    assert "a missing matrix instruction went unnoticed" in result.stdout
+
+
+def test_doctor_json():
+    result = run("doctor", "--json")
+    shown = json.loads(result.stdout)
+    assert result.exit_code == 0, [f for f in shown["findings"] if f["status"] == "broken"]
+    assert shown["ok"] is True
+    found = {(f["section"], f["name"]): f for f in shown["findings"]}
+    for name in ("python", "numpy", "triton"):
+        assert found["software", name]["status"] == "ok"
+    for name in GPUS:
+        assert found["compile", name]["facts"]["code_bytes"] > 0
+    assert found["emulate", "gfx1151"]["facts"]["instructions"] > 0
+    for cache in ("laneloom", "triton"):
+        assert set(found["cache", cache]["facts"]) == {"path", "entries", "bytes"}
+
+
+def test_doctor_tells_what_is_broken(monkeypatch):
+    def fail(name):
+        raise RuntimeError(f"no code for {name}")
+
+    monkeypatch.setattr(doctor_command, "_compile_probe", fail)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "BROKEN" in result.stdout
+    assert "compile gfx1151: RuntimeError: no code for gfx1151" in result.stdout
