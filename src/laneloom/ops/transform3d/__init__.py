@@ -1,0 +1,17 @@
+"""Batched transform of K x K x K tensors by one matrix along each axis."""
+
+from __future__ import annotations
+
+from .api import transform3d
+from .config import FusedConfig, MatmulsConfig, Transform3dConfig, parse_config, plan
+from .problem import Transform3dProblem
+
+__all__ = [
+    "FusedConfig",
+    "MatmulsConfig",
+    "Transform3dConfig",
+    "Transform3dProblem",
+    "parse_config",
+    "plan",
+    "transform3d",
+]

@@ -1,0 +1,181 @@
+"""What can be chosen for one batch of transforms: the schedules, their knobs, and `plan`, which chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
+from .problem import Transform3dProblem
+
+_CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory for each CTA
+_SM_SHARED_BYTES = 228 * 1024
+_MAX_WARPS = 32
+_MAX_CLUSTER = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transform3dConfig:
+    """A schedule's name; each schedule's own class adds its knobs."""
+
+    schedule: str
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this config cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        raise NotImplementedError
+
+    @property
+    def text(self) -> str:
+        """The config as one word, which `parse_config` reads back: "fused:group=2,cluster=1,..."."""
+        return f"{self.schedule}:" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedConfig(Transform3dConfig):
+    """kernels/fused.py: CTAs hold whole tensors in shared memory and transform them in place."""
+
+    schedule: str = "fused"
+    group: int = 1  #: tensors of one CTA
+    cluster: int = 1  #: CTAs that hold one tensor together
+    warps: int  #: of one CTA
+    ctas_per_sm: int = 1  #: at least so many CTAs share an SM: limits registers, and is checked against shared memory
+    bulk: bool = True  #: bulk copies in; else plain loads, for any K and alignment
+    matrix_in_registers: bool = True  #: in phase A; else it is read from shared memory at each use
+    unroll: int = 2  #: column tiles of phase B that a warp has in flight
+
+    def shared_bytes(self, problem: Transform3dProblem) -> int:
+        """Dynamic shared memory of one CTA: tensors, matrices padded to tiles of 8, a barrier."""
+        padded = -(-problem.k // 8) * 8
+        tensors = -(-self.group * problem.k**3 // self.cluster * problem.element_bytes // 16) * 16
+        return tensors + (1 if problem.same_matrix else 3) * padded * (padded + 2) * 8 + 8
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """See Transform3dConfig."""
+        if gpu.name != "sm_90a":
+            return f"the fused schedule is CUDA C++ for sm_90a, not for {gpu.name} ({gpu.family})"
+        if self.bulk and not problem.vector_aligned:
+            return "bulk copies need an even K, and tensors that start at multiples of 16 bytes"
+        if self.cluster > 1 and (self.group != 1 or problem.k % self.cluster != 0 or self.cluster > _MAX_CLUSTER):
+            return (
+                f"a cluster of at most {_MAX_CLUSTER} CTAs shares the K={problem.k} planes of one tensor evenly, "
+                f"got cluster={self.cluster} and group={self.group}"
+            )
+        if min(self.group, self.cluster, self.warps, self.ctas_per_sm, self.unroll) < 1:
+            return "group, cluster, warps, ctas_per_sm and unroll must be at least 1"
+        if self.warps > _MAX_WARPS:
+            return f"a CTA has at most {_MAX_WARPS} warps, got {self.warps}"
+        need = self.shared_bytes(problem)
+        room = min(gpu.lds_bytes, _SM_SHARED_BYTES // self.ctas_per_sm - _CTA_RESERVED_BYTES)
+        if need > room:
+            return (
+                f"{self.ctas_per_sm} CTAs per SM leave {room} bytes of shared memory to each, "
+                f"{self.group} tensors of K={problem.k} over {self.cluster} CTAs need {need}"
+            )
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatmulsConfig(Transform3dConfig):
+    """kernels/matmuls.py: three batched products of the vendor's library, each through device memory."""
+
+    schedule: str = "matmuls"
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """See Transform3dConfig."""
+        return None
+
+
+CONFIGS: Mapping[str, type[Transform3dConfig]] = {"fused": FusedConfig, "matmuls": MatmulsConfig}
+
+#: K -> the knobs that were fastest on one H200 at batches of 2 GB (docs/transform3d.md, 2026-11-20).
+_MEASURED: Mapping[int, Mapping[str, Any]] = {
+    6: {"group": 16, "warps": 8, "ctas_per_sm": 4},
+    8: {"group": 2, "warps": 4, "ctas_per_sm": 8},
+    10: {"group": 3, "warps": 4, "ctas_per_sm": 6},
+    12: {"group": 2, "warps": 8, "ctas_per_sm": 3},
+    16: {"warps": 8, "ctas_per_sm": 3, "unroll": 4},
+    20: {"warps": 5, "ctas_per_sm": 3, "unroll": 1},
+    24: {"warps": 8, "ctas_per_sm": 2, "unroll": 3},
+    28: {"cluster": 2, "warps": 7, "ctas_per_sm": 2, "unroll": 1, "matrix_in_registers": False},
+    30: {"warps": 8},
+    32: {"cluster": 4, "warps": 4, "ctas_per_sm": 3, "matrix_in_registers": False},
+}
+
+
+def _knobs(k: int) -> Mapping[str, Any]:
+    """Measured knobs, or those of the same kind for a K that was not measured."""
+    if k in _MEASURED:
+        return _MEASURED[k]
+    values_per_cta, few, many = 4096, 5, 16
+    if k <= many:
+        return {"group": max(1, values_per_cta // k**3), "warps": 8 if k > few else 4, "ctas_per_sm": 3}
+    # Above three tiles of 8 the accumulators of a plane leave no registers for the matrix.
+    return {"warps": 6 if k < 22 else 8, "ctas_per_sm": 2, "unroll": 1, "matrix_in_registers": k <= 24}  # noqa: PLR2004
+
+
+def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transform3dConfig, str]]:
+    """Configs with the reason for their place, best first."""
+    knobs = dict(_knobs(problem.k))
+    most = knobs.pop("ctas_per_sm", 1)
+    first_cluster = knobs.pop("cluster", 1)
+    for bulk in (True, False):
+        how = "bulk copies" if bulk else "plain loads, since K or the alignment forbids bulk copies"
+        for cluster in (first_cluster, *(c for c in (1, 2, 4) if c != first_cluster)):
+            for ctas in range(most, 0, -1):
+                config = FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs)
+                yield config, f"one fused kernel reads and writes each tensor once ({how})"
+    yield MatmulsConfig(), "no fused kernel can hold this problem, three batched products can"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The config that runs, why it came first, and what was passed over before it."""
+
+    config: Transform3dConfig
+    reason: str
+    passed_over: tuple[tuple[Transform3dConfig, str], ...]
+
+
+def plan_with_reasons(problem: Transform3dProblem, gpu: Gpu) -> Plan:
+    """The first valid candidate, with the reasons. Pure; raises UnsupportedError where there is none."""
+    passed_over: list[tuple[Transform3dConfig, str]] = []
+    for config, reason in candidates(problem, gpu):
+        why = config.why_invalid(problem, gpu)
+        if why is None:
+            return Plan(config, reason, tuple(passed_over))
+        passed_over.append((config, why))
+    raise UnsupportedError(f"no transform3d schedule can do {problem.key} on {gpu.name}: {passed_over[0][1]}")
+
+
+def plan(problem: Transform3dProblem, gpu: Gpu) -> Transform3dConfig:
+    """The config that `transform3d` runs when none is given. Pure; raises UnsupportedError."""
+    return plan_with_reasons(problem, gpu).config
+
+
+def parse_config(text: str) -> Transform3dConfig:
+    """The config whose `text` this is; knobs that are left out take their defaults.
+
+    Raises ArgumentError for an unknown schedule or knob, a missing knob, or a value of another type.
+    """
+    schedule, _, rest = text.partition(":")
+    if schedule not in CONFIGS:
+        raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(CONFIGS)}")
+    kind = CONFIGS[schedule]
+    types = {f.name: str(f.type) for f in fields(kind) if f.name != "schedule"}
+    knobs: dict[str, Any] = {}
+    for word in filter(None, rest.split(",")):
+        name, _, value = word.partition("=")
+        if name not in types:
+            raise ArgumentError(f"config: unknown knob {name!r} of {schedule}, the knobs are {', '.join(types)}")
+        if types[name] == "int" and value.isdecimal():
+            knobs[name] = int(value)
+        elif types[name] == "bool" and value in ("True", "False"):
+            knobs[name] = value == "True"
+        else:
+            raise ArgumentError(f"config: knob {name} must be of type {types[name]}, got {value!r}")
+    try:
+        return kind(**knobs)
+    except TypeError as error:
+        raise ArgumentError(f"config: {error}") from None

@@ -1,0 +1,61 @@
+"""From dense torch tensors to a launch: the problem of a call, its config, the schedule that runs it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidConfigError
+from ...gpu import Gpu
+from .config import FusedConfig, Transform3dConfig, plan
+from .problem import Transform3dProblem
+
+_MAX_ALIGNMENT = 16
+
+
+def problem_of(x: Any, matrix: Any, out: Any, dtype: str, *, accumulate: bool) -> Transform3dProblem:
+    """The problem of torch tensors x, out [N, K, K, K], each tensor dense, and matrix [K, K] or [3, K, K]."""
+    addresses = x.data_ptr() | out.data_ptr()
+    return Transform3dProblem(
+        k=x.shape[-1],
+        count=x.shape[0],
+        dtype=dtype,
+        same_matrix=matrix.dim() == 2,  # noqa: PLR2004
+        accumulate=accumulate,
+        stride_x=x.stride(0),
+        stride_out=out.stride(0),
+        alignment=min(_MAX_ALIGNMENT, addresses & -addresses) if addresses else _MAX_ALIGNMENT,
+    )
+
+
+def checked_config(problem: Transform3dProblem, gpu: Gpu, config: Transform3dConfig | None) -> Transform3dConfig:
+    """`config` if it can do the problem, or what `plan` chooses. Raises InvalidConfigError, UnsupportedError."""
+    if config is None:
+        return plan(problem, gpu)
+    why = config.why_invalid(problem, gpu)
+    if why is not None:
+        raise InvalidConfigError(f"config: {config.text} cannot do {problem.key} on {gpu.name}: {why}")
+    return config
+
+
+def transform_into(
+    x: Any, matrix: Any, out: Any, dtype: str, gpu: Gpu, *, transpose: bool, accumulate: bool, config: Transform3dConfig | None
+) -> None:
+    """Transform torch tensors x [N, K, K, K] into `out`, which does not overlap x or matrix. Nothing runs for N = 0."""
+    problem = problem_of(x, matrix, out, dtype, accumulate=accumulate)
+    chosen = checked_config(problem, gpu, config)
+    if problem.count == 0:
+        return
+    factors = matrix.mT if transpose else matrix
+    if isinstance(chosen, FusedConfig):
+        import torch
+
+        from .kernels import fused
+
+        strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
+        pointers = (x.data_ptr(), factors.data_ptr(), out.data_ptr())
+        stream = torch.cuda.current_stream(x.device).cuda_stream
+        fused.launch(problem, chosen, gpu, x.device.index, stream, pointers, strides)
+    else:
+        from .kernels import matmuls
+
+        matmuls.launch(x, (factors, factors, factors) if problem.same_matrix else tuple(factors), out, accumulate=accumulate)

@@ -1,0 +1,71 @@
+"""One CUDA C++ kernel (fused.cu) per K: each tensor is read once, contracted three times on chip, written once.
+
+Wins wherever it fits, which is every K up to 30 and 32 on Hopper: the work is bound by memory up to K = 24. FP64 matrix
+instructions m16n8k4, the contraction in steps of 4; float32 is computed in float64. The transform: Beylkin, Fann, Gan,
+Harrison, Yanai, "Multiresolution quantum chemistry", section III (the tensor product of two-scale filters).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from importlib import resources
+
+from ....codegen.code_object import CodeObject
+from ....codegen.cuda_launch import CudaKernel, argument_types
+from ....codegen.nvrtc import compile_cuda
+from ....gpu import Gpu
+from ..config import FusedConfig
+from ..problem import Transform3dProblem
+
+_VALUE = {"fp64": "double", "fp32": "float"}
+_ARGUMENTS = "pppqqqqqq"  # x, matrix, out, n, stride_x, stride_out, stride_axis, stride_k, stride_n
+
+
+def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) -> CodeObject:
+    """The kernel for this K, dtype and config; needs NVRTC, no GPU."""
+    constants = {
+        "K": problem.k,
+        "GROUP": config.group,
+        "CLUSTER": config.cluster,
+        "WARPS": config.warps,
+        "CTAS_PER_SM": config.ctas_per_sm,
+        "BULK": int(config.bulk),
+        "MATRIX_IN_REGISTERS": int(config.matrix_in_registers),
+        "UNROLL": config.unroll,
+        "SAME_MATRIX": int(problem.same_matrix),
+        "ACCUMULATE": int(problem.accumulate),
+        "VALUE": _VALUE[problem.dtype],
+    }
+    return compile_cuda(
+        resources.files(__package__).joinpath("fused.cu").read_text(encoding="utf-8"),
+        gpu,
+        constants=constants,
+        num_warps=config.warps,
+        lds_bytes=config.shared_bytes(problem),
+        name="fused.cu",
+    )
+
+
+def launch(
+    problem: Transform3dProblem,
+    config: FusedConfig,
+    gpu: Gpu,
+    device: int,
+    stream: int,
+    pointers: tuple[int, int, int],
+    matrix_strides: tuple[int, int, int],
+) -> None:
+    """Launch on `stream` of `device`. pointers: X, matrix, out; matrix_strides: between axes, rows, columns.
+
+    Raises UnsupportedError without the extra `cuda`.
+    """
+    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, device)
+    ctas = -(-problem.count // config.group) * config.cluster
+    kernel.launch(ctas, stream, (*pointers, problem.count, problem.stride_x, problem.stride_out, *matrix_strides))
+
+
+@cache
+def _load(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, device: int) -> CudaKernel:
+    """The kernel in the context of `device`, which is current."""
+    return CudaKernel(compile_fused(problem, config, gpu), argument_types(_ARGUMENTS))
