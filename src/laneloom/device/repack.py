@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .prepared import PreparedLaunch
+
 LINE_BYTES = 128
 BLOCK_ROWS = 8
 BLOCK_COLUMNS = 512
@@ -46,24 +48,34 @@ def repack(a_ptr, a_copy_ptr, a_rows, a_columns, a_pitch, a_copy_pitch, b_ptr, b
         _copy_block(b_ptr, b_copy_ptr, block - a_blocks, b_rows, b_columns, b_pitch, b_copy_pitch, ROWS, COLUMNS)
 
 
-def allocate_repacked(matrix: torch.Tensor) -> torch.Tensor:
-    """An empty matrix of the same shape and dtype, contiguous along the last axis, its pitch whole 128-byte lines."""
-    rows, columns = matrix.shape
-    line = LINE_BYTES // matrix.element_size()
-    pitch = -(-columns // line) * line
-    return torch.empty((rows, pitch), dtype=matrix.dtype, device=matrix.device)[:, :columns]
+def line_pitch(columns: int, element_bytes: int) -> int:
+    """The pitch, in elements, of rows of whole 128-byte lines."""
+    line = LINE_BYTES // element_bytes
+    return -(-columns // line) * line
 
 
-def launch_repack(pairs: list[tuple[torch.Tensor, torch.Tensor]], *, pdl: bool) -> None:
-    """Copy the first of each of one or two (source, copy) pairs into the second; both contiguous along the last axis."""
-    arguments: list[object] = []
-    blocks = 0
-    for source, copy in pairs:
-        rows, columns = source.shape
-        arguments += [source, copy, rows, columns, source.stride(0), copy.stride(0)]
-        blocks += triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(columns, BLOCK_COLUMNS)
-    if len(pairs) == 1:
-        # No program reaches the second pair.
-        arguments += [*arguments[:2], 0, 0, *arguments[4:6]]
-    repack[(blocks,)](*arguments, BLOCK_ROWS, BLOCK_COLUMNS, pdl, num_warps=4,
-                      launch_pdl=pdl)  # fmt: skip
+class RepackLaunch:
+    """The copy of one or two matrices of fixed shapes, call after call."""
+
+    def __init__(self, *, pdl: bool) -> None:
+        self._pdl = pdl
+        self._launch: PreparedLaunch | None = None
+
+    def __call__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy the first of each of one or two (source, copy) pairs into the second; both contiguous along the last
+        axis.
+
+        A copy has at least the source's columns. Every call has the same shapes and sources of equal alignment.
+        """
+        arguments: list[object] = []
+        blocks = 0
+        for source, copy in pairs:
+            rows, columns = source.shape
+            arguments += [source, copy, rows, columns, source.stride(0), copy.stride(0)]
+            blocks += triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(columns, BLOCK_COLUMNS)
+        if len(pairs) == 1:
+            # No program reaches the second pair.
+            arguments += arguments[:6]
+        if self._launch is None:
+            self._launch = PreparedLaunch(repack, (blocks,), num_warps=4, launch_pdl=self._pdl)
+        self._launch(*arguments, BLOCK_ROWS, BLOCK_COLUMNS, self._pdl)

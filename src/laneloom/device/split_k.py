@@ -1,43 +1,78 @@
 """Sum the partial products of a split-K schedule: C[m, n] = sum over s of W[s, m, n], in the order of s.
 
 The second launch of every schedule that splits K: which program wrote which part never matters, so the same inputs give
-the same bits. With programmatic dependent launch it starts while the first launch drains. Triton, any GPU.
+the same bits. With programmatic dependent launch it starts while the first launch drains. Triton, Hopper.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .prepared import PreparedLaunch
+
+MOST_UNROLLED = 16  #: splits that one thread adds up by itself; beyond, they are spread over the threads
+
 
 @triton.jit
-def reduce_splits(parts_ptr, c_ptr, elements, N, stride_cm, stride_cn, SPLITS: tl.constexpr, PADDED: tl.constexpr,
-                  BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One program sums BLOCK elements of the row-major [M, N] result."""
-    if PDL:
-        gdc_launch_dependents()
-    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+def reduce_splits(parts_ptr, c_ptr, elements, N, stride_part, stride_pm, stride_pn, stride_cm, stride_cn,
+                  SPLITS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr):
+    """One program sums BLOCK elements of the row-major [M, N] result: one thread all of them, or CHUNK at a time."""
+    gdc_launch_dependents()
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < elements
-    split = tl.arange(0, PADDED)  # PADDED: SPLITS rounded up to a power of two
-    m = offs // N
-    n = offs % N
-    c_ptrs = c_ptr + m * stride_cm + n * stride_cn
-    parts_ptrs = parts_ptr + split[:, None] * elements + offs[None, :]  # [PADDED, BLOCK]
-    if PDL:
-        # The partial products are written by the launch ahead.
-        gdc_wait()
-    parts = tl.load(parts_ptrs, mask=(split < SPLITS)[:, None] & mask[None, :], other=0.0)
-    tl.store(c_ptrs, tl.sum(parts, axis=0).to(c_ptr.dtype.element_ty), mask=mask)
+    if DENSE:
+        offs_parts = offs
+        offs_c = offs
+    else:
+        m = (offs // N).to(tl.int64)
+        n = (offs % N).to(tl.int64)
+        offs_parts = m * stride_pm + n * stride_pn
+        offs_c = m * stride_cm + n * stride_cn
+    # The partial products are written by the launch ahead.
+    gdc_wait()
+    if CHUNK == 1:
+        total = tl.load(parts_ptr + offs_parts, mask=mask, other=0)
+        for split in tl.static_range(1, SPLITS):
+            total += tl.load(parts_ptr + split * stride_part.to(tl.int64) + offs_parts, mask=mask, other=0)
+    else:
+        split = tl.arange(0, CHUNK)
+        parts_ptrs = parts_ptr + split.to(tl.int64)[:, None] * stride_part + offs_parts[None, :]  # [CHUNK, BLOCK]
+        parts = tl.load(parts_ptrs, mask=(split < SPLITS)[:, None] & mask[None, :], other=0)
+        total = tl.sum(parts, axis=0)
+    tl.store(c_ptr + offs_c, total.to(c_ptr.dtype.element_ty), mask=mask)
 
 
-def launch_reduce(parts, out, splits: int, *, pdl: bool) -> None:
-    """Reduce `parts` (fp32, [splits, M, N], dense) into `out` (2-D, any strides)."""
-    rows, columns = out.shape
-    padded = 1 << (splits - 1).bit_length()
-    block = max(32, min(1024, 8192 // padded, 1 << max(rows * columns // 264, 1).bit_length()))
-    grid = (triton.cdiv(rows * columns, block),)
-    reduce_splits[grid](
-        parts, out, rows * columns, columns, out.stride(0), out.stride(1), splits, padded, block, pdl,
-        num_warps=4, launch_pdl=pdl,
-    )  # fmt: skip
+class ReduceLaunch:
+    """The reduction of one shape, call after call."""
+
+    def __init__(self, *, pdl: bool) -> None:
+        self._pdl = pdl
+        self._launch: PreparedLaunch | None = None
+        self._arguments: tuple[object, ...] = ()
+
+    def __call__(self, parts: torch.Tensor, out: torch.Tensor) -> None:
+        """Reduce `parts` (fp32 or int32, [splits, >= M, >= N]) into `out` ([M, N]), fewer than 2^31 elements.
+
+        Every call has the same shapes and strides, and outputs of equal alignment.
+        """
+        if self._launch is None:
+            self._prepare(parts, out)
+        assert self._launch is not None
+        self._launch(parts, out, *self._arguments)
+
+    def _prepare(self, parts: torch.Tensor, out: torch.Tensor) -> None:
+        (rows, columns), splits = out.shape, parts.shape[0]
+        c_strides, p_strides = out.stride(), parts.stride()
+        if c_strides[0] == 1 and c_strides[1] != 1:  # neighbours of a column are neighbours in memory
+            rows, columns, c_strides, p_strides = columns, rows, c_strides[::-1], (*p_strides[:1], *p_strides[:0:-1])
+        elements = rows * columns
+        chunk = 1 if splits <= MOST_UNROLLED else 1 << (splits - 1).bit_length()
+        # Small enough that every SM has work, large enough for 16-byte loads by each thread.
+        block = 16 if chunk > 1 else 1024 if elements >= 1024 * 528 else 512 if elements >= 512 * 264 else 256
+        dense = c_strides == (columns, 1) and p_strides[1:] == (columns, 1)
+        self._arguments = (elements, columns, *p_strides, *c_strides, splits, chunk, block, dense)
+        self._launch = PreparedLaunch(
+            reduce_splits, (triton.cdiv(elements, block),), num_warps=4 if block > 256 else 2, launch_pdl=self._pdl)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from importlib import import_module
 from typing import Any, Self
 
@@ -17,9 +18,14 @@ from ...gpu import Gpu
 from .problem import MatmulProblem
 
 #: matrix instruction of a GPU -> the module that plans for it
-FAMILIES = {"wmma": "plan_wmma"}
+FAMILIES = {"wmma": "plan_wmma", "wgmma": "plan_hopper"}
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
-SCHEDULES = {"wmma": "plan_wmma"}
+SCHEDULES = {
+    "wmma": "plan_wmma",
+    "hopper": "plan_hopper",
+    "hopper_skinny": "plan_hopper",
+    "hopper_plain": "plan_hopper",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +116,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
     raise UnsupportedError(f"{first} (no matmul schedule can do {problem.key} on {gpu.name})")
 
 
+@lru_cache(maxsize=4096)
 def plan(problem: MatmulProblem, gpu: Gpu) -> MatmulConfig:
     """The config that `matmul` runs when none is given. Pure; raises UnsupportedError."""
     return plan_with_reasons(problem, gpu).config

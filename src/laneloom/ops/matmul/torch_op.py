@@ -15,6 +15,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .config import MatmulConfig
+from .fast_call import call_prepared
 
 _NAMES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
@@ -36,6 +37,10 @@ def matmul_tensors(a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, conf
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+    if out is None and config is None:
+        result = call_prepared(a, b, out_dtype)
+        if result is not None:
+            return result
     text = None if config is None else config.text
     a, b, extra = execute.as_matrices(a, b)
     if out is None:

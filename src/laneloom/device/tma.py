@@ -1,0 +1,62 @@
+"""TMA's view of a matrix, from the host: what the JIT asks for at the first launch, and the little that later ones
+need."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+UNUSED_PITCH = 128  #: of a matrix with one row: never used, but it has to be one that TMA takes
+
+GLUON_TYPES = {
+    torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32, torch.int8: gl.int8,
+    torch.int32: gl.int32, torch.float8_e4m3fn: gl.float8e4nv, torch.float8_e5m2: gl.float8e5,
+}  # fmt: skip
+#: Triton's name of each of the project's dtypes, and Gluon's type of each of those
+TRITON_TYPES = {
+    "bf16": "bf16", "fp16": "fp16", "fp32": "fp32", "fp64": "fp64", "int8": "i8", "int32": "i32", "fp8": "fp8e4nv",
+    "bf8": "fp8e5",
+}  # fmt: skip
+GLUON_NAMES = {kind.name.replace("int", "i"): kind for kind in GLUON_TYPES.values()}
+
+
+@lru_cache(maxsize=256)
+def _shared_layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(block), GLUON_TYPES[dtype])
+
+
+class TmaBox:
+    """What Triton's launcher reads of a tensor descriptor, without the checks that its own class repeats each time."""
+
+    __slots__ = ("base", "padding", "shape", "strides")
+
+    def __init__(self, base: torch.Tensor, shape: list[int], strides: list[int]) -> None:
+        self.base = base
+        self.shape = shape
+        self.strides = strides
+        self.padding = "zero"
+
+
+class TmaView:
+    """A matrix, contiguous along its columns, that TMA moves in boxes of `block`; its address comes with each call."""
+
+    def __init__(self, rows: int, columns: int, pitch: int, *block: int) -> None:
+        self.shape = [rows, columns]
+        self.strides = [pitch if rows > 1 else UNUSED_PITCH, 1]
+        self.block = list(block)
+
+    def descriptor(self, base: torch.Tensor) -> TensorDescriptor:
+        """For the JIT; `base` gives address and dtype."""
+        return TensorDescriptor(base, self.shape, self.strides, self.block, _shared_layout(base.dtype, *self.block))
+
+    def box(self, base: torch.Tensor) -> TmaBox:
+        """For what the JIT has compiled."""
+        return TmaBox(base, self.shape, self.strides)
+
+    def signature(self, kind: str) -> str:
+        """Triton's type of the descriptor of elements of Triton's type `kind`."""
+        layout = gl.NVMMASharedLayout.get_default_for(self.block, GLUON_NAMES[kind])
+        return f"tensordesc<{kind}{self.block},{layout!r}>"

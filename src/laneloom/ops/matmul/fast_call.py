@@ -1,0 +1,80 @@
+"""The warm path of `matmul` on CUDA tensors: from a table, past PyTorch's dispatcher and the planner.
+
+The operator torch.ops.laneloom.matmul costs tens of microseconds of host time per call, more than a small product
+takes. Where nothing needs it (no gradient, no tracing, no functional transform, no dispatch mode), two 2-D tensors go
+straight to what was prepared for their shapes, strides, dtypes and alignment. Same kernel, same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..target import active_gpu
+from . import execute
+from .config import plan
+
+MOST_PREPARED = 4096  #: entries after which the table starts afresh
+
+_DTYPES = {
+    torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
+    torch.int32: "int32", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8",
+}  # fmt: skip
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_prepared: dict[tuple[Any, ...], Callable[..., None] | None] = {}
+
+
+def _is_observed() -> bool:
+    """Whether something between the caller and the kernel wants to see the operator."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._len_torch_function_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def call_prepared(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor | None:
+    """The product, or None where the operator has to be called."""
+    if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS or not a.is_cuda or not b.is_cuda:
+        return None
+    if (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or _is_observed():
+        return None
+    device = a.device
+    key = (
+        a.shape, a.stride(), a.dtype, a.data_ptr() & 15, b.shape, b.stride(), b.dtype, b.data_ptr() & 15, out_dtype,
+        device, b.device, torch.cuda.current_device(),
+    )  # fmt: skip
+    run = _prepared.get(key, False)
+    if run is None:
+        return None
+    if run is False:
+        if len(_prepared) >= MOST_PREPARED:
+            _prepared.clear()
+        run = _prepared[key] = _prepare(a, b, out_dtype)
+        if run is None:
+            return None
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=device)
+    run(a, b, out)
+    return out
+
+
+def _prepare(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> Callable[..., None] | None:
+    """What runs for these operands; None for those that the operator has to check, and GPUs without prepared
+    schedules."""
+    wanted = out_dtype or a.dtype
+    fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape)
+    known = a.layout == b.layout == torch.strided and a.dtype == b.dtype and {a.dtype, wanted} <= _DTYPES.keys()
+    if not fits or not known or a.device != b.device or a.device.index != torch.cuda.current_device():
+        return None
+    gpu = active_gpu()
+    if gpu.matrix_instructions != "wgmma" or a.is_neg() or b.is_neg():
+        return None
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=wanted, device=a.device)
+    problem = execute.problem_of(a, b, out, (_DTYPES[a.dtype], _DTYPES[b.dtype], _DTYPES[wanted]))
+    if problem is None:
+        return None
+    config = plan(problem, gpu)
+    return execute.schedule_of(config).prepare(problem, config, gpu)

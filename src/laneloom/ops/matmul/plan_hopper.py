@@ -1,0 +1,203 @@
+"""Which schedule a product runs as on Hopper. Pure: a table of tiles and a cost model, fitted to one H200.
+
+The model: a program that owns a tile needs, for each K-slice of 128 bytes, the longer of two times: the wgmma's, and
+that of bringing BLOCK_M + BLOCK_N rows of 128 bytes from the L2 at BYTES_PER_CLOCK. A tile costs its slices and
+TILE_CLOCKS for filling the ring and storing; a product costs as many tiles as the busiest SM walks over, at least the
+time of its bytes in device memory, and LAUNCH_US for each further launch (repacking, reducing the parts of a split K).
+
+Fitted on one H200, 2026-11-20, triton 3.6.0; docs/hopper-gemm.md has what was measured and what was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...gpu import Gpu
+from .config import MatmulConfig
+from .config_hopper import (
+    WGMMA_DTYPES,
+    HopperConfig,
+    PlainConfig,
+    SkinnyConfig,
+    tma_reads,
+    tma_writes,
+)
+from .problem import DTYPE_BYTES, MatmulProblem
+
+CONFIGS: dict[str, type[MatmulConfig]] = {
+    "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
+}  # fmt: skip
+
+SLICE_BYTES = 128  #: of a row, in one K-slice
+CLOCKS_PER_US = 1900  #: near the boost clock; long products run slower, all alike
+BYTES_PER_CLOCK = 56  #: from the L2 to one SM
+MMA_BYTES_PER_CLOCK = 4096  #: BLOCK_M x BLOCK_N x bytes of a slice that the tensor cores take in one clock
+TILE_CLOCKS = 1500
+CONSUMER_CLOCKS = 400  #: more to start and to finish, for a second consumer
+ONE_CONSUMER_FACTOR = 1.04  #: on the time of a slice: nobody multiplies while it waits
+LAUNCH_US = 2.0
+PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
+MEMORY_BYTES_PER_US = 4.1e6
+SKINNY_ROWS = 64  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
+SMALL_MULTIPLICATIONS = 4 << 20  #: up to here one launch of plain loads beats repacking
+BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A tile shape and what was best with it."""
+
+    m: int
+    n: int
+    consumers: int
+    stages: int
+    pieces: int
+    slice_bytes: int = SLICE_BYTES
+
+    def clocks_per_slice(self) -> float:
+        """Of 128 bytes: multiplying or loading, whichever takes longer."""
+        multiply = self.m * self.n * SLICE_BYTES / MMA_BYTES_PER_CLOCK
+        load = (self.m + self.n) * SLICE_BYTES / BYTES_PER_CLOCK
+        return max(multiply, load) * (ONE_CONSUMER_FACTOR if self.consumers == 1 else 1)
+
+
+#: In the order in which equal costs are resolved.
+TILES = (
+    Tile(128, 256, 2, 4, 2),
+    Tile(256, 128, 2, 4, 2),
+    Tile(128, 128, 2, 6, 2),
+    Tile(64, 256, 1, 4, 2),
+    Tile(128, 64, 2, 8, 1),
+    Tile(64, 128, 1, 8, 1),
+    Tile(64, 64, 1, 6, 1, slice_bytes=256),
+)
+SPLITS = (1, 2, 4, 8, 16, 32, 64)
+
+
+def _ceil(x: int, y: int) -> int:
+    return -(-x // y)
+
+
+def estimate_us(problem: MatmulProblem, tile: Tile, split_k: int, gpu: Gpu) -> float:
+    """The model's time of one product, in microseconds, its operands where TMA can read them."""
+    size = DTYPE_BYTES[problem.dtype_a]
+    slices = _ceil(problem.k * size, SLICE_BYTES)
+    items = _ceil(problem.m, tile.m) * _ceil(problem.n, tile.n) * split_k
+    tile_clocks = TILE_CLOCKS + CONSUMER_CLOCKS * (tile.consumers - 1)
+    clocks = _ceil(items, gpu.compute_units) * (_ceil(slices, split_k) * tile.clocks_per_slice() + tile_clocks)
+    time_us = max(clocks / CLOCKS_PER_US, problem.bytes / problem.batches / MEMORY_BYTES_PER_US)
+    if split_k > 1:
+        time_us += LAUNCH_US + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
+    return time_us
+
+
+def _tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
+    """Every tile and split with its estimate."""
+    size = DTYPE_BYTES[problem.dtype_a]
+    repack_a, repack_b = not tma_reads(problem, "a"), not tma_reads(problem, "b")
+    writes = tma_writes(problem)
+    for tile in TILES:
+        if problem.dtype_a == "int8" and tile.n > 128:
+            continue
+        slices = _ceil(problem.k * size, tile.slice_bytes)
+        for split_k in SPLITS:
+            if split_k > max(1, slices // 4):
+                break
+            by_tma = writes or split_k > 1
+            # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
+            pieces = tile.pieces if by_tma else min(4, tile.n // 16)
+            config = HopperConfig(
+                block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
+                consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=repack_a,
+                repack_b=repack_b, programs=gpu.compute_units,
+            )  # fmt: skip
+            yield _fit(config, problem, gpu), estimate_us(problem, tile, split_k, gpu)
+
+
+def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
+    """The config with smaller pieces, then fewer stages, until it fits the shared memory."""
+    room = gpu.lds_bytes
+    while config.shared_bytes(problem) > room and config.pieces < 4 and config.block_n // config.pieces > 16:
+        config = config.with_knobs(pieces=config.pieces * 2)
+    while config.shared_bytes(problem) > room and config.stages > 2:
+        config = config.with_knobs(stages=config.stages - 1)
+    return config
+
+
+def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
+    """A short side of at most SKINNY_ROWS: the long one takes wgmma's 64 rows, and its operand streams."""
+    swapped = problem.m <= problem.n
+    short, long = sorted((problem.m, problem.n))
+    size = DTYPE_BYTES[problem.dtype_a]
+    tiles = _ceil(long, 64)
+    block_k = 2 * SLICE_BYTES // size
+    slices = _ceil(problem.k, block_k)
+    # Three programs fit an SM with 4 stages. Fewer tiles than SMs need longer rings, or parts of K, to fill the memory.
+    if tiles >= 2 * gpu.compute_units:
+        stages, split_k = 4, 1
+    elif tiles * 4 <= gpu.compute_units:
+        stages, split_k = 6, min(64, gpu.compute_units // tiles, max(1, slices // 4))
+    elif tiles <= gpu.compute_units // 2 and slices <= 64:
+        stages, split_k = 6, 1
+    else:
+        stages, split_k = (4 if tiles > gpu.compute_units // 2 else 5), min(2, slices)
+    return _fit(
+        HopperConfig(
+            block_m=64, block_n=max(16, 1 << (short - 1).bit_length()), block_k=block_k, stages=stages, consumers=1,
+            split_k=split_k, pieces=1, tma_store=False, swapped=swapped, repack_a=not tma_reads(problem, "a"),
+            repack_b=not tma_reads(problem, "b"), programs=gpu.compute_units * (3 if stages == 4 else 2),
+            max_registers=128,
+        ),
+        problem, gpu,
+    )  # fmt: skip
+
+
+def _plain(problem: MatmulProblem) -> PlainConfig:
+    """Tiles for masked loads: small ones for small products."""
+    size = DTYPE_BYTES[problem.dtype_a]
+    if problem.m * problem.n * problem.k <= 1 << 12:
+        return PlainConfig(block_m=16, block_n=16, block_k=32 if size == 1 else 16, num_warps=4, stages=1)
+    if problem.m * problem.n <= 1 << 16 or size > 2:
+        return PlainConfig(block_m=32, block_n=32, block_k=max(16, 256 // size), num_warps=4, stages=2)
+    return PlainConfig(block_m=64, block_n=64, block_k=64, num_warps=4, stages=3)
+
+
+def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """Configs for the problem with the reason for their place, best first."""
+    multiplications = problem.m * problem.n * problem.k
+    movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
+    in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
+    if problem.batches > 1 and multiplications < BATCH_MULTIPLICATIONS:
+        yield _plain(problem), "many small products: one launch takes them all"
+    if movable and (in_place or multiplications > SMALL_MULTIPLICATIONS):
+        short, long = sorted((problem.m, problem.n))
+        if _ceil(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2:
+            yield (
+                _short_k(problem, gpu),
+                "K of at most two slices: two programs an SM, so that one stores while the other loads",
+            )
+        if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
+            yield (
+                SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
+                "one row against rows of B: streamed once, multiplied by FMA",
+            )
+        if (short <= SKINNY_ROWS and 4 * short <= long) or short <= 16:
+            yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
+        ranked = sorted(_tiled(problem, gpu), key=lambda pair: pair[1])
+        for config, time_us in ranked[:4]:
+            yield config, f"shortest estimate, {time_us:.1f} us"
+    yield _plain(problem), "takes any strides"
+
+
+def _short_k(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
+    size = DTYPE_BYTES[problem.dtype_a]
+    tall = problem.m * problem.n > 128 * 64 * gpu.compute_units
+    return _fit(
+        HopperConfig(
+            block_m=128 if tall else 64, block_n=64, block_k=SLICE_BYTES // size, stages=3, consumers=1, pieces=1,
+            tma_store=tma_writes(problem), repack_a=not tma_reads(problem, "a"),
+            repack_b=not tma_reads(problem, "b"), programs=2 * gpu.compute_units, max_registers=128,
+        ),
+        problem, gpu,
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""Machine code of the Hopper schedules, compiled without a GPU: wgmma, TMA, no spills, shared memory that fits."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config import plan_with_reasons
+from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
+from laneloom.ops.matmul.execute import code_object
+from laneloom.ops.matmul.problem import MatmulProblem
+
+GPU = get_gpu("sm_90a")
+BIG = HopperConfig(block_m=128, block_n=256, block_k=64, stages=4)
+
+
+def compiled(problem, config):
+    code = code_object(problem, GPU, config)
+    assert code.spills == 0
+    assert code.lds_bytes <= GPU.lds_bytes
+    assert "griddepcontrol.wait" in code.asm
+    assert "griddepcontrol.launch_dependents" in code.asm
+    return code
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_both_majors_of_both_operands_go_to_wgmma(layout, dtype):
+    kind = {"bf16": "bf16", "fp16": "f16"}[dtype]
+    code = compiled(MatmulProblem.contiguous(512, 512, 512, dtype=dtype, layout=layout), BIG)
+    instructions = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", code.asm)
+    assert set(instructions) == {f"m64n256k16.f32.{kind}.{kind}"}
+    assert len(instructions) == 2 * 64 // 16, "four for each of two consumers"
+    assert "cp.async.bulk.tensor.2d.shared" in code.asm, "TMA loads"
+    assert "cp.async.bulk.tensor.2d.global" in code.asm, "TMA stores"
+    assert "setmaxnreg" in code.asm
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "config", "instruction"),
+    [
+        ("fp8", "bf16", HopperConfig(block_m=128, block_n=256, block_k=128, stages=4), "m64n256k32.f32.e4m3.e4m3"),
+        ("int8", "int32", HopperConfig(block_m=256, block_n=128, block_k=128, stages=4, pieces=4),
+         "m64n128k32.s32.s8.s8"),
+    ],
+)  # fmt: skip
+def test_8_bit_types_go_to_wgmma(dtype, out, config, instruction):
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, dtype_out=out, layout="nt")
+    assert f"wgmma.mma_async.sync.aligned.{instruction}" in compiled(problem, config).asm
+
+
+def test_a_pitch_that_tma_cannot_take_is_stored_through_pointers():
+    config = HopperConfig(
+        block_m=256, block_n=128, block_k=64, stages=4, pieces=4, tma_store=False, repack_a=True, repack_b=True)
+    code = compiled(MatmulProblem.contiguous(1023, 1025, 1027, dtype="bf16"), config)
+    assert "cp.async.bulk.tensor.2d.global" not in code.asm
+    assert "st.global" in code.asm
+
+
+def test_parts_of_a_split_k_are_stored_by_tma_in_fp32():
+    config = HopperConfig(block_m=128, block_n=128, block_k=64, stages=6, split_k=4)
+    code = compiled(MatmulProblem.contiguous(128, 512, 4096, dtype="bf16"), config)
+    assert "cp.async.bulk.tensor.2d.global" in code.asm
+    assert "cvt.rn.bf16" not in code.asm, "nothing is rounded before the sum"
+
+
+def test_the_streaming_schedule_keeps_copies_in_flight():
+    code = compiled(
+        MatmulProblem.contiguous(16, 4096, 4096, dtype="bf16", layout="nt"),
+        SkinnyConfig(block_n=64, block_k=128, stages=4),
+    )
+    assert code.asm.count("cp.async.cg.shared.global") >= 3
+    assert "mma.sync" in code.asm
+
+
+def test_one_row_is_multiplied_by_fma():
+    config = SkinnyConfig(block_n=4, block_k=2048, stages=2, use_dot=False)
+    code = compiled(MatmulProblem.contiguous(1, 4096, 4096, dtype="bf16", layout="nt"), config)
+    assert "mma" not in code.asm
+    assert "fma.rn" in code.asm
+
+
+def test_any_strides_compile():
+    config = PlainConfig(block_m=32, block_n=32, block_k=128, num_warps=4, stages=2)
+    compiled(MatmulProblem.contiguous(127, 129, 131, dtype="fp16", layout="tn"), config)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout"),
+    [
+        ((256, 256, 256), "nn"), ((1024, 1024, 1024), "nt"), ((2049, 2047, 2050), "nn"), ((4095, 4097, 4099), "nt"),
+        ((128, 4096, 14336), "nn"), ((128, 128, 16384), "nt"), ((16, 6144, 4096), "nn"), ((65536, 64, 64), "nn"),
+    ],
+)  # fmt: skip
+def test_what_the_plan_chooses_compiles(sizes, layout):
+    problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
+    code = compiled(problem, plan_with_reasons(problem, GPU).config)
+    assert "wgmma" in code.asm
