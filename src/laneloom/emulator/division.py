@@ -1,6 +1,8 @@
 """The steps of a correctly rounded division: scale the operands, refine, scale back, fix the special cases.
 
-Follows the pseudo-code of V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP in AMD's RDNA 3 and RDNA 4 ISA guides.
+After the pseudo-code of V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP in AMD's RDNA 3 and RDNA 4 ISA guides, save where that
+cannot give the quotient and silicon does something else: V_DIV_FMAS scales by 2**64 or 2**-64 (f64: 128) by the size of
+its addend and rounds once, and a denominator whose inverse is denormal is scaled down, not up.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from .alu import Step, Target, special, vector
 from .carry import two_results
 from .floating import quieted
 from .parse import Instruction
-from .rounding import fma_f32, fma_f64
+from .rounding import fma_f32, fma_f64, scaled_fma_f32, scaled_fma_f64
 
 _FORMAT = {  # unsigned type, fraction bits, exponent mask
     np.dtype(np.float16): (np.uint16, 10, 0x1F),
@@ -28,55 +30,61 @@ def _exponent(x: np.ndarray) -> np.ndarray:
     return ((x.view(unsigned) >> unsigned(fraction)) & unsigned(mask)).astype(np.int32)
 
 
-def _denormal(x: np.ndarray) -> np.ndarray:
-    return (x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)
-
-
-def scaled(near_max: int, tiny: int, power: int) -> Callable:
+def scaled(near_max: int, near_min: int, tiny: int, power: int) -> Callable:
     """One operand of a division brought into the range where refinement neither over- nor underflows.
 
     Sources: the operand to scale, denominator, numerator. Also returned: whether the quotient must be scaled back.
+    near_max, near_min: differences of exponents from which on the quotient may leave the normal range.
     """
 
     def function(x: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         x, denominator, numerator = np.broadcast_arrays(x, denominator, numerator)
-        f = x.dtype.type
-        far = _exponent(numerator) - _exponent(denominator) >= near_max
-        denormal = _denormal(denominator)
-        small_inverse = _denormal(f(1) / denominator)
-        small_quotient = _denormal(numerator / denominator)
-        cases = [
-            (numerator == 0) | (denominator == 0), far, denormal, small_inverse & small_quotient, small_inverse,
-            small_quotient, _exponent(numerator) <= tiny,
-        ]  # fmt: skip
+        f, smallest = x.dtype.type, np.finfo(x.dtype).tiny
+        difference = _exponent(numerator) - _exponent(denominator)
+        zero = (numerator == 0) | (denominator == 0)
+        far, small_quotient = difference >= near_max, difference <= near_min
+        denormal = np.abs(denominator) < smallest
+        small_inverse = np.abs(denominator) > 1 / smallest
+        of_denominator, of_numerator = x == denominator, x == numerator
         up, down = np.ldexp(x, power), np.ldexp(x, -power)
-        is_denominator = np.where(x == denominator, up, x)
-        is_numerator = np.where(x == numerator, up, x)
-        results = [f(np.nan), is_denominator, up, is_denominator, down, is_numerator, up]
-        scale_back = ~cases[0] & (far | (~denormal & small_quotient))
-        return np.select(cases, results, x).astype(x.dtype), scale_back
+        cases = [
+            (zero, f(np.nan)), (far, np.where(of_denominator, up, x)), (denormal, up),
+            (small_inverse & small_quotient, np.where(of_denominator, down, x)), (small_inverse, down),
+            (small_quotient, np.where(of_numerator, up, x)), (_exponent(numerator) <= tiny, up),
+        ]  # fmt: skip
+        result = np.select([c for c, _ in cases], [r for _, r in cases], x).astype(x.dtype)
+        return result, zero | far | (~denormal & small_quotient)
 
     return function
 
 
-def _scale(kind: str, near_max: int, tiny: int, power: int) -> Callable[[Instruction, Target], Step]:
-    return two_results(f"{kind} {kind} {kind}", kind, scaled(near_max, tiny, power))
+def _scale(kind: str, *limits: int) -> Callable[[Instruction, Target], Step]:
+    return two_results(f"{kind} {kind} {kind}", kind, scaled(*limits))
 
 
-special("v_div_scale_f32", _scale("f32", 96, 23, 64))
-special("v_div_scale_f64", _scale("f64", 768, 53, 128))
+special("v_div_scale_f32", _scale("f32", 96, -126, 23, 64))
+special("v_div_scale_f64", _scale("f64", 768, -1022, 53, 128))
 
 
-def _refined(fma: Callable, factor: float) -> Callable:
+def refined(fma: Callable, scaled_fma: Callable, power: int) -> Callable:
+    """fma(a, b, c), where the mask says so times 2**power or, for |c| below 2, times 2**-power; rounded once."""
+
     def function(a: np.ndarray, b: np.ndarray, c: np.ndarray, scale_back: np.ndarray) -> np.ndarray:
         r = fma(a, b, c)
-        return np.where(scale_back, r * r.dtype.type(factor), r) if scale_back.any() else r
+        if not scale_back.any():
+            return r
+        a, b, c, scale_back = np.broadcast_arrays(a, b, c, scale_back)
+        r = np.broadcast_to(r, a.shape).copy()
+        where = np.nonzero(scale_back)
+        addend = c[where]
+        r[where] = scaled_fma(a[where], b[where], addend, np.where(np.abs(addend) >= 2, power, -power))
+        return r
 
     return function
 
 
-vector("v_div_fmas_f32", "f32", "f32 f32 f32 mask", _refined(fma_f32, 2.0**32), implicit_vcc=True)
-vector("v_div_fmas_f64", "f64", "f64 f64 f64 mask", _refined(fma_f64, 2.0**64), implicit_vcc=True)
+vector("v_div_fmas_f32", "f32", "f32 f32 f32 mask", refined(fma_f32, scaled_fma_f32, 64), implicit_vcc=True)
+vector("v_div_fmas_f64", "f64", "f64 f64 f64 mask", refined(fma_f64, scaled_fma_f64, 128), implicit_vcc=True)
 
 
 def fix_up(lowest: int | None) -> Callable:
@@ -90,20 +98,21 @@ def fix_up(lowest: int | None) -> Callable:
         negative = np.signbit(denominator) ^ np.signbit(numerator)
         magnitude = np.abs(quotient)
         plain = np.isfinite(denominator) & np.isfinite(numerator) & (denominator != 0) & (numerator != 0)
+        # Refining a quotient far beyond the range meets inf - inf.
+        magnitude = np.where(np.isnan(magnitude), f(np.inf), magnitude)
         if lowest is not None:
             below = plain & (_exponent(np.asarray(numerator)) - _exponent(np.asarray(denominator)) < lowest)
             magnitude = np.where(below, f(0), magnitude)
-        if not plain.all():
-            zero_n, zero_d = numerator == 0, denominator == 0
-            infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
-            magnitude = np.where(zero_n | infinite_d, f(0), magnitude)
-            magnitude = np.where(zero_d | infinite_n, f(np.inf), magnitude)
+        if plain.all():
+            return np.where(negative, -magnitude, magnitude)
+        zero_n, zero_d = numerator == 0, denominator == 0
+        infinite_n, infinite_d = np.isinf(numerator), np.isinf(denominator)
+        magnitude = np.where(zero_n | infinite_d, f(0), magnitude)
+        magnitude = np.where(zero_d | infinite_n, f(np.inf), magnitude)
         signed = np.where(negative, -magnitude, magnitude)
-        if not plain.all():
-            signed = np.where((zero_n & zero_d) | (infinite_n & infinite_d), np.copysign(f(np.nan), f(-1)), signed)
-            signed = np.where(np.isnan(denominator), quieted(denominator), signed)
-            signed = np.where(np.isnan(numerator), quieted(numerator), signed)
-        return signed.astype(f)
+        signed = np.where((zero_n & zero_d) | (infinite_n & infinite_d), np.copysign(f(np.nan), f(-1)), signed)
+        signed = np.where(np.isnan(denominator), quieted(denominator), signed)
+        return np.where(np.isnan(numerator), quieted(numerator), signed).astype(f)
 
     return function
 

@@ -156,7 +156,7 @@ def read_scalar(operand: Operand, kind: str) -> Read:
     if operand.kind == "const":
         value = constant(operand, kind)
         return lambda g: value
-    if operand.kind == "s":
+    if operand.kind == "s" and not (operand.negate or operand.absolute):
         n, dtype = operand.index, DTYPE[kind]
         if BITS[kind] == 32:
             return (lambda g: g.s[n]) if dtype is U32 else (lambda g: g.s[n].view(dtype))

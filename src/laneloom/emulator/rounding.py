@@ -51,6 +51,13 @@ def _round_f32(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndar
     return to_odd(total, error).astype(np.float32)
 
 
+def scaled_fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """(a * b + c) * 2**power in float32, rounded once to nearest even."""
+    product, addend = np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64)
+    total = product + addend
+    return np.ldexp(to_odd(total, two_sum_error(product, addend, total)), power).astype(np.float32)
+
+
 def fma_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in float16, rounded once: float64 is wide enough for its rounding never to matter."""
     return (np.multiply(a, b, dtype=np.float32) + np.asarray(c, np.float64)).astype(np.float16)
@@ -100,8 +107,16 @@ def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return result
 
 
-def _fma_integer(a: float, b: float, c: float) -> float:
-    """One fused multiply-add by exact integers, for the ends of the float64 range."""
+def scaled_fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """(a * b + c) * 2**power in float64 for 1-D arrays, rounded once to nearest even, element by element."""
+    out = np.ldexp(fma_f64(a, b, c), power)
+    for i in np.nonzero(np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (out != 0))[0]:
+        out[i] = _fma_integer(a[i], b[i], c[i], int(power[i]))
+    return out
+
+
+def _fma_integer(a: float, b: float, c: float, power: int = 0) -> float:
+    """One fused multiply-add, times 2**power, by exact integers, for the ends of the float64 range."""
     terms = []
     for factors in ((a, b), (c, 1.0)):
         numerator, shift = 1, 0
@@ -110,8 +125,9 @@ def _fma_integer(a: float, b: float, c: float) -> float:
             numerator, shift = numerator * n, shift + d.bit_length() - 1
         terms.append((numerator, shift))
     (n0, s0), (n1, s1) = terms
-    shift = max(s0, s1)
+    shift = max(s0, s1, power)
     total = (n0 << (shift - s0)) + (n1 << (shift - s1))
+    shift -= power
     if total == 0:
         return float(a * b + c) if n0 == 0 and n1 == 0 else 0.0
     try:

@@ -1,0 +1,158 @@
+"""Division as LLVM expands it, its steps, and the approximate instructions within AMD's tolerances."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+DIVIDE_F32 = """
+v_div_scale_f32 v6, null, v3, v3, v2
+v_rcp_f32 v7, v6
+v_fma_f32 v8, -v6, v7, 1.0
+v_fmac_f32 v7, v8, v7
+v_div_scale_f32 v9, vcc_lo, v2, v3, v2
+v_mul_f32 v10, v9, v7
+v_fma_f32 v11, -v6, v10, v9
+v_fmac_f32 v10, v11, v7
+v_fma_f32 v11, -v6, v10, v9
+v_div_fmas_f32 v12, v11, v7, v10
+v_div_fixup_f32 v0, v12, v3, v2
+"""
+DIVIDE_F64 = """
+v_div_scale_f64 v[6:7], null, v[4:5], v[4:5], v[2:3]
+v_rcp_f64 v[8:9], v[6:7]
+v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0
+v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]
+v_fma_f64 v[10:11], -v[6:7], v[8:9], 1.0
+v_fma_f64 v[8:9], v[8:9], v[10:11], v[8:9]
+v_div_scale_f64 v[12:13], vcc_lo, v[2:3], v[4:5], v[2:3]
+v_mul_f64 v[14:15], v[12:13], v[8:9]
+v_fma_f64 v[16:17], -v[6:7], v[14:15], v[12:13]
+v_div_fmas_f64 v[16:17], v[16:17], v[8:9], v[14:15]
+v_div_fixup_f64 v[0:1], v[16:17], v[4:5], v[2:3]
+"""
+FLOAT = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
+
+
+def dividends(exact, kind, ends):
+    size = {"f32": np.uint32, "f64": np.uint64}[kind]
+    special = np.array(ends, size)
+    a, b = (g.ravel() for g in np.meshgrid(special, special))
+    n = 4000
+    return (np.concatenate([a, exact.numbers(kind, n, 1, 100)]), np.concatenate([b, exact.numbers(kind, n, 2, 100)]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "second", "ends"),
+    [("f32", DIVIDE_F32, 3, [0, 0x80000000, 1, 0x80000001, 0x7FFFFF, 0x800000, 0x3F800000, 0x40400000, 0x7F7FFFFF,
+                             0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x7FC00000, 0x0C000000, 0x7E800001]),
+     ("f64", DIVIDE_F64, 4, [0, 1 << 63, 1, 0xFFFFFFFFFFFFF, 1 << 52, 0x3FF << 52, 0x4008 << 48, 0x7FEFFFFFFFFFFFFF,
+                             0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48])],
+)  # fmt: skip
+def test_division_is_correctly_rounded(execute, exact, kind, code, second, ends):
+    x, y = dividends(exact, kind, ends)
+    dtype = FLOAT[kind]
+    with np.errstate(all="ignore"):
+        want = x.view(dtype) / y.view(dtype)
+    got = execute(code, v={2: x, second: y}).vector(0, dtype)
+    bad = ~((got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(want))
+    assert not bad.any(), [(hex(a), hex(b)) for a, b in zip(x[bad][:5], y[bad][:5], strict=True)]
+
+
+def test_scale_reports_what_must_be_undone(execute):
+    pairs = {  # numerator, denominator -> scaled denominator, scaled numerator, scale the quotient back
+        (1.0, 3.0): (3.0, 1.0, False),
+        (2.0**100, 2.0**-10): (2.0**54, 2.0**100, True),
+        (1.0, 2.0**-130): (2.0**-66, 1.0, True),
+        (2.0**-100, 2.0**-130): (2.0**-66, 2.0**-36, False),
+        (2.0**-20, 2.0**127): (2.0**63, 2.0**-20, True),
+        (2.0**100, 2.0**127): (2.0**63, 2.0**36, False),
+        (2.0**-126, 1.0): (1.0, 2.0**-62, True),
+        (2.0**-120, 2.0**-110): (2.0**-46, 2.0**-56, False),
+    }
+    n, d = (np.array([p[k] for p in pairs], np.float32) for k in range(2))
+    machine = execute("v_div_scale_f32 v0, s4, v3, v3, v2\nv_div_scale_f32 v1, s5, v2, v3, v2", v={2: n, 3: d})
+    for i, (numerator, denominator) in enumerate(pairs):
+        scaled_d, scaled_n, back = pairs[numerator, denominator]
+        assert machine.mask(4)[i] == machine.mask(5)[i] == back, (numerator, denominator)
+        assert machine.vector(0, np.float32)[i] == scaled_d, (numerator, denominator)
+        assert machine.vector(1, np.float32)[i] == scaled_n, (numerator, denominator)
+
+
+def test_fixup(execute):
+    q = np.full(6, 7.0, np.float32)
+    d = np.array([0.0, 0.0, np.inf, -np.inf, 2.0, -2.0], np.float32)
+    n = np.array([1.0, 0.0, np.inf, 1.0, np.inf, 3.0], np.float32)
+    got = execute("v_div_fixup_f32 v0, v1, v2, v3", v={1: q, 2: d, 3: n}).vector(0, np.float32)
+    np.testing.assert_array_equal(got, np.array([np.inf, np.nan, np.nan, -0.0, np.inf, -7.0], np.float32))
+    assert (got.view(np.uint32)[1:3] == 0xFFC00000).all()
+    half = execute("v_div_fixup_f16 v0, v1, v2, v3", v={k: x.astype(np.float16) for k, x in ((1, q), (2, d), (3, n))})
+    np.testing.assert_array_equal(half.vector(0, np.float16), got.astype(np.float16))
+
+
+# -- approximate instructions ------------------------------------------------------------------------------------------
+
+
+def reference(name, x):
+    if math.isnan(x):
+        return math.nan
+    if name == "exp":
+        return math.inf if x > 1000 else 0.0 if x < -1000 else 2.0**x
+    if name == "log":
+        return -math.inf if x == 0 else math.nan if x < 0 else math.inf if x == math.inf else math.log2(x)
+    if name == "rcp":
+        return math.copysign(math.inf, x) if x == 0 else 1 / x
+    if name == "sqrt":
+        return x if x == 0 else math.nan if x < 0 else math.sqrt(x)
+    return math.copysign(math.inf, x) if x == 0 else math.nan if x < 0 else 1 / math.sqrt(x)
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "rcp", "sqrt", "rsq"])
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
+def test_correct_rounding(execute, exact, name, kind):
+    if kind == "f64" and name in ("exp", "log"):
+        return
+    dtype = FLOAT[kind]
+    specials = np.array([0.0, -0.0, 1.0, -1.0, 2.0, np.inf, -np.inf, np.nan, 0.5, 10, -10, 3], dtype)
+    x = np.concatenate([specials, exact.numbers(kind, 1500, 4, 12).view(dtype)])
+    if kind != "f64":  # scaled so that exponents matter to exp too
+        x = np.concatenate([x, np.linspace(-20, 20, 500).astype(dtype)])
+    register, destination = ("v[2:3]", "v[0:1]") if kind == "f64" else ("v2", "v0")
+    got = execute(f"v_{name}_{kind} {destination}, {register}", v={2: x}).vector(0, dtype)
+    tiny = np.finfo(dtype).tiny
+    source = np.where(np.abs(x) < tiny, np.copysign(dtype(0), x), x) if kind == "f32" else x
+    with np.errstate(all="ignore"):
+        want = np.array([reference(name, float(v)) for v in source]).astype(dtype)
+    if kind == "f32":
+        want = np.where(np.abs(want) < tiny, np.copysign(dtype(0), want), want)
+    good = (got == want) & (np.signbit(got) == np.signbit(want)) | np.isnan(got) & np.isnan(want)
+    if kind == "f64" and name == "rsq":  # two roundings in float64: one ULP
+        good |= np.abs(got - want) <= np.spacing(np.abs(want))
+    assert good.all(), [(a, b, c) for a, b, c in zip(x[~good], got[~good], want[~good], strict=True)][:5]
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_sine_and_cosine_take_revolutions(execute, kind):
+    dtype = FLOAT[kind]
+    x = np.concatenate([np.arange(-8, 9) / 4, np.linspace(-3, 3, 400), [100.125, -255.9]]).astype(dtype)
+    machine = execute(f"v_sin_{kind} v0, v2\nv_cos_{kind} v1, v2", v={2: x})
+    turns = x.astype(np.float64) - np.rint(x.astype(np.float64))
+    for n, function in ((0, np.sin), (1, np.cos)):
+        np.testing.assert_allclose(machine.vector(n, dtype), function(2 * np.pi * turns), rtol=2 * np.finfo(dtype).eps, atol=1e-15)
+    np.testing.assert_array_equal(np.abs(machine.vector(0, dtype)[:17]), np.arange(17) % 2)
+    np.testing.assert_array_equal(np.abs(machine.vector(1, dtype)[:17]), (np.arange(17) + 1) % 2)
+
+
+def test_segments_of_two_over_pi(execute):
+    x = np.array([1.0, 1e300, -(2.0**60)])
+    got = [execute(f"v_trig_preop_f64 v[0:1], v[2:3], {k}", v={2: x}).vector(0, np.float64) for k in range(3)]
+    two_over_pi = Fraction("0.636619772367581343075535053490057448137838582961825794990669")
+    assert abs(sum(Fraction(float(g[0])) for g in got) - two_over_pi) < Fraction(1, 1 << 155)
+    assert 0 < got[1][0] < 2.0**-52
+    # Segments start where the bits that matter for 1e300 do (its unit in the last place is 2**944), and at bit 6 for 2**60.
+    for k, g in enumerate(got):
+        end = 53 * (k + 1) + 6
+        whole = two_over_pi * 2**end // 1
+        assert g[2] == float(Fraction(whole % (1 << 53), 1 << end))
+    assert 0 < got[0][1] < 2.0**-800  # the guides scale segments of huge angles by 2**128

@@ -1,0 +1,181 @@
+"""Packed 16-bit arithmetic, mixed precision and dot products: halves, signs, inline constants, accumulation."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+M32 = 0xFFFFFFFF
+rng = np.random.default_rng(21)
+A, B, C = (rng.integers(0, 1 << 32, 300).astype(np.uint32) for _ in range(3))
+H = [rng.standard_normal(600).astype(np.float16) for _ in range(3)]
+P, Q, R = (h.view(np.uint32) for h in H)
+
+
+def halves(x, dtype):
+    return np.ascontiguousarray(x).view(dtype).reshape(-1, 2)
+
+
+def signed(x, bits):
+    return x - (1 << bits) if x >> (bits - 1) & 1 else x
+
+
+INTEGER = {
+    "v_pk_add_u16": (np.uint16, lambda a, b: a + b), "v_pk_sub_i16": (np.int16, lambda a, b: a - b),
+    "v_pk_mul_lo_u16": (np.uint16, lambda a, b: a * b), "v_pk_max_i16": (np.int16, np.maximum),
+    "v_pk_min_u16": (np.uint16, np.minimum), "v_pk_lshlrev_b16": (np.uint16, lambda n, x: x << (n & 15)),
+    "v_pk_lshrrev_b16": (np.uint16, lambda n, x: x >> (n & 15)), "v_pk_ashrrev_i16": (np.int16, lambda n, x: x >> (n & 15)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INTEGER)
+def test_both_halves(execute, name):
+    dtype, function = INTEGER[name]
+    got = execute(f"{name} v0, v1, v2", v={1: A, 2: B}).vector(0, np.uint32)
+    np.testing.assert_array_equal(halves(got, dtype), function(halves(A, dtype), halves(B, dtype)))
+
+
+def test_halves_are_chosen_by_op_sel(execute):
+    got = execute("v_pk_add_u16 v0, v1, v2 op_sel:[1,0] op_sel_hi:[0,0]", v={1: A, 2: B}).vector(0, np.uint32)
+    a, b = halves(A, np.uint16), halves(B, np.uint16)
+    np.testing.assert_array_equal(halves(got, np.uint16), np.stack([a[:, 1] + b[:, 0], a[:, 0] + b[:, 0]], 1))
+
+
+def test_packed_saturation(execute):
+    machine = execute("v_pk_add_i16 v0, v1, v2 clamp\nv_pk_sub_u16 v3, v1, v2 clamp\nv_pk_mad_u16 v4, v1, v2, v5 clamp", v={1: A, 2: B, 5: C})
+    s = halves(A, np.int16).astype(int) + halves(B, np.int16)
+    np.testing.assert_array_equal(halves(machine.vector(0, np.uint32), np.int16), np.clip(s, -32768, 32767))
+    u = halves(A, np.uint16).astype(int)
+    np.testing.assert_array_equal(halves(machine.vector(3, np.uint32), np.uint16), np.maximum(u - halves(B, np.uint16), 0))
+    wide = u * halves(B, np.uint16) + halves(C, np.uint16)
+    np.testing.assert_array_equal(halves(machine.vector(4, np.uint32), np.uint16), np.minimum(wide, 65535))
+
+
+def test_packed_floats(execute, exact):
+    code = ("v_pk_add_f16 v0, v1, v2\nv_pk_mul_f16 v3, v1, v2 neg_lo:[1,0] neg_hi:[0,1]\nv_pk_fma_f16 v4, v1, v2, v5\n"
+            "v_pk_fmac_f16 v6, v1, v2\nv_pk_max_f16 v7, v1, 0 op_sel_hi:[1,0]\nv_pk_mul_f16 v8, v1, 2.0 op_sel_hi:[1,0]\n"
+            "v_pk_add_f16 v9, v1, s2 clamp")  # fmt: skip
+    machine = execute(code, v={1: P, 2: Q, 5: R, 6: R}, s={2: 0x40003C00})
+    a, b, c = (halves(x, np.float16) for x in (P, Q, R))
+    out = {n: halves(machine.vector(n, np.uint32), np.float16) for n in (0, 3, 4, 6, 7, 8, 9)}
+    np.testing.assert_array_equal(out[0], a + b)
+    np.testing.assert_array_equal(out[3], np.stack([-a[:, 0] * b[:, 0], a[:, 1] * -b[:, 1]], 1))
+    fused = (a.astype(np.float64) * b + c).astype(np.float16)  # exact in float64 for numbers of this size
+    np.testing.assert_array_equal(out[4], fused)
+    np.testing.assert_array_equal(out[6], fused)
+    np.testing.assert_array_equal(out[7], np.maximum(a, np.float16(0)))
+    np.testing.assert_array_equal(out[8], a * np.float16(2))
+    np.testing.assert_array_equal(out[9], np.clip(a + np.array([1, 2], np.float16), 0, 1))
+
+
+def test_an_inline_float_fills_the_low_half_only(execute):
+    got = execute("v_pk_add_f16 v0, v1, 1.0\nv_pk_add_u16 v2, v1, -1", v={1: P})
+    a = halves(P, np.float16)
+    np.testing.assert_array_equal(halves(got.vector(0, np.uint32), np.float16), a + np.array([1, 0], np.float16))
+    np.testing.assert_array_equal(halves(got.vector(2, np.uint32), np.uint16), halves(P, np.uint16) - np.uint16(1))
+
+
+def test_pack_and_half_constants(execute):
+    machine = execute("v_pack_b32_f16 v0, v1.l, v2.h\nv_add_f16 v3.l, 1.0, v1.h\nv_pack_b32_f16 v4, 1.0, -v1", v={1: P, 2: Q})
+    a, b = halves(P, np.float16), halves(Q, np.float16)
+    np.testing.assert_array_equal(halves(machine.vector(0, np.uint32), np.float16), np.stack([a[:, 0], b[:, 1]], 1))
+    np.testing.assert_array_equal(machine.vector(3, np.float16), a[:, 1] + np.float16(1))
+    np.testing.assert_array_equal(halves(machine.vector(4, np.uint32), np.float16), np.stack([a[:, 0] * 0 + 1, -a[:, 0]], 1))
+
+
+# -- mixed precision ---------------------------------------------------------------------------------------------------
+
+
+def test_mixed_sources(execute):
+    f = rng.standard_normal(300).astype(np.float32)
+    a = halves(P, np.float16).astype(np.float64)
+    machine = execute("v_fma_mix_f32 v0, v1, v2, -v3 op_sel:[1,0,0] op_sel_hi:[1,0,0]", v={1: P, 2: f, 3: f * 3})
+    want = a[:, 1] * f - (f * 3).astype(np.float64)
+    np.testing.assert_allclose(machine.vector(0, np.float32), want, rtol=2e-7, atol=1e-7)
+    machine = execute("v_fma_mixlo_f16 v0, v1, v2, v3 op_sel_hi:[1,1,0]\nv_fma_mixhi_f16 v4, |v1|, v2, 1.0 op_sel_hi:[1,1,0]", v={1: P, 2: Q, 3: f})
+    b = halves(Q, np.float16).astype(np.float64)
+    low = (a[:, 0] * b[:, 0] + f).astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(machine.vector(0, np.float16), low)
+    assert (machine.vector(0, np.uint16, 1) == 0xA5A5).all()
+    high = (np.abs(a[:, 0]) * b[:, 0] + 1).astype(np.float32).astype(np.float16)
+    np.testing.assert_array_equal(machine.vector(4, np.float16, 1), high)
+    assert (machine.vector(4, np.uint16) == 0xA5A5).all()
+
+
+# -- dot products ------------------------------------------------------------------------------------------------------
+
+
+def elements(x, bits, is_signed):
+    parts = [int(x) >> k & (1 << bits) - 1 for k in range(0, 32, bits)]
+    return [signed(p, bits) for p in parts] if is_signed else parts
+
+
+@pytest.mark.parametrize(("name", "bits"), [("v_dot4_i32_iu8", 8), ("v_dot8_i32_iu4", 4)])
+@pytest.mark.parametrize("signs", [(0, 0), (1, 0), (0, 1), (1, 1)])
+def test_integer_dots(execute, name, bits, signs):
+    sums = [sum(x * y for x, y in zip(elements(a, bits, signs[0]), elements(b, bits, signs[1]), strict=True)) + signed(int(c), 32)
+            for a, b, c in zip(A, B, C, strict=True)]  # fmt: skip
+    modifier = f" neg_lo:[{signs[0]},{signs[1]},0]" if any(signs) else ""
+    got = execute(f"{name} v0, v1, v2, v3{modifier}", v={1: A, 2: B, 3: C}).vector(0, np.uint32)
+    np.testing.assert_array_equal(got, [s & M32 for s in sums])
+    got = execute(f"{name} v0, v1, v2, 0x7fffff00{modifier} clamp", v={1: A, 2: B}).vector(0, np.int32)
+    want = [min(s - signed(int(c), 32) + 0x7FFFFF00, 0x7FFFFFFF) for s, c in zip(sums, C, strict=True)]
+    np.testing.assert_array_equal(got, want)
+
+
+def test_unsigned_dots(execute):
+    for name, bits in (("v_dot4_u32_u8", 8), ("v_dot8_u32_u4", 4)):
+        got = execute(f"{name} v0, v1, v2, v3", v={1: A, 2: B, 3: C}).vector(0, np.uint32)
+        want = [sum(x * y for x, y in zip(elements(a, bits, 0), elements(b, bits, 0), strict=True)) + int(c) & M32
+                for a, b, c in zip(A, B, C, strict=True)]  # fmt: skip
+        np.testing.assert_array_equal(got, want)
+
+
+def test_float_dots(execute, exact):
+    c = rng.standard_normal(300).astype(np.float32)
+    a, b = halves(P, np.float16).astype(np.float32), halves(Q, np.float16).astype(np.float32)
+    want = (c + a[:, 0] * b[:, 0]) + a[:, 1] * b[:, 1]
+    machine = execute("v_dot2_f32_f16 v0, v1, v2, v3\nv_dot2acc_f32_f16 v4, v1, v2", v={1: P, 2: Q, 3: c, 4: c})
+    np.testing.assert_array_equal(machine.vector(0, np.float32), want)
+    np.testing.assert_array_equal(machine.vector(4, np.float32), want)
+    bf = lambda x: (x.astype(np.uint32) << 16).view(np.float32)  # noqa: E731
+    pb, qb = (rng.standard_normal(600).astype(np.float32).view(np.uint32) >> 16 for _ in range(2))
+    packed = [x[::2] | x[1::2] << 16 for x in (pb, qb)]
+    a, b = bf(pb).reshape(-1, 2), bf(qb).reshape(-1, 2)
+    machine = execute("v_dot2_f32_bf16 v0, v1, v2, v3", v={1: packed[0], 2: packed[1], 3: c})
+    np.testing.assert_array_equal(machine.vector(0, np.float32), (c + a[:, 0] * b[:, 0]) + a[:, 1] * b[:, 1])
+    ch = halves(R, np.uint16)[:, 1]
+    machine = execute("v_dot2_f16_f16 v0, v1, v2, v3 op_sel:[0,0,1,1]", v={1: P, 2: Q, 3: R})
+    f16 = exact.decode
+    for i in range(0, 300, 5):
+        total = f16(int(ch[i]), "f16")
+        for k in range(2):
+            total = Fraction(total) + f16(int(halves(P, np.uint16)[i, k]), "f16") * f16(int(halves(Q, np.uint16)[i, k]), "f16")
+            total = exact.decode(exact.encode(total, "f16"), "f16")
+        assert float(total) == float(machine.vector(0, np.float16, 1)[i])
+    assert (machine.vector(0, np.uint16) == 0xA5A5).all()
+
+
+def test_bf16_dot_rounds_to_nearest_even(execute, exact):
+    one = np.full(32, 0x3F80, np.uint32)
+    a = rng.standard_normal(32).astype(np.float32).view(np.uint32) >> 16
+    c = rng.standard_normal(32).astype(np.float32).view(np.uint32) >> 16
+    got = execute("v_dot2_bf16_bf16 v0, v1, v2, v3", v={1: a, 2: one, 3: c}).vector(0, np.uint16)
+    for x, y, z in zip(a, c, got, strict=True):
+        total = exact.decode(int(x), "bf16") + exact.decode(int(y), "bf16")
+        # The sum of the products is a float32 before it is rounded.
+        narrow = exact.decode(exact.encode(total, "f32"), "f32")
+        assert int(z) == exact.encode(narrow, "bf16")
+
+
+def test_8_bit_float_dots(execute):
+    codes = [rng.integers(0, 0x78, 300 * 4).astype(np.uint8) for _ in range(2)]
+    a, b = (x.view(np.uint32) for x in codes)
+    c = rng.standard_normal(300).astype(np.float32)
+    value = lambda code: (code >> 3 and (1 + (code & 7) / 8) * 2.0 ** ((code >> 3) - 7)) or (code & 7) * 2.0**-9  # noqa: E731
+    x, y = (np.array([value(int(k)) for k in q], np.float32).reshape(-1, 4) for q in codes)
+    want = -c
+    for k in range(4):
+        want = want + x[:, k] * y[:, k]
+    got = execute("v_dot4_f32_fp8_fp8 v0, v1, v2, v3 neg_lo:[0,0,1]", gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(0, np.float32)
+    np.testing.assert_array_equal(got, want)

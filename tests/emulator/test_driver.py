@@ -1,0 +1,155 @@
+"""`emulated`: which driver is active when, what is refused, what an error says."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.runtime import driver as triton_driver  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.errors import (  # noqa: E402
+    ArgumentError,
+    OutOfBoundsError,
+    UnknownGpuError,
+    UnsupportedError,
+)
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+def test_contexts_nest_and_each_keeps_its_own_launches():
+    x, out = torch.randn(64), torch.zeros(64)
+    before = triton_driver._active
+    with laneloom.emulated("gfx1151") as outer:
+        copy_kernel[(1,)](x, out, 64, BLOCK=64)
+        with laneloom.emulated("gfx1201") as inner:
+            copy_kernel[(1,)](x, out, 64, BLOCK=64)
+            assert triton_driver.active.get_current_target().arch == "gfx1201"
+        assert triton_driver.active.get_current_target().arch == "gfx1151"
+        copy_kernel[(1,)](x, out, 64, BLOCK=64)
+    assert triton_driver._active is before
+    assert [r.gpu for r in outer.launches] == ["gfx1151", "gfx1151"]
+    assert [r.gpu for r in inner.launches] == ["gfx1201"]
+    assert outer.launches[0].asm != inner.launches[0].asm
+
+
+def test_the_former_driver_comes_back_after_an_error():
+    before = triton_driver._active
+    with pytest.raises(RuntimeError, match="on purpose"), laneloom.emulated("gfx1151"):
+        raise RuntimeError("on purpose")
+    assert triton_driver._active is before
+
+
+def test_unknown_gpu_names_the_nearest():
+    with pytest.raises(UnknownGpuError, match="gfx1151"), laneloom.emulated("gfx1152"):
+        pass
+
+
+@pytest.mark.parametrize("name", ["gfx942", "sm_90a"])
+def test_gpus_without_an_emulator_are_refused(name):
+    with pytest.raises(UnsupportedError, match="not emulated"), laneloom.emulated(name):
+        pass
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_a_store_past_the_end_names_argument_kernel_line_and_lane(gpu):
+    x, storage = torch.randn(200), torch.zeros(200)
+    out = storage[:100]
+    with laneloom.emulated(gpu), pytest.raises(OutOfBoundsError) as caught:
+        copy_kernel[(1,)](x, out, 200, BLOCK=256)
+    message = str(caught.value)
+    assert "copy_kernel" in message
+    assert "bytes past the end of argument 'out_ptr' (400 bytes)" in message
+    assert f"{__file__}:{copy_kernel.fn.__code__.co_firstlineno + 3}" in message
+    assert re.search(r"workgroup \(0, 0, 0\), wave \d, lane \d+", message)
+    assert torch.equal(storage[100:], torch.zeros(100))
+
+
+def test_a_load_before_the_start_is_caught():
+    storage = torch.randn(200)
+
+    @triton.jit
+    def early_kernel(x_ptr, out_ptr):
+        tl.store(out_ptr, tl.load(x_ptr - 1))
+
+    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="4 bytes before argument 'x_ptr'"):
+        early_kernel[(1,)](storage[100:], torch.zeros(1))
+
+
+def test_a_null_pointer_is_caught():
+    @triton.jit
+    def chase_kernel(table_ptr, out_ptr):
+        pointer = tl.load(table_ptr).to(tl.pointer_type(tl.float32))
+        tl.store(out_ptr, tl.load(pointer))
+
+    table = torch.zeros(1, dtype=torch.int64)
+    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="access at 0x0"):
+        chase_kernel[(1,)](table, torch.zeros(1))
+
+
+def test_strided_views_may_be_read_everywhere_they_reach():
+    base = torch.randn(50, 40)
+    view = base[3:40:2, 5:30:3]
+
+    @triton.jit
+    def gather_kernel(x_ptr, out_ptr, rows, columns, stride_r, stride_c, R: tl.constexpr, C: tl.constexpr):
+        r, c = tl.arange(0, R)[:, None], tl.arange(0, C)[None, :]
+        mask = (r < rows) & (c < columns)
+        tl.store(out_ptr + r * columns + c, tl.load(x_ptr + r * stride_r + c * stride_c, mask=mask), mask=mask)
+
+    out = torch.full(view.shape, float("nan"))
+    with laneloom.emulated("gfx1201"):
+        gather_kernel[(1,)](view, out, *view.shape, *view.stride(), R=32, C=16)
+    assert torch.equal(out, view)
+
+
+def test_a_tensor_that_is_not_on_the_cpu_is_refused():
+    with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match="meta"):
+        copy_kernel[(1,)](torch.empty(64, device="meta"), torch.zeros(64), 64, BLOCK=64)
+
+
+def test_scalar_arguments_of_every_kind():
+    @triton.jit
+    def scalars_kernel(out_ptr, i, big, negative, f, flag):
+        tl.store(out_ptr + 0, i.to(tl.float64))
+        tl.store(out_ptr + 1, big.to(tl.float64))
+        tl.store(out_ptr + 2, negative.to(tl.float64))
+        tl.store(out_ptr + 3, f.to(tl.float64))
+        tl.store(out_ptr + 4, tl.where(flag, 1.0, 0.0).to(tl.float64))
+
+    out = torch.zeros(5, dtype=torch.float64)
+    with laneloom.emulated("gfx1151"):
+        scalars_kernel[(1,)](out, 12345, 2**40 + 17, -7, 0.5, True)
+    assert out.tolist() == [12345, 2**40 + 17, -7, 0.5, 1]
+
+
+def test_a_grid_of_zero_runs_nothing():
+    with laneloom.emulated("gfx1151") as gpu:
+        copy_kernel[(0,)](torch.zeros(1), torch.zeros(1), 1, BLOCK=64)
+    assert gpu.launches == []
+
+
+def test_autotune_ranks_by_instructions():
+    calls = []
+
+    @triton.autotune(configs=[triton.Config({"BLOCK": b}) for b in (32, 1024)], key=["n"])
+    @triton.jit
+    def tuned_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+        offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+    x, out = torch.randn(4096), torch.zeros(4096)
+    with laneloom.emulated("gfx1151") as gpu:
+        tuned_kernel[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](x, out, 4096)
+        calls = [r.instructions for r in gpu.launches]
+    assert torch.equal(out, x)
+    assert tuned_kernel.best_config.kwargs["BLOCK"] == 1024
+    assert calls[-1] == min(calls)
