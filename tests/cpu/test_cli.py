@@ -87,8 +87,8 @@ def test_bad_shapes_are_refused(command, shape):
     ("option", "given", "expected"),
     [
         ("--gpu", "gfx1152", "gfx1151 (RDNA 3.5"),
-        ("--dtype", "fp61", "fp16 or bf16"),
-        ("--out-dtype", "int3", "fp16, bf16 or fp32"),
+        ("--dtype", "fp61", "fp16, bf16"),
+        ("--out-dtype", "int3", "fp16, bf16"),
         ("--layout", "nx", "nn, nt, tn or tt"),
     ],
 )
@@ -107,6 +107,12 @@ def test_unknown_operation_gets_the_nearest(command):
 def test_unknown_command_and_missing_argument_end_with_2():
     assert run("emulat").exit_code == 2
     assert run("emulate").exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp8", "int8"])
+def test_dtypes_without_a_schedule_are_refused(command, dtype):
+    assert dtype in refusal(command, "matmul", "--gpu", "gfx1151", "--dtype", dtype)
 
 
 def test_gpus_that_are_not_emulated_are_refused():

@@ -130,13 +130,13 @@ def run_demo(products: Sequence[Product], seed: int, report: _Report) -> list[st
 def _introduce(products: Sequence[Product], report: _Report) -> None:
     from rich.text import Text
 
-    m, n, k = products[0].shape
-    names = " and ".join(product.gpu.name for product in products)
+    size = products[0].m
+    gpus = "two GPUs" if len(products) == 2 else "GPUs" if len(products) > 2 else "a GPU"
     report.print(
         Text.assemble(("laneloom", "bold"), (f" {__version__}", "dim")),
         "",
-        f"C[{m}, {n}] = A[{m}, {k}] B[{k}, {n}], random fp16 numbers, fp32 sums: compiled for {names}, which need not "
-        "be in this machine, then run as their machine code, checked, and doubted.",
+        f"One matrix product, C = A B of {size} x {size} random fp16 numbers with fp32 sums: compiled for {gpus} that "
+        "need not be in this machine, executed as machine code, checked, and doubted.",
     )
 
 
@@ -146,7 +146,8 @@ def _compile(products: Sequence[Product], report: _Report) -> list[_Run]:
     report.heading(
         "1",
         "Compile",
-        f"Triton {triton_version()} and the LLVM inside it turn one Python kernel into the code of each GPU.",
+        f"Triton {triton_version()} and its LLVM turn one Python kernel into the code of each GPU. It multiplies "
+        "blocks by WMMA, the matrix instruction of a wave of 32 lanes, out of LDS, the on-chip memory.",
     )
     runs = []
     for product in products:
@@ -225,7 +226,7 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
     from rich.text import Text
 
     report.heading(
-        "2", "Execute", "The emulator runs this code, instruction by instruction, for all waves of all workgroups."
+        "2", "Execute", "The emulator runs this very code, instruction by instruction, for all waves of all workgroups."
     )
     table = Table.grid(padding=(0, 3, 0, 0))
     for run in runs:
@@ -310,23 +311,22 @@ def _conclude(runs: Sequence[_Run], took_s: float, report: _Report, reasons: lis
     from rich.text import Text
 
     gpu = runs[0].product.gpu.name
+    spills = sum(run.code.spills for run in runs)
     facts = Table.grid(padding=(0, 3, 0, 0))
     facts.add_column(no_wrap=True)
     facts.add_column()
-    facts.add_row(
-        Text("Shown", style="bold"),
-        "the code that these GPUs execute gives the right product, and touches no memory but its arguments.",
-    )
-    facts.add_row(
-        Text("Not shown", style="bold"),
-        "how fast it is (nothing was measured on a GPU), nor a missing wait or barrier: loads land at once here.",
-    )
-    facts.add_row(
-        Text("Next", style="bold"),
-        Text(f"laneloom isa matmul --gpu {gpu}\nlaneloom emulate matmul --gpu {gpu} --shape 100,200,300", style="cyan"),
-    )
-    report.print("", facts, "")
+    for title, text in (
+        ("Shown", f"1  the code is the GPUs' own, and it fits: {spills or 'no'} spilled registers;"),
+        ("", "2  executed, it touches no memory but its arguments;"),
+        ("", "3  it gives the right product of these matrices;"),
+        ("", "4  the check that says so can fail."),
+        ("Not shown", "speed: nothing was measured on a GPU; a missing wait or barrier: loads land at once here."),
+    ):
+        facts.add_row(Text(title, style="bold"), text)
+    commands = f"laneloom isa matmul --gpu {gpu}\nlaneloom emulate matmul --gpu {gpu} --shape 100,200,300"
+    facts.add_row(Text("Next", style="bold"), Text(commands, style="cyan"))
+    report.print("")
     if reasons:
         report.print(Text(f"WRONG after {took_s:.1f} s:", style="bold red"), *(Text(f"  {r}") for r in reasons))
-    else:
-        report.print(Text(f"All right, in {took_s:.1f} s.", style="bold green"))
+        return
+    report.print(facts, "", Text(f"All right, in {took_s:.1f} s.", style="bold green"))

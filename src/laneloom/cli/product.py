@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from ..gpu import Gpu, get_gpu
 
 if TYPE_CHECKING:
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
     from ..verify import Verdict
 
 OPERATIONS = ("matmul",)
-_INPUTS = ("fp16", "bf16")
-_OUTPUTS = ("fp16", "bf16", "fp32")
 _LAYOUTS = ("nn", "nt", "tn", "tt")
 _MOST_BYTES = 8 << 30  # of the operands and of the FP64 arrays that judge them
 
 Operation = Annotated[str, typer.Argument(metavar="OPERATION", help="What to compute: matmul.")]
 GpuName = Annotated[str, typer.Option("--gpu", help="A GPU of `laneloom gpus`.")]
 Shape = Annotated[str, typer.Option("--shape", help="M,N,K: A is [M, K], B is [K, N].")]
-Dtype = Annotated[str, typer.Option("--dtype", help="Of A and B: fp16 or bf16.")]
-OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="Of C: fp16, bf16 or fp32; by default that of A.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="Of A and B, such as fp16 or bf16.")]
+OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="Of C, such as fp32; by default that of A and B.")]
 Layout = Annotated[
     str, typer.Option("--layout", help="nn, nt, tn or tt: how A and B are stored; t is the transpose in memory.")
 ]
@@ -85,8 +83,11 @@ def parse_product(
     if operation not in OPERATIONS:
         raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
     row = get_gpu(gpu)
-    _check_choice("--dtype", dtype, _INPUTS)
-    _check_choice("--out-dtype", out_dtype or dtype, _OUTPUTS)
+    from ..ops.matmul.problem import DTYPE_BYTES
+
+    dtypes = tuple(DTYPE_BYTES)  # which of them a schedule takes, its config says
+    _check_choice("--dtype", dtype, dtypes)
+    _check_choice("--out-dtype", out_dtype or dtype, dtypes)
     _check_choice("--layout", layout, _LAYOUTS)
     return Product(row, *parse_shape(shape), dtype, out_dtype or dtype, layout)
 
@@ -115,14 +116,11 @@ def _nearest(given: str, known: Sequence[str]) -> str:
 
 
 def compile_product(product: Product) -> tuple[MatmulConfig, CodeObject]:
-    """The planned config and its machine code. Raises UnsupportedError where there is none."""
+    """The planned config and its machine code. Raises UnsupportedError where there is no schedule."""
     from ..ops.matmul import config, execute
 
     problem = product.problem()
     chosen = config.plan(problem, product.gpu)
-    if not hasattr(execute.schedule_of(chosen), "code_object"):
-        gpu = product.gpu.name
-        raise UnsupportedError(f"the schedule {chosen.schedule} is compiled on {gpu} itself, at its first launch")
     return chosen, execute.code_object(problem, product.gpu, chosen)
 
 

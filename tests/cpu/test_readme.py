@@ -1,0 +1,84 @@
+"""README: its Python runs, its commands exist, its links lead somewhere, its table agrees with the GPU table."""
+
+import importlib.util
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from laneloom.cli import app
+from laneloom.gpu import GPUS
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.strip()]
+    inline = re.findall(r"`((?:laneloom|make) [^`]+)`", TEXT)
+    return [shlex.split(line, comments=True) for line in [*lines, *inline]]
+
+
+def test_every_block_has_a_language_that_is_tested():
+    fences = re.findall(r"^```(.*)$", TEXT, re.MULTILINE)
+    assert fences[1::2] == [""] * (len(fences) // 2)
+    assert set(fences[::2]) == {"python", "sh"}
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.splitlines()[0])
+def test_python_blocks_run(code, tmp_path):
+    if "torch" in code and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
+    script = tmp_path / "block.py"  # Triton reads the sources of its kernels from a file
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "nan" not in done.stdout
+
+
+@pytest.mark.parametrize("words", commands(), ids=shlex.join)
+def test_commands_exist(words):
+    if words[0] == "make":
+        targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert words[1] in targets
+    elif words[0] == "laneloom":
+        shown = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "200"})
+        assert shown.exit_code == 0
+        for option in (word for word in words if word.startswith("--")):
+            assert option in shown.stdout
+    else:
+        assert words[:2] == ["pip", "install"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+        assert all(extra in extras for extra in re.findall(r"\[(\w+)\]", words[2]))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *ROOT.glob("docs/index.md")], ids=lambda path: path.name)
+def test_links_lead_somewhere(page):
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#]+)", prose):
+        assert target.startswith("https://") or (page.parent / target).exists(), target
+
+
+def test_every_page_is_linked():
+    index = ROOT / "docs" / "index.md"
+    linked = TEXT + (index.read_text() if index.exists() else "")
+    for page in (ROOT / "docs").glob("*.md"):
+        assert page.name in linked, f"link {page.name} in README.md or docs/index.md"
+
+
+def test_table_of_gpus_is_the_gpu_table():
+    rows = [line.split("|") for line in TEXT.splitlines() if re.match(r"\| (gfx|sm_)", line)]
+    told = {name: row for row in rows for name in re.findall(r"gfx\w+|sm_\w+", row[1])}
+    assert set(told) == set(GPUS)
+    for name, row in told.items():
+        assert (row[4].strip() == "yes") is GPUS[name].emulated
