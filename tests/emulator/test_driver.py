@@ -13,6 +13,7 @@ from triton.runtime import driver as triton_driver  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.errors import (  # noqa: E402
     ArgumentError,
+    DeadlockError,
     OutOfBoundsError,
     UnknownGpuError,
     UnsupportedError,
@@ -153,3 +154,33 @@ def test_autotune_ranks_by_instructions():
     assert torch.equal(out, x)
     assert tuned_kernel.best_config.kwargs["BLOCK"] == 1024
     assert calls[-1] == min(calls)
+
+
+@triton.jit
+def hopeless_kernel(flag_ptr):
+    while tl.atomic_cas(flag_ptr, 1, 2) != 1:
+        pass
+
+
+def test_waiting_for_ever_is_an_error_not_a_hang():
+    with laneloom.emulated("gfx1151"), pytest.raises(DeadlockError, match=r"hopeless_kernel.*loops for ever"):
+        hopeless_kernel[(2,)](torch.zeros(1, dtype=torch.int32), num_warps=1)
+
+
+@triton.jit
+def far_kernel(flag_ptr, out_ptr):
+    pid = tl.program_id(0)
+    if pid == 0:
+        while tl.atomic_cas(flag_ptr, 1, 2) != 1:
+            pass
+        tl.store(out_ptr, 7)
+    elif pid == tl.num_programs(0) - 1:
+        tl.atomic_xchg(flag_ptr, 1)
+
+
+def test_a_program_may_wait_for_one_far_behind_it():
+    """More workgroups than the emulator runs together."""
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    with laneloom.emulated("gfx1201"):
+        far_kernel[(1000,)](flag, out, num_warps=1)
+    assert out.item() == 7

@@ -134,8 +134,12 @@ def _step(where, operation, data: list[int], destination: int | None, memory: st
             sums = items[places]
             np.add.at(sums, lane_of, values[0])
             items[places] = sums
+            store.version += 1
             return
+        before = items[index]
         found = apply(items, index, combine, values)
+        if not np.array_equal(before, items[index]):
+            store.version += 1
         if destination is not None:
             _finish(g, destination, dtype, active, found)
 

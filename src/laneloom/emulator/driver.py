@@ -115,10 +115,10 @@ class _Utils:
 
 
 class _Launcher:
-    """Launches one compiled kernel; made anew by Triton for each."""
+    """Launches one compiled kernel. Triton makes it once and keeps it, so it asks at each call which `emulated` is on."""
 
-    def __init__(self, emulation: Emulation, src: Any, metadata: Any):
-        self.emulation, self.metadata = emulation, metadata
+    def __init__(self, src: Any, metadata: Any):
+        self.metadata = metadata
         self.signature = dict(src.signature)
         group = get_cache_manager(metadata.hash).get_group(f"{src.name[:150]}.json") or {}
         path = next((p for f, p in group.items() if f.endswith(".amdgcn")), None)
@@ -133,20 +133,20 @@ class _Launcher:
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:
         if gx * gy * gz == 0:
             return
-        md = self.metadata
+        md, emulation = self.metadata, _active_emulation()
         values = list(_flatten(self.signature.items(), args))
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
         kernarg, regions = self._pack(values, scratch)
         if self._program is None:
-            self._program = load(self.asm, self.emulation.gpu, md.name)
+            self._program = load(self.asm, emulation.gpu, md.name)
         if enter_hook is not None:
             enter_hook(launch_metadata)
         record = launch(
             self._program, (gx, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
             regions=regions,
         )  # fmt: skip
-        self.emulation.launches.append(record)
+        emulation.launches.append(record)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 
@@ -197,13 +197,20 @@ def _flatten(signature, args) -> Iterator[tuple[str, str, Any]]:
             yield str(name), kind, value
 
 
+def _active_emulation() -> Emulation:
+    driver = triton_driver._active
+    if not isinstance(driver, EmulatedDriver):
+        raise EmulationError("a kernel compiled for an emulated GPU was launched outside `laneloom.emulated`")
+    return driver.emulation
+
+
 class EmulatedDriver(DriverBase):
     """Triton's view of an emulated GPU."""
 
     def __init__(self, emulation: Emulation):
         self.emulation = emulation
         self.utils = _Utils(emulation.gpu)
-        self.launcher_cls: Callable[..., _Launcher] = lambda src, metadata: _Launcher(emulation, src, metadata)
+        self.launcher_cls = _Launcher
 
     @staticmethod
     def is_active() -> bool:
@@ -242,9 +249,10 @@ class EmulatedDriver(DriverBase):
         """For triton.autotune: one run, ranked by wave-instructions executed (not a time)."""
 
         def count(call: Callable, *, quantiles: Sequence[float] | None = None, **_: Any):
-            before = self.emulation.instructions
+            emulation = _active_emulation()  # an autotuner keeps this function longer than one `emulated`
+            before = emulation.instructions
             call()
-            cost = float(self.emulation.instructions - before)
+            cost = float(emulation.instructions - before)
             return [cost] * len(quantiles) if quantiles else cost
 
         return count

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +21,9 @@ from .state import U32, Waves
 WAVES_PER_BATCH = 256
 # A group that spins (a lock, a semaphore) must not starve the one that it waits for.
 TURNS_BEFORE_OTHERS = 2000
+# Turns of a batch without a wave ending after which the next batch starts beside it: it may be what this one waits for.
+TURNS_BEFORE_NEXT_BATCH = 16_384
+TURNS_BETWEEN_DEADLOCK_CHECKS = 4096
 POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
 
 
@@ -97,8 +101,7 @@ class _Run:
         self.scratch = listing.directive("private_segment_fixed_size") if scratch_bytes is None else scratch_bytes
         self.threads = size[0] * size[1] * size[2]
         self.waves_per_group = -(-self.threads // program.lanes)
-        # Scalar loads may fetch whole 64-byte lines past the last argument.
-        self.kernarg = np.frombuffer(kernarg + b"\0" * (64 + -len(kernarg) % 64), np.uint8).copy()
+        self.kernarg = self._with_hidden_arguments(kernarg)
         self.packet = self._dispatch_packet()
         self.memory = GlobalMemory(
             [
@@ -108,15 +111,15 @@ class _Run:
             ]
         )
         self.counts = [0] * len(program.blocks)
-        self.first_group = 0
 
     def all_batches(self) -> list[int]:
+        """Execute every workgroup; wave-executions per block."""
         groups = self.grid[0] * self.grid[1] * self.grid[2]
         per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group)
+        batches = (self._start(first, min(per_batch, groups - first)) for first in range(0, groups, per_batch))
         with np.errstate(all="ignore"):
-            for first in range(0, groups, per_batch):
-                self.first_group = first
-                self._schedule(self._start(first, min(per_batch, groups - first)))
+            for batch in batches:
+                self._schedule([batch], batches)
         return self.counts
 
     # -- start state ---------------------------------------------------------------------------------------------------
@@ -127,8 +130,8 @@ class _Run:
         V = np.full((p.vgprs, n, p.lanes), POISON, U32)
         S = np.full((SCALAR_REGISTERS, n), POISON, U32)
         S[NULL] = 0
-        wave = np.arange(n) % self.waves_per_group
-        group = first + np.arange(n) // self.waves_per_group
+        ids = first * self.waves_per_group + np.arange(n)
+        wave, group = ids % self.waves_per_group, ids // self.waves_per_group
         x = (group % self.grid[0]).astype(U32)
         y = (group // self.grid[0] % self.grid[1]).astype(U32)
         z = (group // (self.grid[0] * self.grid[1])).astype(U32)
@@ -154,7 +157,7 @@ class _Run:
         lds.bytes[...] = 0xFF
         base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
         private = np.zeros((n, p.lanes, self.scratch), np.uint8) if self.scratch else None
-        return Waves(V, S, np.zeros(n, bool), np.arange(n), base, p.lanes, self.memory, lds, True, private)
+        return Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
 
     def _user_sgprs(self, S: np.ndarray) -> None:
         """The user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
@@ -171,6 +174,23 @@ class _Run:
                     S[at + k] = value >> (32 * k) & 0xFFFFFFFF
                 at += size
 
+    def _with_hidden_arguments(self, kernarg: bytes) -> np.ndarray:
+        """The argument block with the hidden arguments that the metadata lists (LLVM AMDGPUUsage, code object V5)."""
+        hidden = self.program.hidden_arguments
+        end = max((a.offset + a.size for a in hidden), default=0)
+        # Scalar loads may fetch whole 64-byte lines past the last argument.
+        block = np.zeros((max(len(kernarg), end) + 127) & ~63, np.uint8)
+        block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
+        values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or self.grid[k] * self.size[k] > 1)}
+        values["hidden_dynamic_lds_size"] = self.lds_bytes
+        for k, axis in enumerate("xyz"):
+            values[f"hidden_block_count_{axis}"] = self.grid[k]
+            values[f"hidden_group_size_{axis}"] = self.size[k]
+        for a in hidden:
+            raw = values.get(a.kind, 0).to_bytes(8, "little")[: a.size]
+            block[a.offset : a.offset + len(raw)] = np.frombuffer(raw, np.uint8)
+        return block
+
     def _dispatch_packet(self) -> np.ndarray:
         """The HSA kernel dispatch packet, which kernels read for the grid's size."""
         size, grid = self.size, self.grid
@@ -179,20 +199,22 @@ class _Run:
         return np.frombuffer(packet.ljust(64, b"\0"), np.uint8).copy()
 
     def name_wave(self, wave: int) -> str:
-        """A wave of the current batch, as messages name it."""
-        group = self.first_group + wave // self.waves_per_group
+        """A wave, as messages name it."""
+        group = wave // self.waves_per_group
         x, y, z = group % self.grid[0], group // self.grid[0] % self.grid[1], group // (self.grid[0] * self.grid[1])
         return f"workgroup ({x}, {y}, {z}), wave {wave % self.waves_per_group}"
 
-    # -- divergence and barriers ---------------------------------------------------------------------------------------
+    # -- divergence and barriers ----------------------------------------------------------------------------------------
 
-    def _schedule(self, start: Waves) -> None:
+    def _schedule(self, groups: list[Waves], batches: Iterator[Waves]) -> None:
         """The group furthest behind runs first, so that groups which took different ways meet again and merge."""
-        groups, streak = [start], 0
+        streak = turns = 0
+        seen: set[bytes] = set()
         while groups:
             ready = [g for g in groups if not g.at_barrier]
             if not ready:
-                self._release(groups)
+                for g in groups:  # every wave that still lives waits; ended waves no longer count, so all may go on
+                    g.at_barrier = False
                 continue
             if len(ready) > 1:
                 groups, ready = self._merge(groups, ready)
@@ -203,16 +225,41 @@ class _Run:
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
             after = self.program.run_block(g, self.name_wave)
+            turns += 1
             if len(after) != 1:
+                turns = 0
                 groups.remove(g)
                 for part in after:
                     part.closed = self._is_closed(part)
                 groups += after
+            elif turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
+                more = next(batches, None) if turns >= TURNS_BEFORE_NEXT_BATCH else None
+                if more is not None:
+                    groups.append(more)
+                    turns = 0
+                elif turns >= TURNS_BEFORE_NEXT_BATCH:
+                    self._check_progress(groups, seen)
+
+    def _check_progress(self, groups: list[Waves], seen: set[bytes]) -> None:
+        """Stop when the whole state of all waves and of what they wrote has been here before: it will come for ever."""
+        state = hashlib.sha256()
+        for g in groups:
+            state.update(struct.pack("<qqq", g.block, g.lds.version, self.memory.version))
+            state.update(g.V.tobytes())
+            state.update(g.S.tobytes())
+        if state.digest() in seen:
+            first = min(groups, key=lambda w: w.block)
+            ins = self.program.listing.instructions[self.program.blocks[first.block].first]
+            raise DeadlockError(
+                f"{self.program.kernel}: {self.name_wave(int(first.ids[0]))} loops for ever without changing anything, near "
+                f"line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
+            )
+        seen.add(state.digest())
 
     def _merge(self, groups: list[Waves], ready: list[Waves]) -> tuple[list[Waves], list[Waves]]:
-        at: dict[int, list[Waves]] = {}
-        for g in ready:
-            at.setdefault(g.block, []).append(g)
+        at: dict[tuple[int, int], list[Waves]] = {}
+        for g in ready:  # batches keep their LDS apart
+            at.setdefault((g.block, id(g.lds)), []).append(g)
         if len(at) == len(ready):
             return groups, ready
         merged = []
@@ -229,12 +276,5 @@ class _Run:
         """Whether the group holds every wave of the workgroups that it touches."""
         if self.waves_per_group == 1:
             return True
-        held = np.bincount(g.ids // self.waves_per_group)
-        return bool(((held == 0) | (held == self.waves_per_group)).all())
-
-    def _release(self, groups: list[Waves]) -> None:
-        """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on."""
-        if not groups:
-            raise DeadlockError(f"{self.program.kernel}: no wave can go on")
-        for g in groups:
-            g.at_barrier = False
+        _, held = np.unique(g.ids // self.waves_per_group, return_counts=True)
+        return bool((held == self.waves_per_group).all())

@@ -56,6 +56,7 @@ class GlobalMemory:
                 merged[-1][1] = max(merged[-1][1], r.end)
             else:
                 merged.append([r.address, r.end])
+        self.version = 0  #: grows with every store, so that a state can be told from an earlier one
         self.starts = np.array([m[0] for m in merged], np.int64)
         self.ends = np.array([m[1] for m in merged], np.int64)
         self._list = [(int(a), int(b)) for a, b in merged]
@@ -113,6 +114,7 @@ class GlobalMemory:
 
     def scatter(self, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         """Store per lane what `gather` would load; where lanes collide the highest wave and lane wins."""
+        self.version += 1
         _scatter(self._views, offset, words, nbytes, active)
 
     def view(self, nbytes: int) -> np.ndarray:
@@ -125,6 +127,7 @@ class LocalMemory:
 
     def __init__(self, workgroups: int, nbytes: int):
         self.nbytes = nbytes
+        self.version = 0
         self.stride = (nbytes + 255) & ~255
         self.bytes = np.zeros(max(workgroups * self.stride, 256), np.uint8)
         self._views = {size: self.bytes.view(dtype) for size, dtype in _WORD.items()}
@@ -155,6 +158,7 @@ class LocalMemory:
 
     def scatter(self, offset: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         """As GlobalMemory.scatter."""
+        self.version += 1
         _scatter(self._views, offset, words, nbytes, active)
 
     def view(self, nbytes: int) -> np.ndarray:

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import EmulationError, OutOfBoundsError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
+from ..isa.metadata import parse_metadata
 from . import atomics, global_access, lds_access, matrix, tables  # noqa: F401 (tables fills the dictionaries)
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
@@ -65,6 +66,9 @@ class Program:
         self.asm = asm
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel
+        self.hidden_arguments = [
+            a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
+        ]
         self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
         self.targets = self._follow_mode()
