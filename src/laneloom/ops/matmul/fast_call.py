@@ -23,7 +23,8 @@ _DTYPES = {
     torch.int32: "int32", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8",
 }  # fmt: skip
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-_prepared: dict[tuple[Any, ...], Callable[..., None] | None] = {}
+_UNKNOWN = object()
+_prepared: dict[tuple[Any, ...], Any] = {}  #: what runs, or None where the operator has to be called
 
 
 def _is_observed() -> bool:
@@ -36,8 +37,10 @@ def _is_observed() -> bool:
     )
 
 
-def call_prepared(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> torch.Tensor | None:
-    """The product, or None where the operator has to be called."""
+def call_prepared(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None = None
+) -> torch.Tensor | None:
+    """The product, in `out` if that is given, or None where the operator has to be called."""
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS or not a.is_cuda or not b.is_cuda:
         return None
     if (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or _is_observed():
@@ -47,21 +50,40 @@ def call_prepared(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | Non
         a.shape, a.stride(), a.dtype, a.data_ptr() & 15, b.shape, b.stride(), b.dtype, b.data_ptr() & 15, out_dtype,
         device, b.device, torch.cuda.current_device(),
     )  # fmt: skip
-    run = _prepared.get(key, False)
-    if run is None:
-        return None
-    if run is False:
+    if out is not None:
+        if not _takes_result(out, a, b, out_dtype):
+            return None
+        key = (*key, out.data_ptr() & 15)
+    run = _prepared.get(key, _UNKNOWN)
+    if run is _UNKNOWN:
         if len(_prepared) >= MOST_PREPARED:
             _prepared.clear()
-        run = _prepared[key] = _prepare(a, b, out_dtype)
-        if run is None:
-            return None
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=device)
+        run = _prepared[key] = _prepare(a, b, out_dtype, out)
+    if run is None:
+        return None
+    if out is None:
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=device)
     run(a, b, out)
     return out
 
 
-def _prepare(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> Callable[..., None] | None:
+def _takes_result(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) -> bool:
+    """Whether `out` needs none of the operator's checks: as a fresh result would be, in memory of its own."""
+    return (
+        type(out) is torch.Tensor
+        and out.device == a.device
+        and out.dtype == (out_dtype or a.dtype)
+        and a.ndim == b.ndim == 2
+        and out.shape == (a.shape[0], b.shape[1])
+        and out.is_contiguous()
+        and not out.requires_grad
+        and out.untyped_storage().data_ptr() not in (a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr())
+    )
+
+
+def _prepare(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None
+) -> Callable[..., None] | None:
     """What runs for these operands; None for those that the operator has to check, and GPUs without prepared
     schedules."""
     wanted = out_dtype or a.dtype
@@ -72,7 +94,8 @@ def _prepare(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None) ->
     gpu = active_gpu()
     if gpu.matrix_instructions != "wgmma" or a.is_neg() or b.is_neg():
         return None
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=wanted, device=a.device)
+    if out is None:
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=wanted, device=a.device)
     problem = execute.problem_of(a, b, out, (_DTYPES[a.dtype], _DTYPES[b.dtype], _DTYPES[wanted]))
     if problem is None:
         return None

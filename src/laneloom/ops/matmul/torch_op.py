@@ -1,8 +1,8 @@
 """torch.ops.laneloom.matmul: the product as an opaque operator of PyTorch, with a fake implementation and gradients.
 
-The pattern of every operator here. Three functions: one that runs, one that gives the result's shape to tracing, one that
-differentiates by calling the operator again, which is what makes second derivatives work. Shapes are adapted in ordinary
-differentiable views around it.
+The pattern of every operator here. Three functions: one that runs, one that gives the result's shape to tracing, one
+that differentiates by calling the operator again, which is what makes second derivatives work. Shapes are adapted in
+ordinary differentiable views around it.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
-def matmul_tensors(a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, config: MatmulConfig | None) -> torch.Tensor:
+def matmul_tensors(
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, config: MatmulConfig | None
+) -> torch.Tensor:
     """`laneloom.matmul` on torch tensors."""
     for name, operand in (("a", a), ("b", b), ("out", out)):
         if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
-    if out is None and config is None:
-        result = call_prepared(a, b, out_dtype)
+    if config is None:
+        result = call_prepared(a, b, out_dtype, out)
         if result is not None:
             return result
     text = None if config is None else config.text
@@ -100,7 +102,7 @@ def _matmul_fake(a, b, out_dtype=None, config=None):
     _check(a, b)
     if a.shape[-1] != b.shape[-2]:
         raise ArgumentError(
-            f"b: expected {a.shape[-1]} rows, as many as a has columns, got shapes {tuple(a.shape)} and {tuple(b.shape)}"
+            f"b: expected {a.shape[-1]} rows, as many as a has columns, got {tuple(a.shape)} and {tuple(b.shape)}"
         )
     try:
         batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])

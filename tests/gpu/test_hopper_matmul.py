@@ -1,0 +1,238 @@
+"""laneloom.matmul and its Hopper schedules on a real GPU, against FP64."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from laneloom.errors import InvalidConfigError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul.api import explain, matmul  # noqa: E402
+from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig  # noqa: E402
+from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
+
+GPU = get_gpu("sm_90a")
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int32": torch.int32,
+    "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
+#: half a unit in the last place of 1.0
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.int32: 0}
+GUARD = 1024  #: elements on both sides of a poisoned output
+
+
+def operand(rows, columns, dtype, transposed=False, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (columns, rows) if transposed else (rows, columns)
+    if dtype == torch.int8:
+        x = torch.randint(-128, 128, shape, dtype=dtype, device="cuda", generator=generator)
+    else:
+        x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    return x.mT if transposed else x
+
+
+def assert_right(out, a, b):
+    """Within 2 x the error of the same product by torch in fp32, for each element's magnitude, and one rounding."""
+    a, b = a.double(), b.double()
+    truth = a @ b
+    magnitude = a.abs() @ b.abs()
+    torch.backends.cuda.matmul.allow_tf32 = False
+    same_precision = a.float() @ b.float()
+    worst = ((same_precision.double() - truth).abs() / magnitude.clamp_min(1e-300)).max()
+    budget = 2 * worst * magnitude + ROUNDING[out.dtype] * truth.abs() + 2.0**-24
+    if out.dtype == torch.int32:
+        budget = torch.zeros_like(truth)
+    error = (out.double() - truth).abs()
+    assert not out.double().isnan().any()
+    assert (error <= budget).all(), f"worst error {(error - budget).max().item():.2e} over budget"
+
+
+def run_twice(problem, config, a, b):
+    """The output of two runs into a poisoned buffer; asserts equal bits and untouched guards."""
+    dtype = DTYPES[problem.dtype_out]
+    poison = -77 if dtype == torch.int32 else float("nan")
+    buffer = torch.empty(problem.m * problem.n + 2 * GUARD, dtype=dtype, device="cuda")
+    results = []
+    for _ in range(2):
+        buffer.fill_(poison)
+        out = buffer[GUARD:-GUARD].view(problem.m, problem.n)
+        schedule_of(config).launch(problem, config, GPU, a, b, out)
+        guards = torch.cat([buffer[:GUARD], buffer[-GUARD:]])
+        assert (guards == poison if dtype == torch.int32 else guards.isnan()).all(), "written outside of C"
+        results.append(out.clone())
+    assert torch.equal(*(r.view(torch.uint8) for r in results)), "not the same bits twice"
+    return results[0]
+
+
+def check(sizes, layout, dtype, config, dtype_out=None):
+    problem = MatmulProblem.contiguous(*sizes, dtype=dtype, dtype_out=dtype_out, layout=layout)
+    assert config.why_invalid(problem, GPU) is None
+    a = operand(problem.m, problem.k, DTYPES[dtype], layout[0] == "t", seed=1)
+    b = operand(problem.k, problem.n, DTYPES[dtype], layout[1] == "t", seed=2)
+    assert_right(run_twice(problem, config, a, b), a, b)
+
+
+REPACK = {"repack_a": True, "repack_b": True, "tma_store": False}
+SCHEDULES = {
+    "128x256": ((1000, 1032, 520), HopperConfig(block_m=128, block_n=256, block_k=64, stages=4)),
+    "256x128": ((1000, 1032, 520), HopperConfig(block_m=256, block_n=128, block_k=64, stages=4)),
+    "128x128": ((264, 136, 72), HopperConfig(block_m=128, block_n=128, block_k=64, stages=6)),
+    "64x256": ((520, 1032, 264), HopperConfig(block_m=64, block_n=256, block_k=64, stages=4, consumers=1)),
+    "64x128": ((520, 1032, 264), HopperConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, pieces=1)),
+    "128x64": ((520, 1032, 264), HopperConfig(block_m=128, block_n=64, block_k=64, stages=8, pieces=1)),
+    "64x64": ((520, 136, 264), HopperConfig(block_m=64, block_n=64, block_k=128, stages=6, consumers=1, pieces=1)),
+    "four pieces, two buffers": (
+        (1000, 1032, 520), HopperConfig(block_m=128, block_n=256, block_k=64, stages=4, pieces=4, buffers=2, lead=1)),
+    "split K": ((136, 264, 4104), HopperConfig(block_m=128, block_n=128, block_k=64, stages=6, split_k=5)),
+    "repacked": ((517, 1027, 129), HopperConfig(block_m=256, block_n=128, block_k=64, stages=4, pieces=4, **REPACK)),
+    "one program": ((300, 520, 136), HopperConfig(block_m=128, block_n=64, block_k=64, stages=3, programs=1)),
+    "transposed": ((16, 1032, 2056), HopperConfig(block_m=64, block_n=16, block_k=128, stages=4, consumers=1,
+                                                  pieces=1, swapped=True, tma_store=False)),
+    "transposed, split K": ((7, 1032, 2056), HopperConfig(block_m=64, block_n=16, block_k=128, stages=4, consumers=1,
+                                                          pieces=1, swapped=True, tma_store=False, split_k=3)),
+    "transposed, repacked": ((5, 1031, 2057), HopperConfig(block_m=64, block_n=16, block_k=128, stages=4, consumers=1,
+                                                           pieces=1, swapped=True, **REPACK)),
+    "skinny": ((16, 1000, 2056), SkinnyConfig(block_n=64, block_k=128)),
+    "skinny, split K": ((9, 1024, 1000), SkinnyConfig(block_n=16, block_k=256, split_k=3)),
+    "one row": ((1, 1027, 1031), SkinnyConfig(block_n=4, block_k=2048, stages=2, use_dot=False)),
+    "plain": ((127, 129, 131), PlainConfig(block_m=32, block_n=32, block_k=128, num_warps=4, stages=2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedule_is_right(name, layout, dtype):
+    sizes, config = SCHEDULES[name]
+    check(sizes, layout, dtype, config)
+
+
+@pytest.mark.parametrize("sizes", [(1024, 2048, 1040), (200, 528, 272), (16, 1040, 528)])
+def test_int8_is_exact(sizes):
+    check(sizes, "nt", "int8", HopperConfig(block_m=256, block_n=128, block_k=128, stages=4, pieces=4), "int32")
+
+
+def test_fp8_is_right_to_the_tensor_cores_accumulator():
+    """wgmma adds fp8 products in fewer bits than FP32 has: 14, of the largest term, by its instruction's K."""
+    problem = MatmulProblem.contiguous(1024, 2048, 1040, dtype="fp8", dtype_out="fp32", layout="nt")
+    config = HopperConfig(block_m=128, block_n=128, block_k=128, stages=4, pieces=4)
+    a, b = operand(1024, 1040, DTYPES["fp8"], seed=1), operand(1040, 2048, DTYPES["fp8"], True, seed=2)
+    out = run_twice(problem, config, a, b)
+    truth, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    assert ((out.double() - truth).abs() <= 2.0**-13 * magnitude).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1), (1, 4096, 4096), (2, 3, 5), (16, 6144, 4096), (127, 129, 131), (128, 4096, 2048), (255, 257, 64),
+        (1000, 1000, 1000), (1023, 1025, 1027), (2048, 2048, 2048), (65536, 64, 64), (16, 16, 65536),
+        (128, 128, 16384), (33, 20000, 1), (4095, 4097, 259),
+    ],
+)  # fmt: skip
+def test_matmul_takes_any_size(sizes, transposed, dtype):
+    m, n, k = sizes
+    a, b = operand(m, k, dtype, seed=3), operand(k, n, dtype, transposed, seed=4)
+    out = matmul(a, b)
+    assert_right(out, a, b)
+    assert torch.equal(out, matmul(a, b))
+    given = torch.full_like(out, float("nan"))
+    assert matmul(a, b, out=given) is given
+    assert torch.equal(given, out)
+    operator = torch.ops.laneloom.matmul(a, b, None, None)
+    assert torch.equal(operator, out), "the operator and the warm path run the same kernel"
+
+
+def test_plan_that_ran_is_the_one_explained():
+    a, b = operand(4096, 64, torch.bfloat16), operand(64, 4096, torch.bfloat16)
+    assert explain(a, b).config.schedule == "hopper"
+    assert explain(a[:1, :1], b[:1, :1]).config.schedule == "hopper_plain"
+
+
+def test_strided_and_batched_operands():
+    x, y = operand(600, 900, torch.bfloat16), operand(900, 800, torch.bfloat16)
+    for a, b in ((x[::2, ::3], y[::3, ::5]), (x[5:200, 7:600], y[7:600, 3:777]), (x.mT[3:, 1:], y[:599, 1:])):
+        assert_right(matmul(a, b), a, b)
+    batch = torch.stack([operand(130, 260, torch.float16, seed=s) for s in range(3)])
+    weights = operand(260, 140, torch.float16, seed=9)
+    for i, product in enumerate(matmul(batch, weights)):
+        assert_right(product, batch[i], weights)
+    for i, product in enumerate(matmul(batch, weights.expand(3, 260, 140))):
+        assert_right(product, batch[i], weights)
+    large = torch.stack([operand(1024, 512, torch.bfloat16, seed=s) for s in range(3)])
+    other = torch.stack([operand(512, 1024, torch.bfloat16, seed=s + 7) for s in range(3)])
+    for i, product in enumerate(matmul(large, other)):
+        assert_right(product, large[i], other[i])
+
+
+def test_out_may_be_strided_transposed_or_an_operand():
+    a, b = operand(256, 256, torch.bfloat16, seed=1), operand(256, 256, torch.bfloat16, seed=2)
+    expected = matmul(a, b)
+    transposed = torch.empty(256, 256, dtype=a.dtype, device="cuda").mT
+    assert torch.equal(matmul(a, b, out=transposed), expected)
+    wide = torch.full((256, 600), float("nan"), dtype=a.dtype, device="cuda")
+    matmul(a, b, out=wide[:, 3:259])
+    assert torch.equal(wide[:, 3:259], expected)
+    assert wide[:, :3].isnan().all()
+    assert wide[:, 259:].isnan().all()
+    matmul(a, b, out=a)
+    assert torch.equal(a, expected)
+
+
+def test_gradients():
+    a, b = operand(128, 256, torch.bfloat16, seed=1), operand(256, 512, torch.bfloat16, seed=2)
+    grad = operand(128, 512, torch.bfloat16, seed=3)
+    a.requires_grad_()
+    b.requires_grad_()
+    matmul(a, b).backward(grad)
+    assert_right(a.grad, grad, b.detach().mT)
+    assert_right(b.grad, a.detach().mT, grad)
+
+
+def test_in_a_cuda_graph():
+    a, b = operand(512, 512, torch.bfloat16, seed=1), operand(512, 512, torch.bfloat16, seed=2)
+    expected = matmul(a, b)
+    out = torch.empty_like(expected)
+    matmul(a, b, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        matmul(a, b, out=out)
+        again = matmul(out, b)
+    out.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(out, expected)
+    assert torch.equal(again, matmul(expected, b))
+
+
+def test_a_chain_of_dependent_launches():
+    """Programmatic dependent launch: each launch reads what the one ahead wrote, and overwrites what it read."""
+    rotation = torch.linalg.qr(torch.randn(512, 512, device="cuda", dtype=torch.float64))[0].to(torch.bfloat16)
+    x, y = operand(512, 512, torch.bfloat16), torch.empty(512, 512, dtype=torch.bfloat16, device="cuda")
+    expected = x.clone()
+    for _ in range(50):
+        expected = matmul(expected, rotation)
+        torch.cuda.synchronize()
+    for _ in range(25):
+        matmul(x, rotation, out=y)
+        matmul(y, rotation, out=x)
+    assert torch.equal(x, expected)
+
+
+def test_a_config_that_cannot_run_is_refused():
+    a, b = operand(64, 64, torch.bfloat16), operand(64, 64, torch.bfloat16)
+    with pytest.raises(InvalidConfigError, match="shared memory"):
+        matmul(a, b, config=HopperConfig(block_m=128, block_n=256, block_k=64, stages=8))
+    with pytest.raises(InvalidConfigError, match="TMA"):
+        matmul(operand(64, 63, torch.bfloat16), b[:63], config=SCHEDULES["128x256"][1])
+
+
+def test_more_than_2_31_elements():
+    a, b = operand(70000, 64, torch.bfloat16, seed=1), operand(64, 33000, torch.bfloat16, seed=2)
+    out = matmul(a, b)
+    assert out.numel() > 2**31
+    for rows in (slice(0, 64), slice(69936, 70000)):
+        assert_right(out[rows], a[rows], b)
