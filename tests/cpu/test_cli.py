@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from laneloom import __version__
-from laneloom.cli import app
-from laneloom.cli.doctor import _check_writable
+from laneloom.cli import app, doctor
 from laneloom.cli.terminal import print_json
 from laneloom.codegen import compile_kernel
 from laneloom.gpu import GPUS
@@ -230,8 +229,38 @@ def test_json_has_no_number_that_json_lacks(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5], "c": None}
 
 
+def test_amd_gpus_are_found_without_rocm(tmp_path, monkeypatch):
+    nodes = (
+        "gfx_target_version 0\nsimd_count 0\n",  # a CPU
+        "gfx_target_version 110501\nsimd_count 80\nsimd_per_cu 2\n",
+        "gfx_target_version 90402\nsimd_count 1216\nsimd_per_cu 4\n",
+        "gfx_target_version 90010\nsimd_count 8\n",
+    )
+    for number, text in enumerate(nodes):
+        (tmp_path / str(number)).mkdir()
+        (tmp_path / str(number) / "properties").write_text(text)
+    monkeypatch.setattr(doctor, "_AMD_NODES", tmp_path)
+    monkeypatch.setattr(doctor, "_nvidia_gpus", lambda: iter(()))
+    assert list(doctor._amd_gpus()) == [
+        ("gfx1151", "AMD, 40 compute units"), ("gfx942", "AMD, 304 compute units"), ("gfx90a", "AMD, 4 compute units"),
+    ]  # fmt: skip
+    found = list(doctor._present_gpus())
+    assert [(f.name, f.status) for f in found] == [("gfx1151", "ok"), ("gfx942", "ok"), ("gfx90a", "absent")]
+
+
+def test_nvidia_gpus_are_found_by_the_drivers_tool(tmp_path, monkeypatch):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\necho '9.0, NVIDIA H200, 580.1'\necho '8.9, NVIDIA L4, 580.1'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    names = [("sm_90a", "NVIDIA H200, driver 580.1"), ("sm_89", "NVIDIA L4, driver 580.1")]
+    assert list(doctor._nvidia_gpus()) == names
+    tool.write_text("#!/bin/sh\nexit 9\n")  # the tool is there, the driver is not
+    assert list(doctor._nvidia_gpus()) == []
+
+
 def test_a_folder_that_cannot_be_written_is_found(tmp_path):
-    _check_writable(tmp_path / "not" / "there" / "yet")
+    doctor._check_writable(tmp_path / "not" / "there" / "yet")
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        _check_writable(tmp_path / "file")
+        doctor._check_writable(tmp_path / "file")

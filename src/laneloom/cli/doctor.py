@@ -25,6 +25,7 @@ from .terminal import new_console, print_json
 
 OK, ABSENT, BROKEN = "ok", "absent", "broken"
 _STYLES = {OK: ("ok", "green"), ABSENT: ("--", "dim"), BROKEN: ("BROKEN", "bold red")}
+_AMD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _EMULATED_FOR_CHECK = ("gfx1151", "gfx1201")  # one of each generation that the emulator knows
 
 
@@ -53,7 +54,7 @@ def doctor(as_json: AsJson = False) -> None:
         for finding in examine():
             findings.append(finding)
             if spinner is not None:
-                spinner.update(f"Trying {finding.section}: {finding.name}")
+                spinner.update(f"{finding.section} {finding.name}: {finding.status}")
     finally:
         if spinner is not None:
             spinner.stop()
@@ -140,7 +141,7 @@ def _present_gpus() -> Iterator[Finding]:
 
 def _amd_gpus() -> Iterator[tuple[str, str]]:
     """What the amdgpu driver lists; works without ROCm. Version 110501 is gfx1151."""
-    for path in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties")):
+    for path in sorted(_AMD_NODES.glob("*/properties")):
         try:
             words = dict(line.split(maxsplit=1) for line in path.read_text().splitlines() if " " in line)
         except OSError:
@@ -148,7 +149,8 @@ def _amd_gpus() -> Iterator[tuple[str, str]]:
         number = int(words.get("gfx_target_version", "0"))
         if number:
             name = f"gfx{number // 10000}{number // 100 % 100:x}{number % 100:x}"
-            yield name, f"AMD, {int(words.get('simd_count', 0)) // 2} compute units"
+            units = int(words.get("simd_count", 0)) // int(words.get("simd_per_cu", 2))
+            yield name, f"AMD, {units} compute units"
 
 
 def _nvidia_gpus() -> Iterator[tuple[str, str]]:
@@ -210,9 +212,8 @@ def _emulate_probe(name: str) -> tuple[str, dict[str, Any]]:
     # Halving is exact, so fused or not there is one rounding and one right answer.
     if not np.array_equal(out, np.float32(0.5) * x + y):
         raise EmulationError("the check kernel's sums are wrong")
-    return f"{emulation.instructions} wave-instructions of a small kernel, every bit right", {
-        "instructions": emulation.instructions
-    }
+    executed = emulation.instructions
+    return f"{executed} instructions of a small kernel, every bit right", {"instructions": executed}
 
 
 def _code_cache() -> tuple[str, dict[str, Any]]:
