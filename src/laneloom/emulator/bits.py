@@ -124,14 +124,17 @@ def permute_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndar
         if key not in _permutations:
             _permutations[key] = _constant_permutation(key)
         return _permutations[key](a, b)
-    a, b, selector = np.broadcast_arrays(a, b, selector)
-    data = np.ascontiguousarray(np.stack([b, a], axis=-1)).view(U8)
-    choice = np.ascontiguousarray(selector).view(U8).reshape(*selector.shape, 4)
-    picked = np.take_along_axis(data, (choice & 7).astype(np.intp), axis=-1)
-    sign_byte = np.where(choice >= 8, 2 * (choice.astype(np.intp) - 8) + 1, 0)
-    signs = np.where(np.take_along_axis(data, np.minimum(sign_byte, 7), axis=-1) >= 128, U8(255), U8(0))
-    special = np.where(choice >= 13, U8(255), np.where(choice == 12, U8(0), signs))
-    return np.ascontiguousarray(np.where(choice >= 8, special, picked)).view(U32)[..., 0]
+    both = (a.astype(U64) << U64(32)) | b
+    out = U32(0)
+    for k in range(0, 32, 8):
+        choice = ((selector >> U32(k)) & U32(0xFF)).astype(U64)
+        byte = (both >> ((choice & U64(7)) << U64(3))) & U64(0xFF)
+        if (choice > 7).any():
+            sign = (both >> (((choice & U64(3)) << U64(4)) | U64(15))) & U64(1)
+            constant = np.where(choice == 12, U64(0), np.where(choice > 12, U64(0xFF), sign * U64(0xFF)))
+            byte = np.where(choice > 7, constant, byte)
+        out = out | (byte.astype(U32) << U32(k))
+    return np.asarray(out)
 
 
 def _constant_permutation(selector: int) -> Callable:

@@ -8,15 +8,18 @@ import numpy as np
 
 from .alu import vector
 from .bits import I32, U8, U16, U32, byte_of, pack, saturate
+from .float16 import narrow, widen
 from .floating import quieted
-from .mode import ZERO
+from .mode import NEAREST, ZERO
 from .rounding import round_to
 
 # -- between floats ----------------------------------------------------------------------------------------------------
 
 
-def to_f16(rounding: int = 0) -> Callable:
+def to_f16(rounding: int = NEAREST) -> Callable:
     """float32 -> float16."""
+    if rounding == NEAREST:
+        return narrow
     convert = round_to(np.float16, rounding)
 
     def function(x: np.ndarray) -> np.ndarray:
@@ -26,14 +29,8 @@ def to_f16(rounding: int = 0) -> Callable:
     return function
 
 
-def f16_to_f32(x: np.ndarray) -> np.ndarray:
-    """float16 -> float32, exact."""
-    r = np.asarray(x).astype(np.float32)
-    return quieted(r) if np.isnan(r).any() else r
-
-
 vector("v_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16)
-vector("v_cvt_f32_f16", "f32", "f16", f16_to_f32)
+vector("v_cvt_f32_f16", "f32", "f16", widen)
 vector("v_cvt_f32_f64", "f32", "f64", round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
 vector("v_cvt_f64_f32", "f64", "f32", lambda x: x.astype(np.float64))
 _towards_zero = to_f16(ZERO)

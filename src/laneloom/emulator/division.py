@@ -30,6 +30,12 @@ def _exponent(x: np.ndarray) -> np.ndarray:
     return ((x.view(unsigned) >> unsigned(fraction)) & unsigned(mask)).astype(np.int32)
 
 
+def _moderate(x: np.ndarray, power: int) -> bool:
+    """Whether all magnitudes lie between 2**-power and 2**power."""
+    magnitude = np.abs(x)
+    return bool(magnitude.max() < 2.0**power) and bool(magnitude.min() > 2.0**-power)
+
+
 def scaled(near_max: int, near_min: int, tiny: int, power: int) -> Callable:
     """One operand of a division brought into the range where refinement neither over- nor underflows.
 
@@ -38,6 +44,8 @@ def scaled(near_max: int, near_min: int, tiny: int, power: int) -> Callable:
     """
 
     def function(x: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        if _moderate(denominator, near_max // 2) and _moderate(numerator, near_max // 2):
+            return x, np.False_
         x, denominator, numerator = np.broadcast_arrays(x, denominator, numerator)
         f, smallest = x.dtype.type, np.finfo(x.dtype).tiny
         difference = _exponent(numerator) - _exponent(denominator)
@@ -95,6 +103,8 @@ def fix_up(lowest: int | None) -> Callable:
 
     def function(quotient: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> np.ndarray:
         f = quotient.dtype.type
+        if lowest is not None and _moderate(denominator, 60) and _moderate(numerator, 60):
+            return np.copysign(quotient, np.copysign(f(1), denominator) * numerator)
         negative = np.signbit(denominator) ^ np.signbit(numerator)
         magnitude = np.abs(quotient)
         plain = np.isfinite(denominator) & np.isfinite(numerator) & (denominator != 0) & (numerator != 0)

@@ -12,6 +12,7 @@ import numpy as np
 
 from .alu import Step, Target, special, vector_readers
 from .bits import I32, I64, U32, saturate
+from .float16 import narrow_double, widen
 from .float8 import BF8_VALUES, FP8_VALUES
 from .operands import read, write
 from .packed import read_halves
@@ -33,7 +34,7 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(x), (raw >> U32(16)) | U32(0x40), rounded).astype(_U16)
 
 
-_WIDEN: dict[str, Callable] = {"f16": lambda x: x.astype(np.float32), "bf16": bf16_to_f32}
+_WIDEN: dict[str, Callable] = {"f16": widen, "bf16": bf16_to_f32}
 
 
 def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instruction, Target], Step]:
@@ -67,7 +68,7 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
                 if result == "f32":
                     total = total + product
                 elif result == "f16":
-                    total = (np.asarray(total, np.float64) + product).astype(np.float16)
+                    total = narrow_double(widen(total).astype(np.float64) + product)
                 else:
                     total = to_bf16(bf16_to_f32(total) + product)
             if clamp and result != "bf16":
@@ -83,8 +84,8 @@ special("v_dot2_f32_f16", _of_pairs("f16", "f32", False))
 special("v_dot2_f32_bf16", _of_pairs("bf16", "f32", False))
 special("v_dot2_f16_f16", _of_pairs("f16", "f16", False))
 special("v_dot2_bf16_bf16", _of_pairs("bf16", "bf16", False))
-special("v_dot2acc_f32_f16 v_dot2c_f32_f16", _of_pairs("f16", "f32", True))
-special("v_dot2acc_f32_bf16 v_dot2c_f32_bf16", _of_pairs("bf16", "f32", True))
+special("v_dot2acc_f32_f16", _of_pairs("f16", "f32", True))
+special("v_dot2acc_f32_bf16", _of_pairs("bf16", "f32", True))
 
 
 def _elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:

@@ -116,13 +116,16 @@ def then(first: Callable, second: Callable) -> Callable:
     return lambda a, b, c: second(first(a, b), c)
 
 
-def median(smallest: Callable, largest: Callable) -> Callable:
+def median(smallest: Callable) -> Callable:
     """The middle one of three numbers; with a NaN among them the minimum of the others."""
 
     def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        middle = largest(smallest(a, b), smallest(largest(a, b), c))
-        nan = np.isnan(a) | np.isnan(b) | np.isnan(c)
-        return np.where(nan, smallest(smallest(a, b), c), middle) if nan.any() else middle
+        middle = np.maximum(np.minimum(a, b), np.minimum(np.maximum(a, b), c))
+        if not (middle == 0).any() and not np.isnan(middle).any():
+            return middle
+        nan = np.isnan(middle)  # any NaN makes numpy's middle one
+        ordered = larger(smaller(a, b), smaller(larger(a, b), c))
+        return np.where(nan, smallest(smallest(a, b), c), ordered) if nan.any() else ordered
 
     return function
 
@@ -147,8 +150,8 @@ def declare_extrema(kind: str) -> None:
     special(f"v_maxmin_{kind}", _by_mode(kind, three, then(MAX_IEEE, MIN_IEEE), then(MAX_NUM, MIN_NUM)))
     vector(f"v_maximumminimum_{kind}", kind, three, then(MAXIMUM, MINIMUM))
     vector(f"v_minimummaximum_{kind}", kind, three, then(MINIMUM, MAXIMUM))
-    vector(f"v_med3_num_{kind}", kind, three, median(MIN_NUM, MAX_NUM))
-    special(f"v_med3_{kind}", _by_mode(kind, three, median(MIN_IEEE, MAX_IEEE), median(MIN_NUM, MAX_NUM)))
+    vector(f"v_med3_num_{kind}", kind, three, median(MIN_NUM))
+    special(f"v_med3_{kind}", _by_mode(kind, three, median(MIN_IEEE), median(MIN_NUM)))
 
 
 def _by_mode(kind: str, sources: str, ieee: Callable, num: Callable) -> Callable:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from .alu import Step, Target, output_modifier, special, vector
-from .convert import f16_to_f32, to_f16
+from .convert import to_f16
+from .float16 import widen
 from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
 from .operands import Read, read, write
 from .parse import Instruction, Operand
-from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32
+from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
 
-vector("v_add_f16", "f16", "f16 f16", np.add, rounded=ADD["f16"])
-vector("v_sub_f16", "f16", "f16 f16", np.subtract, rounded=SUB["f16"])
-vector("v_subrev_f16", "f16", "f16 f16", lambda a, b: b - a, rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a))
-vector("v_mul_f16", "f16", "f16 f16", np.multiply, rounded=MUL["f16"])
+vector("v_add_f16", "f16", "f16 f16", add_f16, rounded=ADD["f16"])
+vector("v_sub_f16", "f16", "f16 f16", subtract_f16, rounded=SUB["f16"])
+vector("v_subrev_f16", "f16", "f16 f16", lambda a, b: subtract_f16(b, a), rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a))
+vector("v_mul_f16", "f16", "f16 f16", multiply_f16, rounded=MUL["f16"])
 vector("v_fma_f16 v_fmamk_f16 v_fmaak_f16", "f16", "f16 f16 f16", fma_f16, rounded=FMA["f16"])
 vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA["f16"])
 declare_extrema("f16")
@@ -34,7 +35,7 @@ def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
     if not is_half:
         return read(operand, "f32")
     inner = read(operand, "f16", bool(high))
-    return lambda g: f16_to_f32(np.asarray(inner(g)))
+    return lambda g: widen(inner(g))
 
 
 def _mixed(kind: str, high: bool):

@@ -71,12 +71,12 @@ def _permute(ins: Instruction, target: Target, choose, other_row: bool) -> Step:
     row = (lane & ~15) ^ (16 if other_row else 0)
 
     def step(g: Waves) -> None:
-        index = np.broadcast_to(row + choose(g), (g.count, g.lanes))
-        taken = np.take_along_axis(np.broadcast_to(value(g), (g.count, g.lanes)), index, axis=1)
+        index = (row + choose(g)) + np.arange(0, g.count * g.lanes, g.lanes)[:, None]
+        taken = np.broadcast_to(value(g), (g.count, g.lanes)).reshape(-1).take(index)
         if g.exec is None or fetch_inactive:
             g.put(n, taken)
             return
-        readable = np.take_along_axis(g.exec, index, axis=1)
+        readable = g.exec.reshape(-1).take(index)
         if zero_inactive:
             g.put(n, np.where(readable, taken, U32(0)))
         else:

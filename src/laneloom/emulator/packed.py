@@ -16,7 +16,7 @@ from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
 from .operands import BITS, DTYPE, Read, constant_bits
 from .parse import Instruction, Operand
-from .rounding import ADD, FMA, MUL, fma_f16
+from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 
 U16 = np.uint16
@@ -111,8 +111,8 @@ def _flushed(reader: Read, kind: str) -> Read:
     return lambda g: flush(reader(g), kind)
 
 
-packed("v_pk_add_f16", "f16", 2, np.add, rounded=ADD["f16"])
-packed("v_pk_mul_f16", "f16", 2, np.multiply, rounded=MUL["f16"])
+packed("v_pk_add_f16", "f16", 2, add_f16, rounded=ADD["f16"])
+packed("v_pk_mul_f16", "f16", 2, multiply_f16, rounded=MUL["f16"])
 packed("v_pk_fma_f16", "f16", 3, fma_f16, rounded=FMA["f16"])
 packed("v_pk_fmac_f16", "f16", 3, fma_f16, rounded=FMA["f16"], reads_dst=True)
 packed("v_pk_max_f16", "f16", 2, MAX_NUM, ieee=MAX_IEEE)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .float16 import narrow, narrow_double, widen
 from .mode import DOWN, NEAREST, UP
 
 _MANTISSA_BELOW_F32 = np.uint64(0x1FFFFFFF)  #: bits of a float64 that a float32 drops
@@ -60,7 +61,22 @@ def scaled_fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarra
 
 def fma_f16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in float16, rounded once: float64 is wide enough for its rounding never to matter."""
-    return (np.multiply(a, b, dtype=np.float32) + np.asarray(c, np.float64)).astype(np.float16)
+    return narrow_double(np.multiply(widen(a), widen(b), dtype=np.float64) + widen(c))
+
+
+def add_f16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b in float16; float32 holds twice its digits and two more, so that rounding twice is harmless."""
+    return narrow(widen(a) + widen(b))
+
+
+def subtract_f16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a - b in float16."""
+    return narrow(widen(a) - widen(b))
+
+
+def multiply_f16(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a * b in float16."""
+    return narrow(widen(a) * widen(b))
 
 
 def two_product(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -79,32 +95,35 @@ def _high_part(x: np.ndarray) -> np.ndarray:
 
 def fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """a * b + c in float64, rounded once to nearest even."""
-    a, b, c = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (a, b, c)))
-    with np.errstate(all="ignore"):
-        # An infinite addend wins over a product that overflows only for want of range.
-        plain = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
-        _, ea = np.frexp(a)
-        _, eb = np.frexp(b)
-        _, ec = np.frexp(c)
-        ep = ea + eb
-        finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
-        # Far from both ends of the range nothing below can over- or underflow.
-        easy = (np.maximum(np.abs(ea), np.abs(eb)) < 960) & (np.abs(ep) < 900) & (np.abs(ec) < 900)
-        exact_product = (a == 0) | (b == 0)
-        high, low = two_product(np.where(easy, a, 1.0), np.where(easy, b, 1.0))
-        c_easy = np.where(easy, c, 0.0)
-        inner = c_easy + low
-        outer = high + inner
-        rest = two_sum_error(c_easy, low, inner), two_sum_error(high, inner, outer)
-        remainder = rest[0] + rest[1]
-        result = outer + to_odd(remainder, two_sum_error(*rest, remainder))
-    hard = finite & ~easy & ~exact_product
-    result = np.where(easy & ~exact_product & finite, result, plain)
+    a, b, c = (np.asarray(x, np.float64) for x in (a, b, c))
+    if all(_moderate(x) for x in (a, b, c)):
+        return _fma_moderate(a, b, c)
+    a, b, c = np.broadcast_arrays(a, b, c)
+    # An infinite addend wins over a product that overflows only for want of range.
+    result = np.where(np.isinf(c) & np.isfinite(a) & np.isfinite(b), c, a * b + c)
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c) & (a != 0) & (b != 0)
+    (_, ea), (_, eb), (_, ec) = np.frexp(a), np.frexp(b), np.frexp(c)
+    easy = finite & (np.maximum(np.abs(ea), np.abs(eb)) < 960) & (np.abs(ea + eb) < 900) & (np.abs(ec) < 900)
+    result[easy] = _fma_moderate(a[easy], b[easy], c[easy])
+    hard = finite & ~easy
     if hard.any():
-        result = result.copy()
-        where = np.nonzero(hard)
-        result[where] = [_fma_integer(x, y, z) for x, y, z in zip(a[where], b[where], c[where], strict=True)]
+        result[hard] = [_fma_integer(x, y, z) for x, y, z in zip(a[hard], b[hard], c[hard], strict=True)]
     return result
+
+
+def _moderate(x: np.ndarray) -> bool:
+    """Whether all magnitudes lie so far from the ends of the range that no step of an error-free product leaves it."""
+    magnitude = np.abs(x)
+    return bool(magnitude.max() < 2.0**400) and bool(magnitude.min() > 2.0**-400)
+
+
+def _fma_moderate(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    high, low = two_product(a, b)
+    inner = c + low
+    outer = high + inner
+    rest = two_sum_error(c, low, inner), two_sum_error(high, inner, outer)
+    remainder = rest[0] + rest[1]
+    return outer + to_odd(remainder, two_sum_error(*rest, remainder))
 
 
 def scaled_fma_f64(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarray) -> np.ndarray:

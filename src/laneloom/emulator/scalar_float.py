@@ -9,7 +9,8 @@ import numpy as np
 from .alu import Step, Target, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
-from .convert import f16_to_f32, to_f16, to_integer
+from .convert import to_f16, to_integer
+from .float16 import widen
 from .floating import MAX_NUM, MAXIMUM, MIN_NUM, MINIMUM
 from .mode import ZERO
 from .operands import read_scalar
@@ -40,8 +41,8 @@ for _kind, _dtype in (("i32", I32), ("u32", U32)):
     scalar(f"s_cvt_f32_{_kind}", "f32", _kind, round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
     scalar(f"s_cvt_{_kind}_f32", _kind, "f32", to_integer(_dtype))
 scalar("s_cvt_f16_f32", "f16", "f32", to_f16(), rounded=to_f16)
-scalar("s_cvt_f32_f16", "f32", "f16", f16_to_f32)
-scalar("s_cvt_hi_f32_f16", "f32", "u32", lambda x: f16_to_f32((x >> U32(16)).astype(U16).view(np.float16)))
+scalar("s_cvt_f32_f16", "f32", "f16", widen)
+scalar("s_cvt_hi_f32_f16", "f32", "u32", lambda x: widen((x >> U32(16)).astype(U16)))
 scalar("s_cvt_pk_rtz_f16_f32", "b32", "f32 f32", lambda a, b: pack(_towards_zero(a), _towards_zero(b)))
 
 
