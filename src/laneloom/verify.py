@@ -4,8 +4,9 @@ Truth is FP64. An element may differ from it by
 
     2 x (worst error of the same sums in the same precision by numpy) x (sum of its terms' magnitudes) + one rounding
 
-where the middle factor scales the error of a sum by what was summed, so that elements that cancel are not judged by large
-ones. NaN is right only where the truth is NaN, an infinity only where the truth is that infinity or rounds to it.
+where the middle factor scales the error of a sum by what was summed, so that elements that cancel are not judged by
+large ones. NaN is right only where the truth is NaN, an infinity only where the truth is that infinity or rounds to
+it.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ def judge(
 ) -> Verdict:
     """Compare `got` with `truth` under the budget of this module.
 
-    got: FP64 values of the output, which was stored in `dtype`. truth: the product in FP64. same_precision: the same sums
-    in the kernel's accumulation precision, not rounded to `dtype`. magnitude: the sums of the terms' absolute values. All
-    of one shape. An element whose truth overflows `dtype` may be an infinity of its sign.
+    got: FP64 values of the output, which was stored in `dtype`. truth: the product in FP64. same_precision: the same
+    sums in the kernel's accumulation precision, not rounded to `dtype`. magnitude: the sums of the terms' absolute
+    values. All of one shape. An element whose truth overflows `dtype` may be an infinity of its sign.
     """
     if got.size == 0:
         return Verdict(True, 0.0, 0.0, ())
@@ -100,8 +101,8 @@ def judge(
 class Guarded:
     """An output filled with NaN between two bands that nobody may write.
 
-    `array` is the output, of `shape`, in row-major order or with `strides` in elements; what it does not cover between its
-    first and last element is guarded as well.
+    `array` is the output, of `shape`, in row-major order or with `strides` in elements; what it does not cover
+    between its first and last element is guarded as well.
     """
 
     BAND = 256  # elements on either side

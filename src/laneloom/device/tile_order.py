@@ -10,7 +10,8 @@ from triton.experimental.gluon import language as gl
 def grouped_tile(program, tiles_m, tiles_n, GROUP_M: gl.constexpr):
     """Column by column through groups of GROUP_M rows of tiles, so that concurrent programs share operands in the L2.
 
-    A bijection from 0 .. tiles_m * tiles_n - 1 to (tile_m, tile_n) on every grid: the last group is as tall as what is left.
+    A bijection from 0 .. tiles_m * tiles_n - 1 to (tile_m, tile_n) on every grid: the last group is as tall as what is
+    left.
     """
     per_group = GROUP_M * tiles_n
     first_m = (program // per_group) * GROUP_M

@@ -28,17 +28,17 @@ def matmul(
 ) -> Any:
     """C[..., m, n] = sum over k of A[..., m, k] B[..., k, n].
 
-    a: [..., M, K] or [K]; b: [..., K, N] or [K]; batch axes broadcast as in torch.matmul, sizes may be 0, K = 0 gives zeros.
-        fp16 or bf16, both of one dtype, with any strides. Torch tensors on the GPU that Triton drives, or on the CPU inside
-        `laneloom.emulated`; numpy arrays (float16) only there.
-    out: where the product goes, of its shape and dtype, with any strides that keep its elements apart. It may overlap a or
-        b: the product is then made elsewhere and copied. It takes no part in autograd.
+    a: [..., M, K] or [K]; b: [..., K, N] or [K]. Batch axes broadcast as in torch.matmul, sizes may be 0, K = 0 gives
+        zeros. fp16 or bf16, both of one dtype, with any strides. Torch tensors on the GPU that Triton drives, or on
+        the CPU inside `laneloom.emulated`; numpy arrays (float16) only there.
+    out: where the product goes, of its shape and dtype, with any strides that keep its elements apart. It may
+        overlap a or b: the product is then made elsewhere and copied. It takes no part in autograd.
     out_dtype: fp32, fp16 or bf16, given as torch's or numpy's dtype; a's dtype by default.
     config: what runs; by default `plan` chooses, see `explain`.
 
-    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype, to nearest
-    even. The same call gives the same bits. Gradients are products by the same kernel, of the incoming gradient rounded to
-    a's dtype; second derivatives work as well.
+    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype, to
+    nearest even. The same call gives the same bits. Gradients are products by the same kernel, of the incoming
+    gradient rounded to a's dtype; second derivatives work as well.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what no schedule can do,
     InvalidConfigError for a config that cannot do this product.

@@ -16,7 +16,7 @@ from ...emulator.driver import ArrayArgument
 from ...errors import ArgumentError, InvalidConfigError
 from ...gpu import Gpu
 from .config import MatmulConfig, plan
-from .problem import Matrix, MatmulProblem
+from .problem import MatmulProblem, Matrix
 
 
 def strides_of(operand: Any) -> tuple[int, ...]:
@@ -57,7 +57,7 @@ def check_distinct(out: Any) -> None:
 
 
 def _merged(a: Any, b: Any, out: Any) -> list[tuple[int, int, int, int]]:
-    """Batch axes as (size, stride in A, in B, in C), those of one element left out, neighbours merged where they can be."""
+    """Batch axes of two elements or more as (size, stride in A, in B, in C), neighbours merged where they can be."""
     axes: list[tuple[int, int, int, int]] = []
     for size, *strides in zip(out.shape[:-2], *(strides_of(x)[:-2] for x in (a, b, out)), strict=True):
         if size == 1:
@@ -75,7 +75,8 @@ def _alignment(operand: Any) -> int:
 
 
 def problem_of(a: Any, b: Any, out: Any, dtypes: tuple[str, str, str]) -> MatmulProblem | None:
-    """The problem of A[..., M, K], B[..., K, N] and C[..., M, N] with equal batch axes; None if these need three strides.
+    """The problem of A[..., M, K], B[..., K, N] and C[..., M, N] with equal batch axes; None if these need three
+    strides.
 
     A batch that B does not have becomes more rows of A and C, if their strides allow it.
     """
@@ -114,6 +115,15 @@ def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | None = 
     return schedule_of(config).code_object(problem, config, gpu)
 
 
+def _pointer(operand: Any, dtype: str) -> Any:
+    """What Triton takes for a pointer to the operand; bf16 comes as an array of its bits."""
+    if not isinstance(operand, np.ndarray):
+        return operand
+    argument = ArrayArgument(operand)
+    argument.dtype = dtype
+    return argument
+
+
 def multiply_into(
     a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], gpu: Gpu, config: MatmulConfig | None
 ) -> None:
@@ -137,7 +147,7 @@ def multiply_into(
             multiply_into(a[i], b[i], out[i], dtypes, gpu, config)
         return
     chosen = checked_config(problem, gpu, config)
-    pointers = (ArrayArgument(x) if isinstance(x, np.ndarray) else x for x in (a, b, out))
+    pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True))
     schedule_of(chosen).launch(problem, chosen, gpu, *pointers)
 
 
@@ -147,7 +157,7 @@ def batched_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     Raises ArgumentError if they do not fit.
     """
     if a[-1] != b[-2]:
-        raise ArgumentError(f"b: expected {a[-1]} rows, as many as a has columns, got shapes {tuple(a)} and {tuple(b)}")
+        raise ArgumentError(f"b: expected {a[-1]} rows, as many as a has columns, got {tuple(a)} and {tuple(b)}")
     try:
         batch = np.broadcast_shapes(a[:-2], b[:-2])
     except ValueError:

@@ -48,7 +48,7 @@ class WmmaConfig(MatmulConfig):
         if problem.dtype_b != problem.dtype_a:
             return f"b: expected a's dtype {problem.dtype_a}, got {problem.dtype_b}"
         if problem.dtype_out not in OUTPUT_DTYPES:
-            return f"out_dtype: expected {', '.join(OUTPUT_DTYPES[:-1])} or {OUTPUT_DTYPES[-1]}, got {problem.dtype_out}"
+            return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size < 1 << 31:
                 return f"{name}: expected 1 to 2**31 - 1, got {size}"
@@ -99,8 +99,8 @@ def needs_wide_offsets(problem: MatmulProblem, config: WmmaConfig) -> bool:
     )
 
 
-#: Block tiles with their waves, and the share of the matrix units' rate that their LDS traffic allows: a wave of 64 x 64
-#: reads as many bytes of LDS as it keeps its matrix instructions busy, a smaller one proportionally more.
+#: Block tiles with their waves, and the share of the matrix units' rate that their LDS traffic is taken to allow: the
+#: fewer rows and columns a wave has, the more often it reads each of them.
 TILES = (
     (WmmaConfig(block_m=128, block_n=128, block_k=32), 1.0),
     (WmmaConfig(block_m=128, block_n=64, block_k=32), 0.85),
@@ -128,7 +128,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         tiles = _tiles(problem, config)
         useful = problem.batches * problem.m * problem.n / (tiles * config.block_m * config.block_n)
         yield config, (
-            f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of {config.block_m} x "
-            f"{config.block_n} on {gpu.compute_units} units, {useful:.0%} of their elements inside the product, "
+            f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of "
+            f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product, "
             f"LDS traffic allows {share:.0%} of the matrix rate"
         )

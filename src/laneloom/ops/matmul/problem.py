@@ -104,7 +104,7 @@ class MatmulProblem:
 
     @property
     def layout(self) -> str:
-        """A's and B's letters, "nn", "nt", "tn" or "tt"; "x" stands for an operand that is contiguous along neither axis."""
+        """A's and B's letters, "nn", "nt", "tn" or "tt"; "x" is an operand that is contiguous along neither axis."""
         return self.a.major + self.b.major
 
     @cached_property

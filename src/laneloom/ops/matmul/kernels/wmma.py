@@ -1,9 +1,9 @@
-"""WMMA block GEMM: a workgroup's tiles of A and B go through LDS, twice buffered, while the next tiles are on their way.
+"""WMMA block GEMM: a workgroup's tiles of A and B go through LDS, twice buffered, while the next ones are on their way.
 
 The general schedule of RDNA 3, 3.5 and 4 for fp16 and bf16: any size, any strides. Both tiles lie in LDS with K
 contiguous, so that fragments are read 16 bytes at a time; an operand that is contiguous along M or N is transposed in
-registers on the way. Layouts, what was tried and compiled figures: docs/matmul.md. Source of the fragment layouts: AMD's
-RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+registers on the way. Layouts, what was tried and compiled figures: docs/matmul.md. Source of the fragment layouts:
+AMD's RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
@@ -102,6 +102,16 @@ def schedule_fence(x):
 def opaque(offsets):
     """`offsets`, computed by an unknown instruction here: LLVM cannot hoist 64-bit addresses made of them."""
     return gl.inline_asm_elementwise("; offset $0 $1", "=v,0", [offsets], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def opaque_halves(x):
+    """x, each element through an empty instruction here: LLVM cannot merge it with its neighbour in a `d16_hi` load,
+    which would wait for the neighbour's load before the matrix instructions.
+    """
+    bits = x.to(gl.int16, bitcast=True)
+    bits = gl.inline_asm_elementwise("; half $0 $1", "=v,0", [bits], dtype=gl.int16, is_pure=False, pack=1)
+    return bits.to(x.dtype, bitcast=True)
 
 
 @gluon.jit
@@ -253,6 +263,10 @@ def wmma_matmul(
         acc = multiply(a_lds.index(left % 2), b_lds.index(left % 2), acc, VERSION, K_WIDTH)
         # the matrix instructions stay above the wait for the loads
         left = schedule_fence(left - 1)
+        if A_VEC == 1:
+            a = opaque_halves(a)
+        if B_VEC == 1:
+            b = opaque_halves(b)
         a_lds.index(left % 2).store(gl.convert_layout(a, A_STORE))
         b_lds.index(left % 2).store(gl.convert_layout(b, B_STORE))
         a_tile += a_step
@@ -291,6 +305,8 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     a_along, b_along = a_major != "row", b_major != "row"
     vector_c = 16 // DTYPE_BYTES[problem.dtype_out]
     lanes_n = min(32, config.block_n // vector_c)
+    # The mask at the end of K has to be whole vectors only where vectors lie along K.
+    vector_k = max([1] + [v for v, along in ((problem.vector_a, a_along), (problem.vector_b, b_along)) if along])
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -305,7 +321,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "A_VEC": problem.vector_a,
         "B_VEC": problem.vector_b,
         "C_VEC": problem.vector_out,
-        "K_VEC": gcd(problem.k, VECTOR),
+        "K_VEC": gcd(problem.k, vector_k),
         "VERSION": version,
         "K_WIDTH": 16 if version == 1 else 8,
         "ACCUMULATOR": wmma_layout(version, config.num_warps // config.waves_n, config.waves_n, transposed=True),

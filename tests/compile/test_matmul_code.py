@@ -1,0 +1,107 @@
+"""Machine code of the WMMA schedule: what the hot loop of every planned tile has to look like, for three GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from laneloom.codegen import CodeObject
+from laneloom.gpu import get_gpu
+from laneloom.isa.analysis import Loop, has_spills, hot_loop, loads_are_wide, matrix_overlap, order
+from laneloom.isa.listing import Kind
+from laneloom.ops.matmul.execute import code_object
+from laneloom.ops.matmul.plan_wmma import TILES, WmmaConfig
+from laneloom.ops.matmul.problem import MatmulProblem
+
+GPUS = ("gfx1100", "gfx1151", "gfx1201")
+LARGE = WmmaConfig(block_m=128, block_n=128, block_k=32)
+
+
+def compiled(gpu: str, config: WmmaConfig, layout: str, **sizes) -> tuple[CodeObject, Loop]:
+    problem = MatmulProblem.contiguous(512, 512, 512, layout=layout, **sizes)
+    code = code_object(problem, get_gpu(gpu), config)
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    return code, loop
+
+
+def check(code: CodeObject, loop: Loop) -> None:
+    assert not has_spills(code.asm)
+    assert code.scratch_bytes == 0
+    assert loads_are_wide(loop), "a global or LDS load of the loop is narrower than 16 bytes"
+    assert matrix_overlap(loop) == 1.0, f"a global load is waited for before the matrix instructions: {order(loop)}"
+    assert order(loop).count("BAR") == (2 if code.num_warps > 1 else 0)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_large_tile(gpu, layout):
+    code, loop = compiled(gpu, LARGE, layout)
+    check(code, loop)
+    assert loop.count(Kind.MATRIX) == 32
+    assert loop.count(Kind.GLOBAL_LOAD) == 8
+    assert loop.count(Kind.LDS_LOAD) == (16 if gpu == "gfx1201" else 32)
+    assert code.lds_bytes == 2 * 2 * (128 + 128) * 32
+
+
+@pytest.mark.parametrize("tile", TILES[1:], ids=lambda tile: f"{tile[0].block_m}x{tile[0].block_n}")
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_planned_tiles(gpu, tile):
+    for layout in ("nt", "nn"):
+        check(*compiled(gpu, tile[0], layout))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_padded_lds(gpu):
+    for layout in ("nt", "nn"):
+        code, loop = compiled(gpu, WmmaConfig(block_m=128, block_n=128, block_k=32, lds="padded"), layout)
+        check(code, loop)
+        assert code.lds_bytes > 2 * 2 * (128 + 128) * 32
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize(("dtype", "dtype_out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "fp32")])
+def test_dtypes(gpu, dtype, dtype_out):
+    code, loop = compiled(gpu, LARGE, "nt", dtype=dtype, dtype_out=dtype_out)
+    check(code, loop)
+    matrix = {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX}
+    assert matrix == {f"v_wmma_f32_16x16x16_{'bf16' if dtype == 'bf16' else 'f16'}"}
+    stores = {line.split()[0] for line in code.asm.splitlines() if line.strip().startswith("global_store")}
+    assert stores == {"global_store_b128"}
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_transposed_operand_is_stored_to_lds_in_wide_pieces(gpu):
+    _, loop = compiled(gpu, LARGE, "nn")
+    widths = {i.width_bytes for i in loop.instructions if i.kind is Kind.LDS_STORE}
+    assert widths == {8, 16}
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("layout", ["nt", "nn"])
+def test_unaligned_operands_do_not_spill(gpu, layout):
+    problem = MatmulProblem.contiguous(511, 509, 503, layout=layout, batch=3)
+    code = code_object(problem, get_gpu(gpu))
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    assert not has_spills(code.asm)
+    assert matrix_overlap(loop) == 1.0
+    assert not any(i.width_bytes < 16 for i in loop.instructions if i.kind is Kind.LDS_LOAD)
+
+
+def test_wmma_does_not_depend_on_masks():
+    """The hardware ignores EXEC in matrix instructions or wants it full: none may stand in a masked region."""
+    problem = MatmulProblem.contiguous(130, 130, 40, layout="nt")
+    for gpu in ("gfx1151", "gfx1201"):
+        text = code_object(problem, get_gpu(gpu), LARGE).asm
+        body = text[: text.index("s_endpgm")].splitlines()
+        last = max(n for n, line in enumerate(body) if "v_wmma" in line)
+        masked = [n for n, line in enumerate(body) if "global_store" in line]
+        assert last < min(masked)
+
+
+def test_wide_offsets_compile_without_spills():
+    """Rows of 2**26 elements: offsets inside a tile pass 32 bits."""
+    problem = MatmulProblem.contiguous(256, 256, 1 << 26, layout="nt")
+    for gpu in ("gfx1151", "gfx1201"):
+        code = code_object(problem, get_gpu(gpu), WmmaConfig(block_m=64, block_n=64, block_k=32))
+        assert not has_spills(code.asm)
