@@ -1,4 +1,4 @@
-"""Loads an NVIDIA CodeObject into the current context and launches it on a stream (the extra `cuda`)."""
+"""Loads an NVIDIA CodeObject into a device's primary context and launches it on a stream (the extra `cuda`)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from .code_object import CodeObject
 
 
 class CudaKernel:
-    """One kernel, loaded into the CUDA context that was current when it was made."""
+    """One kernel, loaded into the primary context of one device: the context that torch and the CUDA runtime use."""
 
-    def __init__(self, code: CodeObject, argument_types: Sequence[Any]) -> None:
+    def __init__(self, code: CodeObject, argument_types: Sequence[Any], device: int) -> None:
         """`argument_types`: the ctypes type of every kernel argument; a pointer is ctypes.c_void_p."""
         self.code = code
         self._driver = _driver()
         self._types = tuple(argument_types)
+        self._check(self._driver.cuInit(0))
+        ordinal = self._check(self._driver.cuDeviceGet(device))
+        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(ordinal))
+        self._check(self._driver.cuCtxSetCurrent(self._context))
         self._module = self._check(self._driver.cuModuleLoadData(code.binary))
         self._function = self._check(self._driver.cuModuleGetFunction(self._module, code.kernel.encode()))
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -26,17 +30,14 @@ class CudaKernel:
 
     def launch(self, ctas: int, stream: int, arguments: Sequence[int]) -> None:
         """Launch `ctas` CTAs in one dimension; asynchronous, and captured if the stream is being captured."""
+        # A thread of torch's autograd engine may not have met the context yet.
+        self._check(self._driver.cuCtxSetCurrent(self._context))
         self._check(
             self._driver.cuLaunchKernel(
                 self._function, ctas, 1, 1, self.code.workgroup_size, 1, 1, self.code.lds_bytes, stream,
                 (tuple(arguments), self._types), 0,
             )
         )  # fmt: skip
-
-    def ctas_per_sm(self) -> int:
-        """CTAs of this kernel that fit one SM at a time, by the driver."""
-        query = self._driver.cuOccupancyMaxActiveBlocksPerMultiprocessor
-        return self._check(query(self._function, self.code.workgroup_size, self.code.lds_bytes))
 
     def _check(self, result: tuple[Any, ...]) -> Any:
         status, *values = result

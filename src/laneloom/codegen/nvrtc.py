@@ -21,6 +21,7 @@ def compile_cuda(
     lds_bytes: int,
     name: str = "kernel.cu",
     include_paths: Sequence[str] = (),
+    options: Sequence[str] = (),
 ) -> CodeObject:
     """Compile a CUDA C++ text with one `extern "C" __global__` function to the machine code of `gpu`.
 
@@ -28,6 +29,7 @@ def compile_cuda(
     num_warps, lds_bytes: the launch's warps per CTA and dynamic shared memory; they describe, NVRTC does not use them.
     name: the source's name in the compiler's messages.
     include_paths: folders searched for headers; their contents are not part of the cache's key.
+    options: further options of NVRTC.
 
     Raises CompileError with NVRTC's log, UnsupportedError without the extra or for a GPU that is not NVIDIA's.
     """
@@ -35,15 +37,16 @@ def compile_cuda(
     if gpu.vendor != "nvidia":
         raise UnsupportedError(f"NVRTC compiles for NVIDIA's GPUs only, not for {gpu.name} ({gpu.family})")
     version = nvrtc_version()
-    options = [
+    every_option = [
         f"--gpu-architecture={gpu.name}",
         "--std=c++17",
         "--ptxas-options=-v",
         *(f"--define-macro={key}={value}" for key, value in constants.items()),
         *(f"--include-path={path}" for path in include_paths),
+        *options,
     ]
-    key = cache.make_key("cuda", version, source, options, num_warps, lds_bytes)
-    return cache.fetch(key, lambda: _compile(source, gpu, options, name, num_warps, lds_bytes, version))
+    key = cache.make_key("cuda", version, source, every_option, num_warps, lds_bytes)
+    return cache.fetch(key, lambda: _compile(source, gpu, every_option, name, num_warps, lds_bytes, version))
 
 
 def nvrtc_version() -> str:
@@ -72,7 +75,9 @@ def _compile(
         status = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])[0]
         log = _read(nvrtc, program, "ProgramLog")
         if status != nvrtc.nvrtcResult.NVRTC_SUCCESS:
-            raise CompileError(f"{name} does not compile for {gpu.name}: {log.decode(errors='replace').strip(chr(0)).strip()}")
+            raise CompileError(
+                f"{name} does not compile for {gpu.name}: {log.decode(errors='replace').strip(chr(0)).strip()}"
+            )
         ptx = _read(nvrtc, program, "PTX").rstrip(b"\0").decode()
         cubin = _read(nvrtc, program, "CUBIN")
     finally:

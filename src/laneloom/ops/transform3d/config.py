@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
@@ -29,7 +30,9 @@ class Transform3dConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `parse_config` reads back: "fused:group=2,cluster=1,..."."""
-        return f"{self.schedule}:" + ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
+        return f"{self.schedule}:" + ",".join(
+            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +90,20 @@ class MatmulsConfig(Transform3dConfig):
         return None
 
 
-CONFIGS: Mapping[str, type[Transform3dConfig]] = {"fused": FusedConfig, "matmuls": MatmulsConfig}
+#: schedule, which is its kernel file's name -> module and name of its Config
+SCHEDULES: Mapping[str, tuple[str, str]] = {
+    "fused": ("config", "FusedConfig"),
+    "matmuls": ("config", "MatmulsConfig"),
+    "levels": ("config_levels", "LevelsConfig"),
+    "cublasdx": ("config_levels", "CublasdxConfig"),
+    "kronecker": ("config_levels", "KroneckerConfig"),
+}
 
 #: K -> the knobs that were fastest on one H200 at batches of 2 GB (docs/transform3d.md, 2026-11-20).
 _MEASURED: Mapping[int, Mapping[str, Any]] = {
     6: {"group": 16, "warps": 8, "ctas_per_sm": 4},
     8: {"group": 2, "warps": 4, "ctas_per_sm": 8},
-    10: {"group": 3, "warps": 4, "ctas_per_sm": 6},
+    10: {"group": 3, "warps": 4, "ctas_per_sm": 6, "unroll": 1},
     12: {"group": 2, "warps": 8, "ctas_per_sm": 3},
     16: {"warps": 8, "ctas_per_sm": 3, "unroll": 4},
     20: {"warps": 5, "ctas_per_sm": 3, "unroll": 1},
@@ -101,28 +111,50 @@ _MEASURED: Mapping[int, Mapping[str, Any]] = {
     28: {"cluster": 2, "warps": 7, "ctas_per_sm": 2, "unroll": 1, "matrix_in_registers": False},
     30: {"warps": 8},
     32: {"cluster": 4, "warps": 4, "ctas_per_sm": 3, "matrix_in_registers": False},
+    40: {"cluster": 8, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
+#: The same where there are too few tensors to fill the GPU many times (N = 2048).
+_MEASURED_FEW: Mapping[int, Mapping[str, Any]] = {
+    4: {"group": 16, "warps": 8, "ctas_per_sm": 4},
+    6: {"group": 4, "warps": 4, "ctas_per_sm": 8},
+    8: {"group": 1, "warps": 2, "ctas_per_sm": 16},
+    10: {"group": 1, "warps": 4, "ctas_per_sm": 6},
+}
+_FEW_BYTES = 2**26  #: read and written
+_MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's registers
 
 
-def _knobs(k: int) -> Mapping[str, Any]:
+def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     """Measured knobs, or those of the same kind for a K that was not measured."""
+    k = problem.k
+    if problem.bytes <= _FEW_BYTES and k in _MEASURED_FEW:
+        return dict(_MEASURED_FEW[k])
     if k in _MEASURED:
-        return _MEASURED[k]
-    values_per_cta, few, many = 4096, 5, 16
+        return dict(_MEASURED[k])
+    values_per_cta, few, many, three_tiles = 4096, 5, 16, 24
     if k <= many:
         return {"group": max(1, values_per_cta // k**3), "warps": 8 if k > few else 4, "ctas_per_sm": 3}
     # Above three tiles of 8 the accumulators of a plane leave no registers for the matrix.
-    return {"warps": 6 if k < 22 else 8, "ctas_per_sm": 2, "unroll": 1, "matrix_in_registers": k <= 24}  # noqa: PLR2004
+    six_planes_each = 22
+    return {
+        "warps": 6 if k < six_planes_each else 8,
+        "ctas_per_sm": 2,
+        "unroll": 1,
+        "matrix_in_registers": k <= three_tiles,
+    }
 
 
 def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transform3dConfig, str]]:
     """Configs with the reason for their place, best first."""
-    knobs = dict(_knobs(problem.k))
+    knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
     first_cluster = knobs.pop("cluster", 1)
-    for bulk in (True, False):
+    two_matrices_fit = 12
+    if not problem.same_matrix and problem.k > two_matrices_fit:
+        knobs["matrix_in_registers"] = False
+    for bulk in (True, False) if problem.k <= _MAX_FUSED_K else ():
         how = "bulk copies" if bulk else "plain loads, since K or the alignment forbids bulk copies"
-        for cluster in (first_cluster, *(c for c in (1, 2, 4) if c != first_cluster)):
+        for cluster in (first_cluster, *(c for c in range(1, _MAX_CLUSTER + 1) if c != first_cluster)):
             for ctas in range(most, 0, -1):
                 config = FusedConfig(cluster=cluster, ctas_per_sm=ctas, bulk=bulk, **knobs)
                 yield config, f"one fused kernel reads and writes each tensor once ({how})"
@@ -160,9 +192,10 @@ def parse_config(text: str) -> Transform3dConfig:
     Raises ArgumentError for an unknown schedule or knob, a missing knob, or a value of another type.
     """
     schedule, _, rest = text.partition(":")
-    if schedule not in CONFIGS:
-        raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(CONFIGS)}")
-    kind = CONFIGS[schedule]
+    if schedule not in SCHEDULES:
+        raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(SCHEDULES)}")
+    module, name_of_kind = SCHEDULES[schedule]
+    kind = getattr(import_module(f".{module}", __package__), name_of_kind)
     types = {f.name: str(f.type) for f in fields(kind) if f.name != "schedule"}
     knobs: dict[str, Any] = {}
     for word in filter(None, rest.split(",")):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from ...errors import InvalidConfigError
 from ...gpu import Gpu
-from .config import FusedConfig, Transform3dConfig, plan
+from .config import Transform3dConfig, plan
 from .problem import Transform3dProblem
 
 _MAX_ALIGNMENT = 16
@@ -19,7 +20,7 @@ def problem_of(x: Any, matrix: Any, out: Any, dtype: str, *, accumulate: bool) -
         k=x.shape[-1],
         count=x.shape[0],
         dtype=dtype,
-        same_matrix=matrix.dim() == 2,  # noqa: PLR2004
+        same_matrix=matrix.dim() == 2,
         accumulate=accumulate,
         stride_x=x.stride(0),
         stride_out=out.stride(0),
@@ -38,24 +39,20 @@ def checked_config(problem: Transform3dProblem, gpu: Gpu, config: Transform3dCon
 
 
 def transform_into(
-    x: Any, matrix: Any, out: Any, dtype: str, gpu: Gpu, *, transpose: bool, accumulate: bool, config: Transform3dConfig | None
+    x: Any,
+    matrix: Any,
+    out: Any,
+    dtype: str,
+    gpu: Gpu,
+    *,
+    transpose: bool,
+    accumulate: bool,
+    config: Transform3dConfig | None,
 ) -> None:
     """Transform torch tensors x [N, K, K, K] into `out`, which does not overlap x or matrix. Nothing runs for N = 0."""
     problem = problem_of(x, matrix, out, dtype, accumulate=accumulate)
     chosen = checked_config(problem, gpu, config)
     if problem.count == 0:
         return
-    factors = matrix.mT if transpose else matrix
-    if isinstance(chosen, FusedConfig):
-        import torch
-
-        from .kernels import fused
-
-        strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
-        pointers = (x.data_ptr(), factors.data_ptr(), out.data_ptr())
-        stream = torch.cuda.current_stream(x.device).cuda_stream
-        fused.launch(problem, chosen, gpu, x.device.index, stream, pointers, strides)
-    else:
-        from .kernels import matmuls
-
-        matmuls.launch(x, (factors, factors, factors) if problem.same_matrix else tuple(factors), out, accumulate=accumulate)
+    schedule = import_module(f".kernels.{chosen.schedule}", __package__)
+    schedule.launch(problem, chosen, gpu, x, matrix.mT if transpose else matrix, out)

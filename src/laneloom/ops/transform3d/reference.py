@@ -8,7 +8,7 @@ _UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24}
 
 
 def transform(coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = False) -> np.ndarray:
-    """R[...,a',b',c'] = sum over a, b, c of X[...,a,b,c] T0[a,a'] T1[b,b'] T2[c,c'], in FP64 (complex X: in complex128).
+    """R[...,a',b',c'] = sum over a, b, c of X[...,a,b,c] T0[a,a'] T1[b,b'] T2[c,c'], in FP64 or complex128.
 
     coeffs: [..., K, K, K]. matrix: [K, K] for all axes or [3, K, K]. transpose: T[a',a] in place of T[a,a'].
     """
@@ -21,7 +21,9 @@ def transform(coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = False
     return result
 
 
-def rounding_bound(coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = False, dtype: str = "fp64") -> np.ndarray:
+def rounding_bound(
+    coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = False, dtype: str = "fp64"
+) -> np.ndarray:
     """Bound on |computed - exact| of each element when every sum of K products is taken in `dtype`, in any order.
 
     gamma(3 K) |X| |T0| |T1| |T2| with gamma(n) = n u / (1 - n u): three chained sums of K products.
@@ -33,7 +35,12 @@ def rounding_bound(coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = 
 
 
 def worst_share(
-    got: np.ndarray, coeffs: np.ndarray, matrix: np.ndarray, *, transpose: bool = False, dtype: str = "fp64",
+    got: np.ndarray,
+    coeffs: np.ndarray,
+    matrix: np.ndarray,
+    *,
+    transpose: bool = False,
+    dtype: str = "fp64",
     start: np.ndarray | None = None,
 ) -> float:
     """The largest error of `got` as a share of the bound of its element; NaN where it should not be counts as infinite.

@@ -1,4 +1,4 @@
-"""torch.ops.laneloom.transform3d: the transform as an opaque operator of PyTorch, with a fake implementation and gradients."""
+"""torch.ops.laneloom.transform3d: the transform as an opaque operator, with a fake implementation and gradients."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
     real = coeffs.dtype.to_real() if coeffs.is_complex() else coeffs.dtype
     if real not in _NAMES:
         raise UnsupportedError(
-            f"coeffs: expected dtype torch.float64, torch.float32, torch.complex128 or torch.complex64, got {coeffs.dtype}"
+            f"coeffs: expected dtype torch.float64, float32, complex128 or complex64, got {coeffs.dtype}"
         )
     if matrix.dtype != real:
         raise ArgumentError(f"matrix: expected dtype {real}, as the parts of coeffs have, got {matrix.dtype}")
@@ -134,7 +134,7 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad):
-    """dX = the transform of dR by the other orientation; dT_i = Z_i^T dR with Z_i transformed along the other two axes."""
+    """dX: the transform of dR in the other orientation; dT_i: Z_i^T dR, with Z_i = X along the other two axes."""
     coeffs, matrix = ctx.saved_tensors
     grad = grad.contiguous()
     grad_coeffs = grad_matrix = None
@@ -150,7 +150,7 @@ def _gradients(ctx, grad):
             z = torch.ops.laneloom.transform3d(coeffs, others, ctx.transpose, None)
             z_rows, grad_rows = (t.movedim(axis + 1, 0).reshape(k, coeffs.numel() // k) for t in (z, grad))
             parts.append(grad_rows @ z_rows.mT if ctx.transpose else z_rows @ grad_rows.mT)
-        grad_matrix = torch.stack(parts) if matrix.dim() == 3 else parts[0] + parts[1] + parts[2]  # noqa: PLR2004
+        grad_matrix = torch.stack(parts) if matrix.dim() == 3 else parts[0] + parts[1] + parts[2]
     return grad_coeffs, grad_matrix, None, None
 
 
@@ -160,7 +160,10 @@ _transform3d.register_autograd(_gradients, setup_context=_remember)
 @torch.library.custom_op(
     "laneloom::transform3d_out",
     mutates_args=("out",),
-    schema="(Tensor coeffs, Tensor matrix, Tensor(a!) out, bool transpose=False, bool accumulate=False, str? config=None) -> ()",
+    schema=(
+        "(Tensor coeffs, Tensor matrix, Tensor(a!) out, bool transpose=False, bool accumulate=False, "
+        "str? config=None) -> ()"
+    ),
 )
 def _transform3d_out(coeffs, matrix, out, transpose=False, accumulate=False, config=None):
     _check(coeffs, matrix)

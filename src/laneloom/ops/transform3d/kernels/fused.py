@@ -1,6 +1,6 @@
 """One CUDA C++ kernel (fused.cu) per K: each tensor is read once, contracted three times on chip, written once.
 
-Wins wherever it fits, which is every K up to 30 and 32 on Hopper: the work is bound by memory up to K = 24. FP64 matrix
+Wins wherever it fits, on Hopper: the work is bound by memory up to K = 24. FP64 matrix
 instructions m16n8k4, the contraction in steps of 4; float32 is computed in float64. The transform: Beylkin, Fann, Gan,
 Harrison, Yanai, "Multiresolution quantum chemistry", section III (the tensor product of two-scale filters).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from ....codegen.code_object import CodeObject
 from ....codegen.cuda_launch import CudaKernel, argument_types
@@ -47,25 +48,22 @@ def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) ->
     )
 
 
-def launch(
-    problem: Transform3dProblem,
-    config: FusedConfig,
-    gpu: Gpu,
-    device: int,
-    stream: int,
-    pointers: tuple[int, int, int],
-    matrix_strides: tuple[int, int, int],
-) -> None:
-    """Launch on `stream` of `device`. pointers: X, matrix, out; matrix_strides: between axes, rows, columns.
+def launch(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, factors: Any, out: Any) -> None:
+    """x, out: torch tensors [N, K, K, K], each tensor dense; factors: [K, K] or [3, K, K], any strides.
 
     Raises UnsupportedError without the extra `cuda`.
     """
-    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, device)
+    import torch
+
+    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, x.device.index)
     ctas = -(-problem.count // config.group) * config.cluster
-    kernel.launch(ctas, stream, (*pointers, problem.count, problem.stride_x, problem.stride_out, *matrix_strides))
+    matrix_strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
+    pointers = (x.data_ptr(), factors.data_ptr(), out.data_ptr())
+    arguments = (*pointers, problem.count, problem.stride_x, problem.stride_out, *matrix_strides)
+    kernel.launch(ctas, torch.cuda.current_stream(x.device).cuda_stream, arguments)
 
 
 @cache
 def _load(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, device: int) -> CudaKernel:
-    """The kernel in the context of `device`, which is current."""
-    return CudaKernel(compile_fused(problem, config, gpu), argument_types(_ARGUMENTS))
+    """The kernel, loaded on `device`."""
+    return CudaKernel(compile_fused(problem, config, gpu), argument_types(_ARGUMENTS), device)

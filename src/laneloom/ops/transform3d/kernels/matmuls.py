@@ -1,24 +1,29 @@
 """Three batched products of torch's own library, each contracting the leading axis and appending the new one.
 
-For what no fused kernel holds: K above 32, K = 31, GPUs without a fused kernel. Reads and writes every tensor three times.
+For what no fused kernel holds, and for GPUs without one. Reads and writes every tensor three times. float32 follows
+torch's own setting of `torch.backends.cuda.matmul.allow_tf32`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from ....gpu import Gpu
+from ..config import MatmulsConfig
+from ..problem import Transform3dProblem
 
-def launch(x: Any, matrices: tuple[Any, Any, Any], out: Any, *, accumulate: bool) -> None:
-    """x, out: torch tensors [N, K, K, K]; matrices: the factor [K, K] of each axis."""
+
+def launch(problem: Transform3dProblem, config: MatmulsConfig, gpu: Gpu, x: Any, factors: Any, out: Any) -> None:
+    """x, out: torch tensors [N, K, K, K], each tensor dense; factors: [K, K] or [3, K, K]."""
     import torch
 
-    n, k = x.shape[0], x.shape[1]
+    n, k = problem.count, problem.k
+    per_axis = (factors, factors, factors) if problem.same_matrix else tuple(factors)
     result = x
-    for axis, matrix in enumerate(matrices):
-        rows = result.reshape(n, k, k * k).mT  # [N, K * K, K]
-        if axis < 2:  # noqa: PLR2004
-            result = torch.matmul(rows, matrix)
-        elif accumulate:
-            out.reshape(n, k * k, k).add_(torch.matmul(rows, matrix))
-        else:
-            torch.matmul(rows, matrix, out=out.view(n, k * k, k))
+    for factor in per_axis[:2]:
+        result = torch.matmul(result.reshape(n, k, k * k).mT, factor)
+    target, rows = out.view(n, k * k, k), result.reshape(n, k, k * k).mT
+    if problem.accumulate:
+        target.add_(torch.matmul(rows, per_axis[2]))
+    else:
+        torch.matmul(rows, per_axis[2], out=target)

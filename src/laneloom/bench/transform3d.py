@@ -1,0 +1,145 @@
+"""Benchmark of the transform: laneloom against a copy of the same bytes, three torch products and cuBLASDx, in one run.
+
+`python -m laneloom.bench.transform3d [--out results/h200/transform3d.jsonl]` checks, then times, every case of
+suites/transform3d.json on the GPU that is there, and appends records.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from ..errors import UnsupportedError
+from ..ops.target import active_gpu
+from ..ops.transform3d import MatmulsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
+from ..ops.transform3d.config_levels import CublasdxConfig
+from .records import Environment, Record, append, hash_sources, make_record, read_environment
+from .suites import load_suite
+from .timing import METHOD_SUSTAINED, count_sets, interleave
+
+ERROR_BUDGET = 4.0  #: times the bound on the rounding of an FP64 reference
+_CHECKED = 64  #: tensors that are compared with the CPU, from either end of the batch
+_L2_TIMES = 4.0  #: the input and output sets together, in sizes of the L2
+_COPY_BLOCK = 2048
+
+
+@triton.jit
+def _copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < n
+    tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=mask), mask=mask)
+
+
+def _copy(x: torch.Tensor, out: torch.Tensor) -> None:
+    n = x.numel()
+    _copy_kernel[(triton.cdiv(n, _COPY_BLOCK),)](x, out, n, BLOCK=_COPY_BLOCK, num_warps=8)
+
+
+def _error(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> float:
+    """The worst error among the first and the last tensors, in bounds of the reference's own rounding."""
+    ends = torch.cat((x[:_CHECKED], x[-_CHECKED:])).cpu().numpy()
+    got = torch.cat((out[:_CHECKED], out[-_CHECKED:])).cpu().numpy()
+    if bool(out.isnan().any()):
+        return float("inf")
+    return reference.worst_share(got, ends, matrix.cpu().numpy())
+
+
+def _configs(problem: Transform3dProblem) -> dict[str, Transform3dConfig]:
+    """Whom to compare; "laneloom" is what `plan` chooses. cuBLASDx with several CTA sizes, since it depends on them."""
+    gpu = active_gpu()
+    configs: dict[str, Transform3dConfig] = {"laneloom": plan(problem, gpu), "three torch matmuls": MatmulsConfig()}
+    for threads in (64, 128, 256):
+        config = CublasdxConfig(threads=threads)
+        if config.why_invalid(problem, gpu) is None:
+            configs[f"cuBLASDx, {threads} threads"] = config
+    return configs
+
+
+def compare(
+    k: int,
+    count: int,
+    *,
+    rounds: int = 15,
+    environment: Environment | None = None,
+    report: Callable[[str], None] = print,
+) -> Iterator[Record]:
+    """Records of every candidate that runs, each checked before it is timed. `report` gets what was left out, and why."""
+    gpu = active_gpu()
+    problem = Transform3dProblem(k, count)
+    environment = environment or read_environment()
+    n_sets = count_sets(problem.bytes, factor=_L2_TIMES)
+    shape = (count, k, k, k)
+    xs = [torch.randn(shape, dtype=torch.float64, device="cuda") for _ in range(n_sets)]
+    outs = [torch.empty_like(x) for x in xs]
+    matrix = torch.randn((k, k), dtype=torch.float64, device="cuda")
+
+    def run(config: Transform3dConfig, i: int) -> None:
+        execute.transform_into(xs[i], matrix, outs[i], "fp64", gpu, transpose=False, accumulate=False, config=config)
+
+    launches: dict[str, Callable[[int], Any]] = {"copy": lambda i: _copy(xs[i], outs[i])}
+    errors: dict[str, float] = {}
+    configs = _configs(problem)
+    for name, config in configs.items():
+        outs[0].fill_(float("nan"))
+        try:
+            run(config, 0)
+        except UnsupportedError as refusal:
+            report(f"K={k}: without {name}: {refusal}")
+            continue
+        errors[name] = _error(xs[0], matrix, outs[0])
+        if not errors[name] <= ERROR_BUDGET:
+            report(f"K={k}: {name} is wrong, {errors[name]:.1f} bounds off, and not timed")
+            continue
+        launches[name] = partial(run, config)
+    timings = interleave(launches, n_sets, reference="copy", rounds=rounds)
+    folder = Path(str(resources.files("laneloom.ops.transform3d.kernels")))
+    for name, timing in timings.items():
+        config = configs.get(name)
+        ours = name == "laneloom" and config is not None and config.schedule == "fused"
+        yield make_record(
+            timing,
+            op="transform3d",
+            problem={"k": k, "count": count, "dtype": "fp64"},
+            candidate=name,
+            config=asdict(config) if config else None,
+            method=METHOD_SUSTAINED,
+            reference="copy",
+            flops=problem.flops if config else 0,
+            bytes=problem.bytes,
+            kernel_hash=hash_sources([folder / "fused.cu", folder / "fused.py"]) if ours else "",
+            environment=environment,
+            error=errors.get(name),
+            error_budget=ERROR_BUDGET if name in errors else None,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, help="append records to this file")
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    environment = read_environment()
+    for k, count in load_suite("transform3d")["cases"]:
+        for record in compare(k, count, rounds=arguments.rounds, environment=environment):
+            if arguments.out:
+                append(arguments.out, record)
+            print(
+                f"K={k:2d} N={count:6d} {record.candidate:22s} {record.median_us:9.1f} us {record.gbs:6.0f} GB/s "
+                f"{record.tflops:5.1f} TFLOP/s {record.ratio_to_reference:.3f} of copy"
+                + (" noisy" if record.noisy else ""),
+                flush=True,
+            )
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

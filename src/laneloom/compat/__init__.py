@@ -1,0 +1,1 @@
+"""The seeds' own interfaces, name for name."""

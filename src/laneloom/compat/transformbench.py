@@ -1,0 +1,185 @@
+"""The benchmark of the transformbench seed: its levels, its defaults, its output line; and its validation.
+
+Two conventions of counting exist: this uses 6 K^4 operations per tensor (a multiplication and an addition per term); the
+seed's own table counts 3 K^4. Level 6 does 2 K^6, and is reported with 6 K^4 like the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import ArgumentError, InvalidConfigError
+from ..gpu import Gpu
+from ..ops.target import active_gpu
+from ..ops.transform3d import FusedConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
+from ..ops.transform3d.config_levels import CublasdxConfig, KroneckerConfig, LevelsConfig
+
+#: Name of every level, as in the seed's output line. "fused" is laneloom's own, with the config that `plan` chooses.
+LEVELS = {
+    "1": "L1-global",
+    "2": "L2-shared",
+    "3": "L3-regblk",
+    "4": "L4-mma",
+    "5": "L5-cublasdx",
+    "6": "L6-kron",
+    "7": "L7-chained",
+    "fused": "fused",
+}
+VALIDATED_K = (4, 6, 8, 10)
+TOLERANCE = 1e-10
+_WIDE_K = 16
+
+
+@dataclass(frozen=True)
+class Line:
+    """One timed repetition."""
+
+    level: str
+    nfuncs: int
+    nblocks: int
+    k: int
+    tasks: int
+    threads: int
+    smem: int
+    time_us: float
+    gflop: float
+
+    def __str__(self) -> str:
+        return (
+            f"Transform;level={self.level};nfuncs={self.nfuncs};nblocks={self.nblocks};K={self.k};tasks={self.tasks};"
+            f"threads={{{self.threads},1,1}};smem={self.smem};Time(us)={self.time_us:.0f};GFlop={self.gflop:.1f};"
+            f"Gflop/s={self.gflop / (self.time_us * 1e-6):.1f}"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields with the rate, for --json."""
+        return asdict(self) | {"gflops": self.gflop / (self.time_us * 1e-6)}
+
+
+def level_config(level: str, problem: Transform3dProblem, gpu: Gpu, *, blocks: int = 512) -> Transform3dConfig:
+    """The config of one level.
+
+    Raises ArgumentError for an unknown level, InvalidConfigError where the level cannot do the problem, with the reason.
+    """
+    k = problem.k
+    if level not in LEVELS:
+        raise ArgumentError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
+    if level == "fused":
+        return plan(problem, gpu)
+    if level == "7":
+        config = FusedConfig(warps=4 if k <= _WIDE_K else 8, bulk=problem.vector_aligned)
+    elif level == "6":
+        config = KroneckerConfig()
+    elif level == "5":
+        config = CublasdxConfig(threads=128 if k <= _WIDE_K else 256)
+    else:
+        config = LevelsConfig(level=int(level), blocks=blocks)
+    return execute.checked_config(problem, gpu, config)
+
+
+def _launch_shape(config: Transform3dConfig, problem: Transform3dProblem, blocks: int) -> tuple[int, int, int]:
+    """CTAs, threads and bytes of shared memory; 0 where the kernel is the library's own."""
+    if isinstance(config, FusedConfig):
+        ctas = -(-problem.count // config.group) * config.cluster
+        return ctas, 32 * config.warps, config.shared_bytes(problem)
+    if isinstance(config, CublasdxConfig):
+        return problem.count, config.threads, config.shared_bytes(problem.k)
+    if isinstance(config, LevelsConfig):
+        return min(blocks, problem.count), config.threads, 0 if config.level == 1 else problem.k**2 * 8
+    return 0, 0, 0
+
+
+def _prepare(
+    problem: Transform3dProblem, config: Transform3dConfig, gpu: Gpu
+) -> tuple[Callable[[], None], Any, Any, Any]:
+    """A launch on random inputs, and x, matrix and out. The output starts as NaN."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(0)
+    shape = (problem.count, problem.k, problem.k, problem.k)
+    x = torch.randn(shape, dtype=torch.float64, device="cuda", generator=generator)
+    matrix = torch.randn(shape[1:3], dtype=torch.float64, device="cuda", generator=generator)
+    out = torch.full_like(x, float("nan"))
+
+    def launch() -> None:
+        execute.transform_into(x, matrix, out, "fp64", gpu, transpose=False, accumulate=False, config=config)
+
+    return launch, x, matrix, out
+
+
+def run(
+    k: int = 16, nfuncs: int = 2048, nblocks: int = 512, ntasks: int = 500, repetitions: int = 5, level: str = "fused"
+) -> Iterator[Line]:
+    """Time `ntasks` submissions of `nfuncs` transforms per repetition (the seed's -K -N -M -n -r -l), on one stream.
+
+    Inputs are random; one repetition before the first is dropped. Raises as `level_config`, and UnsupportedError
+    without a GPU.
+    """
+    import torch
+
+    if min(k, nfuncs, nblocks, ntasks, repetitions) < 1:
+        raise ArgumentError("K, N, M, n and r: expected at least 1 each")
+    gpu = active_gpu()
+    problem = Transform3dProblem(k, nfuncs)
+    config = level_config(level, problem, gpu, blocks=nblocks)
+    launch, *_ = _prepare(problem, config, gpu)
+    ctas, threads, smem = _launch_shape(config, problem, nblocks)
+    for repetition in range(repetitions + 1):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(ntasks):
+            launch()
+        end.record()
+        end.synchronize()
+        if repetition:
+            microseconds = 1000 * start.elapsed_time(end)
+            gflop = problem.flops * ntasks / 1e9
+            yield Line(LEVELS[level], nfuncs, ctas, k, ntasks, threads, smem, microseconds, gflop)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The comparison of one level with FP64 on the CPU."""
+
+    k: int
+    nfuncs: int
+    level: str
+    max_abs_err: float
+    max_rel_err: float  #: the largest error over the largest element of the result
+    refused: str | None = None  #: why the level cannot do this K
+
+    @property
+    def passed(self) -> bool:
+        return self.refused is None and self.max_rel_err < TOLERANCE
+
+    def __str__(self) -> str:
+        head = f"K={self.k}  nfuncs={self.nfuncs} level={self.level}"
+        if self.refused is not None:
+            return f"{head}  REFUSED: {self.refused}"
+        verdict = "PASS" if self.passed else "FAIL"
+        return f"{head}  max_abs_err={self.max_abs_err:.2e}  max_rel_err={self.max_rel_err:.2e}  {verdict}"
+
+
+def validate(level: str = "3", k: int | None = None, nfuncs: int = 16) -> Iterator[Validation]:
+    """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10.
+
+    The caller's exit status is 1 unless all have passed. Raises ArgumentError for an unknown level, UnsupportedError
+    without a GPU.
+    """
+    gpu = active_gpu()
+    for order in VALIDATED_K if k is None else (k,):
+        problem = Transform3dProblem(order, nfuncs)
+        try:
+            config = level_config(level, problem, gpu)
+        except InvalidConfigError as error:
+            yield Validation(order, nfuncs, level, 0.0, 0.0, refused=str(error))
+            continue
+        launch, x, matrix, out = _prepare(problem, config, gpu)
+        launch()
+        truth = reference.transform(x.cpu().numpy(), matrix.cpu().numpy())
+        error = abs(out.cpu().numpy() - truth)
+        # A NaN that was never overwritten must not compare as small.
+        worst = float(error.max()) if not (error != error).any() else float("inf")
+        yield Validation(order, nfuncs, level, worst, worst / float(abs(truth).max()))

@@ -1,0 +1,201 @@
+"""The transform on a real NVIDIA GPU: numerics against FP64 on the CPU, layouts, gradients, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("cuda.bindings")
+
+from laneloom.errors import ArgumentError, InvalidConfigError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.transform3d import FusedConfig, MatmulsConfig, plan, reference, transform3d  # noqa: E402
+from laneloom.ops.transform3d.problem import Transform3dProblem  # noqa: E402
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU"),
+]
+
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32}
+BUDGET = 4.0  #: times the bound on the reference's own rounding
+BAND = 256
+
+
+def random(*shape, dtype="fp64", seed=0):
+    generator = np.random.default_rng(seed)
+    return torch.from_numpy(generator.standard_normal(shape)).to(DTYPES[dtype]).cuda()
+
+
+def guarded(*shape, dtype="fp64"):
+    """A tensor of NaN between two bands of NaN."""
+    n = int(np.prod(shape))
+    buffer = torch.full((n + 2 * BAND,), float("nan"), dtype=DTYPES[dtype], device="cuda")
+    return buffer, buffer[BAND : BAND + n].view(shape)
+
+
+def intact(buffer):
+    return bool(buffer[:BAND].isnan().all() and buffer[-BAND:].isnan().all())
+
+
+def share(got, x, t, dtype="fp64", **options):
+    return reference.worst_share(got.cpu().numpy(), x.cpu().numpy(), t.cpu().numpy(), dtype=dtype, **options)
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("k", [*range(1, 34), 40, 48, 64])
+def test_every_k(k, dtype):
+    count = {True: 301, False: 7}[k <= 16]
+    x, t = random(count, k, k, k, dtype=dtype), random(k, k, dtype=dtype, seed=1)
+    buffer, out = guarded(count, k, k, k, dtype=dtype)
+    transform3d(x, t, out=out)
+    assert share(out, x, t, dtype) <= BUDGET
+    assert intact(buffer)
+    again = transform3d(x, t)
+    assert torch.equal(out, again)
+    if k <= 30 or k == 32:
+        assert plan(Transform3dProblem(k, count, dtype), get_gpu("sm_90a")).schedule == "fused"
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("k", [3, 6, 8, 10, 13, 16, 20, 24, 30, 32, 36])
+def test_one_matrix_per_axis_transposed_and_accumulated(k, dtype):
+    x, t = random(2, 5, k, k, k, dtype=dtype), random(3, k, k, dtype=dtype, seed=1)
+    assert share(transform3d(x, t), x, t, dtype) <= BUDGET
+    assert share(transform3d(x, t, transpose=True), x, t, dtype, transpose=True) <= BUDGET
+    start = random(2, 5, k, k, k, dtype=dtype, seed=2)
+    out = start.clone()
+    transform3d(x, t, out=out, accumulate=True, transpose=True)
+    assert share(out, x, t, dtype, transpose=True, start=start.cpu().numpy()) <= BUDGET
+
+
+@pytest.mark.parametrize("k", [6, 16, 32])
+@pytest.mark.parametrize("count", [0, 1, 2, 17])
+def test_batches(k, count):
+    x, t = random(count, k, k, k), random(k, k, seed=1)
+    out = transform3d(x, t)
+    assert out.shape == x.shape
+    assert count == 0 or share(out, x, t) <= BUDGET
+    assert torch.equal(out, torch.stack([transform3d(one, t) for one in x]) if count else out), "batch invariance"
+
+
+@pytest.mark.parametrize("k", [8, 10, 20])
+def test_strides_and_alignment(k):
+    t = random(k, k, seed=1)
+    padded = random(9, k**3 + 2)
+    strided = padded[:, : k**3].unflatten(1, (k, k, k))
+    assert share(transform3d(strided, t), strided, t) <= BUDGET
+    odd = random(9 * k**3 + 1)[1:].view(9, k, k, k)  # 8 bytes past an aligned address
+    assert share(transform3d(odd, t), odd, t) <= BUDGET
+    permuted = random(9, k, k, k).permute(0, 3, 1, 2)
+    assert share(transform3d(permuted, t), permuted, t) <= BUDGET
+    every_other = random(4, 6, k, k, k)[:, ::2]
+    assert share(transform3d(every_other, t), every_other, t) <= BUDGET
+    assert torch.equal(transform3d(strided, t.mT, transpose=True), transform3d(strided, t))
+    target = torch.full((9, k, k, k + 1), float("nan"), dtype=torch.float64, device="cuda")
+    transform3d(strided, t, out=target[..., :k])
+    assert share(target[..., :k], strided, t) <= BUDGET
+    assert bool(target[..., k].isnan().all())
+
+
+def test_in_place():
+    x, t = random(33, 12, 12, 12), random(12, 12, seed=1)
+    want = transform3d(x, t)
+    transform3d(x, t, out=x)
+    assert torch.equal(x, want)
+
+
+def test_identity_and_linearity():
+    x, y, t = random(50, 20, 20, 20), random(50, 20, 20, 20, seed=3), random(20, 20, seed=1)
+    assert torch.equal(transform3d(x, torch.eye(20, dtype=x.dtype, device="cuda")), x)
+    assert torch.equal(transform3d(2 * x, t), 2 * transform3d(x, t))
+    both = transform3d(x, t) + transform3d(y, t)
+    assert torch.allclose(transform3d(x + y, t), both, rtol=0, atol=1e-11 * both.abs().max().item())
+
+
+def test_orthogonal_matrix_is_inverted_by_its_transpose():
+    x = random(50, 16, 16, 16)
+    q = torch.linalg.qr(random(16, 16, seed=1))[0]
+    back = transform3d(transform3d(x, q), q, transpose=True)
+    assert torch.allclose(back, x, rtol=0, atol=1e-12)
+
+
+def test_infinities_stay_in_their_tensor():
+    x, t = random(64, 10, 10, 10), random(10, 10, seed=1)
+    clean = transform3d(x, t)
+    x[5, 1, 2, 3] = float("inf")
+    dirty = transform3d(x, t)
+    keep = torch.arange(64) != 5
+    assert torch.equal(dirty[keep], clean[keep])
+    assert not bool(dirty[5].isfinite().any())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64])
+def test_complex_coefficients(dtype):
+    x = torch.randn(6, 10, 10, 10, dtype=dtype, device="cuda")
+    t = torch.randn(10, 10, dtype=dtype.to_real(), device="cuda")
+    name = "fp64" if dtype == torch.complex128 else "fp32"
+    got = transform3d(x, t)
+    for part in ("real", "imag"):
+        assert share(getattr(got, part), getattr(x, part), t, name) <= BUDGET
+    out = torch.zeros_like(x)
+    transform3d(x, t, out=out, accumulate=True)
+    assert torch.equal(out, got)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (3, 5, 5)])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_gradients(shape, transpose):
+    x, t = random(4, 5, 5, 5).requires_grad_(), random(*shape, seed=1).requires_grad_()
+
+    def call(x, t):
+        return transform3d(x, t, transpose=transpose)
+
+    assert torch.autograd.gradcheck(call, (x, t))
+    assert torch.autograd.gradgradcheck(call, (x, t))
+
+
+def test_opcheck_and_compile():
+    x, t = random(4, 6, 6, 6), random(6, 6, seed=1)
+    torch.library.opcheck(torch.ops.laneloom.transform3d, (x, t))
+    torch.library.opcheck(torch.ops.laneloom.transform3d_out, (x, t, torch.empty_like(x)))
+
+
+def test_captured_in_a_graph_on_another_stream():
+    x, t = random(100, 16, 16, 16), random(16, 16, seed=1)
+    want = transform3d(x, t)
+    out = torch.full_like(x, float("nan"))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        transform3d(x, t, out=out)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FusedConfig(warps=4, bulk=False),
+        FusedConfig(group=3, warps=2, matrix_in_registers=False),
+        FusedConfig(cluster=2, warps=4, unroll=1),
+        FusedConfig(cluster=4, warps=3),
+        MatmulsConfig(),
+    ],
+    ids=lambda config: config.text,
+)
+@pytest.mark.parametrize("k", [8, 12, 20])
+def test_configs(config, k):
+    x, t = random(11, k, k, k), random(3, k, k, seed=1)
+    assert share(transform3d(x, t, config=config), x, t) <= BUDGET
+
+
+def test_refusals():
+    x, t = random(2, 6, 6, 6), random(6, 6)
+    with pytest.raises(ArgumentError, match="matrix: expected a tensor on cuda:0"):
+        transform3d(x, t.cpu())
+    with pytest.raises(InvalidConfigError, match="bulk copies need an even K"):
+        transform3d(random(2, 5, 5, 5), random(5, 5), config=FusedConfig(warps=4))
+    with pytest.raises(ArgumentError, match="out: expected shape"):
+        transform3d(x, t, out=x[:1])
