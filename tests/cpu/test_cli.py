@@ -13,6 +13,7 @@ from laneloom import __version__
 from laneloom.cli import app, doctor
 from laneloom.cli.terminal import print_json
 from laneloom.codegen import compile_kernel
+from laneloom.errors import UnsupportedError
 from laneloom.gpu import GPUS
 
 COMMANDS = ("demo", "doctor", "emulate", "isa", "explain", "gpus")
@@ -116,6 +117,11 @@ def test_dtypes_without_a_schedule_are_refused(command, dtype):
 
 def test_gpus_that_are_not_emulated_are_refused():
     assert "gfx942 (CDNA 3) is not emulated" in refusal("demo", "--gpu", "gfx942")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "--svg: cannot write" in refusal("demo", "--svg", str(tmp_path / "file" / "demo.svg"))
 
 
 def test_sizes_that_cannot_be_checked_are_refused():
@@ -262,5 +268,5 @@ def test_nvidia_gpus_are_found_by_the_drivers_tool(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_found(tmp_path):
     doctor._check_writable(tmp_path / "not" / "there" / "yet")
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(UnsupportedError, match="file cannot be written: Not a directory"):
         doctor._check_writable(tmp_path / "file")

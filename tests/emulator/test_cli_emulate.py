@@ -1,6 +1,7 @@
 """The commands that run machine code: emulate, demo, doctor."""
 
 import json
+import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -159,6 +160,17 @@ def test_doctor_json():
     assert found["emulate", "gfx1151"]["facts"]["instructions"] > 0
     for cache in ("laneloom", "triton"):
         assert set(found["cache", cache]["facts"]) == {"path", "entries", "bytes"}
+
+
+def test_doctor_finds_that_triton_interprets():
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "laneloom", "doctor", "--json"], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 1
+    broken = [f for f in json.loads(done.stdout)["findings"] if f["status"] == "broken"]
+    assert [(f["section"], f["name"]) for f in broken] == [("software", "triton")]
+    assert "TRITON_INTERPRET" in broken[0]["detail"]
 
 
 def test_doctor_tells_what_is_broken(monkeypatch):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from .product import Outcome, Product, compile_product, parse_product, random_operands, run_product
 from .terminal import new_console
 
@@ -57,6 +57,12 @@ class _Report:
     """Where the demo writes: the terminal, and a recording for the picture."""
 
     def __init__(self, svg: Path | None):
+        if svg is not None:  # better refused now than after the work
+            try:
+                svg.parent.mkdir(parents=True, exist_ok=True)
+                svg.touch()
+            except OSError as error:
+                raise ArgumentError(f"--svg: cannot write {svg}: {error.strerror or error}") from None
         self.console = new_console()
         self.recording = new_console(record=True, width=_PICTURE_WIDTH, file=io.StringIO()) if svg else None
 
@@ -100,7 +106,6 @@ class _Report:
         # rich names fonts of a server; a picture in a repository has to stand alone.
         drawn = re.sub(r"@font-face\s*\{.*?\}\s*", "", drawn, flags=re.DOTALL)
         drawn = drawn.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace")
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(drawn)
 
 

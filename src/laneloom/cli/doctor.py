@@ -19,6 +19,7 @@ from typing import Any
 import typer
 
 from .. import __version__
+from ..errors import EmulationError, LaneloomError, UnsupportedError
 from ..gpu import GPUS
 from .product import AsJson
 from .terminal import new_console, print_json
@@ -71,7 +72,7 @@ def examine() -> Iterator[Finding]:
     """Every finding, in the report's order."""
     yield from _software()
     yield from _present_gpus()
-    if find_spec("triton") is not None:
+    if find_spec("triton") is not None and not _interpreting():
         with _private_caches():
             for name in GPUS:
                 yield _tried("compile", name, lambda name=name: _compile_probe(name))
@@ -85,6 +86,8 @@ def _tried(section: str, name: str, check: Callable[[], tuple[str, dict[str, Any
     """The finding of `check`, which gives detail and facts; whatever it raises is what is broken."""
     try:
         detail, facts = check()
+    except LaneloomError as error:
+        return Finding(section, name, BROKEN, str(error))
     except Exception as error:  # a doctor reports every failure, foreseen or not
         return Finding(section, name, BROKEN, f"{type(error).__name__}: {error}")
     return Finding(section, name, OK, detail, facts)
@@ -106,10 +109,18 @@ def _triton() -> tuple[str, dict[str, Any]]:
     from ..codegen import versions
 
     versions.check_triton()
+    if _interpreting():
+        raise UnsupportedError("TRITON_INTERPRET is set: Triton compiles nothing until it is unset")
     version = versions.triton_version()
     newest = ".".join(map(str, versions.NEWEST))
     newer = versions.parse_version(version) > versions.NEWEST
     return f"{version}, {f'newer than {newest}, untested' if newer else 'supported'}", {"version": version}
+
+
+def _interpreting() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
 
 
 def _torch() -> Finding:
@@ -200,7 +211,6 @@ def _emulate_probe(name: str) -> tuple[str, dict[str, Any]]:
     import numpy as np
 
     from ..emulator.driver import ArrayArgument, emulated
-    from ..errors import EmulationError
     from .probe import scaled_sum
 
     kernel: Any = scaled_sum  # subscripting and calling a jit function launches it
@@ -236,11 +246,15 @@ def _triton_cache() -> tuple[str, dict[str, Any]]:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise OSError where files cannot be made in the folder, or in the nearest one above it that exists."""
-    while not path.exists():
-        path = path.parent
-    with tempfile.TemporaryFile(dir=path):
-        pass
+    """Raise UnsupportedError where files cannot be made in the folder, or in the nearest one above it that exists."""
+    there = path
+    while not there.exists():
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise UnsupportedError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _show(findings: list[Finding], broken: list[Finding]) -> None:
