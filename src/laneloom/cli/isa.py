@@ -15,6 +15,10 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..codegen import CodeObject
 
+_LEGEND = (
+    "A loop's order: G global load, L LDS load, S LDS store, W matrix instruction (W4: four in a row), F multiply-add, "
+    "GS global store, BAR barrier; WAIT for global loads, LW for LDS, SW for stores, WAIT(2) for all but the youngest two."
+)
 _FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt")
 
 
@@ -81,4 +85,5 @@ def _show(code: CodeObject, asked: dict[str, Any], listing: bool, as_json: bool)
         m, n, k = asked["shape"]
         console.print(f"matmul {m} x {n} x {k}, {asked['dtype']} to {asked['out_dtype']}, layout {asked['layout']}")
         console.print(asked["config"], style="dim")
+    console.print(_LEGEND, "", style="dim", sep="\n")
     console.print(render.render(code, listing=listing))
