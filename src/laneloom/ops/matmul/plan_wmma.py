@@ -30,11 +30,11 @@ class WmmaConfig(MatmulConfig):
     lds: str = "swizzled"  #: or "padded": how a tile lies in LDS; neither has bank conflicts
 
     def lds_bytes(self) -> int:
-        """LDS of the two buffers of both tiles."""
+        """LDS of the two buffers of both tiles; with padding, at most."""
         rows = self.block_m + self.block_n
         elements = rows * self.block_k
         if self.lds == "padded":
-            elements += rows * VECTOR + rows
+            elements += rows * (VECTOR + 2)
         return 2 * 2 * elements
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:

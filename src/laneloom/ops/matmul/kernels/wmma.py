@@ -72,7 +72,7 @@ def shared_layout(rows: int, config: WmmaConfig, along_k: bool) -> Any:
     if config.lds == "padded":
         pads = [[config.block_k, VECTOR]]
         if not along_k:  # a transposing store steps by 8 rows, which one pad a row would put on the same bank
-            pads.append([VECTOR * config.block_k, VECTOR])
+            pads.append([VECTOR * config.block_k, VECTOR * max(1, 64 // rows)])
         return gl.PaddedSharedLayout.with_identity_for(pads, [rows, config.block_k], [1, 0])
     flips = SWIZZLES[config.block_k]
     bases = [[0, k] for k in _bits(config.block_k)]

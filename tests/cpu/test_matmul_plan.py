@@ -1,0 +1,275 @@
+"""Problems, configs, plans and LDS layouts of matmul: all pure."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laneloom.errors import ArgumentError, UnsupportedError
+from laneloom.gpu import GPUS, get_gpu
+from laneloom.ops.matmul import execute
+from laneloom.ops.matmul.api import explain
+from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
+from laneloom.ops.matmul.kernels.wmma import constants, load_layout, shared_layout
+from laneloom.ops.matmul.plan_wmma import TILES, WmmaConfig, needs_wide_offsets
+from laneloom.ops.matmul.problem import MatmulProblem, Matrix
+
+GFX1151 = get_gpu("gfx1151")
+RDNA = [name for name, gpu in GPUS.items() if gpu.matrix_instructions == "wmma"]
+
+
+def dense(m=512, n=512, k=512, **more) -> MatmulProblem:
+    return MatmulProblem.contiguous(m, n, k, **more)
+
+
+def test_problem_facts():
+    problem = dense(128, 256, 64, layout="nt", batch=3, dtype_out="fp32")
+    assert problem.layout == "nt"
+    assert problem.batches == 3
+    assert problem.flops == 2 * 3 * 128 * 256 * 64
+    assert problem.bytes == 3 * (2 * 128 * 64 + 2 * 64 * 256 + 4 * 128 * 256)
+    assert (problem.vector_a, problem.vector_b, problem.vector_out) == (8, 8, 4)
+    assert problem.key == "matmul/nt/fp16_fp16_fp32/b3_m128_n256_k64/v8_8"
+    assert hash(problem) == hash(dense(128, 256, 64, layout="nt", batch=3, dtype_out="fp32"))
+    with pytest.raises(ArgumentError, match="layout: expected 'nn', 'nt', 'tn' or 'tt', got 'xy'"):
+        dense(layout="xy")
+
+
+def test_broadcast_operand_is_read_once():
+    one = Matrix((0, 0, 64, 1))
+    b, out = Matrix((0, 1024, 16, 1)), Matrix((0, 512, 16, 1))
+    problem = MatmulProblem(32, 16, 64, "fp16", "fp16", "fp16", (1, 5), one, b, out)
+    assert problem.bytes == 2 * (32 * 64 + 5 * 64 * 16 + 5 * 32 * 16)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "vectors"),
+    [
+        ((64, 64, 64), "nn", (8, 8, 8)),
+        ((64, 60, 64), "nn", (8, 4, 4)),
+        ((64, 64, 62), "nn", (2, 8, 8)),
+        ((64, 64, 63), "nt", (1, 1, 8)),
+        ((63, 64, 64), "tn", (1, 8, 8)),
+        ((1, 8, 24), "nn", (8, 8, 8)),
+        ((8, 1, 24), "nn", (8, 8, 1)),
+        ((1, 1, 1), "nn", (1, 1, 1)),
+    ],
+)
+def test_vectors(sizes, layout, vectors):
+    problem = dense(*sizes, layout=layout)
+    assert (problem.vector_a, problem.vector_b, problem.vector_out) == vectors
+
+
+def test_vectors_follow_the_base_address_and_the_batch_stride():
+    a = Matrix((0, 8 * 64 + 4, 64, 1), alignment=16)
+    b, out = Matrix((0, 512, 8, 1), alignment=4), Matrix((0, 64, 8, 1))
+    problem = MatmulProblem(8, 8, 64, "fp16", "fp16", "fp16", (1, 2), a, b, out)
+    assert (problem.vector_a, problem.vector_b) == (4, 2)
+
+
+def test_plan_is_valid_on_every_rdna_gpu():
+    sizes = (1, 17, 128, 1000, 4096)
+    for name, m, n, k, layout in product(RDNA, sizes, sizes, (1, 33, 4096), ("nn", "nt")):
+        problem, gpu = dense(m, n, k, layout=layout), get_gpu(name)
+        config = plan(problem, gpu)
+        assert config.why_invalid(problem, gpu) is None
+        assert config == plan(problem, gpu)
+
+
+def test_plan_chooses_by_size():
+    large = plan(dense(4096, 4096, 4096), GFX1151)
+    assert (large.schedule, large.block_m, large.block_n) == ("wmma", 128, 128)
+    assert plan(dense(16, 4096, 4096), GFX1151).block_m == 32
+    assert plan(dense(4096, 16, 4096), GFX1151).block_n == 32
+    odd = plan_with_reasons(dense(4095, 4095, 4095), GFX1151)
+    assert odd.config.block_m * odd.config.block_n <= 32 * 32 * odd.config.num_warps
+    assert any("loads of 1 elements" in why for _, why in odd.passed_over)
+
+
+def test_explain():
+    text = str(explain(dense(4096, 4096, 4000, layout="nn"), gpu="gfx1201"))
+    assert "matmul/nn/fp16_fp16_fp16/b1_m4096_n4096_k4000/v8_8 on gfx1201: wmma:block_m=128" in text
+    assert "B is contiguous along N: loads of 16 bytes, transposed in registers on the way to LDS" in text
+    ragged = str(explain(dense(128, 128, 40), gpu="gfx1201"))
+    assert "the last K-tile has 8 of 32 columns and is masked" in ragged
+
+
+@pytest.mark.parametrize(
+    ("problem", "gpu", "message"),
+    [
+        (dense(dtype="fp32"), "gfx1151", "a: expected dtype fp16 or bf16, got fp32"),
+        (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
+        (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
+        (dense(), "gfx942", r"gpu: expected one with wmma.* instructions, got gfx942 \(CDNA 3\)"),
+    ],
+)
+def test_refused_problems(problem, gpu, message):
+    with pytest.raises(UnsupportedError, match=message):
+        plan(problem, get_gpu(gpu))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"block_m": 96}, "block_m: expected a power of two, got 96"),
+        ({"block_k": 128}, "block_k: expected 16, 32 or 64, got 128"),
+        ({"lds": "plain"}, "lds: expected 'swizzled' or 'padded', got 'plain'"),
+        ({"group_m": 0}, "group_m: expected at least 1, got 0"),
+        ({"waves_n": 8}, "waves_n: expected at most num_warps, and that at most 16, got 8 and 4"),
+        ({"block_m": 16}, "block_m and block_n: expected at least 16 x 16 for each of 2 x 2 waves, got 16 x 128"),
+        ({"block_m": 32, "block_n": 32, "block_k": 16}, "block_k: 128 threads need at least 8 elements of each tile"),
+        ({"block_n": 256}, "block_m x block_n: expected at most 128 elements for each of 128 threads"),
+        ({"block_m": 256, "block_n": 256, "block_k": 64, "num_warps": 16}, "bytes of LDS, gfx1151 has 65536"),
+    ],
+)
+def test_refused_configs(knobs, message):
+    config = WmmaConfig(**{"block_m": 128, "block_n": 128, "block_k": 32} | knobs)
+    assert message in (config.why_invalid(dense(), GFX1151) or "")
+
+
+def test_config_text():
+    config = WmmaConfig(block_m=128, block_n=64, block_k=32, lds="padded")
+    assert config.text == "wmma:block_m=128,block_n=64,block_k=32,num_warps=4,group_m=8,waves_n=2,lds=padded"
+    for known, _ in TILES:
+        assert MatmulConfig.parse(known.text) == known
+    assert MatmulConfig.parse("wmma:block_m=64,block_n=64,block_k=32") == WmmaConfig(block_m=64, block_n=64, block_k=32)
+    for text, message in (
+        ("nothing:block_m=1", "config: expected a schedule of wmma"),
+        ("wmma:block_q=1", "config: unknown knob 'block_q'"),
+        ("wmma:block_m=wide", "config: knob block_m must be of type int, got 'wide'"),
+        ("wmma:block_m=64", "config: .*missing"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            MatmulConfig.parse(text)
+
+
+def test_wide_offsets_only_where_a_tile_spans_them():
+    config = WmmaConfig(block_m=64, block_n=64, block_k=32)
+    assert not needs_wide_offsets(dense(4096, 4096, 1 << 23, layout="nt"), config)
+    assert needs_wide_offsets(dense(256, 256, 1 << 25, layout="nt"), config)
+    assert needs_wide_offsets(dense(256, 1 << 26, 256, layout="nn"), config)
+
+
+CONFIGS = [
+    WmmaConfig(block_m=rows, block_n=rows, block_k=block_k, num_warps=warps, waves_n=1, lds=lds)
+    for rows, block_k, warps, lds in product((32, 64, 128, 256), (16, 32, 64), (1, 2, 4, 8), ("swizzled", "padded"))
+    if rows * block_k >= 16 * 32 * warps
+]
+
+
+def elements(layout, register: int, lane: int, wave: int) -> tuple[int, int]:
+    """(row, k) of one register of one lane."""
+    row = k = 0
+    for bases, index in ((layout.reg_bases, register), (layout.lane_bases, lane), (layout.warp_bases, wave)):
+        for bit, basis in enumerate(bases):
+            if index >> bit & 1:
+                row, k = row ^ basis[0], k ^ basis[1]
+    return row, k
+
+
+def addresses(layout, rows: int, block_k: int) -> np.ndarray:
+    """LDS offset in elements of [row, k]."""
+    if not hasattr(layout, "interval_padding_pairs"):
+        where = np.zeros((rows, block_k), np.int64)
+        for offset in range(rows * block_k):
+            row = k = 0
+            for bit, basis in enumerate(layout.offset_bases):
+                if offset >> bit & 1:
+                    row, k = row ^ basis[0], k ^ basis[1]
+            where[row, k] = offset
+        return where
+    plain = np.arange(rows * block_k).reshape(rows, block_k)
+    return plain + sum(plain // every * pad for every, pad in layout.interval_padding_pairs)
+
+
+def conflicts(offsets: list[int], width: int) -> int:
+    """Extra cycles of one LDS access: lanes are served 128 bytes at a time, from 32 banks of 4 bytes."""
+    lanes_at_once = min(32, 64 // width)
+    extra = 0
+    for first in range(0, len(offsets), lanes_at_once):
+        dwords = {(o + e) // 2 for o in offsets[first : first + lanes_at_once] for e in range(0, width, 2)}
+        extra += max(np.bincount([d % 32 for d in dwords])) - 1
+    return extra
+
+
+@pytest.mark.parametrize("along_k", [True, False])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.text.removeprefix("wmma:"))
+def test_layouts(config, along_k):
+    """Every element once; 16-byte global loads; no bank conflicts in the stores to LDS and the reads of fragments."""
+    rows, block_k = config.block_m, config.block_k
+    load, store = (load_layout(rows, config, along_k, reorder) for reorder in (False, True))
+    registers = 1 << len(load.reg_bases)
+    held = {elements(load, r, lane, w) for r in range(registers) for lane in range(32) for w in range(config.num_warps)}
+    assert len(held) == rows * block_k
+    assert registers * 32 * config.num_warps == rows * block_k
+    assert sorted(load.reg_bases) == sorted(store.reg_bases)
+    assert load.reg_bases[:3] == ([[0, 1], [0, 2], [0, 4]] if along_k else [[1, 0], [2, 0], [4, 0]])
+
+    where = addresses(shared_layout(rows, config, along_k), rows, block_k)
+    assert len(np.unique(where)) == rows * block_k
+    # what the ISA guides' fragments read: 16 rows, 8 elements of K from each, by lanes 0 to 15
+    for first, k in product(range(0, rows, 16), range(0, block_k, 8)):
+        run = where[first : first + 16, k : k + 8]
+        assert (np.diff(run, axis=1) == 1).all()
+        assert (run[:, 0] % 8 == 0).all()
+        assert conflicts(list(run[:, 0]), 8) == 0
+
+    width = 1
+    while width < 8 and [0, width] in store.reg_bases:
+        width *= 2
+    for r in range(0, registers, width):
+        starts = []
+        for lane in range(32):
+            row, k = elements(store, r, lane, 0)
+            assert (np.diff(where[row, k : k + width]) == 1).all()
+            starts.append(int(where[row, k]))
+        assert width == 1 or conflicts(starts, width) == 0
+
+
+def test_layouts_of_the_planned_tiles_are_compile_time_constants():
+    for config, _ in TILES:
+        chosen = constants(dense(), config, GFX1151)
+        assert all(isinstance(hash(value), int) for value in chosen.values())
+
+
+@given(
+    batch=st.lists(st.integers(1, 3), max_size=4),
+    sizes=st.tuples(*[st.integers(1, 5)] * 3),
+    kept=st.lists(st.booleans(), min_size=8, max_size=8),
+    order=st.permutations(range(4)),
+)
+def test_problem_addresses_the_operands(batch, sizes, kept, order):
+    """The problem's strides reach exactly the elements of the operands, batch by batch, in order."""
+    m, n, k = sizes
+
+    def operand(rows: int, columns: int, keep: list[bool], shuffle: bool) -> np.ndarray:
+        shape = [size if kept_axis else 1 for size, kept_axis in zip(batch, keep, strict=False)]
+        axes = sorted(range(len(batch)), key=lambda axis: order[axis]) if shuffle else list(range(len(batch)))
+        base = np.arange(int(np.prod([*shape, rows, columns])), dtype=np.uint16)
+        stored = base.reshape([shape[axis] for axis in axes] + [rows, columns])
+        back = stored.transpose([*np.argsort(axes), len(batch), len(batch) + 1]) if batch else stored
+        return np.broadcast_to(back, (*batch, rows, columns))
+
+    a = operand(m, k, kept[:4], True)
+    b = operand(k, n, kept[4:], False)
+    out = operand(m, n, [True] * 4, False)
+    problem = execute.problem_of(a, b, out, ("fp16", "fp16", "fp16"))
+    if problem is None:
+        assert len(batch) > 2
+        return
+    assert problem.flops == 2 * int(np.prod(batch)) * m * n * k
+    folded = problem.m // m  # products of the batch that became rows of A
+    operands = (
+        (a.ravel(), problem.a, problem.m, k),
+        (b.reshape(-1, k * n)[::folded].ravel(), problem.b, k, n),
+        (out.ravel(), problem.out, problem.m, n),
+    )
+    for values, matrix, rows, columns in operands:
+        reached = np.zeros((1, 1, 1, 1), np.int64)
+        for axis, (extent, stride) in enumerate(zip((*problem.batch, rows, columns), matrix.strides, strict=True)):
+            reached = reached + np.arange(extent).reshape([-1 if at == axis else 1 for at in range(4)]) * stride
+        assert (reached.ravel() == values).all()
