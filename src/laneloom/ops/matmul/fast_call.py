@@ -41,14 +41,16 @@ def call_prepared(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None = None
 ) -> torch.Tensor | None:
     """The product, in `out` if that is given, or None where the operator has to be called."""
-    if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS or not a.is_cuda or not b.is_cuda:
+    if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
+        return None
+    device = a.get_device()
+    if device < 0 or b.get_device() != device or torch._C._cuda_getDevice() != device:
         return None
     if (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or _is_observed():
         return None
-    device = a.device
     key = (
         a.shape, a.stride(), a.dtype, a.data_ptr() & 15, b.shape, b.stride(), b.dtype, b.data_ptr() & 15, out_dtype,
-        device, b.device, torch.cuda.current_device(),
+        device,
     )  # fmt: skip
     if out is not None:
         if not _takes_result(out, a, b, out_dtype):
@@ -62,7 +64,7 @@ def call_prepared(
     if run is None:
         return None
     if out is None:
-        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=device)
+        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
     run(a, b, out)
     return out
 
@@ -89,7 +91,7 @@ def _prepare(
     wanted = out_dtype or a.dtype
     fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape)
     known = a.layout == b.layout == torch.strided and a.dtype == b.dtype and {a.dtype, wanted} <= _DTYPES.keys()
-    if not fits or not known or a.device != b.device or a.device.index != torch.cuda.current_device():
+    if not fits or not known:
         return None
     gpu = active_gpu()
     if gpu.matrix_instructions != "wgmma" or a.is_neg() or b.is_neg():

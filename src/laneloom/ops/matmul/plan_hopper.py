@@ -37,6 +37,7 @@ TILE_CLOCKS = 1500
 CONSUMER_CLOCKS = 400  #: more to start and to finish, for a second consumer
 ONE_CONSUMER_FACTOR = 1.04  #: on the time of a slice: nobody multiplies while it waits
 LAUNCH_US = 2.0
+PART_US = 0.08  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
 MEMORY_BYTES_PER_US = 4.1e6
 SKINNY_ROWS = 64  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
@@ -88,7 +89,7 @@ def estimate_us(problem: MatmulProblem, tile: Tile, split_k: int, gpu: Gpu) -> f
     clocks = _ceil(items, gpu.compute_units) * (_ceil(slices, split_k) * tile.clocks_per_slice() + tile_clocks)
     time_us = max(clocks / CLOCKS_PER_US, problem.bytes / problem.batches / MEMORY_BYTES_PER_US)
     if split_k > 1:
-        time_us += LAUNCH_US + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
+        time_us += LAUNCH_US + PART_US * split_k + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
     return time_us
 
 

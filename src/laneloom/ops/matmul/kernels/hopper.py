@@ -123,15 +123,17 @@ def _store_piece(piece, number: gl.constexpr, slab: gl.constexpr, c_desc, c_ptr,
         coalesced: gl.constexpr = (gl.BlockedLayout([1, 1], [32, 1], [gl.num_warps(), 1], [0, 1]) if C_IS_NM
                                    else gl.BlockedLayout([1, 1], [1, 32], [gl.num_warps(), 1], [1, 0]))
         buffer.store(piece)
-        # By quarters of the rows: the addresses of all of them would not fit beside the accumulators.
-        QUARTER: gl.constexpr = ROWS // 4
-        offs_m = gl.arange(0, QUARTER, gl.SliceLayout(1, coalesced))
+        # By quarters of the rows: the addresses of a whole piece would not fit beside the accumulators. The few
+        # columns of a swapped C need no such care.
+        STEPS: gl.constexpr = 1 if C_IS_NM else 4
+        STEP: gl.constexpr = ROWS // STEPS
+        offs_m = gl.arange(0, STEP, gl.SliceLayout(1, coalesced))
         offs_n = gl.arange(0, COLUMNS, gl.SliceLayout(0, coalesced))
         mask_n = (n + offs_n < N)[None, :]
         base = c_ptr + origin + gl.cast(m, gl.int64) * stride_cm + gl.cast(n, gl.int64) * stride_cn
-        for quarter in gl.static_range(4):
-            values = buffer.slice(quarter * QUARTER, QUARTER).load(coalesced)
-            row = quarter * QUARTER + offs_m
+        for step in gl.static_range(STEPS):
+            values = buffer.slice(step * STEP, STEP).load(coalesced)
+            row = step * STEP + offs_m
             offsets = row[:, None] * stride_cm + offs_n[None, :] * stride_cn
             gl.store(base + offsets, values, mask=(m + row < M)[:, None] & mask_n)
 
