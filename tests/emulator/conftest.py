@@ -85,7 +85,7 @@ def execute():
             raw = np.atleast_1d(value)
             bits = raw.view(f"u{raw.dtype.itemsize}") if raw.dtype.kind == "f" else raw.astype(np.int64).view(np.uint64)
             S[n] = (bits.astype(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32)
-            if raw.dtype.itemsize == 8 and raw.dtype.kind in "uf" or (bits.astype(np.uint64) >> np.uint64(32)).any():
+            if (raw.dtype.itemsize == 8 and raw.dtype.kind in "uf") or (bits.astype(np.uint64) >> np.uint64(32)).any():
                 S[n + 1] = (bits.astype(np.uint64) >> np.uint64(32)).astype(np.uint32)
         S[EXEC : EXEC + 2] = 0xFFFFFFFF
         flag = np.zeros(count, bool) if scc is None else np.broadcast_to(scc, (count,)).copy()
@@ -150,7 +150,7 @@ def encode(value: Fraction, kind: str, rounding: int = 0) -> int:
 
 
 def numbers(kind: str, count: int, seed: int, spread: int = 40) -> np.ndarray:
-    """Random bit patterns that meet: all exponents near each other or at the ends, few or many mantissa bits, specials."""
+    """Random bit patterns that meet: exponents near each other or at the ends, few or many mantissa bits, specials."""
     exponent_bits, mantissa_bits = FORMATS[kind]
     rng = np.random.default_rng(seed)
     top = (1 << exponent_bits) - 1

@@ -18,7 +18,7 @@ def relation(name, is_float):
     table = {
         **RELATIONS, "lg": lambda a, b: a < b or a > b, "o": lambda a, b: not unordered(a, b), "u": unordered,
         "nge": lambda a, b: not a >= b, "nlg": lambda a, b: not (a < b or a > b), "ngt": lambda a, b: not a > b,
-        "nle": lambda a, b: not a <= b, "neq": lambda a, b: not a == b, "nlt": lambda a, b: not a < b,
+        "nle": lambda a, b: not a <= b, "neq": operator.ne, "nlt": lambda a, b: not a < b,
     }  # fmt: skip
     return table[name]
 
@@ -29,7 +29,9 @@ def pairs(kind):
         x = np.array(values, FLOATS[kind])
     else:
         bits = int(kind[1:])
-        x = np.array([0, 1, 2, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1], f"u{bits // 8}").view(INTEGERS[kind])
+        x = np.array([0, 1, 2, (1 << bits) - 1, 1 << (bits - 1), (1 << (bits - 1)) - 1], f"u{bits // 8}").view(
+            INTEGERS[kind]
+        )
     return tuple(g.ravel() for g in np.meshgrid(x, x))
 
 
@@ -63,7 +65,9 @@ def test_inactive_lanes_give_zero_bits(execute):
 
 def test_cmpx_decides_what_follows(execute):
     a = np.arange(32, dtype=np.int32)
-    machine = execute("v_cmpx_gt_i32 v2, 20\nv_mov_b32 v0, 1\ns_mov_b32 exec_lo, -1\nv_mov_b32 v1, 2", v={2: a, 0: a, 1: a})
+    machine = execute(
+        "v_cmpx_gt_i32 v2, 20\nv_mov_b32 v0, 1\ns_mov_b32 exec_lo, -1\nv_mov_b32 v1, 2", v={2: a, 0: a, 1: a}
+    )
     np.testing.assert_array_equal(machine.vector(0, np.int32), np.where(a > 20, 1, a))
     assert (machine.vector(1, np.int32) == 2).all()
 
@@ -94,8 +98,12 @@ def test_classes(execute, kind, bits):
     x = np.array(bits, f"u{int(kind[1:]) // 8}")
     register = "v[2:3]" if kind == "f64" else "v2"
     for k in range(10):
-        machine = execute(f"v_cmp_class_{kind}_e64 s4, {register}, {1 << k}\nv_cmp_class_{kind}_e64 s5, -{register}, {1 << k}"
-                          if kind != "f64" else f"v_cmp_class_f64_e64 s4, {register}, {1 << k}", v={2: x})  # fmt: skip
+        machine = execute(
+            f"v_cmp_class_{kind}_e64 s4, {register}, {1 << k}\nv_cmp_class_{kind}_e64 s5, -{register}, {1 << k}"
+            if kind != "f64"
+            else f"v_cmp_class_f64_e64 s4, {register}, {1 << k}",
+            v={2: x},
+        )
         np.testing.assert_array_equal(machine.mask(4), np.arange(10) == k)
         if kind != "f64" and k > 1:  # the sign turns each class into its mirror image
             np.testing.assert_array_equal(machine.mask(5), np.arange(10) == 11 - k)

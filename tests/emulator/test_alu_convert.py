@@ -8,11 +8,39 @@ import pytest
 
 FLOAT = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 SPECIAL32 = np.array(
-    [0, 0x80000000, 1, 0x33000000, 0x33000001, 0x387FC000, 0x387FE000, 0x477FE000, 0x477FEFFF, 0x477FF000, 0xC77FF000,
-     0x7F800000, 0xFF800000, 0x7FC00000, 0x7F800001, 0x4F000000, 0xCF000000, 0x4F800000, 0x4EFFFFFF, 0x3F7FFFFF, 0x3F000000,
-     0x3FC00000, 0x40200000, 0xBF000000, 0xBFC00000, 0x437F0000, 0x43800000, 0x477FFF00, 0xC7000000],
+    [
+        0,
+        0x80000000,
+        1,
+        0x33000000,
+        0x33000001,
+        0x387FC000,
+        0x387FE000,
+        0x477FE000,
+        0x477FEFFF,
+        0x477FF000,
+        0xC77FF000,
+        0x7F800000,
+        0xFF800000,
+        0x7FC00000,
+        0x7F800001,
+        0x4F000000,
+        0xCF000000,
+        0x4F800000,
+        0x4EFFFFFF,
+        0x3F7FFFFF,
+        0x3F000000,
+        0x3FC00000,
+        0x40200000,
+        0xBF000000,
+        0xBFC00000,
+        0x437F0000,
+        0x43800000,
+        0x477FFF00,
+        0xC7000000,
+    ],
     np.uint32,
-)  # fmt: skip
+)
 
 
 def narrowed(exact, bits, source, target, rounding=0):
@@ -110,7 +138,9 @@ def test_rounding_to_integers_first(execute, exact):
 
 def test_integers_to_floats(execute, exact):
     rng = np.random.default_rng(9)
-    x = np.concatenate([rng.integers(0, 1 << 32, 400).astype(np.uint32), np.uint32(0x01000001) + np.arange(4, dtype=np.uint32)])
+    x = np.concatenate(
+        [rng.integers(0, 1 << 32, 400).astype(np.uint32), np.uint32(0x01000001) + np.arange(4, dtype=np.uint32)]
+    )
     for name, dtype in (("u32", np.uint32), ("i32", np.int32)):
         values = [int(v) for v in x.view(dtype)]
         want = [exact.encode(Fraction(v), "f32") if v else 0 for v in values]

@@ -139,7 +139,9 @@ def test_sine_and_cosine_take_revolutions(execute, kind):
     machine = execute(f"v_sin_{kind} v0, v2\nv_cos_{kind} v1, v2", v={2: x})
     turns = x.astype(np.float64) - np.rint(x.astype(np.float64))
     for n, function in ((0, np.sin), (1, np.cos)):
-        np.testing.assert_allclose(machine.vector(n, dtype), function(2 * np.pi * turns), rtol=2 * np.finfo(dtype).eps, atol=1e-15)
+        np.testing.assert_allclose(
+            machine.vector(n, dtype), function(2 * np.pi * turns), rtol=2 * np.finfo(dtype).eps, atol=1e-15
+        )
     np.testing.assert_array_equal(np.abs(machine.vector(0, dtype)[:17]), np.arange(17) % 2)
     np.testing.assert_array_equal(np.abs(machine.vector(1, dtype)[:17]), (np.arange(17) + 1) % 2)
 
@@ -150,7 +152,7 @@ def test_segments_of_two_over_pi(execute):
     two_over_pi = Fraction("0.636619772367581343075535053490057448137838582961825794990669")
     assert abs(sum(Fraction(float(g[0])) for g in got) - two_over_pi) < Fraction(1, 1 << 155)
     assert 0 < got[1][0] < 2.0**-52
-    # Segments start where the bits that matter for 1e300 do (its unit in the last place is 2**944), and at bit 6 for 2**60.
+    # For 2**60 the segments start at bit 6.
     for k, g in enumerate(got):
         end = 53 * (k + 1) + 6
         whole = two_over_pi * 2**end // 1

@@ -6,6 +6,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from laneloom.errors import UnknownInstructionError
+
 FLOAT = {"f16": np.float16, "f32": np.float32, "f64": np.float64}
 SPECIAL = {
     "f16": [0, 0x8000, 1, 0x8001, 0x3FF, 0x400, 0x3C00, 0xBC00, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00, 0x7D01],
@@ -157,7 +159,11 @@ def test_which_operand_is_added(execute, code, order):
 
 def test_source_modifiers_act_on_the_sign_bit(execute):
     x = np.array([1.5, -2.0, 0.0, -0.0, np.inf, np.nan], np.float32)
-    machine = execute("v_add_f32_e64 v0, -|v2|, v3\nv_cndmask_b32_e64 v1, -v2, |v2|, s0", v={2: x, 3: x * 0 - 0.0}, s={0: 0})
+    machine = execute(
+        "v_add_f32_e64 v0, -|v2|, v3\nv_cndmask_b32_e64 v1, -v2, |v2|, s0",
+        v={2: x, 3: np.full(6, -0.0, np.float32)},
+        s={0: 0},
+    )
     np.testing.assert_array_equal(machine.vector(0, np.float32)[:3], [-1.5, -2.0, -0.0])
     negated = machine.vector(1, np.uint32)
     np.testing.assert_array_equal(negated, x.view(np.uint32) ^ np.uint32(0x80000000))
@@ -192,9 +198,23 @@ def test_denormals_follow_the_mode(execute):
 def test_mode_register_by_setreg(execute):
     x = np.full(32, 1.0, np.float32)
     small = np.full(32, 2.0**-30, np.float32)
-    up = execute("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1\nv_add_f32 v0, v2, v3\ns_getreg_b32 s4, hwreg(HW_REG_MODE, 0, 4)", v={2: x, 3: small})
+    up = execute(
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1\n"
+        "v_add_f32 v0, v2, v3\n"
+        "s_getreg_b32 s4, hwreg(HW_REG_MODE, 0, 4)",
+        v={2: x, 3: small},
+    )
     assert (up.vector(0, np.float32) == np.nextafter(np.float32(1), np.float32(2))).all()
     assert (up.scalar(4) == 1).all()
+
+
+def test_overflow_stops_at_the_largest_8_bit_float_if_the_mode_says_so(execute):
+    x = np.array([1000.0, -1e9, np.inf, 448.0], np.float32)
+    code = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_cvt_pk_fp8_f32 v0.l, v1, v1"
+    machine = execute(code, gpu="gfx1201", v={1: x})
+    np.testing.assert_array_equal(machine.vector(0, np.uint16) & 0xFF, [0x7E, 0xFE, 0x7F, 0x7E])
+    with pytest.raises(UnknownInstructionError, match="v_add_f16"):
+        execute("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_add_f16 v0.l, v1.l, v1.l", gpu="gfx1201", v={1: x})
 
 
 def test_nan_is_quieted_and_kept(execute):
@@ -214,9 +234,16 @@ def as_f32(bits):
 
 @pytest.mark.parametrize(
     ("name", "gpu", "rule"),
-    [("max", "gfx1151", "ieee"), ("min", "gfx1151", "ieee"), ("max_num", "gfx1201", "num"), ("min_num", "gfx1201", "num"),
-     ("maximum", "gfx1201", "propagate"), ("minimum", "gfx1201", "propagate"), ("max", "gfx1201", "num")],
-)  # fmt: skip
+    [
+        ("max", "gfx1151", "ieee"),
+        ("min", "gfx1151", "ieee"),
+        ("max_num", "gfx1201", "num"),
+        ("min_num", "gfx1201", "num"),
+        ("maximum", "gfx1201", "propagate"),
+        ("minimum", "gfx1201", "propagate"),
+        ("max", "gfx1201", "num"),
+    ],
+)
 def test_min_and_max(execute, exact, name, gpu, rule):
     values = [0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, QNAN, SNAN, 1, 0x80000001]
     a, b = (x.ravel() for x in np.meshgrid(as_f32(values), as_f32(values)))
@@ -255,7 +282,9 @@ def test_three_operand_order(execute, kind):
     }  # fmt: skip
     for name, want in table.items():
         for gpu, suffix in (("gfx1100", ""), ("gfx1201", "_num")):
-            got = execute(f"v_{name}{suffix}_{kind} v0, v1, v2, v3", gpu=gpu, v={1: a, 2: b, 3: c}).vector(0, FLOAT[kind])
+            got = execute(f"v_{name}{suffix}_{kind} v0, v1, v2, v3", gpu=gpu, v={1: a, 2: b, 3: c}).vector(
+                0, FLOAT[kind]
+            )
             np.testing.assert_array_equal(got, want, err_msg=name)
     table = {
         "minimum3": table["min3"], "maximum3": table["max3"], "minimummaximum": table["minmax"],
@@ -267,8 +296,14 @@ def test_three_operand_order(execute, kind):
 
 
 def test_median_with_nan_is_the_minimum_of_the_others(execute):
-    x = {1: np.array([np.nan, 1, 5], np.float32), 2: np.array([2, np.nan, 3], np.float32), 3: np.array([1, 7, np.nan], np.float32)}
-    np.testing.assert_array_equal(execute("v_med3_num_f32 v0, v1, v2, v3", gpu="gfx1201", v=x).vector(0, np.float32), [1, 1, 3])
+    x = {
+        1: np.array([np.nan, 1, 5], np.float32),
+        2: np.array([2, np.nan, 3], np.float32),
+        3: np.array([1, 7, np.nan], np.float32),
+    }
+    np.testing.assert_array_equal(
+        execute("v_med3_num_f32 v0, v1, v2, v3", gpu="gfx1201", v=x).vector(0, np.float32), [1, 1, 3]
+    )
 
 
 # -- exponents and fractions -------------------------------------------------------------------------------------------

@@ -4,7 +4,23 @@ import numpy as np
 import pytest
 
 M32, M64, M16 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF, 0xFFFF
-EDGES = [0, 1, 2, 31, 32, 33, 0x7FFFFFFF, 0x80000000, 0x80000001, 0xFFFFFFFF, 0xFFFFFF, 0x800000, 0xFFFF, 0x8000, 0x7FFF]
+EDGES = [
+    0,
+    1,
+    2,
+    31,
+    32,
+    33,
+    0x7FFFFFFF,
+    0x80000000,
+    0x80000001,
+    0xFFFFFFFF,
+    0xFFFFFF,
+    0x800000,
+    0xFFFF,
+    0x8000,
+    0x7FFF,
+]
 
 
 def signed(x: int, bits: int = 32) -> int:
@@ -18,7 +34,9 @@ def columns(count: int, seed: int = 0, dtype=np.uint32) -> list[np.ndarray]:
     out = []
     for _ in range(count):
         shrunk = rng.integers(0, 1 << (bits - 1), 200).astype(np.uint64) >> rng.integers(0, bits, 200).astype(np.uint64)
-        out.append(rng.permutation(np.concatenate([np.resize(edges, 152), shrunk.astype(dtype), rng.permutation(edges)])))
+        out.append(
+            rng.permutation(np.concatenate([np.resize(edges, 152), shrunk.astype(dtype), rng.permutation(edges)]))
+        )
     return out
 
 
@@ -161,7 +179,9 @@ def test_every_lane_is_the_integer_result(execute, table):
         check(execute, name, function, columns(count, seed=k))
 
 
-@pytest.mark.parametrize("selector", [0x05040100, 0x07060302, 0x05040302, 0x03020504, 0x0C0C0400, 0x0D090B00, 0x01000302, 0x080A0C0D])
+@pytest.mark.parametrize(
+    "selector", [0x05040100, 0x07060302, 0x05040302, 0x03020504, 0x0C0C0400, 0x0D090B00, 0x01000302, 0x080A0C0D]
+)
 def test_constant_byte_selectors(execute, selector):
     a, b = columns(2, 9)
     got = execute(f"v_perm_b32 v0, v1, v2, {selector:#x}", v={1: a, 2: b}).vector(0, np.uint32)
@@ -170,8 +190,17 @@ def test_constant_byte_selectors(execute, selector):
 
 def test_constants_and_scalars_as_sources(execute):
     (a,) = columns(1, 4)
-    machine = execute("v_add_nc_u32 v0, -16, v1\nv_lshlrev_b32 v2, 5, v1\nv_mul_lo_u32 v3, v1, s2\nv_sub_nc_u32 v4, 0x12345678, v1", v={1: a}, s={2: 0x10003})
-    for n, want in ((0, a - np.uint32(16)), (2, a << np.uint32(5)), (3, a * np.uint32(0x10003)), (4, np.uint32(0x12345678) - a)):
+    machine = execute(
+        "v_add_nc_u32 v0, -16, v1\nv_lshlrev_b32 v2, 5, v1\nv_mul_lo_u32 v3, v1, s2\nv_sub_nc_u32 v4, 0x12345678, v1",
+        v={1: a},
+        s={2: 0x10003},
+    )
+    for n, want in (
+        (0, a - np.uint32(16)),
+        (2, a << np.uint32(5)),
+        (3, a * np.uint32(0x10003)),
+        (4, np.uint32(0x12345678) - a),
+    ):
         np.testing.assert_array_equal(machine.vector(n, np.uint32), want)
 
 
@@ -233,7 +262,9 @@ def test_16_bit_results_keep_the_other_half(execute, part):
         registers = ", ".join(f"v{k + 1}.l" for k in range(count))
         machine = execute(f"{name} v0.{part}, {registers}", v={k + 1: x for k, x in enumerate(xs)})
         want = [function(*map(int, row)) & M16 for row in zip(*xs[:count], strict=True)]
-        np.testing.assert_array_equal(machine.vector(0, np.uint16, part == "h"), np.array(want, np.uint16), err_msg=name)
+        np.testing.assert_array_equal(
+            machine.vector(0, np.uint16, part == "h"), np.array(want, np.uint16), err_msg=name
+        )
         assert (machine.vector(0, np.uint16, part == "l") == 0xA5A5).all(), name
 
 
@@ -294,7 +325,9 @@ def test_carries(execute):
 def test_carry_of_inactive_lanes_is_zero(execute):
     full = np.full(64, M32, np.uint32)
     active = np.arange(64) % 2 == 0
-    machine = execute("v_add_co_u32 v0, vcc_lo, v1, v1\nv_add_co_ci_u32_e32 v2, vcc_lo, v1, v1, vcc_lo", v={1: full}, active=active)
+    machine = execute(
+        "v_add_co_u32 v0, vcc_lo, v1, v1\nv_add_co_ci_u32_e32 v2, vcc_lo, v1, v1, vcc_lo", v={1: full}, active=active
+    )
     np.testing.assert_array_equal(machine.mask(106), active)
     np.testing.assert_array_equal(machine.vector(2, np.uint32)[active], M32)
 
@@ -304,7 +337,9 @@ def test_wide_multiply_add(execute, name):
     a, b = columns(2, 13)
     (c,) = columns(1, 14, np.uint64)
     c = np.resize(c, len(a))
-    machine = execute(f"{name} v[0:1], s4, v2, v3, v[4:5]", gpu="gfx1201" if "_co_" in name else "gfx1100", v={2: a, 3: b, 4: c})
+    machine = execute(
+        f"{name} v[0:1], s4, v2, v3, v[4:5]", gpu="gfx1201" if "_co_" in name else "gfx1100", v={2: a, 3: b, 4: c}
+    )
     if "i64" in name:
         want = [S(int(x)) * S(int(y)) + S(int(z), 64) for x, y, z in zip(a, b, c, strict=True)]
         carry = [w >> 64 & 1 for w in want]
@@ -329,7 +364,10 @@ def test_sliding_differences(execute):
     for name, masked in (("v_qsad_pk_u16_u8", False), ("v_mqsad_pk_u16_u8", True)):
         got = execute(f"{name} v[0:1], v[2:3], v4, v[6:7]", v={2: a, 4: b, 6: c}).vector(0, np.uint64)
         want = [
-            sum(((byte_sum(int(x) >> 8 * k & M32, int(y), masked) + (int(z) >> 16 * k)) & M16) << 16 * k for k in range(4))
+            sum(
+                ((byte_sum(int(x) >> 8 * k & M32, int(y), masked) + (int(z) >> 16 * k)) & M16) << 16 * k
+                for k in range(4)
+            )
             for x, y, z in zip(a, b, c, strict=True)
         ]
         np.testing.assert_array_equal(got, np.array(want, np.uint64))

@@ -10,8 +10,11 @@ OLD = (LANE + 1000).astype(np.uint32)
 
 def test_read_and_write_lanes(execute):
     x = np.arange(64, dtype=np.uint32) * 3
-    machine = execute("v_readlane_b32 s4, v2, 5\nv_readlane_b32 s5, v2, s6\nv_writelane_b32 v0, s6, 3\nv_writelane_b32 v1, -1, s7",
-                      v={2: x, 0: x, 1: x}, s={6: np.array([33, 2]), 7: np.array([0, 31])})  # fmt: skip
+    machine = execute(
+        "v_readlane_b32 s4, v2, 5\nv_readlane_b32 s5, v2, s6\nv_writelane_b32 v0, s6, 3\nv_writelane_b32 v1, -1, s7",
+        v={2: x, 0: x, 1: x},
+        s={6: np.array([33, 2]), 7: np.array([0, 31])},
+    )
     np.testing.assert_array_equal(machine.scalar(4), [15, 37 * 3])
     np.testing.assert_array_equal(machine.scalar(5), [3, 34 * 3])  # 33 is lane 1: five bits count
     want = x.copy()
@@ -45,7 +48,9 @@ def test_permlane16(execute, other):
     np.testing.assert_array_equal(variable, X[index])
     active = LANE % 3 != 0
     for modifier, inactive in (("", OLD), (" op_sel:[0,1]", np.uint32(0)), (" op_sel:[1,0]", X[index])):
-        got = execute(f"{name} v0, v2, s4, s5{modifier}", v={2: X, 0: OLD}, s=scalars, active=active).vector(0, np.uint32)
+        got = execute(f"{name} v0, v2, s4, s5{modifier}", v={2: X, 0: OLD}, s=scalars, active=active).vector(
+            0, np.uint32
+        )
         want = np.where(active, np.where(active[index], X[index], inactive), OLD)
         np.testing.assert_array_equal(got, want, err_msg=modifier)
 
@@ -98,7 +103,9 @@ def test_dpp8_and_fetching_inactive_lanes(execute):
     active = LANE % 8 != 7
     got = execute("v_mov_b32_dpp v0, v2 dpp8:[7,6,5,4,3,2,1,0]", v={2: X, 0: OLD}, active=active).vector(0, np.uint32)
     np.testing.assert_array_equal(got, np.where(active, np.where(active[index], X[index], 0), OLD))
-    got = execute("v_mov_b32_dpp v0, v2 dpp8:[7,6,5,4,3,2,1,0] fi:1", v={2: X, 0: OLD}, active=active).vector(0, np.uint32)
+    got = execute("v_mov_b32_dpp v0, v2 dpp8:[7,6,5,4,3,2,1,0] fi:1", v={2: X, 0: OLD}, active=active).vector(
+        0, np.uint32
+    )
     np.testing.assert_array_equal(got, np.where(active, X[index], OLD))
 
 
@@ -108,7 +115,9 @@ def test_dpp_source_inactive(execute):
     for tail, unreadable in ((" bound_ctrl:1", np.uint32(0)), ("", OLD), (" fi:1", X[index])):
         text = f"v_mov_b32_dpp v0, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf{tail}"
         got = execute(text, v={2: X, 0: OLD}, active=active).vector(0, np.uint32)
-        np.testing.assert_array_equal(got, np.where(active, np.where(active[index], X[index], unreadable), OLD), err_msg=tail)
+        np.testing.assert_array_equal(
+            got, np.where(active, np.where(active[index], X[index], unreadable), OLD), err_msg=tail
+        )
 
 
 def test_dpp_on_other_instructions(execute):
@@ -128,7 +137,9 @@ def test_dpp_on_other_instructions(execute):
 
 
 def test_swaps_and_dual_moves(execute):
-    machine = execute("v_swap_b32 v2, v3\nv_dual_mov_b32 v4, v5 :: v_dual_mov_b32 v5, v4", v={2: X, 3: OLD, 4: X, 5: OLD})
+    machine = execute(
+        "v_swap_b32 v2, v3\nv_dual_mov_b32 v4, v5 :: v_dual_mov_b32 v5, v4", v={2: X, 3: OLD, 4: X, 5: OLD}
+    )
     for n, want in ((2, OLD), (3, X), (4, OLD), (5, X)):
         np.testing.assert_array_equal(machine.vector(n, np.uint32), want)
 
@@ -139,7 +150,11 @@ def test_counting_lanes_below(execute, lanes):
     lane = np.arange(lanes)
     low = [bin(mask & 0xFFFFFFFF & ((1 << min(int(n), 32)) - 1)).count("1") + 5 for n in lane]
     high = [bin(mask >> 32 & ((1 << max(int(n) - 32, 0)) - 1)).count("1") for n in lane]
-    machine = execute("v_mbcnt_lo_u32_b32 v0, s2, 5\nv_mbcnt_hi_u32_b32 v1, s3, v0", s={2: mask & 0xFFFFFFFF, 3: mask >> 32}, lanes=lanes)
+    machine = execute(
+        "v_mbcnt_lo_u32_b32 v0, s2, 5\nv_mbcnt_hi_u32_b32 v1, s3, v0",
+        s={2: mask & 0xFFFFFFFF, 3: mask >> 32},
+        lanes=lanes,
+    )
     np.testing.assert_array_equal(machine.vector(0, np.uint32), low)
     np.testing.assert_array_equal(machine.vector(1, np.uint32), np.array(low) + np.array(high))
 

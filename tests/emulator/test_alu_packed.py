@@ -5,6 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from laneloom.errors import UnknownInstructionError
+
 M32 = 0xFFFFFFFF
 rng = np.random.default_rng(21)
 A, B, C = (rng.integers(0, 1 << 32, 300).astype(np.uint32) for _ in range(3))
@@ -21,11 +23,15 @@ def signed(x, bits):
 
 
 INTEGER = {
-    "v_pk_add_u16": (np.uint16, lambda a, b: a + b), "v_pk_sub_i16": (np.int16, lambda a, b: a - b),
-    "v_pk_mul_lo_u16": (np.uint16, lambda a, b: a * b), "v_pk_max_i16": (np.int16, np.maximum),
-    "v_pk_min_u16": (np.uint16, np.minimum), "v_pk_lshlrev_b16": (np.uint16, lambda n, x: x << (n & 15)),
-    "v_pk_lshrrev_b16": (np.uint16, lambda n, x: x >> (n & 15)), "v_pk_ashrrev_i16": (np.int16, lambda n, x: x >> (n & 15)),
-}  # fmt: skip
+    "v_pk_add_u16": (np.uint16, lambda a, b: a + b),
+    "v_pk_sub_i16": (np.int16, lambda a, b: a - b),
+    "v_pk_mul_lo_u16": (np.uint16, lambda a, b: a * b),
+    "v_pk_max_i16": (np.int16, np.maximum),
+    "v_pk_min_u16": (np.uint16, np.minimum),
+    "v_pk_lshlrev_b16": (np.uint16, lambda n, x: x << (n & 15)),
+    "v_pk_lshrrev_b16": (np.uint16, lambda n, x: x >> (n & 15)),
+    "v_pk_ashrrev_i16": (np.int16, lambda n, x: x >> (n & 15)),
+}
 
 
 @pytest.mark.parametrize("name", INTEGER)
@@ -42,19 +48,26 @@ def test_halves_are_chosen_by_op_sel(execute):
 
 
 def test_packed_saturation(execute):
-    machine = execute("v_pk_add_i16 v0, v1, v2 clamp\nv_pk_sub_u16 v3, v1, v2 clamp\nv_pk_mad_u16 v4, v1, v2, v5 clamp", v={1: A, 2: B, 5: C})
+    machine = execute(
+        "v_pk_add_i16 v0, v1, v2 clamp\nv_pk_sub_u16 v3, v1, v2 clamp\nv_pk_mad_u16 v4, v1, v2, v5 clamp",
+        v={1: A, 2: B, 5: C},
+    )
     s = halves(A, np.int16).astype(int) + halves(B, np.int16)
     np.testing.assert_array_equal(halves(machine.vector(0, np.uint32), np.int16), np.clip(s, -32768, 32767))
     u = halves(A, np.uint16).astype(int)
-    np.testing.assert_array_equal(halves(machine.vector(3, np.uint32), np.uint16), np.maximum(u - halves(B, np.uint16), 0))
+    np.testing.assert_array_equal(
+        halves(machine.vector(3, np.uint32), np.uint16), np.maximum(u - halves(B, np.uint16), 0)
+    )
     wide = u * halves(B, np.uint16) + halves(C, np.uint16)
     np.testing.assert_array_equal(halves(machine.vector(4, np.uint32), np.uint16), np.minimum(wide, 65535))
 
 
 def test_packed_floats(execute, exact):
-    code = ("v_pk_add_f16 v0, v1, v2\nv_pk_mul_f16 v3, v1, v2 neg_lo:[1,0] neg_hi:[0,1]\nv_pk_fma_f16 v4, v1, v2, v5\n"
-            "v_pk_fmac_f16 v6, v1, v2\nv_pk_max_f16 v7, v1, 0 op_sel_hi:[1,0]\nv_pk_mul_f16 v8, v1, 2.0 op_sel_hi:[1,0]\n"
-            "v_pk_add_f16 v9, v1, s2 clamp")  # fmt: skip
+    code = (
+        "v_pk_add_f16 v0, v1, v2\nv_pk_mul_f16 v3, v1, v2 neg_lo:[1,0] neg_hi:[0,1]\nv_pk_fma_f16 v4, v1, v2, v5\n"
+        "v_pk_fmac_f16 v6, v1, v2\nv_pk_max_f16 v7, v1, 0 op_sel_hi:[1,0]\nv_pk_mul_f16 v8, v1, 2.0 op_sel_hi:[1,0]\n"
+        "v_pk_add_f16 v9, v1, s2 clamp"
+    )
     machine = execute(code, v={1: P, 2: Q, 5: R, 6: R}, s={2: 0x40003C00})
     a, b, c = (halves(x, np.float16) for x in (P, Q, R))
     out = {n: halves(machine.vector(n, np.uint32), np.float16) for n in (0, 3, 4, 6, 7, 8, 9)}
@@ -76,11 +89,15 @@ def test_an_inline_float_fills_the_low_half_only(execute):
 
 
 def test_pack_and_half_constants(execute):
-    machine = execute("v_pack_b32_f16 v0, v1.l, v2.h\nv_add_f16 v3.l, 1.0, v1.h\nv_pack_b32_f16 v4, 1.0, -v1", v={1: P, 2: Q})
+    machine = execute(
+        "v_pack_b32_f16 v0, v1.l, v2.h\nv_add_f16 v3.l, 1.0, v1.h\nv_pack_b32_f16 v4, 1.0, -v1", v={1: P, 2: Q}
+    )
     a, b = halves(P, np.float16), halves(Q, np.float16)
     np.testing.assert_array_equal(halves(machine.vector(0, np.uint32), np.float16), np.stack([a[:, 0], b[:, 1]], 1))
     np.testing.assert_array_equal(machine.vector(3, np.float16), a[:, 1] + np.float16(1))
-    np.testing.assert_array_equal(halves(machine.vector(4, np.uint32), np.float16), np.stack([a[:, 0] * 0 + 1, -a[:, 0]], 1))
+    np.testing.assert_array_equal(
+        halves(machine.vector(4, np.uint32), np.float16), np.stack([a[:, 0] * 0 + 1, -a[:, 0]], 1)
+    )
 
 
 # -- mixed precision ---------------------------------------------------------------------------------------------------
@@ -92,7 +109,10 @@ def test_mixed_sources(execute):
     machine = execute("v_fma_mix_f32 v0, v1, v2, -v3 op_sel:[1,0,0] op_sel_hi:[1,0,0]", v={1: P, 2: f, 3: f * 3})
     want = a[:, 1] * f - (f * 3).astype(np.float64)
     np.testing.assert_allclose(machine.vector(0, np.float32), want, rtol=2e-7, atol=1e-7)
-    machine = execute("v_fma_mixlo_f16 v0, v1, v2, v3 op_sel_hi:[1,1,0]\nv_fma_mixhi_f16 v4, |v1|, v2, 1.0 op_sel_hi:[1,1,0]", v={1: P, 2: Q, 3: f})
+    machine = execute(
+        "v_fma_mixlo_f16 v0, v1, v2, v3 op_sel_hi:[1,1,0]\nv_fma_mixhi_f16 v4, |v1|, v2, 1.0 op_sel_hi:[1,1,0]",
+        v={1: P, 2: Q, 3: f},
+    )
     b = halves(Q, np.float16).astype(np.float64)
     low = (a[:, 0] * b[:, 0] + f).astype(np.float32).astype(np.float16)
     np.testing.assert_array_equal(machine.vector(0, np.float16), low)
@@ -113,8 +133,11 @@ def elements(x, bits, is_signed):
 @pytest.mark.parametrize(("name", "bits"), [("v_dot4_i32_iu8", 8), ("v_dot8_i32_iu4", 4)])
 @pytest.mark.parametrize("signs", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_integer_dots(execute, name, bits, signs):
-    sums = [sum(x * y for x, y in zip(elements(a, bits, signs[0]), elements(b, bits, signs[1]), strict=True)) + signed(int(c), 32)
-            for a, b, c in zip(A, B, C, strict=True)]  # fmt: skip
+    sums = [
+        sum(x * y for x, y in zip(elements(a, bits, signs[0]), elements(b, bits, signs[1]), strict=True))
+        + signed(int(c), 32)
+        for a, b, c in zip(A, B, C, strict=True)
+    ]
     modifier = f" neg_lo:[{signs[0]},{signs[1]},0]" if any(signs) else ""
     got = execute(f"{name} v0, v1, v2, v3{modifier}", v={1: A, 2: B, 3: C}).vector(0, np.uint32)
     np.testing.assert_array_equal(got, [s & M32 for s in sums])
@@ -150,7 +173,9 @@ def test_float_dots(execute, exact):
     for i in range(0, 300, 5):
         total = f16(int(ch[i]), "f16")
         for k in range(2):
-            total = Fraction(total) + f16(int(halves(P, np.uint16)[i, k]), "f16") * f16(int(halves(Q, np.uint16)[i, k]), "f16")
+            total = Fraction(total) + f16(int(halves(P, np.uint16)[i, k]), "f16") * f16(
+                int(halves(Q, np.uint16)[i, k]), "f16"
+            )
             total = exact.decode(exact.encode(total, "f16"), "f16")
         assert float(total) == float(machine.vector(0, np.float16, 1)[i])
     assert (machine.vector(0, np.uint16) == 0xA5A5).all()
@@ -177,5 +202,26 @@ def test_8_bit_float_dots(execute):
     want = -c
     for k in range(4):
         want = want + x[:, k] * y[:, k]
-    got = execute("v_dot4_f32_fp8_fp8 v0, v1, v2, v3 neg_lo:[0,0,1]", gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(0, np.float32)
+    got = execute("v_dot4_f32_fp8_fp8 v0, v1, v2, v3 neg_lo:[0,0,1]", gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(
+        0, np.float32
+    )
     np.testing.assert_array_equal(got, want)
+
+
+def test_dpp_of_dots_and_mixed_precision(execute):
+    lane = np.arange(32)
+    tail = "row_xmask:3 row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    c = np.zeros(32, np.float32)
+    code = (
+        f"v_dot2_f32_f16_e64_dpp v0, v1, v2, v3 {tail}\nv_fma_mix_f32_e64_dpp v4, v1, v2, v3 op_sel_hi:[1,1,0] {tail}\n"
+        f"v_dot4_i32_iu8_e64_dpp v5, v1, v2, v3 {tail}"
+    )
+    machine = execute(code, v={1: P[:32], 2: Q[:32], 3: c})
+    a, b = halves(P[:32], np.float16).astype(np.float32)[lane ^ 3], halves(Q[:32], np.float16).astype(np.float32)
+    np.testing.assert_array_equal(machine.vector(0, np.float32), a[:, 0] * b[:, 0] + a[:, 1] * b[:, 1])
+    np.testing.assert_array_equal(machine.vector(4, np.float32), a[:, 0] * b[:, 0])
+    pairs = zip(P[:32][lane ^ 3], Q[:32], strict=True)
+    want = [sum(x * y for x, y in zip(elements(p, 8, 0), elements(q, 8, 0), strict=True)) for p, q in pairs]
+    np.testing.assert_array_equal(machine.vector(5, np.uint32), want)
+    with pytest.raises(UnknownInstructionError, match="v_pk_add_u16"):
+        execute(f"v_pk_add_u16_e64_dpp v0, v1, v2 {tail}", v={1: A, 2: B})

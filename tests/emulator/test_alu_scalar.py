@@ -4,7 +4,21 @@ import numpy as np
 import pytest
 
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
-VALUES = [0, 1, 2, 31, 32, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0xDEADBEEF, 0x00050003, 0x001F0004, 0x00200010, 0x12345678]
+VALUES = [
+    0,
+    1,
+    2,
+    31,
+    32,
+    0x7FFFFFFF,
+    0x80000000,
+    0xFFFFFFFF,
+    0xDEADBEEF,
+    0x00050003,
+    0x001F0004,
+    0x00200010,
+    0x12345678,
+]
 WIDE = [0, 1, M64, 1 << 63, (1 << 63) - 1, 0x123456789ABCDEF0, 1 << 32, 0xFFFFFFFF, 0xF0000000000000F0]
 
 
@@ -20,7 +34,9 @@ def grid(first, second=None):
 def run(execute, name, a, b=None, wide=(False, False, False), old=0, scc=None, gpu="gfx1151"):
     """Destination s[0:1] or s0, sources s[2:3] and s[4:5]; the values of one pair per wave."""
     register = lambda n, w: f"s[{n}:{n + 1}]" if w else f"s{n}"  # noqa: E731
-    text = f"{name} {register(0, wide[0])}, {register(2, wide[1])}" + (f", {register(4, wide[2])}" if b is not None else "")
+    text = f"{name} {register(0, wide[0])}, {register(2, wide[1])}" + (
+        f", {register(4, wide[2])}" if b is not None else ""
+    )
     count = len(a)
     s = {0: np.full(count, old, np.uint64), 2: a}
     if b is not None:
@@ -74,7 +90,7 @@ TWO = {  # result, and SCC as a function, NONZERO or None where it is left alone
 
 def bfe_signed(a, offset, width, bits):
     value = S(a, bits) >> offset & (1 << width) - 1
-    return S(value, width) if 0 < width else 0
+    return S(value, width) if width > 0 else 0
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -104,7 +120,10 @@ def test_names_of_gfx12_are_the_same_operations(execute):
 
 def test_carry_chain(execute):
     a, b = grid(WIDE)
-    for low, high, function in (("s_add_u32", "s_addc_u32", lambda x, y: x + y), ("s_sub_u32", "s_subb_u32", lambda x, y: x - y)):
+    for low, high, function in (
+        ("s_add_u32", "s_addc_u32", lambda x, y: x + y),
+        ("s_sub_u32", "s_subb_u32", lambda x, y: x - y),
+    ):
         machine = execute(f"{low} s0, s2, s4\n{high} s1, s3, s5", s={2: a, 4: b})
         want = [function(int(x), int(y)) for x, y in zip(a, b, strict=True)]
         np.testing.assert_array_equal(machine.scalar(0, np.uint64), np.array([w & M64 for w in want], np.uint64))
@@ -116,10 +135,12 @@ WIDE_TWO = {
     "s_and_not1_b64": lambda a, b: a & ~b, "s_xnor_b64": lambda a, b: ~(a ^ b),
 }  # fmt: skip
 WIDE_SHIFT = {
-    "s_lshl_b64": lambda a, n: a << (n & 63), "s_lshr_b64": lambda a, n: a >> (n & 63),
-    "s_ashr_i64": lambda a, n: S(a, 64) >> (n & 63), "s_bfe_u64": lambda a, s: a >> (s & 63) & (1 << (s >> 16 & 127)) - 1,
+    "s_lshl_b64": lambda a, n: a << (n & 63),
+    "s_lshr_b64": lambda a, n: a >> (n & 63),
+    "s_ashr_i64": lambda a, n: S(a, 64) >> (n & 63),
+    "s_bfe_u64": lambda a, s: a >> (s & 63) & (1 << (s >> 16 & 127)) - 1,
     "s_bfe_i64": lambda a, s: bfe_signed(a, s & 63, s >> 16 & 127, 64),
-}  # fmt: skip
+}
 WIDE_PLAIN = {
     "s_add_nc_u64": lambda a, b: a + b, "s_sub_nc_u64": lambda a, b: a - b, "s_mul_u64": lambda a, b: a * b,
 }  # fmt: skip
@@ -146,20 +167,27 @@ def quad_mask(a, bits):
 
 
 ONE = {
-    "s_mov_b32": (lambda a: a, None), "s_not_b32": (lambda a: ~a, NONZERO), "s_abs_i32": (lambda a: abs(S(a)), NONZERO),
+    "s_mov_b32": (lambda a: a, None),
+    "s_not_b32": (lambda a: ~a, NONZERO),
+    "s_abs_i32": (lambda a: abs(S(a)), NONZERO),
     "s_brev_b32": (lambda a: int(f"{a:032b}"[::-1], 2), None),
-    "s_bcnt1_i32_b32": (lambda a: a.bit_count(), NONZERO), "s_bcnt0_i32_b32": (lambda a: 32 - a.bit_count(), NONZERO),
+    "s_bcnt1_i32_b32": (lambda a: a.bit_count(), NONZERO),
+    "s_bcnt0_i32_b32": (lambda a: 32 - a.bit_count(), NONZERO),
     "s_ctz_i32_b32": (lambda a: (a & -a).bit_length() - 1, None),
-    "s_clz_i32_u32": (lambda a: 32 - a.bit_length() if a else -1, None), "s_cls_i32": (lambda a: leading_signs(a, 32), None),
-    "s_sext_i32_i8": (lambda a: S(a & 255, 8), None), "s_sext_i32_i16": (lambda a: S(a & 65535, 16), None),
+    "s_clz_i32_u32": (lambda a: 32 - a.bit_length() if a else -1, None),
+    "s_cls_i32": (lambda a: leading_signs(a, 32), None),
+    "s_sext_i32_i8": (lambda a: S(a & 255, 8), None),
+    "s_sext_i32_i16": (lambda a: S(a & 65535, 16), None),
     "s_quadmask_b32": (lambda a: quad_mask(a, 32), NONZERO),
     "s_wqm_b32": (lambda a: sum(15 << 4 * k for k in range(8) if a >> 4 * k & 15), NONZERO),
     "s_ff1_i32_b32": (lambda a: (a & -a).bit_length() - 1, None),
-}  # fmt: skip
+}
 ONE_OF_64 = {
-    "s_bcnt1_i32_b64": (lambda a: a.bit_count(), NONZERO), "s_ctz_i32_b64": (lambda a: (a & -a).bit_length() - 1, None),
-    "s_clz_i32_u64": (lambda a: 64 - a.bit_length() if a else -1, None), "s_cls_i32_i64": (lambda a: leading_signs(a, 64), None),
-}  # fmt: skip
+    "s_bcnt1_i32_b64": (lambda a: a.bit_count(), NONZERO),
+    "s_ctz_i32_b64": (lambda a: (a & -a).bit_length() - 1, None),
+    "s_clz_i32_u64": (lambda a: 64 - a.bit_length() if a else -1, None),
+    "s_cls_i32_i64": (lambda a: leading_signs(a, 64), None),
+}
 ONE_TO_64 = {
     "s_mov_b64": (lambda a: a, None), "s_not_b64": (lambda a: ~a, NONZERO),
     "s_brev_b64": (lambda a: int(f"{a:064b}"[::-1], 2), None), "s_quadmask_b64": (lambda a: quad_mask(a, 64), NONZERO),
@@ -203,7 +231,9 @@ def test_compares_and_selects(execute):
              "lt": lambda x, y: x < y, "le": lambda x, y: x <= y}  # fmt: skip
     for name, relation in table.items():
         for kind, view in (("i32", S), ("u32", int)):
-            machine = execute(f"s_cmp_{name}_{kind} s2, s4\ns_cselect_b64 s[0:1], s[2:3], 0\ns_cmov_b32 s6, s4", s={2: a, 4: b, 6: a})
+            machine = execute(
+                f"s_cmp_{name}_{kind} s2, s4\ns_cselect_b64 s[0:1], s[2:3], 0\ns_cmov_b32 s6, s4", s={2: a, 4: b, 6: a}
+            )
             want = np.array([relation(view(int(x)), view(int(y))) for x, y in zip(a, b, strict=True)])
             np.testing.assert_array_equal(machine.waves.scc, want)
             np.testing.assert_array_equal(machine.scalar(0), np.where(want, a, 0))
@@ -224,7 +254,9 @@ def test_saveexec(execute, name):
     active = np.arange(64) % 5 != 0
     exec_bits = np.packbits(active.reshape(2, 32), axis=1, bitorder="little").view(np.uint32)[:, 0].astype(np.uint64)
     source = np.array([0x0F0F1234, 0xFFFF0000], np.uint64)
-    machine = execute(f"s_{name}_saveexec_b32 s0, s2\nv_mov_b32 v0, 1", s={2: source}, v={0: np.zeros(64, np.uint32)}, active=active)
+    machine = execute(
+        f"s_{name}_saveexec_b32 s0, s2\nv_mov_b32 v0, 1", s={2: source}, v={0: np.zeros(64, np.uint32)}, active=active
+    )
     new = np.array([SAVING[name](int(s), int(e)) & M32 for s, e in zip(source, exec_bits, strict=True)])
     np.testing.assert_array_equal(machine.scalar(0), exec_bits)
     np.testing.assert_array_equal(machine.scalar(126), new)
@@ -248,9 +280,11 @@ def test_scalar_floats(execute):
     for name, want in table.items():
         got = execute(f"{name} s0, s2, s4", s={2: x, 4: y}).scalar(0, np.float32)
         np.testing.assert_array_equal(got, want, err_msg=name)
-    machine = execute("s_cmp_nlt_f32 s2, s4\ns_fmac_f32 s6, s2, s4\ns_cvt_i32_f32 s7, s2\ns_cvt_f32_u32 s8, s7\ns_floor_f32 s9, s2\n"
-                      "s_cvt_f16_f32 s10, s2\ns_add_f16 s11, s10, s10\ns_cvt_pk_rtz_f16_f32 s12, s2, s4\ns_cvt_hi_f32_f16 s13, s12",
-                      s={2: x[:2], 4: y[:2], 6: np.ones(2, np.float32)})  # fmt: skip
+    machine = execute(
+        "s_cmp_nlt_f32 s2, s4\ns_fmac_f32 s6, s2, s4\ns_cvt_i32_f32 s7, s2\ns_cvt_f32_u32 s8, s7\ns_floor_f32 s9, s2\n"
+        "s_cvt_f16_f32 s10, s2\ns_add_f16 s11, s10, s10\ns_cvt_pk_rtz_f16_f32 s12, s2, s4\ns_cvt_hi_f32_f16 s13, s12",
+        s={2: x[:2], 4: y[:2], 6: np.ones(2, np.float32)},
+    )
     np.testing.assert_array_equal(machine.waves.scc, [True, False])
     np.testing.assert_array_equal(machine.scalar(6, np.float32), x[:2] * y[:2] + 1)
     np.testing.assert_array_equal(machine.scalar(7, np.int32), [1, -2])
@@ -259,13 +293,19 @@ def test_scalar_floats(execute):
     np.testing.assert_array_equal(machine.scalar(10).astype(np.uint16).view(np.float16), [1.5, -2.25])
     np.testing.assert_array_equal(machine.scalar(11), np.array([3, -4.5], np.float16).view(np.uint16))
     np.testing.assert_array_equal(machine.scalar(13, np.float32), y[:2])
-    machine = execute("v_s_rcp_f32 s0, s2\nv_s_sqrt_f32 s1, |s2|\nv_s_exp_f32 s4, 2.0", gpu="gfx1201", s={2: np.array([-4.0], np.float32)})
+    machine = execute(
+        "v_s_rcp_f32 s0, s2\nv_s_sqrt_f32 s1, |s2|\nv_s_exp_f32 s4, 2.0",
+        gpu="gfx1201",
+        s={2: np.array([-4.0], np.float32)},
+    )
     assert [machine.scalar(n, np.float32)[0] for n in (0, 1, 4)] == [-0.25, 2.0, 4.0]
 
 
 def test_moves_by_m0(execute):
-    machine = execute("s_mov_b32 m0, s9\ns_movrels_b32 s0, s2\ns_movreld_b32 s4, s9\ns_movrels_b64 s[10:11], s[2:3]",
-                      s={2: np.array([5, 6]), 3: np.array([7, 8]), 4: np.array([0, 0]), 5: np.array([0, 0]), 9: np.array([0, 1])})  # fmt: skip
+    machine = execute(
+        "s_mov_b32 m0, s9\ns_movrels_b32 s0, s2\ns_movreld_b32 s4, s9\ns_movrels_b64 s[10:11], s[2:3]",
+        s={2: np.array([5, 6]), 3: np.array([7, 8]), 4: np.array([0, 0]), 5: np.array([0, 0]), 9: np.array([0, 1])},
+    )
     np.testing.assert_array_equal(machine.scalar(0), [5, 8])
     np.testing.assert_array_equal(machine.scalar(5), [0, 1])
     np.testing.assert_array_equal(machine.scalar(10), [5, 8])

@@ -1,5 +1,6 @@
 """Every instruction of the ALU tables is one that LLVM assembles, with these operands, for a GPU that is emulated."""
 
+import contextlib
 import re
 
 import pytest
@@ -14,16 +15,32 @@ from laneloom.emulator.program import Program
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
 _LANES = "v1, v2, s3, s4"
 SPECIAL = {  # the operands of instructions that have a builder of their own
-    "v_readlane_b32": "s1, v2, 3", "v_readfirstlane_b32": "s1, v2", "v_writelane_b32": "v1, s2, 3",
-    "v_permlane16_b32": _LANES, "v_permlanex16_b32": _LANES, "v_permlane16_var_b32": "v1, v2, v3",
-    "v_permlanex16_var_b32": "v1, v2, v3", "v_permlane64_b32": "v1, v2", "v_swap_b32": "v1, v2", "v_swap_b16": "v1.l, v2.h",
-    "v_mbcnt_lo_u32_b32": "v1, s2, v3", "v_mbcnt_hi_u32_b32": "v1, s2, v3", "v_mqsad_u32_u8": "v[0:3], v[4:5], v6, v[8:11]",
-    "s_denorm_mode": "15", "s_round_mode": "0", "s_setreg_b32": "hwreg(HW_REG_MODE, 12, 4), s1",
-    "s_setreg_imm32_b32": "hwreg(HW_REG_MODE, 0, 4), 3", "s_getreg_b32": "s1, hwreg(HW_REG_MODE, 0, 4)",
-    "v_fma_mix_f32": "v1, v2, v3, v4", "v_fma_mixlo_f16": "v1, v2, v3, v4", "v_fma_mixhi_f16": "v1, v2, v3, v4",
-    "v_div_scale_f32": "v1, vcc_lo, v2, v3, v4", "v_div_scale_f64": "v[0:1], vcc_lo, v[2:3], v[4:5], v[6:7]",
-    "v_pk_fmac_f16": "v1, v2, v3", "v_swaprel_b32": "v1, v2",
-}  # fmt: skip
+    "v_readlane_b32": "s1, v2, 3",
+    "v_readfirstlane_b32": "s1, v2",
+    "v_writelane_b32": "v1, s2, 3",
+    "v_permlane16_b32": _LANES,
+    "v_permlanex16_b32": _LANES,
+    "v_permlane16_var_b32": "v1, v2, v3",
+    "v_permlanex16_var_b32": "v1, v2, v3",
+    "v_permlane64_b32": "v1, v2",
+    "v_swap_b32": "v1, v2",
+    "v_swap_b16": "v1.l, v2.h",
+    "v_mbcnt_lo_u32_b32": "v1, s2, v3",
+    "v_mbcnt_hi_u32_b32": "v1, s2, v3",
+    "v_mqsad_u32_u8": "v[0:3], v[4:5], v6, v[8:11]",
+    "s_denorm_mode": "15",
+    "s_round_mode": "0",
+    "s_setreg_b32": "hwreg(HW_REG_MODE, 12, 4), s1",
+    "s_setreg_imm32_b32": "hwreg(HW_REG_MODE, 0, 4), 3",
+    "s_getreg_b32": "s1, hwreg(HW_REG_MODE, 0, 4)",
+    "v_fma_mix_f32": "v1, v2, v3, v4",
+    "v_fma_mixlo_f16": "v1, v2, v3, v4",
+    "v_fma_mixhi_f16": "v1, v2, v3, v4",
+    "v_div_scale_f32": "v1, vcc_lo, v2, v3, v4",
+    "v_div_scale_f64": "v[0:1], vcc_lo, v[2:3], v[4:5], v[6:7]",
+    "v_pk_fmac_f16": "v1, v2, v3",
+    "v_swaprel_b32": "v1, v2",
+}
 PATTERNS = [
     (r"v_(add|sub|subrev)_co_u32", "v1, s2, v3, v4"),
     (r"v_(add|sub|subrev)_co_ci_u32", "v1, s2, v3, v4, s5"),
@@ -80,11 +97,9 @@ def operands(name: str) -> str:
 
 def refusals(lines: list[str], gpu: str) -> dict[int, str]:
     """Number of each line that LLVM refuses, and why."""
-    with captured_stderr() as printed:
-        try:
-            versions.assembler()(".text\n" + "\n".join(lines) + "\n", gpu, "")
-        except (RuntimeError, ValueError):
-            pass  # the lines are in what was printed
+    # What LLVM refuses is in what it prints.
+    with captured_stderr() as printed, contextlib.suppress(RuntimeError, ValueError):
+        versions.assembler()(".text\n" + "\n".join(lines) + "\n", gpu, "")
     return {int(m[1]) - 2: m[2] for m in re.finditer(r":(\d+):\d+: error: (.*)", printed[0])}
 
 

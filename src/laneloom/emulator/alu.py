@@ -48,6 +48,7 @@ class Op:
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
     build: Builder | None = None  #: makes the whole closure: the operands do not fit `dst = fn(*sources)`
+    dpp: bool = True  #: `build` knows DPP
 
 
 VECTOR: dict[str, Op] = {}  #: filled by the instruction class files
@@ -60,10 +61,10 @@ def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
         VECTOR[name] = Op(dst, tuple(src.split()), fn, **flags)
 
 
-def special(names: str, build: Builder) -> None:
+def special(names: str, build: Builder, dpp: bool = False) -> None:
     """Declare operations whose operands do not fit `dst = fn(*sources)`: `build` makes the whole closure."""
     for name in names.split():
-        op = Op("", (), _no_function, build=build)
+        op = Op("", (), _no_function, build=build, dpp=dpp)
         if name.startswith("v_"):
             VECTOR[name] = op
         else:
@@ -92,6 +93,8 @@ _OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
     if op.build is not None:
+        if not op.dpp and lane_source(ins, target.lanes) is not None:
+            raise UnknownInstructionError(f"{ins.name} with DPP is not implemented")
         return op.build(ins, target)
     texts = list(ins.operands)
     if op.dst == "exec":
@@ -188,6 +191,8 @@ def _function(op: Op, ins: Instruction, target: Target) -> Callable:
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
         return op.clamped
+    if op.dst == "f16" and op.rounded is not None and target.mode.f16_overflow:
+        raise UnknownInstructionError(f"{ins.name} with MODE.FP16_OVFL set is not implemented")
     rounding = target.mode.rounding(op.dst)
     if rounding == NEAREST or op.dst not in FLOATS:
         return op.fn

@@ -139,9 +139,9 @@ def permute_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndar
 
 def _constant_permutation(selector: int) -> Callable:
     choice = [selector >> 8 * k & 0xFF for k in range(4)]
-    halves = [_aligned_half(*choice[2 * k : 2 * k + 2]) for k in range(2)]
-    if None not in halves:
-        (low_word, low_shift), (high_word, high_shift) = halves
+    low_half, high_half = _aligned_half(choice[0], choice[1]), _aligned_half(choice[2], choice[3])
+    if low_half is not None and high_half is not None:
+        (low_word, low_shift), (high_word, high_shift) = low_half, high_half
 
         def of_halves(a: np.ndarray, b: np.ndarray) -> np.ndarray:
             sources = (b, a)
@@ -162,7 +162,7 @@ def _constant_permutation(selector: int) -> Callable:
             else:
                 byte = U64(0 if c == 12 else 0xFF)
             out = out | (byte.astype(U32) << U32(8 * k))
-        return out
+        return np.asarray(out)
 
     return of_bytes
 

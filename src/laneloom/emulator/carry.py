@@ -63,12 +63,14 @@ def _subtract_with_borrow(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> t
     return partial - borrow, (a < b) | (partial < borrow)
 
 
-special("v_add_co_u32", two_results("u32 u32", "u32", _add))
-special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract))
-special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)))
-special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry))
-special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow))
-special("v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)))
+special("v_add_co_u32", two_results("u32 u32", "u32", _add), dpp=True)
+special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract), dpp=True)
+special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)), dpp=True)
+special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry), dpp=True)
+special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow), dpp=True)
+special(
+    "v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)), dpp=True
+)
 
 
 def _multiply_add_u64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -84,5 +86,5 @@ def _multiply_add_i64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.n
     return total, carry ^ (product < 0) ^ (c < 0)
 
 
-special("v_mad_u64_u32 v_mad_co_u64_u32", two_results("u32 u32 u64", "u64", _multiply_add_u64))
-special("v_mad_i64_i32 v_mad_co_i64_i32", two_results("i32 i32 i64", "i64", _multiply_add_i64))
+special("v_mad_u64_u32 v_mad_co_u64_u32", two_results("u32 u32 u64", "u64", _multiply_add_u64), dpp=True)
+special("v_mad_i64_i32 v_mad_co_i64_i32", two_results("i32 i32 i64", "i64", _multiply_add_i64), dpp=True)

@@ -45,7 +45,7 @@ def scaled(near_max: int, near_min: int, tiny: int, power: int) -> Callable:
 
     def function(x: np.ndarray, denominator: np.ndarray, numerator: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if _moderate(denominator, near_max // 2) and _moderate(numerator, near_max // 2):
-            return x, np.False_
+            return x, np.zeros(1, np.bool_)
         x, denominator, numerator = np.broadcast_arrays(x, denominator, numerator)
         f, smallest = x.dtype.type, np.finfo(x.dtype).tiny
         difference = _exponent(numerator) - _exponent(denominator)

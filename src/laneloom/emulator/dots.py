@@ -10,10 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .alu import Step, Target, special, vector_readers
+from .alu import Step, Target, special, store_step, vector_readers
 from .bits import I32, I64, U32, saturate
-from .float16 import narrow_double, widen
+from .dpp import lane_source
 from .float8 import BF8_VALUES, FP8_VALUES
+from .float16 import narrow_double, widen
 from .operands import read, write
 from .packed import read_halves
 from .parse import Instruction
@@ -54,11 +55,13 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
         )
         select = ins.bits("op_sel", [0, 0, 0, 0]) if packed_result else [0, 0, 0, 0]
         addend = read(c, result, bool(select[2]))
-        store = write(destination, result, bool(select[3]))
+        source = lane_source(ins, target.lanes)
+        if source is not None:
+            a = source.reader(a)
         clamp = ins.flag("clamp")
         negate_c = not accumulates and bool(lists[2][2]) and not packed_result
 
-        def step(g: Waves) -> None:
+        def compute(g: Waves) -> np.ndarray:
             products = widen(a(g)) * widen(b(g))
             total = addend(g)
             if negate_c:
@@ -73,19 +76,19 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
                     total = to_bf16(bf16_to_f32(total) + product)
             if clamp and result != "bf16":
                 total = np.fmin(np.fmax(total, total.dtype.type(0)), total.dtype.type(1))
-            store(g, total)
+            return total
 
-        return step
+        return store_step(source, compute, write(destination, result, bool(select[3])))
 
     return build
 
 
-special("v_dot2_f32_f16", _of_pairs("f16", "f32", False))
-special("v_dot2_f32_bf16", _of_pairs("bf16", "f32", False))
-special("v_dot2_f16_f16", _of_pairs("f16", "f16", False))
-special("v_dot2_bf16_bf16", _of_pairs("bf16", "bf16", False))
-special("v_dot2acc_f32_f16", _of_pairs("f16", "f32", True))
-special("v_dot2acc_f32_bf16", _of_pairs("bf16", "f32", True))
+special("v_dot2_f32_f16", _of_pairs("f16", "f32", False), dpp=True)
+special("v_dot2_f32_bf16", _of_pairs("bf16", "f32", False), dpp=True)
+special("v_dot2_f16_f16", _of_pairs("f16", "f16", False), dpp=True)
+special("v_dot2_bf16_bf16", _of_pairs("bf16", "bf16", False), dpp=True)
+special("v_dot2acc_f32_f16", _of_pairs("f16", "f32", True), dpp=True)
+special("v_dot2acc_f32_bf16", _of_pairs("bf16", "f32", True), dpp=True)
 
 
 def _elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
@@ -102,31 +105,31 @@ def _of_integers(bits: int, signed_by_modifier: bool, signed: int = 0) -> Callab
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         signs = ins.bits("neg_lo", [signed] * 3) if signed_by_modifier else [0, 0, 0]
+        source = lane_source(ins, target.lanes)
         kinds = ["u32", "u32", "i32" if signed_by_modifier else "u32"]
-        a, b, c = vector_readers(ins, texts, kinds, target, [0] * 3, None)
-        store = write(destination, "u32")
+        a, b, c = vector_readers(ins, texts, kinds, target, [0] * 3, source)
         clamp = ins.flag("clamp")
         accumulator = I32 if signed_by_modifier else U32
 
-        def step(g: Waves) -> None:
+        def compute(g: Waves) -> np.ndarray:
             left, right = np.asarray(a(g)), np.asarray(b(g))
             total = np.asarray(c(g)).astype(I64)
             for x, y in zip(_elements(left, bits, bool(signs[0])), _elements(right, bits, bool(signs[1])), strict=True):
                 total = total + x * y
             result = saturate(total, accumulator) if clamp else total.astype(accumulator)
-            store(g, result.view(U32))
+            return result.view(U32)
 
-        return step
+        return store_step(source, compute, write(destination, "u32"))
 
     return build
 
 
-special("v_dot4_i32_iu8", _of_integers(8, True))
-special("v_dot8_i32_iu4", _of_integers(4, True))
-special("v_dot4_i32_i8", _of_integers(8, True, signed=1))
-special("v_dot8_i32_i4", _of_integers(4, True, signed=1))
-special("v_dot4_u32_u8", _of_integers(8, False))
-special("v_dot8_u32_u4", _of_integers(4, False))
+special("v_dot4_i32_iu8", _of_integers(8, True), dpp=True)
+special("v_dot8_i32_iu4", _of_integers(4, True), dpp=True)
+special("v_dot4_i32_i8", _of_integers(8, True, signed=1), dpp=True)
+special("v_dot8_i32_i4", _of_integers(4, True, signed=1), dpp=True)
+special("v_dot4_u32_u8", _of_integers(8, False), dpp=True)
+special("v_dot8_u32_u4", _of_integers(4, False), dpp=True)
 
 _FLOAT8 = {"fp8": FP8_VALUES.astype(np.float32), "bf8": BF8_VALUES.astype(np.float32)}
 
@@ -136,24 +139,24 @@ def _of_float8(kind_a: str, kind_b: str) -> Callable[[Instruction, Target], Step
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        a, b, c = vector_readers(ins, texts, ["u32", "u32", "f32"], target, [0] * 3, None)
+        source = lane_source(ins, target.lanes)
+        a, b, c = vector_readers(ins, texts, ["u32", "u32", "f32"], target, [0] * 3, source)
         negate = bool(ins.bits("neg_lo", [0, 0, 0])[2])
         absolute = bool(ins.bits("neg_hi", [0, 0, 0])[2])
-        store = write(destination, "f32")
 
-        def step(g: Waves) -> None:
+        def compute(g: Waves) -> np.ndarray:
             left, right, total = a(g), b(g), c(g)
             total = np.abs(total) if absolute else total
             total = -total if negate else total
             for k in range(0, 32, 8):
                 total = total + values_a[(left >> U32(k)) & U32(0xFF)] * values_b[(right >> U32(k)) & U32(0xFF)]
-            store(g, total)
+            return total
 
-        return step
+        return store_step(source, compute, write(destination, "f32"))
 
     return build
 
 
 for _a in ("fp8", "bf8"):
     for _b in ("fp8", "bf8"):
-        special(f"v_dot4_f32_{_a}_{_b}", _of_float8(_a, _b))
+        special(f"v_dot4_f32_{_a}_{_b}", _of_float8(_a, _b), dpp=True)

@@ -73,7 +73,8 @@ class LaneSource:
             if any_outside:
                 y[:, outside] = 0
             if g.exec is not None and not self.fetch_inactive:
-                y = np.where(g.exec[:, index], y, y.dtype.type(0))
+                readable = g.exec[:, index].reshape(*y.shape[:2], *([1] * (y.ndim - 2)))
+                y = np.where(readable, y, y.dtype.type(0))
             return y
 
         return read

@@ -103,7 +103,7 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = encode(kind, overflow_clamps=ins.flag("clamp"))
+        convert = encode(kind, overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
         select = ins.bits("op_sel", [0, 0, 0])
         a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], None)
         store = write(destination, "b16", bool(select[-1]))
@@ -124,7 +124,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = encode(kind, overflow_clamps=ins.flag("clamp"))
+        convert = encode(kind, overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
         value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")
@@ -146,7 +146,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
 
 
 for _kind in ("fp8", "bf8"):
-    special(f"v_cvt_f32_{_kind}", _decode(_kind))
+    special(f"v_cvt_f32_{_kind}", _decode(_kind), dpp=True)
     special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind))
     special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind))
     special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind))

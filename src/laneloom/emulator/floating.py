@@ -135,23 +135,23 @@ def declare_extrema(kind: str) -> None:
     two, three = f"{kind} {kind}", f"{kind} {kind} {kind}"
     for name, ieee, num, propagating in (("max", MAX_IEEE, MAX_NUM, MAXIMUM), ("min", MIN_IEEE, MIN_NUM, MINIMUM)):
         vector(f"v_{name}_num_{kind}", kind, two, num)
-        special(f"v_{name}_{kind}", _by_mode(kind, two, ieee, num))
+        special(f"v_{name}_{kind}", _by_mode(kind, two, ieee, num), dpp=True)
         vector(f"v_{name}imum_{kind}", kind, two, propagating)
         if kind == "f64":
             continue
         vector(f"v_{name}3_num_{kind}", kind, three, then(num, num))
-        special(f"v_{name}3_{kind}", _by_mode(kind, three, then(ieee, ieee), then(num, num)))
+        special(f"v_{name}3_{kind}", _by_mode(kind, three, then(ieee, ieee), then(num, num)), dpp=True)
         vector(f"v_{name}imum3_{kind}", kind, three, then(propagating, propagating))
     if kind == "f64":
         return
     vector(f"v_minmax_num_{kind}", kind, three, then(MIN_NUM, MAX_NUM))
     vector(f"v_maxmin_num_{kind}", kind, three, then(MAX_NUM, MIN_NUM))
-    special(f"v_minmax_{kind}", _by_mode(kind, three, then(MIN_IEEE, MAX_IEEE), then(MIN_NUM, MAX_NUM)))
-    special(f"v_maxmin_{kind}", _by_mode(kind, three, then(MAX_IEEE, MIN_IEEE), then(MAX_NUM, MIN_NUM)))
+    special(f"v_minmax_{kind}", _by_mode(kind, three, then(MIN_IEEE, MAX_IEEE), then(MIN_NUM, MAX_NUM)), dpp=True)
+    special(f"v_maxmin_{kind}", _by_mode(kind, three, then(MAX_IEEE, MIN_IEEE), then(MAX_NUM, MIN_NUM)), dpp=True)
     vector(f"v_maximumminimum_{kind}", kind, three, then(MAXIMUM, MINIMUM))
     vector(f"v_minimummaximum_{kind}", kind, three, then(MINIMUM, MAXIMUM))
     vector(f"v_med3_num_{kind}", kind, three, median(MIN_NUM))
-    special(f"v_med3_{kind}", _by_mode(kind, three, median(MIN_IEEE), median(MIN_NUM)))
+    special(f"v_med3_{kind}", _by_mode(kind, three, median(MIN_IEEE), median(MIN_NUM)), dpp=True)
 
 
 def _by_mode(kind: str, sources: str, ieee: Callable, num: Callable) -> Callable:

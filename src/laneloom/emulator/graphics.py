@@ -66,7 +66,7 @@ def _window(a: np.ndarray, b: np.ndarray, start: int, masked: bool) -> np.ndarra
         y = (b >> U32(8 * k)) & U32(0xFF)
         difference = absolute_difference(x, y)
         total = total + (np.where(y == 0, U32(0), difference) if masked else difference)
-    return total
+    return np.asarray(total)
 
 
 def _sums_16(masked: bool) -> Callable:
@@ -75,7 +75,7 @@ def _sums_16(masked: bool) -> Callable:
         for k in range(4):
             old = (c >> U64(16 * k)).astype(U16)
             out = out | ((_window(a, b, k, masked) + old).astype(U16).astype(U64) << U64(16 * k))
-        return out
+        return np.asarray(out)
 
     return function
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from .alu import Step, Target, output_modifier, special, vector
+from .alu import Step, Target, output_modifier, special, store_step, vector
 from .convert import to_f16
+from .dpp import lane_source
 from .float16 import widen
 from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
 from .operands import Read, read, write
 from .parse import Instruction, Operand
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
+from .state import Waves
 
 vector("v_add_f16", "f16", "f16 f16", add_f16, rounded=ADD["f16"])
 vector("v_sub_f16", "f16", "f16 f16", subtract_f16, rounded=SUB["f16"])
-vector("v_subrev_f16", "f16", "f16 f16", lambda a, b: subtract_f16(b, a), rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a))
+vector(
+    "v_subrev_f16",
+    "f16",
+    "f16 f16",
+    lambda a, b: subtract_f16(b, a),
+    rounded=lambda r: lambda a, b: SUB["f16"](r)(b, a),
+)
 vector("v_mul_f16", "f16", "f16 f16", multiply_f16, rounded=MUL["f16"])
 vector("v_fma_f16 v_fmamk_f16 v_fmaak_f16", "f16", "f16 f16 f16", fma_f16, rounded=FMA["f16"])
 vector("v_fmac_f16", "f16", "f16 f16 f16", fma_f16, reads_dst=True, rounded=FMA["f16"])
@@ -57,19 +65,21 @@ def _mixed(kind: str, high: bool):
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         convert = to_f16(target.mode.round_16_64)
         modify = output_modifier(ins, kind, target)
-        store = write(destination, kind, high)
+        source = lane_source(ins, target.lanes)
+        if source is not None:
+            a = source.reader(a)
 
-        def step(g) -> None:
+        def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))
             if kind == "f16":
                 r = convert(r)
-            store(g, r if modify is None else modify(r))
+            return r if modify is None else modify(r)
 
-        return step
+        return store_step(source, compute, write(destination, kind, high))
 
     return build
 
 
-special("v_fma_mix_f32", _mixed("f32", False))
-special("v_fma_mixlo_f16", _mixed("f16", False))
-special("v_fma_mixhi_f16", _mixed("f16", True))
+special("v_fma_mix_f32", _mixed("f32", False), dpp=True)
+special("v_fma_mixlo_f16", _mixed("f16", False), dpp=True)
+special("v_fma_mixhi_f16", _mixed("f16", True), dpp=True)

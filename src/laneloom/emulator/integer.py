@@ -167,7 +167,7 @@ def _byte_differences(a: np.ndarray, b: np.ndarray, masked: bool) -> np.ndarray:
         x, y = byte_of(a, k), byte_of(b, k)
         difference = absolute_difference(x, y)
         total = total + (np.where(y == 0, U32(0), difference) if masked else difference)
-    return total
+    return np.asarray(total)
 
 
 def _half_differences(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -178,7 +178,7 @@ def _lerp(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     total = U32(0)
     for k in range(4):
         total = total | (((byte_of(a, k) + byte_of(b, k) + (byte_of(c, k) & U32(1))) >> U32(1)) << U32(8 * k))
-    return total
+    return np.asarray(total)
 
 
 def _saturate_pair(x: np.ndarray) -> np.ndarray:
@@ -205,4 +205,4 @@ def _lane_count(ins: Instruction, target: Target):
     return build_vector(op, ins, target)
 
 
-special("v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32", _lane_count)
+special("v_mbcnt_lo_u32_b32 v_mbcnt_hi_u32_b32", _lane_count, dpp=True)

@@ -16,6 +16,7 @@ from ..errors import UnknownInstructionError
 from .parse import Instruction, Listing
 
 NEAREST, UP, DOWN, ZERO = range(4)  #: rounding modes
+_FP16_OVFL = 23  #: its bit in MODE
 _ROUNDINGS = ("nearest even", "towards +infinity", "towards -infinity", "towards zero")
 _MODE_REGISTER = re.compile(r"hwreg\(\s*(HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*(?:,\s*(\d+)\s*,\s*(\d+)\s*)?\)")
 
@@ -28,6 +29,7 @@ class Mode:
     round_16_64: int = NEAREST
     denorm_32: int = 3
     denorm_16_64: int = 3
+    f16_overflow: bool = False  #: FP16_OVFL: what overflows an f16 or 8-bit float stops at the largest number
     ieee: bool = True  #: gfx11: min and max turn a signalling NaN into a quiet one instead of ignoring it
 
     def rounding(self, kind: str) -> int:
@@ -68,6 +70,7 @@ def initial_mode(listing: Listing) -> Mode:
         listing.directive("float_round_mode_16_64", 0),
         listing.directive("float_denorm_mode_32", 0),
         listing.directive("float_denorm_mode_16_64", 3),
+        bool(listing.directive("fp16_overflow", 0)),
         bool(listing.directive("ieee_mode", 1)),
     )
 
@@ -87,6 +90,8 @@ def mode_after(ins: Instruction, mode: Mode) -> Mode:
     if field is None:
         return mode
     offset, size = field
+    if offset <= _FP16_OVFL < offset + size:
+        mode = replace(mode, f16_overflow=bool(_constant(ins, 1) >> (_FP16_OVFL - offset) & 1))
     if offset >= 8:
         return mode
     mask = ((1 << size) - 1) << offset & 0xFF
