@@ -97,8 +97,8 @@ def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfi
         if not _addressable(out) or execute.overlap(out, a) or execute.overlap(out, b):
             target = None
     result = np.empty(shape, wanted) if target is None else np.expand_dims(target, extra)
-    wide = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
-    execute.multiply_into(*wide, result, dtypes, gpu, config)
+    a, b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
+    execute.multiply_into(a, b, result, dtypes, gpu, config)
     if out is None:
         return np.squeeze(result, extra)[()]
     if target is None:
@@ -164,9 +164,9 @@ def _problem_of_operands(a: Any, b: Any, out_dtype: Any) -> MatmulProblem:
     dtypes = (name("a", a.dtype), name("b", b.dtype), name("out_dtype", wanted))
     a, b, _ = execute.as_matrices(a, b)
     shape = execute.batched_shape(tuple(a.shape), tuple(b.shape))
-    wide = (module.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
+    a, b = (module.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
     out = np.lib.stride_tricks.as_strided(np.empty(1, np.uint16), shape, _row_major(shape))
-    problem = execute.problem_of(*wide, out, dtypes)
+    problem = execute.problem_of(a, b, out, dtypes)
     if problem is None:
         raise UnsupportedError(f"a: its batch axes {shape[:-2]} take several launches, explain one of them")
     return problem

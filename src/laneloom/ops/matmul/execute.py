@@ -89,7 +89,8 @@ def problem_of(a: Any, b: Any, out: Any, dtypes: tuple[str, str, str]) -> Matmul
         return None
     (outer, *outers), (inner, *inners) = [(1, 0, 0, 0)] * (2 - len(axes)) + axes
     matrices = (
-        Matrix((o, i, *strides_of(x)[-2:]), _alignment(x)) for o, i, x in zip(outers, inners, (a, b, out), strict=True)
+        Matrix((o, i, strides_of(x)[-2], strides_of(x)[-1]), _alignment(x))
+        for o, i, x in zip(outers, inners, (a, b, out), strict=True)
     )
     return MatmulProblem(m, n, k, *dtypes, (outer, inner), *matrices)
 

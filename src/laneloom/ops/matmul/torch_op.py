@@ -80,24 +80,18 @@ def _run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: str | None
     if a.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
-    wide = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
+    a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
     parsed = None if config is None else MatmulConfig.parse(config)
     with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        execute.multiply_into(*wide, out, dtypes, gpu, parsed)
+        execute.multiply_into(a, b, out, dtypes, gpu, parsed)
 
 
-@torch.library.custom_op(
-    "laneloom::matmul",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, ScalarType? out_dtype=None, str? config=None) -> Tensor",
-)
 def _matmul(a, b, out_dtype=None, config=None):
     out = _matmul_fake(a, b, out_dtype, config)
     _run(a.detach(), b.detach(), out, config)
     return out
 
 
-@_matmul.register_fake
 def _matmul_fake(a, b, out_dtype=None, config=None):
     _check(a, b)
     if a.shape[-1] != b.shape[-2]:
@@ -114,8 +108,7 @@ def _matmul_fake(a, b, out_dtype=None, config=None):
 
 
 def _remember(ctx, inputs, output) -> None:
-    a, b, _, ctx.config = inputs
-    ctx.save_for_backward(a, b)
+    ctx.save_for_backward(*inputs[:2])
 
 
 def _gradients(ctx, grad):
@@ -132,18 +125,14 @@ def _reduced(x: torch.Tensor, y: torch.Tensor, shape: torch.Size) -> torch.Tenso
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     if batch == shape[:-2]:
         return torch.ops.laneloom.matmul(x, y, None, None)
+    if shape[:-2].numel() == 1:  # a sum over the whole batch is a longer K
+        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], -1)
+        y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
+        return torch.ops.laneloom.matmul(x, y, None, None).reshape(shape)
     product = torch.ops.laneloom.matmul(x, y, torch.float32, None)
     return product.sum_to_size(shape).to(x.dtype)
 
 
-_matmul.register_autograd(_gradients, setup_context=_remember)
-
-
-@torch.library.custom_op(
-    "laneloom::matmul_out",
-    mutates_args=("out",),
-    schema="(Tensor a, Tensor b, Tensor(a!) out, str? config=None) -> ()",
-)
 def _matmul_out(a, b, out, config=None):
     _check(a, b)
     execute.check_distinct(out)
@@ -155,6 +144,22 @@ def _matmul_out(a, b, out, config=None):
         _run(a, b, out, config)
 
 
-@_matmul_out.register_fake
 def _matmul_out_fake(a, b, out, config=None):
     _check(a, b)
+
+
+_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::matmul",
+    _matmul,
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, ScalarType? out_dtype=None, str? config=None) -> Tensor",
+)
+_OPERATOR.register_fake(_matmul_fake)
+_OPERATOR.register_autograd(_gradients, setup_context=_remember)
+_OUT_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::matmul_out",
+    _matmul_out,
+    mutates_args=("out",),
+    schema="(Tensor a, Tensor b, Tensor(a!) out, str? config=None) -> ()",
+)
+_OUT_OPERATOR.register_fake(_matmul_out_fake)

@@ -1,0 +1,10 @@
+"""PyTorch's side of laneloom: importing this package registers the operators of `torch.ops.laneloom`.
+
+The public functions register theirs when they first see a tensor; code that calls `torch.ops.laneloom` by itself imports
+this package before.
+"""
+
+from __future__ import annotations
+
+from ..ops.matmul import torch_op as _matmul  # noqa: F401
+from ..ops.transform3d import torch_op as _transform3d  # noqa: F401
