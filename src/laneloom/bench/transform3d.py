@@ -72,7 +72,7 @@ def compare(
     environment: Environment | None = None,
     report: Callable[[str], None] = print,
 ) -> Iterator[Record]:
-    """Records of every candidate that runs, each checked before it is timed. `report` gets what was left out, and why."""
+    """Records of every candidate that runs, each checked before it is timed. `report` gets what was left out."""
     gpu = active_gpu()
     problem = Transform3dProblem(k, count)
     environment = environment or read_environment()

@@ -60,9 +60,7 @@ def _bindings() -> Any:
         bindings = import_module("cuda.bindings.nvrtc")
         bindings.nvrtcVersion()
     except Exception as error:  # pathfinder raises a RuntimeError where the library itself is missing
-        raise UnsupportedError(
-            "CUDA C++ kernels need NVIDIA's run-time compiler: install laneloom[cuda] (cuda-bindings and nvidia-cuda-nvrtc)"
-        ) from error
+        raise UnsupportedError("CUDA C++ kernels need NVIDIA's run-time compiler: install laneloom[cuda]") from error
     return bindings
 
 

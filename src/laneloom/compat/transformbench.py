@@ -1,7 +1,7 @@
 """The benchmark of the transformbench seed: its levels, its defaults, its output line; and its validation.
 
-Two conventions of counting exist: this uses 6 K^4 operations per tensor (a multiplication and an addition per term); the
-seed's own table counts 3 K^4. Level 6 does 2 K^6, and is reported with 6 K^4 like the others.
+Two conventions of counting exist. This uses 6 K^4 operations per tensor, a multiplication and an addition per term; the
+seed's own table counts 3 K^4. Level 6 does 2 K^6, reported with 6 K^4 like the others.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..errors import ArgumentError, InvalidConfigError
+from ..errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ..gpu import Gpu
-from ..ops.target import active_gpu
-from ..ops.transform3d import FusedConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
+from ..ops.target import active_gpu, expected_device_type
+from ..ops.transform3d import FusedConfig, RowsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
 from ..ops.transform3d.config_levels import CublasdxConfig, KroneckerConfig, LevelsConfig
 
 #: Name of every level, as in the seed's output line. "fused" is laneloom's own, with the config that `plan` chooses.
@@ -61,14 +61,17 @@ class Line:
 def level_config(level: str, problem: Transform3dProblem, gpu: Gpu, *, blocks: int = 512) -> Transform3dConfig:
     """The config of one level.
 
-    Raises ArgumentError for an unknown level, InvalidConfigError where the level cannot do the problem, with the reason.
+    On AMD's GPUs and in the emulator levels 3 and 4 are the Triton schedule `rows`, the others are refused.
+    Raises ArgumentError for an unknown level, InvalidConfigError with the reason where the level cannot do the problem.
     """
     k = problem.k
     if level not in LEVELS:
         raise ArgumentError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
     if level == "fused":
         return plan(problem, gpu)
-    if level == "7":
+    if gpu.vendor == "amd" and level in ("3", "4"):
+        config = RowsConfig(dot=level == "4")
+    elif level == "7":
         config = FusedConfig(warps=4 if k <= _WIDE_K else 8, bulk=problem.vector_aligned)
     elif level == "6":
         config = KroneckerConfig()
@@ -97,10 +100,11 @@ def _prepare(
     """A launch on random inputs, and x, matrix and out. The output starts as NaN."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(0)
+    device = expected_device_type()
+    generator = torch.Generator(device).manual_seed(0)
     shape = (problem.count, problem.k, problem.k, problem.k)
-    x = torch.randn(shape, dtype=torch.float64, device="cuda", generator=generator)
-    matrix = torch.randn(shape[1:3], dtype=torch.float64, device="cuda", generator=generator)
+    x = torch.randn(shape, dtype=torch.float64, device=device, generator=generator)
+    matrix = torch.randn(shape[1:3], dtype=torch.float64, device=device, generator=generator)
     out = torch.full_like(x, float("nan"))
 
     def launch() -> None:
@@ -122,6 +126,8 @@ def run(
     if min(k, nfuncs, nblocks, ntasks, repetitions) < 1:
         raise ArgumentError("K, N, M, n and r: expected at least 1 each")
     gpu = active_gpu()
+    if expected_device_type() != "cuda":
+        raise UnsupportedError(f"transformbench times on a GPU; on an emulated {gpu.name}, validate the levels instead")
     problem = Transform3dProblem(k, nfuncs)
     config = level_config(level, problem, gpu, blocks=nblocks)
     launch, *_ = _prepare(problem, config, gpu)
@@ -163,21 +169,21 @@ class Validation:
 
 
 def validate(level: str = "3", k: int | None = None, nfuncs: int = 16) -> Iterator[Validation]:
-    """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10.
+    """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10; a level that cannot run says why.
 
-    The caller's exit status is 1 unless all have passed. Raises ArgumentError for an unknown level, UnsupportedError
-    without a GPU.
+    The caller's exit status is 1 unless all have passed. Works inside `laneloom.emulated`. Raises ArgumentError for an
+    unknown level, UnsupportedError without a GPU.
     """
     gpu = active_gpu()
     for order in VALIDATED_K if k is None else (k,):
         problem = Transform3dProblem(order, nfuncs)
         try:
             config = level_config(level, problem, gpu)
-        except InvalidConfigError as error:
+            launch, x, matrix, out = _prepare(problem, config, gpu)
+            launch()
+        except (InvalidConfigError, UnsupportedError) as error:
             yield Validation(order, nfuncs, level, 0.0, 0.0, refused=str(error))
             continue
-        launch, x, matrix, out = _prepare(problem, config, gpu)
-        launch()
         truth = reference.transform(x.cpu().numpy(), matrix.cpu().numpy())
         error = abs(out.cpu().numpy() - truth)
         # A NaN that was never overwritten must not compare as small.

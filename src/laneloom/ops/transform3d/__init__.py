@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from .api import transform3d
-from .config import FusedConfig, MatmulsConfig, Transform3dConfig, parse_config, plan
+from .config import FusedConfig, MatmulsConfig, RowsConfig, Transform3dConfig, parse_config, plan
 from .problem import Transform3dProblem
 
 __all__ = [
     "FusedConfig",
     "MatmulsConfig",
+    "RowsConfig",
     "Transform3dConfig",
     "Transform3dProblem",
     "parse_config",

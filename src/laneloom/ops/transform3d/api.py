@@ -21,22 +21,23 @@ def transform3d(
 ) -> torch.Tensor:
     """R[..., a', b', c'] = sum over a, b, c of X[..., a, b, c] T0[a, a'] T1[b, b'] T2[c, c'].
 
-    coeffs: X, [..., K, K, K] on a GPU, float64, float32, complex128 or complex64. Any number of tensors, 0 included; where
-        a tensor [K, K, K] is not dense, or the batch axes do not flatten to one stride, X is copied first.
+    coeffs: X, [..., K, K, K], float64, float32, complex128 or complex64, on the GPU that Triton drives, or on the CPU
+        inside `laneloom.emulated`. Any number of tensors, 0 included. X is copied first where a tensor [K, K, K] is not
+        dense, or where the batch axes do not flatten to one stride.
     matrix: T, [K, K] for all three axes or [3, K, K], with any strides; real, of coeffs' precision.
-    out: where R goes, of coeffs' shape and dtype; it may overlap coeffs (the result is then made elsewhere and copied). It
-        takes no part in autograd.
+    out: where R goes, of coeffs' shape and dtype; it may overlap coeffs (R is then made elsewhere and copied). It takes
+        no part in autograd.
     transpose: T[a', a] in place of T[a, a'], which inverts the transform of an orthogonal T.
     accumulate: add R to what `out` holds.
-    config: what runs; by default `plan` chooses: the fused kernel for every K up to 30 and 32 on Hopper, three batched
-        products of torch otherwise.
+    config: what runs; by default `plan` chooses: one fused kernel on Hopper (K up to 30, 32, most K up to 48), three
+        passes elsewhere.
 
-    float64 is computed in float64. The fused kernel computes float32 in float64 too, and rounds after the second and the
-    third contraction. The same call gives the same bits. Gradients of coeffs and matrix are transforms by the same
-    operator; second derivatives work as well.
+    float64 is computed in float64. The fused kernel computes float32 in float64 too, rounded after the second and the
+    third contraction. The same call gives the same bits, and a tensor's result does not depend on the batch it is in.
+    Gradients of coeffs and matrix are transforms by the same operator; second derivatives work as well.
 
-    Raises ArgumentError for operands that do not fit together or are not on a GPU, UnsupportedError for other dtypes or
-    without the extra `cuda` where the fused kernel was planned, InvalidConfigError for a config that cannot do this.
+    Raises ArgumentError for operands that do not fit together or are elsewhere, UnsupportedError for other dtypes and,
+    on Hopper, without the extra `cuda`, InvalidConfigError for a config that cannot do this.
     Source: Beylkin et al., "Multiresolution quantum chemistry"; the transform of MADNESS (mtxmq).
     """
     from .torch_op import transform_tensors

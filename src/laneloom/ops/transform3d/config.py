@@ -15,6 +15,8 @@ _CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory fo
 _SM_SHARED_BYTES = 228 * 1024
 _MAX_WARPS = 32
 _MAX_CLUSTER = 8
+_MAX_ROWS_K = 64
+_MFMA_FP64_TRITON = (3, 9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Transform3dConfig:
     schedule: str
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
-        """One sentence on why this config cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         raise NotImplementedError
 
     @property
@@ -80,6 +82,29 @@ class FusedConfig(Transform3dConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RowsConfig(Transform3dConfig):
+    """kernels/rows.py: three passes of a Triton kernel, on every GPU and in the emulator."""
+
+    schedule: str = "rows"
+    rows: int = 64  #: of one program
+    num_warps: int = 4
+    dot: bool = False  #: by the matrix unit
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """See Transform3dConfig."""
+        if self.rows < 1 or self.rows & (self.rows - 1) or self.num_warps not in (1, 2, 4, 8):
+            return f"rows must be a power of two, num_warps 1, 2, 4 or 8, got {self.rows} and {self.num_warps}"
+        if problem.k > _MAX_ROWS_K:
+            return f"a program keeps K outputs per row in registers, which ends at K={_MAX_ROWS_K}, got K={problem.k}"
+        if self.dot and gpu.matrix_instructions == "mfma":
+            from ...codegen.versions import parse_version, triton_version
+
+            if parse_version(triton_version()) < _MFMA_FP64_TRITON:
+                return f"Triton {triton_version()} cannot compile FP64 matrix products for CDNA, 3.9 can"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
 class MatmulsConfig(Transform3dConfig):
     """kernels/matmuls.py: three batched products of the vendor's library, each through device memory."""
 
@@ -87,12 +112,17 @@ class MatmulsConfig(Transform3dConfig):
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
         """See Transform3dConfig."""
+        if gpu.vendor != "nvidia":
+            return (
+                f"the products of torch are measured on NVIDIA's GPUs only, {gpu.name} ({gpu.family}) has schedule rows"
+            )
         return None
 
 
 #: schedule, which is its kernel file's name -> module and name of its Config
 SCHEDULES: Mapping[str, tuple[str, str]] = {
     "fused": ("config", "FusedConfig"),
+    "rows": ("config", "RowsConfig"),
     "matmuls": ("config", "MatmulsConfig"),
     "levels": ("config_levels", "LevelsConfig"),
     "cublasdx": ("config_levels", "CublasdxConfig"),
@@ -146,6 +176,11 @@ def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
 
 def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transform3dConfig, str]]:
     """Configs with the reason for their place, best first."""
+    if gpu.vendor == "amd":
+        if gpu.matrix_instructions == "mfma":
+            yield RowsConfig(dot=True), "three passes, FP64 products by the matrix unit"
+        yield RowsConfig(), "three passes, a row of outputs in registers"
+        return
     knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
     first_cluster = knobs.pop("cluster", 1)

@@ -1,4 +1,4 @@
-"""Configs of the ladder: the techniques of the transformbench seed, one by one, up to what the fused kernel combines."""
+"""Configs of the ladder: the techniques of the transformbench seed, one by one; the fused kernel combines them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class CublasdxConfig(Transform3dConfig):
             return f"threads must be a multiple of 32 up to {_MAX_THREADS}, got {self.threads}"
         need = self.shared_bytes(problem.k)
         if need > gpu.lds_bytes:
-            return f"two tensors of K={problem.k} and the matrix need {need} bytes of shared memory, there are {gpu.lds_bytes}"
+            return f"two tensors of K={problem.k} and the matrix take {need} bytes of shared memory of {gpu.lds_bytes}"
         return _why_not_plain(problem)
 
 
@@ -74,6 +74,8 @@ class KroneckerConfig(Transform3dConfig):
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
         """See Transform3dConfig."""
+        if gpu.vendor != "nvidia":
+            return f"the Kronecker product is torch's own, on NVIDIA's GPUs only, not on {gpu.name} ({gpu.family})"
         if problem.k > _MAX_KRONECKER_K:
             megabytes = problem.k**6 * 8 / 1e6
             return f"the Kronecker matrix of K={problem.k} takes {megabytes:.0f} MB, allowed is K={_MAX_KRONECKER_K}"

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..target import active_gpu
+from ..target import active_gpu, expected_device_type
 from . import execute
 from .config import parse_config
 
@@ -98,15 +98,14 @@ def _run(
     x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
 ) -> None:
     """x, out: [N, K, K, K], out dense and apart from the others."""
-    if x.device.type != "cuda":
-        raise ArgumentError(
-            f"coeffs: expected a tensor on a GPU, got one on {x.device}; on the CPU, "
-            "laneloom.ops.transform3d.reference.transform takes numpy arrays"
-        )
+    gpu = active_gpu()
+    if x.device.type != (expected := expected_device_type()):
+        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
+        raise ArgumentError(f"coeffs: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
     parsed = None if config is None else parse_config(config)
-    with torch.cuda.device(x.device):
+    with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
         execute.transform_into(
-            x if _dense(x) else x.contiguous(), matrix, out, _NAMES[x.dtype], active_gpu(), transpose=transpose,
+            x if _dense(x) else x.contiguous(), matrix, out, _NAMES[x.dtype], gpu, transpose=transpose,
             accumulate=accumulate, config=parsed,
         )  # fmt: skip
 

@@ -1,0 +1,212 @@
+"""The transform without a GPU: reference, problem, plan, configs, refusals, the seed's output lines."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from laneloom.compat import transformbench
+from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
+from laneloom.gpu import GPUS, get_gpu
+from laneloom.ops.transform3d import (
+    FusedConfig,
+    MatmulsConfig,
+    RowsConfig,
+    Transform3dProblem,
+    execute,
+    parse_config,
+    plan,
+    reference,
+)
+from laneloom.ops.transform3d.config import plan_with_reasons
+from laneloom.ops.transform3d.config_levels import CublasdxConfig, KroneckerConfig, LevelsConfig
+
+HOPPER = get_gpu("sm_90a")
+
+
+def random(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@pytest.mark.parametrize("k", [1, 2, 5, 8])
+def test_reference_is_the_sum_that_it_states(k):
+    x, t = random(2, 3, k, k, k), random(3, k, k, seed=1)
+    assert np.allclose(reference.transform(x, t), np.einsum("...abc,ai,bj,ck->...ijk", x, *t))
+    assert np.allclose(reference.transform(x, t[0]), np.einsum("...abc,ai,bj,ck->...ijk", x, t[0], t[0], t[0]))
+    turned = reference.transform(x, t, transpose=True)
+    assert np.allclose(turned, np.einsum("...abc,ia,jb,kc->...ijk", x, *t))
+    assert np.allclose(reference.transform(1j * x, t), 1j * reference.transform(x, t))
+
+
+def test_bound_holds_for_the_reference_itself_and_is_not_slack():
+    x, t = random(20, 16, 16, 16), random(16, 16, seed=1)
+    exact = reference.transform(x, t)
+    single = np.float32(np.float32(x) @ np.eye(16, dtype=np.float32))
+    for _ in range(3):
+        single = np.moveaxis(single, -3, -1) @ np.float32(t)
+    rounded_inputs = reference.transform(np.float32(x), np.float32(t))
+    share = reference.worst_share(single, np.float32(x), np.float32(t), dtype="fp32")
+    assert 1e-3 < share < 1
+    assert np.abs(rounded_inputs - exact).max() < 1e-3
+
+
+@pytest.mark.parametrize("wrong", ["nan", "one element", "axes"])
+def test_worst_share_notices_errors(wrong):
+    x, t = random(4, 6, 6, 6), random(6, 6, seed=1)
+    got = reference.transform(x, t)
+    assert reference.worst_share(got, x, t) <= 1
+    if wrong == "nan":
+        got[1, 2, 3, 4] = np.nan
+    elif wrong == "one element":
+        got[1, 2, 3, 4] *= 1 + 1e-12
+    else:
+        got = got.swapaxes(-1, -2)
+    assert reference.worst_share(got, x, t) > 4
+
+
+def test_problem_counts_work_and_traffic():
+    problem = Transform3dProblem(16, 2048)
+    assert problem.flops == 2048 * 6 * 16**4
+    assert problem.bytes == 2048 * 16**3 * 16
+    assert Transform3dProblem(16, 2048, accumulate=True).bytes == 2048 * 16**3 * 24
+    assert Transform3dProblem(16, 1, stride_x=5) == Transform3dProblem(16, 1)
+    assert problem.vector_aligned
+    assert not Transform3dProblem(15, 2).vector_aligned
+    assert not Transform3dProblem(16, 2, alignment=8).vector_aligned
+    assert not Transform3dProblem(16, 2, stride_x=4097).vector_aligned
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize("accumulate", [True, False])
+def test_every_k_has_a_valid_plan_on_every_gpu(dtype, same, accumulate):
+    for gpu in GPUS.values():
+        for k in range(1, 65):
+            for count in (0, 1, 2048, 10**6):
+                problem = Transform3dProblem(k, count, dtype, same, accumulate)
+                config = plan(problem, gpu)
+                assert config.why_invalid(problem, gpu) is None
+                assert parse_config(config.text) == config
+
+
+@pytest.mark.parametrize("k", [*range(1, 31), 32])
+def test_hopper_runs_the_fused_kernel(k):
+    for problem in (Transform3dProblem(k, 100), Transform3dProblem(k, 100, alignment=8)):
+        config = plan(problem, HOPPER)
+        assert isinstance(config, FusedConfig)
+        assert config.bulk == problem.vector_aligned
+
+
+def test_plan_says_why():
+    chosen = plan_with_reasons(Transform3dProblem(31, 100), HOPPER)
+    assert chosen.config == MatmulsConfig()
+    assert "three batched products" in chosen.reason
+    assert "even K" in chosen.passed_over[0][1]
+    assert plan(Transform3dProblem(6, 100), get_gpu("gfx1151")) == RowsConfig()
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "why"),
+    [
+        (FusedConfig(warps=4), Transform3dProblem(5, 2), "even K"),
+        (FusedConfig(warps=4), Transform3dProblem(32, 2), "need"),
+        (FusedConfig(warps=4, cluster=3), Transform3dProblem(8, 2), "evenly"),
+        (FusedConfig(warps=33), Transform3dProblem(8, 2), "at most 32 warps"),
+        (FusedConfig(warps=0), Transform3dProblem(8, 2), "at least 1"),
+        (RowsConfig(rows=48), Transform3dProblem(8, 2), "power of two"),
+        (RowsConfig(), Transform3dProblem(65, 2), "ends at K=64"),
+        (LevelsConfig(level=5), Transform3dProblem(8, 2), "level must be"),
+        (LevelsConfig(level=3), Transform3dProblem(8, 2, "fp32"), "dense fp64"),
+        (LevelsConfig(level=3, threads=100), Transform3dProblem(8, 2), "multiple of 32"),
+        (CublasdxConfig(), Transform3dProblem(32, 2), "shared memory"),
+        (KroneckerConfig(), Transform3dProblem(12, 2), "24 MB"),
+    ],
+)
+def test_configs_say_what_they_cannot_do(config, problem, why):
+    assert why in config.why_invalid(problem, HOPPER)
+    with pytest.raises(InvalidConfigError, match="cannot do transform3d/"):
+        execute.checked_config(problem, HOPPER, config)
+
+
+@pytest.mark.parametrize("config", [FusedConfig(warps=4), CublasdxConfig(), LevelsConfig(level=1), MatmulsConfig()])
+def test_nvidia_schedules_are_refused_elsewhere(config):
+    assert "gfx1151" in config.why_invalid(Transform3dProblem(8, 2), get_gpu("gfx1151"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fast:", "unknown schedule 'fast'"),
+        ("fused:speed=1", "unknown knob 'speed'"),
+        ("fused:warps=many", "must be of type int"),
+        ("fused:warps=4,bulk=yes", "must be of type bool"),
+        ("fused:group=2", "warps"),
+    ],
+)
+def test_bad_config_texts(text, message):
+    with pytest.raises(ArgumentError, match=message):
+        parse_config(text)
+
+
+def test_operands_that_do_not_fit():
+    torch = pytest.importorskip("torch")
+    from laneloom.ops.transform3d import transform3d
+
+    x, t = torch.zeros(2, 4, 4, 4, dtype=torch.float64), torch.zeros(4, 4, dtype=torch.float64)
+    for wrong, message in (
+        ((x[0, 0], t), r"coeffs: expected shape \[\.\.\., K, K, K\]"),
+        ((x[..., :3], t), "coeffs: expected shape"),
+        ((x, t[:3]), r"matrix: expected shape \[4, 4\] or \[3, 4, 4\], got \(3, 4\)"),
+        ((x, t.float()), r"matrix: expected dtype torch\.float64"),
+        ((x, t.numpy()), "matrix: expected a torch tensor, got ndarray"),
+        ((x, t.to(torch.complex128)), r"matrix: expected dtype torch\.float64"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            transform3d(*wrong)
+    with pytest.raises(UnsupportedError, match=r"coeffs: expected dtype torch\.float64, float32"):
+        transform3d(x.half(), t.half())
+    with pytest.raises(ArgumentError, match="accumulate: expected out"):
+        transform3d(x, t, accumulate=True)
+    with pytest.raises(ArgumentError, match="out: expected none where gradients"):
+        transform3d(x.requires_grad_(), t, out=torch.zeros_like(x))
+
+
+def test_shapes_are_traced_without_running():
+    torch = pytest.importorskip("torch")
+    from laneloom.ops.transform3d import transform3d
+
+    x, t = torch.empty(2, 3, 6, 6, 6, device="meta"), torch.empty(6, 6, device="meta")
+    assert transform3d(x, t).shape == x.shape
+
+
+def test_output_line_is_the_seeds():
+    line = transformbench.Line("L3-regblk", 2048, 512, 16, 100, 128, 2048, 12345.0, 403.0)
+    assert str(line) == (
+        "Transform;level=L3-regblk;nfuncs=2048;nblocks=512;K=16;tasks=100;threads={128,1,1};smem=2048;"
+        "Time(us)=12345;GFlop=403.0;Gflop/s=32644.8"
+    )
+    assert line.as_json()["gflops"] == pytest.approx(32644.8, rel=1e-5)
+
+
+def test_validation_lines():
+    good = transformbench.Validation(4, 16, "3", 2.84e-14, 3.11e-14)
+    assert str(good) == "K=4  nfuncs=16 level=3  max_abs_err=2.84e-14  max_rel_err=3.11e-14  PASS"
+    bad = transformbench.Validation(4, 16, "3", math.inf, math.inf)
+    assert not bad.passed
+    assert str(bad).endswith("FAIL")
+    assert not transformbench.Validation(12, 16, "6", 0.0, 0.0, refused="too large").passed
+
+
+def test_levels_choose_their_schedules():
+    problem = Transform3dProblem(10, 64)
+    schedules = {level: transformbench.level_config(level, problem, HOPPER).schedule for level in transformbench.LEVELS}
+    assert schedules == {
+        "1": "levels", "2": "levels", "3": "levels", "4": "levels", "5": "cublasdx", "6": "kronecker", "7": "fused",
+        "fused": "fused",
+    }  # fmt: skip
+    with pytest.raises(ArgumentError, match="level: expected one of"):
+        transformbench.level_config("8", problem, HOPPER)
+    with pytest.raises(InvalidConfigError, match="24 MB"):
+        transformbench.level_config("6", Transform3dProblem(12, 64), HOPPER)

@@ -1,0 +1,82 @@
+"""The transform on emulated AMD GPUs: the compiled code of the Triton schedule is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from laneloom import emulated  # noqa: E402
+from laneloom.compat import transformbench  # noqa: E402
+from laneloom.errors import UnsupportedError  # noqa: E402
+from laneloom.ops.transform3d import RowsConfig, reference, transform3d  # noqa: E402
+
+BUDGET = 4.0  #: times the bound on the reference's own rounding
+
+
+def random(*shape, seed=0, dtype=torch.float64):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(dtype)
+
+
+def share(got, x, t, **options):
+    return reference.worst_share(got.numpy(), x.numpy(), t.numpy(), **options)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201"])
+@pytest.mark.parametrize("k", [1, 4, 6, 10])
+def test_levels_run_in_the_emulator(gpu, k):
+    x, t = random(3, k, k, k), random(k, k, seed=1)
+    with emulated(gpu) as run:
+        out = transform3d(x, t)
+    assert share(out, x, t) <= BUDGET
+    assert len(run.launches) == 3
+
+
+def test_one_matrix_per_axis_transposed_accumulated_and_dotted():
+    x, t = random(2, 6, 6, 6), random(3, 6, 6, seed=1)
+    start = random(2, 6, 6, 6, seed=2)
+    out = start.clone()
+    with emulated("gfx1151"):
+        transform3d(x, t, out=out, transpose=True, accumulate=True, config=RowsConfig(rows=32, dot=True))
+    assert share(out, x, t, transpose=True, start=start.numpy()) <= BUDGET
+
+
+def test_float32():
+    x, t = random(2, 6, 6, 6, dtype=torch.float32), random(6, 6, seed=1, dtype=torch.float32)
+    with emulated("gfx1201"):
+        out = transform3d(x, t)
+    assert share(out, x, t, dtype="fp32") <= BUDGET
+
+
+def test_gradients():
+    x, t = random(2, 3, 3, 3).requires_grad_(), random(3, 3, seed=1).requires_grad_()
+    weight = random(2, 3, 3, 3, seed=2)
+    with emulated("gfx1151"):
+        (transform3d(x, t) * weight).sum().backward()
+    x2, t2 = x.detach().clone().requires_grad_(), t.detach().clone().requires_grad_()
+    (torch.einsum("nabc,ai,bj,ck->nijk", x2, t2, t2, t2) * weight).sum().backward()
+    assert torch.allclose(x.grad, x2.grad, rtol=0, atol=1e-13)
+    assert torch.allclose(t.grad, t2.grad, rtol=0, atol=1e-12)
+
+
+def test_no_batch_launches_nothing():
+    with emulated("gfx1151") as run:
+        assert transform3d(random(0, 6, 6, 6), random(6, 6)).shape == (0, 6, 6, 6)
+    assert not run.launches
+
+
+def test_what_rows_cannot_do_is_refused():
+    with emulated("gfx1151"), pytest.raises(UnsupportedError, match="ends at K=64"):
+        transform3d(random(1, 65, 65, 65), random(65, 65))
+
+
+def test_transformbench_validates_levels_and_refuses_to_time():
+    with emulated("gfx1151"):
+        for level in ("3", "4"):
+            (line,) = transformbench.validate(level, 4, 3)
+            assert line.passed, line
+        (line,) = transformbench.validate("1", 4, 3)
+        assert "REFUSED" in str(line)
+        with pytest.raises(UnsupportedError, match="times on a GPU"):
+            next(transformbench.run(level="3"))
