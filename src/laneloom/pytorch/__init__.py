@@ -1,6 +1,6 @@
 """PyTorch's side of laneloom: importing this package registers the operators of `torch.ops.laneloom`.
 
-The public functions register theirs when they first see a tensor; code that calls `torch.ops.laneloom` by itself imports
+The public functions register theirs when they first see a tensor; code that calls `torch.ops.laneloom` itself imports
 this package before.
 """
 
