@@ -111,8 +111,21 @@ def test_classes(execute, kind, bits):
     np.testing.assert_array_equal(both, np.arange(10) < 2)
 
 
-def test_constant_relations_of_gfx11(execute):
-    a = np.arange(32, dtype=np.int32)
-    machine = execute("v_cmp_t_i32_e64 s4, v2, v2\nv_cmp_f_f32_e64 s5, v2, v2", gpu="gfx1100", v={2: a})
-    assert machine.mask(4).all()
-    assert not machine.mask(5).any()
+@pytest.mark.parametrize("kind", ["i32", "u32", "i64", "u64", *FLOATS])
+def test_constant_relations_of_gfx11(execute, kind):
+    a = np.zeros(32, {**INTEGERS, **FLOATS}[kind])
+    active = np.arange(32) < 20
+    x = "v[2:3]" if kind.endswith("64") else "v2"
+    for name, value in (("t", True), ("f", False)):
+        machine = execute(f"v_cmp_{name}_{kind} s4, {x}, {x}", gpu="gfx1100", v={2: a}, active=active)
+        np.testing.assert_array_equal(machine.mask(4), active & value)
+        machine = execute(f"v_cmpx_{name}_{kind}_e64 {x}, {x}", gpu="gfx1100", v={2: a}, active=active)
+        np.testing.assert_array_equal(machine.mask(EXEC), active & value)
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+def test_classes_to_exec(execute, kind):
+    a = np.array([np.nan, -np.inf, 1, 0], FLOATS[kind])
+    x = "v[2:3]" if kind == "f64" else "v2"
+    machine = execute(f"v_cmpx_class_{kind}_e64 {x}, 0x107", v={2: a})
+    np.testing.assert_array_equal(machine.mask(EXEC), [True, True, True, False])

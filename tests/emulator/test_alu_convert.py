@@ -177,6 +177,24 @@ def test_packing_integers(execute):
     np.testing.assert_array_equal(machine.vector(1, np.uint16), [0, 65535, 0, 32768, 65535, 0, 0, 1])
 
 
+def test_packing_halves(execute):
+    x = np.array([0, 1, -1, 0.5, 2, -7, np.nan], np.float16)
+    code = (
+        "v_cvt_norm_i16_f16 v0.l, v2.l\nv_cvt_norm_u16_f16 v0.h, v2.l\n"
+        "v_cvt_pk_norm_i16_f16 v1, v2.l, v2.l\nv_cvt_pk_norm_u16_f16 v3, v2.l, v2.l"
+    )
+    machine = execute(code, v={2: x})
+    signed, unsigned = [0, 32767, -32767, 16384, 32767, -32767, 0], [0, 65535, 0, 32768, 65535, 0, 0]
+    for n, half, dtype, want in (
+        (0, 0, np.int16, signed), (0, 1, np.uint16, unsigned), (1, 0, np.int16, signed), (1, 1, np.int16, signed),
+        (3, 0, np.uint16, unsigned), (3, 1, np.uint16, unsigned),
+    ):  # fmt: skip
+        np.testing.assert_array_equal(machine.vector(n, dtype, half), want)
+    wide = np.array([-1.5, 70000, 3.99, np.nan], np.float32)
+    got = execute("v_cvt_pk_u16_f32 v0, v2, v2", v={2: wide})
+    np.testing.assert_array_equal(got.vector(0, np.uint16, 1), [0, 65535, 3, 0])
+
+
 # -- 8-bit floats ------------------------------------------------------------------------------------------------------
 
 

@@ -132,6 +132,17 @@ def test_correct_rounding(execute, exact, name, kind):
     assert good.all(), [(a, b, c) for a, b, c in zip(x[~good], got[~good], want[~good], strict=True)][:5]
 
 
+def test_forms_that_share_a_function(execute):
+    x = np.array([0.5, 4.0, 2.0**-140], np.float32)
+    got = execute("v_rcp_iflag_f32 v0, v1", v={1: x}).vector(0, np.float32)
+    np.testing.assert_array_equal(got, [2, 0.25, np.inf])
+    table = {"exp": 2.0**4, "log": 2.0, "rcp": 0.25, "rsq": 0.5, "sqrt": 2.0}
+    for name, want in table.items():
+        machine = execute(f"v_s_{name}_f32 s0, 4.0\nv_s_{name}_f16 s1, 4.0", gpu="gfx1201", s={4: 0})
+        assert machine.scalar(0, np.float32)[0] == want
+        assert machine.scalar(1)[0] == np.float16(want).view(np.uint16)
+
+
 @pytest.mark.parametrize("kind", ["f16", "f32"])
 def test_sine_and_cosine_take_revolutions(execute, kind):
     dtype = FLOAT[kind]

@@ -133,6 +133,29 @@ def test_fma_at_the_ends_of_double(execute, exact):
     compare(got.vector(0, np.uint64), wanted, "f64")
 
 
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_reversed_and_directx_forms(execute, kind):
+    dtype = FLOAT[kind]
+    a, b, c = (np.resize(np.array(x, dtype), 64) for x in ([0.0, 1.5, np.inf, np.nan], [np.inf, 2.0, 0.0], [7, -0.0]))
+    got = execute(f"v_subrev_{kind} v0, v2, v4", v={2: a, 4: b}).vector(0, dtype)
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(got, b - a)
+        product = np.where((a == 0) | (b == 0), dtype(0), a * b)
+        fused = np.where((a == 0) | (b == 0), c, a * b + c)
+    if kind == "f32":
+        code = "v_mul_dx9_zero_f32 v0, v2, v4\nv_fma_dx9_zero_f32 v1, v2, v4, v6\nv_fmac_dx9_zero_f32 v7, v2, v4"
+        machine = execute(code, gpu="gfx1100", v={2: a, 4: b, 6: c, 7: c})
+        np.testing.assert_array_equal(machine.vector(0, dtype), product)
+        np.testing.assert_array_equal(machine.vector(1, dtype), fused)
+        np.testing.assert_array_equal(machine.vector(7, dtype), fused)
+    else:
+        x, y, z = (np.array(q, dtype) for q in ([1, 2, 3], [4, 5, 6], [7, 8, 9]))
+        code = "v_fmac_f16 v0.l, v2.l, v4.l\nv_fmamk_f16 v6.l, v2.l, 0x4200, v4.l\nv_fmaak_f16 v7.l, v2.l, v4.l, 0x4200"
+        machine = execute(code, v={2: x, 4: y, 0: z})
+        for n, want in ((0, x * y + z), (6, x * dtype(3) + y), (7, x * y + dtype(3))):
+            np.testing.assert_array_equal(machine.vector(n, dtype), want)
+
+
 @pytest.mark.parametrize(
     ("code", "order"),
     [
@@ -225,13 +248,14 @@ def test_nan_is_quieted_and_kept(execute):
 
 # -- minimum, maximum, median ------------------------------------------------------------------------------------------
 
-QNAN, SNAN = 0x7FC00001, 0x7F800001
+NAN = {  # a quiet and a signalling NaN, and the bit that tells them apart
+    "f16": (0x7E01, 0x7C01, 0x200),
+    "f32": (0x7FC00001, 0x7F800001, 0x400000),
+    "f64": (0x7FF8000000000001, 0x7FF0000000000001, 1 << 51),
+}
 
 
-def as_f32(bits):
-    return np.array(bits, np.uint32)
-
-
+@pytest.mark.parametrize("kind", ["f16", "f32", "f64"])
 @pytest.mark.parametrize(
     ("name", "gpu", "rule"),
     [
@@ -244,31 +268,35 @@ def as_f32(bits):
         ("max", "gfx1201", "num"),
     ],
 )
-def test_min_and_max(execute, exact, name, gpu, rule):
-    values = [0, 0x80000000, 0x3F800000, 0xBF800000, 0x7F800000, 0xFF800000, QNAN, SNAN, 1, 0x80000001]
-    a, b = (x.ravel() for x in np.meshgrid(as_f32(values), as_f32(values)))
+def test_min_and_max(execute, exact, kind, name, gpu, rule):
+    quiet_nan, signalling, quiet_bit = NAN[kind]
+    size = FLOAT[kind](0).itemsize
+    numbers = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf], FLOAT[kind]).view(f"u{size}")
+    values = np.concatenate([numbers, np.array([quiet_nan, signalling, 1], numbers.dtype)])
+    a, b = (x.ravel() for x in np.meshgrid(values, values))
     largest = name.startswith("max")
 
     def wanted(x, y):
-        quiet = {v: v | 0x400000 for v in (QNAN, SNAN)}
-        nan = [v for v in (x, y) if v in quiet]
+        nan = [v for v in (x, y) if v in (quiet_nan, signalling)]
         if rule == "propagate" and nan:
-            return quiet[next((v for v in nan if v == SNAN), nan[0])]
-        if rule == "ieee" and SNAN in nan:
-            return quiet[SNAN]
+            return (signalling if signalling in nan else nan[0]) | quiet_bit
+        if rule == "ieee" and signalling in nan:
+            return signalling | quiet_bit
         if len(nan) == 2:
-            return quiet[x]
+            return x | quiet_bit
         if nan:
-            return y if x in quiet else x
+            return y if x in nan else x
 
         def key(bits):
-            value = exact.decode(bits, "f32")
-            return float(value) if value else 0.0, not bits >> 31
+            value = exact.decode(bits, kind)
+            return float(value) if value else 0.0, not bits >> (8 * size - 1)
 
         return max(x, y, key=key) if largest else min(x, y, key=key)
 
-    got = execute(f"v_{name}_f32 v0, v1, v2", gpu=gpu, v={1: a, 2: b}).vector(0, np.uint32)
-    np.testing.assert_array_equal(got, [wanted(int(x), int(y)) for x, y in zip(a, b, strict=True)])
+    registers = "v[0:1], v[2:3], v[4:5]" if kind == "f64" else "v0, v2, v4"
+    got = execute(f"v_{name}_{kind} {registers}", gpu=gpu, v={2: a, 4: b}).vector(0, a.dtype)
+    want = [wanted(int(x), int(y)) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_array_equal(got, np.array(want, a.dtype))
 
 
 @pytest.mark.parametrize("kind", ["f16", "f32"])

@@ -240,7 +240,9 @@ HALF_TWO = {
     "v_lshrrev_b16": lambda n, x: x >> (n & 15),
     "v_ashrrev_i16": lambda n, x: S(x, 16) >> (n & 15),
     "v_min_u16": min,
+    "v_max_u16": max,
     "v_max_i16": lambda a, b: max(S(a, 16), S(b, 16)),
+    "v_min_i16": lambda a, b: min(S(a, 16), S(b, 16)),
     "v_and_b16": lambda a, b: a & b,
     "v_or_b16": lambda a, b: a | b,
     "v_xor_b16": lambda a, b: a ^ b,
@@ -250,6 +252,9 @@ HALF_THREE = {
     "v_mad_i16": lambda a, b, c: a * b + c,
     "v_med3_i16": lambda *x: median(*(S(y, 16) for y in x)),
     "v_max3_u16": max,
+    "v_min3_u16": min,
+    "v_med3_u16": median,
+    "v_max3_i16": lambda *x: max(S(y, 16) for y in x),
     "v_min3_i16": lambda *x: min(S(y, 16) for y in x),
 }
 
@@ -284,6 +289,16 @@ def test_half_moves(execute):
     np.testing.assert_array_equal(machine.vector(2, np.uint32), (a >> np.uint32(16)) | np.uint32(0xA5A50000))
     np.testing.assert_array_equal(machine.vector(3, np.uint32), (a & np.uint32(0xFFFF0000)) | (a >> np.uint32(16)))
     np.testing.assert_array_equal(machine.vector(1, np.uint32), (a & np.uint32(M16)) | (a << np.uint32(16)))
+
+
+def test_half_select_and_not(execute):
+    (a,) = columns(1, 6)
+    machine = execute("v_cndmask_b16 v0.l, v1.l, v1.h, s4\nv_not_b16 v2.h, v1.l", v={1: a}, s={4: 0x0F0F0F0F})
+    chosen = np.resize(np.arange(32) % 8 < 4, len(a))
+    np.testing.assert_array_equal(
+        machine.vector(0, np.uint16), np.where(chosen, a >> np.uint32(16), a & np.uint32(M16))
+    )
+    np.testing.assert_array_equal(machine.vector(2, np.uint16, 1), ~a.astype(np.uint16))
 
 
 def test_64_bit_shifts_use_six_bits(execute):

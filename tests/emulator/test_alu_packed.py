@@ -27,6 +27,8 @@ INTEGER = {
     "v_pk_sub_i16": (np.int16, lambda a, b: a - b),
     "v_pk_mul_lo_u16": (np.uint16, lambda a, b: a * b),
     "v_pk_max_i16": (np.int16, np.maximum),
+    "v_pk_max_u16": (np.uint16, np.maximum),
+    "v_pk_min_i16": (np.int16, np.minimum),
     "v_pk_min_u16": (np.uint16, np.minimum),
     "v_pk_lshlrev_b16": (np.uint16, lambda n, x: x << (n & 15)),
     "v_pk_lshrrev_b16": (np.uint16, lambda n, x: x >> (n & 15)),
@@ -79,6 +81,25 @@ def test_packed_floats(execute, exact):
     np.testing.assert_array_equal(out[7], np.maximum(a, np.float16(0)))
     np.testing.assert_array_equal(out[8], a * np.float16(2))
     np.testing.assert_array_equal(out[9], np.clip(a + np.array([1, 2], np.float16), 0, 1))
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+def test_packed_extrema(execute, gpu):
+    a, b = (np.array(x, np.float16) for x in ([1, np.nan, -2, 0.0, 5, 6], [3, 2, np.nan, -0.0, -5, 7]))
+    table = {"max_num": np.fmax, "min_num": np.fmin, "maximum": np.maximum, "minimum": np.minimum}
+    if gpu == "gfx1100":
+        table = {"max": np.fmax, "min": np.fmin}
+    for name, function in table.items():
+        got = execute(f"v_pk_{name}_f16 v0, v1, v2", gpu=gpu, v={1: a.view(np.uint32), 2: b.view(np.uint32)})
+        np.testing.assert_array_equal(
+            halves(got.vector(0, np.uint32)[:3], np.float16).ravel(), function(a, b), err_msg=name
+        )
+
+
+def test_packed_multiply_add(execute):
+    got = execute("v_pk_mad_i16 v0, v1, v2, v3", v={1: A, 2: B, 3: C}).vector(0, np.uint32)
+    a, b, c = (halves(x, np.int16) for x in (A, B, C))
+    np.testing.assert_array_equal(halves(got, np.int16), a * b + c)
 
 
 def test_an_inline_float_fills_the_low_half_only(execute):
@@ -193,19 +214,48 @@ def test_bf16_dot_rounds_to_nearest_even(execute, exact):
         assert int(z) == exact.encode(narrow, "bf16")
 
 
-def test_8_bit_float_dots(execute):
-    codes = [rng.integers(0, 0x78, 300 * 4).astype(np.uint8) for _ in range(2)]
+def value_of_code(code, kind):
+    """A positive finite 8-bit float: fp8 is E4M3, bf8 E5M2."""
+    mantissa_bits, bias = (3, 7) if kind == "fp8" else (2, 15)
+    exponent, mantissa = code >> mantissa_bits, code & ((1 << mantissa_bits) - 1)
+    if exponent == 0:
+        return mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return (1 + mantissa / (1 << mantissa_bits)) * 2.0 ** (exponent - bias)
+
+
+@pytest.mark.parametrize("first", ["fp8", "bf8"])
+@pytest.mark.parametrize("second", ["fp8", "bf8"])
+def test_8_bit_float_dots(execute, first, second):
+    codes = [rng.integers(0, 0x58, 300 * 4).astype(np.uint8) for _ in range(2)]
     a, b = (x.view(np.uint32) for x in codes)
     c = rng.standard_normal(300).astype(np.float32)
-    value = lambda code: (code >> 3 and (1 + (code & 7) / 8) * 2.0 ** ((code >> 3) - 7)) or (code & 7) * 2.0**-9  # noqa: E731
-    x, y = (np.array([value(int(k)) for k in q], np.float32).reshape(-1, 4) for q in codes)
+    x, y = (
+        np.array([value_of_code(int(k), kind) for k in q], np.float32).reshape(-1, 4)
+        for q, kind in zip(codes, (first, second), strict=True)
+    )
     want = -c
     for k in range(4):
         want = want + x[:, k] * y[:, k]
-    got = execute("v_dot4_f32_fp8_fp8 v0, v1, v2, v3 neg_lo:[0,0,1]", gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(
-        0, np.float32
-    )
+    code = f"v_dot4_f32_{first}_{second} v0, v1, v2, v3 neg_lo:[0,0,1]"
+    got = execute(code, gpu="gfx1201", v={1: a, 2: b, 3: c}).vector(0, np.float32)
     np.testing.assert_array_equal(got, want)
+
+
+def test_signed_dots_under_their_older_names(execute):
+    for name, bits in (("v_dot4_i32_i8", 8), ("v_dot8_i32_i4", 4)):
+        got = execute(f"{name} v0, v1, v2, v3", v={1: A, 2: B, 3: C}).vector(0, np.uint32)
+        want = [
+            sum(x * y for x, y in zip(elements(a, bits, 1), elements(b, bits, 1), strict=True)) + int(c) & M32
+            for a, b, c in zip(A, B, C, strict=True)
+        ]
+        np.testing.assert_array_equal(got, want)
+
+
+def test_bf16_dot_in_dual_issue(execute):
+    one = np.full(32, 0x3F803F80, np.uint32)
+    c = np.arange(32, dtype=np.float32)
+    machine = execute("v_dual_dot2acc_f32_bf16 v0, v1, v3 :: v_dual_mov_b32 v2, v1", v={1: one, 3: one, 0: c})
+    np.testing.assert_array_equal(machine.vector(0, np.float32), c + 2)
 
 
 def test_dpp_of_dots_and_mixed_precision(execute):

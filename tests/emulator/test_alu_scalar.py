@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from laneloom.errors import UnknownInstructionError
+
 M32, M64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 VALUES = [
     0,
@@ -110,8 +112,18 @@ def test_two_operands(execute, name):
 
 
 def test_names_of_gfx12_are_the_same_operations(execute):
+    machine = execute("s_addk_co_i32 s0, -1", gpu="gfx1201", s={0: np.array([0, 5, 0x80000000], np.uint64)})
+    np.testing.assert_array_equal(machine.scalar(0), [M32, 4, 0x7FFFFFFF])
+    np.testing.assert_array_equal(machine.waves.scc, [False, False, True])
     a, b = grid(VALUES)
-    for old, new in {"s_add_u32": "s_add_co_u32", "s_sub_i32": "s_sub_co_i32", "s_addc_u32": "s_add_co_ci_u32"}.items():
+    for old, new in {
+        "s_add_u32": "s_add_co_u32",
+        "s_sub_u32": "s_sub_co_u32",
+        "s_add_i32": "s_add_co_i32",
+        "s_sub_i32": "s_sub_co_i32",
+        "s_addc_u32": "s_add_co_ci_u32",
+        "s_subb_u32": "s_sub_co_ci_u32",
+    }.items():
         for scc in (False, True):
             x, y = run(execute, old, a, b, scc=scc), run(execute, new, a, b, scc=scc, gpu="gfx1201")
             np.testing.assert_array_equal(x[0], y[0])
@@ -272,35 +284,6 @@ def test_saveexec_of_wave64_and_wrexec(execute):
     assert machine.scalar(126, np.uint64)[0] == machine.scalar(4, np.uint64)[0] == 0x00FF00FF00FF00FF
 
 
-def test_scalar_floats(execute):
-    x = np.array([1.5, -2.25, 0.0, 3e38, np.inf], np.float32)
-    y = np.array([0.5, 3.0, -0.0, 3e38, -np.inf], np.float32)
-    with np.errstate(all="ignore"):
-        table = {"s_add_f32": x + y, "s_sub_f32": x - y, "s_mul_f32": x * y, "s_max_f32": np.maximum(x, y)}
-    for name, want in table.items():
-        got = execute(f"{name} s0, s2, s4", s={2: x, 4: y}).scalar(0, np.float32)
-        np.testing.assert_array_equal(got, want, err_msg=name)
-    machine = execute(
-        "s_cmp_nlt_f32 s2, s4\ns_fmac_f32 s6, s2, s4\ns_cvt_i32_f32 s7, s2\ns_cvt_f32_u32 s8, s7\ns_floor_f32 s9, s2\n"
-        "s_cvt_f16_f32 s10, s2\ns_add_f16 s11, s10, s10\ns_cvt_pk_rtz_f16_f32 s12, s2, s4\ns_cvt_hi_f32_f16 s13, s12",
-        s={2: x[:2], 4: y[:2], 6: np.ones(2, np.float32)},
-    )
-    np.testing.assert_array_equal(machine.waves.scc, [True, False])
-    np.testing.assert_array_equal(machine.scalar(6, np.float32), x[:2] * y[:2] + 1)
-    np.testing.assert_array_equal(machine.scalar(7, np.int32), [1, -2])
-    np.testing.assert_array_equal(machine.scalar(8, np.float32), [1, 4294967296.0])
-    np.testing.assert_array_equal(machine.scalar(9, np.float32), [1, -3])
-    np.testing.assert_array_equal(machine.scalar(10).astype(np.uint16).view(np.float16), [1.5, -2.25])
-    np.testing.assert_array_equal(machine.scalar(11), np.array([3, -4.5], np.float16).view(np.uint16))
-    np.testing.assert_array_equal(machine.scalar(13, np.float32), y[:2])
-    machine = execute(
-        "v_s_rcp_f32 s0, s2\nv_s_sqrt_f32 s1, |s2|\nv_s_exp_f32 s4, 2.0",
-        gpu="gfx1201",
-        s={2: np.array([-4.0], np.float32)},
-    )
-    assert [machine.scalar(n, np.float32)[0] for n in (0, 1, 4)] == [-0.25, 2.0, 4.0]
-
-
 def test_moves_by_m0(execute):
     machine = execute(
         "s_mov_b32 m0, s9\ns_movrels_b32 s0, s2\ns_movreld_b32 s4, s9\ns_movrels_b64 s[10:11], s[2:3]",
@@ -309,3 +292,95 @@ def test_moves_by_m0(execute):
     np.testing.assert_array_equal(machine.scalar(0), [5, 8])
     np.testing.assert_array_equal(machine.scalar(5), [0, 1])
     np.testing.assert_array_equal(machine.scalar(10), [5, 8])
+
+
+# -- all relations, widths and halves ----------------------------------------------------------------------------------
+
+
+def test_immediate_compares(execute):
+    values = np.array([0, 5, 0xFFFB, 0xFFFFFFFB, 0x7FFFFFFF], np.uint64)
+    table = {"eq": int.__eq__, "lg": int.__ne__, "gt": int.__gt__, "ge": int.__ge__, "lt": int.__lt__, "le": int.__le__}
+    for name, relation in table.items():
+        flag = execute(f"s_cmpk_{name}_i32 s2, -5", gpu="gfx1100", s={2: values}).waves.scc
+        np.testing.assert_array_equal(flag, [relation(S(int(v)), -5) for v in values], err_msg=name)
+        flag = execute(f"s_cmpk_{name}_u32 s2, 0xfffb", gpu="gfx1100", s={2: values}).waves.scc
+        np.testing.assert_array_equal(flag, [relation(int(v), 0xFFFB) for v in values], err_msg=name)
+    a, b = grid(WIDE)
+    np.testing.assert_array_equal(execute("s_cmp_lg_u64 s[2:3], s[4:5]", s={2: a, 4: b}).waves.scc, a != b)
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_single_bits_and_masks(execute, bits):
+    mask = (1 << bits) - 1
+    values, wide = (VALUES, False) if bits == 32 else (WIDE, True)
+    a, n = grid(values, [0, 1, 31, 37, 63])
+    for name, function in {"bitset0": lambda x, k: x & ~(1 << k), "bitset1": lambda x, k: x | 1 << k}.items():
+        to = "s[0:1]" if wide else "s0"
+        got = execute(f"s_{name}_b{bits} {to}, s4", s={0: a, 4: n}).scalar(0, np.uint64 if wide else np.uint32)
+        want = [function(int(x), int(k) & (bits - 1)) & mask for x, k in zip(a, n, strict=True)]
+        np.testing.assert_array_equal(got, np.array(want, got.dtype), err_msg=name)
+    for name in ("bitcmp0", "bitcmp1"):
+        flag = execute(f"s_{name}_b{bits} {'s[0:1]' if wide else 's0'}, s4", s={0: a, 4: n}).waves.scc
+        want = [(int(x) >> (int(k) & (bits - 1)) & 1) == int(name[-1]) for x, k in zip(a, n, strict=True)]
+        np.testing.assert_array_equal(flag, want, err_msg=name)
+
+
+WIDE_REST = {
+    "s_nand_b64": lambda a, b: ~(a & b), "s_nor_b64": lambda a, b: ~(a | b), "s_or_not1_b64": lambda a, b: a | ~b,
+}  # fmt: skip
+
+
+def test_the_rest_of_64_bits(execute):
+    a, b = grid(WIDE)
+    for name, function in WIDE_REST.items():
+        got, flag = run(execute, name, a, b, (True, True, True))
+        want = np.array([function(int(x), int(y)) & M64 for x, y in zip(a, b, strict=True)], np.uint64)
+        np.testing.assert_array_equal(got, want, err_msg=name)
+        np.testing.assert_array_equal(flag, want != 0)
+    a = np.array(WIDE, np.uint64)
+    got, flag = run(execute, "s_wqm_b64", a, None, (True, True, False))
+    want = np.array([sum(15 << 4 * k for k in range(16) if x >> 4 * k & 15) for x in WIDE], np.uint64)
+    np.testing.assert_array_equal(got, want)
+    got, _ = run(execute, "s_bcnt0_i32_b64", a, None, (False, True, False))
+    np.testing.assert_array_equal(got, [64 - x.bit_count() for x in WIDE])
+    width, offset = grid([0, 1, 33, 63, 64], [0, 5, 63])
+    got, _ = run(execute, "s_bfm_b64", width, offset, (True, False, False))
+    want = [((1 << (int(w) & 63)) - 1 << (int(o) & 63)) & M64 for w, o in zip(width, offset, strict=True)]
+    np.testing.assert_array_equal(got, np.array(want, np.uint64))
+    for scc in (False, True):
+        machine = execute("s_cmov_b64 s[0:1], s[2:3]", s={0: a, 2: ~a}, scc=scc)
+        np.testing.assert_array_equal(machine.scalar(0, np.uint64), ~a if scc else a)
+
+
+@pytest.mark.parametrize("name", SAVING)
+def test_saveexec_of_wave64(execute, name):
+    source, active = 0x0F0F12345678FFFF, np.arange(64) % 3 != 0
+    old = int(np.packbits(active, bitorder="little").view(np.uint64)[0])
+    new = SAVING[name](source, old) & M64
+    machine = execute(
+        f"s_{name}_saveexec_b64 s[0:1], s[2:3]", s={2: np.array([source], np.uint64)}, active=active, lanes=64
+    )
+    assert (machine.scalar(0, np.uint64)[0], machine.scalar(126, np.uint64)[0]) == (old, new)
+    assert machine.waves.scc[0] == (new != 0)
+    if name in ("and_not0", "and_not1"):
+        for bits, to, of, mask in ((32, "s0", "s2", M32), (64, "s[0:1]", "s[2:3]", M64)):
+            machine = execute(
+                f"s_{name}_wrexec_b{bits} {to}, {of}", s={2: np.array([source], np.uint64)}, active=active, lanes=64
+            )
+            dtype = np.uint32 if bits == 32 else np.uint64
+            assert machine.scalar(0, dtype)[0] == machine.scalar(126, dtype)[0] == new & mask
+
+
+def test_more_moves_by_m0(execute):
+    machine = execute(
+        "s_mov_b32 m0, 1\ns_movreld_b64 s[4:5], s[2:3]\ns_mov_b32 m0, 0x20001\ns_movrelsd_2_b32 s8, s2",
+        s={2: np.array([0x0000000700000005], np.uint64), 4: 0, 5: 0, 6: 0, 10: 0},
+    )
+    assert [machine.scalar(n)[0] for n in (5, 6, 10)] == [5, 7, 7]
+
+
+def test_constants_of_mode_only(execute):
+    with pytest.raises(UnknownInstructionError, match="s_setreg_b32"):
+        execute("s_setreg_b32 hwreg(HW_REG_TRAPSTS, 0, 4), s1", s={1: 0})
+    machine = execute("s_setreg_b32 hwreg(HW_REG_MODE, 12, 4), s1", s={1: 0})  # not a floating-point field
+    assert machine.scalar(1)[0] == 0

@@ -40,6 +40,9 @@ SPECIAL = {  # the operands of instructions that have a builder of their own
     "v_div_scale_f64": "v[0:1], vcc_lo, v[2:3], v[4:5], v[6:7]",
     "v_pk_fmac_f16": "v1, v2, v3",
     "v_swaprel_b32": "v1, v2",
+    "s_getpc_b64": "s[0:1]",
+    "s_sendmsg": "sendmsg(MSG_INTERRUPT)",
+    "s_trap": "2",
 }
 PATTERNS = [
     (r"v_(add|sub|subrev)_co_u32", "v1, s2, v3, v4"),
@@ -78,7 +81,7 @@ def register(kind: str, n: int, file: str) -> str:
 
 def operands(name: str) -> str:
     op = VECTOR[name] if name in VECTOR else SCALAR[name][0]
-    if op.build is not None:
+    if op.build is not None or name in SPECIAL:
         name = ALIASES.get(name, name)
         return SPECIAL.get(name) or next(text for pattern, text in PATTERNS if re.fullmatch(pattern, name))
     file = "v" if name in VECTOR else "s"
