@@ -118,7 +118,8 @@ def refused(lines):
 
 def test_llvm_assembles_every_instruction_for_some_gpu(lines, refused):
     bad = {n: refused["gfx1201"][k] for k, n in enumerate(lines) if all(k in refused[gpu] for gpu in GPUS)}
-    assert list(bad) == ["v_dot2acc_f32_bf16"], bad  # exists in dual issue only
+    # dot2acc_f32_bf16 exists in dual issue only, and Triton 3.6 takes it alone all the same.
+    assert set(bad) <= {"v_dot2acc_f32_bf16"}, bad
     dual = "\tv_dual_dot2acc_f32_bf16 v1, v2, v3 :: v_dual_mov_b32 v4, v5"
     assert refusals([dual], "gfx1100") == refusals([dual], "gfx1201") == {}
 
