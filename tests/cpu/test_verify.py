@@ -1,0 +1,132 @@
+"""The judge of every other test: it has to fail what is wrong and pass what is rounded well."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from laneloom import verify
+from laneloom.errors import UnsupportedError
+from laneloom.ops.matmul import reference
+
+RNG = np.random.default_rng(0)
+A, B = (RNG.standard_normal(shape).astype(np.float16) for shape in ((40, 300), (300, 24)))
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    return verify.decode(verify.encode(values, dtype), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+def test_a_rounded_product_passes(dtype):
+    verdict = reference.judge(rounded(reference.same_precision(A, B), dtype), A, B, dtype)
+    assert verdict.ok
+    assert 0 < verdict.error <= verdict.budget
+    assert verdict.share <= 1
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda c: np.nan,
+        lambda c: np.inf,
+        lambda c: 0.0,
+        lambda c: -c,
+        lambda c: c * (1 + 2.0**-5),
+    ],
+    ids=["nan", "inf", "zero", "sign", "relative"],
+)
+def test_one_wrong_element_fails(dtype, damage):
+    c = rounded(reference.truth(A, B), dtype)
+    at = np.unravel_index(np.argmax(np.abs(c)), c.shape)
+    c[at] = damage(c[at])
+    verdict = reference.judge(c, A, B, dtype)
+    assert not verdict.ok
+    assert verdict.index == tuple(int(i) for i in at)
+
+
+def test_a_missing_term_fails():
+    for k in (0, 7, 299):
+        a = A.copy()
+        a[:, k] = 0
+        assert not reference.judge(rounded(reference.truth(a, B), "fp16"), A, B, "fp16").ok
+
+
+def test_half_precision_sums_fail():
+    """Sums in the output's precision are worse than one rounding of FP32 sums."""
+    c = np.zeros((40, 24), np.float16)
+    for k in range(300):
+        c += A[:, k : k + 1] * B[k]
+    assert not reference.judge(c, A, B, "fp16").ok
+
+
+def test_nan_and_infinity_have_to_be_where_the_truth_has_them():
+    a = A.copy()
+    a[3, 5], a[4, 6] = np.nan, np.inf
+    with np.errstate(invalid="ignore", over="ignore"):
+        c = rounded(reference.truth(a, B), "fp16")
+    assert reference.judge(c, a, B, "fp16").ok
+    for row, wrong in ((3, 1.0), (4, np.nan), (4, 65504.0), (5, np.nan)):
+        damaged = c.copy()
+        damaged[row, 2] = wrong
+        assert not reference.judge(damaged, a, B, "fp16").ok
+
+
+def test_overflow_of_the_output_may_be_infinite():
+    a = np.full((1, 100), 100.0, np.float16)
+    truth = np.array([[1e6]])
+    assert reference.judge(np.array([[np.inf]]), a, a.T, "fp16").ok
+    assert not reference.judge(np.array([[-np.inf]]), a, a.T, "fp16").ok
+    assert not reference.judge(np.array([[np.inf]]), a, a.T, "fp32").ok
+    assert reference.judge(truth, a, a.T, "fp32").ok
+
+
+def test_no_elements():
+    assert reference.judge(np.zeros((0, 3)), np.zeros((0, 5)), np.zeros((5, 3)), "fp16").ok
+    assert reference.judge(np.zeros((2, 3)), np.zeros((2, 0)), np.zeros((0, 3)), "fp16").ok
+    assert not reference.judge(np.full((2, 3), 1e-3), np.zeros((2, 0)), np.zeros((0, 3)), "fp16").ok
+
+
+@given(st.floats(width=32))
+def test_bf16_rounds_to_nearest_even(value):
+    got = verify.decode(verify.encode(np.array([value]), "bf16"), "bf16")[0]
+    if np.isnan(value):
+        assert np.isnan(got)
+        return
+    below = np.array([np.float32(value).view(np.uint32) & 0xFFFF0000], np.uint32)
+    with np.errstate(over="ignore"):
+        near = [float(x.view(np.float32)[0]) for x in (below, below + np.uint32(0x10000))]
+    if not np.isfinite(near).all():
+        assert abs(got) >= verify.LARGEST["bf16"]
+        return
+    distance = [abs(float(value) - x) for x in near]
+    assert abs(got - float(value)) == min(distance)
+    if distance[0] == distance[1]:
+        assert verify.encode(np.array([value]), "bf16")[0] % 2 == 0
+
+
+def test_formats():
+    with pytest.raises(UnsupportedError, match="dtype: expected one of fp64, fp32, fp16, bf16, got fp8"):
+        verify.encode(np.zeros(1), "fp8")
+    for dtype, largest in verify.LARGEST.items():
+        assert rounded(np.array([largest]), dtype)[0] == largest
+        assert rounded(np.array([verify.SMALLEST[dtype]]), dtype)[0] == verify.SMALLEST[dtype]
+        assert rounded(np.array([1 + verify.UNIT_ROUNDOFF[dtype]]), dtype)[0] == 1
+        assert rounded(np.array([1 + 2 * verify.UNIT_ROUNDOFF[dtype]]), dtype)[0] > 1
+
+
+@pytest.mark.parametrize("strides", [None, (1, 5), (9, 2)])
+def test_guarded(strides):
+    guarded = verify.Guarded((5, 4), "fp16", strides)
+    assert np.isnan(guarded.array).all()
+    guarded.array[...] = 1
+    assert guarded.untouched_outside()
+    outside = np.lib.stride_tricks.as_strided(guarded.array, (5, 5), guarded.array.strides)
+    outside[4, 4] = np.nan
+    assert not guarded.untouched_outside()
+    below = verify.Guarded((5, 4), "bf16")
+    below._bits[verify.Guarded.BAND - 1] = 0
+    assert not below.untouched_outside()
