@@ -17,8 +17,9 @@ HOPPER = get_gpu("sm_90a")
 def compile_rows(gpu, k, dtype="fp64", dot=False):
     config = RowsConfig(dot=dot)
     pointers = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), f"*{dtype}")
-    sizes = dict.fromkeys(("n_rows", "stride_a", "stride_out", "stride_bk", "stride_bn"), "i64")
-    constants = {"K": k, "PADDED": rows.padded(config, k), "ROWS": config.rows, "ACCUMULATE": False, "DOT": dot}
+    strides = [f"stride_{name}" for name in ("an", "ak", "ai", "bk", "bj", "on", "oi", "oj")]
+    sizes = dict.fromkeys(("n_rows", "rows_each", "n_columns", "depth", *strides), "i64")
+    constants = rows.tile(config, k) | {"ACCUMULATE": False}
     return compile_kernel(rows.rows_kernel, gpu=gpu, signature=pointers | sizes, constants=constants, attrs=())
 
 

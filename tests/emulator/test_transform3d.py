@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 
 from laneloom import emulated  # noqa: E402
 from laneloom.compat import transformbench  # noqa: E402
-from laneloom.errors import UnsupportedError  # noqa: E402
-from laneloom.ops.transform3d import RowsConfig, reference, transform3d  # noqa: E402
+from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
+from laneloom.ops.transform3d import RowsConfig, blocks, reference, transform3d  # noqa: E402
+from laneloom.ops.transform3d.kernels import rows  # noqa: E402
 
 BUDGET = 4.0  #: times the bound on the reference's own rounding
 
@@ -58,6 +59,36 @@ def test_gradients():
     (torch.einsum("nabc,ai,bj,ck->nijk", x2, t2, t2, t2) * weight).sum().backward()
     assert torch.allclose(x.grad, x2.grad, rtol=0, atol=1e-13)
     assert torch.allclose(t.grad, t2.grad, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dot", [False, True])
+def test_products_of_any_shape_and_stride(dot):
+    a, b = random(3, 20, 37), random(20, 70, seed=1).mT.contiguous().mT
+    out = random(3, 37, 70, seed=2)
+    want = out + a.mT @ b
+    with emulated("gfx1151"):
+        rows.multiply(RowsConfig(rows=32, dot=dot), a, b, out, accumulate=True)
+    assert torch.allclose(out, want, rtol=0, atol=1e-13)
+
+
+def test_building_blocks():
+    a, b = random(2, 5, 7), random(5, 6, seed=1)
+    with emulated("gfx1151"):
+        results = (
+            blocks.mTxm(a, b),
+            blocks.mxm(a.mT, b),
+            blocks.mxmT(a.mT, b.mT),
+            blocks.mTxmT(a, b.mT),
+        )
+        start = random(2, 7, 6, seed=2)
+        added = blocks.mTxm(a, b, out=start.clone(), accumulate=True)
+        with pytest.raises(ArgumentError, match="mxm: a and b do not fit together"):
+            blocks.mxm(a, b)
+        with pytest.raises(ArgumentError, match="mTxm: accumulate needs out"):
+            blocks.mTxm(a, b, accumulate=True)
+    for result in results:
+        assert torch.allclose(result, a.mT @ b, rtol=0, atol=1e-14)
+    assert torch.allclose(added, start + a.mT @ b, rtol=0, atol=1e-14)
 
 
 def test_no_batch_launches_nothing():

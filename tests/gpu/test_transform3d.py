@@ -8,9 +8,18 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
+from laneloom.compat import transformbench  # noqa: E402
 from laneloom.errors import ArgumentError, InvalidConfigError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
-from laneloom.ops.transform3d import FusedConfig, MatmulsConfig, plan, reference, transform3d  # noqa: E402
+from laneloom.ops.transform3d import (  # noqa: E402
+    FusedConfig,
+    MatmulsConfig,
+    RowsConfig,
+    blocks,
+    plan,
+    reference,
+    transform3d,
+)
 from laneloom.ops.transform3d.problem import Transform3dProblem  # noqa: E402
 
 pytestmark = [
@@ -182,6 +191,8 @@ def test_captured_in_a_graph_on_another_stream():
         FusedConfig(cluster=2, warps=4, unroll=1),
         FusedConfig(cluster=4, warps=3),
         MatmulsConfig(),
+        RowsConfig(),
+        RowsConfig(dot=True),
     ],
     ids=lambda config: config.text,
 )
@@ -189,6 +200,27 @@ def test_captured_in_a_graph_on_another_stream():
 def test_configs(config, k):
     x, t = random(11, k, k, k), random(3, k, k, seed=1)
     assert share(transform3d(x, t, config=config), x, t) <= BUDGET
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_building_blocks(dtype):
+    a, b = random(3, 30, 77, dtype=dtype), random(30, 100, dtype=dtype, seed=1)
+    want = (a.double().mT @ b.double()).cpu()
+    limit = {"fp64": 1e-13, "fp32": 1e-4}[dtype]
+    for got in (blocks.mTxm(a, b), blocks.mxm(a.mT, b), blocks.mxmT(a.mT, b.mT), blocks.mTxmT(a, b.mT)):
+        assert torch.allclose(got.double().cpu(), want, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("level", ["1", "2", "3", "4", "6", "7", "fused"])
+def test_levels_validate(level):
+    for line in transformbench.validate(level, None, 16):
+        assert line.passed, line
+
+
+def test_transformbench_times():
+    lines = list(transformbench.run(k=8, nfuncs=64, ntasks=3, repetitions=2))
+    assert len(lines) == 2
+    assert all(str(line).startswith("Transform;level=fused;nfuncs=64;") and line.time_us > 0 for line in lines)
 
 
 def test_refusals():
