@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
+from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
 from .program import Program
@@ -101,6 +102,8 @@ class _Run:
         self.scratch = listing.directive("private_segment_fixed_size") if scratch_bytes is None else scratch_bytes
         self.threads = size[0] * size[1] * size[2]
         self.waves_per_group = -(-self.threads // program.lanes)
+        calls_host = any(a.kind == "hidden_hostcall_buffer" for a in program.hidden_arguments)
+        self.host = Hostcall() if calls_host else None
         self.kernarg = self._with_hidden_arguments(kernarg)
         self.packet = self._dispatch_packet()
         self.memory = GlobalMemory(
@@ -108,8 +111,11 @@ class _Run:
                 *regions,
                 Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
                 Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
+                *([program.constants] if program.constants else []),
+                *([self.host.region] if self.host else []),
             ]
         )
+        self.memory.host = self.host
         self.counts = [0] * len(program.blocks)
 
     def all_batches(self) -> list[int]:
@@ -183,6 +189,7 @@ class _Run:
         block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
         values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or self.grid[k] * self.size[k] > 1)}
         values["hidden_dynamic_lds_size"] = self.lds_bytes
+        values["hidden_hostcall_buffer"] = self.host.address if self.host else 0
         for k, axis in enumerate("xyz"):
             values[f"hidden_block_count_{axis}"] = self.grid[k]
             values[f"hidden_group_size_{axis}"] = self.size[k]

@@ -13,12 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import EmulationError, OutOfBoundsError
+
 U64 = np.uint64
 _WORD = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # a 16-byte item moves as complex128
 
 
 class AccessFault(Exception):
     """An access outside the memory it may touch, before anyone knows which instruction made it."""
+
+    error: type[EmulationError] = OutOfBoundsError  #: what it becomes when the instruction is known
 
     def __init__(self, text: str, wave: int, lane: int):
         super().__init__(text)
@@ -56,6 +60,7 @@ class GlobalMemory:
                 merged[-1][1] = max(merged[-1][1], r.end)
             else:
                 merged.append([r.address, r.end])
+        self.host: Any = None  #: the Hostcall that answers this kernel's calls to the host
         self.version = 0  #: grows with every store, so that a state can be told from an earlier one
         self.starts = np.array([m[0] for m in merged], np.int64)
         self.ends = np.array([m[1] for m in merged], np.int64)

@@ -20,7 +20,8 @@ _REGISTER = re.compile(r"(v|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
 _LABEL = re.compile(r"([.\w$@]+):")
 _INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
 _LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
-_FILE = re.compile(r'\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"')
+_FILE = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
+_FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
@@ -80,12 +81,13 @@ class Instruction:
 
 @dataclass(slots=True)
 class Listing:
-    """One kernel's code and descriptor."""
+    """One kernel's code and descriptor, and the code of the functions that it calls behind it."""
 
     kernel: str
     instructions: list[Instruction]
     labels: dict[str, int]  #: label -> index of the instruction that follows
     descriptor: dict[str, str] = field(default_factory=dict)  #: the .amdhsa_ directives
+    entries: dict[str, int] = field(default_factory=dict)  #: function -> index of its first instruction
 
     def directive(self, name: str, default: int = 0) -> int:
         """An integer `.amdhsa_` directive; absent ones and expressions give `default`."""
@@ -109,40 +111,45 @@ def parse(text: str, kernel: str | None = None) -> Listing:
         kernel = names[0]
     elif kernel not in names:
         raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names) or 'none'}")
-    instructions: list[Instruction] = []
-    labels: dict[str, int] = {}
-    files: dict[str, str] = {}
+    listing = Listing(kernel, [], {}, _descriptor(text, kernel))
+    lines = text.split("\n")
+    files = {m[1]: _file_name(m) for m in _FILE.finditer(text)}
+    functions = {m[1].strip('"'): m[1] + ":" for m in _FUNCTION.finditer(text)}
+    wanted = [kernel]
+    for name in wanted:  # grows on the way: what a function calls is wanted as well
+        first = len(listing.instructions)
+        _read_function(lines, name, functions.get(name, f"{name}:"), files, listing)
+        for ins in listing.instructions[first:]:
+            called = [str(o.value).partition("@")[0].strip('"') for o in ins.operands if o.kind == "symbol"]
+            wanted += [f for f in dict.fromkeys(called) if f in functions and f not in wanted]
+    return listing
+
+
+def _read_function(lines: list[str], name: str, label: str, files: dict[str, str], listing: Listing) -> None:
+    """Append the code of one function, which starts at `label`, to the listing."""
+    start = next((n for n, raw in enumerate(lines) if raw.startswith(label)), len(lines))
+    listing.entries[name] = listing.labels[name] = len(listing.instructions)
     source: Source | None = None
-    inside = False
-    for number, raw in enumerate(text.split("\n"), 1):
-        if not inside:
-            if raw.startswith(kernel + ":"):
-                inside = True
-            elif match := _FILE.match(raw):
-                files[match[1]] = _file_name(match)
-            continue
+    for number, raw in enumerate(lines[start + 1 :], start + 2):
         line = _strip_comment(raw)
         if not line:
             continue
         if line[0] not in " \t":
             if match := _LABEL.match(line):
-                labels[match[1]] = len(instructions)
+                listing.labels[match[1]] = len(listing.instructions)
             continue
         if line.lstrip()[0] == ".":
             if match := _LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.
                 if match[2] != "0":
                     source = Source(files.get(match[1], "?"), int(match[2]))
-            elif match := _FILE.match(line):
-                files[match[1]] = _file_name(match)
             elif ".amdhsa_kernel" in line or line.lstrip().startswith(".size"):
                 break
             continue
         if match := _INSTRUCTION.match(line):
-            instructions.append(_instruction(match[1], match[2] or "", number, line.strip(), source))
+            listing.instructions.append(_instruction(match[1], match[2] or "", number, line.strip(), source))
         else:
-            raise EmulationError(f"{kernel}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
-    return Listing(kernel, instructions, labels, _descriptor(text, kernel))
+            raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
 
 
 def _descriptor(text: str, kernel: str) -> dict[str, str]:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import EmulationError, OutOfBoundsError, UnknownInstructionError
+from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
 from ..isa.metadata import parse_metadata
-from . import atomics, global_access, lds_access, matrix, tables  # noqa: F401 (tables fills the dictionaries)
+from . import atomics, calls, global_access, hostcall, lds_access, matrix, tables  # noqa: F401 (they fill the tables)
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
@@ -22,7 +22,7 @@ from .state import Waves
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 _ORDERING = frozenset(
     """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
-    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_sendmsg s_version s_code_end
+    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
     global_wbinv s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
@@ -42,8 +42,9 @@ class Block:
     sources: list[Instruction] = field(default_factory=list)  #: the instruction behind each step
     first: int = 0  #: index of its first instruction
     last: int = 0  #: one past its last
-    leave: str = "next"  #: "next", "jump", "end", "barrier", or a branch condition such as "scc1"
+    leave: str = "next"  #: "next", "jump", "end", "barrier", "indirect", or a branch condition such as "scc1"
     target: int = 0  #: block to jump to
+    jump: calls.Jump | None = None  #: where an indirect jump goes
 
 
 _CONDITIONS: dict[str, Callable[[Waves], Any]] = {
@@ -66,6 +67,7 @@ class Program:
         self.asm = asm
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel
+        self.constants = calls.link(asm, self.listing)
         self.hidden_arguments = [
             a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
         ]
@@ -80,7 +82,10 @@ class Program:
     def _follow_mode(self) -> list[Target]:
         """What each instruction is built for: the floating-point mode changes along the text."""
         targets, target = [], self.target
-        for ins in self.listing.instructions:
+        entries = set(self.listing.entries.values())
+        for index, ins in enumerate(self.listing.instructions):
+            if index in entries:  # callers hand over the mode that the kernel started with
+                target = self.target
             targets.append(target)
             mode = mode_after(ins, target.mode)
             if mode != target.mode:
@@ -91,7 +96,7 @@ class Program:
         code = self.listing.instructions
         starts = {0, *self.listing.labels.values()}
         for i, ins in enumerate(code):
-            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm")) or _is_barrier(ins.name):
+            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or _is_barrier(ins.name):
                 starts.add(i + 1)
         order = sorted(s for s in starts if s < len(code))
         number = {s: k for k, s in enumerate(order)}
@@ -111,6 +116,9 @@ class Program:
             block.leave = "end"
         elif _is_barrier(last.name):
             block.leave = "barrier"
+        elif last.name in calls.JUMPS:
+            block.leave = "indirect"
+            block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number)
         elif last.name.startswith(("s_branch", "s_cbranch")):
             label = str(last.operands[0].value)
             if label not in self.listing.labels:
@@ -239,7 +247,7 @@ class Program:
         except AccessFault as fault:
             ins = block.sources[done]
             place = f"{fault.text}; {name_wave(int(g.ids[fault.wave]))}, lane {fault.lane}"
-            raise OutOfBoundsError(self._where(ins, place)) from None
+            raise fault.error(self._where(ins, place)) from None
         except EmulationError:
             raise
         except Exception as error:
@@ -255,6 +263,8 @@ class Program:
         elif leave == "barrier":
             g.block += 1
             g.at_barrier = not g.closed
+        elif block.jump is not None:
+            return calls.part(g, block.jump(g))
         else:
             taken = _CONDITIONS[leave](g)
             if taken.all():

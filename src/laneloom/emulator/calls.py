@@ -1,0 +1,185 @@
+"""Code addresses, calls, and the constant data behind a kernel: what a linker and a loader do on a real machine.
+
+Instruction i of a listing stands at the made-up address CODE + 4 i, so that `s_getpc_b64`,
+`s_swappc_b64` and `s_setpc_b64` work with addresses as they do in silicon. A symbol is written relative to the
+`s_getpc_b64` in front of it; LLVM's addend is the distance from there to the literal, so it falls out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from ..errors import EmulationError
+from .alu import scalar
+from .memory import Region
+from .parse import Instruction, Listing, Operand
+from .state import U64, Waves
+
+CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
+JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
+
+_SYMBOL = re.compile(r'"?([^"@]+)"?@(rel32|gotpcrel32)@(lo|hi)(?:\+\d+)?')
+_ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
+_SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
+
+
+def address_of(index: int) -> int:
+    """The address of instruction `index`."""
+    return CODE + 4 * index
+
+
+def link(text: str, listing: Listing) -> Region | None:
+    """Give every symbol that the code names its address, and every `s_getpc_b64` its own.
+
+    Returns the constant data of the assembly, with one word behind it per symbol that is reached through the global
+    offset table; None where the code names no symbol. Raises EmulationError for a symbol that the text does not define.
+    """
+    users = [ins for ins in listing.instructions if _symbols(ins)]
+    for index, ins in enumerate(listing.instructions):
+        if ins.name == "s_getpc_b64":
+            ins.operands = (ins.operands[0], Operand("const", value=address_of(index + 1)))
+    if not users:
+        return None
+    data, offsets = _constant_data(text)
+    names = sorted({match[1] for ins in users for match in _symbols(ins)})
+    slots = {name: len(data) + 8 * k for k, name in enumerate(names)}
+    memory = np.frombuffer(bytes(data) + bytes(8 * len(names) + 64), np.uint8).copy()
+    base = memory.ctypes.data
+    at: dict[str, int] = {}
+    for name in names:
+        if name in listing.labels:
+            at[name] = address_of(listing.labels[name])
+        elif name in offsets:
+            at[name] = base + offsets[name]
+        else:
+            raise EmulationError(f"{listing.kernel} names {name!r}, which its assembly does not define")
+        memory[slots[name] : slots[name] + 8] = np.frombuffer(at[name].to_bytes(8, "little"), np.uint8)
+    origin = CODE
+    for index, ins in enumerate(listing.instructions):
+        if ins.name == "s_getpc_b64":
+            origin = address_of(index + 1)
+        elif _symbols(ins):
+            ins.operands = tuple(_resolve(o, at, slots, base, origin) for o in ins.operands)
+    return Region("constant data", base, memory.nbytes, memory)
+
+
+def _symbols(ins: Instruction) -> list[re.Match]:
+    found = [_SYMBOL.fullmatch(str(o.value)) for o in ins.operands if o.kind == "symbol"]
+    return [match for match in found if match]
+
+
+def _resolve(operand: Operand, at: Mapping[str, int], slots: Mapping[str, int], base: int, origin: int) -> Operand:
+    match = _SYMBOL.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
+    if match is None:
+        return operand
+    target = at[match[1]] if match[2] == "rel32" else base + slots[match[1]]
+    distance = target - origin
+    return Operand("const", value=(distance if match[3] == "lo" else distance >> 32) & 0xFFFFFFFF)
+
+
+# -- constant data -----------------------------------------------------------------------------------------------------
+
+
+def _constant_data(text: str) -> tuple[bytearray, dict[str, int]]:
+    """The bytes of every object that the assembly defines, and where each starts."""
+    data: bytearray = bytearray()
+    offsets: dict[str, int] = {}
+    for match in re.finditer(r"^\s*\.type\s+(\"?[^\s,]+\"?),@object", text, re.M):
+        name = match[1].strip('"')
+        start = re.search(rf"^{re.escape(match[1])}:[^\n]*\n", text[match.end() :], re.M)
+        if start is None:
+            continue
+        data.extend(bytes(-len(data) % 64))
+        offsets[name] = len(data)
+        for line in text[match.end() + start.end() :].split("\n"):
+            directive, _, rest = line.strip().partition("\t" if "\t" in line.strip() else " ")
+            if directive == ".size":
+                break
+            data.extend(_bytes_of(directive.removeprefix("."), rest.strip()))
+    return data, offsets
+
+
+def _bytes_of(directive: str, rest: str) -> bytes:
+    if directive in ("ascii", "asciz"):
+        return _string(rest) + (b"\0" if directive == "asciz" else b"")
+    values = [part.strip() for part in rest.partition(";")[0].split(",")]
+    if directive in ("zero", "skip"):
+        return bytes(int(values[0], 0))
+    if directive in _SIZES:
+        size = _SIZES[directive]
+        return b"".join((int(v, 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little") for v in values)
+    return b""
+
+
+def _string(text: str) -> bytes:
+    """A quoted string of the GNU assembler's syntax."""
+    body = text[text.index('"') + 1 : text.rindex('"')]
+    out, k = bytearray(), 0
+    while k < len(body):
+        if body[k] != "\\":
+            out += body[k].encode()
+            k += 1
+        elif octal := re.match(r"[0-7]{1,3}", body[k + 1 :]):
+            out.append(int(octal[0], 8) & 255)
+            k += 1 + len(octal[0])
+        else:
+            out.append(_ESCAPES.get(body[k + 1], ord(body[k + 1])))
+            k += 2
+    return bytes(out)
+
+
+# -- jumps -------------------------------------------------------------------------------------------------------------
+
+Jump = Callable[[Waves], np.ndarray]
+
+
+def build_jump(ins: Instruction, index: int, labels: Mapping[str, int], number: Mapping[int, int]) -> Jump:
+    """What a call or an indirect jump does: writes the return address, and gives the block each wave goes to.
+
+    index: of the instruction; number: instruction index -> block.
+    """
+    after = address_of(index + 1)
+    name, operands = ins.name, ins.operands
+    if name == "s_call_b64":
+        block = number[labels[str(operands[1].value)]]
+
+        def call(g: Waves) -> np.ndarray:
+            g.set_scalar64(operands[0].index, after)
+            return np.full(g.count, block)
+
+        return call
+    register = operands[-1].index
+
+    def jump(g: Waves) -> np.ndarray:
+        addresses = g.scalar64(register)
+        if name == "s_swappc_b64":
+            g.set_scalar64(operands[0].index, after)
+        targets = np.empty(g.count, np.int64)
+        for address in np.unique(addresses):
+            block = number.get((int(address) - CODE) // 4) if int(address) >= CODE else None
+            if block is None:
+                raise EmulationError(f"{name} jumps to {int(address):#x}, where there is no code")
+            targets[addresses == address] = block
+        return targets
+
+    return jump
+
+
+def part(g: Waves, targets: np.ndarray) -> list[Waves]:
+    """The groups that `g` becomes when its waves go on at these blocks."""
+    first = targets[0]
+    if (targets == first).all():
+        g.block = int(first)
+        return [g]
+    groups = []
+    for block in np.unique(targets):
+        chosen, _ = g.split(targets == block)
+        chosen.block = int(block)
+        groups.append(chosen)
+    return groups
+
+
+scalar("s_getpc_b64", "b64", "b64", lambda address: U64(address))
