@@ -188,6 +188,16 @@ def test_constant_byte_selectors(execute, selector):
     np.testing.assert_array_equal(got, [permuted(int(x), int(y), selector) for x, y in zip(a, b, strict=True)])
 
 
+def test_byte_selectors_that_differ_by_lane(execute):
+    a, b = columns(2, 9)
+    two = np.where(np.arange(len(a)) % 3 == 0, 0x05040100, 0x0D020C09).astype(np.uint32)
+    scalar = np.resize(np.array([0x05040100, 0x03020100, 0x0B0A0908]), -(-len(a) // 32))
+    machine = execute("v_perm_b32 v0, v1, v2, v3\nv_perm_b32 v4, v1, v2, s5", v={1: a, 2: b, 3: two}, s={5: scalar})
+    for n, selectors in ((0, two), (4, np.repeat(scalar, 32))):
+        want = [permuted(int(x), int(y), int(z)) for x, y, z in zip(a, b, selectors, strict=False)]
+        np.testing.assert_array_equal(machine.vector(n, np.uint32), want)
+
+
 def test_constants_and_scalars_as_sources(execute):
     (a,) = columns(1, 4)
     machine = execute(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import numpy as np
 
@@ -114,16 +115,17 @@ def pack(low: np.ndarray, high: np.ndarray) -> np.ndarray:
 
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
-_permutations: dict[int, Callable] = {}
-
 
 def permute_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """v_perm_b32: each byte of the selector picks a byte of {a, b} (b is bytes 0 to 3), a sign, 0x00 or 0xff."""
-    if selector.ndim == 0:
-        key = int(selector)
-        if key not in _permutations:
-            _permutations[key] = _constant_permutation(key)
-        return _permutations[key](a, b)
+    # Nearly always one selector serves all lanes, or one of two.
+    first = selector.flat[0]
+    same = selector == first
+    if same.all():
+        return _constant_permutation(int(first))(a, b)
+    second = selector.flat[int(np.argmin(same))]
+    if (same | (selector == second)).all():
+        return np.where(same, _constant_permutation(int(first))(a, b), _constant_permutation(int(second))(a, b))
     both = (a.astype(U64) << U64(32)) | b
     out = U32(0)
     for k in range(0, 32, 8):
@@ -137,6 +139,7 @@ def permute_bytes(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndar
     return np.asarray(out)
 
 
+@lru_cache(maxsize=256)
 def _constant_permutation(selector: int) -> Callable:
     choice = [selector >> 8 * k & 0xFF for k in range(4)]
     low_half, high_half = _aligned_half(choice[0], choice[1]), _aligned_half(choice[2], choice[3])

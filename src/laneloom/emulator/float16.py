@@ -15,8 +15,8 @@ def _widened() -> np.ndarray:
 
 
 _WIDE = _widened()  #: the float32 of each of the 65,536 codes
-_DOWN = np.float32(2.0**-112)  #: moves float16's exponents to the bottom of float32's range
-_OVERFLOW = 0x0F7FF000  #: bits of 65520 * 2**-112, the least number that rounds to infinity
+_OVERFLOW = 0x477FF000  #: bits of 65520, the least number that rounds to infinity
+_SMALLEST = np.float32(2.0**-14)  #: the least normal float16, bits 0x38800000
 
 
 def widen(x: np.ndarray) -> np.ndarray:
@@ -27,18 +27,18 @@ def widen(x: np.ndarray) -> np.ndarray:
 def narrow(x: np.ndarray) -> np.ndarray:
     """float32 -> float16, to nearest even; NaNs become quiet."""
     x = np.asarray(x)
-    try:
-        with np.errstate(under="raise"):  # what would be rounded twice
-            raw = np.asarray(x * _DOWN).view(U32)
-    except FloatingPointError:
+    raw = x.view(U32)
+    magnitude = raw & U32(0x7FFFFFFF)
+    if not magnitude.size or int(magnitude.max()) >= _OVERFLOW:
         return _narrow_any(x)
-    code = raw & U32(0x7FFFFFFF)
-    if not code.size or int(code.max()) >= _OVERFLOW:
-        return _narrow_any(x)
-    # Scaled, all exponents and denormals of float16 stand 13 bits above their place: round those off.
-    odd = (code >> U32(13)) & U32(1)
-    code = (code + (odd + U32(0xFFF))) >> U32(13)
-    return np.asarray(code | ((raw >> U32(16)) & U32(0x8000))).astype(U16).view(np.float16)
+    # Move the exponent from one bias to the other and round off 13 bits; negative for denormals.
+    odd = (magnitude >> U32(13)) & U32(1)
+    code = (magnitude + (odd + U32((0xFFF - (112 << 23)) & 0xFFFFFFFF))).view(np.int32) >> np.int32(13)
+    if int(magnitude.min()) < 0x38800000:
+        # The last place of 0.5 is that of float16's denormals: adding it rounds them once, to their code.
+        tiny = np.minimum(magnitude.view(np.float32), _SMALLEST) + np.float32(0.5)
+        code = np.maximum(code, tiny.view(np.int32) - np.int32(0x3F000000))
+    return np.asarray(code.view(U32) | ((raw >> U32(16)) & U32(0x8000))).astype(U16).view(np.float16)
 
 
 def _narrow_any(x: np.ndarray) -> np.ndarray:

@@ -71,8 +71,13 @@ def _permute(ins: Instruction, target: Target, choose, other_row: bool) -> Step:
     row = (lane & ~15) ^ (16 if other_row else 0)
 
     def step(g: Waves) -> None:
-        index = (row + choose(g)) + np.arange(0, g.count * g.lanes, g.lanes)[:, None]
-        taken = np.broadcast_to(value(g), (g.count, g.lanes)).reshape(-1).take(index)
+        index = row + choose(g)
+        x = np.broadcast_to(value(g), (g.count, g.lanes))
+        if len(index) == 1 and (g.exec is None or fetch_inactive):
+            g.put(n, x.take(index[0], axis=1))
+            return
+        index = index + np.arange(0, g.count * g.lanes, g.lanes)[:, None]
+        taken = x.reshape(-1).take(index)
         if g.exec is None or fetch_inactive:
             g.put(n, taken)
             return
@@ -90,8 +95,10 @@ def _selected_by_scalars(ins: Instruction, target: Target):
     shift = (np.arange(target.lanes) & 15).astype(U64) * U64(4)
 
     def choose(g: Waves) -> np.ndarray:
-        nibbles = np.asarray(low(g)).astype(U64) | np.asarray(high(g)).astype(U64) << U64(32)
-        return (np.broadcast_to(nibbles, (g.count,))[:, None] >> shift & U64(15)).astype(np.intp)
+        nibbles = np.atleast_1d(np.asarray(low(g)).astype(U64) | np.asarray(high(g)).astype(U64) << U64(32))
+        if (nibbles == nibbles[0]).all():  # as nearly always
+            nibbles = nibbles[:1]
+        return (nibbles[:, None] >> shift & U64(15)).astype(np.intp)
 
     return choose
 

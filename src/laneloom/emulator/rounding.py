@@ -38,18 +38,23 @@ def fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     total = product + c
     # Rounding twice goes wrong only if the float64 lies half-way between two float32, or below their normal range.
     suspect = (total.view(np.uint64) & _MANTISSA_BELOW_F32) == _HALF_ULP_F32
-    if not suspect.any():
-        try:
-            with np.errstate(under="raise"):
-                return total.astype(np.float32)
-        except FloatingPointError:
-            pass
-    return _round_f32(product, c, total)
+    if suspect.any():
+        total = _odd_where(suspect, product, c, total)
+    try:
+        with np.errstate(under="raise"):
+            return np.asarray(total.astype(np.float32))
+    except FloatingPointError:
+        return _odd_where(np.abs(total) < 2.0**-126, product, c, total).astype(np.float32)
 
 
-def _round_f32(product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
-    error = two_sum_error(product, np.asarray(c, np.float64), total)
-    return to_odd(total, error).astype(np.float32)
+def _odd_where(suspect: np.ndarray, product: np.ndarray, c: np.ndarray, total: np.ndarray) -> np.ndarray:
+    """`total` with the suspect elements rounded to odd."""
+    total = np.atleast_1d(total)
+    where = np.nonzero(np.atleast_1d(suspect))
+    p, addend = (np.broadcast_to(x, total.shape)[where].astype(np.float64) for x in (product, c))
+    sums = total[where]
+    total[where] = to_odd(sums, two_sum_error(p, addend, sums))
+    return total
 
 
 def scaled_fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray, power: np.ndarray) -> np.ndarray:

@@ -40,24 +40,56 @@ FUNCTIONS: dict[str, Callable] = {
 }  # fmt: skip
 
 
-def single(name: str) -> Callable:
-    """The f32 form of a function."""
-    function = FUNCTIONS[name]
+_LEAST = np.float32(2.0**-126)  #: the least normal float32
 
-    def rounded(x: np.ndarray) -> np.ndarray:
-        return np.asarray(function(np.asarray(x, np.float64))).astype(np.float32)
 
-    if name in ("sin", "cos"):
-        return rounded
-    if name in ("log", "sqrt"):  # their results are never denormal
-        return lambda x: rounded(_without_denormals(x))
-    return lambda x: _without_denormals(rounded(_without_denormals(x)))
+def _rounded(function: Callable) -> Callable:
+    """A function computed in float64 and rounded to float32."""
+    return lambda x: np.asarray(function(np.asarray(x, np.float64))).astype(np.float32)
 
 
 def _without_denormals(x: np.ndarray) -> np.ndarray:
-    # The product with the smallest normal number's exponent test costs one pass; most arrays have nothing to flush.
-    tiny = np.abs(x) < np.float32(2.0**-126)
-    return flush(x, "f32") if tiny.any() else np.asarray(x)
+    return flush(np.asarray(x), "f32")
+
+
+def exponential(x: np.ndarray) -> np.ndarray:
+    """2**x in float32, denormal results flushed."""
+    r = _rounded(np.exp2)(x)
+    return r if np.min(x) >= -126 else np.where(x < -126, np.float32(0), r)
+
+
+def reciprocal(x: np.ndarray) -> np.ndarray:
+    """1 / x in float32, denormals flushed on both sides."""
+    r = np.reciprocal(x)
+    magnitude = np.abs(r)
+    if magnitude.max() <= 2.0**126 and magnitude.min() >= _LEAST:
+        return r
+    return _without_denormals(np.reciprocal(_without_denormals(x)))
+
+
+def _of_normals(function: Callable) -> Callable:
+    """A function with normal results for normal operands: only operands can be denormal."""
+
+    def on_normals(x: np.ndarray) -> np.ndarray:
+        return function(x if np.min(x) >= _LEAST else _without_denormals(x))
+
+    return on_normals
+
+
+_SINGLE: dict[str, Callable] = {
+    "exp": exponential,
+    "rcp": reciprocal,
+    "sqrt": _of_normals(np.sqrt),  # float32's own square root is correctly rounded
+    "log": _of_normals(_rounded(np.log2)),
+    "rsq": _of_normals(_rounded(inverse_root)),
+    "sin": _rounded(sine),
+    "cos": _rounded(cosine),
+}
+
+
+def single(name: str) -> Callable:
+    """The f32 form of a function."""
+    return _SINGLE[name]
 
 
 def half(name: str) -> Callable:
