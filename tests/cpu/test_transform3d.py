@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,3 +211,17 @@ def test_levels_choose_their_schedules():
         transformbench.level_config("8", problem, HOPPER)
     with pytest.raises(InvalidConfigError, match="24 MB"):
         transformbench.level_config("6", Transform3dProblem(12, 64), HOPPER)
+
+
+def test_page_shows_the_records():
+    pytest.importorskip("torch")
+    from laneloom.bench.records import load
+    from laneloom.bench.transform3d import table
+
+    root = Path(__file__).parents[2]
+    records = load(root / "results/h200/transform3d.jsonl")
+    assert table(records) in (root / "docs/transform3d.md").read_text(encoding="utf-8")
+    kernels = root / "src/laneloom/ops/transform3d/kernels"
+    ours = [record for record in records if record.candidate == "laneloom"]
+    assert not any(record.is_stale([kernels / "fused.cu", kernels / "fused.py"]) for record in ours)
+    assert all(record.error <= record.error_budget for record in records if record.error is not None)

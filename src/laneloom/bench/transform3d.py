@@ -7,7 +7,7 @@ suites/transform3d.json on the GPU that is there, and appends records.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import resources
@@ -22,7 +22,7 @@ from ..errors import UnsupportedError
 from ..ops.target import active_gpu
 from ..ops.transform3d import MatmulsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
 from ..ops.transform3d.config_levels import CublasdxConfig
-from .records import Environment, Record, append, hash_sources, make_record, read_environment
+from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
 from .suites import load_suite
 from .timing import METHOD_SUSTAINED, count_sets, interleave
 
@@ -122,11 +122,35 @@ def compare(
         )
 
 
+def table(records: Iterable[Record]) -> str:
+    """The records as a Markdown table, one row per case; of repeated measurements the last counts."""
+    latest: dict[tuple[int, int], dict[str, Record]] = {}
+    for record in records:
+        latest.setdefault((record.problem["k"], record.problem["count"]), {})[record.candidate] = record
+    lines = [
+        "| K | tensors | time, us | GB/s | TFLOP/s | x of copy | x of three torch products | x of cuBLASDx | error |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (k, count), by_name in latest.items():
+        ours = by_name["laneloom"]
+        dx = [r.median_us for name, r in by_name.items() if name.startswith("cuBLASDx")]
+        lines.append(
+            f"| {k} | {count} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.tflops:.1f} | "
+            f"{ours.ratio_to_reference:.3f} | {by_name['three torch matmuls'].median_us / ours.median_us:.1f} | "
+            f"{f'{min(dx) / ours.median_us:.2f}' if dx else ''} | {ours.error:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--table", type=Path, help="print the records of this file as a table and stop")
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(load(arguments.table)))
+        return
     environment = read_environment()
     for k, count in load_suite("transform3d")["cases"]:
         for record in compare(k, count, rounds=arguments.rounds, environment=environment):

@@ -29,7 +29,7 @@ LEVELS = {
 }
 VALIDATED_K = (4, 6, 8, 10)
 TOLERANCE = 1e-10
-_WIDE_K = 16
+_NARROW_K, _WIDE_K = 10, 16
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def level_config(level: str, problem: Transform3dProblem, gpu: Gpu, *, blocks: i
     elif level == "6":
         config = KroneckerConfig()
     elif level == "5":
-        config = CublasdxConfig(threads=128 if k <= _WIDE_K else 256)
+        config = CublasdxConfig(threads=64 if k <= _NARROW_K else 128)  # what the library itself suggests
     else:
         config = LevelsConfig(level=int(level), blocks=blocks)
     return execute.checked_config(problem, gpu, config)
