@@ -41,7 +41,8 @@ def _copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 def _copy(x: torch.Tensor, out: torch.Tensor) -> None:
     n = x.numel()
-    _copy_kernel[(triton.cdiv(n, _COPY_BLOCK),)](x, out, n, BLOCK=_COPY_BLOCK, num_warps=8)
+    kernel: Any = _copy_kernel
+    kernel[(triton.cdiv(n, _COPY_BLOCK),)](x, out, n, BLOCK=_COPY_BLOCK, num_warps=8)
 
 
 def _error(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> float:

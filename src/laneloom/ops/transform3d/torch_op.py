@@ -116,7 +116,8 @@ def _run(
     schema="(Tensor coeffs, Tensor matrix, bool transpose=False, str? config=None) -> Tensor",
 )
 def _transform3d(coeffs, matrix, transpose=False, config=None):
-    out = _transform3d_fake(coeffs, matrix, transpose, config)
+    _check(coeffs, matrix)
+    out = coeffs.new_empty(coeffs.shape)
     _run(coeffs.detach(), matrix.detach(), out, transpose, False, config)
     return out
 
