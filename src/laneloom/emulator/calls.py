@@ -2,7 +2,8 @@
 
 Instruction i of a listing stands at the made-up address CODE + 4 i, so that `s_getpc_b64`,
 `s_swappc_b64` and `s_setpc_b64` work with addresses as they do in silicon. A symbol is written relative to the
-`s_getpc_b64` in front of it; LLVM's addend is the distance from there to the literal, so it falls out.
+`s_getpc_b64` in front of it; LLVM's addend is the distance in bytes from there to the literal, plus what the code adds
+to the symbol.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from .state import U64, Waves
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
 JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
-_SYMBOL = re.compile(r'"?([^"@]+)"?@(rel32|gotpcrel32)@(lo|hi)(?:\+\d+)?')
+_SYMBOL = re.compile(r'"?([^"@]+)"?@(rel32|gotpcrel32)@(lo|hi)(?:\+(\d+))?')
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
 
@@ -57,12 +58,16 @@ def link(text: str, listing: Listing) -> Region | None:
         else:
             raise EmulationError(f"{listing.kernel} names {name!r}, which its assembly does not define")
         memory[slots[name] : slots[name] + 8] = np.frombuffer(at[name].to_bytes(8, "little"), np.uint8)
-    origin = CODE
+    origin, passed = CODE, 0  # passed: bytes of machine code since the last s_getpc_b64
     for index, ins in enumerate(listing.instructions):
         if ins.name == "s_getpc_b64":
-            origin = address_of(index + 1)
+            origin, passed = address_of(index + 1), 0
         elif _symbols(ins):
-            ins.operands = tuple(_resolve(o, at, slots, base, origin) for o in ins.operands)
+            # The literal is the second of the instruction's two words; what stands between are instructions of one.
+            ins.operands = tuple(_resolve(o, at, slots, base, origin, passed + 4) for o in ins.operands)
+            passed += 8
+        else:
+            passed += 4
     return Region("constant data", base, memory.nbytes, memory)
 
 
@@ -71,12 +76,15 @@ def _symbols(ins: Instruction) -> list[re.Match]:
     return [match for match in found if match]
 
 
-def _resolve(operand: Operand, at: Mapping[str, int], slots: Mapping[str, int], base: int, origin: int) -> Operand:
+def _resolve(
+    operand: Operand, at: Mapping[str, int], slots: Mapping[str, int], base: int, origin: int, literal: int
+) -> Operand:
+    """A symbol as a constant; `literal` is the distance in bytes from `origin` to where the constant stands."""
     match = _SYMBOL.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
     if match is None:
         return operand
     target = at[match[1]] if match[2] == "rel32" else base + slots[match[1]]
-    distance = target - origin
+    distance = target - origin + int(match[4] or literal) - literal
     return Operand("const", value=(distance if match[3] == "lo" else distance >> 32) & 0xFFFFFFFF)
 
 
