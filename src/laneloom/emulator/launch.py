@@ -15,7 +15,10 @@ from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
 from .program import Program
+from .races import TrackedGlobalMemory, TrackedLocalMemory
+from .shadow import Shadow
 from .state import U32, Waves
+from .strict import barrier_error, defined_at_entry, undefined_lds, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 256 waves of 32 lanes are 32 KiB a register.
@@ -56,10 +59,14 @@ def launch(
     lds_bytes: int = 0,
     regions: Sequence[Region] = (),
     scratch_bytes: int | None = None,
+    seed: int = 0,
 ) -> LaunchRecord:
     """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
 
     kernarg: the kernel's argument block, as its metadata lays it out. workgroup_size: threads, x fastest.
+    seed: 0 runs waves together and workgroups in order; another number runs the waves of a workgroup one after another
+    between barriers, and the workgroups, in an order that it fixes.
+    A strict program also raises HazardError.
     Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
     """
     grid3 = _three(grid, "grid")
@@ -71,7 +78,7 @@ def launch(
     if lds_bytes > program.gpu.lds_bytes:
         most = program.gpu.lds_bytes
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
-    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes)
+    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
     counts = run.all_batches()
@@ -95,7 +102,7 @@ def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
 class _Run:
     """One launch while it runs."""
 
-    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes):
+    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed):
         self.program: Program = program
         self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
         listing = program.listing
@@ -106,38 +113,53 @@ class _Run:
         self.host = Hostcall() if calls_host else None
         self.kernarg = self._with_hidden_arguments(kernarg)
         self.packet = self._dispatch_packet()
-        self.memory = GlobalMemory(
-            [
-                *regions,
-                Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
-                Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
-                *([program.constants] if program.constants else []),
-                *([self.host.region] if self.host else []),
-            ]
-        )
+        everything = [
+            *regions,
+            Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
+            Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
+            *([program.constants] if program.constants else []),
+            *([self.host.region] if self.host else []),
+        ]
+        if program.strict:
+            self.memory = TrackedGlobalMemory(everything, unit_bytes(program.listing, ("global_", "flat_", "buffer_")))
+        else:
+            self.memory = GlobalMemory(everything)
         self.memory.host = self.host
         self.counts = [0] * len(program.blocks)
+        self.order = np.random.default_rng(seed) if seed else None
+        self.turn: np.ndarray | None = None  #: with a seed: when each wave of a workgroup comes, until the next barrier
+        self.ended: set[int] = set()  #: strict mode: workgroups of which a wave has ended
 
     def all_batches(self) -> list[int]:
         """Execute every workgroup; wave-executions per block."""
         groups = self.grid[0] * self.grid[1] * self.grid[2]
         per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group)
-        batches = (self._start(first, min(per_batch, groups - first)) for first in range(0, groups, per_batch))
+        number = np.arange(groups) if self.order is None else self.order.permutation(groups)
+        batches = (self._start(number[first : first + per_batch]) for first in range(0, groups, per_batch))
         with np.errstate(all="ignore"):
             for batch in batches:
-                self._schedule([batch], batches)
+                self._schedule(self._one_by_one(batch), batches)
         return self.counts
 
     # -- start state ---------------------------------------------------------------------------------------------------
 
-    def _start(self, first: int, groups: int) -> Waves:
+    def _one_by_one(self, batch: Waves) -> list[Waves]:
+        """With a seed, one group for each place in the workgroup, so that they can run in any order."""
+        if self.order is None or self.waves_per_group == 1:
+            return [batch]
+        self.turn = self.order.permutation(self.waves_per_group)
+        place = batch.ids % self.waves_per_group
+        return [batch.split(place == k)[0] for k in range(self.waves_per_group)]
+
+    def _start(self, groups: np.ndarray) -> Waves:
         p, listing = self.program, self.program.listing
-        n = groups * self.waves_per_group
+        n = len(groups) * self.waves_per_group
         V = np.full((p.vgprs, n, p.lanes), POISON, U32)
         S = np.full((SCALAR_REGISTERS, n), POISON, U32)
         S[NULL] = 0
-        ids = first * self.waves_per_group + np.arange(n)
-        wave, group = ids % self.waves_per_group, ids // self.waves_per_group
+        group = np.repeat(groups, self.waves_per_group)
+        wave = np.arange(n) % self.waves_per_group
+        ids = group * self.waves_per_group + wave
         x = (group % self.grid[0]).astype(U32)
         y = (group // self.grid[0] % self.grid[1]).astype(U32)
         z = (group // (self.grid[0] * self.grid[1])).astype(U32)
@@ -159,11 +181,19 @@ class _Run:
             S[EXEC + k] = exists[:, k]
         if p.lanes == 32:
             S[EXEC + 1] = 0
-        lds = LocalMemory(groups, self.lds_bytes)
+        if p.strict:
+            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit_bytes(listing, ("ds_",)))
+        else:
+            lds = LocalMemory(len(groups), self.lds_bytes)
         lds.bytes[...] = 0xFF
         base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
         private = np.zeros((n, p.lanes, self.scratch), np.uint8) if self.scratch else None
-        return Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
+        waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
+        waves.waves_per_group = self.waves_per_group
+        if p.strict:
+            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu.major))
+            waves.undefined_lds = undefined_lds(len(groups), self.lds_bytes)
+        return waves
 
     def _user_sgprs(self, S: np.ndarray) -> None:
         """The user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
@@ -220,19 +250,20 @@ class _Run:
         while groups:
             ready = [g for g in groups if not g.at_barrier]
             if not ready:
-                for g in groups:  # every wave that still lives waits; ended waves no longer count, so all may go on
-                    g.at_barrier = False
+                self._release(groups)
                 continue
             if len(ready) > 1:
                 groups, ready = self._merge(groups, ready)
-            g = min(ready, key=lambda w: w.block)
+            g = min(ready, key=self._when)
             streak = streak + 1 if len(ready) > 1 else 0
             if streak > TURNS_BEFORE_OTHERS:
-                g = max(ready, key=lambda w: w.block)
+                g = max(ready, key=self._when)
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
             after = self.program.run_block(g, self.name_wave)
             turns += 1
+            if not after and self.program.strict:
+                self.ended.update((g.ids // self.waves_per_group).tolist())
             if len(after) != 1:
                 turns = 0
                 groups.remove(g)
@@ -247,6 +278,22 @@ class _Run:
                 elif turns >= TURNS_BEFORE_NEXT_BATCH:
                     self._check_progress(groups, seen)
 
+    def _when(self, g: Waves) -> tuple[int, int]:
+        """Whose turn it is: with a seed one place of the workgroup after another, else the group furthest behind."""
+        return (0 if self.turn is None else int(self.turn[g.ids[0] % self.waves_per_group]), g.block)
+
+    def _release(self, groups: list[Waves]) -> None:
+        """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on."""
+        for g in groups:
+            g.at_barrier = False
+            if self.ended:
+                for wave in g.ids:
+                    if int(wave) // self.waves_per_group in self.ended:
+                        ins = self.program.listing.instructions[self.program.blocks[g.block].first - 1]
+                        raise barrier_error(self.program.kernel, self.name_wave(int(wave)), ins)
+        if self.order is not None:
+            self.turn = self.order.permutation(self.waves_per_group)
+
     def _check_progress(self, groups: list[Waves], seen: set[bytes]) -> None:
         """Stop when the whole state of all waves and of what they wrote has been here before: it will come for ever."""
         state = hashlib.sha256()
@@ -258,15 +305,16 @@ class _Run:
             first = min(groups, key=lambda w: w.block)
             ins = self.program.listing.instructions[self.program.blocks[first.block].first]
             raise DeadlockError(
-                f"{self.program.kernel}: {self.name_wave(int(first.ids[0]))} loops for ever without changing anything, near "
-                f"line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
+                f"{self.program.kernel}: {self.name_wave(int(first.ids[0]))} loops for ever without changing anything, "
+                f"near line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
             )
         seen.add(state.digest())
 
     def _merge(self, groups: list[Waves], ready: list[Waves]) -> tuple[list[Waves], list[Waves]]:
-        at: dict[tuple[int, int], list[Waves]] = {}
-        for g in ready:  # batches keep their LDS apart
-            at.setdefault((g.block, id(g.lds)), []).append(g)
+        at: dict[tuple[int, int, int], list[Waves]] = {}
+        for g in ready:  # batches keep their LDS apart, and a seed the places in a workgroup
+            place = 0 if self.turn is None else int(g.ids[0]) % self.waves_per_group
+            at.setdefault((g.block, id(g.lds), place), []).append(g)
         if len(at) == len(ready):
             return groups, ready
         merged = []

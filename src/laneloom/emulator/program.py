@@ -17,7 +17,9 @@ from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vect
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
 from .parse import Instruction, Listing, parse
+from .races import RaceFault
 from .state import Waves
+from .strict import Found, Guard, as_error, check_branch, race_error
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 _ORDERING = frozenset(
@@ -58,13 +60,16 @@ _CONDITIONS: dict[str, Callable[[Waves], Any]] = {
 
 
 class Program:
-    """One kernel for one GPU, compiled to closures once and run by any number of launches."""
+    """One kernel for one GPU, compiled to closures once and run by any number of launches.
 
-    def __init__(self, asm: str, gpu: str | Gpu, kernel: str | None = None):
+    A strict program has a Guard beside every closure and batches no matrix instructions.
+    """
+
+    def __init__(self, asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False):
         self.gpu = get_gpu(gpu)
         if not self.gpu.emulated:
             raise EmulationError(f"the emulator executes gfx11 and gfx12 code, not {self.gpu.name} ({self.gpu.family})")
-        self.asm = asm
+        self.asm, self.strict = asm, strict
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel
         self.constants = calls.link(asm, self.listing)
@@ -74,6 +79,7 @@ class Program:
         self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
         self.targets = self._follow_mode()
+        self.guards: list[Guard] = []  #: strict mode: one for each instruction of the listing
         self.blocks = self._cut()
         self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) + 16
 
@@ -128,6 +134,13 @@ class Program:
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
             if block.leave not in ("jump", *_CONDITIONS):
                 raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
+        if self.strict:
+            for ins, target in zip(body, self.targets[start:stop], strict=True):
+                runs = block.leave == "next" or ins is not last
+                step = self.step_of(ins, target) if runs else _build_nothing(ins, target)
+                self._append(block, ins, step)
+                self.guards.append(Guard(ins, len(self.guards), target, step))
+            return block
         if block.leave != "next":
             body = body[:-1]
         self._fill(block, body, self.targets[start:stop])
@@ -241,9 +254,23 @@ class Program:
         block = self.blocks[g.block]
         done = 0
         try:
-            for step in block.steps:
-                step(g)
-                done += 1
+            if self.strict:
+                for step, guard in zip(block.steps, self.guards[block.first : block.last], strict=True):
+                    guard.before(g)
+                    step(g)
+                    guard.after(g)
+                    done += 1
+                check_branch(g, block.leave)
+            else:
+                for step in block.steps:
+                    step(g)
+                    done += 1
+        except Found as found:
+            ins = block.sources[min(done, len(block.sources) - 1)]
+            raise as_error(self.kernel, found, ins, name_wave) from None
+        except RaceFault as fault:
+            place = name_wave(int(g.ids[fault.wave]))
+            raise race_error(self.kernel, fault, self.guards, block.sources[done], place) from None
         except AccessFault as fault:
             ins = block.sources[done]
             place = f"{fault.text}; {name_wave(int(g.ids[fault.wave]))}, lane {fault.lane}"
@@ -263,6 +290,8 @@ class Program:
         elif leave == "barrier":
             g.block += 1
             g.at_barrier = not g.closed
+            if self.strict:
+                g.shadow.epoch += 1
         elif block.jump is not None:
             return calls.part(g, block.jump(g))
         else:
@@ -296,21 +325,23 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: build_scalar(*entry, ins, t)
     if is_ordering(name):
         return _build_nothing
+    if name.startswith("v_wmma"):
+        return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     for module in (lds_access, global_access, atomics):
         builder = module.find(name)
         if builder:
             return builder
     return None
 
-_loaded: dict[tuple[str, str, str | None], Program] = {}
+_loaded: dict[tuple[str, str, str | None, bool], Program] = {}
 
 
-def load(asm: str, gpu: str | Gpu, kernel: str | None = None) -> Program:
+def load(asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False) -> Program:
     """The Program of an assembly text, built once per process."""
-    key = (hashlib.sha256(asm.encode()).hexdigest(), get_gpu(gpu).name, kernel)
+    key = (hashlib.sha256(asm.encode()).hexdigest(), get_gpu(gpu).name, kernel, strict)
     found = _loaded.get(key)
     if found is None:
         if len(_loaded) > 256:  # an autotuner can compile without end
             _loaded.clear()
-        found = _loaded[key] = Program(asm, gpu, kernel)
+        found = _loaded[key] = Program(asm, gpu, kernel, strict=strict)
     return found

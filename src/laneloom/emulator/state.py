@@ -7,7 +7,7 @@ waves and lanes. `u`, `i`, `f` are its rows seen as uint32, int32 and float32; `
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,7 +24,8 @@ class Waves:
 
     __slots__ = (
         "V", "S", "scc", "ids", "block", "at_barrier", "exec", "u", "i", "f", "h", "s", "sv",
-        "_masks", "lanes", "lds", "lds_base", "memory", "closed", "private",
+        "_masks", "lanes", "lds", "lds_base", "memory", "closed",
+        "private", "shadow", "undefined_lds", "waves_per_group",
     )  # fmt: skip
 
     def __init__(self, V, S, scc, ids, lds_base, lanes, memory, lds, closed, private=None):
@@ -38,6 +39,9 @@ class Waves:
         self.lds: LocalMemory = lds
         self.closed: bool = closed  #: whole workgroups only: a barrier has nobody else to wait for
         self.private = private
+        self.shadow: Any = None  #: strict mode's Shadow
+        self.undefined_lds: Any = None  #: strict mode: undefined bits of the LDS
+        self.waves_per_group = 1
         self.block = 0
         self.at_barrier = False
         self._bind()
@@ -140,6 +144,12 @@ class Waves:
         out[..., 1] = self.u[n + 1]
         return out.view(U64)[..., 0]
 
+    def twin(self, V: np.ndarray) -> Waves:
+        """The same waves with other vector registers: scalar registers and EXEC are shared."""
+        other = Waves(V, self.S, self.scc, self.ids, self.lds_base, self.lanes, self.memory, self.lds, self.closed)
+        other.exec = self.exec
+        return other
+
     # -- splitting and merging -----------------------------------------------------------------------------------------
 
     def split(self, chosen: np.ndarray) -> tuple[Waves, Waves]:
@@ -152,6 +162,9 @@ class Waves:
             self.lanes, self.memory, self.lds, False, None if self.private is None else self.private[which],
         )  # fmt: skip
         part.block, part.at_barrier = self.block, self.at_barrier
+        if self.shadow is not None:
+            part.shadow = self.shadow.take(which)
+        part.undefined_lds, part.waves_per_group = self.undefined_lds, self.waves_per_group
         return part
 
     @staticmethod
@@ -165,4 +178,7 @@ class Waves:
             np.concatenate([p.lds_base for p in parts]), first.lanes, first.memory, first.lds, False, private,
         )  # fmt: skip
         whole.block, whole.at_barrier = first.block, first.at_barrier
+        if first.shadow is not None:
+            whole.shadow = type(first.shadow).merge([p.shadow for p in parts])
+        whole.undefined_lds, whole.waves_per_group = first.undefined_lds, first.waves_per_group
         return whole

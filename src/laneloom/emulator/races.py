@@ -1,0 +1,247 @@
+"""Memory that remembers who touched each unit last, and so finds accesses that no barrier orders (strict mode).
+
+A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two tags: its last writer and
+last reader. A tag is workgroup, epoch (barriers that the wave has passed), wave and instruction in one int64. Two accesses of
+one workgroup conflict when their epochs are equal, their waves differ and one of them writes. Writing the value that is
+already there, as replicated layouts do, is no conflict. Atomics are not tracked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .memory import GlobalMemory, LocalMemory, Region
+
+NOBODY = np.int64(-1)
+WAVE_BITS, INSTRUCTION_BITS, EPOCH_BITS = 6, 18, 14
+WAVE_SHIFT = np.int64(INSTRUCTION_BITS)
+EPOCH_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS)
+GROUP_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS + EPOCH_BITS)
+SEVERAL = np.int64((1 << WAVE_BITS) - 1)  #: the wave of a unit that several waves have read
+
+
+def tag(group: np.ndarray, epoch: np.ndarray, wave: np.ndarray, instruction: int) -> np.ndarray:
+    """Tags [wave, 1] of an access by an instruction."""
+    turn = epoch & np.int64((1 << EPOCH_BITS) - 1)
+    packed = group << GROUP_SHIFT | turn << EPOCH_SHIFT | wave << WAVE_SHIFT | np.int64(instruction)
+    return packed[:, None]
+
+
+def instruction_of(value: int) -> int:
+    """The instruction in a tag."""
+    return int(value) & ((1 << INSTRUCTION_BITS) - 1)
+
+
+def wave_of(value: int) -> int | None:
+    """The wave in a tag; None for several."""
+    wave = int(value) >> INSTRUCTION_BITS & ((1 << WAVE_BITS) - 1)
+    return None if wave == SEVERAL else wave
+
+
+def conflicts(other: np.ndarray, mine: np.ndarray) -> np.ndarray:
+    """Where two tags are of one workgroup and epoch but of different waves."""
+    differ = other ^ mine
+    return ((differ >> EPOCH_SHIFT) == 0) & (((differ >> WAVE_SHIFT) & SEVERAL) != 0)
+
+
+class RaceFault(Exception):
+    """A conflict, before anyone has put it into words."""
+
+    def __init__(self, other: int, mine: int, wave: int, lane: int, wrote: bool, address: int):
+        super().__init__("race")
+        self.other, self.mine, self.wave, self.lane, self.wrote, self.address = other, mine, wave, lane, wrote, address
+
+
+@dataclass
+class Touch:
+    """One access of one instruction: where, by whom, and how."""
+
+    unit: np.ndarray
+    mine: np.ndarray
+    wrote: bool
+
+
+class Tags:
+    """Last writer and last reader of every unit."""
+
+    def __init__(self, units: int):
+        self.writer = np.full(units, NOBODY)
+        self.reader = np.full(units, NOBODY)
+
+    def read(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+        """Record a load; where it conflicts, as booleans of `unit`'s shape."""
+        bad = conflicts(self.writer[unit], mine)
+        if active is not None:
+            bad &= active
+        before = self.reader[unit]
+        now = np.where(conflicts(before, mine), mine | SEVERAL << WAVE_SHIFT, np.broadcast_to(mine, unit.shape))
+        _put(self.reader, unit, now, active)
+        lost = conflicts(self.reader[unit], mine)  # another wave of this instruction reads the same unit
+        if lost.any():
+            mark = lost if active is None else lost & active
+            self.reader[unit[mark]] = (np.broadcast_to(mine, unit.shape) | SEVERAL << WAVE_SHIFT)[mark]
+        return bad
+
+    def write(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """Record a store; where it conflicts with a reader, and where with a writer."""
+        reads, writes = conflicts(self.reader[unit], mine), conflicts(self.writer[unit], mine)
+        _put(self.writer, unit, np.broadcast_to(mine, unit.shape), active)
+        writes |= conflicts(self.writer[unit], mine)
+        if active is not None:
+            reads &= active
+            writes &= active
+        return reads, writes
+
+    def postpone(self, touch: Touch) -> None:
+        """An access that was under way when its wave reached a barrier counts for what comes after the barrier too."""
+        later = touch.mine + (np.int64(1) << EPOCH_SHIFT)
+        array = self.writer if touch.wrote else self.reader
+        array[touch.unit] = np.broadcast_to(later, touch.unit.shape)
+
+
+def _put(array: np.ndarray, unit: np.ndarray, value: np.ndarray, active: np.ndarray | None) -> None:
+    if active is None:
+        array[unit] = value
+    else:
+        array[unit[active]] = value[active]
+
+
+class _Tracked:
+    """What LDS and global memory share: watch gathers and scatters of the instruction that is `now`."""
+
+    unit_bytes: int
+    tags: Tags
+    now: np.ndarray | None  #: tags [wave, 1] of the running instruction; None: not watched (atomics, scalar loads)
+    touches: list[Touch]
+    _active: np.ndarray | None
+
+    def units(self, offset: np.ndarray) -> np.ndarray:
+        """Unit numbers of byte offsets."""
+        return offset // self.unit_bytes
+
+    def _spread(self, offset: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Units [wave, lane, n], tags and activity, of an access."""
+        first = self.units(offset)
+        count = max(nbytes // self.unit_bytes, 1)
+        assert self.now is not None
+        unit = first[..., None] + np.arange(count)
+        active = None if self._active is None else np.broadcast_to(self._active[..., None], unit.shape)
+        return unit, self.now[..., None], active
+
+    def watch_load(self, offset: np.ndarray, nbytes: int) -> None:
+        if self.now is None:
+            return
+        unit, mine, active = self._spread(offset, nbytes)
+        bad = self.tags.read(unit, mine, active)
+        self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False))
+        if bad.any():
+            self._complain(bad, self.tags.writer[unit], mine, unit, True)
+
+    def watch_store(self, offset: np.ndarray, nbytes: int, changed: np.ndarray) -> np.ndarray | None:
+        """`changed`: [wave, lane] whether the store changes what is there. Where its own writers may collide."""
+        if self.now is None:
+            return None
+        unit, mine, active = self._spread(offset, nbytes)
+        writers = self.tags.writer[unit]
+        readers = self.tags.reader[unit]
+        read, written = self.tags.write(unit, mine, active)
+        self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), True))
+        earlier = conflicts(writers, mine) & changed[..., None]
+        if active is not None:
+            earlier &= active
+        if earlier.any():
+            self._complain(earlier, writers, mine, unit, True)
+        read &= changed[..., None]
+        if read.any():
+            self._complain(read, readers, mine, unit, False)
+        return written if written.any() else None
+
+    def _complain(self, bad, others, mine, unit, wrote: bool):
+        wave, lane, k = (int(x[0]) for x in np.nonzero(bad))
+        own = int(np.broadcast_to(mine, bad.shape)[wave, lane, k])
+        raise RaceFault(int(others[wave, lane, k]), own, wave, lane, wrote, self.address_of(int(unit[wave, lane, k])))
+
+    def address_of(self, unit: int) -> int:
+        """The address of a unit, for messages."""
+        raise NotImplementedError
+
+
+def _chosen(mine: np.ndarray, unit: np.ndarray, active: np.ndarray | None) -> np.ndarray:
+    whole = np.broadcast_to(mine, unit.shape)
+    return whole if active is None else whole[active]
+
+
+class TrackedLocalMemory(_Tracked, LocalMemory):
+    """LDS that finds races."""
+
+    def __init__(self, workgroups: int, nbytes: int, unit_bytes: int):
+        LocalMemory.__init__(self, workgroups, nbytes)
+        self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
+        self.tags = Tags(len(self.bytes) // unit_bytes + 16)
+
+    def address_of(self, unit: int) -> int:
+        return unit * self.unit_bytes % max(self.stride, 1)
+
+    def check(self, base, address, nbytes, active):
+        self._active = active
+        return LocalMemory.check(self, base, address, nbytes, active)
+
+    def gather(self, offset, nbytes):
+        self.watch_load(offset, nbytes)
+        return LocalMemory.gather(self, offset, nbytes)
+
+    def scatter(self, offset, words, nbytes, active):
+        self._active = active
+        _tracked_scatter(self, LocalMemory, offset, words, nbytes, active)
+
+
+class TrackedGlobalMemory(_Tracked, GlobalMemory):
+    """Global memory that finds races inside a workgroup."""
+
+    def __init__(self, regions: Sequence[Region], unit_bytes: int):
+        GlobalMemory.__init__(self, regions)
+        self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
+        sizes = [-(-(end - start) // unit_bytes) + 16 for start, end in self._list]
+        self._first_unit = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
+        self.tags = Tags(sum(sizes) + 16)
+
+    def units(self, offset: np.ndarray) -> np.ndarray:
+        address = offset + self.base
+        region = np.maximum(np.searchsorted(self.starts, address, side="right") - 1, 0)
+        return (address - self.starts[region]) // self.unit_bytes + self._first_unit[region]
+
+    def address_of(self, unit: int) -> int:
+        region = int(np.searchsorted(self._first_unit, unit, side="right")) - 1
+        return int(self.starts[region]) + (unit - int(self._first_unit[region])) * self.unit_bytes
+
+    def check(self, address, nbytes, active):
+        self._active = active
+        return GlobalMemory.check(self, address, nbytes, active)
+
+    def gather(self, offset, nbytes):
+        self.watch_load(offset, nbytes)
+        return GlobalMemory.gather(self, offset, nbytes)
+
+    def scatter(self, offset, words, nbytes, active):
+        self._active = active
+        _tracked_scatter(self, GlobalMemory, offset, words, nbytes, active)
+
+
+def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
+    """Store, and hold what is there before and after against what each lane meant to write."""
+    if memory.now is None:
+        plain.scatter(memory, offset, words, nbytes, active)
+        return
+    meant = words if nbytes >= 4 else words & np.uint32((1 << 8 * nbytes) - 1)
+    changed = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)
+    collide = memory.watch_store(offset, nbytes, changed)
+    plain.scatter(memory, offset, words, nbytes, active)
+    if collide is None:
+        return
+    lost = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)[..., None] & collide
+    if lost.any():
+        unit, mine, _ = memory._spread(offset, nbytes)
+        memory._complain(lost, memory.tags.writer[unit], mine, unit, True)

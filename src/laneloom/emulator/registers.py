@@ -1,0 +1,144 @@
+"""Which registers an instruction reads and writes, and which wait counters it raises or waits for.
+
+Register sets are bit masks (Python ints): bit n of a vector mask is v[n], of a scalar mask s[n] (with VCC, M0, EXEC and
+the trap registers at their numbers in the scalar file). A 16-bit half counts as its whole register.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .parse import EXEC, NULL, VCC, Instruction, Operand
+
+_TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co(_ci)?_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32")
+_NO_RESULT = re.compile(
+    r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
+    r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|v_cmpx|(global|flat|buffer|scratch)_store"
+    r"|ds_store|ds_nop|(global|buffer)_(inv|wb|gl)"
+)
+_READS_RESULT = re.compile(
+    r"v_(pk_)?fmac|v_dot\dc?acc|v_dot2c|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
+    r"|v_(movrel|interp)|s_set_gpr"
+)
+_SWAPS = re.compile(r"v_swap|v_permlane\w*swap")
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Registers of one instruction."""
+
+    reads_v: int = 0
+    writes_v: int = 0
+    reads_s: int = 0
+    writes_s: int = 0
+
+    def __or__(self, other: Uses) -> Uses:
+        return Uses(
+            self.reads_v | other.reads_v, self.writes_v | other.writes_v,
+            self.reads_s | other.reads_s, self.writes_s | other.writes_s,
+        )  # fmt: skip
+
+
+def mask_of(operand: Operand) -> int:
+    """The registers of an operand as a bit mask."""
+    return ((1 << operand.count) - 1) << operand.index
+
+
+def results(ins: Instruction) -> int:
+    """How many leading operands an instruction writes."""
+    name = ins.name
+    if _NO_RESULT.match(name):
+        return 0
+    if "_atomic_" in name:
+        if name.startswith("buffer"):
+            return int(ins.flag("glc") or "RETURN" in ins.modifiers.get("th", ""))
+        return int(len(ins.operands) > (3 if name.startswith("global") else 2))
+    if name.startswith("ds_") and not re.match(r"ds_(load|bpermute|permute|swizzle|consume|append)", name):
+        return int("_rtn" in name)
+    return 2 if _TWO_RESULTS.match(name) or _SWAPS.match(name) else 1
+
+
+def uses(ins: Instruction, lanes: int) -> Uses:
+    """Registers that an instruction, or both halves of a dual-issue pair, reads and writes."""
+    count = results(ins)
+    found = Uses()
+    for position, operand in enumerate(ins.operands):
+        if operand.kind not in ("v", "s") or (operand.kind == "s" and operand.index == NULL):
+            continue
+        mask = mask_of(operand)
+        wrote = position < count
+        read = not wrote or bool(_READS_RESULT.match(ins.name)) or ("atomic" in ins.name and "buffer" in ins.name)
+        if operand.kind == "v":
+            found |= Uses(mask if read else 0, mask if wrote else 0)
+        else:
+            found |= Uses(0, 0, mask if read else 0, mask if wrote else 0)
+    pair = lanes // 32
+    vcc, exec_ = ((1 << pair) - 1) << VCC, ((1 << pair) - 1) << EXEC
+    name = ins.name
+    if name.startswith(("v_div_fmas", "s_cbranch_vcc")) or (name.startswith("v_cndmask") and len(ins.operands) == 3):
+        found |= Uses(reads_s=vcc)
+    if name.startswith("v_cmpx"):
+        found |= Uses(writes_s=exec_)
+    if "saveexec" in name or "wrexec" in name:
+        found |= Uses(reads_s=exec_, writes_s=exec_)
+    return found | uses(ins.second, lanes) if ins.second is not None else found
+
+
+# -- wait counters -----------------------------------------------------------------------------------------------------
+
+_MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)")
+
+
+def raises(ins: Instruction, major: int) -> tuple[str, ...]:
+    """The counters that an instruction raises until it is done (gfx11 and gfx12 names)."""
+    name = ins.name
+    match = _MEMORY.match(name)
+    if match:
+        loads = match[2] == "load" or (match[2] == "atomic" and results(ins) > 0)
+        if major == 12:
+            counter = "loadcnt" if loads else "storecnt"
+        else:
+            counter = "vmcnt" if loads else "vscnt"
+        return (counter, "dscnt" if major == 12 else "lgkmcnt") if match[1] == "flat" else (counter,)
+    if name.startswith("ds_"):
+        return ("dscnt" if major == 12 else "lgkmcnt",)
+    if re.match(r"s_(buffer_)?load", name):
+        return ("kmcnt" if major == 12 else "lgkmcnt",)
+    return ()
+
+
+def is_scalar_load(ins: Instruction) -> bool:
+    """Scalar loads may return out of order: only a wait for zero guards them."""
+    return re.match(r"s_(buffer_)?load", ins.name) is not None
+
+
+_FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
+_SINGLE = re.compile(r"s_wait_(loadcnt|storecnt|dscnt|kmcnt|samplecnt|bvhcnt|expcnt)$")
+
+
+def waits(ins: Instruction) -> dict[str, int]:
+    """Counter -> how many operations may still be under way after the instruction; empty if it does not wait."""
+    name = ins.name
+    if not name.startswith(("s_wait", "s_waitcnt")):
+        return {}
+    text = ins.text.partition(" ")[2]
+    if name == "s_waitcnt":
+        fields = {counter: int(n) for counter, n in _FIELD.findall(text)}
+        return fields or _decode_waitcnt(int(text, 0))
+    if name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt", "s_waitcnt_expcnt"):
+        return {name.removeprefix("s_waitcnt_"): int(text.split(",")[-1], 0)}
+    if match := _SINGLE.match(name):
+        return {match[1]: int(text, 0)}
+    if name in ("s_wait_loadcnt_dscnt", "s_wait_storecnt_dscnt"):
+        both = int(text, 0)
+        return {name.split("_")[2]: both >> 8 & 63, "dscnt": both & 63}
+    if name == "s_wait_idle":
+        return dict.fromkeys(("loadcnt", "storecnt", "dscnt", "kmcnt", "vmcnt", "vscnt", "lgkmcnt"), 0)
+    return {}
+
+
+def _decode_waitcnt(word: int) -> dict[str, int]:
+    """gfx11's s_waitcnt immediate: expcnt [2:0], lgkmcnt [9:4], vmcnt [15:10]; all ones means no wait."""
+    got = {"expcnt": word & 7, "lgkmcnt": word >> 4 & 63, "vmcnt": word >> 10 & 63}
+    return {k: v for k, v in got.items() if v != (7 if k == "expcnt" else 63)}

@@ -1,0 +1,138 @@
+"""`Shadow`: what strict mode keeps beside the registers of a group of waves.
+
+A set bit of `V` or `S` means that nobody wrote that bit of the register. Only a use that matters is reported: an
+address, stored data, a branch, EXEC.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .parse import NULL, Operand
+from .registers import Uses
+from .state import U32, Waves
+
+FULL = U32(0xFFFFFFFF)
+
+
+class Shadow:
+    """Undefined bits of one group of waves, and what else strict mode keeps per wave."""
+
+    __slots__ = ("S", "V", "dirty_s", "dirty_v", "epoch", "pending", "scc")
+
+    def __init__(self, V, S, scc, epoch, pending, dirty_v, dirty_s):
+        self.V: np.ndarray = V  #: uint32 [register, wave, lane]
+        self.S: np.ndarray = S  #: uint32 [register, wave]
+        self.scc: np.ndarray = scc
+        self.epoch: np.ndarray = epoch  #: barriers that each wave has passed
+        self.pending: dict[str, list] = pending  #: counter -> operations under way, oldest first
+        self.dirty_v: int = dirty_v  #: vector registers that may hold undefined bits
+        self.dirty_s: int = dirty_s
+
+    @staticmethod
+    def start(g: Waves, defined_s: int) -> Shadow:
+        """At a kernel's entry only v0 and the scalar registers in `defined_s` hold something."""
+        V = np.full(g.V.shape, FULL)
+        V[0] = 0
+        S = np.full(g.S.shape, FULL)
+        for n in range(len(S)):
+            if defined_s >> n & 1:
+                S[n] = 0
+        dirty_v = ((1 << len(V)) - 1) & ~1
+        dirty_s = ((1 << len(S)) - 1) & ~defined_s
+        return Shadow(V, S, np.ones(g.count, bool), np.zeros(g.count, np.int64), {}, dirty_v, dirty_s)
+
+    def take(self, which: np.ndarray) -> Shadow:
+        """The part for some of the waves."""
+        pending = {k: list(v) for k, v in self.pending.items()}
+        return Shadow(
+            self.V[:, which], self.S[:, which], self.scc[which], self.epoch[which], pending, self.dirty_v, self.dirty_s
+        )
+
+    @staticmethod
+    def merge(parts: list[Shadow]) -> Shadow:
+        """One for all; operations under way are lined up from the newest back, which is how waits count them."""
+        pending: dict[str, list] = {}
+        for part in parts:
+            for counter, entries in part.pending.items():
+                mine = pending.setdefault(counter, [])
+                mine[:0] = [[] for _ in range(len(entries) - len(mine))]
+                for k in range(1, len(entries) + 1):
+                    mine[-k] = mine[-k] + entries[-k]
+        dirty_v = dirty_s = 0
+        for part in parts:
+            dirty_v |= part.dirty_v
+            dirty_s |= part.dirty_s
+        return Shadow(
+            np.concatenate([p.V for p in parts], axis=1), np.concatenate([p.S for p in parts], axis=1),
+            np.concatenate([p.scc for p in parts]), np.concatenate([p.epoch for p in parts]), pending, dirty_v, dirty_s,
+        )  # fmt: skip
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def put(self, g: Waves, n: int, bits, part: int = 0xFFFFFFFF) -> None:
+        """The undefined bits of active lanes of v[n] (only those in `part`)."""
+        row = self.V[n]
+        if part != 0xFFFFFFFF:
+            bits = (row & U32(~part & 0xFFFFFFFF)) | (bits & U32(part))
+        if g.exec is None:
+            row[...] = bits
+        else:
+            np.copyto(row, np.asarray(bits, U32), where=g.exec)
+        self.dirty_v = self.dirty_v | 1 << n if row.any() else self.dirty_v & ~(1 << n)
+
+    def put_scalar(self, n: int, bits) -> None:
+        """The undefined bits of s[n]."""
+        if n == NULL:
+            return
+        self.S[n] = bits
+        self.dirty_s = self.dirty_s | 1 << n if self.S[n].any() else self.dirty_s & ~(1 << n)
+
+    def put_mask(self, g: Waves, n: int, lanes: np.ndarray) -> None:
+        """The undefined bits of a lane mask, from booleans [wave, lane]."""
+        words = np.packbits(np.broadcast_to(lanes, (g.count, g.lanes)), axis=1, bitorder="little").view(U32)
+        for k in range(g.lanes // 32):
+            self.put_scalar(n + k, words[:, k])
+
+    def mask(self, g: Waves, n: int) -> np.ndarray:
+        """Booleans [wave, lane]: which bits of a lane mask are undefined."""
+        words = np.ascontiguousarray(self.S[n : n + g.lanes // 32].T).view(np.uint8)
+        return np.unpackbits(words, axis=1, bitorder="little").view(np.bool_)
+
+    def clean(self, g: Waves, wrote: Uses) -> None:
+        """Everything that an instruction with defined sources writes becomes defined."""
+        for n in bits_of(wrote.writes_v & self.dirty_v):
+            self.put(g, n, U32(0))
+        for n in bits_of(wrote.writes_s & self.dirty_s):
+            self.put_scalar(n, 0)
+
+    # -- reading -------------------------------------------------------------------------------------------------------
+
+    def of(self, operand: Operand, high: bool | None = None):
+        """Undefined bits of a 32-bit operand, or of one half of it shifted down; [wave, lane], [wave, 1] or 0."""
+        if operand.kind == "v":
+            row = self.V[operand.index]
+        elif operand.kind == "s" and operand.index != NULL:
+            row = self.S[operand.index][:, None]
+        else:
+            return U32(0)
+        if high is None:
+            return row
+        return row >> U32(16) if high else row & U32(0xFFFF)
+
+    def any_of(self, operand: Operand):
+        """Booleans: whether any bit of any register of the operand is undefined."""
+        found = np.False_
+        for k in range(operand.count):
+            if operand.kind == "v":
+                found = found | (self.V[operand.index + k] != 0)
+            elif operand.kind == "s" and operand.index + k != NULL:
+                found = found | (self.S[operand.index + k] != 0)[:, None]
+        return found
+
+
+def bits_of(mask: int):
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low

@@ -1,0 +1,383 @@
+"""How each instruction spreads undefined bits (strict mode): one rule per instruction, run before it.
+
+Arithmetic makes a result wholly undefined if any bit that it reads is. Moves, bitwise operations, shifts, selects and
+permutes are followed bit by bit, so that a half or a lane that is filled and then masked away raises no alarm.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from .alu import VECTOR, Target
+from .dpp import lane_source
+from .matrix import decode
+from .operands import BITS, constant_bits
+from .parse import EXEC, NULL, VCC, Instruction, Operand
+from .registers import Uses, results, uses
+from .shadow import FULL, Shadow, bits_of
+from .state import U32, Waves
+
+Rule = Callable[[Waves], None]
+
+
+# -- rules -------------------------------------------------------------------------------------------------------------
+
+
+def _and(x, ux, y, uy):
+    return x & y, (ux & (y | uy)) | (uy & (x | ux))
+
+
+def _or(x, ux, y, uy):
+    return x | y, (ux & (~y | uy)) | (uy & (~x | ux))
+
+
+def _xor(x, ux, y, uy):
+    return x ^ y, ux | uy
+
+
+def _shift_left(amount, u_amount, x, ux):
+    by = amount & U32(31)
+    return x << by, np.where(u_amount != 0, FULL, ux << by)
+
+
+def _shift_right(amount, u_amount, x, ux):
+    by = amount & U32(31)
+    return x >> by, np.where(u_amount != 0, FULL, ux >> by)
+
+
+def _shift_right_signed(amount, u_amount, x, ux):
+    by = (amount & U32(31)).astype(np.int32)
+    moved = (np.asarray(ux).view(np.int32) >> by).view(U32)
+    return x, np.where(u_amount != 0, FULL, moved)
+
+
+# name -> function of (value, undefined) pairs in operand order that gives (value, undefined)
+_BITWISE: dict[str, Callable] = {
+    "v_and_b32": lambda a, b: _and(*a, *b),
+    "v_or_b32": lambda a, b: _or(*a, *b),
+    "v_xor_b32": lambda a, b: _xor(*a, *b),
+    "v_xnor_b32": lambda a, b: _xor(*a, *b),
+    "v_not_b32": lambda a: a,
+    "v_mov_b32": lambda a: a,
+    "v_or3_b32": lambda a, b, c: _or(*_or(*a, *b), *c),
+    "v_xor3_b32": lambda a, b, c: _xor(*_xor(*a, *b), *c),
+    "v_and_or_b32": lambda a, b, c: _or(*_and(*a, *b), *c),
+    "v_lshlrev_b32": lambda a, b: _shift_left(*a, *b),
+    "v_lshrrev_b32": lambda a, b: _shift_right(*a, *b),
+    "v_ashrrev_i32": lambda a, b: _shift_right_signed(*a, *b),
+    "v_lshl_or_b32": lambda a, b, c: _or(*_shift_left(*b, *a), *c),
+    "v_bfi_b32": lambda a, b, c: (a[0], (a[1] & ((b[0] ^ c[0]) | b[1] | c[1])) | (a[0] & b[1]) | (~a[0] & c[1])),
+}
+_ROUTED = ("v_perm_b32", "v_alignbit_b32", "v_alignbyte_b32", "v_bfe_u32")  #: data operands moved by the last ones
+_ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1}
+# In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
+_UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
+_TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|writelane|swap_b|accvgpr)|ds_swizzle")
+_SCALAR_BITWISE = re.compile(r"s_(and|or|xor|nand|nor|xnor|not|and_not[01]|or_not[01]|mov)(_b32|_b64|_saveexec)")
+_WRITES_SCC = re.compile(
+    r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
+)
+_READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
+
+
+def _value(g: Waves, operand: Operand):
+    if operand.kind == "v":
+        return g.u[operand.index]
+    if operand.kind == "s":
+        return g.sv[operand.index]
+    if operand.kind == "const" and isinstance(operand.value, int | float):
+        return U32(constant_bits(operand.value, "b32"))
+    return U32(0)
+
+
+def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rule:
+    """How an ALU, lane or matrix instruction spreads undefined bits; called before the instruction runs."""
+    touched = uses(ins, target.lanes)
+    slow = _slow_rule(ins, target, touched, step)
+    reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
+    scalar = ins.name.startswith("s_")
+
+    def follow(g: Waves) -> None:
+        shadow = g.shadow
+        if (touched.reads_v & shadow.dirty_v) or (touched.reads_s & shadow.dirty_s):
+            slow(g)
+        elif reads_scc and shadow.scc.any():
+            for n in bits_of(touched.writes_s):
+                shadow.put_scalar(n, np.where(shadow.scc, FULL, U32(0)))
+        else:
+            shadow.clean(g, touched)
+            if scalar and writes_scc:
+                shadow.scc[...] = False
+
+    return follow
+
+
+def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
+    name = ins.name
+    if ins.second is not None:
+        return _dual_rule(ins, target, step)
+    if name in _BITWISE and "dpp" not in ins.encoding:
+        return _bitwise_rule(ins, _BITWISE[name])
+    if name in _ROUTED:
+        return _routed_rule(ins)
+    if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
+        return _select_rule(ins, target)
+    if name.startswith("v_wmma"):
+        return _matrix_rule(ins, target)
+    if name in ("v_readlane_b32", "v_readfirstlane_b32"):
+        return _read_lane_rule(ins, target)
+    if _TWIN.match(name) or (name == "v_mov_b32" and "dpp" in ins.encoding):
+        return _twin_rule(step, touched)
+    if name.startswith("ds_"):
+        return _permute_rule(ins)
+    if _UPWARD.match(name):
+        return _upward_rule(ins)
+    if name.startswith("s_"):
+        return _scalar_rule(ins, target, touched)
+    return _default_rule(ins, target, touched)
+
+
+def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
+    """Any undefined bit that is read makes the result of the lane undefined."""
+    op = VECTOR.get(ins.name)
+    count = results(ins)
+    sources = list(ins.operands[count:])
+    if op is not None and op.reads_dst:
+        sources.append(ins.operands[0])
+    kinds = list(op.src) if op is not None and op.build is None else []
+    select = ins.bits("op_sel", [0] * 4)
+    lanes = lane_source(ins, target.lanes)
+    halves: list[bool | None] = []
+    for k, operand in enumerate(sources):
+        sixteen = k < len(kinds) and BITS.get(kinds[k]) == 16
+        halves.append(bool(select[min(k, 3)]) or operand.half == "h" if sixteen else None)
+    packed = ins.name.startswith("v_pk_") and "op_sel" not in ins.modifiers and "op_sel_hi" not in ins.modifiers
+    to_mask = not ins.name.startswith("v_cmpx") and bool(ins.operands) and ins.operands[0].kind == "s"
+    part = 0xFFFFFFFF
+    if op is not None and BITS.get(op.dst) == 16 and ins.operands:
+        part = 0xFFFF0000 if select[len(kinds) - op.reads_dst] or ins.operands[0].half == "h" else 0xFFFF
+    implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
+    masks = {k for k, kind in enumerate(kinds) if kind == "mask"}
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        bad = np.zeros((g.count, 1), np.bool_)
+        both = U32(0)
+        for k, operand in enumerate(sources):
+            if k in masks and operand.kind == "s":
+                got = shadow.mask(g, operand.index)
+            elif k < len(kinds) and halves[k] is not None:
+                got = shadow.of(operand, halves[k]) != 0
+            else:
+                got = shadow.any_of(operand)
+                both = both | shadow.of(operand) if packed and operand.count == 1 else both
+            if k == 0 and lanes is not None and operand.kind == "v":
+                got = np.broadcast_to(got, (g.count, g.lanes))[:, lanes.lanes]
+            bad = bad | got
+        if implicit is not None and not any(o.kind == "s" and o.index == VCC for o in sources):
+            bad = bad | shadow.mask(g, VCC)
+        if ins.name.startswith("v_cmpx"):
+            shadow.put_mask(g, EXEC, bad & g.active())
+            return
+        for position in range(count):
+            destination = ins.operands[position]
+            if destination.kind == "s":
+                shadow.put_mask(g, destination.index, bad & g.active())
+                continue
+            bits = np.where(bad, FULL, U32(0))
+            if packed:
+                low = np.where(both & U32(0xFFFF), U32(0xFFFF), U32(0))
+                bits = low | np.where(both >> U32(16), U32(0xFFFF0000), U32(0))
+            for k in range(destination.count):
+                shadow.put(g, destination.index + k, bits, part)
+        if to_mask and not count:
+            shadow.put_mask(g, ins.operands[0].index, bad & g.active())
+
+    return follow
+
+
+def _bitwise_rule(ins: Instruction, function: Callable) -> Rule:
+    n, sources = ins.operands[0].index, ins.operands[1:]
+
+    def follow(g: Waves) -> None:
+        pairs = [(_value(g, o), g.shadow.of(o)) for o in sources]
+        g.shadow.put(g, n, function(*pairs)[1])
+
+    return follow
+
+
+def _routed_rule(ins: Instruction) -> Rule:
+    """Data bits moved to other places: the same function over the undefined bits, less its constants."""
+    n, sources, fn = ins.operands[0].index, ins.operands[1:], VECTOR[ins.name].fn
+    data = _ROUTED_DATA[ins.name]
+
+    def follow(g: Waves) -> None:
+        control = [_value(g, o) for o in sources[data:]]
+        zero = [np.zeros((1, 1), U32)] * data
+        moved = fn(*[np.asarray(g.shadow.of(o), U32) + zero[0] for o in sources[:data]], *control)
+        bits = moved & ~fn(*zero, *control)
+        for o in sources[data:]:
+            bits = np.where(g.shadow.of(o) != 0, FULL, bits)
+        g.shadow.put(g, n, bits)
+
+    return follow
+
+
+def _select_rule(ins: Instruction, target: Target) -> Rule:
+    n, no, yes = ins.operands[0].index, ins.operands[1], ins.operands[2]
+    mask = ins.operands[3].index if len(ins.operands) > 3 else VCC
+
+    def follow(g: Waves) -> None:
+        bits = np.where(g.mask(mask), g.shadow.of(yes), g.shadow.of(no))
+        g.shadow.put(g, n, np.where(g.shadow.mask(g, mask), FULL, bits))
+
+    return follow
+
+
+def _upward_rule(ins: Instruction) -> Rule:
+    """Undefined bits of a 64-bit result reach from the words that are undefined upwards."""
+    destination, count = ins.operands[0], results(ins)
+    sources = ins.operands[count:]
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        low, high = np.False_, np.False_
+        for o in sources:
+            words = [shadow.of(Operand(o.kind, o.index + k)) != 0 for k in range(o.count)]
+            low = low | words[0]
+            high = high | words[-1]
+        for k, bad in enumerate((low, low | high)):
+            bits = np.where(bad, FULL, U32(0))
+            if destination.kind == "v":
+                shadow.put(g, destination.index + k, bits)
+            else:
+                shadow.put_scalar(destination.index + k, np.broadcast_to(bits, (g.count, 1))[:, 0])
+        if count > 1 and ins.operands[1].kind == "s" and ins.operands[1].index != NULL:
+            shadow.put_mask(g, ins.operands[1].index, (low | high) & g.active())
+
+    return follow
+
+
+def _matrix_rule(ins: Instruction, target: Target) -> Rule:
+    """Row i of D is undefined where row i of A or C is, column j where B's is; taken per wave, which is coarser."""
+    wmma = decode(ins, target)
+    reads, writes = sorted(wmma.reads()), sorted(wmma.writes())
+
+    def follow(g: Waves) -> None:
+        bad = (g.shadow.V[reads] != 0).any(axis=(0, 2))
+        for n in writes:
+            row = g.shadow.V[n]
+            row[...] = np.where(bad, FULL, U32(0))[:, None]
+            g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
+
+    return follow
+
+
+def _read_lane_rule(ins: Instruction, target: Target) -> Rule:
+    destination, source = ins.operands[0].index, ins.operands[1]
+    lane = ins.operands[2] if len(ins.operands) > 2 else None
+
+    def follow(g: Waves) -> None:
+        row = np.broadcast_to(g.shadow.of(source), (g.count, g.lanes))
+        if lane is None:
+            index = np.zeros(g.count, np.intp) if g.exec is None else np.argmax(g.exec, axis=1)
+        else:
+            index = np.broadcast_to((_value(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
+        g.shadow.put_scalar(destination, row[np.arange(g.count), index])
+
+    return follow
+
+
+def _permute_rule(ins: Instruction) -> Rule:
+    """ds_bpermute and ds_permute: data follows the addresses, which must be defined."""
+    d, address, data = ins.operands[0].index, ins.operands[1], ins.operands[2]
+
+    def follow(g: Waves) -> None:
+        moved = np.broadcast_to(g.shadow.of(data), (g.count, g.lanes))
+        if "bpermute" in ins.name:
+            source = (g.u[address.index] >> U32(2)) % U32(g.lanes)
+            moved = np.take_along_axis(moved, source.astype(np.int64), axis=1)
+        else:
+            moved = np.where(moved.any(axis=1, keepdims=True), FULL, U32(0))
+        g.shadow.put(g, d, np.where(g.shadow.of(address) != 0, FULL, moved))
+
+    return follow
+
+
+def _twin_rule(step, touched: Uses) -> Rule:
+    """An instruction that only moves whole bits between lanes and registers is run on the shadow itself."""
+
+    def follow(g: Waves) -> None:
+        twin = g.twin(g.shadow.V)
+        step(twin)
+        for n in bits_of(touched.writes_v):
+            row = g.shadow.V[n]
+            g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
+
+    return follow
+
+
+def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
+    assert ins.second is not None
+    first = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
+    x, y = (rule(half, target, step) for half in (first, ins.second))
+    n = ins.operands[0].index
+
+    def follow(g: Waves) -> None:
+        before = g.shadow.V[n].copy()
+        x(g)
+        after = g.shadow.V[n].copy()
+        g.shadow.V[n] = before
+        g.shadow.dirty_v |= 1 << n
+        y(g)
+        g.shadow.V[n] = after
+        g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if after.any() else g.shadow.dirty_v & ~(1 << n)
+
+    return follow
+
+
+def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
+    bitwise = bool(_SCALAR_BITWISE.match(ins.name))
+    select = ins.name.startswith("s_cselect")
+    count = results(ins)
+    destinations, sources = ins.operands[:count], ins.operands[count:]
+    saves = "saveexec" in ins.name
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        width = max([o.count for o in destinations] or [1])
+        bits = []
+        for k in range(width):
+            got = U32(0)
+            for o in sources:
+                if o.kind == "s" and o.index + min(k, o.count - 1) != NULL:
+                    row = shadow.S[o.index + min(k, o.count - 1)]
+                    got = got | row
+            bits.append(got)
+        if saves:
+            for k in range(target.lanes // 32):
+                shadow.put_scalar(destinations[0].index + k, shadow.S[EXEC + k].copy())
+                shadow.put_scalar(EXEC + k, bits[min(k, width - 1)])
+            return
+        if not bitwise:
+            whole = U32(0)
+            for o in sources:
+                for k in range(o.count):
+                    if o.kind == "s" and o.index + k != NULL:
+                        whole = whole | shadow.S[o.index + k]
+            if select:
+                whole = np.where(shadow.scc, FULL, whole)
+            bits = [np.where(whole != 0, FULL, U32(0))] * width
+        for o in destinations:
+            for k in range(o.count):
+                shadow.put_scalar(o.index + k, bits[min(k, width - 1)])
+        if _WRITES_SCC.match(ins.name):
+            total = U32(0)
+            for b in bits:
+                total = total | b
+            shadow.scc[...] = total != 0
+
+    return follow
