@@ -21,9 +21,13 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 #: half a unit in the last place of 1.0
-ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.int32: 0}
+ROUNDING = {
+    torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.float64: 2**-53, torch.int32: 0,
+}  # fmt: skip
 #: half of the smallest subnormal
-SMALLEST = {torch.bfloat16: 2**-134, torch.float16: 2**-25, torch.float32: 2**-150, torch.int32: 0}
+SMALLEST = {
+    torch.bfloat16: 2**-134, torch.float16: 2**-25, torch.float32: 2**-150, torch.float64: 0, torch.int32: 0,
+}  # fmt: skip
 GUARD = 1024  #: elements on both sides of a poisoned output
 
 
@@ -33,17 +37,24 @@ def operand(rows, columns, dtype, transposed=False, seed=0):
     if dtype == torch.int8:
         x = torch.randint(-128, 128, shape, dtype=dtype, device="cuda", generator=generator)
     else:
-        x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        x = torch.randn(shape, device="cuda", generator=generator, dtype=wide).to(dtype)
     return x.mT if transposed else x
 
 
 @functools.cache
 def worst_sum(k, dtype):
     """The worst error of torch's sums of k products on the same tensor cores, for each unit of what was summed."""
-    a, b = operand(256, k, dtype, seed=5), operand(k, 256, dtype, True, seed=6)
+    k = -(-k // 16) * 16  # for other K torch leaves the tensor cores
+    a, b = operand(1024, k, dtype, seed=5), operand(k, 1024, dtype, True, seed=6)
     if dtype == DTYPES["fp8"]:
         one = torch.ones((), device="cuda")
         out = torch._scaled_mm(a, b, one, one, out_dtype=torch.float32, use_fast_accum=True)
+    elif dtype == torch.float64:
+        return k * 2.0**-53  # the truth has the same precision: the bound on its own error
+    elif dtype == torch.float32:
+        torch.backends.cuda.matmul.allow_tf32 = False
+        out = torch.mm(a, b)
     else:
         out = torch.mm(a, b, out_dtype=torch.float32)
     a, b = a.double(), b.double()
@@ -153,6 +164,18 @@ def test_matmul_takes_any_size(sizes, transposed, dtype):
     assert torch.equal(given, out)
     operator = torch.ops.laneloom.matmul(a, b, None, None)
     assert torch.equal(operator, out), "the operator and the warm path run the same kernel"
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int8])
+@pytest.mark.parametrize("sizes", [(1, 300, 200), (130, 70, 333), (520, 1040, 272)])
+def test_other_dtypes_are_right(sizes, dtype, transposed):
+    m, n, k = sizes
+    a, b = operand(m, k, dtype, seed=3), operand(k, n, dtype, transposed, seed=4)
+    out_dtype = torch.int32 if dtype == torch.int8 else None
+    out = matmul(a, b, out_dtype=out_dtype)
+    assert_right(out, a, b)
+    assert torch.equal(out, matmul(a, b, out_dtype=out_dtype))
 
 
 def test_plan_that_ran_is_the_one_explained():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from .records import Record
+from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
 
 OURS = "laneloom"
@@ -46,27 +47,35 @@ def _config_words(record: Record) -> str:
 def render_matmul_table(records: Iterable[Record], *, sources: Iterable[str | Path] = ()) -> str:
     """Markdown: one row a problem, with time, rate, ratio to the reference by both methods, error, and what ran.
 
-    A ratio above 1 is faster than the reference. Rows whose kernel sources have changed since are marked stale.
+    A ratio above 1 is faster than the reference. Rows whose kernel sources have changed since are marked stale;
+    where all are, one line says so.
     """
     records = list(records)
     sources = list(sources)
+    rows = latest(records)
+    all_stale = bool(sources) and all(record.is_stale(sources) for record in rows)
     single = {tuple(sorted(r.problem.items())): r for r in latest(records, method=METHOD_SINGLE)}
     lines = [
         "| M x N x K | layout | dtype | us | TFLOP/s | GB/s | x sustained | x single | error / budget | what ran |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for record in latest(records):
+    for record in rows:
         problem = record.problem
         alone = single.get(tuple(sorted(problem.items())))
         share = "" if record.error is None or not record.error_budget else f"{record.error / record.error_budget:.2f}"
-        marks = (" (noisy)" if record.noisy else "") + (" (stale)" if sources and record.is_stale(sources) else "")
+        marks = " (noisy)" if record.noisy else ""
+        if sources and not all_stale and record.is_stale(sources):
+            marks += " (stale)"
         lines.append(
             f"| {problem['m']} x {problem['n']} x {problem['k']} | {str(problem['layout']).upper()} "
             f"| {problem['dtype']} | {record.median_us:.2f} | {record.tflops:.0f} | {record.gbs:.0f} "
             f"| {record.ratio_to_reference:.3f}{marks} "
             f"| {f'{alone.ratio_to_reference:.3f}' if alone else ''} | {share} | {_config_words(record)} |"
         )
-    return "\n".join(lines)
+    commits = ", ".join(sorted({f"{r.environment.commit}{' with changes' * r.environment.dirty}" for r in rows}))
+    days = ", ".join(sorted({r.time[:10] for r in rows}))
+    stale = " Stale: the kernels' sources have changed since." if all_stale else ""
+    return "\n".join([f"Measured on {days} at commit {commits}.{stale}", "", *lines])
 
 
 def summarise(records: Iterable[Record]) -> str:
@@ -133,3 +142,24 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
     figure.tight_layout()
     figure.savefig(path)
     pyplot.close(figure)
+
+
+def main() -> None:
+    """Fill a page's tables and draw its picture from a file of records."""
+    parser = argparse.ArgumentParser(description="Fill docs/hopper-gemm.md from results/h200/matmul.jsonl.")
+    parser.add_argument("records", type=Path)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--picture", type=Path, help="where the picture of the squares goes, an .svg file")
+    arguments = parser.parse_args()
+    # Only to mark stale figures, and it needs torch.
+    from .matmul import KERNEL_SOURCES
+
+    records = load(arguments.records)
+    tables = {"summary": summarise(records), "table": render_matmul_table(records, sources=KERNEL_SOURCES)}
+    fill_page(arguments.page, tables)
+    if arguments.picture is not None:
+        plot_squares(records, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()

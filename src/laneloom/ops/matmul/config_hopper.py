@@ -10,7 +10,10 @@ from .config import MatmulConfig
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: What a multiplication by wgmma takes, and what it accumulates in.
-WGMMA_DTYPES = ("bf16", "fp16", "fp8", "bf8", "int8")
+WGMMA_DTYPES = ("bf16", "fp16", "fp8", "int8")
+REPACKED_DTYPES = ("bf16", "fp16")
+PLAIN_DTYPES = ("bf16", "fp16", "fp32", "fp64", "int8")
+FLOAT_OUTPUTS = ("bf16", "fp16", "fp32")
 TMA_BYTES = 16  #: TMA needs its base and its pitch to be multiples of this
 RING_OVERHEAD_BYTES = 1024  #: barriers, the warp specialisation's state, alignment
 MOST_LAUNCHES = 256  #: products of a batch that one call launches one after the other
@@ -80,16 +83,19 @@ class HopperConfig(MatmulConfig):
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         a, b = problem.dtype_a, problem.dtype_b
-        if a not in WGMMA_DTYPES or b not in WGMMA_DTYPES or (a != b and {a, b} != {"fp8", "bf8"}):
-            return f"hopper: wgmma does not multiply {a} by {b}"
+        if a not in WGMMA_DTYPES or a != b:
+            return f"hopper: multiplies two operands of {', '.join(WGMMA_DTYPES)}, got {a} and {b}"
         if DTYPE_BYTES[a] == 1 and problem.layout != "nt":
             return f"hopper: wgmma takes 8-bit operands along K only, the layout is {problem.layout}"
-        if a == "int8" and problem.dtype_out != "int32":
-            return f"hopper: int8 accumulates in int32, the output is {problem.dtype_out}"
+        outputs = ("int32",) if a == "int8" else FLOAT_OUTPUTS
+        if problem.dtype_out not in outputs:
+            return f"hopper: products of {a} go to {', '.join(outputs)}, got {problem.dtype_out}"
         for operand, repacked in (("a", self.repack_a), ("b", self.repack_b)):
             major = problem.a.major if operand == "a" else problem.b.major
             if major == "x":
                 return f"hopper: {operand} is contiguous along neither axis"
+            if repacked and a not in REPACKED_DTYPES:
+                return f"hopper: copies operands of {', '.join(REPACKED_DTYPES)} only, got {a}"
             if not repacked and not tma_reads(problem, operand):
                 return f"hopper: TMA needs {operand} at a base and a pitch of {TMA_BYTES} bytes, or repacked"
         if self.tma_store and self.split_k == 1 and (self.swapped or not tma_writes(problem)):
@@ -146,10 +152,8 @@ class SkinnyConfig(MatmulConfig):
             return f"hopper_skinny: one product at a time, the problem has {problem.batches}"
         if problem.m > (self.block_m if self.use_dot else 1):
             return f"hopper_skinny: takes {self.block_m if self.use_dot else 1} rows at most, got {problem.m}"
-        if problem.dtype_a != problem.dtype_b or problem.dtype_a not in ("bf16", "fp16", "int8", "fp32"):
-            return f"hopper_skinny: does not multiply {problem.dtype_a} by {problem.dtype_b}"
-        if self.use_dot and problem.dtype_a == "fp32":
-            return "hopper_skinny: fp32 rows go by FMA, not by mma"
+        if problem.dtype_a != problem.dtype_b or problem.dtype_a not in ("bf16", "fp16"):
+            return f"hopper_skinny: multiplies bf16 or fp16, got {problem.dtype_a} and {problem.dtype_b}"
         if not all(_is_power_of_two(block) for block in (self.block_m, self.block_n, self.block_k)):
             return "hopper_skinny: blocks are powers of two"
         if self.use_dot and min(self.block_m, self.block_n, self.block_k) < 16:
@@ -171,8 +175,10 @@ class PlainConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.vendor != "nvidia":
             return f"hopper_plain: launches for NVIDIA GPUs, got {gpu.name}"
-        if problem.dtype_a != problem.dtype_b:
-            return f"hopper_plain: operands of one dtype, got {problem.dtype_a} and {problem.dtype_b}"
+        if problem.dtype_a != problem.dtype_b or problem.dtype_a not in PLAIN_DTYPES:
+            return (
+                f"hopper_plain: two operands of {', '.join(PLAIN_DTYPES)}, got {problem.dtype_a} and {problem.dtype_b}"
+            )
         if not all(_is_power_of_two(b) and b >= 16 for b in (self.block_m, self.block_n, self.block_k)):
             return "hopper_plain: blocks are powers of two, 16 at least"
         return None

@@ -64,7 +64,8 @@ def call_prepared(
     if run is None:
         return None
     if out is None:
-        out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype or a.dtype, device=a.device)
+        shape = (a.shape[0], b.shape[1])
+        out = a.new_empty(shape) if out_dtype is None else a.new_empty(shape, dtype=out_dtype)
     run(a, b, out)
     return out
 

@@ -3,7 +3,7 @@
 The model: a program that owns a tile needs, for each K-slice of 128 bytes, the longer of two times: the wgmma's, and
 that of bringing BLOCK_M + BLOCK_N rows of 128 bytes from the L2 at BYTES_PER_CLOCK. A tile costs its slices and
 TILE_CLOCKS for filling the ring and storing; a product costs as many tiles as the busiest SM walks over, at least the
-time of its bytes in device memory, and LAUNCH_US for each further launch (repacking, reducing the parts of a split K).
+time of its bytes in device memory; a split K adds the traffic of its parts and their reduction, repacking a copy.
 
 Fitted on one H200, 2026-11-20, triton 3.6.0; docs/hopper-gemm.md has what was measured and what was tried.
 """
@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import (
+    REPACKED_DTYPES,
     WGMMA_DTYPES,
     HopperConfig,
     PlainConfig,
@@ -23,7 +25,7 @@ from .config_hopper import (
     tma_reads,
     tma_writes,
 )
-from .problem import DTYPE_BYTES, MatmulProblem
+from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
@@ -36,7 +38,11 @@ MMA_BYTES_PER_CLOCK = 4096  #: BLOCK_M x BLOCK_N x bytes of a slice that the ten
 TILE_CLOCKS = 1500
 CONSUMER_CLOCKS = 400  #: more to start and to finish, for a second consumer
 ONE_CONSUMER_FACTOR = 1.04  #: on the time of a slice: nobody multiplies while it waits
+SECTOR_BYTES = 32
+BROKEN_SECTORS_FACTOR = 2.2  #: on loading rows whose pitch is no multiple of a sector, as TMA brings them
 LAUNCH_US = 2.0
+REPACK_US = 2.5  #: the product waits for the whole copy
+REPACK_BYTES_PER_US = 3.3e6  #: read and written
 PART_US = 0.08  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
 MEMORY_BYTES_PER_US = 4.1e6
@@ -56,18 +62,18 @@ class Tile:
     pieces: int
     slice_bytes: int = SLICE_BYTES
 
-    def clocks_per_slice(self) -> float:
+    def clocks_per_slice(self, a_factor: float, b_factor: float) -> float:
         """Of 128 bytes: multiplying or loading, whichever takes longer."""
         multiply = self.m * self.n * SLICE_BYTES / MMA_BYTES_PER_CLOCK
-        load = (self.m + self.n) * SLICE_BYTES / BYTES_PER_CLOCK
+        load = (self.m * a_factor + self.n * b_factor) * SLICE_BYTES / BYTES_PER_CLOCK
         return max(multiply, load) * (ONE_CONSUMER_FACTOR if self.consumers == 1 else 1)
 
 
 #: In the order in which equal costs are resolved.
 TILES = (
+    Tile(128, 128, 2, 5, 2),
     Tile(128, 256, 2, 4, 2),
     Tile(256, 128, 2, 4, 2),
-    Tile(128, 128, 2, 6, 2),
     Tile(64, 256, 1, 4, 2),
     Tile(128, 64, 2, 8, 1),
     Tile(64, 128, 1, 8, 1),
@@ -80,23 +86,46 @@ def _ceil(x: int, y: int) -> int:
     return -(-x // y)
 
 
-def estimate_us(problem: MatmulProblem, tile: Tile, split_k: int, gpu: Gpu) -> float:
-    """The model's time of one product, in microseconds, its operands where TMA can read them."""
+def _load_factor(matrix: Matrix, dtype: str) -> float:
+    pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
+    return BROKEN_SECTORS_FACTOR if pitch * DTYPE_BYTES[dtype] % SECTOR_BYTES else 1.0
+
+
+def estimate_us(
+    problem: MatmulProblem, tile: Tile, split_k: int, gpu: Gpu, *, repack_a: bool = False, repack_b: bool = False
+) -> float:
+    """The model's time of one product, in microseconds."""
     size = DTYPE_BYTES[problem.dtype_a]
     slices = _ceil(problem.k * size, SLICE_BYTES)
     items = _ceil(problem.m, tile.m) * _ceil(problem.n, tile.n) * split_k
+    slice_clocks = tile.clocks_per_slice(
+        1.0 if repack_a else _load_factor(problem.a, problem.dtype_a),
+        1.0 if repack_b else _load_factor(problem.b, problem.dtype_b),
+    )
     tile_clocks = TILE_CLOCKS + CONSUMER_CLOCKS * (tile.consumers - 1)
-    clocks = _ceil(items, gpu.compute_units) * (_ceil(slices, split_k) * tile.clocks_per_slice() + tile_clocks)
+    clocks = _ceil(items, gpu.compute_units) * (_ceil(slices, split_k) * slice_clocks + tile_clocks)
     time_us = max(clocks / CLOCKS_PER_US, problem.bytes / problem.batches / MEMORY_BYTES_PER_US)
     if split_k > 1:
         time_us += LAUNCH_US + PART_US * split_k + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
-    return time_us
+    copied = repack_a * problem.m * problem.k + repack_b * problem.k * problem.n
+    return time_us + (REPACK_US + 2 * copied * size / REPACK_BYTES_PER_US if copied else 0.0)
+
+
+def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
+    """Which operands to copy: those that TMA cannot read, and perhaps those that it reads slowly."""
+    ways = []
+    for name, matrix, dtype in (("a", problem.a, problem.dtype_a), ("b", problem.b, problem.dtype_b)):
+        if not tma_reads(problem, name):
+            ways.append((True,))
+        else:
+            slow = dtype in REPACKED_DTYPES and _load_factor(matrix, dtype) > 1
+            ways.append((False, True) if slow else (False,))
+    yield from product(*ways)
 
 
 def _tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
-    """Every tile and split with its estimate."""
+    """Every tile, split and way of repacking with its estimate."""
     size = DTYPE_BYTES[problem.dtype_a]
-    repack_a, repack_b = not tma_reads(problem, "a"), not tma_reads(problem, "b")
     writes = tma_writes(problem)
     for tile in TILES:
         if problem.dtype_a == "int8" and tile.n > 128:
@@ -108,12 +137,14 @@ def _tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, flo
             by_tma = writes or split_k > 1
             # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
             pieces = tile.pieces if by_tma else min(4, tile.n // 16)
-            config = HopperConfig(
-                block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
-                consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=repack_a,
-                repack_b=repack_b, programs=gpu.compute_units,
-            )  # fmt: skip
-            yield _fit(config, problem, gpu), estimate_us(problem, tile, split_k, gpu)
+            for repack_a, repack_b in _repacks(problem):
+                config = HopperConfig(
+                    block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
+                    consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=repack_a,
+                    repack_b=repack_b, programs=gpu.compute_units,
+                )  # fmt: skip
+                time_us = estimate_us(problem, tile, split_k, gpu, repack_a=repack_a, repack_b=repack_b)
+                yield _fit(config, problem, gpu), time_us
 
 
 def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
@@ -159,8 +190,12 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
     size = DTYPE_BYTES[problem.dtype_a]
     if problem.m * problem.n * problem.k <= 1 << 12:
         return PlainConfig(block_m=16, block_n=16, block_k=32 if size == 1 else 16, num_warps=4, stages=1)
-    if problem.m * problem.n <= 1 << 16 or size > 2:
-        return PlainConfig(block_m=32, block_n=32, block_k=max(16, 256 // size), num_warps=4, stages=2)
+    if problem.m * problem.n <= 1 << 16:
+        return PlainConfig(block_m=32, block_n=32, block_k=256 // size, num_warps=4, stages=2)
+    if problem.dtype_a == "fp32":
+        return PlainConfig(block_m=64, block_n=128, block_k=16, num_warps=8, stages=3)
+    if size > 2:
+        return PlainConfig(block_m=32, block_n=32, block_k=256 // size, num_warps=4, stages=2)
     return PlainConfig(block_m=64, block_n=64, block_k=64, num_warps=4, stages=3)
 
 

@@ -140,10 +140,10 @@ def _store_piece(piece, number: gl.constexpr, slab: gl.constexpr, c_desc, c_ptr,
 
 @gluon.jit
 def _consume(slab: gl.constexpr, c_desc, c_ptr, stride_cm, stride_cn, part_step, a_ring, b_ring, staging, full,
-             empty, M, N, K, alpha, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+             empty, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
              STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr,
              A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr, PIECES: gl.constexpr, TMA_STORE: gl.constexpr,
-             SCALED: gl.constexpr, C_IS_NM: gl.constexpr, BUFFERS: gl.constexpr, LEAD: gl.constexpr):
+             C_IS_NM: gl.constexpr, BUFFERS: gl.constexpr, LEAD: gl.constexpr):
     """One warpgroup: multiply slab number `slab` of each of this program's tiles and write it."""
     SLAB: gl.constexpr = BLOCK_M // CONSUMERS
     ACC: gl.constexpr = gl.int32 if a_ring.dtype == gl.int8 else gl.float32
@@ -174,8 +174,6 @@ def _consume(slab: gl.constexpr, c_desc, c_ptr, stride_cm, stride_cn, part_step,
             stage, phase = advance_ring(stage, phase, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc, ))
         mbarrier.arrive(empty.index(held), count=1)
-        if SCALED:
-            acc = acc * alpha
         m = tile_m * BLOCK_M + slab * SLAB
         n = tile_n * BLOCK_N
         pieces = _cut(acc.to(staging.dtype), PIECES)
@@ -187,14 +185,14 @@ def _consume(slab: gl.constexpr, c_desc, c_ptr, stride_cm, stride_cn, part_step,
         tma.store_wait(pendings=0)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K", "alpha"])
-def matmul_hopper(a_desc, b_desc, c_desc, c_ptr, stride_cm, stride_cn, part_step, M, N, K, alpha,
+@gluon.jit(do_not_specialize=["M", "N", "K"])
+def matmul_hopper(a_desc, b_desc, c_desc, c_ptr, stride_cm, stride_cn, part_step, M, N, K,
                   BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
                   CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr, SPLIT_K: gl.constexpr, A_IS_KM: gl.constexpr,
-                  B_IS_NK: gl.constexpr, PIECES: gl.constexpr, TMA_STORE: gl.constexpr, SCALED: gl.constexpr,
+                  B_IS_NK: gl.constexpr, PIECES: gl.constexpr, TMA_STORE: gl.constexpr,
                   OUT: gl.constexpr, C_IS_NM: gl.constexpr, BUFFERS: gl.constexpr, LEAD: gl.constexpr,
                   CONSUMER_REGISTERS: gl.constexpr):
-    """C = alpha A B; with SPLIT_K > 1, C is the workspace of parts, `part_step` rows (elements, without TMA) apart."""
+    """C = A B; with SPLIT_K > 1, C is the workspace of parts, `part_step` rows (elements, without TMA) apart."""
     SLAB: gl.constexpr = BLOCK_M // CONSUMERS
     a_slices: gl.constexpr = [STAGES * CONSUMERS] + a_desc.block_type.shape  # noqa: RUF005 - the JIT has no starred
     b_slices: gl.constexpr = [STAGES] + b_desc.block_type.shape  # noqa: RUF005
@@ -215,19 +213,19 @@ def matmul_hopper(a_desc, b_desc, c_desc, c_ptr, stride_cm, stride_cn, part_step
     if CONSUMERS == 1:
         gl.warp_specialize([
             (_consume, (0, c_desc, c_ptr, stride_cm, stride_cn, part_step, a_ring, b_ring, staging, full, empty,
-                        M, N, K, alpha, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
-                        B_IS_NK, PIECES, TMA_STORE, SCALED, C_IS_NM, BUFFERS, LEAD)),
+                        M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
+                        B_IS_NK, PIECES, TMA_STORE, C_IS_NM, BUFFERS, LEAD)),
             (_produce, (a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
                         CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK)),
         ], [1], [24])
     else:
         gl.warp_specialize([
             (_consume, (0, c_desc, c_ptr, stride_cm, stride_cn, part_step, a_ring, b_ring, staging, full, empty,
-                        M, N, K, alpha, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
-                        B_IS_NK, PIECES, TMA_STORE, SCALED, C_IS_NM, BUFFERS, LEAD)),
+                        M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
+                        B_IS_NK, PIECES, TMA_STORE, C_IS_NM, BUFFERS, LEAD)),
             (_consume, (1, c_desc, c_ptr, stride_cm, stride_cn, part_step, a_ring, b_ring, staging, full, empty,
-                        M, N, K, alpha, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
-                        B_IS_NK, PIECES, TMA_STORE, SCALED, C_IS_NM, BUFFERS, LEAD)),
+                        M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
+                        B_IS_NK, PIECES, TMA_STORE, C_IS_NM, BUFFERS, LEAD)),
             (_produce, (a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
                         CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
@@ -278,10 +276,10 @@ class _Prepared:
             matmul_hopper, (min(items, config.programs),), num_warps=config.num_warps, maxnreg=config.max_registers,
             launch_pdl=config.pdl,
         )  # fmt: skip
-        self.sizes = (*strides, part_step, m, n, k, 1.0)
+        self.sizes = (*strides, part_step, m, n, k)
         self.knobs = (
             config.block_m, config.block_n, config.block_k, config.stages, config.consumers, config.group_m,
-            config.split_k, a_is_km, b_is_nk, config.pieces, config.tma_store, False,
+            config.split_k, a_is_km, b_is_nk, config.pieces, config.tma_store,
         )  # fmt: skip
         self.more_knobs = (config.swapped, config.buffers, config.lead, 240)
         self.repack = RepackLaunch(pdl=config.pdl)

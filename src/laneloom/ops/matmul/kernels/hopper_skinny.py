@@ -26,7 +26,7 @@ from ....device.tma import TRITON_TYPES
 def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk, stride_bn, stride_cm, stride_cn,
                   stride_part, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   SPLIT_K: tl.constexpr, STAGES: tl.constexpr, USE_DOT: tl.constexpr, B_IS_NK: tl.constexpr,
-                  MASK_N: tl.constexpr, MASK_K: tl.constexpr, ACC: tl.constexpr):
+                  MASK_N: tl.constexpr, MASK_K: tl.constexpr):
     """C[m, n] (or its part of the sum, at stride_part) for BLOCK_N columns."""
     gdc_launch_dependents()
     offs_m = tl.arange(0, BLOCK_M)
@@ -45,11 +45,11 @@ def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     mask_m = offs_m < M
     safe_m = tl.where(mask_m, offs_m, 0)
     if USE_DOT:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     elif B_IS_NK:
-        acc = tl.zeros((BLOCK_N, BLOCK_K), ACC)
+        acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     else:
-        acc = tl.zeros((BLOCK_K, BLOCK_N), ACC)
+        acc = tl.zeros((BLOCK_K, BLOCK_N), tl.float32)
     # Orders all loads after the launches that wrote A and B, and all stores after those that read C.
     gdc_wait()
     for k_slice in tl.range(first, last, num_stages=STAGES):
@@ -68,11 +68,11 @@ def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
         if USE_DOT:
             a_ptrs = a_ptr + safe_m[:, None] * stride_am + k[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
             a = tl.load(a_ptrs, mask=(k < K)[None, :], other=0.0) if MASK_K else tl.load(a_ptrs)
-            acc = tl.dot(a, b.T if B_IS_NK else b, acc, out_dtype=ACC)
+            acc = tl.dot(a, b.T if B_IS_NK else b, acc, out_dtype=tl.float32)
         else:
             a_ptrs = a_ptr + k * stride_ak
-            a = (tl.load(a_ptrs, mask=k < K, other=0.0) if MASK_K else tl.load(a_ptrs)).to(ACC)
-            acc += b.to(ACC) * (a[None, :] if B_IS_NK else a[:, None])
+            a = (tl.load(a_ptrs, mask=k < K, other=0.0) if MASK_K else tl.load(a_ptrs)).to(tl.float32)
+            acc += b.to(tl.float32) * (a[None, :] if B_IS_NK else a[:, None])
     c_ptrs = c_ptr + part.to(tl.int64) * stride_part
     if USE_DOT:
         c_ptrs += offs_m.to(tl.int64)[:, None] * stride_cm + offs_n[None, :] * stride_cn
@@ -89,13 +89,11 @@ def _arguments(problem, config) -> tuple[Any, ...]:
         problem.m, problem.n, problem.k, *problem.a.strides[2:], *problem.b.strides[2:], *strides,
         config.block_m, config.block_n, config.block_k, config.split_k, config.stages, config.use_dot,
         problem.b.major == "t", problem.n % config.block_n != 0, problem.k % config.block_k != 0,
-        tl.int32 if problem.dtype_a == "int8" else tl.float32,
     )  # fmt: skip
 
 
 def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """What runs `config` (a SkinnyConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    integer = problem.dtype_a == "int8"
     out_shape, out_strides = (problem.m, problem.n), problem.out.strides[2:]
     arguments = _arguments(problem, config)
     grid = (triton.cdiv(problem.n, config.block_n), config.split_k)
@@ -107,7 +105,7 @@ def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch
             multiply(a, b, out, *arguments)
             return
         parts = torch.empty(
-            (config.split_k, *out_shape), dtype=torch.int32 if integer else torch.float32, device=out.device)
+            (config.split_k, *out_shape), dtype=torch.float32, device=out.device)
         multiply(a, b, parts, *arguments)
         reduce(parts, out.as_strided(out_shape, out_strides))
 
@@ -126,7 +124,7 @@ def launch(problem, config, gpu, a: torch.Tensor, b: torch.Tensor, out: torch.Te
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; the reduction of a split K is a kernel of its own."""
-    out = problem.dtype_out if config.split_k == 1 else "int32" if problem.dtype_a == "int8" else "fp32"
+    out = problem.dtype_out if config.split_k == 1 else "fp32"
     kinds = (problem.dtype_a, problem.dtype_b, out)
     pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
     arguments = dict(zip(matmul_skinny.arg_names[3:], _arguments(problem, config), strict=True))

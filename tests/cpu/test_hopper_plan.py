@@ -1,0 +1,123 @@
+"""Hopper's plan and configs: pure, so they are tested without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from laneloom.bench.suites import load_suite
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
+from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
+from laneloom.ops.matmul.execute import schedule_of
+from laneloom.ops.matmul.problem import MatmulProblem, Matrix
+
+GPU = get_gpu("sm_90a")
+GFX = get_gpu("gfx1151")
+BIG = HopperConfig(block_m=128, block_n=256, block_k=64, stages=4)
+
+
+def problem(m, n, k, **options):
+    return MatmulProblem.contiguous(m, n, k, **{"dtype": "bf16", **options})
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_the_whole_suite_has_a_valid_plan(layout, dtype):
+    for sizes in (case for group in load_suite("gemm").values() for case in group):
+        chosen = plan_with_reasons(problem(*sizes, dtype=dtype, layout=layout), GPU)
+        assert chosen.config.why_invalid(problem(*sizes, dtype=dtype, layout=layout), GPU) is None
+        assert not chosen.passed_over, f"{sizes}: the first candidate should be valid"
+        assert MatmulConfig.parse(chosen.config.text) == chosen.config
+        assert chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "schedule", "facts"),
+    [
+        ((4096, 4096, 4096), "nn", "hopper", {"block_m": 128, "block_n": 256, "split_k": 1}),
+        ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
+        ((512, 512, 512), "nt", "hopper", {"block_m": 64, "block_n": 64}),
+        ((128, 128, 16384), "nn", "hopper", {"split_k": 16}),
+        ((16, 4096, 4096), "nn", "hopper", {"swapped": True, "block_n": 16}),
+        ((4096, 16, 4096), "nn", "hopper", {"swapped": False, "block_n": 16}),
+        ((1, 4096, 4096), "nt", "hopper_skinny", {"use_dot": False}),
+        ((127, 129, 131), "nn", "hopper_plain", {}),
+        ((1, 1, 1), "nn", "hopper_plain", {}),
+    ],
+)
+def test_what_runs_where(sizes, layout, schedule, facts):
+    config = plan(problem(*sizes, layout=layout), GPU)
+    assert config.schedule == schedule
+    assert {name: getattr(config, name) for name in facts} == facts
+
+
+def test_only_the_operand_that_tma_cannot_read_is_repacked():
+    odd_a = plan(problem(1000, 1024, 1023), GPU)
+    assert (odd_a.repack_a, odd_a.repack_b, odd_a.tma_store) == (True, False, True)
+    odd_b = plan(problem(1000, 1023, 1024), GPU)
+    assert (odd_b.repack_a, odd_b.repack_b, odd_b.tma_store) == (False, True, False)
+
+
+def test_operands_contiguous_along_neither_axis_go_by_pointers():
+    strided = MatmulProblem(
+        512, 512, 512, "bf16", "bf16", "bf16", (1, 1), Matrix((0, 0, 2048, 2)), Matrix((0, 0, 512, 1)),
+        Matrix((0, 0, 512, 1)),
+    )  # fmt: skip
+    assert plan(strided, GPU).schedule == "hopper_plain"
+
+
+def test_batches_take_one_launch_when_small_and_several_when_large():
+    assert plan(problem(64, 64, 64, batch=1000), GPU).schedule == "hopper_plain"
+    assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper"
+
+
+def test_8_bit_types_keep_to_what_wgmma_takes():
+    fp8 = problem(4096, 4096, 4096, dtype="fp8", dtype_out="bf16", layout="nt")
+    assert plan(fp8, GPU).block_k == 128
+    int8 = problem(4096, 4096, 4096, dtype="int8", dtype_out="int32", layout="nt")
+    assert plan(int8, GPU).block_n <= 128
+    assert plan(problem(64, 64, 64, dtype="int8", dtype_out="int32"), GPU).schedule == "hopper_plain"
+
+
+@pytest.mark.parametrize(
+    ("config", "of", "word"),
+    [
+        (BIG, problem(64, 64, 64, dtype="fp32"), "multiplies two operands of"),
+        (BIG, problem(63, 63, 63), "TMA needs a"),
+        (BIG, problem(64, 63, 64), "TMA needs b"),
+        (BIG, problem(64, 64, 64, dtype="int8", dtype_out="int32"), "8-bit operands along K"),
+        (BIG, problem(64, 64, 64, batch=1000), "at most"),
+        (BIG.with_knobs(stages=8), problem(512, 512, 512), "bytes of shared memory"),
+        (BIG.with_knobs(stages=1), problem(512, 512, 512), "at least 2 stages"),
+        (BIG.with_knobs(block_m=192), problem(512, 512, 512), "64 or 128 rows"),
+        (BIG.with_knobs(block_n=192), problem(512, 512, 512), "power of two from 16 to 256"),
+        (BIG.with_knobs(block_k=256), problem(512, 512, 512), "a K-slice has"),
+        (BIG.with_knobs(block_m=256, stages=2), problem(512, 512, 512), "accumulators a thread"),
+        (BIG.with_knobs(split_k=9), problem(512, 512, 512), "split_k is 1 to the 8"),
+        (BIG.with_knobs(swapped=True), problem(512, 512, 512), "TMA store"),
+        (BIG.with_knobs(num_warps=8), problem(512, 512, 512), "one warpgroup of 4 warps"),
+        (BIG.with_knobs(pieces=3), problem(512, 512, 512), "1, 2 or 4 pieces"),
+        (SkinnyConfig(block_n=64, block_k=128), problem(17, 64, 64), "16 rows at most"),
+        (SkinnyConfig(block_n=64, block_k=128, use_dot=False), problem(2, 64, 64), "1 rows at most"),
+        (SkinnyConfig(block_n=48, block_k=128), problem(1, 64, 64), "powers of two"),
+        (PlainConfig(block_m=8, block_n=16, block_k=16, num_warps=4), problem(1, 1, 1), "16 at least"),
+    ],
+)  # fmt: skip
+def test_what_cannot_run_is_refused_with_the_reason(config, of, word):
+    assert word in (config.why_invalid(of, GPU) or "")
+
+
+@pytest.mark.parametrize(
+    "config", [BIG, SkinnyConfig(block_n=64, block_k=128), PlainConfig(block_m=16, block_n=16, block_k=16, num_warps=4)]
+)
+def test_nothing_here_is_for_amd(config):
+    assert GFX.name in (config.why_invalid(problem(512, 512, 512), GFX) or "")
+
+
+def test_facts_are_sentences():
+    for sizes in ((4096, 4096, 4096), (2049, 2047, 2050), (128, 128, 16384), (16, 4096, 4096), (1, 1, 1)):
+        of = problem(*sizes)
+        config = plan(of, GPU)
+        assert all(isinstance(line, str) and line for line in schedule_of(config).facts(of, config, GPU))
