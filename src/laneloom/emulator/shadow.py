@@ -18,7 +18,7 @@ FULL = U32(0xFFFFFFFF)
 class Shadow:
     """Undefined bits of one group of waves, and what else strict mode keeps per wave."""
 
-    __slots__ = ("S", "V", "dirty_s", "dirty_v", "epoch", "pending", "scc")
+    __slots__ = ("S", "V", "busy_s", "busy_v", "dirty_s", "dirty_v", "epoch", "pending", "scc")
 
     def __init__(self, V, S, scc, epoch, pending, dirty_v, dirty_s):
         self.V: np.ndarray = V  #: uint32 [register, wave, lane]
@@ -28,6 +28,16 @@ class Shadow:
         self.pending: dict[str, list] = pending  #: counter -> operations under way, oldest first
         self.dirty_v: int = dirty_v  #: vector registers that may hold undefined bits
         self.dirty_s: int = dirty_s
+        self.count_pending()
+
+    def count_pending(self) -> None:
+        """Registers that some operation under way will write."""
+        self.busy_v = self.busy_s = 0
+        for entries in self.pending.values():
+            for group in entries:
+                for e in group:
+                    self.busy_v |= e.registers_v
+                    self.busy_s |= e.registers_s
 
     @staticmethod
     def start(g: Waves, defined_s: int) -> Shadow:
@@ -58,7 +68,7 @@ class Shadow:
                 mine = pending.setdefault(counter, [])
                 mine[:0] = [[] for _ in range(len(entries) - len(mine))]
                 for k in range(1, len(entries) + 1):
-                    mine[-k] = mine[-k] + entries[-k]
+                    mine[-k] = list(dict.fromkeys([*mine[-k], *entries[-k]]))  # parts of one group share entries
         dirty_v = dirty_s = 0
         for part in parts:
             dirty_v |= part.dirty_v

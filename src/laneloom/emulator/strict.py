@@ -35,7 +35,7 @@ class Found(Exception):
         self.kind, self.text, self.wave, self.lane = kind, text, wave, lane
 
 
-@dataclass
+@dataclass(eq=False)
 class UnderWay:
     """A memory operation that its counter still counts."""
 
@@ -81,7 +81,7 @@ class Guard:
         shadow: Shadow = g.shadow
         if self.waits:
             self._wait(shadow)
-        if shadow.pending:
+        if (shadow.busy_v & self.touched_v) or (shadow.busy_s & self.touched_s):
             self._check_pending(g)
         if self.signals:
             self._leave_epoch(shadow)
@@ -112,6 +112,8 @@ class Guard:
             )
             for counter in self.raises:
                 g.shadow.pending.setdefault(counter, []).append([entry])
+            g.shadow.busy_v |= entry.registers_v
+            g.shadow.busy_s |= entry.registers_s
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Guard:
             del entries[: max(len(entries) - most, 0)]
             if not entries:
                 del shadow.pending[counter]
+        shadow.count_pending()
 
     def _check_pending(self, g: Waves) -> None:
         for counter, entries in g.shadow.pending.items():
