@@ -17,6 +17,8 @@ FLOAT_OUTPUTS = ("bf16", "fp16", "fp32")
 TMA_BYTES = 16  #: TMA needs its base and its pitch to be multiples of this
 RING_OVERHEAD_BYTES = 1024  #: barriers, the warp specialisation's state, alignment
 MOST_LAUNCHES = 256  #: products of a batch that one call launches one after the other
+PRODUCER_REGISTERS = 24
+ADDRESS_REGISTERS = 40  #: what a consumer needs beside its accumulators
 ACCUMULATORS_PER_THREAD = 128  #: what a consumer's 232 to 240 registers hold beside addresses
 
 
@@ -98,8 +100,14 @@ class HopperConfig(MatmulConfig):
                 return f"hopper: copies operands of {', '.join(REPACKED_DTYPES)} only, got {a}"
             if not repacked and not tma_reads(problem, operand):
                 return f"hopper: TMA needs {operand} at a base and a pitch of {TMA_BYTES} bytes, or repacked"
-        if self.tma_store and self.split_k == 1 and (self.swapped or not tma_writes(problem)):
+        if self.tma_store and (self.swapped or (self.split_k == 1 and not tma_writes(problem))):
             return f"hopper: a TMA store needs C at a base and a row pitch of {TMA_BYTES} bytes, not swapped"
+        # Offsets inside a tile, and of a part of a split K, are 32-bit integers.
+        reach = max(self.block_m, self.block_n) * max(problem.out.strides[2:])
+        if not self.tma_store and reach >= 1 << 31:
+            return f"hopper: C's strides {problem.out.strides[2:]} put a tile's elements 2^31 apart"
+        if self.split_k > 1 and self.split_k * problem.m * problem.n >= 1 << 31:
+            return f"hopper: {self.split_k} parts of C have 2^31 elements or more"
         return None
 
     def _why_tile(self, problem: MatmulProblem) -> str | None:
@@ -119,6 +127,12 @@ class HopperConfig(MatmulConfig):
         slices = -(-problem.k // self.block_k)
         if not 1 <= self.split_k <= max(slices, 1):
             return f"hopper: split_k is 1 to the {slices} K-slices, got {self.split_k}"
+        # Buffers are taken in turn: a tile's last piece must leave the turn where the next tile begins.
+        if self.buffers < 1 or self.pieces % self.buffers:
+            return f"hopper: buffers divide the {self.pieces} pieces, got {self.buffers}"
+        # The second consumer waits for a slice that has to come, and to fit in the ring.
+        if self.lead and not (self.consumers == 2 and 0 < self.lead < min(self.stages, slices // self.split_k)):
+            return f"hopper: lead is under the {self.stages} stages and the slices of a part, got {self.lead}"
         return None
 
     def _why_resources(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
@@ -130,6 +144,14 @@ class HopperConfig(MatmulConfig):
         accumulators = self.block_m // self.consumers * self.block_n // 128
         if accumulators > ACCUMULATORS_PER_THREAD:
             return f"hopper: {accumulators} accumulators a thread, {ACCUMULATORS_PER_THREAD} fit"
+        # Warpgroups trade registers within what they start with: one more for the producer and its idle warps.
+        if self.consumers == 2 and self.max_registers != 168:
+            return f"hopper: two consumers start with 168 registers a thread, got {self.max_registers}"
+        left = 2 * self.max_registers - PRODUCER_REGISTERS
+        if self.max_registers % 8 or not accumulators + ADDRESS_REGISTERS <= left or self.max_registers > 248:
+            return f"hopper: {self.max_registers} registers at entry leave a consumer {left}: too few, or uneven"
+        if self.programs < 1:
+            return f"hopper: launches at least one program, got {self.programs}"
         return None
 
 

@@ -43,7 +43,7 @@ def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
     else:
         safe_n = offs_n.to(tl.int64)
     mask_m = offs_m < M
-    safe_m = tl.where(mask_m, offs_m, 0)
+    safe_m = tl.where(mask_m, offs_m, 0).to(tl.int64)
     if USE_DOT:
         acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     elif B_IS_NK:
@@ -66,11 +66,11 @@ def matmul_skinny(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_ak, stride_bk,
         else:
             b = tl.load(b_ptrs, eviction_policy="evict_first")
         if USE_DOT:
-            a_ptrs = a_ptr + safe_m[:, None] * stride_am + k[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
+            a_ptrs = a_ptr + safe_m[:, None] * stride_am + k64[None, :] * stride_ak  # [BLOCK_M, BLOCK_K]
             a = tl.load(a_ptrs, mask=(k < K)[None, :], other=0.0) if MASK_K else tl.load(a_ptrs)
             acc = tl.dot(a, b.T if B_IS_NK else b, acc, out_dtype=tl.float32)
         else:
-            a_ptrs = a_ptr + k * stride_ak
+            a_ptrs = a_ptr + k64 * stride_ak
             a = (tl.load(a_ptrs, mask=k < K, other=0.0) if MASK_K else tl.load(a_ptrs)).to(tl.float32)
             acc += b.to(tl.float32) * (a[None, :] if B_IS_NK else a[:, None])
     c_ptrs = c_ptr + part.to(tl.int64) * stride_part
