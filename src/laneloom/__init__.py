@@ -1,6 +1,6 @@
 """Matrix-core kernels for PyTorch on AMD and NVIDIA, and an emulator that runs any Triton kernel as RDNA machine code.
 
-The functions are loaded when they are first used, so that importing laneloom costs nothing and needs neither torch nor a GPU.
+The functions are loaded when they are first used: importing laneloom costs nothing and needs neither torch nor a GPU.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class EmulatedDriver(DriverBase):
         self.launcher_cls = _Launcher
 
     @staticmethod
-    def is_active() -> bool:
+    def is_active() -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Never chosen by itself: only `emulated` activates it."""
         return False
 
@@ -158,11 +158,11 @@ class EmulatedDriver(DriverBase):
         """Triton's C++ launchers are not used."""
         raise UnsupportedError("the emulated driver compiles no C++ launcher")
 
-    def get_current_target(self) -> GPUTarget:
+    def get_current_target(self) -> GPUTarget:  # pyright: ignore[reportIncompatibleMethodOverride]
         """What Triton compiles for."""
         return GPUTarget("hip", self.emulation.gpu.name, self.emulation.gpu.wave)
 
-    def get_active_torch_device(self):
+    def get_active_torch_device(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Where kernels' tensors live."""
         import torch
 

@@ -241,7 +241,7 @@ class _Run:
         x, y, z = group % self.grid[0], group // self.grid[0] % self.grid[1], group // (self.grid[0] * self.grid[1])
         return f"workgroup ({x}, {y}, {z}), wave {wave % self.waves_per_group}"
 
-    # -- divergence and barriers ----------------------------------------------------------------------------------------
+    # -- divergence and barriers ---------------------------------------------------------------------------------------
 
     def _schedule(self, groups: list[Waves], batches: Iterator[Waves]) -> None:
         """The group furthest behind runs first, so that groups which took different ways meet again and merge."""

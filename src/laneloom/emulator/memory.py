@@ -46,7 +46,7 @@ class Region:
 def window(address: int, nbytes: int) -> np.ndarray:
     """The bytes at a real address as a writable uint8 array."""
     buffer = (ctypes.c_uint8 * nbytes).from_address(address)
-    return np.frombuffer(buffer, np.uint8)
+    return np.ctypeslib.as_array(buffer)
 
 
 class GlobalMemory:

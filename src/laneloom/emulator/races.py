@@ -1,9 +1,9 @@
 """Memory that remembers who touched each unit last, and so finds accesses that no barrier orders (strict mode).
 
-A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two tags: its last writer and
-last reader. A tag is workgroup, epoch (barriers that the wave has passed), wave and instruction in one int64. Two accesses of
-one workgroup conflict when their epochs are equal, their waves differ and one of them writes. Writing the value that is
-already there, as replicated layouts do, is no conflict. Atomics are not tracked.
+A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two tags: its last writer and its last
+reader. A tag is workgroup, epoch (barriers that the wave has passed), wave and instruction in one int64. Two accesses
+of one workgroup conflict when their epochs are equal, their waves differ and one of them writes. Writing the value that
+is already there, as replicated layouts do, is no conflict. Atomics are not tracked.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class _Tracked:
         bad = self.tags.read(unit, mine, active)
         self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False))
         if bad.any():
-            self._complain(bad, self.tags.writer[unit], mine, unit, True)
+            self._race(bad, self.tags.writer[unit], mine, unit, True)
 
     def watch_store(self, offset: np.ndarray, nbytes: int, changed: np.ndarray) -> np.ndarray | None:
         """`changed`: [wave, lane] whether the store changes what is there. Where its own writers may collide."""
@@ -153,13 +153,13 @@ class _Tracked:
         if active is not None:
             earlier &= active
         if earlier.any():
-            self._complain(earlier, writers, mine, unit, True)
+            self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
         if read.any():
-            self._complain(read, readers, mine, unit, False)
+            self._race(read, readers, mine, unit, False)
         return written if written.any() else None
 
-    def _complain(self, bad, others, mine, unit, wrote: bool):
+    def _race(self, bad, others, mine, unit, wrote: bool):
         wave, lane, k = (int(x[0]) for x in np.nonzero(bad))
         own = int(np.broadcast_to(mine, bad.shape)[wave, lane, k])
         raise RaceFault(int(others[wave, lane, k]), own, wave, lane, wrote, self.address_of(int(unit[wave, lane, k])))
@@ -244,4 +244,4 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
     lost = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)[..., None] & collide
     if lost.any():
         unit, mine, _ = memory._spread(offset, nbytes)
-        memory._complain(lost, memory.tags.writer[unit], mine, unit, True)
+        memory._race(lost, memory.tags.writer[unit], mine, unit, True)

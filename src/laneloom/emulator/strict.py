@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,7 @@ class UnderWay:
     registers_s: int
     guard: Guard
     touches: list[Touch]
-    memory: object
+    memory: Any
 
 
 class Guard:
@@ -90,7 +91,7 @@ class Guard:
         if self.lds or self.memory:
             waves = g.ids % g.waves_per_group
             mine = None if self.atomic else tag(g.ids // g.waves_per_group, shadow.epoch, waves, self.number)
-            (g.lds if self.lds else g.memory).now = mine
+            self._memory(g).now = mine
         if self.follow is not None:
             self.follow(g)
         if self.writes_exec and (shadow.dirty_s >> EXEC) & 3:
@@ -102,7 +103,7 @@ class Guard:
     def after(self, g: Waves) -> None:
         """Put the operation on its counters."""
         touches: list[Touch] = []
-        memory = g.lds if self.lds else g.memory
+        memory = self._memory(g)
         if self.lds or self.memory:
             touches, memory.touches, memory.now = memory.touches, [], None
         if self.raises:
@@ -114,6 +115,10 @@ class Guard:
                 g.shadow.pending.setdefault(counter, []).append([entry])
             g.shadow.busy_v |= entry.registers_v
             g.shadow.busy_s |= entry.registers_s
+
+    def _memory(self, g: Waves) -> Any:
+        """The tracked memory that the instruction works on."""
+        return g.lds if self.lds else g.memory
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +159,7 @@ class Guard:
             for group in entries:
                 for e in group:
                     for touch in e.touches:
-                        e.memory.tags.postpone(touch)  # type: ignore[attr-defined]
+                        e.memory.tags.postpone(touch)
 
     # -- matrix instructions -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from triton.runtime import driver
 
 from ..errors import UnsupportedError
@@ -14,7 +16,7 @@ def active_gpu() -> Gpu:
     Raises UnsupportedError if there is neither, UnknownGpuError for a GPU that is not in the table.
     """
     try:
-        target = driver.active.get_current_target()
+        target: Any = driver.active.get_current_target()
     except RuntimeError as error:  # Triton found no driver, or the driver no GPU
         raise UnsupportedError(
             'there is no GPU that Triton can use here: put the call inside `with laneloom.emulated("gfx1151"):` to '
@@ -25,4 +27,5 @@ def active_gpu() -> Gpu:
 
 def expected_device_type() -> str:
     """The type of the torch device whose tensors the active driver takes: "cpu" inside `laneloom.emulated`."""
-    return driver.active.get_active_torch_device().type
+    device: Any = driver.active.get_active_torch_device()
+    return device.type
