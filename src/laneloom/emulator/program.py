@@ -17,9 +17,10 @@ from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vect
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
 from .parse import Instruction, Listing, parse
-from .races import RaceFault
+from .races import Misaligned, RaceFault
+from .shadow import Found
 from .state import Waves
-from .strict import Found, Guard, as_error, check_branch, race_error
+from .strict import Guard, as_error, check_branch, race_error
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 _ORDERING = frozenset(
@@ -268,6 +269,9 @@ class Program:
         except Found as found:
             ins = block.sources[min(done, len(block.sources) - 1)]
             raise as_error(self.kernel, found, ins, name_wave) from None
+        except Misaligned as fault:
+            found = Found("alignment", fault.text, int(g.ids[fault.wave]), fault.lane)
+            raise as_error(self.kernel, found, block.sources[done], name_wave) from None
         except RaceFault as fault:
             place = name_wave(int(g.ids[fault.wave]))
             raise race_error(self.kernel, fault, self.guards, block.sources[done], place) from None

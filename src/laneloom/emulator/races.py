@@ -174,6 +174,29 @@ def _chosen(mine: np.ndarray, unit: np.ndarray, active: np.ndarray | None) -> np
     return whole if active is None else whole[active]
 
 
+class Misaligned(Exception):
+    """An address that its access does not allow; wave and lane count within the group that runs."""
+
+    def __init__(self, text: str, wave: int, lane: int):
+        super().__init__(text)
+        self.text, self.wave, self.lane = text, wave, lane
+
+
+def check_alignment(offset: np.ndarray, nbytes: int, active: np.ndarray | None, waves: int) -> None:
+    """Addresses must be multiples of the access, or of 4 bytes where it is wider (RDNA ISA guides, "Alignment")."""
+    unit = min(nbytes & -nbytes, 4)
+    bad = (offset & (unit - 1)) != 0
+    if not bad.any():
+        return
+    if active is not None:
+        bad = bad & active
+        if not bad.any():
+            return
+    wave, lane = (int(x[0]) for x in np.nonzero(np.broadcast_to(bad, (waves, bad.shape[1]))))
+    off = int(offset[wave, lane]) % unit
+    raise Misaligned(f"a {nbytes}-byte access {off} bytes off a multiple of {unit}", wave, lane)
+
+
 class TrackedLocalMemory(_Tracked, LocalMemory):
     """LDS that finds races."""
 
@@ -187,7 +210,9 @@ class TrackedLocalMemory(_Tracked, LocalMemory):
 
     def check(self, base, address, nbytes, active):
         self._active = active
-        return LocalMemory.check(self, base, address, nbytes, active)
+        offset = LocalMemory.check(self, base, address, nbytes, active)
+        check_alignment(offset, nbytes, active, base.shape[0])
+        return offset
 
     def gather(self, offset, nbytes):
         self.watch_load(offset, nbytes)
@@ -219,7 +244,9 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
 
     def check(self, address, nbytes, active):
         self._active = active
-        return GlobalMemory.check(self, address, nbytes, active)
+        offset = GlobalMemory.check(self, address, nbytes, active)
+        check_alignment(offset, nbytes, active, len(offset))
+        return offset
 
     def gather(self, offset, nbytes):
         self.watch_load(offset, nbytes)

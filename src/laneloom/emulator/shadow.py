@@ -15,6 +15,14 @@ from .state import U32, Waves
 FULL = U32(0xFFFFFFFF)
 
 
+class Found(Exception):
+    """A hazard, before anyone knows which instruction and kernel: text, and a wave and lane where there is one."""
+
+    def __init__(self, kind: str, text: str, wave: int | None = None, lane: int | None = None):
+        super().__init__(text)
+        self.kind, self.text, self.wave, self.lane = kind, text, wave, lane
+
+
 class Shadow:
     """Undefined bits of one group of waves, and what else strict mode keeps per wave."""
 

@@ -21,19 +21,11 @@ from .memory import LocalMemory
 from .parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
 from .registers import is_scalar_load, mask_of, raises, results, uses, waits
-from .shadow import Shadow, bits_of
+from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .undefined import rule
 
 Namer = Callable[[int], str]  #: a wave's number -> how messages name it
-
-
-class Found(Exception):
-    """A hazard, before anyone knows which instruction and kernel: text, and a wave and lane where there is one."""
-
-    def __init__(self, kind: str, text: str, wave: int | None = None, lane: int | None = None):
-        super().__init__(text)
-        self.kind, self.text, self.wave, self.lane = kind, text, wave, lane
 
 
 @dataclass(eq=False)

@@ -1,0 +1,288 @@
+"""Strict mode: one planted bug and one clean twin for each hazard, in assembly, for gfx11 and gfx12."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from laneloom.errors import EmulationError, HazardError, OutOfBoundsError
+from laneloom.emulator.launch import launch
+from laneloom.emulator.memory import Region
+from laneloom.emulator.program import Program
+
+KERNEL = """
+k:
+	.file 1 "/src" "kernel.py"
+	.loc 1 10 0
+{code}
+	s_endpgm
+.Lend:
+	.size k, .Lend-k
+	.amdhsa_kernel k
+		.amdhsa_user_sgpr_count 2
+		.amdhsa_user_sgpr_kernarg_segment_ptr 1
+		.amdhsa_next_free_vgpr 64
+		.amdhsa_wavefront_size32 1
+		.amdhsa_float_denorm_mode_32 3
+	.end_amdhsa_kernel
+"""
+GPUS = {"gfx1151": 11, "gfx1201": 12}
+# What differs between the generations in these kernels.
+WORDS = {
+    11: {
+        "wait_lds": "s_waitcnt lgkmcnt(0)", "wait_scalar": "s_waitcnt lgkmcnt(0)", "wait_load": "s_waitcnt vmcnt(0)",
+        "wait_load_1": "s_waitcnt vmcnt(1)", "wait_store": "s_waitcnt_vscnt null, 0x0",
+        "barrier": "s_barrier\n\tbuffer_gl0_inv",
+    },
+    12: {
+        "wait_lds": "s_wait_dscnt 0x0", "wait_scalar": "s_wait_kmcnt 0x0", "wait_load": "s_wait_loadcnt 0x0",
+        "wait_load_1": "s_wait_loadcnt 0x1", "wait_store": "s_wait_storecnt 0x0",
+        "barrier": "s_barrier_signal -1\n\ts_barrier_wait -1\n\tglobal_inv scope:SCOPE_SE",
+    },
+}  # fmt: skip
+POINTER = "\ts_load_b64 s[4:5], s[0:1], 0x0\n\t{wait_scalar}\n"  # s[4:5]: the buffer
+LANE = "\tv_lshlrev_b32_e32 v1, 2, v0\n"  # v1: four times the thread's number
+
+
+def run(code, gpu, *, threads=64, words=256, lds=1024, strict=True, seed=0, groups=1):
+    text = KERNEL.format(code=code.format(**WORDS[GPUS[gpu]]))
+    buffer = np.arange(words, dtype=np.uint32)
+    launch(
+        Program(text, gpu, strict=strict), (groups,), struct.pack("<Q", buffer.ctypes.data), workgroup_size=threads,
+        lds_bytes=lds, regions=[Region("buffer", buffer.ctypes.data, buffer.nbytes, buffer)], seed=seed,
+    )  # fmt: skip
+    return buffer
+
+
+STORE = "\tglobal_store_b32 v1, v2, s[4:5]\n"
+
+# name -> (kind, buggy code, clean code)
+PAIRS = {
+    "scalar load": (
+        "wait",
+        "\ts_load_b64 s[4:5], s[0:1], 0x0\n" + LANE + "\tv_mov_b32_e32 v2, 7\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 7\n" + STORE,
+    ),
+    "global load": (
+        "wait",
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\tv_add_nc_u32_e32 v2, 1, v2\n" + STORE,
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\t{wait_load}\n\tv_add_nc_u32_e32 v2, 1, v2\n" + STORE,
+    ),
+    "partial wait": (
+        "wait",
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\tglobal_load_b32 v3, v1, s[4:5]\n\t{wait_load_1}\n"
+        "\tv_mov_b32_e32 v2, v3\n" + STORE,
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\tglobal_load_b32 v3, v1, s[4:5]\n\t{wait_load_1}\n"
+        "\tv_mov_b32_e32 v4, v2\n\t{wait_load}\n" + STORE,
+    ),
+    "overwritten destination": (
+        "wait",
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\t{wait_load}\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+    ),
+    "LDS load": (
+        "wait",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\tv_mov_b32_e32 v2, v2\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\t{wait_lds}\n\tv_mov_b32_e32 v2, v2\n" + STORE,
+    ),
+    "LDS read after write": (
+        "race",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\tds_load_b32 v2, v3\n"
+        "\t{wait_lds}\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n" + STORE,
+    ),
+    "LDS write after read": (
+        "race",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n\tds_store_b32 v1, v2\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n\t{barrier}\n\tds_store_b32 v1, v2\n" + STORE,
+    ),
+    "LDS write after write": (
+        "race",
+        POINTER + LANE + "\tv_and_b32_e32 v3, 31, v0\n\tv_lshlrev_b32_e32 v3, 2, v3\n\tds_store_b32 v3, v0\n"
+        "\tv_mov_b32_e32 v2, 1\n" + STORE,
+        # Every wave writes the same value: replicated data.
+        POINTER + LANE + "\tv_and_b32_e32 v3, 31, v0\n\tv_lshlrev_b32_e32 v3, 2, v3\n\tds_store_b32 v3, v3\n"
+        "\tv_mov_b32_e32 v2, 1\n" + STORE,
+    ),
+    "LDS store not waited for at the barrier": (
+        "race",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{barrier}\n\tds_load_b32 v2, v3\n"
+        "\t{wait_lds}\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n" + STORE,
+    ),
+    "global race in a workgroup": (
+        "race",
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:0\n\tv_xor_b32_e32 v3, 0x80, v1\n"
+        "\t{wait_store}\n\tglobal_load_b32 v2, v3, s[4:5]\n\t{wait_load}\n"
+        "\tglobal_store_b32 v1, v2, s[4:5] offset:512\n",
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:0\n\tv_xor_b32_e32 v3, 0x80, v1\n"
+        "\t{wait_store}\n\t{barrier}\n\tglobal_load_b32 v2, v3, s[4:5]\n\t{wait_load}\n"
+        "\tglobal_store_b32 v1, v2, s[4:5] offset:512\n",
+    ),
+    "stored register that nobody wrote": (
+        "undefined",
+        POINTER + LANE + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n" + STORE,
+    ),
+    "garbage under a mask": (
+        # Lanes 16.. of v2 are never written, and all lanes are stored.
+        "undefined",
+        POINTER + LANE + "\tv_cmp_gt_u32_e32 vcc_lo, 16, v0\n\ts_and_saveexec_b32 s6, vcc_lo\n\tv_mov_b32_e32 v2, 3\n"
+        "\ts_mov_b32 exec_lo, s6\n" + STORE,
+        POINTER + LANE + "\tv_cmp_gt_u32_e32 vcc_lo, 16, v0\n\ts_and_saveexec_b32 s6, vcc_lo\n\tv_mov_b32_e32 v2, 3\n"
+        + STORE + "\ts_mov_b32 exec_lo, s6\n",
+    ),
+    "undefined half": (
+        "undefined",
+        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n" + STORE,
+        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tglobal_store_b16 v1, v2, s[4:5]\n",
+    ),
+    "undefined half selected away": (
+        "undefined",
+        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tv_or_b32_e32 v2, 0xffff, v2\n" + STORE,
+        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tv_and_b32_e32 v2, 0xffff, v2\n" + STORE,
+    ),
+    "LDS that nobody wrote": (
+        "undefined",
+        POINTER + LANE + "\tds_load_b32 v2, v1\n\t{wait_lds}\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\t{wait_lds}\n" + STORE,
+    ),
+    "undefined address": (
+        "undefined",
+        POINTER + LANE + "\tglobal_load_b32 v2, v9, s[4:5]\n\t{wait_load}\n" + STORE,
+        POINTER + LANE + "\tglobal_load_b32 v2, v1, s[4:5]\n\t{wait_load}\n" + STORE,
+    ),
+    "undefined branch": (
+        "undefined",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 1\n\ts_cmp_eq_u32 s20, 0\n\ts_cbranch_scc1 .Lover\n\tv_mov_b32_e32 v2, 2\n"
+        ".Lover:\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 1\n\ts_cmp_eq_u32 s4, 0\n\ts_cbranch_scc1 .Lover\n\tv_mov_b32_e32 v2, 2\n"
+        ".Lover:\n" + STORE,
+    ),
+    "undefined EXEC": (
+        "undefined",
+        POINTER + LANE + "\tv_cmp_gt_u32_e32 vcc_lo, 16, v9\n\ts_and_saveexec_b32 s6, vcc_lo\n\tv_mov_b32_e32 v2, 3\n"
+        + STORE,
+        POINTER + LANE + "\tv_cmp_gt_u32_e32 vcc_lo, 16, v0\n\ts_and_saveexec_b32 s6, vcc_lo\n\tv_mov_b32_e32 v2, 3\n"
+        + STORE,
+    ),
+    "barrier that a wave skips": (
+        "barrier",
+        POINTER + LANE + "\tv_readfirstlane_b32 s6, v0\n\ts_cmp_ge_u32 s6, 32\n\ts_cbranch_scc1 .Lout\n\t{barrier}\n"
+        "\tv_mov_b32_e32 v2, 2\n" + STORE + ".Lout:\n",
+        POINTER + LANE + "\tv_readfirstlane_b32 s6, v0\n\t{barrier}\n\ts_cmp_ge_u32 s6, 32\n\ts_cbranch_scc1 .Lout\n"
+        "\tv_mov_b32_e32 v2, 2\n" + STORE + ".Lout:\n",
+    ),
+    "misaligned address": (
+        "alignment",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:2\n",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:4\n",
+    ),
+    "misaligned LDS address": (
+        "alignment",
+        POINTER + LANE + "\tds_store_b32 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+        POINTER + LANE + "\tds_store_b8 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", PAIRS)
+def test_the_planted_bug_is_reported(name, gpu):
+    kind, buggy, _ = PAIRS[name]
+    with pytest.raises(HazardError) as caught:
+        run(buggy, gpu)
+    assert caught.value.kind == kind
+    assert str(caught.value).startswith("k: ")
+    assert "kernel.py:10" in str(caught.value)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("seed", [0, 3])
+def test_its_clean_twin_is_not(name, gpu, seed):
+    *_, clean = PAIRS[name]
+    assert np.array_equal(run(clean, gpu, seed=seed), run(clean, gpu, strict=False))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_fast_mode_hides_what_strict_mode_reports(gpu):
+    """The reason for strict mode: in lock-step the missing barrier changes nothing."""
+    _, buggy, clean = PAIRS["LDS read after write"]
+    assert np.array_equal(run(buggy, gpu, strict=False), run(clean, gpu, strict=False))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_an_order_of_waves_can_expose_a_race_without_strict_mode(gpu):
+    _, buggy, clean = PAIRS["LDS read after write"]
+    right = run(clean, gpu)
+    assert any(not np.array_equal(run(buggy, gpu, strict=False, seed=s), right) for s in range(1, 5))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_race_names_both_parties(gpu):
+    with pytest.raises(HazardError) as caught:
+        run(PAIRS["LDS read after write"][1], gpu)
+    message = str(caught.value)
+    assert "LDS byte" in message
+    assert "ds_store_b32" in message
+    assert "ds_load_b32" in message
+    assert "wave 1 of the same workgroup wrote" in message or "wave 0 of the same workgroup wrote" in message
+
+
+def test_a_missing_wait_names_register_counter_and_load():
+    with pytest.raises(HazardError, match=r"reads v2 before a wait for vmcnt: .*global_load_b32 v2"):
+        run(PAIRS["global load"][1], "gfx1151")
+    with pytest.raises(HazardError, match=r"reads v2 before a wait for loadcnt: .*global_load_b32 v2"):
+        run(PAIRS["global load"][1], "gfx1201")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("strict", [False, True])
+def test_out_of_bounds_is_caught_in_both_modes(gpu, strict):
+    store = POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:{o}\n"
+    run(store.replace("{o}", "768"), gpu, strict=strict)
+    with pytest.raises(OutOfBoundsError, match=r"4 bytes past the end of argument 'buffer'.*lane 0"):
+        run(store.replace("{o}", "1024"), gpu, strict=strict)
+    with pytest.raises(OutOfBoundsError, match="LDS access at byte 1024"):
+        run(POINTER + LANE + "\tds_store_b32 v1, v0 offset:1024\n", gpu, strict=strict)
+
+
+def test_replication_of_wmma_operands():
+    code = POINTER + "\tv_and_b32_e32 v3, {mask}, v0\n" + "".join(
+        f"\tv_mov_b32_e32 v{n}, v3\n" for n in range(16, 32)
+    ) + "\tv_wmma_f32_16x16x16_f16 v[8:15], v[16:23], v[24:31], 0\n"  # fmt: skip
+    run(code.replace("{mask}", "15"), "gfx1151", threads=32)
+    with pytest.raises(HazardError) as caught:
+        run(code.replace("{mask}", "31"), "gfx1151", threads=32)
+    assert caught.value.kind == "replication"
+    assert "v16 holds different data in lanes 0 and 16" in str(caught.value)
+
+
+def test_a_matrix_instruction_with_inactive_lanes():
+    code = POINTER + "".join(f"\tv_mov_b32_e32 v{n}, 0\n" for n in range(16, 32)) + "{exec}" + (
+        "\tv_wmma_f32_16x16x16_f16 v[8:15], v[16:23], v[24:31], 0\n"
+    )  # fmt: skip
+    run(code.replace("{exec}", ""), "gfx1151", threads=32)
+    with pytest.raises(HazardError, match="inactive lanes"):
+        run(code.replace("{exec}", "\ts_mov_b32 exec_lo, 0xffff\n"), "gfx1151", threads=32)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_one_wave_cannot_race_with_itself(gpu):
+    code = POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x40, v1\n\t{wait_lds}\n\tds_load_b32 v2, v3\n"
+    run(code + "\t{wait_lds}\n" + STORE, gpu, threads=32)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_workgroups_do_not_share_lds(gpu):
+    code = POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\t{wait_lds}\n" + STORE
+    run(code, gpu, groups=3)
+
+
+def test_errors_are_emulation_errors():
+    assert issubclass(HazardError, EmulationError)
