@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
+from laneloom.isa.lds_banks import access_cycles
 from laneloom.ops.matmul import execute
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
@@ -187,13 +188,9 @@ def addresses(layout, rows: int, block_k: int) -> np.ndarray:
 
 
 def conflicts(offsets: list[int], width: int) -> int:
-    """Extra cycles of one LDS access: lanes are served 128 bytes at a time, from 32 banks of 4 bytes."""
-    lanes_at_once = min(32, 64 // width)
-    extra = 0
-    for first in range(0, len(offsets), lanes_at_once):
-        dwords = {(o + e) // 2 for o in offsets[first : first + lanes_at_once] for e in range(0, width, 2)}
-        extra += max(np.bincount([d % 32 for d in dwords])) - 1
-    return extra
+    """Extra clocks of one LDS access to `width` halves a lane, from offsets in halves."""
+    address = 2 * np.array(offsets, np.int64)[None]
+    return int(access_cycles(address, 2 * width)[1].sum())
 
 
 @pytest.mark.parametrize("along_k", [True, False])
