@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
+from .counters import Counters, Profile
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
@@ -44,6 +45,7 @@ class LaunchRecord:
     instructions: int = 0  #: wave-instructions executed, ordering hints included
     executed: dict[str, int] = field(default_factory=dict)  #: wave-instructions per mnemonic
     asm: str = field(default="", repr=False)
+    profile: Profile | None = field(default=None, repr=False)  #: None unless the launch was asked to count
 
     def matching(self, prefix: str) -> int:
         """Wave-instructions executed whose mnemonic starts with `prefix`."""
@@ -60,12 +62,14 @@ def launch(
     regions: Sequence[Region] = (),
     scratch_bytes: int | None = None,
     seed: int = 0,
+    profile: bool = False,
 ) -> LaunchRecord:
     """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
 
     kernarg: the kernel's argument block, as its metadata lays it out. workgroup_size: threads, x fastest.
     seed: 0 runs waves together and workgroups in order; another number runs the waves of a workgroup one after another
     between barriers, and the workgroups, in an order that it fixes.
+    profile: also count, for each instruction, memory accesses, LDS bank conflicts and idle lanes (`record.profile`).
     A strict program also raises HazardError.
     Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
     """
@@ -78,11 +82,12 @@ def launch(
     if lds_bytes > program.gpu.lds_bytes:
         most = program.gpu.lds_bytes
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
-    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed)
+    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
     counts = run.all_batches()
     record.wall_s = time.perf_counter() - began
+    record.profile = run.counters.profile(counts) if run.counters else None
     for block, waves in zip(program.blocks, counts, strict=True):
         if waves:
             for ins in program.listing.instructions[block.first : block.last]:
@@ -102,7 +107,7 @@ def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
 class _Run:
     """One launch while it runs."""
 
-    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed):
+    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed, profile):
         self.program: Program = program
         self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
         listing = program.listing
@@ -125,6 +130,9 @@ class _Run:
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host = self.host
+        self.counters = Counters(program) if profile else None
+        if self.counters:
+            self.counters.watch(self.memory)
         self.counts = [0] * len(program.blocks)
         self.order = np.random.default_rng(seed) if seed else None
         self.turn: np.ndarray | None = None  #: with a seed: when each wave of a workgroup comes, until the next barrier
@@ -186,6 +194,7 @@ class _Run:
         else:
             lds = LocalMemory(len(groups), self.lds_bytes)
         lds.bytes[...] = 0xFF
+        lds.counters = self.counters
         base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
         private = np.zeros((n, p.lanes, self.scratch), np.uint8) if self.scratch else None
         waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
@@ -260,7 +269,7 @@ class _Run:
                 g = max(ready, key=self._when)
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
-            after = self.program.run_block(g, self.name_wave)
+            after = self.program.run_block(g, self.name_wave, self.counters)
             turns += 1
             if not after and self.program.strict:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
@@ -270,6 +279,8 @@ class _Run:
                 for part in after:
                     part.closed = self._is_closed(part)
                 groups += after
+                if self.counters and after:
+                    self.counters.splits += 1
             elif turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
                 more = next(batches, None) if turns >= TURNS_BEFORE_NEXT_BATCH else None
                 if more is not None:

@@ -61,6 +61,7 @@ class GlobalMemory:
             else:
                 merged.append([r.address, r.end])
         self.host: Any = None  #: the Hostcall that answers this kernel's calls to the host
+        self.counters: Any = None  #: the Counters that want to know of every access
         self.version = 0  #: grows with every store, so that a state can be told from an earlier one
         self.starts = np.array([m[0] for m in merged], np.int64)
         self.ends = np.array([m[1] for m in merged], np.int64)
@@ -79,6 +80,8 @@ class GlobalMemory:
 
         Raises AccessFault with the first offending lane and the nearest argument.
         """
+        if self.counters is not None:
+            self.counters.count_global(address, nbytes, active)
         if active is not None:
             if not active.any():
                 return np.zeros(address.shape, np.int64)
@@ -132,6 +135,7 @@ class LocalMemory:
 
     def __init__(self, workgroups: int, nbytes: int):
         self.nbytes = nbytes
+        self.counters: Any = None  #: as in GlobalMemory
         self.version = 0
         self.stride = (nbytes + 255) & ~255
         self.bytes = np.zeros(max(workgroups * self.stride, 256), np.uint8)
@@ -139,6 +143,8 @@ class LocalMemory:
 
     def check(self, base: np.ndarray, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
         """Byte offsets [wave, lane] for LDS addresses (int64) of workgroups whose slices start at `base` [wave, 1]."""
+        if self.counters is not None:
+            self.counters.count_local(address, nbytes, active)
         if active is not None:
             address = np.where(active, address, 0)
             if not active.any():

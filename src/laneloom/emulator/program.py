@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from .races import Misaligned, RaceFault
 from .shadow import Found
 from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
+
+if TYPE_CHECKING:
+    from .counters import Counters
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 _ORDERING = frozenset(
@@ -250,20 +253,21 @@ class Program:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run_block(self, g: Waves, name_wave: Callable[[int], str]) -> list[Waves]:
+    def run_block(self, g: Waves, name_wave: Callable[[int], str], counters: Counters | None = None) -> list[Waves]:
         """Execute the block that `g` stands at and move it on; the groups that it became (none if it ended)."""
         block = self.blocks[g.block]
+        steps = block.steps if counters is None else counters.steps[g.block]
         done = 0
         try:
             if self.strict:
-                for step, guard in zip(block.steps, self.guards[block.first : block.last], strict=True):
+                for step, guard in zip(steps, self.guards[block.first : block.last], strict=True):
                     guard.before(g)
                     step(g)
                     guard.after(g)
                     done += 1
                 check_branch(g, block.leave)
             else:
-                for step in block.steps:
+                for step in steps:
                     step(g)
                     done += 1
         except Found as found:
