@@ -40,6 +40,7 @@ class Emulation:
     gpu: Gpu
     strict: bool = False
     seed: int = 0
+    profile: bool = False
     launches: list[LaunchRecord] = field(default_factory=list)
 
     @property
@@ -102,7 +103,7 @@ class _Launcher:
             program = load(self.asm, emulation.gpu, md.name, strict=emulation.strict)
             record = launch(
                 program, (gx, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
-                regions=[*regions, *pointed_at(values)], seed=emulation.seed,
+                regions=[*regions, *pointed_at(values)], seed=emulation.seed, profile=emulation.profile,
             )  # fmt: skip
             emulation.launches.append(record)
         if exit_hook is not None:
@@ -193,7 +194,9 @@ class EmulatedDriver(DriverBase):
 
 
 @contextmanager
-def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0) -> Iterator[Emulation]:
+def emulated(
+    gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False
+) -> Iterator[Emulation]:
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
     Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
@@ -205,6 +208,7 @@ def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0) -> Iterator
     addresses, WMMA operands that are not replicated (gfx11).
     seed: 0 runs waves together; any other number fixes an order in which the waves of a workgroup run one after another
     between barriers, and the workgroups. No right kernel can tell.
+    profile: count memory accesses, LDS bank conflicts and idle lanes of each instruction (`launches[i].profile`).
 
     Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator lacks.
     """
@@ -212,7 +216,7 @@ def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0) -> Iterator
     if not row.emulated:
         able = ", ".join(g.name for g in GPUS.values() if g.emulated)
         raise UnsupportedError(f"{row.name} ({row.family}) is not emulated; these are: {able}")
-    emulation = Emulation(row, strict, seed)
+    emulation = Emulation(row, strict, seed, profile)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker = Autotuner.__dict__["do_bench"]
     triton_driver.set_active(EmulatedDriver(emulation))
