@@ -166,8 +166,9 @@ def test_idle_lanes_and_flops():
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
-def test_matmul(gpu, k=160):
+def test_matmul(gpu):
     """A product of whole tiles at aligned addresses: exactly its FLOPs and its operands' bytes."""
+    k = 160
 
     def aligned(shape):
         flat = np.zeros(shape[0] * shape[1] + 128, np.float16)
