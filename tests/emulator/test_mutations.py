@@ -1,0 +1,174 @@
+"""Every wait, barrier and lane mask of the matmul kernel deleted, one at a time: caught, or shown to change nothing.
+
+A mutant is caught when strict mode raises or the result differs. One that survives must be shown to change nothing: the
+clean run, watched, gives the reason.
+"""
+
+import os
+import re
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom.emulator import driver  # noqa: E402
+from laneloom.emulator import launch as launching  # noqa: E402
+from laneloom.emulator.program import Program  # noqa: E402
+from laneloom.emulator.registers import waits  # noqa: E402
+from laneloom.emulator.strict import Guard  # noqa: E402
+from laneloom.errors import EmulationError  # noqa: E402
+
+WAIT = re.compile(r"s_waitcnt\b|s_waitcnt_vscnt|s_wait_(load|store|ds|km)cnt")
+BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
+MASK = re.compile(r"s_and_saveexec_b32|v_cmpx_")
+GPUS = ["gfx1151", "gfx1201"]
+# The ragged kernel has some 150 of them and each takes half a second: a seventh in every run, all of them with
+# LANELOOM_ALL_MUTANTS=1 (and pytest -s to read the list).
+STEP = {"aligned": 1, "ragged": 7}
+CASES = {
+    "aligned": ((256, 512, 96), "nt"),  # four waves, several K tiles, no masks
+    "ragged": ((70, 37, 45), "nn"),  # one wave, masks in every load and store
+}
+
+
+def operands(shape, layout, seed=0):
+    m, n, k = shape
+    torch.manual_seed(seed)
+    a = torch.randn(m, k).half()
+    return a, torch.randn(n, k).half().T if layout == "nt" else torch.randn(k, n).half()
+
+
+def mutants(asm: str):
+    """(line number, what it was, text without it)."""
+    lines = asm.split("\n")
+    for i, line in enumerate(lines):
+        code = line.split(";")[0].strip()
+        if WAIT.match(code) or BARRIER.match(code) or code.startswith("v_cmpx_"):
+            new = ""
+        elif code.startswith("s_and_saveexec_b32"):
+            new = f"\ts_mov_b32 {code.split()[1].rstrip(',')}, exec_lo"
+        else:
+            continue
+        lone = [*lines[:i], new, *lines[i + 1 :]]
+        if code.startswith("s_barrier_signal"):  # gfx12's barrier is two instructions
+            end = next(j for j in range(i, len(lines)) if lines[j].split(";")[0].strip().startswith("s_barrier_wait"))
+            lone[end] = ""
+        yield i + 1, code, "\n".join(lone)
+
+
+class Watch:
+    """What a clean strict run shows of each line: which waits are needed, which masks turn lanes off, and so on."""
+
+    def __init__(self, monkeypatch):
+        self.needed_waits: set[int] = set()  #: a load that it releases is used before the next wait for its counter
+        self.masks_that_turn_off: set[int] = set()
+        self.barriers_after_accesses: set[int] = set()
+        self.reached: set[int] = set()
+        self._released: dict[str, list] = {}  #: counter -> (line of the wait, operation) not used yet
+        self._accesses = 0
+        before, after, wait = Guard.before, Guard.after, Guard._wait
+
+        def watch_wait(guard, shadow):
+            held = {c: [e for group in entries for e in group] for c, entries in shadow.pending.items()}
+            wait(guard, shadow)
+            for counter in waits(guard.ins):
+                left = {id(e) for group in shadow.pending.get(counter, []) for e in group}
+                gone = [e for e in held.get(counter, []) if id(e) not in left]
+                self._released[counter] = [(guard.ins.line, e) for e in gone]
+
+        def watch_before(guard, g):
+            self.reached.add(guard.ins.line)
+            for released in self._released.values():
+                for line, e in released:
+                    if (e.registers_v & guard.touched_v) or (e.registers_s & guard.touched_s):
+                        self.needed_waits.add(line)
+            if guard.signals:
+                if self._accesses:
+                    self.barriers_after_accesses.add(guard.ins.line)
+                self._accesses = 0
+            self._exec = g.active().copy()
+            before(guard, g)
+
+        def watch_after(guard, g):
+            self._accesses += bool(guard.lds)
+            if MASK.match(guard.ins.name) and not (g.active() == self._exec).all():
+                self.masks_that_turn_off.add(guard.ins.line)
+            after(guard, g)
+
+        monkeypatch.setattr(Guard, "_wait", watch_wait)
+        monkeypatch.setattr(Guard, "before", watch_before)
+        monkeypatch.setattr(Guard, "after", watch_after)
+
+    def reason(self, kind: str, line: int) -> str | None:
+        """Why deleting a line cannot change a result; None if the clean run does not show it."""
+        if line not in self.reached:
+            return "never reached for this problem"
+        if kind == "wait" and line not in self.needed_waits:
+            return "for this problem, what it releases is used only behind a later wait for the same counter"
+        if kind == "mask" and line not in self.masks_that_turn_off:
+            return "turns off no lane for this problem"
+        if kind == "barrier" and line not in self.barriers_after_accesses:
+            return "no wave has touched LDS since the barrier before it"
+        return None
+
+
+def run(text, gpu, a, b, monkeypatch):
+    """The mutant's result, None where it is caught."""
+    program = Program(text, gpu, strict=True)
+    with monkeypatch.context() as patch, laneloom.emulated(gpu, strict=True):
+        patch.setattr(driver, "launch", lambda _, *args, **kw: launching.launch(program, *args, **kw))
+        try:
+            return laneloom.matmul(a, b)
+        except EmulationError:
+            return None
+
+
+def same_elsewhere(text, gpu, a, b, monkeypatch) -> bool:
+    """Whether the mutant is right on other operands too."""
+    with laneloom.emulated(gpu):
+        want = laneloom.matmul(a, b)
+    got = run(text, gpu, a, b, monkeypatch)
+    return got is not None and torch.equal(got, want)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("case", CASES)
+def test_every_mutant_is_caught_or_explained(gpu, case, monkeypatch):
+    a, b = operands(*CASES[case])
+    with monkeypatch.context() as watched, laneloom.emulated(gpu, strict=True) as clean:
+        watch = Watch(watched)
+        want = laneloom.matmul(a, b)
+    caught, survivors = Counter(), []
+    every = list(mutants(clean.launches[-1].asm))
+    if not os.environ.get("LANELOOM_ALL_MUTANTS"):
+        every = every[GPUS.index(gpu) :: STEP[case]]
+    for line, code, text in every:
+        kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.match(code))
+        got = run(text, gpu, a, b, monkeypatch)
+        if got is None or not torch.equal(got, want):
+            caught[kind] += 1
+            continue
+        why = watch.reason(kind, line)
+        others, text_of_why = [], ""
+        if why is None and kind == "mask":
+            # It turns lanes off, and yet nothing changed: then what they load must reach no output, whatever it is.
+            others = [operands(*CASES[case], seed) for seed in (1, 2)]
+            text_of_why = "what the masked lanes load reaches no output: same bits on other random operands"
+        elif why is None and kind == "barrier":
+            # No race without it: then it separates no conflict, however long the loop runs.
+            m, n, k = CASES[case][0]
+            others = [operands((m, n, k + more), CASES[case][1]) for more in (32, 96, 128)]
+            text_of_why = "strict mode finds no race without it for other K either: the other barrier orders all"
+        if others and all(same_elsewhere(text, gpu, x, y, monkeypatch) for x, y in others):
+            why = text_of_why
+        survivors.append((kind, line, code, why))
+    assert caught["wait"] >= 3
+    assert caught["barrier"] >= (case == "aligned")
+    assert caught["mask"] >= (case == "ragged")
+    unexplained = [s for s in survivors if s[3] is None]
+    assert not unexplained, f"{caught} caught, unexplained: {unexplained}"
+    print(f"{gpu} {case}: {sum(caught.values())} of {len(every)} caught {dict(caught)}")
+    for _, line, code, why in survivors:
+        print(f"  line {line}: {code}: {why}")

@@ -1,0 +1,88 @@
+"""Strict mode on Triton kernels: bugs at the right Python line, clean kernels in any order of waves."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.emulator import driver, launch, program  # noqa: E402
+from laneloom.errors import HazardError  # noqa: E402
+
+GPUS = ["gfx1100", "gfx1151", "gfx1201"]
+
+
+@triton.jit
+def reverse_kernel(x_ptr, buffer_ptr, out_ptr, ORDERED: tl.constexpr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(buffer_ptr + offsets, tl.load(x_ptr + offsets))
+    if ORDERED:
+        tl.debug_barrier()
+    tl.store(out_ptr + offsets, tl.load(buffer_ptr + BLOCK - 1 - offsets))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_race_in_a_triton_kernel_is_reported_at_its_line(gpu):
+    x, buffer, out = torch.randn(256), torch.zeros(256), torch.zeros(256)
+    with laneloom.emulated(gpu, strict=True):
+        reverse_kernel[(1,)](x, buffer, out, ORDERED=True, BLOCK=256)
+        assert torch.equal(out, x.flip(0))
+        with pytest.raises(HazardError) as caught:
+            reverse_kernel[(1,)](x, buffer, out, ORDERED=False, BLOCK=256)
+    assert caught.value.kind == "race"
+    first = reverse_kernel.fn.__code__.co_firstlineno
+    reported = [int(n) for n in re.findall(rf"{re.escape(__file__)}:(\d+)", str(caught.value))]
+    assert sorted(reported) == [first + 3, first + 6]  # the store, and the load that reads what another wave stored
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu, monkeypatch):
+    """The wait that guards the loads of `softmax`-like code, taken out of the machine code."""
+
+    @triton.jit
+    def scale_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+        offsets = tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + offsets)
+        tl.store(out_ptr + offsets, x * 2)
+
+    wait = re.compile(r"^\s+(s_waitcnt vmcnt\(0\)|s_wait_loadcnt 0x0).*$", re.M)
+
+    def without_wait(compiled, *args, **kwargs):
+        text, count = wait.subn("", compiled.asm)
+        assert count
+        return launch.launch(program.Program(text, compiled.gpu, compiled.kernel, strict=True), *args, **kwargs)
+
+    x, out = torch.randn(256), torch.zeros(256)
+    with laneloom.emulated(gpu, strict=True):
+        scale_kernel[(1,)](x, out, BLOCK=256)
+        assert torch.equal(out, x * 2)
+        monkeypatch.setattr(driver, "launch", without_wait)
+        with pytest.raises(HazardError) as caught:
+            scale_kernel[(1,)](x, out, BLOCK=256)
+    assert caught.value.kind == "wait"
+    assert f"{__file__}:{scale_kernel.fn.__code__.co_firstlineno + 4}" in str(caught.value)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_fifty_orders_of_waves_give_one_result(gpu):
+    a, b = torch.randn(256, 96).half(), torch.randn(96, 512).half()
+    with laneloom.emulated(gpu) as plain:
+        want = laneloom.matmul(a, b)
+    assert plain.launches[-1].workgroup_size > 32
+    for seed in range(1, 51):
+        with laneloom.emulated(gpu, seed=seed):
+            assert torch.equal(laneloom.matmul(a, b), want), f"seed {seed}"
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (100, 77, 33), (1, 300, 50), (65, 1, 129)])
+def test_matmul_is_clean(gpu, m, n, k):
+    a, b = torch.randn(m, k).half(), torch.randn(n, k).half().T
+    with laneloom.emulated(gpu, strict=True, seed=1):
+        c = laneloom.matmul(a, b)
+    with laneloom.emulated(gpu):
+        assert torch.equal(c, laneloom.matmul(a, b))
