@@ -124,7 +124,8 @@ def test_demo(small_demo, tmp_path, columns):
     assert result.exit_code == 0, result.output
     for step in ("1  Compile", "2  Execute", "3  Check", "4  Doubt", "Not shown", "All right"):
         assert step in result.stdout
-    assert result.stdout.count("caught") == 2
+    assert result.stdout.count("caught") == 6  # a matrix instruction, a wait and a barrier on each GPU
+    assert result.stdout.count("clean") == 2
     assert max(map(len, result.stdout.splitlines())) <= columns
     assert "\x1b" not in result.stdout
     ElementTree.parse(picture)
@@ -144,7 +145,15 @@ def test_demo_notices_a_check_that_cannot_fail(small_demo, monkeypatch):
     monkeypatch.setattr("laneloom.cli.damage.judge", lambda *_: Verdict(True, 0.0, 0.5, (0, 0)))
     result = run("demo", "--gpu", "gfx1151")
     assert result.exit_code == 1
-    assert "a missing matrix instruction went unnoticed" in result.stdout
+    assert "a missing v_wmma_f32_16x16x16_f16 went unnoticed" in result.stdout
+
+
+def test_demo_notices_a_strict_mode_that_sees_nothing(small_demo, monkeypatch):
+    monkeypatch.setattr("laneloom.emulator.strict.Guard.before", lambda *_: None)
+    result = run("demo", "--gpu", "gfx1151")
+    assert result.exit_code == 1
+    assert "a missing s_waitcnt went unnoticed" in result.stdout
+    assert "a missing s_barrier went unnoticed" in result.stdout
 
 
 def test_doctor_json():
