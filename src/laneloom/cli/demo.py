@@ -323,7 +323,7 @@ def _control(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
 
 
 _HAZARDS = {
-    "wait": "register used before its load is done",
+    "wait": "register used before its load",
     "race": "two waves race in LDS",
     "undefined": "value used that nobody wrote",
 }
