@@ -1,10 +1,14 @@
-"""WMMA on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave.
+"""WMMA and SWMMAC on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave.
 
 Numerics: every product is exact, the K products and C are summed in float64 and rounded once to D's type (nearest
-even); integers are summed exactly and wrap, or saturate with clamp. EXEC is ignored, as on the hardware.
-Layouts (RDNA 3 and RDNA 4 ISA guides; AMD matrix instruction calculator): l = lane, e = element, v = register,
-gfx11  A[l%16][e], B[e][l%16]; D[2v + l/16][l%16] in wave32, [4v + l/16] in wave64; 16-bit C, D in one half (op_sel).
-gfx12  with h = l/16 and E elements a lane: A[l%16][E h + e], B[E h + e][l%16]; D[8 h + v][l%16] in wave32.
+even); integers are summed exactly and wrap, or saturate with clamp. Denormals are kept and EXEC and MODE are ignored.
+Layouts (RDNA 3 and RDNA 4 ISA guides; AMD matrix instruction calculator): l = lane, g = l / 16, e = element, v =
+register.
+gfx11  A[l%16][e], B[e][l%16]; D[2v + g][l%16] in wave32, [4v + g] in wave64; 16-bit C, D in one half (op_sel).
+gfx12  with E elements a lane: A[l%16][E g + e], B[E g + e][l%16]; D[8g + e][l%16] in wave32, D[8(g%2) + 4(g/2) + e]
+in wave64. Where the hardware orders K otherwise it does so in A and B alike, which a product cannot tell.
+SWMMAC (gfx12) keeps two of every four k of A in a pair of elements; the pair's index, four bits of src2, says which:
+bits 1:0 for the first, 3:2 for the second. index_key takes the pairs' indices from a later part of the register.
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from .operands import constant
 from .parse import Instruction
 from .state import Waves
 
-_NAME = re.compile(r"v_wmma_(f32|f16|bf16|i32)_16x16x(16|32)_(f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)$")
+_TYPES = "(f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"
+_NAME = re.compile(rf"v_(wmma|swmmac)_(f32|f16|bf16|i32)_16x16x(16|32|64)_{_TYPES}$")
 _BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8}
 
 
@@ -38,16 +43,29 @@ class Shape:
     signs: tuple[int, ...]  #: neg_lo: signedness for iu8 and iu4, negation for floats
     signs_high: tuple[int, ...]  #: neg_hi: negation of odd elements of A and B, |C|
     clamp: bool
-    high: tuple[bool, bool]  #: op_sel: C read from and D written to the high halves (gfx11, 16-bit)
+    high: bool  #: op_sel: C read from and D written to the high halves (gfx11, 16-bit)
+    sparse: bool = False
+    index_key: int = 0  #: which part of the index register the indices come from
 
-    @property
-    def lane_elements(self) -> int:
+    def groups(self, side: str) -> int:
+        """Groups of 16 lanes that hold different k of A or B; a lane holds one register at least."""
+        return min(self.lanes // 16, self.k_of(side) * _BITS[self.kind(side)] // 32) if self.gfx12 else 1
+
+    def kind(self, side: str) -> str:
+        """The type of "a" or "b"."""
+        return self.a if side == "a" else self.b
+
+    def k_of(self, side: str) -> int:
+        """Elements of a row of A or a column of B that are in registers."""
+        return self.k // 2 if self.sparse and side == "a" else self.k
+
+    def lane_elements(self, side: str) -> int:
         """Elements of A or B that one lane holds."""
-        return self.k // (self.lanes // 16) if self.gfx12 else self.k
+        return self.k_of(side) // self.groups(side)
 
-    def registers(self, kind: str) -> int:
+    def registers(self, side: str) -> int:
         """Registers of an A or B fragment."""
-        return max(self.lane_elements * _BITS[kind] // 32, 1)
+        return self.lane_elements(side) * _BITS[self.kind(side)] // 32
 
     @property
     def registers_cd(self) -> int:
@@ -66,44 +84,65 @@ class Wmma:
     b: int
     c: int | None
     c_value: float | int = 0
+    index: int | None = None  #: SWMMAC: the register of A's indices; c is d
 
     def reads(self) -> set[int]:
-        s = self.shape
-        got = set(range(self.a, self.a + s.registers(s.a))) | set(range(self.b, self.b + s.registers(s.b)))
+        """Registers of A, B, C and the index."""
+        got = self.operands()
         if self.c is not None:
-            got |= set(range(self.c, self.c + s.registers_cd))
+            got |= set(range(self.c, self.c + self.shape.registers_cd))
+        if self.index is not None:
+            got.add(self.index)
         return got
 
     def operands(self) -> set[int]:
         """Registers of A and B."""
         s = self.shape
-        return set(range(self.a, self.a + s.registers(s.a))) | set(range(self.b, self.b + s.registers(s.b)))
+        return set(range(self.a, self.a + s.registers("a"))) | set(range(self.b, self.b + s.registers("b")))
 
     def writes(self) -> set[int]:
+        """Registers of D."""
         return set(range(self.d, self.d + self.shape.registers_cd))
 
 
+def is_matrix(name: str) -> bool:
+    """Whether a mnemonic is a matrix instruction."""
+    return name.startswith(("v_wmma", "v_swmmac"))
+
+
 def decode(ins: Instruction, target: Target) -> Wmma:
-    """The matrix instruction in `ins`."""
+    """The matrix instruction in `ins`; raises UnknownInstructionError for one that the target lacks."""
     match = _NAME.match(ins.name)
-    gfx12 = target.gpu.major == 12
-    if not match or (gfx12 and target.lanes == 64):
+    if not match or not _exists(match, target.gpu.major == 12):
         raise UnknownInstructionError(ins.name)
-    cd, k, types = match[1], int(match[2]), match[3]
+    gfx12 = target.gpu.major == 12
+    sparse, cd, k, types = match[1] == "swmmac", match[2], int(match[3]), match[4]
     a, b = types.split("_") if "_" in types else (types, types)
-    select = ins.bits("op_sel", [0, 0, 0, 0])
-    high = bool(select[2]) and not gfx12
+    high = bool(ins.bits("op_sel", [0, 0, 0])[2]) and not gfx12
     shape = Shape(
         gfx12, target.lanes, k, a, b, cd, tuple(ins.bits("neg_lo", [0, 0, 0])), tuple(ins.bits("neg_hi", [0, 0, 0])),
-        ins.flag("clamp"), (high, high),
+        ins.flag("clamp"), high, sparse, ins.number("index_key"),
     )  # fmt: skip
     d, x, y, c = ins.operands
+    if sparse:
+        return Wmma(shape, d.index, x.index, y.index, d.index, index=c.index)
     if c.kind == "v":
         return Wmma(shape, d.index, x.index, y.index, c.index)
-    kind = {"f32": "f32", "i32": "i32", "f16": "f16", "bf16": "bf16"}[cd]
-    value = constant(c, kind)
-    number = _bf16_to_f64(value) if kind == "bf16" else value.astype(np.float64)
+    value = constant(c, cd)
+    number = _bf16_to_f64(value) if cd == "bf16" else value.astype(np.float64)
     return Wmma(shape, d.index, x.index, y.index, None, float(number))
+
+
+def _exists(match: re.Match, gfx12: bool) -> bool:
+    kind, cd, k, types = match[1], match[2], int(match[3]), match[4]
+    if not gfx12 and (kind == "swmmac" or k > 16 or "_" in types):
+        return False
+    if kind == "swmmac":
+        deep = k == 32 or (k == 64 and types == "iu4")
+    else:
+        deep = k == 16 or (k == 32 and types == "iu4")
+    results = {"f16": ("f32", "f16"), "bf16": ("f32", "bf16"), "iu8": ("i32",), "iu4": ("i32",)}.get(types, ("f32",))
+    return deep and cd in results
 
 
 def build(pending: list[Wmma]) -> Step:
@@ -111,6 +150,8 @@ def build(pending: list[Wmma]) -> Step:
 
     Tiles that share their A and B fragments are multiplied together in one batched product.
     """
+    if pending[0].shape.sparse:
+        return _build_sparse(pending)
     layers: list[list[Wmma]] = []
     level: dict[int, int] = {}
     for w in pending:
@@ -127,6 +168,14 @@ def build(pending: list[Wmma]) -> Step:
         for plan in plans:
             for rows, columns, tiles in plan:
                 _multiply(g, rows, columns, tiles, cache)
+
+    return step
+
+
+def _build_sparse(pending: list[Wmma]) -> Step:
+    def step(g: Waves) -> None:
+        for w in pending:
+            _multiply_sparse(g, w)
 
     return step
 
@@ -155,9 +204,7 @@ def _multiply(g: Waves, rows, columns, tiles, cache) -> None:
     def fragment(side: str, n: int) -> np.ndarray:
         key = (side, n)
         if key not in cache:
-            index = "ab".index(side)
-            kind = shape.a if side == "a" else shape.b
-            cache[key] = load_fragment(g, n, kind, shape, shape.signs[index], shape.signs_high[index])
+            cache[key] = _in_rows(load_fragment(g, n, side, shape))
         return cache[key]
 
     a = [fragment("a", n) for n in rows]
@@ -170,21 +217,53 @@ def _multiply(g: Waves, rows, columns, tiles, cache) -> None:
         _accumulate(g, w, tile_to_registers(tile, shape))
 
 
-def load_fragment(g: Waves, n: int, kind: str, shape: Shape, neg_lo: int, neg_hi: int) -> np.ndarray:
-    """A (or B transposed) as float64 [wave, 16, K] from its registers."""
-    count, lanes = shape.registers(kind), (shape.lanes if shape.gfx12 else 16)
-    block = np.ascontiguousarray(g.V[n : n + count, :, :lanes].transpose(1, 2, 0))  # [wave, lane, register]
-    values = _decode_elements(block, kind, bool(neg_lo))[..., : shape.lane_elements]
+def _in_rows(values: np.ndarray) -> np.ndarray:
+    """[wave, group, row, e] -> [wave, row, K]."""
+    waves, groups, rows, each = values.shape
+    return values.transpose(0, 2, 1, 3).reshape(waves, rows, groups * each)
+
+
+def _multiply_sparse(g: Waves, w: Wmma) -> None:
+    """Each element of A takes the element of B that its index names; the others of the four are not read."""
+    s = w.shape
+    assert w.index is not None
+    a, b = load_fragment(g, w.a, "a", s), load_fragment(g, w.b, "b", s)  # [wave, group, row, e]
+    waves, groups, _, each = a.shape
+    pairs = each // 2
+    register = g.V[w.index].reshape(waves, -1, 16)[:, :groups, :, None]  # [wave, group, row, 1]
+    first_bit = 4 * pairs * s.index_key
+    bits = register >> (np.arange(first_bit, first_bit + 4 * pairs, 2, dtype=np.uint32)) & np.uint32(3)
+    e = np.arange(each)
+    four = _sparse_k(s, np.arange(groups)[:, None], 4 * (e // 2))  # [group, e]: the first of its four k
+    k = _in_rows(four[None, :, None, :] + bits)  # [wave, row, e of all groups]
+    in_order = np.empty((waves, s.k, 16))  # B
+    at = _sparse_k(s, np.arange(b.shape[1])[:, None], np.arange(b.shape[3]))
+    in_order[:, at] = b.transpose(0, 1, 3, 2)
+    taken = in_order[np.arange(waves)[:, None, None], k]  # [wave, row, e of all groups, column]
+    tile = np.matmul(_in_rows(a)[:, :, None, :], taken)[:, :, 0]
+    _accumulate(g, w, tile_to_registers(tile, s))
+
+
+def _sparse_k(s: Shape, group: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """The k at which position `at` of a lane's part of the dense K lies."""
+    if s.a in ("f16", "bf16"):
+        return at % 8 + 16 * (at // 8) + 8 * group if s.lanes == 32 else 8 * group + at
+    return s.k // 2 * (group % 2) + s.k // 4 * (group // 2) + at
+
+
+def load_fragment(g: Waves, n: int, side: str, shape: Shape) -> np.ndarray:
+    """A (or B transposed) as float64 [wave, group of lanes, 16, elements of a lane] from its registers."""
+    kind, index = shape.kind(side), "ab".index(side)
+    negate, negate_odd = shape.signs[index], shape.signs_high[index]
+    count, groups = shape.registers(side), shape.groups(side)
+    block = np.ascontiguousarray(g.V[n : n + count, :, : 16 * groups].transpose(1, 2, 0))  # [wave, lane, register]
+    values = _decode_elements(block, kind, bool(negate))
     if kind in ("f16", "bf16"):
-        if neg_lo:
+        if negate:
             values[..., 0::2] *= -1
-        if neg_hi:
+        if negate_odd:
             values[..., 1::2] *= -1
-    elif kind in ("fp8", "bf8") and neg_lo:
-        values = -values
-    if shape.gfx12:  # [wave, h, row, e] -> [wave, row, h, e]
-        values = values.reshape(len(values), lanes // 16, 16, -1).transpose(0, 2, 1, 3).reshape(len(values), 16, -1)
-    return values
+    return values.reshape(len(values), groups, 16, -1)
 
 
 def _decode_elements(block: np.ndarray, kind: str, signed: bool) -> np.ndarray:
@@ -209,9 +288,12 @@ def tile_to_registers(tile: np.ndarray, shape: Shape) -> np.ndarray:
     """[wave, 16, 16] -> [e, wave, lane], e = element of D within the lane."""
     waves = len(tile)
     groups = shape.lanes // 16
-    if shape.gfx12:  # row = (16 / groups) h + e
-        return tile.reshape(waves, groups, 16 // groups, 16).transpose(2, 0, 1, 3).reshape(-1, waves, shape.lanes)
-    return tile.reshape(waves, 16 // groups, groups, 16).transpose(1, 0, 2, 3).reshape(-1, waves, shape.lanes)
+    if not shape.gfx12:  # row = groups e + g
+        return tile.reshape(waves, 16 // groups, groups, 16).transpose(1, 0, 2, 3).reshape(-1, waves, shape.lanes)
+    if groups == 2:  # row = 8 g + e
+        return tile.reshape(waves, 2, 8, 16).transpose(2, 0, 1, 3).reshape(8, waves, 32)
+    # row = 8 (g % 2) + 4 (g / 2) + e
+    return tile.reshape(waves, 2, 2, 4, 16).transpose(3, 0, 2, 1, 4).reshape(4, waves, 64)
 
 
 def _accumulate(g: Waves, w: Wmma, product: np.ndarray) -> None:
@@ -224,23 +306,21 @@ def _accumulate(g: Waves, w: Wmma, product: np.ndarray) -> None:
             total = np.clip(total, -(2.0**31), 2.0**31 - 1)
         g.V.view(np.int32)[w.d : w.d + count] = total.astype(np.int64).astype(np.int32)
         return
-    if w.c is not None:
+    if w.c is not None and not s.sparse:
         if s.signs_high[2]:
             c = np.abs(c)
         if s.signs[2]:
             c = -c
     total = np.add(product, c)
-    if s.clamp:
-        total = np.where(np.isnan(total), 0.0, np.clip(total, 0.0, 1.0))
     if s.cd == "f32":
         np.copyto(g.V.view(np.float32)[w.d : w.d + count], total, casting="same_kind")
         return
     bits = total.astype(np.float16).view(np.uint16) if s.cd == "f16" else f64_to_bf16(total)
+    halves = g.V.view(np.uint16).reshape(*g.V.shape, 2)
     if s.gfx12:  # two elements per register
-        packed = np.stack([bits[0::2], bits[1::2]], axis=-1)
-        g.V.view(np.uint16).reshape(*g.V.shape, 2)[w.d : w.d + count] = packed
+        halves[w.d : w.d + count] = np.stack([bits[0::2], bits[1::2]], axis=-1)
     else:
-        g.V.view(np.uint16).reshape(*g.V.shape, 2)[w.d : w.d + count, ..., int(s.high[1])] = bits
+        halves[w.d : w.d + count, ..., int(s.high)] = bits
 
 
 def _read_c(g: Waves, n: int, s: Shape) -> np.ndarray:
@@ -250,7 +330,7 @@ def _read_c(g: Waves, n: int, s: Shape) -> np.ndarray:
     if s.cd == "i32":
         return block.view(np.int32).astype(np.float64)
     halves = block.view(np.uint16).reshape(*block.shape, 2)
-    bits = halves.transpose(0, 3, 1, 2).reshape(-1, *block.shape[1:]) if s.gfx12 else halves[..., int(s.high[0])]
+    bits = halves.transpose(0, 3, 1, 2).reshape(-1, *block.shape[1:]) if s.gfx12 else halves[..., int(s.high)]
     return np.ascontiguousarray(bits).view(np.float16).astype(np.float64) if s.cd == "f16" else _bf16_to_f64(bits)
 
 
@@ -285,5 +365,3 @@ def touched(ins: Instruction) -> tuple[set[int], set[int]]:
                     written.update(span)
         part = part.second
     return mentioned, written
-
-

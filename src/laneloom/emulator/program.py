@@ -333,7 +333,7 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: build_scalar(*entry, ins, t)
     if is_ordering(name):
         return _build_nothing
-    if name.startswith("v_wmma"):
+    if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     for module in (lds_access, global_access, atomics):
         builder = module.find(name)

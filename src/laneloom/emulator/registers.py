@@ -18,7 +18,7 @@ _NO_RESULT = re.compile(
     r"|ds_store|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
-    r"v_(pk_)?fmac|v_dot\dc?acc|v_dot2c|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
+    r"v_(pk_)?fmac|v_swmmac|v_dot\dc?acc|v_dot2c|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
     r"|v_(movrel|interp)|s_set_gpr"
 )
 _SWAPS = re.compile(r"v_swap|v_permlane\w*swap")

@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import HazardError
 from .alu import Step, Target
 from .global_access import Access, Buffer
-from .matrix import decode
+from .matrix import decode, is_matrix
 from .memory import LocalMemory
 from .parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
@@ -58,7 +58,7 @@ class Guard:
         self.scalar_load = is_scalar_load(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
-        self.wmma = decode(ins, target) if ins.name.startswith("v_wmma") else None
+        self.wmma = decode(ins, target) if is_matrix(ins.name) else None
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
         if self.raises and not (self.ins.name.startswith("ds_") and not self.lds):

@@ -13,7 +13,7 @@ import numpy as np
 
 from .alu import VECTOR, Target
 from .dpp import lane_source
-from .matrix import decode
+from .matrix import decode, is_matrix
 from .operands import BITS, constant_bits
 from .parse import EXEC, NULL, VCC, Instruction, Operand
 from .registers import Uses, results, uses
@@ -125,7 +125,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _routed_rule(ins)
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)
-    if name.startswith("v_wmma"):
+    if is_matrix(name):
         return _matrix_rule(ins, target)
     if name in ("v_readlane_b32", "v_readfirstlane_b32"):
         return _read_lane_rule(ins, target)

@@ -55,7 +55,7 @@ _GENERATIONS = {"gfx11": "rdna3", "gfx12": "rdna4", "gfx942": "cdna3", "gfx950":
 
 @dataclass(frozen=True)
 class MatrixInstruction:
-    """D = A B + C on `blocks` independent M x N x K products; sparse ones add to D, and A keeps 2 of every 4 along K."""
+    """D = A B + C, `blocks` independent M x N x K products; sparse ones add to D, and A keeps 2 of every 4 k."""
 
     name: str
     generation: str  #: "rdna3", "rdna4", "cdna3", "cdna4", "hopper"
@@ -172,9 +172,8 @@ def find_instruction(name: str | MatrixInstruction, gpu: str | Gpu) -> MatrixIns
     found = _spellings(generation).get(_plain(name))
     if found is not None:
         return found
-    elsewhere = sorted(
-        {g.name for g in GPUS.values() if generation_of(g) != generation and _plain(name) in _spellings(generation_of(g))}
-    )
+    others = (g for g in GPUS.values() if generation_of(g) != generation)
+    elsewhere = sorted(g.name for g in others if _plain(name) in _spellings(generation_of(g)))
     known = _rows(generation)
     near = difflib.get_close_matches(name.strip().lower(), known, n=4, cutoff=0.3) or list(known)[:4]
     where = f" (it is one of {', '.join(elsewhere)})" if elsewhere else ""
@@ -203,7 +202,7 @@ def _plain(name: str) -> str:
 
 def check(row: MatrixInstruction) -> None:
     """Raise AssertionError where a row contradicts itself."""
-    assert row.a in TYPES and row.b in TYPES and row.cd in TYPES, row.name
+    assert {row.a, row.b, row.cd} <= TYPES.keys(), row.name
     assert row.flops % (row.cycles or 1) == 0, row.name
     integer = row.cd == "i32"
     assert integer == (row.a in ("i8", "u8", "iu8", "iu4")), row.name

@@ -1,8 +1,8 @@
 """AMD's matrix instructions: opcode, cycles, co-issue and modifiers of each mnemonic.
 
 Opcodes are those that LLVM encodes (a test assembles every row). Cycles of RDNA and CDNA 3 and co-issue: AMD matrix
-instruction calculator 1.3.2, from the ISA guides' pass counts (4 cycles a pass). Cycles of CDNA 4: LLVM's scheduling model
-of gfx950, which agrees with the data sheet's peaks.
+instruction calculator 1.3.2, from the ISA guides' pass counts (4 cycles a pass). Cycles of CDNA 4: LLVM's scheduling
+model of gfx950, which agrees with the data sheet's peaks.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ matrix multiply-accumulate". NVIDIA publishes neither opcodes nor cycles; the te
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from .catalogue import MatrixInstruction
 
 _PTX = "PTX ISA 8.7; NVIDIA publishes no cycles"
@@ -64,10 +66,6 @@ def _wgmma_rows() -> list[MatrixInstruction]:
             for cd in accumulators:
                 types = ".".join(_NAMES.get(t, t) for t in (cd, a, b))
                 name = f"wgmma.mma_async.sync.aligned.m64n{n}k{k}.{types}"
-                rows.append(
-                    MatrixInstruction(
-                        name, "hopper", "wgmma", 64, n, k, 1, a, b, cd, (128,), modifiers, _PTX,
-                        note="B, and A unless it is given in registers, come from shared memory",
-                    )  # fmt: skip
-                )
+                row = MatrixInstruction(name, "hopper", "wgmma", 64, n, k, 1, a, b, cd, (128,), modifiers, _PTX)
+                rows.append(replace(row, note="B, and A unless it is given in registers, come from shared memory"))
     return rows

@@ -1,9 +1,9 @@
 """Which lane, register and bits hold which element of a matrix instruction's operand, and back.
 
-An operand is a grid of slots (places for an element in a lane's registers, lowest bits first) by lanes. Both numbers are
-read as mixed-radix digits, each worth a step along one axis: "k1x4 k8x2" for slots says that the lowest digit counts
-k = 0..3 and the next adds 8; "i1x16 k4x2" for lanes says i = lane % 16, and the upper half adds 4 to k. i, j, k are row
-of A, column of B and the contracted index, b the block; "*" repeats the data, "-" leaves lanes unused.
+An operand is a grid of slots (places for an element in a lane's registers, lowest bits first) by lanes. Both numbers
+are read as mixed-radix digits, each worth a step along one axis: "k1x4 k8x2" for slots says that the lowest digit
+counts k = 0..3 and the next adds 8; "i1x16 k4x2" for lanes says i = lane % 16, and the upper half adds 4 to k. i, j, k
+are row of A, column of B and the contracted index, b the block; "*" repeats the data, "-" leaves lanes unused.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ class Place(NamedTuple):
 
 
 class Digit(NamedTuple):
-    """`count` values of an index, each `step` apart along `axis`."""
+    """`radix` values of an index, each `step` apart along `axis`."""
 
     axis: str
     step: int
-    count: int
+    radix: int
 
 
 def parse_digits(text: str) -> tuple[Digit, ...]:
     """Digits of "k1x4 k8x2", the lowest first."""
     digits = []
     for word in text.split():
-        step, _, count = word[1:].partition("x")
-        digits.append(Digit(word[0], int(step or 1), int(count)))
+        step, _, radix = word[1:].partition("x")
+        digits.append(Digit(word[0], int(step or 1), int(radix)))
     return tuple(digits)
 
 
 def _coordinates(digits: tuple[Digit, ...]) -> list[dict[str, int] | None]:
     """Coordinates of each index; None where an unused digit is not zero."""
     found: list[dict[str, int] | None] = [{}]
-    for axis, step, count in digits:
+    for axis, step, radix in digits:
         grown: list[dict[str, int] | None] = []
-        for value in range(count):
+        for value in range(radix):
             for base in found:
                 if base is None or (axis == "-" and value):
                     grown.append(None)
@@ -108,7 +108,7 @@ class Layout:
         """Registers of the operand in each lane."""
         slots = 1
         for digit in self.slots:
-            slots *= digit.count
+            slots *= digit.radix
         return max(-(-(slots * self.pitch) // 32), 1)
 
     def _extent(self, axis: str) -> int:
@@ -207,7 +207,7 @@ def _layout(row: MatrixInstruction, wave: int, matrix: str, opsel: int, cbsz: in
     if matrix == "K":
         held = 1
         for digit in parse_digits(slots):
-            held *= digit.count
+            held *= digit.radix
         chosen = opsel if row.kind == "swmmac" else (0 if cbsz else abid)
         width, pitch, first, shared = 4, 4, 4 * held * chosen, 4
     elif matrix == "A" and row.sparse:
@@ -237,10 +237,10 @@ def get_layout(
 ) -> Layout:
     """The layout of matrix A, B, C, D or K (the index of a sparse A) of an instruction.
 
-    wave: lanes that work together, the first of the instruction's by default. opsel: as the ISA encodes it: 4 takes C and
-    D of RDNA 3's 16-bit forms from the high halves; for RDNA 4's sparse forms it is the index key. cbsz, abid, blgp: as
-    the ISA encodes them. k_order: "calculator" or "articles", the two descriptions of RDNA 4's 16-bit A and B in wave32
-    (a permutation of K that A and B share, so no product tells them apart).
+    wave: lanes that work together, the first of the instruction's by default. opsel: as the ISA encodes it: 4 takes C
+    and D of RDNA 3's 16-bit forms from the high halves; for RDNA 4's sparse forms it is the index key. cbsz, abid,
+    blgp: as the ISA encodes them. k_order: "calculator" or "articles", two descriptions of RDNA 4's 16-bit A and B in
+    wave32 (a permutation of K that A and B share, so no product tells them apart).
 
     Raises ArgumentError for what the instruction does not have.
     """
