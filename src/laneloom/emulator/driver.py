@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -64,11 +65,27 @@ class _Utils:
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
-        """Nothing to load: the launcher finds the assembly text. (module, function, registers, spills, threads)"""
-        return object(), name, 0, 0, 1024
+        """Nothing to load: the launcher finds the assembly text. (module, function, registers, spills, threads)
+
+        No module, because Triton would ask whichever driver is active later, if any, to unload it.
+        """
+        return None, name, 0, 0, 1024
 
     def unload_module(self, module: object) -> None:
         """Nothing was loaded."""
+
+
+@lru_cache(maxsize=1024)
+def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[int, int, str], ...]]:
+    """The assembly of a kernel in Triton's cache, and its arguments' (offset, size, kind)."""
+    files = get_cache_manager(digest).get_group(group) or {}
+    path = next((p for f, p in files.items() if f.endswith(".amdgcn")), None)
+    if path is None:
+        raise EmulationError(f"Triton's cache holds no assembly of {kernel!r}; clear it and try again")
+    with open(path) as file:
+        asm = file.read()
+    found = next(k for k in parse_metadata(asm) if k.name == kernel)
+    return asm, tuple((a.offset, a.size, a.kind) for a in found.arguments)
 
 
 class _Launcher:
@@ -79,14 +96,7 @@ class _Launcher:
 
     def __init__(self, src: Any, metadata: Any):
         self.metadata = metadata
-        group = get_cache_manager(metadata.hash).get_group(f"{src.name[:150]}.json") or {}
-        path = next((p for f, p in group.items() if f.endswith(".amdgcn")), None)
-        if path is None:
-            raise EmulationError(f"Triton's cache holds no assembly of {metadata.name!r}; clear it and try again")
-        with open(path) as file:
-            self.asm = file.read()
-        kernel = next(k for k in parse_metadata(self.asm) if k.name == metadata.name)
-        arguments = [(a.offset, a.size, a.kind) for a in kernel.arguments]
+        self.asm, arguments = _assembly(metadata.hash, f"{src.name[:150]}.json", metadata.name)
         self.layout = Layout(metadata.name, src.signature.items(), arguments)
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:

@@ -1,0 +1,63 @@
+"""Addresses inside arguments: a grouped GEMM takes int64 tensors that hold `data_ptr()` values.
+
+A GPU reads whatever such an address points to. Here an address counts as an argument if a live CPU tensor starts there,
+so that its bounds are known as well.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..errors import LaneloomError
+from .arguments import Argument, extent
+from .memory import Region, window
+
+_LOWEST, _HIGHEST = 1 << 22, 1 << 47  # no Linux process owns memory below its program, or above 47 bits
+_WORDS = ("i64", "u64", "*i64", "*u64")
+
+
+def pointed_at(values: Sequence[Argument]) -> list[Region]:
+    """What the launch's 64-bit integer arguments, scalars or tensors, point to: live CPU tensors that start there."""
+    holders: dict[int, str] = {}
+    for name, kind, value in values:
+        if kind in _WORDS:
+            for address in _addresses(name, kind, value):
+                holders.setdefault(address, name)
+    torch = sys.modules.get("torch")
+    if not holders or torch is None:
+        return []
+    found = []
+    for tensor in gc.get_objects():
+        if issubclass(type(tensor), torch.Tensor):
+            start = _start(tensor)
+            if start in holders:
+                shape = tuple(tensor.shape)
+                found.append(_rename(extent(holders[start], tensor), f"{holders[start]} -> {shape}"))
+    return found
+
+
+def _addresses(name: str, kind: str, value: Any) -> list[int]:
+    if kind.startswith("*"):
+        if not hasattr(value, "data_ptr"):
+            return []
+        region = extent(name, value)
+        words = window(region.address, region.nbytes).view(np.int64) if region.nbytes else np.empty(0, np.int64)
+        return np.unique(words[(words >= _LOWEST) & (words < _HIGHEST)]).tolist()
+    return [int(value)] if _LOWEST <= int(value) < _HIGHEST else []
+
+
+def _start(tensor: Any) -> int:
+    """Where a tensor's memory starts; 0 for tensors that have none on the CPU."""
+    try:
+        return tensor.data_ptr() if tensor.device.type == "cpu" else 0
+    except (RuntimeError, LaneloomError):  # fake, sparse and wrapper tensors have no address
+        return 0
+
+
+def _rename(region: Region, name: str) -> Region:
+    return Region(name, region.address, region.nbytes, region.owner)
