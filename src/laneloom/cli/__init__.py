@@ -1,4 +1,4 @@
-"""The command line: `laneloom demo`, `doctor`, `emulate`, `isa`, `explain`, `gpus`; one file per command.
+"""The command line; one file per command.
 
 Commands import what they need when they run, so that `laneloom --help` starts at once and nothing here needs torch.
 Exit codes: 0 when all is well, 1 when something was found wrong, 2 for a request that cannot be done.
@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
-from . import demo, doctor, emulate, explain, gpus, isa
+from . import demo, doctor, emulate, explain, gpus, isa, transformbench
 
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
 
@@ -65,6 +65,7 @@ def _options(
 
 for _command in (demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, gpus.gpus):
     app.command()(_command)
+app.add_typer(transformbench.app, name="transformbench")
 
 
 def _silence_stderr() -> None:

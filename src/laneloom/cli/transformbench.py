@@ -1,0 +1,60 @@
+"""`laneloom transformbench`: the seed benchmark of the batched 3-D transform, with its flags and its output line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False, add_completion=False, rich_markup_mode=None)
+
+Level = Annotated[str, typer.Option("-l", "--level", help="1 to 7, or fused: laneloom's own.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
+
+@app.callback()
+def transformbench(
+    ctx: typer.Context,
+    k: Annotated[int, typer.Option("-K", help="Order of the tensors: K x K x K.")] = 16,
+    nfuncs: Annotated[int, typer.Option("-N", help="Tensors in a batch.")] = 2048,
+    nblocks: Annotated[int, typer.Option("-M", help="Thread blocks of levels 1 to 4.")] = 512,
+    ntasks: Annotated[int, typer.Option("-n", help="Batches in one repetition.")] = 500,
+    repetitions: Annotated[int, typer.Option("-r", help="Repetitions; one more comes first and is dropped.")] = 5,
+    level: Level = "fused",
+    as_json: AsJson = False,
+) -> None:
+    """Time the transform R = A x B x B x B of N tensors in FP64 on this machine's GPU, one line per repetition.
+
+    GFlop counts 6 K^4 operations a tensor, a multiplication and an addition for every term.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    from ..compat.transformbench import run
+
+    for line in run(k, nfuncs, nblocks, ntasks, repetitions, level):
+        typer.echo(json.dumps(line.as_json()) if as_json else str(line))
+
+
+@app.command()
+def validate(
+    level: Level = "3",
+    k: Annotated[int | None, typer.Option("-K", help="One order; without it 4, 6, 8 and 10.")] = None,
+    nfuncs: Annotated[int, typer.Option("-N", help="Tensors in the batch.")] = 16,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Run in the emulator of this GPU.")] = None,
+) -> None:
+    """Compare a level with FP64 on the CPU; exit status 1 unless every line says PASS (relative error under 1e-10)."""
+    from ..compat.transformbench import validate as check
+
+    with contextlib.ExitStack() as stack:
+        if gpu is not None:
+            from ..emulator.driver import emulated
+
+            stack.enter_context(emulated(gpu))
+        passed = True
+        for result in check(level, k, nfuncs):
+            typer.echo(str(result))
+            passed &= result.passed
+    if not passed:
+        raise typer.Exit(1)

@@ -1,0 +1,48 @@
+"""`laneloom transformbench`: the seed's flags, its validation lines and their exit status."""
+
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("torch")
+
+from laneloom.cli import app  # noqa: E402
+from laneloom.compat import transformbench  # noqa: E402
+
+LINE = re.compile(r"K=(\d+)  nfuncs=5 level=3  max_abs_err=\S+  max_rel_err=\S+  PASS")
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["transformbench", *arguments])
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_validate_prints_the_seeds_lines(gpu):
+    result = run("validate", "--gpu", gpu, "-l", "3", "-N", "5")
+    assert result.exit_code == 0, result.output
+    assert [int(LINE.fullmatch(line)[1]) for line in result.stdout.splitlines()] == [4, 6, 8, 10]
+
+
+def test_validate_fails_when_the_kernel_is_wrong(monkeypatch):
+    monkeypatch.setattr(transformbench.reference, "transform", lambda x, matrix: x)
+    result = run("validate", "--gpu", "gfx1151", "-l", "3", "-K", "4")
+    assert result.exit_code == 1
+    assert result.stdout.rstrip().endswith("FAIL")
+
+
+def test_a_level_that_cannot_run_says_why_and_fails():
+    result = run("validate", "--gpu", "gfx1151", "-l", "1", "-K", "4")
+    assert result.exit_code == 1
+    assert "REFUSED" in result.stdout
+
+
+def test_timing_needs_a_gpu():
+    result = run("-K", "8")
+    assert result.exit_code == 2
+
+
+def test_unknown_level():
+    result = run("validate", "--gpu", "gfx1151", "-l", "9", "-K", "4")
+    assert result.exit_code == 2
+    assert "level: expected one of" in result.output
