@@ -309,7 +309,8 @@ class _Run:
         """Stop when the whole state of all waves and of what they wrote has been here before: it will come for ever."""
         state = hashlib.sha256()
         for g in groups:
-            state.update(struct.pack("<qqq", g.block, g.lds.version, self.memory.version))
+            state.update(struct.pack("<qq", g.block, self.memory.version))
+            state.update(g.lds.bytes.tobytes())  # a loop that stores the same again makes no progress
             state.update(g.V.tobytes())
             state.update(g.S.tobytes())
         if state.digest() in seen:
