@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 
 from ..errors import ArgumentError, CompileError, UnsupportedError
@@ -67,7 +68,7 @@ def _object_file(text: str, gpu: Gpu) -> bytes:
     produced = b""
     with captured_stderr() as printed:
         try:
-            produced = assembler(text, gpu.name, versions.assembler_features(gpu))
+            produced = assembler(text, gpu.name, _features(text, gpu))
         except (RuntimeError, ValueError) as error:
             failure = error
     refused = explain_assembler_errors(printed[0], text)
@@ -75,6 +76,14 @@ def _object_file(text: str, gpu: Gpu) -> bytes:
     if failure is not None or refused:
         raise CompileError(f"{gpu.name} cannot assemble the text: {refused or failure}") from failure
     return produced
+
+
+def _features(text: str, gpu: Gpu) -> str:
+    """LLVM features for the text: it has to be told of wave64 where the GPU's own is wave32."""
+    features = [versions.assembler_features(gpu)]
+    if 64 in gpu.wave_sizes[1:] and re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE):
+        features.append("+wavefrontsize64")
+    return ",".join(filter(None, features))
 
 
 def _link(produced: bytes, gpu: Gpu) -> bytes:
