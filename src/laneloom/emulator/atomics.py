@@ -52,7 +52,7 @@ def _packed(kind: str) -> Combine:
 
 
 # name -> (combination, dtype letter); the operand's width comes from the mnemonic
-_OPS: dict[str, tuple[Combine, str]] = {
+OPERATIONS: dict[str, tuple[Combine, str]] = {
     "swap": (lambda m, d: d, "u"), "storexchg": (lambda m, d: d, "u"),
     "add": (np.add, "u"), "sub": (np.subtract, "u"), "rsub": (lambda m, d: d - m, "u"),
     "csub": (_sub_clamp, "u"), "sub_clamp": (_sub_clamp, "u"), "cond_sub": (_cond_sub, "u"),
@@ -71,8 +71,8 @@ def _operation(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | 
     if letter == "f" and name in ("min", "max"):
         return (np.fmin if name == "min" else np.fmax), np.dtype(f"f{bits // 8}")
     if letter == "f" and name in ("cmpswap", "cmpstore"):  # compared as floats: -0 equals +0, NaN nothing
-        return _OPS[name][0], np.dtype(f"f{bits // 8}")
-    entry = _OPS.get(name)
+        return OPERATIONS[name][0], np.dtype(f"f{bits // 8}")
+    entry = OPERATIONS.get(name)
     if entry is None:
         return None
     combine, forced = entry

@@ -164,7 +164,7 @@ def _build_swizzle(ins: Instruction, target: Target) -> Step:
     return step
 
 
-_OTHERS: dict[str, Builder] = {
+OTHERS: dict[str, Builder] = {
     "ds_bpermute_b32": _build_bpermute,
     "ds_bpermute_fi_b32": _build_bpermute,
     "ds_permute_b32": _build_permute,
@@ -178,4 +178,4 @@ def find(name: str) -> Builder | None:
         return _build_plain
     if _PAIR.match(name):
         return _build_pair
-    return _OTHERS.get(name)
+    return OTHERS.get(name)

@@ -26,7 +26,7 @@ from .parse import Instruction
 from .state import Waves
 
 _TYPES = "(f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"
-_NAME = re.compile(rf"v_(wmma|swmmac)_(f32|f16|bf16|i32)_16x16x(16|32|64)_{_TYPES}$")
+NAME = re.compile(rf"v_(wmma|swmmac)_(f32|f16|bf16|i32)_16x16x(16|32|64)_{_TYPES}$")
 _BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8}
 
 
@@ -112,7 +112,7 @@ def is_matrix(name: str) -> bool:
 
 def decode(ins: Instruction, target: Target) -> Wmma:
     """The matrix instruction in `ins`; raises UnknownInstructionError for one that the target lacks."""
-    match = _NAME.match(ins.name)
+    match = NAME.match(ins.name)
     if not match or not _exists(match, target.gpu.major == 12):
         raise UnknownInstructionError(ins.name)
     gfx12 = target.gpu.major == 12

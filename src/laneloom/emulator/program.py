@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .counters import Counters
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
-_ORDERING = frozenset(
+ORDERING = frozenset(
     """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
     s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
@@ -37,7 +37,7 @@ _ORDERING = frozenset(
 
 def is_ordering(name: str) -> bool:
     """Whether an instruction only orders, hints or delays."""
-    return name in _ORDERING or name.startswith("s_wait_")
+    return name in ORDERING or name.startswith("s_wait_")
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Block:
     jump: calls.Jump | None = None  #: where an indirect jump goes
 
 
-_CONDITIONS: dict[str, Callable[[Waves], Any]] = {
+CONDITIONS: dict[str, Callable[[Waves], Any]] = {
     "scc0": lambda g: ~g.scc,
     "scc1": lambda g: g.scc,
     "vccz": lambda g: ~g.mask(106).any(axis=1),
@@ -136,7 +136,7 @@ class Program:
             at = self.listing.labels[label]
             block.target = number.get(at, len(number))
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
-            if block.leave not in ("jump", *_CONDITIONS):
+            if block.leave not in ("jump", *CONDITIONS):
                 raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
         if self.strict:
             for ins, target in zip(body, self.targets[start:stop], strict=True):
@@ -303,7 +303,7 @@ class Program:
         elif block.jump is not None:
             return calls.part(g, block.jump(g))
         else:
-            taken = _CONDITIONS[leave](g)
+            taken = CONDITIONS[leave](g)
             if taken.all():
                 g.block = block.target
             elif not taken.any():

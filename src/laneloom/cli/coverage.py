@@ -1,0 +1,83 @@
+"""`laneloom emulate --coverage`: each instruction that the emulator executes, and the test that proves it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UnsupportedError
+from ..gpu import GPUS, Gpu, get_gpu
+from .terminal import new_console, print_json
+
+if TYPE_CHECKING:
+    from ..emulator.instructions import Proof
+
+_ABSENT = re.compile(r":(\d+):\d+: error: (?:instruction not supported on this GPU|invalid instruction)")
+
+
+def instructions_of(gpu: Gpu) -> list[str]:
+    """The mnemonics that the emulator executes and the GPU has, by name: its assembler is asked for each."""
+    from ..codegen import versions
+    from ..codegen.diagnostics import captured_stderr
+    from ..emulator.instructions import mnemonics
+
+    names = sorted(mnemonics())
+    # Each bare mnemonic is refused, in one way if the GPU has it and in another if it has not.
+    with captured_stderr() as printed, suppress(RuntimeError, ValueError):
+        versions.assembler()("".join(f"\t{n}\n" for n in names), gpu.name, versions.assembler_features(gpu))
+    absent = {int(number) for number in _ABSENT.findall(printed[0])}
+    return [name for number, name in enumerate(names, 1) if number not in absent]
+
+
+def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
+    """One row for each instruction of these GPUs: name, GPUs, test and how it proves it."""
+    from ..emulator.instructions import proofs
+
+    rows: dict[str, dict[str, Any]] = {}
+    for gpu in gpus:
+        known = proofs(gpu.major)
+        for name in instructions_of(gpu):
+            row = rows.setdefault(name, {"instruction": name, "gpus": [], "test": None, "proof": "none"})
+            row["gpus"].append(gpu.name)
+            if better(known.get(name), row["proof"]):
+                row["test"], row["proof"] = known[name].test, how(known[name])
+    return [rows[name] for name in sorted(rows)]
+
+
+def how(proof: Proof) -> str:
+    """How an instruction is proved, as the table says it."""
+    return "instruction test" if proof.alone else "executed in kernels only"
+
+
+def better(proof: Proof | None, than: str) -> bool:
+    """Whether a proof says more than what is known."""
+    return proof is not None and (than == "none" or (proof.alone and than != "instruction test"))
+
+
+def show_coverage(gpu: str | None, as_json: bool) -> None:
+    """Print the table for one GPU, or for one of each instruction set that is emulated."""
+    from rich.table import Table
+    from rich.text import Text
+
+    chosen = [get_gpu(gpu)] if gpu else [GPUS[name] for name in ("gfx1100", "gfx1151", "gfx1201")]
+    for row in chosen:
+        if not row.emulated:
+            raise UnsupportedError(f"--gpu: {row.name} ({row.family}) is not emulated")
+    rows = table(chosen)
+    if as_json:
+        print_json(rows)
+        return
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in ("instruction", "GPUs", "test", "proof"):
+        shown.add_column(name, no_wrap=True)
+    for row in rows:
+        style = {"none": "bold red", "instruction test": ""}.get(row["proof"], "yellow")
+        shown.add_row(row["instruction"], " ".join(row["gpus"]), row["test"] or "", Text(row["proof"], style=style))
+    console = new_console()
+    if not console.is_terminal:  # a pipe has no width: do not cut names at an assumed one
+        console = new_console(width=200)
+    console.print(shown)
+    counts = {kind: sum(row["proof"] == kind for row in rows) for kind in dict.fromkeys(r["proof"] for r in rows)}
+    console.print("", f"{len(rows)} instructions: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))

@@ -1,0 +1,82 @@
+"""Every mnemonic that the emulator executes, and the test that proves each.
+
+ALU instructions stand in tables. The others are parsed from their names, so their names are made here from the parts
+that names are made of, and those that no builder takes fall out. Which of them a GPU has, its assembler knows.
+
+The proofs are recorded by a run of the tests, never written by hand:
+    PYTHONPATH=tests/emulator python -m pytest -p record_coverage tests/emulator
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from . import atomics, calls, lds_access, matrix
+from .alu import SCALAR, VECTOR
+from .program import CONDITIONS, ORDERING, find_builder, is_ordering
+
+RECORD = Path(__file__).with_name("coverage.json")
+_WIDTHS = ("u8", "i8", "u16", "i16", "b8", "b16", "b32", "b64", "b96", "b128", "b256", "b512")
+_COUNTERS = ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt", "alu", "event", "idle")
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The smallest program in the tests that executed an instruction, and the test that ran it."""
+
+    test: str  #: file::function
+    instructions: int  #: of that program; 0 where only compiled kernels execute it
+
+    @property
+    def alone(self) -> bool:
+        """Whether a test made for instructions executes it, not only a compiled kernel."""
+        return self.instructions > 0
+
+
+@cache
+def mnemonics() -> frozenset[str]:
+    """Every mnemonic that the emulator executes, of any GPU."""
+    made = {*_memory_names(), *_atomic_names(), *_matrix_names()}
+    flow = {"s_branch", "s_endpgm", "s_barrier", "s_barrier_wait", *calls.JUMPS}
+    flow |= {f"s_cbranch_{condition}" for condition in CONDITIONS}
+    waits = {f"s_wait_{counter}" for counter in (*_COUNTERS, "loadcnt_dscnt", "storecnt_dscnt")}
+    assert all(map(is_ordering, waits))
+    return frozenset({*VECTOR, *SCALAR, *ORDERING, *waits, *flow, *(n for n in made if find_builder(n))})
+
+
+def _memory_names() -> set[str]:
+    halves = ("", "d16_", "d16_hi_")
+    per_lane = product(("global", "flat", "scratch", "buffer"), ("load", "store"), halves, _WIDTHS)
+    names = {f"{space}_{way}_{half}{width}" for space, way, half, width in per_lane}
+    in_lds = product(("load", "store"), _WIDTHS, ("", "_d16", "_d16_hi"))
+    names |= {f"ds_{way}_{width}{half}" for way, width, half in in_lds}
+    names |= {f"ds_{w}_2addr_{s}{b}" for w, s, b in product(("load", "store"), ("", "stride64_"), ("b32", "b64"))}
+    names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
+    return names | set(lds_access.OTHERS)
+
+
+def _atomic_names() -> set[str]:
+    kinds = [letter + bits for letter, bits in product("ubif", ("32", "64"))]
+    spaces = ("global", "flat", "buffer")
+    names = {f"{space}_atomic_{op}_{kind}" for space, op, kind in product(spaces, atomics.OPERATIONS, kinds)}
+    names |= {f"{space}_atomic_pk_add_{kind}" for space, kind in product(spaces, ("f16", "bf16"))}
+    returning = ("", "_rtn")
+    names |= {f"ds_{op}{rtn}_{kind}" for op, rtn, kind in product(atomics.OPERATIONS, returning, kinds)}
+    return names | {f"ds_pk_add{rtn}_{kind}" for rtn, kind in product(returning, ("f16", "bf16"))}
+
+
+def _matrix_names() -> set[str]:
+    eights = [f"{a}_{b}" for a, b in product(("fp8", "bf8"), repeat=2)]
+    sources = ("f16", "bf16", "iu8", "iu4", *eights)
+    names = product(("wmma", "swmmac"), ("f32", "f16", "bf16", "i32"), ("16", "32", "64"), sources)
+    return {name for i, d, k, ab in names if matrix.NAME.match(name := f"v_{i}_{d}_16x16x{k}_{ab}")}
+
+
+def proofs(generation: int) -> dict[str, Proof]:
+    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (11 or 12)."""
+    recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    return {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}

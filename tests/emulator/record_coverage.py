@@ -1,0 +1,109 @@
+"""pytest plugin that records which passing test executes which instruction, in the smallest program.
+
+Not loaded by itself: PYTHONPATH=tests/emulator python -m pytest -p record_coverage tests/emulator
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from laneloom.emulator import matrix
+from laneloom.emulator.instructions import RECORD
+from laneloom.emulator.program import Program
+
+HAND_WRITTEN = 64  # instructions; a longer program is no test of an instruction
+_found: dict[str, dict[str, tuple[int, str]]] = {}
+_running: dict[tuple[int, str], int] = {}  #: (generation, mnemonic) -> smallest program, of the test that runs
+_seen: set[tuple[int, int]] = set()
+_kept: list[Program] = []  # so that ids stay theirs
+_building = 0
+
+
+def _note(generation: int, name: str, size: int) -> None:
+    """size: instructions of the program; 0 for a compiled kernel, which proves least."""
+    before = _running.get((generation, name), 0)
+    _running[generation, name] = min(size, before) if size and before else size or before
+
+
+def _size(program: Program) -> int:
+    count = len(program.listing.instructions)
+    return count if ".amdgpu_metadata" not in program.asm and count <= HAND_WRITTEN else 0
+
+
+def _watched(step, program: Program, ins):
+    noted = False
+
+    def run(g):
+        nonlocal noted
+        step(g)
+        if not noted:
+            noted = True
+            part = ins
+            while part is not None:
+                _note(program.gpu.major, part.name, _size(program))
+                part = part.second
+
+    return run
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Watch every program that tests build and run, and matrix instructions that they run without one."""
+    build, run_block, decode = Program.__init__, Program.run_block, matrix.decode
+
+    def init(self, *arguments, **options):
+        global _building
+        _building += 1
+        try:
+            build(self, *arguments, **options)
+        finally:
+            _building -= 1
+        _kept.append(self)
+        for block in self.blocks:
+            block.steps = [_watched(s, self, i) for s, i in zip(block.steps, block.sources, strict=True)]
+
+    def run(self, g, *arguments):
+        block = self.blocks[g.block]
+        after = run_block(self, g, *arguments)
+        if (id(self), block.first) not in _seen:
+            _seen.add((id(self), block.first))
+            for ins in self.listing.instructions[block.first : block.last]:  # waits and branches too
+                _note(self.gpu.major, ins.name, _size(self))
+        return after
+
+    def watched_decode(ins, target):
+        if not _building:
+            _note(target.gpu.major, ins.name, 1)
+        return decode(ins, target)
+
+    Program.__init__, Program.run_block, matrix.decode = init, run, watched_decode
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A new test starts."""
+    _running.clear()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what a passed test executed, where no other did so in a smaller program."""
+    if report.when != "call" or not report.passed:
+        return
+    test = report.nodeid.split("[")[0]
+    for (generation, name), size in _running.items():
+        mine = _found.setdefault(f"gfx{generation}", {})
+        if name not in mine or (size or 1 << 20, test) < (mine[name][0] or 1 << 20, mine[name][1]):
+            mine[name] = (size, test)
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Write the record."""
+    shown = {
+        generation: {name: [test, size] for name, (size, test) in sorted(names.items())}
+        for generation, names in sorted(_found.items())
+    }
+    lines = []
+    for generation, names in shown.items():
+        rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in names.items())
+        lines.append(f" {json.dumps(generation)}: {{\n{rows}\n }}")
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
