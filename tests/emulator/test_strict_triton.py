@@ -86,3 +86,33 @@ def test_matmul_is_clean(gpu, m, n, k):
         c = laneloom.matmul(a, b)
     with laneloom.emulated(gpu):
         assert torch.equal(c, laneloom.matmul(a, b))
+
+
+@triton.jit
+def increment_kernel(x_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets, tl.load(x_ptr + offsets) + 1)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_replicated_read_of_a_small_tensor_is_no_race(gpu):
+    """Four waves load the 64 elements twice over, and one of the two copies is stored."""
+    x = torch.zeros(64)
+    with laneloom.emulated(gpu, strict=True):
+        increment_kernel[(1,)](x, BLOCK=64, num_warps=4)
+    assert torch.equal(x, torch.ones(64))
+
+
+@triton.jit
+def transpose_kernel(x_ptr, out_ptr, R: tl.constexpr, C: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :])
+    tl.store(out_ptr + tl.arange(0, C)[:, None] * R + tl.arange(0, R)[None, :], tl.trans(x))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.int8, torch.float32])
+def test_halves_and_bytes_through_lds_are_defined(gpu, dtype):
+    x, out = (torch.randn(64, 32) * 10).to(dtype), torch.zeros(32, 64, dtype=dtype)
+    with laneloom.emulated(gpu, strict=True):
+        transpose_kernel[(1,)](x, out, R=64, C=32)
+    assert torch.equal(out, x.T)

@@ -8,6 +8,7 @@ is already there, as replicated layouts do, is no conflict. Atomics are not trac
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ WAVE_BITS, INSTRUCTION_BITS, EPOCH_BITS = 6, 18, 14
 WAVE_SHIFT = np.int64(INSTRUCTION_BITS)
 EPOCH_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS)
 GROUP_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS + EPOCH_BITS)
+RECENT = 256  #: loads that are remembered to tell a replicated read from a race
 SEVERAL = np.int64((1 << WAVE_BITS) - 1)  #: the wave of a unit that several waves have read
 
 
@@ -116,6 +118,7 @@ class _Tracked:
     tags: Tags
     now: np.ndarray | None  #: tags [wave, 1] of the running instruction; None: not watched (atomics, scalar loads)
     touches: list[Touch]
+    recent_loads: deque[Touch]
     _active: np.ndarray | None
 
     def units(self, offset: np.ndarray) -> np.ndarray:
@@ -136,7 +139,9 @@ class _Tracked:
             return
         unit, mine, active = self._spread(offset, nbytes)
         bad = self.tags.read(unit, mine, active)
-        self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False))
+        touch = Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False)
+        self.touches.append(touch)
+        self.recent_loads.append(touch)
         if bad.any():
             self._race(bad, self.tags.writer[unit], mine, unit, True)
 
@@ -156,8 +161,29 @@ class _Tracked:
             self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
         if read.any():
+            read &= ~self._read_by_all(readers, mine, unit, read)
+        if read.any():
             self._race(read, readers, mine, unit, False)
         return written if written.any() else None
+
+    def _read_by_all(self, readers, mine, unit, bad) -> np.ndarray:
+        """Where the storing wave has itself read the unit by the instruction that the other readers used.
+
+        Compilers give small tensors to several waves at once: all of them load, one of them stores. What the others
+        loaded reaches no memory.
+        """
+        same = np.zeros(bad.shape, np.bool_)
+        own = np.broadcast_to(mine, bad.shape)
+        loads = {instruction_of(int(t)) for t in np.unique(readers[bad])}
+        for touch in self.recent_loads:
+            if touch.mine.size and instruction_of(int(touch.mine.flat[0])) in loads:
+                # A unit, and a wave of one workgroup and epoch, as one number.
+                who, number = np.unique(touch.mine >> WAVE_SHIFT, return_inverse=True)
+                keys = number.reshape(touch.unit.shape) << np.int64(40) | touch.unit
+                mine_now = own[bad] >> WAVE_SHIFT
+                at = np.minimum(np.searchsorted(who, mine_now), len(who) - 1)
+                same[bad] |= (who[at] == mine_now) & np.isin(at.astype(np.int64) << np.int64(40) | unit[bad], keys)
+        return same
 
     def _race(self, bad, others, mine, unit, wrote: bool):
         wave, lane, k = (int(x[0]) for x in np.nonzero(bad))
@@ -203,6 +229,7 @@ class TrackedLocalMemory(_Tracked, LocalMemory):
     def __init__(self, workgroups: int, nbytes: int, unit_bytes: int):
         LocalMemory.__init__(self, workgroups, nbytes)
         self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
+        self.recent_loads = deque(maxlen=RECENT)
         self.tags = Tags(len(self.bytes) // unit_bytes + 16)
 
     def address_of(self, unit: int) -> int:
@@ -229,6 +256,7 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
     def __init__(self, regions: Sequence[Region], unit_bytes: int):
         GlobalMemory.__init__(self, regions)
         self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
+        self.recent_loads = deque(maxlen=RECENT)
         sizes = [-(-(end - start) // unit_bytes) + 16 for start, end in self._list]
         self._first_unit = np.cumsum([0, *sizes], dtype=np.int64)[:-1]
         self.tags = Tags(sum(sizes) + 16)

@@ -250,6 +250,8 @@ class Guard:
         count = results(self.ins)
         address = self.ins.operands[count]
         wrote = self.uses.writes_v
+        # A load into one half of its own address register goes to the shadow's half directly.
+        halves = "_d16" in self.ins.name or bool(self.ins.operands[0].half)
 
         def follow(g: Waves) -> None:
             shadow: Shadow = g.shadow
@@ -264,7 +266,7 @@ class Guard:
             twin.lds = g.undefined_lds
             twin.u[a] = g.u[a].copy()
             step(twin)
-            if wrote >> a & 1:
+            if wrote >> a & 1 and not halves:
                 shadow.V[a] = twin.u[a]
             for n in bits_of(wrote):
                 shadow.dirty_v = shadow.dirty_v | 1 << n if shadow.V[n].any() else shadow.dirty_v & ~(1 << n)
