@@ -2,40 +2,92 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .product import AsJson, Dtype, GpuName, Layout, Operation, Outcome, OutDtype, Product, Shape, parse_product
+from ..errors import ArgumentError, HazardError
+from .coverage import show_coverage
+from .product import (
+    AsJson,
+    Dtype,
+    Layout,
+    Outcome,
+    OutDtype,
+    Product,
+    Shape,
+    parse_product,
+)
 from .terminal import new_console, print_json
 
 
 def emulate(
-    operation: Operation,
-    gpu: GpuName = "gfx1151",
+    operation: Annotated[str | None, typer.Argument(metavar="OPERATION", help="What to compute: matmul.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="A GPU of `laneloom gpus`; by default gfx1151.")] = None,
     shape: Shape = "256,256,256",
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random operands.")] = 0,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, help="Of the random operands and, where not 0, of the order of waves.")
+    ] = 0,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Also look for hazards: waits, races, undefined values, barriers.")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Count what each instruction does, and show the listing with it.")
+    ] = False,
+    html: Annotated[Path | None, typer.Option("--html", help="Write the profile here as one page.")] = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="List the instructions that the emulator knows, and their tests.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a product in the emulator and check it against FP64.
 
-    The operands are random. Exit 1 when the product is wrong.
+    The operands are random. Exit 1 when the product is wrong or a hazard was found.
     """
-    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
+    if coverage:
+        show_coverage(gpu, as_json)
+        return
+    if operation is None:
+        raise ArgumentError("name an operation, such as `laneloom emulate matmul`, or ask for --coverage")
+    product = parse_product(operation, gpu or "gfx1151", shape, dtype, out_dtype, layout)
     from .product import random_operands, run_product
 
+    if html is not None:
+        _check_writable(html)
+    profile = profile or html is not None
     console = new_console(stderr=as_json)
+    outcome = None
+    hazard = ""
     with console.status(f"Emulating {product.text} on {product.gpu.name}") if console.is_terminal else _Quiet():
-        outcome = run_product(product, *random_operands(product, seed))
+        try:
+            outcome = run_product(product, *random_operands(product, seed), strict=strict, seed=seed, profile=profile)
+        except HazardError as error:
+            if not as_json:
+                raise
+            hazard = str(error)
+    if outcome is not None and html is not None:
+        from .profile_page import page
+
+        html.write_text(page(product, outcome), encoding="utf-8")
     if as_json:
-        print_json(to_dict(product, outcome))
-    else:
-        _show(product, outcome)
-    if not outcome.ok:
+        print_json(to_dict(product, outcome, strict, hazard))
+    elif outcome is not None:
+        _show(product, outcome, strict, profile, html)
+    if outcome is None or not outcome.ok:
         raise typer.Exit(1)
+
+
+def _check_writable(path: Path) -> None:
+    """Better refused now than after the work."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise ArgumentError(f"--html: cannot write {path}: {error.strerror or error}") from None
 
 
 class _Quiet:
@@ -46,26 +98,35 @@ class _Quiet:
     def __exit__(self, *_: object) -> None: ...
 
 
-def to_dict(product: Product, outcome: Outcome) -> dict[str, object]:
+def to_dict(product: Product, outcome: Outcome | None, strict: bool = False, hazard: str = "") -> dict[str, object]:
     """The command's JSON. `error` is null where C holds a NaN or an infinity that it should not.
 
-    LDS bank conflicts and hazards are null: the emulator does not count them yet.
+    `hazards` is null without --strict, which stops at the first: 0, or 1 and the sentence in `hazard`.
+    `lds_bank_conflicts` (clocks) is null, and `profile` absent, without --profile.
     """
-    return {
-        "ok": outcome.ok,
+    profiles = [record.profile for record in outcome.launches if record.profile is not None] if outcome else []
+    shown: dict[str, object] = {
+        "ok": outcome is not None and outcome.ok,
         "gpu": product.gpu.name,
         "shape": list(product.shape),
         "dtype": product.dtype,
-        "error": outcome.verdict.error,
-        "budget": outcome.verdict.budget,
-        "wall_s": outcome.wall_s,
-        "instructions": outcome.instructions,
-        "lds_bank_conflicts": None,
-        "hazards": None,
+        "error": outcome.verdict.error if outcome else None,
+        "budget": outcome.verdict.budget if outcome else None,
+        "wall_s": outcome.wall_s if outcome else None,
+        "instructions": outcome.instructions if outcome else None,
+        "lds_bank_conflicts": sum(p.conflicts for p in profiles) if profiles else None,
+        "hazards": int(bool(hazard)) if strict else None,
     }
+    if hazard:
+        shown["hazard"] = hazard
+    if outcome is not None and profiles:
+        from .profile_facts import facts
+
+        shown["profile"] = [facts(product, record) for record in outcome.launches]
+    return shown
 
 
-def _show(product: Product, outcome: Outcome) -> None:
+def _show(product: Product, outcome: Outcome, strict: bool, profile: bool, html: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -82,6 +143,18 @@ def _show(product: Product, outcome: Outcome) -> None:
             f"wave-instructions ({record.matching('v_wmma'):,} matrix instructions) in {record.wall_s:.2f} s",
         )
     table.add_row("Largest error", f"{verdict.error:.3g} of {verdict.budget:.3g} allowed ({verdict.share:.0%})")
+    if strict:
+        table.add_row("Hazards", "none found")
     ok = Text("right: within the FP64 budget everywhere, nothing written outside C", style="green")
     table.add_row("Result", ok if outcome.ok else Text("wrong: " + "; ".join(outcome.reasons), style="bold red"))
-    new_console().print(table)
+    if html is not None:
+        table.add_row("Page", str(html))
+    console = new_console()
+    console.print(table)
+    if profile and html is None:
+        from .profile_text import render_profile
+
+        if not console.is_terminal:  # a pipe has no width: do not cut the listing at an assumed one
+            console = new_console(width=160)
+        for record in outcome.launches:
+            console.print("", render_profile(product, record))

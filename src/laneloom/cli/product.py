@@ -172,9 +172,20 @@ def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
     operands = []
     for letter, rows, columns in ((product.layout[0], m, k), (product.layout[1], k, n)):
         stored = (rows, columns) if letter == "n" else (columns, rows)
-        array = verify.encode(rng.standard_normal(stored, np.float32), product.dtype)
+        array = _aligned(verify.encode(rng.standard_normal(stored, np.float32), product.dtype))
         operands.append(array if letter == "n" else array.T)
     return operands[0], operands[1]
+
+
+def _aligned(array: Any) -> Any:
+    """A copy aligned to 256 bytes, as a GPU's allocator gives memory: cache lines are counted as there."""
+    import numpy as np
+
+    octets = np.empty(array.nbytes + 256, np.uint8)
+    skip = -octets.ctypes.data % 256
+    copy = octets[skip : skip + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
@@ -186,9 +197,12 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
     return reference.judge(verify.decode(c, product.dtype_out), *values, product.dtype_out)
 
 
-def run_product(product: Product, a: Any, b: Any) -> Outcome:
+def run_product(
+    product: Product, a: Any, b: Any, *, strict: bool = False, seed: int = 0, profile: bool = False
+) -> Outcome:
     """Multiply in the emulator as `laneloom.matmul` does, into a guarded and poisoned C, and judge the result.
 
+    strict, seed, profile: as for `laneloom.emulated`.
     Raises UnsupportedError for a GPU that is not emulated.
     """
     from .. import verify
@@ -207,7 +221,7 @@ def run_product(product: Product, a: Any, b: Any) -> Outcome:
 
     c = verify.Guarded((product.m, product.n), product.dtype_out)
     dtypes = (product.dtype, product.dtype, product.dtype_out)
-    with emulated(product.gpu) as emulation:
+    with emulated(product.gpu, strict=strict, seed=seed, profile=profile) as emulation:
         stored_a, stored_b, stored_c = map(Stored, (a, b, c.array), dtypes)
         began = time.perf_counter()
         execute.multiply_into(stored_a, stored_b, stored_c, dtypes, product.gpu, None)

@@ -25,7 +25,7 @@ from .listing import Kind
 from .occupancy import Occupancy, occupancy
 from .ptx import parse_ptx
 
-_STYLES = {
+STYLES = {
     Kind.MATRIX: "bold magenta",
     Kind.DUAL: "green",
     Kind.GLOBAL_LOAD: "bold cyan",
@@ -204,7 +204,7 @@ def _mix_table(analysis: Analysis) -> Table:
         names = detailed.matrix if kind is Kind.MATRIX else detailed.widths.get(kind, {})
         detail = ", ".join(f"{n} x {name}" for name, n in names.items())
         table.add_row(
-            str(kind), str(count), str(hot.kinds.get(kind, 0)) if hot else "", detail, style=_STYLES.get(kind)
+            str(kind), str(count), str(hot.kinds.get(kind, 0)) if hot else "", detail, style=STYLES.get(kind)
         )
     table.add_row("all", str(analysis.mix.total), str(hot.total) if hot else "", "", style="bold")
     if analysis.mix.fmas:
@@ -246,5 +246,5 @@ def _listing(analysis: Analysis) -> Text:
             text.append(f"{'':6}{'┃' if inside else ' '} {label}:\n", style="bold")
         text.append(f"{instruction.line:5} ", style="dim")
         text.append("┃   " if inside else "    ", style="bold magenta")
-        text.append(instruction.text + "\n", style=_STYLES.get(instruction.kind, ""))
+        text.append(instruction.text + "\n", style=STYLES.get(instruction.kind, ""))
     return text
