@@ -114,7 +114,9 @@ class Guarded:
         inside = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         # A NaN whose bits no kernel makes, so that a write shows even if it wrote NaN.
         poison = encode(np.array([np.nan]), dtype).view(f"u{storage.itemsize}")[0] | 0x35
-        self._bits = np.full(inside + 2 * self.BAND, poison, f"u{storage.itemsize}")
+        whole = np.full(inside + 2 * self.BAND + 256, poison, f"u{storage.itemsize}")
+        skip = -whole.ctypes.data % 256 // storage.itemsize  # aligned to 256 bytes, as a GPU's allocator gives memory
+        self._bits = whole[skip : skip + inside + 2 * self.BAND]
         self._poison = poison
         start = self._bits[self.BAND :].view(storage)
         self.array = np.lib.stride_tricks.as_strided(start, shape, [s * storage.itemsize for s in strides])
