@@ -41,7 +41,7 @@ def test_profile_as_text():
     for words in ("Hot loop", "no bank conflicts", "FLOP per byte", "vector lanes idle", "memory: line", "LDS: line"):
         assert words in result.stdout
     listing = [line for line in result.stdout.splitlines() if "┃" in line]
-    assert any(re.search(r"^\s*\d+\s+[\d,]+\s+ clk\s+┃ ds_load_b", line) for line in listing)
+    assert any(re.search(r"^\s*\d+\s+[\d,]+\s+[\d.]+ clk\s+┃ ds_load_b", line) for line in listing)
     assert any(re.search(r"lines\s+┃ global_load_b", line) for line in listing)
     assert any("v_wmma" in line for line in listing)
 
