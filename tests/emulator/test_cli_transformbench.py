@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("torch")
 
-from laneloom.cli import app  # noqa: E402
-from laneloom.compat import transformbench  # noqa: E402
+from laneloom.cli import app
+from laneloom.compat import transformbench
 
 LINE = re.compile(r"K=(\d+)  nfuncs=5 level=3  max_abs_err=\S+  max_rel_err=\S+  PASS")
 

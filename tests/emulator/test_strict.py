@@ -5,10 +5,10 @@ import struct
 import numpy as np
 import pytest
 
-from laneloom.errors import EmulationError, HazardError, OutOfBoundsError
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import EmulationError, HazardError, OutOfBoundsError
 
 KERNEL = """
 k:
@@ -144,7 +144,8 @@ PAIRS = {
     "undefined half selected away": (
         "undefined",
         POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tv_or_b32_e32 v2, 0xffff, v2\n" + STORE,
-        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tv_and_b32_e32 v2, 0xffff, v2\n" + STORE,
+        POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n\tv_and_b32_e32 v2, 0xffff, v2\n"
+        + STORE,
     ),
     "LDS that nobody wrote": (
         "undefined",
@@ -158,7 +159,8 @@ PAIRS = {
     ),
     "undefined branch": (
         "undefined",
-        POINTER + LANE + "\tv_mov_b32_e32 v2, 1\n\ts_cmp_eq_u32 s20, 0\n\ts_cbranch_scc1 .Lover\n\tv_mov_b32_e32 v2, 2\n"
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 1\n\ts_cmp_eq_u32 s20, 0\n\ts_cbranch_scc1 .Lover\n"
+        "\tv_mov_b32_e32 v2, 2\n"
         ".Lover:\n" + STORE,
         POINTER + LANE + "\tv_mov_b32_e32 v2, 1\n\ts_cmp_eq_u32 s4, 0\n\ts_cbranch_scc1 .Lover\n\tv_mov_b32_e32 v2, 2\n"
         ".Lover:\n" + STORE,

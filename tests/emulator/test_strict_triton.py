@@ -95,10 +95,11 @@ def increment_kernel(x_ptr, BLOCK: tl.constexpr):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_replicated_read_of_a_small_tensor_is_no_race(gpu):
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
+def test_a_replicated_read_of_a_small_tensor_is_no_race(gpu, seed):
     """Four waves load the 64 elements twice over, and one of the two copies is stored."""
     x = torch.zeros(64)
-    with laneloom.emulated(gpu, strict=True):
+    with laneloom.emulated(gpu, strict=True, seed=seed):
         increment_kernel[(1,)](x, BLOCK=64, num_warps=4)
     assert torch.equal(x, torch.ones(64))
 

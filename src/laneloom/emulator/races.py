@@ -143,6 +143,8 @@ class _Tracked:
         self.touches.append(touch)
         self.recent_loads.append(touch)
         if bad.any():
+            bad &= ~self._replicated(self.tags.writer[unit], mine, unit, bad)
+        if bad.any():
             self._race(bad, self.tags.writer[unit], mine, unit, True)
 
     def watch_store(self, offset: np.ndarray, nbytes: int, changed: np.ndarray) -> np.ndarray | None:
@@ -161,28 +163,27 @@ class _Tracked:
             self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
         if read.any():
-            read &= ~self._read_by_all(readers, mine, unit, read)
+            read &= ~self._replicated(mine, readers, unit, read)
         if read.any():
             self._race(read, readers, mine, unit, False)
         return written if written.any() else None
 
-    def _read_by_all(self, readers, mine, unit, bad) -> np.ndarray:
-        """Where the storing wave has itself read the unit by the instruction that the other readers used.
+    def _replicated(self, storing, loading, unit, bad) -> np.ndarray:
+        """Where the storing wave has itself read the unit by the instruction with which the other wave reads it.
 
         Compilers give small tensors to several waves at once: all of them load, one of them stores. What the others
-        loaded reaches no memory.
+        load reaches no memory, whether it comes before the store or after.
         """
         same = np.zeros(bad.shape, np.bool_)
-        own = np.broadcast_to(mine, bad.shape)
-        loads = {instruction_of(int(t)) for t in np.unique(readers[bad])}
+        writers, units = np.broadcast_to(storing, bad.shape)[bad] >> WAVE_SHIFT, unit[bad]
+        loads = {instruction_of(int(t)) for t in np.unique(np.broadcast_to(loading, bad.shape)[bad])}
         for touch in self.recent_loads:
             if touch.mine.size and instruction_of(int(touch.mine.flat[0])) in loads:
                 # A unit, and a wave of one workgroup and epoch, as one number.
                 who, number = np.unique(touch.mine >> WAVE_SHIFT, return_inverse=True)
                 keys = number.reshape(touch.unit.shape) << np.int64(40) | touch.unit
-                mine_now = own[bad] >> WAVE_SHIFT
-                at = np.minimum(np.searchsorted(who, mine_now), len(who) - 1)
-                same[bad] |= (who[at] == mine_now) & np.isin(at.astype(np.int64) << np.int64(40) | unit[bad], keys)
+                at = np.minimum(np.searchsorted(who, writers), len(who) - 1)
+                same[bad] |= (who[at] == writers) & np.isin(at.astype(np.int64) << np.int64(40) | units, keys)
         return same
 
     def _race(self, bad, others, mine, unit, wrote: bool):
