@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
-from . import demo, doctor, emulate, explain, gpus, isa, transformbench
+from . import demo, doctor, emulate, explain, gpus, instructions, isa, layout, transformbench
 
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
 
@@ -63,7 +63,10 @@ def _options(
     """
 
 
-for _command in (demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, gpus.gpus):
+for _command in (
+    demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, layout.layout, instructions.instructions,
+    gpus.gpus,
+):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")
 

@@ -197,7 +197,7 @@ def _plain(name: str) -> str:
     text = re.sub(r"^(__builtin_amdgcn_|llvm\.amdgcn\.)", "", text).replace(".", "_").removeprefix("v_")
     text = re.sub(r"(_w(32|64))?(_gfx12)?$", "", text).removesuffix("_1k").removesuffix("_e64")
     text = re.sub(r"_\d+b_", "_", text)
-    return re.sub(r"(x\d+)_?([a-z])", r"\1_\2", text)
+    return re.sub(r"(\d+x\d+x\d+)_?", r"\1_", text)
 
 
 def check(row: MatrixInstruction) -> None:
