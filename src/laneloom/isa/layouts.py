@@ -56,17 +56,19 @@ def parse_digits(text: str) -> tuple[Digit, ...]:
     return tuple(digits)
 
 
-def _coordinates(digits: tuple[Digit, ...]) -> list[dict[str, int] | None]:
-    """Coordinates of each index; None where an unused digit is not zero."""
-    found: list[dict[str, int] | None] = [{}]
+def _coordinates(digits: tuple[Digit, ...], axes: str) -> list[tuple[int, int, int] | None]:
+    """(block, row, col) of each index; None where an unused digit is not zero."""
+    found: list[tuple[int, int, int] | None] = [(0, 0, 0)]
     for axis, step, radix in digits:
-        grown: list[dict[str, int] | None] = []
-        for value in range(radix):
+        block, row, col = (step * (axis == name) for name in ("b", *axes))
+        grown: list[tuple[int, int, int] | None] = []
+        for n in range(radix):
+            unused = axis == "-" and n > 0
             for base in found:
-                if base is None or (axis == "-" and value):
+                if base is None or unused:
                     grown.append(None)
                 else:
-                    grown.append(base | {axis: base.get(axis, 0) + step * value} if axis not in "-*" else base)
+                    grown.append((base[0] + n * block, base[1] + n * row, base[2] + n * col))
         found = grown
     return found
 
@@ -116,21 +118,22 @@ class Layout:
 
     @cached_property
     def _places(self) -> dict[Element, tuple[Place, ...]]:
-        row_axis, col_axis = AXES[self.matrix]
         plain: dict[Element, list[Place]] = {}
-        lanes = _coordinates(self.lanes)
-        for slot, at in enumerate(_coordinates(self.slots)):
+        lanes = _coordinates(self.lanes, AXES[self.matrix])
+        for slot, at in enumerate(_coordinates(self.slots, AXES[self.matrix])):
             assert at is not None
             start = self.first_bit + slot * self.pitch
+            vgpr, low, high = start // 32, start % 32, start % 32 + self.width - 1
             for lane, inside in enumerate(lanes):
                 if inside is None:
                     continue
-                c = {axis: at.get(axis, 0) + inside.get(axis, 0) for axis in "ijkb"}
-                place = Place(lane, start // 32, start % 32, start % 32 + self.width - 1)
-                for n in range(self.shared):
-                    c_n = c | {"k": c["k"] + n} if n else c
-                    plain.setdefault(Element(c_n["b"], c_n[row_axis], c_n[col_axis]), []).append(place)
-        return {e: tuple(sorted(self._taken(e, plain))) for e in sorted(plain)}
+                block, row, col = at[0] + inside[0], at[1] + inside[1], at[2] + inside[2]
+                place = Place(lane, vgpr, low, high)
+                for n in range(self.shared):  # neighbours along k, which are columns of A and its index
+                    plain.setdefault(Element(block, row, col + n), []).append(place)
+        if self.cbsz or self.blgp:
+            plain = {e: self._taken(e, plain) for e in plain}
+        return {e: tuple(plain[e]) for e in sorted(plain)}
 
     def _taken(self, element: Element, plain: dict[Element, list[Place]]) -> list[Place]:
         """Where the instruction takes an element from: another block (cbsz, abid) or other lanes (blgp)."""
@@ -143,9 +146,10 @@ class Layout:
         found: dict[tuple[int, int], list[tuple[Place, Element]]] = {}
         for element, places in self._places.items():
             for place in places:
-                for vgpr in range(place.vgpr, place.vgpr + 1 + place.bit_hi // 32):
-                    found.setdefault((place.lane, vgpr), []).append((place, element))
-        return {key: sorted(entries, key=lambda x: (x[0].bit_lo, x[1])) for key, entries in found.items()}
+                found.setdefault((place.lane, place.vgpr), []).append((place, element))
+                if place.bit_hi > 31:
+                    found.setdefault((place.lane, place.vgpr + 1), []).append((place, element))
+        return {key: sorted(entries, key=lambda x: (x[0].vgpr, x[0].bit_lo, x[1])) for key, entries in found.items()}
 
     def where(self, row: int, col: int, block: int = 0) -> tuple[Place, ...]:
         """Every place of an element, by lane. Raises ArgumentError for an element that is not there."""
