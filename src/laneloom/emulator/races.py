@@ -22,6 +22,7 @@ WAVE_SHIFT = np.int64(INSTRUCTION_BITS)
 EPOCH_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS)
 GROUP_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS + EPOCH_BITS)
 RECENT = 256  #: loads that are remembered to tell a replicated read from a race
+_ONE_WAVE, _ONE_EPOCH = (np.uint64(1 << bits) for bits in (INSTRUCTION_BITS, INSTRUCTION_BITS + WAVE_BITS))
 SEVERAL = np.int64((1 << WAVE_BITS) - 1)  #: the wave of a unit that several waves have read
 
 
@@ -45,8 +46,9 @@ def wave_of(value: int) -> int | None:
 
 def conflicts(other: np.ndarray, mine: np.ndarray) -> np.ndarray:
     """Where two tags are of one workgroup and epoch but of different waves."""
-    differ = other ^ mine
-    return ((differ >> EPOCH_SHIFT) == 0) & (((differ >> WAVE_SHIFT) & SEVERAL) != 0)
+    differ = np.asarray(other ^ mine).view(np.uint64)
+    # Nothing above the wave's bits differs, and something in them: one comparison, as smaller numbers wrap round.
+    return differ - _ONE_WAVE < _ONE_EPOCH - _ONE_WAVE
 
 
 class RaceFault(Exception):
@@ -75,23 +77,26 @@ class Tags:
 
     def read(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> np.ndarray:
         """Record a load; where it conflicts, as booleans of `unit`'s shape."""
-        bad = conflicts(self.writer[unit], mine)
+        bad = conflicts(self.writer.take(unit), mine)
         if active is not None:
             bad &= active
-        before = self.reader[unit]
-        now = np.where(conflicts(before, mine), mine | SEVERAL << WAVE_SHIFT, np.broadcast_to(mine, unit.shape))
+        several = mine | SEVERAL << WAVE_SHIFT
+        now = np.where(conflicts(self.reader.take(unit), mine), several, mine)
         _put(self.reader, unit, now, active)
-        lost = conflicts(self.reader[unit], mine)  # another wave of this instruction reads the same unit
-        if lost.any():
-            mark = lost if active is None else lost & active
-            self.reader[unit[mark]] = (np.broadcast_to(mine, unit.shape) | SEVERAL << WAVE_SHIFT)[mark]
+        after = self.reader.take(unit)
+        lost = after != now
+        if lost.any():  # another wave of this instruction reads the same unit
+            lost &= conflicts(after, mine)
+            if active is not None:
+                lost &= active
+            self.reader[unit[lost]] = np.broadcast_to(several, unit.shape)[lost]
         return bad
 
     def write(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Record a store; where it conflicts with a reader, and where with a writer."""
-        reads, writes = conflicts(self.reader[unit], mine), conflicts(self.writer[unit], mine)
+        reads, writes = conflicts(self.reader.take(unit), mine), conflicts(self.writer.take(unit), mine)
         _put(self.writer, unit, np.broadcast_to(mine, unit.shape), active)
-        writes |= conflicts(self.writer[unit], mine)
+        writes |= conflicts(self.writer.take(unit), mine)
         if active is not None:
             reads &= active
             writes &= active
@@ -123,7 +128,7 @@ class _Tracked:
 
     def units(self, offset: np.ndarray) -> np.ndarray:
         """Unit numbers of byte offsets."""
-        return offset // self.unit_bytes
+        return offset >> self.unit_bytes.bit_length() - 1
 
     def _spread(self, offset: np.ndarray, nbytes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Units [wave, lane, n], tags and activity, of an access."""
@@ -152,8 +157,8 @@ class _Tracked:
         if self.now is None:
             return None
         unit, mine, active = self._spread(offset, nbytes)
-        writers = self.tags.writer[unit]
-        readers = self.tags.reader[unit]
+        writers = self.tags.writer.take(unit)
+        readers = self.tags.reader.take(unit)
         read, written = self.tags.write(unit, mine, active)
         self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), True))
         earlier = conflicts(writers, mine) & changed[..., None]

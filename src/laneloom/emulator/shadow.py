@@ -26,7 +26,7 @@ class Found(Exception):
 class Shadow:
     """Undefined bits of one group of waves, and what else strict mode keeps per wave."""
 
-    __slots__ = ("S", "V", "busy_s", "busy_v", "dirty_s", "dirty_v", "epoch", "pending", "scc")
+    __slots__ = ("S", "V", "busy_s", "busy_v", "dirty_s", "dirty_v", "epoch", "pending", "replicated", "scc")
 
     def __init__(self, V, S, scc, epoch, pending, dirty_v, dirty_s):
         self.V: np.ndarray = V  #: uint32 [register, wave, lane]
@@ -36,6 +36,7 @@ class Shadow:
         self.pending: dict[str, list] = pending  #: counter -> operations under way, oldest first
         self.dirty_v: int = dirty_v  #: vector registers that may hold undefined bits
         self.dirty_s: int = dirty_s
+        self.replicated: int = 0  #: vector registers whose replication was checked since they were written
         self.count_pending()
 
     def count_pending(self) -> None:

@@ -59,6 +59,7 @@ class Guard:
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
         self.wmma = decode(ins, target) if is_matrix(ins.name) else None
+        self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
         if self.raises and not (self.ins.name.startswith("ds_") and not self.lds):
@@ -94,6 +95,7 @@ class Guard:
 
     def after(self, g: Waves) -> None:
         """Put the operation on its counters."""
+        g.shadow.replicated &= ~self.uses.writes_v
         touches: list[Touch] = []
         memory = self._memory(g)
         if self.lds or self.memory:
@@ -162,10 +164,15 @@ class Guard:
         assert self.wmma is not None
         if self.wmma.shape.gfx12:
             return
-        for n in sorted(self.wmma.operands()):
+        wanted = self.operands & ~g.shadow.replicated
+        if not wanted:
+            return
+        g.shadow.replicated |= wanted
+        for n in bits_of(wanted):
             row = g.u[n].reshape(g.count, -1, 16)
-            differ = (row != row[:, :1]).any(axis=1)
-            if differ.any():
+            unequal = row[:, 1:] != row[:, :1]
+            if unequal.any():
+                differ = unequal.any(axis=1)
                 wave, lane = (int(x[0]) for x in np.nonzero(differ))
                 text = f"v{n} holds different data in lanes {lane} and {lane + 16}; gfx11 wants A and B replicated"
                 raise Found("replication", text, int(g.ids[wave]), lane)
@@ -250,8 +257,6 @@ class Guard:
         count = results(self.ins)
         address = self.ins.operands[count]
         wrote = self.uses.writes_v
-        # A load into one half of its own address register goes to the shadow's half directly.
-        halves = "_d16" in self.ins.name or bool(self.ins.operands[0].half)
 
         def follow(g: Waves) -> None:
             shadow: Shadow = g.shadow
@@ -261,13 +266,9 @@ class Guard:
                     self._require(g, o, g.active(), "an atomic combines bits that nobody wrote")
                 shadow.clean(g, self.uses)
                 return
-            a = address.index
             twin = g.twin(shadow.V)
             twin.lds = g.undefined_lds
-            twin.u[a] = g.u[a].copy()
             step(twin)
-            if wrote >> a & 1 and not halves:
-                shadow.V[a] = twin.u[a]
             for n in bits_of(wrote):
                 shadow.dirty_v = shadow.dirty_v | 1 << n if shadow.V[n].any() else shadow.dirty_v & ~(1 << n)
 
