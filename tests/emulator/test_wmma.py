@@ -8,6 +8,7 @@ from laneloom.emulator.alu import Target
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
 from laneloom.emulator.parse import EXEC, _instruction
 from laneloom.emulator.state import Waves
+from laneloom.errors import UnknownInstructionError
 from laneloom.gpu import get_gpu
 
 WAVES = 3
@@ -65,8 +66,9 @@ def place(V, n, lane, element, bits, code):
 
 def put_operand(V, n, codes, kind, gfx12, lanes, k):
     """codes [wave, 16, k]; lane l holds row l % 16."""
-    per_lane = k // (lanes // 16) if gfx12 else k
-    for lane in range(lanes):
+    groups = min(lanes // 16, k * BITS[kind] // 32)  # of gfx12: a lane holds at least one register
+    per_lane = k // groups if gfx12 else k
+    for lane in range(16 * groups if gfx12 else lanes):
         for e in range(per_lane):
             column = per_lane * (lane // 16) + e if gfx12 else e
             place(V, n, lane, e, BITS[kind], codes[:, lane % 16, column])
@@ -74,8 +76,10 @@ def put_operand(V, n, codes, kind, gfx12, lanes, k):
 
 def element_of_d(e, lane, gfx12, lanes):
     """(row, column) of element e of lane `lane`."""
-    groups = lanes // 16
-    return (16 // groups * (lane // 16) + e if gfx12 else groups * e + lane // 16), lane % 16
+    groups, group = lanes // 16, lane // 16
+    if not gfx12:
+        return groups * e + group, lane % 16
+    return (8 * group + e if lanes == 32 else 8 * (group % 2) + 4 * (group // 2) + e), lane % 16
 
 
 def put_cd(V, n, codes, kind, gfx12, lanes, high):
@@ -105,11 +109,11 @@ def get_cd(V, n, kind, gfx12, lanes, high):
 
 
 CASES = [
-    *[(gpu, lanes, cd, 16, ab) for gpu, sizes in (("gfx1151", (32, 64)), ("gfx1201", (32,))) for lanes in sizes
+    *[(gpu, lanes, cd, 16, ab) for gpu, sizes in (("gfx1151", (32, 64)), ("gfx1201", (32, 64))) for lanes in sizes
       for cd, ab in (("f32", "f16"), ("f32", "bf16"), ("f16", "f16"), ("bf16", "bf16"), ("i32", "iu8"),
                      ("i32", "iu4"))],
-    *[("gfx1201", 32, "f32", 16, f"{a}_{b}") for a in ("fp8", "bf8") for b in ("fp8", "bf8")],
-    ("gfx1201", 32, "i32", 32, "iu4"),
+    *[("gfx1201", lanes, "f32", 16, f"{a}_{b}") for lanes in (32, 64) for a in ("fp8", "bf8") for b in ("fp8", "bf8")],
+    ("gfx1201", 32, "i32", 32, "iu4"), ("gfx1201", 64, "i32", 32, "iu4"),
 ]  # fmt: skip
 
 
@@ -202,6 +206,94 @@ def test_nan_and_infinity_pass_through(kind):
     got = np.array(get_cd(g.V, 0, "f32", True, 32, 0), np.uint32).view(np.float32)
     assert np.isnan(got[:, 5]).all()
     assert (np.delete(got, 5, axis=1) == 0).all()
+
+
+def wild_codes(rng, kind, shape):
+    """Bit patterns of all kinds: NaN, infinities, denormals, zeros of both signs, ordinary numbers."""
+    codes = rng.integers(0, 1 << BITS[kind], shape)
+    if kind in ("f16", "bf16", "f32"):
+        mantissa = {"f16": 10, "bf16": 7, "f32": 23}[kind]
+        special = np.array([0, 1, (1 << mantissa) - 1, 1 << mantissa, 3 << mantissa])  # zero, denormals, the smallest
+        codes = np.where(rng.random(shape) < 0.3, rng.choice(special, shape), codes)
+    return codes
+
+
+def wide(codes, kind):
+    """float128 (or what the machine has) values, by numpy for the large formats and by `decode` for the small."""
+    if kind == "f16":
+        return codes.astype(np.uint16).view(np.float16).astype(np.longdouble)
+    if kind in ("bf16", "f32"):
+        return (codes << (16 if kind == "bf16" else 0)).astype(np.uint32).view(np.float32).astype(np.longdouble)
+    table = np.array([decode(c, kind) for c in range(256)], np.longdouble)
+    if kind == "fp8":
+        table[[0x7F, 0xFF]] = np.nan
+    else:
+        table[[0x7C, 0xFC]] = np.inf, -np.inf
+        table[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
+    return table[codes]
+
+
+FLOATS = [case for case in CASES if case[2] != "i32"]
+
+
+@pytest.mark.parametrize(("gpu", "lanes", "cd", "k", "ab"), FLOATS)
+def test_special_numbers(gpu, lanes, cd, k, ab):
+    """One special element in a row of A: NaN where IEEE 754 has NaN, infinities with their sign, denormals kept."""
+    gfx12 = gpu == "gfx1201"
+    a, b = ab.split("_") if "_" in ab else (ab, ab)
+    rng = np.random.default_rng(11)
+    target = Target(get_gpu(gpu), lanes)
+    g = waves(lanes)
+    A, B, C = np.zeros((WAVES, 16, k), int), wild_codes(rng, b, (WAVES, 16, k)), wild_codes(rng, cd, (WAVES, 16, 16))
+    A[:, np.arange(16), rng.integers(0, k, 16)] = wild_codes(rng, a, (WAVES, 16))
+    put_operand(g.V, 16, A, a, gfx12, lanes, k)
+    put_operand(g.V, 24, B, b, gfx12, lanes, k)
+    put_cd(g.V, 32, C, cd, gfx12, lanes, 0)
+    with np.errstate(all="ignore"):
+        matrix.build([matrix.decode(assemble(cd, k, ab), target)])(g)
+        exact = np.einsum("wik,wjk->wij", wide(A, a), wide(B, b)) + wide(C, cd)
+        got = wide(get_cd(g.V, 0, cd, gfx12, lanes, 0), cd)
+        mantissa, low = {"f32": (24, -149), "f16": (11, -24), "bf16": (8, -133)}[cd]
+        power = np.maximum(np.frexp(np.where(np.isfinite(exact), exact, 1))[1] - mantissa, low)
+        top = np.ldexp(np.longdouble(1), {"f32": 128, "f16": 16, "bf16": 128}[cd])
+        near = np.ldexp(np.rint(np.ldexp(exact, -power)), power)
+        near = np.where(np.abs(near) >= top, np.copysign(np.inf, near), near)
+    assert np.array_equal(np.isnan(got), np.isnan(exact))
+    assert np.array_equal(got[~np.isnan(exact)], near[~np.isnan(exact)].astype(got.dtype))
+
+
+def test_sparse_reads_only_what_the_index_names():
+    """NaN in the elements of B that no index names does not reach D."""
+    g = waves()
+    g.V[...] = 0
+    for lane in range(16):
+        g.V[16, :, lane] = 0x3C003C00  # the first pair of A: 1, 1
+        g.V[20, :, lane] = 0x2 | 0x3 << 2  # at k = 2 and 3
+    g.V[24, :, 5] = 0x7E007E00  # column 5 of B: NaN at k = 0 and 1
+    g.V[25, :, 5] = 0x40003C00  # 1 and 2 at k = 2 and 3
+    ins = _instruction("v_swmmac_f32_16x16x32_f16", "v[0:7], v[16:19], v[24:31], v20", 1, "", None)
+    sparse = matrix.decode(ins, Target(get_gpu("gfx1201"), 32))
+    assert sparse.reads() == {*range(8), *range(16, 21), *range(24, 32)}
+    assert sparse.writes() == set(range(8))
+    with np.errstate(all="ignore"):
+        matrix.build([sparse])(g)
+    got = np.array(get_cd(g.V, 0, "f32", True, 32, 0), np.uint32).view(np.float32)
+    assert (got[:, :, 5] == 3).all()
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"),
+    [
+        ("gfx1151", "v_swmmac_f32_16x16x32_f16"), ("gfx1151", "v_wmma_f32_16x16x16_fp8_fp8"),
+        ("gfx1151", "v_wmma_i32_16x16x32_iu4"), ("gfx1201", "v_wmma_f32_16x16x32_f16"),
+        ("gfx1201", "v_wmma_f16_16x16x16_fp8_fp8"), ("gfx1201", "v_swmmac_i32_16x16x64_iu8"),
+        ("gfx1201", "v_wmma_i32_16x16x16_f16"), ("gfx1201", "v_wmma_bf16_16x16x16_f16"),
+    ],
+)  # fmt: skip
+def test_what_a_gpu_lacks_is_refused(gpu, name):
+    ins = _instruction(name, "v[0:7], v[16:19], v[24:31], v[32:39]", 1, "", None)
+    with pytest.raises(UnknownInstructionError):
+        matrix.decode(ins, Target(get_gpu(gpu), 32))
 
 
 def test_batched_run_equals_one_at_a_time():
