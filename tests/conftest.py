@@ -9,6 +9,15 @@ from pathlib import Path
 import pytest
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A Triton cache of this checkout's own.
+
+    Triton keys its cache by source, not by file, so another checkout's cache would bring that one's paths into messages.
+    """
+    if config.cache is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(config.cache.mkdir("triton"))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """One cache of CodeObjects for the whole run, so that no test reads or writes the user's."""

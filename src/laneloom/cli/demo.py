@@ -38,7 +38,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random matrices.")] = 0,
     svg: Annotated[Path | None, typer.Option("--svg", help="Also draw the report as a picture here.")] = None,
 ) -> None:
-    """Compile a matmul for GPUs that are not here, run it, check it."""
+    """Compile a matmul for absent GPUs, run it, check it, doubt it."""
     shape = f"{_SIZE},{_SIZE},{_SIZE}"
     # An fp32 C shows the error of the sums; a rounding to fp16 would cover it.
     products = [parse_product("matmul", name, shape, "fp16", "fp32") for name in gpu or _DEFAULT_GPUS]
@@ -297,8 +297,8 @@ def _control(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
     report.heading(
         "4",
         "Doubt",
-        "Would anybody notice a wrong kernel? The same code with one instruction of its hot loop left out. A wait or a "
-        "barrier changes no number here, so strict mode looks for them.",
+        "Would anybody notice a wrong kernel? The same code with something of its hot loop left out. Waits and "
+        "barriers change no number here, so strict mode looks for them.",
     )
     table = Table.grid(padding=(0, 3, 0, 0))
     for run in runs:
@@ -330,7 +330,8 @@ _HAZARDS = {
 
 
 def _short(mnemonic: str) -> str:
-    return "a WMMA" if mnemonic.startswith("v_wmma") else mnemonic
+    names = {"v_wmma": "a WMMA", "s_barrier": "its barriers", "s_wait": "a wait for loads"}
+    return next((name for prefix, name in names.items() if mnemonic.startswith(prefix)), mnemonic)
 
 
 def _found(word: str, good: bool) -> Any:

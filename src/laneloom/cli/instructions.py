@@ -19,7 +19,7 @@ def instructions(
     matching: Annotated[str, typer.Argument(metavar="[TEXT]", help="Only names that contain this.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the matrix instructions of a GPU: shape, types, registers, cycles, rate, modifiers."""
+    """List the matrix instructions of a GPU: shape, types, rate."""
     from ..gpu import get_gpu
     from ..isa import instructions as rows_of
 

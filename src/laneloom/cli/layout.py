@@ -32,7 +32,7 @@ def layout(
     transpose: Annotated[bool, typer.Option("--transpose", help="Exchange a table's rows and columns.")] = False,
     style: Annotated[str, typer.Option("--format", help="table, csv, markdown or asciidoc.")] = "table",
 ) -> None:
-    """Show which lane, register and bits hold which element of a matrix instruction."""
+    """Show which lane and register holds which matrix element."""
     from ..gpu import get_gpu
     from ..isa import find_instruction, get_layout, layout_text
 
