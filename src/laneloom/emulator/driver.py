@@ -6,9 +6,10 @@ the tensors' real addresses. Nothing in the kernel or its call changes.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -106,18 +107,26 @@ class _Launcher:
         values = self.layout.flatten(args)
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
-        kernarg, regions = self.layout.pack(values, scratch)
+        with _without_torch_modes():
+            kernarg, regions = self.layout.pack(values, scratch)
+            regions += pointed_at(values)
         if enter_hook is not None:
             enter_hook(launch_metadata)
         with _one_at_a_time:
             program = load(self.asm, emulation.gpu, md.name, strict=emulation.strict)
             record = launch(
                 program, (gx, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
-                regions=[*regions, *pointed_at(values)], seed=emulation.seed, profile=emulation.profile,
+                regions=regions, seed=emulation.seed, profile=emulation.profile,
             )  # fmt: skip
             emulation.launches.append(record)
         if exit_hook is not None:
             exit_hook(launch_metadata)
+
+
+def _without_torch_modes() -> AbstractContextManager:
+    """Tensors as they are, whatever a TorchFunctionMode makes of them; torch stays unloaded where nobody loaded it."""
+    torch = sys.modules.get("torch")
+    return torch._C.DisableTorchFunction() if torch else nullcontext()
 
 
 def _active_emulation() -> Emulation:
@@ -204,9 +213,7 @@ class EmulatedDriver(DriverBase):
 
 
 @contextmanager
-def emulated(
-    gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False
-) -> Iterator[Emulation]:
+def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False) -> Iterator[Emulation]:
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
     Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.

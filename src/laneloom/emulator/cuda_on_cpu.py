@@ -1,0 +1,214 @@
+"""`cuda_on_cpu`: code written for `device="cuda"` runs on CPU tensors that take themselves for CUDA tensors.
+
+A TorchFunctionMode sees every call of torch from Python. It turns device arguments that say "cuda" into the CPU, and
+keeps apart what lives on which device: a tensor is on the host if it was made or moved there on purpose, or computed
+from host tensors alone; every other tensor says `is_cuda` and `device == cuda:0`. Moves between the two copy, as they
+do on a GPU. `torch.cuda` answers as a machine with one GPU would, except that it has no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..gpu import Gpu
+
+_HOST = "_laneloom_host"  #: set on a tensor that lives on the host
+_MOVES = ("to", "cuda", "cpu")
+
+
+def _no_clock(*_: Any, **__: Any):
+    raise UnsupportedError("an emulated GPU has no clock and no CUDA graphs; measure on a GPU")
+
+
+def _function_mode():
+    """An instance of the mode; its class is made here because importing it imports torch."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils import _device as default_device
+    from torch.utils._pytree import tree_leaves
+
+    tensor = torch.Tensor
+    cpu, first = torch.device("cpu"), torch.device("cuda", 0)
+    device_getter, is_cuda, is_cpu = tensor.device.__get__, tensor.is_cuda.__get__, tensor.is_cpu.__get__  # type: ignore
+    get_device = tensor.get_device
+    moves = {getattr(tensor, name) for name in _MOVES}
+    parse_to = torch._C._nn._parse_to  # type: ignore[attr-defined]
+
+    def is_tensor(value: Any) -> bool:
+        return isinstance(value, tensor)
+
+    def mark(result: Any, host: bool) -> Any:
+        for leaf in tree_leaves(result) if isinstance(result, list | tuple | dict) else (result,):
+            if is_tensor(leaf):
+                if host:
+                    setattr(leaf, _HOST, True)
+                elif hasattr(leaf, _HOST):
+                    delattr(leaf, _HOST)
+        return result
+
+    class CudaOnCpu(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            kwargs = dict(kwargs or {})
+            if func is torch.device or func is parse_to:  # nn.Module.to asks what its arguments mean
+                return func(*args, **kwargs)
+            inputs = [x for x in tree_leaves((args, kwargs)) if is_tensor(x)]
+            host = bool(inputs) and all(getattr(x, _HOST, False) for x in inputs)
+            if func in (device_getter, is_cuda, is_cpu, get_device) and device_getter(args[0]).type == "cpu":
+                return {device_getter: cpu if host else first, is_cuda: not host, is_cpu: host}.get(
+                    func, -1 if host else 0
+                )
+            if func in moves:
+                return self.move(func, args, kwargs, getattr(args[0], _HOST, False))
+            default = default_device.CURRENT_DEVICE  # `with torch.device("cuda")`, torch.set_default_device
+            if default is not None and kwargs.get("device") is None and func in default_device._device_constructors():
+                kwargs["device"] = default
+            wanted = [x for x in (*args, kwargs.get("device")) if isinstance(x, torch.device)]
+            named = kwargs.get("device")
+            if isinstance(named, str | int):
+                wanted.append(torch.device(named) if isinstance(named, str) else first)
+            args = tuple(cpu if isinstance(x, torch.device) and x.type == "cuda" else x for x in args)
+            if wanted and wanted[-1].type == "cuda" and "device" in kwargs:
+                kwargs["device"] = cpu
+            if kwargs.get("pin_memory"):
+                kwargs["pin_memory"] = False
+            result = func(*args, **kwargs)
+            if func.__name__ == "pin_memory":
+                return mark(result, True)
+            if func.__name__ in ("__set__", "__delete__") or any(result is x for x in inputs):
+                return result
+            if wanted:
+                host = wanted[-1].type == "cpu"
+            elif not inputs:
+                host = True  # a factory without a device makes host tensors
+            return mark(result, host)
+
+        def move(self, func, args, kwargs, host):
+            """Tensor.to, .cuda, .cpu: copies if the device changes, and does what else was asked."""
+            source, rest = args[0], list(args[1:])
+            kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
+            target = "cuda" if func is tensor.cuda else "cpu" if func is tensor.cpu else None
+            if func is not tensor.to:
+                kwargs.pop("device", None)
+            else:
+                spoken = kwargs.pop("device", None)
+                if rest and isinstance(rest[0], str | torch.device | int):
+                    spoken = rest.pop(0)
+                elif rest and is_tensor(rest[0]):
+                    kwargs["dtype"] = rest[0].dtype
+                    spoken = "cpu" if getattr(rest.pop(0), _HOST, False) else "cuda"
+                if rest and (rest[0] is None or isinstance(rest[0], torch.dtype)):
+                    kwargs["dtype"] = rest.pop(0)
+                if len(rest) > 1:  # non_blocking, copy
+                    kwargs["copy"] = rest[1]
+                if spoken is not None:
+                    target = "cuda" if isinstance(spoken, int) else torch.device(spoken).type
+            if target not in (None, "cpu", "cuda"):
+                return func(*args, **{**kwargs, "device": target})
+            to_host = host if target is None else target == "cpu"
+            kwargs = {name: value for name, value in kwargs.items() if value is not None}
+            result = tensor.to(source, **kwargs) if kwargs else source
+            if to_host != host and result is source:
+                result = source.clone()
+            return result if result is source else mark(result, to_host)
+
+    return CudaOnCpu()
+
+
+def _answers(gpu: Gpu) -> dict[str, Any]:
+    """What `torch.cuda` says of the machine."""
+    import torch
+
+    major, minor = gpu.major, int(gpu.name[-2], 16)
+    product = f"{gpu.product} (emulated by laneloom)"
+    properties = SimpleNamespace(
+        name=product, gcnArchName=gpu.name, major=major, minor=minor, multi_processor_count=gpu.compute_units,
+        total_memory=16 << 30, warp_size=gpu.wave, shared_memory_per_block=gpu.lds_bytes, regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048, is_integrated=False, is_multi_gpu_board=False, L2_cache_size=0,
+    )  # fmt: skip
+
+    class Stream:
+        """Launches run at once, in order."""
+
+        cuda_stream, device = 0, torch.device("cuda", 0)
+
+        def __init__(self, *_: Any, **__: Any): ...
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def query(self) -> bool:
+            """Whether all is done: always."""
+            return True
+
+        def synchronize(self, *_: Any) -> None:
+            """Nothing is ever under way."""
+
+        wait_stream = wait_event = record_event = synchronize
+
+    def nothing(*_: Any, **__: Any) -> None: ...
+
+    def zero(*_: Any, **__: Any) -> int:
+        return 0
+
+    silent = ("synchronize empty_cache set_device manual_seed manual_seed_all reset_peak_memory_stats init ipc_collect "
+              "reset_max_memory_allocated reset_accumulated_memory_stats set_stream").split()  # fmt: skip
+    zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved").split()
+    return {
+        **dict.fromkeys(silent, nothing),
+        **dict.fromkeys(zeros, zero),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": nothing,
+        "device_count": lambda: 1,
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_device_name": lambda *_: product,
+        "get_device_capability": lambda *_: (major, minor),
+        "get_device_properties": lambda *_: properties,
+        "mem_get_info": lambda *_: (16 << 30, 16 << 30),
+        "device": lambda *_: nullcontext(),
+        "device_of": lambda *_: nullcontext(),
+        "stream": lambda *_: nullcontext(),
+        "Stream": Stream,
+        "current_stream": lambda *_: Stream(),
+        "default_stream": lambda *_: Stream(),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "Event": _no_clock,
+        "CUDAGraph": _no_clock,
+        "graph": _no_clock,
+    }
+
+
+@contextmanager
+def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
+    """Inside, torch has one GPU called "cuda", whose memory is the CPU's. Everything is put back afterwards.
+
+    Only Python code of the thread that entered is affected. Not covered: `torch.Generator(device="cuda")`, and device
+    arguments that C++ code makes by itself.
+    """
+    import torch
+
+    mode, run_backward = _function_mode(), torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        with mode:  # Tensor.backward runs outside the mode that saw it called
+            return run_backward(*args, **kwargs)
+
+    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
+    swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
+    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in swapped]
+    for owner, name, new in swapped:
+        setattr(owner, name, new)
+    try:
+        with mode:
+            yield
+    finally:
+        for owner, name, old in before:
+            setattr(owner, name, old)

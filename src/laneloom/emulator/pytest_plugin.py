@@ -1,0 +1,108 @@
+"""The pytest plugin: `pytest --emulate gfx1151` runs a suite of Triton kernels as machine code of an absent GPU.
+
+The emulator is Triton's active driver from collection to the end, and each test runs inside an `emulated` of its own.
+Where torch is installed, tests that say device="cuda" run unchanged (`cuda_on_cpu`). Nothing happens without --emulate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from ..errors import LaneloomError
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The options; `--strict` is pytest's own."""
+    group = parser.getgroup("laneloom", "run Triton kernels without a GPU")
+    group.addoption("--emulate", metavar="GPU", help="Run Triton kernels as code of this GPU, such as gfx1151.")
+    group.addoption(
+        "--emulate-strict", action="store_true",
+        help="Stop at registers used before their wait, races, undefined values, broken barriers.",
+    )  # fmt: skip
+    group.addoption(
+        "--emulate-seed", type=int, default=0, metavar="N", help="Run waves and workgroups in an order that N fixes."
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Turn the emulator on before any test module is imported."""
+    gpu = config.getoption("--emulate")
+    strict, seed = bool(config.getoption("--emulate-strict")), int(config.getoption("--emulate-seed") or 0)
+    if gpu is None:
+        if strict or seed:
+            raise pytest.UsageError("--emulate-strict and --emulate-seed need --emulate GPU")
+        return
+    try:
+        config.pluginmanager.register(EmulatedSession(gpu, strict, seed), "laneloom-run")
+    except LaneloomError as error:
+        raise pytest.UsageError(f"--emulate: {error}") from None
+
+
+class EmulatedSession:
+    """One run of pytest under the emulator."""
+
+    def __init__(self, gpu: str, strict: bool, seed: int):
+        from ..gpu import get_gpu
+        from .driver import emulated
+
+        self.gpu, self.strict, self.seed = get_gpu(gpu), strict, seed
+        self.kernels: set[str] = set()
+        self.launches = self.instructions = 0
+        self._stack = ExitStack()
+        self._stack.enter_context(emulated(self.gpu, strict=strict, seed=seed))
+        if find_spec("torch"):
+            from .cuda_on_cpu import cuda_on_cpu
+
+            self._stack.enter_context(cuda_on_cpu(self.gpu))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
+        """Each test, its fixtures included, inside an `emulated` of its own."""
+        from .driver import emulated
+
+        with emulated(self.gpu, strict=self.strict, seed=self.seed) as emulation:
+            try:
+                return (yield)
+            finally:
+                self.kernels |= {record.kernel for record in emulation.launches}
+                self.launches += len(emulation.launches)
+                self.instructions += emulation.instructions
+
+    def pytest_report_header(self) -> str:
+        """What the run emulates."""
+        mode = ", strict" if self.strict else ""
+        order = f", seed {self.seed}" if self.seed else ""
+        return f"laneloom: Triton kernels run as {self.gpu.name} ({self.gpu.family}) code on the CPU{mode}{order}"
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A worker of pytest-xdist hands its counts to the controller."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["laneloom"] = [sorted(self.kernels), self.launches, self.instructions]
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """The counts of a worker of pytest-xdist."""
+        kernels, launches, instructions = getattr(node, "workeroutput", {}).get("laneloom", ((), 0, 0))
+        self.kernels |= set(kernels)
+        self.launches += launches
+        self.instructions += instructions
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """One line: what ran."""
+        mode = " in strict mode" if self.strict else ""
+        terminalreporter.write_line(
+            f"laneloom: {self.gpu.name}: {self.launches:,} launches of {len(self.kernels):,} kernels{mode}, "
+            f"{self.instructions:,} wave-instructions",
+            yellow=self.launches == 0,
+        )
+
+    def pytest_unconfigure(self) -> None:
+        """Put back what was active before."""
+        self._stack.close()

@@ -1,0 +1,180 @@
+"""`pytest --emulate GPU` on suites as people write them for device="cuda"."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+SUITE = """
+import pytest, torch, triton, triton.language as tl
+
+DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as the tutorials find theirs
+
+
+@triton.jit
+def add_kernel(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=mask) + tl.load(y_ptr + offsets, mask=mask), mask=mask)
+
+
+def add(x, y, out=None):
+    assert x.is_cuda and y.device.type == "cuda"
+    out = torch.empty_like(x) if out is None else out
+    with torch.cuda.device(x.device.index):
+        add_kernel[(triton.cdiv(x.numel(), 128),)](x, y, out, x.numel(), BLOCK=128)
+    return out
+
+
+class Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x)
+        return add(x, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        assert x.is_cuda and grad.is_cuda
+        both = add(grad.contiguous(), torch.zeros_like(grad))
+        return both, both
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_forward_and_backward(dtype):
+    x = torch.randn(1000, device="cuda", dtype=dtype, requires_grad=True)
+    y = torch.randn(1000, dtype=dtype).cuda().requires_grad_()
+    assert x.is_leaf and y.is_leaf and x.device == y.device == torch.device("cuda:0")
+    out = Add.apply(x, y)
+    torch.testing.assert_close(out, x + y)
+    out.sum().backward()
+    torch.testing.assert_close(x.grad, torch.ones_like(x))
+    torch.cuda.synchronize()
+
+
+def test_host_and_device_are_kept_apart():
+    host = torch.zeros(64)
+    device = host.to("cuda")
+    one = torch.ones(64, device=torch.device("cuda"))
+    add(device, one, out=device)
+    before = device.cpu()
+    assert not before.is_cuda and before.device.type == "cpu" and before.get_device() == -1
+    add(device, one, out=device)
+    assert (host == 0).all() and (before == 1).all() and (device == 2).all()
+    assert device.to("cuda") is device and device.cuda() is device and before.cpu() is before
+    assert device.half().is_cuda and device.to("cuda", torch.float16).dtype == torch.float16
+    assert device.to(host).device.type == "cpu" and host.to(device).is_cuda and not host.double().is_cuda
+    assert torch.from_numpy(before.numpy()).to(device.device).is_cuda
+    with pytest.raises(AssertionError, match="device"):
+        torch.testing.assert_close(before, device)
+
+
+def test_modules_and_defaults():
+    linear = torch.nn.Linear
+    for module in (linear(8, 4).cuda(), linear(8, 4, device="cuda"), linear(8, 4).to("cuda:0", torch.float32)):
+        assert module.weight.is_cuda and module(torch.randn(3, 8, device="cuda")).is_cuda
+    with torch.device("cuda"):
+        assert torch.empty(3).is_cuda
+    torch.set_default_device("cuda")
+    assert torch.zeros(3).is_cuda
+    torch.set_default_device(None)
+    assert not torch.zeros(3).is_cuda
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert torch.randn(2, 2, device=0).is_cuda
+
+
+def test_what_torch_says_of_the_gpu():
+    assert torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
+    assert torch.cuda.get_device_capability() == CAPABILITY
+    assert torch.cuda.get_device_properties(0).gcnArchName == "GPU"
+    assert torch.version.hip is not None
+    assert triton.runtime.driver.active.get_current_target().arch == "GPU"
+
+
+def test_the_tutorials_device():
+    x, y = torch.rand(64, device=DEVICE), torch.rand(64, device=DEVICE)
+    out = torch.empty_like(x)
+    add_kernel[(1,)](x, y, out, 64, BLOCK=64)
+    assert x.device == DEVICE and out.device == DEVICE
+    torch.testing.assert_close(out, x + y)
+
+
+def test_there_is_no_clock():
+    with pytest.raises(Exception, match="no clock"):
+        torch.cuda.Event(enable_timing=True)
+"""
+
+RACE = """
+import torch, triton, triton.language as tl
+
+
+@triton.jit
+def racy_kernel(x_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(x_ptr + offsets % 7, offsets)
+
+
+def test_race():
+    x = torch.zeros(7, dtype=torch.int32, device="cuda")
+    racy_kernel[(1,)](x, BLOCK=256)
+
+
+def test_overrun():
+    racy_kernel[(1,)](torch.zeros(6, dtype=torch.int32, device="cuda"), BLOCK=256)
+"""
+
+
+def run_pytest(folder, text, *options):
+    (folder / "test_suite.py").write_text(text)
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, str(folder)]
+    if "no:laneloom" not in options:
+        command[3:3] = ["-p", "laneloom.emulator.pytest_plugin"]  # also where the entry point is not installed
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"}, timeout=300)
+
+
+@pytest.mark.parametrize(("gpu", "capability"), [("gfx1151", "(11, 5)"), ("gfx1201", "(12, 0)")])
+def test_a_suite_written_for_cuda_runs_unchanged(tmp_path, gpu, capability):
+    text = SUITE.replace("CAPABILITY", capability).replace('GPU"', gpu + '"')
+    done = run_pytest(tmp_path, text, "--emulate", gpu, "--emulate-strict", "--emulate-seed", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed" in done.stdout
+    assert f"Triton kernels run as {gpu}" in done.stdout
+    assert f"laneloom: {gpu}: 7 launches of 1 kernels in strict mode" in done.stdout
+
+
+def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):
+    loose = run_pytest(tmp_path, RACE, "--emulate", "gfx1151")
+    assert "1 failed, 1 passed" in loose.stdout
+    assert "bytes past the end of argument 'x_ptr' (24 bytes)" in loose.stdout
+    strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", "--emulate-strict", "-k", "race")
+    assert "1 failed" in strict.stdout
+    assert "HazardError: racy_kernel" in strict.stdout
+    assert "test_suite.py:8" in strict.stdout
+
+
+def test_nothing_happens_without_the_option(tmp_path):
+    text = "import torch, triton\n\ndef test_bare():\n    assert not torch.cuda.is_available()\n"
+    text += "    assert type(triton.runtime.driver._active).__name__ != 'EmulatedDriver'\n"
+    done = run_pytest(tmp_path, text)
+    assert done.returncode == 0
+    assert "laneloom:" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--emulate", "gfx1152"], "unknown GPU|gfx1151"),
+        (["--emulate", "gfx942"], "not emulated"),
+        (["--emulate-strict"], "need --emulate GPU"),
+    ],
+)
+def test_bad_options_are_refused_in_a_sentence(tmp_path, options, message):
+    done = run_pytest(tmp_path, "def test_nothing(): ...\n", *options)
+    assert done.returncode == 4
+    assert any(word in done.stderr for word in message.split("|"))
+    assert "Traceback" not in done.stderr
