@@ -12,7 +12,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     """A Triton cache of this checkout's own.
 
-    Triton keys its cache by source, not by file, so another checkout's cache would bring that one's paths into messages.
+    Triton keys its cache by source, not by file: another checkout's cache would bring that one's paths into messages.
     """
     if config.cache is not None:
         os.environ["TRITON_CACHE_DIR"] = str(config.cache.mkdir("triton"))

@@ -38,7 +38,7 @@ def demo(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the random matrices.")] = 0,
     svg: Annotated[Path | None, typer.Option("--svg", help="Also draw the report as a picture here.")] = None,
 ) -> None:
-    """Compile a matmul for absent GPUs, run it, check it, doubt it."""
+    """Compile, run, check and doubt a matmul, without a GPU."""
     shape = f"{_SIZE},{_SIZE},{_SIZE}"
     # An fp32 C shows the error of the sums; a rounding to fp16 would cover it.
     products = [parse_product("matmul", name, shape, "fp16", "fp32") for name in gpu or _DEFAULT_GPUS]

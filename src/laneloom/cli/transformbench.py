@@ -9,7 +9,10 @@ from typing import Annotated
 import typer
 
 app = typer.Typer(
-    invoke_without_command=True, add_completion=False, rich_markup_mode=None, short_help="Time the batched 3-D transform."
+    invoke_without_command=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    short_help="Time the batched 3-D transform.",
 )
 
 Level = Annotated[str, typer.Option("-l", "--level", help="1 to 7, or fused: laneloom's own.")]
