@@ -5,13 +5,14 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from laneloom.cli import app, damage, demo, product
 from laneloom.cli import doctor as doctor_command
-from laneloom.gpu import GPUS
+from laneloom.gpu import GPUS, get_gpu
 from laneloom.verify import Verdict
 
 EMULATED = [name for name, row in GPUS.items() if row.emulated]
@@ -124,7 +125,8 @@ def test_demo(small_demo, tmp_path, columns):
     assert result.exit_code == 0, result.output
     for step in ("1  Compile", "2  Execute", "3  Check", "4  Doubt", "Not shown", "All right"):
         assert step in result.stdout
-    assert result.stdout.count("caught") == 6  # a matrix instruction, a wait and a barrier on each GPU
+    assert result.stdout.count("caught") >= 4  # a matrix instruction and a wait on each GPU, barriers if waves share
+    assert "MISSED" not in result.stdout
     assert result.stdout.count("clean") == 2
     assert max(map(len, result.stdout.splitlines())) <= columns
     assert "\x1b" not in result.stdout
@@ -154,7 +156,15 @@ def test_demo_notices_a_strict_mode_that_sees_nothing(small_demo, monkeypatch):
     result = run("demo", "--gpu", "gfx1151")
     assert result.exit_code == 1
     assert "a missing s_waitcnt went unnoticed" in result.stdout
-    assert "a missing s_barrier went unnoticed" in result.stdout
+
+
+def test_demo_leaves_out_barriers_where_waves_share_a_workgroup():
+    shared = product.Product(get_gpu("gfx1151"), 1024, 1024, 1024, "fp16", "fp32", "nn")
+    config, code = product.compile_product(shared)
+    assert code.num_warps > 1
+    assert set(damage.victims(code)) == {"matrix", "wait", "barrier"}
+    small = replace(shared, m=256, n=256, k=4 * config.block_k)
+    assert [d.hazard for d in damage.run_damaged(code, config, small, seed=0)] == ["", "wait", "race"]
 
 
 def test_doctor_json():

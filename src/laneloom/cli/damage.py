@@ -39,13 +39,16 @@ class Damage:
 
 
 def victims(code: CodeObject) -> dict[str, list[Instruction]]:
-    """What to leave out of the hot loop: its last matrix instruction, its last wait for global loads, its barriers."""
+    """What to leave out of the hot loop: its last matrix instruction, its last wait for global loads, its barriers.
+
+    A workgroup of one wave has nobody to wait for at a barrier.
+    """
     loop = hot_loop(code.asm, code.kernel)
     if loop is None or not loop.count(Kind.MATRIX):
         raise EmulationError(f"{code.kernel} for {code.gpu.name} has no matrix instruction in a loop")
     matrix = [i for i in loop.instructions if i.kind is Kind.MATRIX]
     loads = [i for i in loop.instructions if i.kind is Kind.WAIT and re.search(r"vmcnt\(|loadcnt", i.text)]
-    barriers = [i for i in loop.instructions if i.kind is Kind.BARRIER]
+    barriers = [i for i in loop.instructions if i.kind is Kind.BARRIER] if code.num_warps > 1 else []
     found = {"matrix": matrix[-1:], "wait": loads[-1:], "barrier": barriers}
     return {name: left_out for name, left_out in found.items() if left_out}
 

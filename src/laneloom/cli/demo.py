@@ -302,7 +302,8 @@ def _control(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
     )
     table = Table.grid(padding=(0, 3, 0, 0))
     for run in runs:
-        small = replace(run.product, m=_DAMAGED_SIZE, n=_DAMAGED_SIZE, k=_DAMAGED_SIZE)
+        # Some passes of the loop, so that one can race with the next.
+        small = replace(run.product, m=_DAMAGED_SIZE, n=_DAMAGED_SIZE, k=max(_DAMAGED_SIZE, 4 * run.config.block_k))
         name = run.product.gpu.name
         with report.working(f"Executing damaged code on {name}"):
             found = run_strict(run.code, run.config, small, seed)
