@@ -117,3 +117,21 @@ def test_halves_and_bytes_through_lds_are_defined(gpu, dtype):
     with laneloom.emulated(gpu, strict=True):
         transpose_kernel[(1,)](x, out, R=64, C=32)
     assert torch.equal(out, x.T)
+
+
+@triton.jit
+def sum_in_place_kernel(x_ptr, BLOCK: tl.constexpr):
+    """Every wave loads all of the small tensor, and one may have stored before another loads."""
+    offsets = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + offsets)
+    tl.store(x_ptr + offsets, x - tl.sum(x, axis=0))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_replica_that_comes_too_late_must_reach_no_memory(gpu):
+    """The sum goes through LDS and a barrier, so each wave's load comes before any store: right in any order."""
+    for seed in range(4):
+        x = torch.arange(64, dtype=torch.float32)
+        with laneloom.emulated(gpu, strict=True, seed=seed):
+            sum_in_place_kernel[(1,)](x, BLOCK=64, num_warps=4)
+        assert torch.equal(x, torch.arange(64, dtype=torch.float32) - 2016)

@@ -77,6 +77,8 @@ class Tags:
 
     def read(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> np.ndarray:
         """Record a load; where it conflicts, as booleans of `unit`'s shape."""
+        shape = unit.shape
+        unit, mine, active = _as_rows(unit, mine, active)
         bad = conflicts(self.writer.take(unit), mine)
         if active is not None:
             bad &= active
@@ -90,23 +92,31 @@ class Tags:
             if active is not None:
                 lost &= active
             self.reader[unit[lost]] = np.broadcast_to(several, unit.shape)[lost]
-        return bad
+        return bad.reshape(shape)
 
     def write(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """Record a store; where it conflicts with a reader, and where with a writer."""
+        shape = unit.shape
+        unit, mine, active = _as_rows(unit, mine, active)
         reads, writes = conflicts(self.reader.take(unit), mine), conflicts(self.writer.take(unit), mine)
         _put(self.writer, unit, np.broadcast_to(mine, unit.shape), active)
         writes |= conflicts(self.writer.take(unit), mine)
         if active is not None:
             reads &= active
             writes &= active
-        return reads, writes
+        return reads.reshape(shape), writes.reshape(shape)
 
     def postpone(self, touch: Touch) -> None:
         """An access that was under way when its wave reached a barrier counts for what comes after the barrier too."""
         later = touch.mine + (np.int64(1) << EPOCH_SHIFT)
         array = self.writer if touch.wrote else self.reader
         array[touch.unit] = np.broadcast_to(later, touch.unit.shape)
+
+
+def _as_rows(unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None):
+    """Units, tags and activity of an access as one row a wave: numpy is slow where the last axis is short."""
+    rows = unit.reshape(len(unit), -1)
+    return rows, mine.reshape(-1, 1), None if active is None else active.reshape(rows.shape)
 
 
 def _put(array: np.ndarray, unit: np.ndarray, value: np.ndarray, active: np.ndarray | None) -> None:
@@ -124,6 +134,8 @@ class _Tracked:
     now: np.ndarray | None  #: tags [wave, 1] of the running instruction; None: not watched (atomics, scalar loads)
     touches: list[Touch]
     recent_loads: deque[Touch]
+    shares_small_tensors = False  #: whether compilers let several waves load one element that one of them stores
+    doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first
     _active: np.ndarray | None
 
     def units(self, offset: np.ndarray) -> np.ndarray:
@@ -135,7 +147,9 @@ class _Tracked:
         first = self.units(offset)
         count = max(nbytes // self.unit_bytes, 1)
         assert self.now is not None
-        unit = first[..., None] + np.arange(count)
+        unit = np.empty((*first.shape, count), np.int64)
+        for k in range(count):  # adding an axis of 4 at the end takes numpy three times as long
+            np.add(first, k, out=unit[..., k])
         active = None if self._active is None else np.broadcast_to(self._active[..., None], unit.shape)
         return unit, self.now[..., None], active
 
@@ -147,8 +161,10 @@ class _Tracked:
         touch = Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False)
         self.touches.append(touch)
         self.recent_loads.append(touch)
-        if bad.any():
-            bad &= ~self._replicated(self.tags.writer[unit], mine, unit, bad)
+        if bad.any() and self.shares_small_tensors:
+            forgiven = self._replicated(self.tags.writer[unit], mine, unit, bad)
+            bad &= ~forgiven
+            self.doubtful = forgiven.any(axis=-1)
         if bad.any():
             self._race(bad, self.tags.writer[unit], mine, unit, True)
 
@@ -167,7 +183,7 @@ class _Tracked:
         if earlier.any():
             self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
-        if read.any():
+        if read.any() and self.shares_small_tensors:
             read &= ~self._replicated(mine, readers, unit, read)
         if read.any():
             self._race(read, readers, mine, unit, False)
@@ -176,8 +192,8 @@ class _Tracked:
     def _replicated(self, storing, loading, unit, bad) -> np.ndarray:
         """Where the storing wave has itself read the unit by the instruction with which the other wave reads it.
 
-        Compilers give small tensors to several waves at once: all of them load, one of them stores. What the others
-        load reaches no memory, whether it comes before the store or after.
+        Compilers give small tensors in global memory to several waves at once: all of them load, one of them stores.
+        What the others load must reach no memory, so what they load after the store counts as undefined.
         """
         same = np.zeros(bad.shape, np.bool_)
         writers, units = np.broadcast_to(storing, bad.shape)[bad] >> WAVE_SHIFT, unit[bad]
@@ -258,6 +274,8 @@ class TrackedLocalMemory(_Tracked, LocalMemory):
 
 class TrackedGlobalMemory(_Tracked, GlobalMemory):
     """Global memory that finds races inside a workgroup."""
+
+    shares_small_tensors = True
 
     def __init__(self, regions: Sequence[Region], unit_bytes: int):
         GlobalMemory.__init__(self, regions)

@@ -21,7 +21,7 @@ from .memory import LocalMemory
 from .parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
 from .registers import is_scalar_load, mask_of, raises, results, uses, waits
-from .shadow import Found, Shadow, bits_of
+from .shadow import FULL, Found, Shadow, bits_of
 from .state import U32, Waves
 from .undefined import rule
 
@@ -100,6 +100,10 @@ class Guard:
         memory = self._memory(g)
         if self.lds or self.memory:
             touches, memory.touches, memory.now = memory.touches, [], None
+            if memory.doubtful is not None:
+                for n in bits_of(self.uses.writes_v):
+                    g.shadow.put(g, n, np.where(memory.doubtful, FULL, g.shadow.V[n]))
+                memory.doubtful = None
         if self.raises:
             loads = results(self.ins) > 0
             entry = UnderWay(
