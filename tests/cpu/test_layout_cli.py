@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 import pytest
 from typer.testing import CliRunner
@@ -67,6 +68,17 @@ def test_markdown_and_asciidoc(words, cell):
     doc = layout(*words, "--format", "asciidoc")
     assert doc.count("|===") == 2
     assert f"|{cell} |" in doc
+
+
+def test_svg_shows_every_element_in_both_views():
+    picture = ElementTree.fromstring(layout(*SPARSE, "--matrix", "A", "--format", "svg"))
+    titles = [t.text or "" for t in picture.iter("{http://www.w3.org/2000/svg}title")]
+    assert "A[3][5]: v1{3}" in titles  # the matrix
+    assert "A[3][4] A[3][5] A[3][6] A[3][7]" in titles  # the register file
+    assert len(titles) == 16 * 32 + 4 * 32
+    unused = layout("v_wmma_i32_16x16x16_iu4", "--gpu", "gfx1201", "--wave", "64", "--matrix", "B", "--format", "svg")
+    assert unused.count("not read") == 32 * 8
+    assert "block 15" in get_layout("v_mfma_f32_4x4x4_16b_f16", "gfx942", 64, "D")._repr_svg_()
 
 
 def test_transposed():
@@ -136,6 +148,7 @@ def test_formulas_give_the_layout():
     [
         (("v_wmma_f32_16x16x16_f61", "--gpu", "gfx1151"), "nearest are v_wmma_f32_16x16x16_f16"),
         (("v_wmma_f32_16x16x16_f16", "--gpu", "gfx1511"), "nearest known are gfx1151"),
+        ((*WMMA, "--format", "svg", "--element", "3,5"), "--format svg shows whole matrices"),
         ((*WMMA, "--format", "xml"), "--format: one of table, csv"),
         ((*WMMA, "--element", "3"), "--element: two numbers such as 3,5"),
         ((*WMMA, "--element", "3,5", "--output", "3,5"), "one of --element"),

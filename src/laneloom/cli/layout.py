@@ -30,16 +30,19 @@ def layout(
     output: Annotated[str | None, typer.Option(metavar="I,J", help="What makes this element of D, and where.")] = None,
     block: Annotated[int, typer.Option(help="The block that --element and --output mean.")] = 0,
     transpose: Annotated[bool, typer.Option("--transpose", help="Exchange a table's rows and columns.")] = False,
-    style: Annotated[str, typer.Option("--format", help="table, csv, markdown or asciidoc.")] = "table",
+    style: Annotated[str, typer.Option("--format", help="table, csv, markdown, asciidoc or svg.")] = "table",
 ) -> None:
     """Show which lane and register holds which matrix element."""
     from ..gpu import get_gpu
     from ..isa import find_instruction, get_layout, layout_text
 
-    if style not in layout_text.FORMATS:
-        raise ArgumentError(f"--format: one of {', '.join(layout_text.FORMATS)}, not {style!r}")
-    if sum(x is not None for x in (element, register, output)) > 1:
+    if style not in (*layout_text.FORMATS, "svg"):
+        raise ArgumentError(f"--format: one of {', '.join(layout_text.FORMATS)}, svg, not {style!r}")
+    asked = sum(x is not None for x in (element, register, output))
+    if asked > 1:
         raise ArgumentError("give one of --element, --register and --output")
+    if style == "svg" and asked:
+        raise ArgumentError("--format svg shows whole matrices: leave out --element, --register and --output")
     target = get_gpu(gpu)
     row = find_instruction(instruction, target)
     lanes = wave if wave is not None else row.waves[0]
@@ -108,6 +111,11 @@ def _show_whole(
     from ..isa import layout_text
     from ..isa.layouts import CSV_HEADER
 
+    if style == "svg":
+        from ..isa.layout_svg import layout_svg
+
+        typer.echo(layout_svg(layouts), nl=False)
+        return
     if style == "csv":
         typer.echo("\n".join([CSV_HEADER, *(line for one in layouts for line in one.csv_lines())]))
         return

@@ -50,6 +50,8 @@ TYPES: Mapping[str, ElementType] = MappingProxyType({
 #: What cbsz (for A) and blgp (for B) choose in an f8f6f4 instruction.
 F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 
+#: Names of the generations for people.
+GENERATIONS = {"rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "hopper": "Hopper"}
 _GENERATIONS = {"gfx11": "rdna3", "gfx12": "rdna4", "gfx942": "cdna3", "gfx950": "cdna4", "sm_90": "hopper"}
 
 

@@ -9,7 +9,7 @@ from ..gpu import Gpu
 from .catalogue import TYPES, MatrixInstruction
 from .layouts import AXES, CSV_HEADER, Digit, Element, Layout, Place, get_layout
 
-FORMATS = ("table", "csv", "markdown", "asciidoc")
+FORMATS = ("table", "csv", "markdown", "asciidoc")  #: of tables
 
 
 @dataclass(frozen=True)

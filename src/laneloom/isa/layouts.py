@@ -181,6 +181,12 @@ class Layout:
         """(element, its places), by block, row, column."""
         return iter(self._places.items())
 
+    def _repr_svg_(self) -> str:
+        """The picture that notebooks show."""
+        from .layout_svg import layout_svg
+
+        return layout_svg([self])
+
     def csv_lines(self) -> Iterator[str]:
         """One line per copy of an element, under CSV_HEADER."""
         for (block, row, col), places in self:
