@@ -37,6 +37,7 @@ $(VENV)/core.stamp: pyproject.toml
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(if $(TORCH),$(PIP) "$(TORCH)")
 	$(PIP) --editable ".[dev,report]"
+	$(if $(TORCH),$(PIP) --editable ".[packages]")
 	@touch $@
 
 $(VENV)-old/dev.stamp: pyproject.toml
