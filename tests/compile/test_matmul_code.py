@@ -8,8 +8,9 @@ from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import Loop, has_spills, hot_loop, loads_are_wide, matrix_overlap, order
 from laneloom.isa.listing import Kind
+from laneloom.ops.matmul.config_wmma import WmmaConfig
 from laneloom.ops.matmul.execute import code_object
-from laneloom.ops.matmul.plan_wmma import TILES, WmmaConfig
+from laneloom.ops.matmul.plan_wmma import TILES
 from laneloom.ops.matmul.problem import MatmulProblem
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")

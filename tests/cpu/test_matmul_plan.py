@@ -15,8 +15,9 @@ from laneloom.isa.lds_banks import access_cycles
 from laneloom.ops.matmul import execute
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
-from laneloom.ops.matmul.kernels.wmma import constants, load_layout, shared_layout
-from laneloom.ops.matmul.plan_wmma import TILES, WmmaConfig, needs_wide_offsets
+from laneloom.ops.matmul.config_wmma import WmmaConfig, needs_wide_offsets
+from laneloom.ops.matmul.layouts_wmma import constants, load_layout, shared_layout
+from laneloom.ops.matmul.plan_wmma import TILES
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
 GFX1151 = get_gpu("gfx1151")
@@ -118,11 +119,15 @@ def test_refused_problems(problem, gpu, message):
     [
         ({"block_m": 96}, "block_m: expected a power of two, got 96"),
         ({"block_k": 128}, "block_k: expected 16, 32 or 64, got 128"),
-        ({"lds": "plain"}, "lds: expected 'swizzled' or 'padded', got 'plain'"),
+        ({"lds": "plain"}, "lds: expected 'swizzled', 'padded' or 'xor', got 'plain'"),
         ({"group_m": 0}, "group_m: expected at least 1, got 0"),
         ({"waves_n": 8}, "waves_n: expected at most num_warps, and that at most 16, got 8 and 4"),
         ({"block_m": 16}, "block_m and block_n: expected at least 16 x 16 for each of 2 x 2 waves, got 16 x 128"),
-        ({"block_m": 32, "block_n": 32, "block_k": 16}, "block_k: 128 threads need at least 8 elements of each tile"),
+        ({"block_n": 16, "block_k": 16, "num_warps": 8, "waves_n": 1}, "block_k: 256 threads need at least 2 elements"),
+        ({"block_m": 32, "block_n": 16, "waves_n": 1, "num_warps": 2, "block_k": 16, "order": "spiral"},
+         "order: expected 'grouped', 'row', 'column', 'chunked', 'snake', 'hilbert' or 'chiplet', got 'spiral'"),
+        ({"stores": "direct"}, "stores: 'direct' takes at most 64 sums for each of 128 threads, got 128 x 128"),
+        ({"buffers": 3}, "buffers: expected 1 or 2, got 3"),
         ({"block_n": 256}, "block_m x block_n: expected at most 128 elements for each of 128 threads"),
         ({"block_m": 256, "block_n": 256, "block_k": 64, "num_warps": 16}, "bytes of LDS, gfx1151 has 65536"),
     ],
@@ -134,7 +139,10 @@ def test_refused_configs(knobs, message):
 
 def test_config_text():
     config = WmmaConfig(block_m=128, block_n=64, block_k=32, lds="padded")
-    assert config.text == "wmma:block_m=128,block_n=64,block_k=32,num_warps=4,group_m=8,waves_n=2,lds=padded"
+    assert config.text == (
+        "wmma:block_m=128,block_n=64,block_k=32,num_warps=4,group_m=8,waves_n=2,lds=padded,buffers=2,prefetch=True,"
+        "transpose=registers,stores=staged,control=fences,order=grouped"
+    )
     for known, _ in TILES:
         assert MatmulConfig.parse(known.text) == known
     assert MatmulConfig.parse("wmma:block_m=64,block_n=64,block_k=32") == WmmaConfig(block_m=64, block_n=64, block_k=32)

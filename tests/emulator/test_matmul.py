@@ -12,7 +12,7 @@ from laneloom import verify
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import execute, reference
-from laneloom.ops.matmul.plan_wmma import WmmaConfig
+from laneloom.ops.matmul.config_wmma import WmmaConfig
 
 torch = pytest.importorskip("torch")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu, get_gpu
 from ..target import active_gpu
 from . import execute
-from .config import MatmulConfig, plan_with_reasons
+from .config import MatmulConfig, NamedPlan, plan_with_reasons
+from .presets import named_config
 from .problem import MatmulProblem
 
 if TYPE_CHECKING:
@@ -24,7 +25,12 @@ _NAMES = {"float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8
 
 
 def matmul(
-    a: Operand, b: Operand, *, out: Operand | None = None, out_dtype: Any = None, config: MatmulConfig | None = None
+    a: Operand,
+    b: Operand,
+    *,
+    out: Operand | None = None,
+    out_dtype: Any = None,
+    config: MatmulConfig | NamedPlan | str | None = None,
 ) -> Any:
     """C[..., m, n] = sum over k of A[..., m, k] B[..., k, n].
 
@@ -34,7 +40,7 @@ def matmul(
     out: where the product goes, of its shape and dtype, with any strides that keep its elements apart. It may
         overlap a or b: the product is then made elsewhere and copied. It takes no part in autograd.
     out_dtype: fp32, fp16 or bf16, given as torch's or numpy's dtype; a's dtype by default.
-    config: what runs; by default `plan` chooses, see `explain`.
+    config: what runs, a config or a preset's name; by default `plan` chooses, see `explain`.
 
     Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype, to
     nearest even. The same call gives the same bits. Gradients are products by the same kernel, of the incoming
@@ -44,6 +50,7 @@ def matmul(
     InvalidConfigError for a config that cannot do this product.
     Source: AMD RDNA 3 and RDNA 4 ISA guides, WMMA instructions.
     """
+    config = named_config(config)
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(x, torch.Tensor) for x in (a, b, out)):
         from .torch_op import matmul_tensors
@@ -55,13 +62,14 @@ def matmul(
     return _matmul_arrays(a, b, out, out_dtype, config)
 
 
-def _dtype_name(name: str, dtype: np.dtype) -> str:
+def dtype_name(name: str, dtype: np.dtype) -> str:
+    """The project's word for a dtype; raises UnsupportedError, naming the argument, for one that it has none for."""
     if dtype.name not in _NAMES:
         raise UnsupportedError(f"{name}: expected dtype float16, got {dtype}")
     return _NAMES[dtype.name]
 
 
-def _addressable(array: np.ndarray) -> bool:
+def addressable(array: np.ndarray) -> bool:
     """Whether a kernel can walk over the array where it lies: native byte order, whole and non-negative strides."""
     size = array.itemsize
     return (
@@ -71,7 +79,7 @@ def _addressable(array: np.ndarray) -> bool:
     )
 
 
-def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfig | None) -> Any:
+def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfig | NamedPlan | None) -> Any:
     gpu = active_gpu()
     if not gpu.emulated:
         raise UnsupportedError(
@@ -81,20 +89,20 @@ def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfi
         if isinstance(array, np.ma.MaskedArray):
             raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
     wanted = np.dtype(a.dtype.newbyteorder("=") if out_dtype is None else out_dtype)
-    dtypes = (_dtype_name("a", a.dtype), _dtype_name("b", b.dtype), _dtype_name("out_dtype", wanted))
+    dtypes = (dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out_dtype", wanted))
     a, b, extra = execute.as_matrices(a, b)
     shape = execute.batched_shape(a.shape, b.shape)
     visible = tuple(np.squeeze(np.empty(shape, np.bool_), extra).shape)
-    a, b = (x if _addressable(x) else np.ascontiguousarray(x, x.dtype.newbyteorder("=")) for x in (a, b))
+    a, b = (x if addressable(x) else np.ascontiguousarray(x, x.dtype.newbyteorder("=")) for x in (a, b))
     target = out
     if out is not None:
         if out.shape != visible or out.dtype != wanted:
             raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {out.shape} and {out.dtype}")
         if not out.flags.writeable:
             raise ArgumentError("out: expected an array that can be written, got a read-only one")
-        if _addressable(out):
+        if addressable(out):
             execute.check_distinct(out)
-        if not _addressable(out) or execute.overlap(out, a) or execute.overlap(out, b):
+        if not addressable(out) or execute.overlap(out, a) or execute.overlap(out, b):
             target = None
     result = np.empty(shape, wanted) if target is None else np.expand_dims(target, extra)
     a, b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
@@ -130,7 +138,7 @@ def explain(
     *,
     out_dtype: Any = None,
     gpu: str | Gpu | None = None,
-    config: MatmulConfig | None = None,
+    config: MatmulConfig | NamedPlan | str | None = None,
 ) -> Explanation:
     """What `matmul(a, b)` runs, without running it; a may be a MatmulProblem in place of both operands.
 
@@ -138,6 +146,11 @@ def explain(
     """
     row = active_gpu() if gpu is None else get_gpu(gpu)
     problem = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype)
+    config = named_config(config)
+    extra = []
+    if problem.epilogue and not execute.fuses_epilogue(row):
+        extra.append(f"a launch of its own makes C of FP32 sums: {problem.epilogue.key.replace('+', ', ')}")
+        problem = replace(problem, epilogue=None, dtype_out="fp32")
     planned = None if config else plan_with_reasons(problem, row)
     chosen = planned.config if planned else execute.checked_config(problem, row, config)
     passed_over = planned.passed_over if planned else ()
@@ -147,19 +160,22 @@ def explain(
         row,
         chosen,
         planned.reason if planned else "it was asked for",
-        tuple(schedule.facts(problem, chosen, row)),
+        (*schedule.facts(problem, chosen, row), *extra),
         tuple((other.text, why) for other, why in passed_over),
     )
 
 
 def _problem_of_operands(a: Any, b: Any, out_dtype: Any) -> MatmulProblem:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        name, module = _dtype_name, np
+        name: Any = dtype_name
+        module: Any = np
         wanted = np.dtype(a.dtype if out_dtype is None else out_dtype)
     else:
-        from .torch_op import dtype_name as name
+        from . import torch_op
 
-        module: Any = sys.modules["torch"]
+        name = torch_op.dtype_name
+
+        module = sys.modules["torch"]
         wanted = a.dtype if out_dtype is None else out_dtype
     dtypes = (name("a", a.dtype), name("b", b.dtype), name("out_dtype", wanted))
     a, b, _ = execute.as_matrices(a, b)

@@ -88,6 +88,22 @@ def _parse_value(name: str, kind: str, value: str) -> Any:
 
 
 @dataclass(frozen=True)
+class NamedPlan:
+    """A rule of presets.PLANNERS, which stands where a config does and chooses one for each problem."""
+
+    name: str
+
+    @property
+    def text(self) -> str:
+        """The rule's name, which `presets.named_config` reads back."""
+        return self.name
+
+    def choose(self, problem: MatmulProblem, gpu: Gpu) -> MatmulConfig:
+        """The config that the rule takes for a problem; it may be invalid there."""
+        return import_module(".presets", __package__).PLANNERS[self.name](problem, gpu)
+
+
+@dataclass(frozen=True)
 class Plan:
     """The config that runs, why it came first, and what was passed over before it."""
 

@@ -5,6 +5,8 @@ An operand is a torch tensor or a numpy array; both are indexed, transposed and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,8 +17,50 @@ from ...codegen import CodeObject
 from ...emulator.driver import ArrayArgument
 from ...errors import ArgumentError, InvalidConfigError
 from ...gpu import Gpu
-from .config import MatmulConfig, plan
-from .problem import MatmulProblem, Matrix
+from .config import MatmulConfig, NamedPlan, plan
+from .problem import Epilogue, MatmulProblem, Matrix
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one call adds to a product: C = activation(alpha A B + beta D + bias)."""
+
+    alpha: float = 1.0
+    beta: float = 0.0
+    addend: Any = None  #: D, expanded to C's shape; None where beta is 0
+    dtype_addend: str = ""
+    bias: Any = None  #: 1-D
+    dtype_bias: str = ""
+    bias_axis: str = "n"  #: or "m": the axis of C along which the bias lies
+    activation: str | None = None
+
+    @property
+    def epilogue(self) -> Epilogue | None:
+        """The problem's part of it, without where D lies; None where C is the bare product."""
+        bias = None if self.bias is None else (self.bias_axis, strides_of(self.bias)[0] if len(self.bias) > 1 else 0)
+        if self.alpha == 1 and self.addend is None and bias is None and self.activation is None:
+            return None
+        dtype_bias = self.dtype_bias if bias else ""
+        return Epilogue(self.alpha != 1, None, self.dtype_addend, bias, dtype_bias, self.activation)
+
+    def transposed(self) -> Terms:
+        """The terms of C^T."""
+        addend = None if self.addend is None else self.addend.swapaxes(-1, -2)
+        return replace(self, addend=addend, bias_axis="m" if self.bias_axis == "n" else "n")
+
+    def part(self, index: int) -> Terms:
+        """The terms of one product of the first batch axis."""
+        return self if self.addend is None else replace(self, addend=self.addend[index])
+
+    def arguments(self) -> tuple[Any, Any, float | None, float | None]:
+        """Addend, bias, alpha and beta as kernels take them: None for what is left out."""
+        add = None if self.addend is None else _pointer(self.addend, self.dtype_addend)
+        bias = None if self.bias is None else _pointer(self.bias, self.dtype_bias)
+        alpha, beta = float(self.alpha), float(self.beta)
+        return add, bias, None if alpha == 1 else alpha, None if add is None else beta
+
+
+NO_TERMS = Terms()
 
 
 def strides_of(operand: Any) -> tuple[int, ...]:
@@ -56,10 +100,10 @@ def check_distinct(out: Any) -> None:
         reach += (size - 1) * stride
 
 
-def _merged(a: Any, b: Any, out: Any) -> list[tuple[int, int, int, int]]:
-    """Batch axes of two elements or more as (size, stride in A, in B, in C), neighbours merged where they can be."""
-    axes: list[tuple[int, int, int, int]] = []
-    for size, *strides in zip(out.shape[:-2], *(strides_of(x)[:-2] for x in (a, b, out)), strict=True):
+def _merged(out: Any, *others: Any) -> list[tuple[int, ...]]:
+    """Batch axes of two elements or more as (size, stride in C, in the others), neighbours merged where they can be."""
+    axes: list[tuple[int, ...]] = []
+    for size, *strides in zip(out.shape[:-2], *(strides_of(x)[:-2] for x in (out, *others)), strict=True):
         if size == 1:
             continue
         if axes and all(outer == size * inner for outer, inner in zip(axes[-1][1:], strides, strict=True)):
@@ -74,25 +118,33 @@ def _alignment(operand: Any) -> int:
     return min(16, address & -address) if address else 16
 
 
-def problem_of(a: Any, b: Any, out: Any, dtypes: tuple[str, str, str]) -> MatmulProblem | None:
+def problem_of(
+    a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], terms: Terms = NO_TERMS
+) -> MatmulProblem | None:
     """The problem of A[..., M, K], B[..., K, N] and C[..., M, N] with equal batch axes; None if these need three
     strides.
 
     A batch that B does not have becomes more rows of A and C, if their strides allow it.
     """
-    axes = _merged(a, b, out)
+    operands = [out, a, b] + ([] if terms.addend is None else [terms.addend])
+    axes = _merged(*operands)
     m, n, k = *out.shape[-2:], a.shape[-1]
-    a_row, c_row = strides_of(a)[-2], strides_of(out)[-2]
-    if axes and m > 0 and axes[-1][1:] == (m * a_row, 0, m * c_row):
+    row = [strides_of(x)[-2] for x in operands]
+    row[2] = 0  # of B, which is the same for all rows
+    bias_turns = terms.bias is not None and terms.bias_axis == "m"
+    if axes and m > 0 and not bias_turns and axes[-1][1:] == tuple(m * stride for stride in row):
         m *= axes.pop()[0]
     if len(axes) > 2:
         return None
-    (outer, *outers), (inner, *inners) = [(1, 0, 0, 0)] * (2 - len(axes)) + axes
-    matrices = (
+    (outer, *outers), (inner, *inners) = [(1,) + (0,) * len(operands)] * (2 - len(axes)) + axes
+    c, first, second, *addend = (
         Matrix((o, i, strides_of(x)[-2], strides_of(x)[-1]), _alignment(x))
-        for o, i, x in zip(outers, inners, (a, b, out), strict=True)
+        for o, i, x in zip(outers, inners, operands, strict=True)
     )
-    return MatmulProblem(m, n, k, *dtypes, (outer, inner), *matrices)
+    epilogue = terms.epilogue
+    if epilogue and addend:
+        epilogue = replace(epilogue, addend=addend[0])
+    return MatmulProblem(m, n, k, *dtypes, (outer, inner), first, second, c, epilogue)
 
 
 def schedule_of(config: MatmulConfig) -> ModuleType:
@@ -100,17 +152,19 @@ def schedule_of(config: MatmulConfig) -> ModuleType:
     return import_module(f".kernels.{config.schedule}", __package__)
 
 
-def checked_config(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | None) -> MatmulConfig:
+def checked_config(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> MatmulConfig:
     """`config`, or the planned one. Raises InvalidConfigError for one that cannot do the problem on the GPU."""
     if config is None:
         return plan(problem, gpu)
+    if isinstance(config, NamedPlan):
+        config = config.choose(problem, gpu)
     why = config.why_invalid(problem, gpu)
     if why is not None:
         raise InvalidConfigError(f"config {config.text} cannot run: {why}")
     return config
 
 
-def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | None = None) -> CodeObject:
+def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None = None) -> CodeObject:
     """The machine code that a call with this problem runs on `gpu`, compiled on any machine."""
     config = checked_config(problem, gpu, config)
     return schedule_of(config).code_object(problem, config, gpu)
@@ -126,42 +180,93 @@ def _pointer(operand: Any, dtype: str) -> Any:
 
 
 def multiply_into(
-    a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], gpu: Gpu, config: MatmulConfig | None
+    a: Any,
+    b: Any,
+    out: Any,
+    dtypes: tuple[str, str, str],
+    gpu: Gpu,
+    config: MatmulConfig | NamedPlan | None,
+    terms: Terms = NO_TERMS,
 ) -> None:
-    """out[..., m, n] = sum over k of a[..., m, k] b[..., k, n]; equal batch axes, broadcast ones with stride 0.
+    """out[..., m, n] = sum over k of a[..., m, k] b[..., k, n] and `terms`; equal batch axes, broadcast ones with
+    stride 0.
 
-    out is distinct from a and b. `dtypes` names those of a, b and out.
+    out is distinct from a, b and the bias; it may be the addend. `dtypes` names those of a, b and out.
     """
     if 0 in out.shape:
         return
-    if a.shape[-1] == 0:
-        out[...] = 0
+    if a.shape[-1] == 0 or terms.alpha == 0:
+        terms = replace(terms, alpha=1.0)
+        if terms.epilogue is None:
+            out[...] = 0
+        else:
+            apply_terms(None, out, dtypes[2], terms)
         return
     # A lane stores neighbours along N: where C is contiguous along M, C^T = B^T A^T is.
     if config is None and strides_of(out)[-2] == 1 and out.shape[-2] > 1 and strides_of(out)[-1] != 1:
         flipped = (dtypes[1], dtypes[0], dtypes[2])
-        multiply_into(b.swapaxes(-1, -2), a.swapaxes(-1, -2), out.swapaxes(-1, -2), flipped, gpu, None)
+        second, first, turned = (x.swapaxes(-1, -2) for x in (a, b, out))
+        multiply_into(first, second, turned, flipped, gpu, None, terms.transposed())
         return
-    problem = problem_of(a, b, out, dtypes)
+    problem = problem_of(a, b, out, dtypes, terms)
     if problem is None:
         for i in range(out.shape[0]):
-            multiply_into(a[i], b[i], out[i], dtypes, gpu, config)
+            multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i))
+        return
+    if problem.epilogue and not fuses_epilogue(gpu):
+        sums = _empty_like(out)
+        multiply_into(a, b, sums, (*dtypes[:2], "fp32"), gpu, config)
+        apply_terms(sums, out, dtypes[2], terms)
         return
     chosen = checked_config(problem, gpu, config)
     pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True))
-    schedule_of(chosen).launch(problem, chosen, gpu, *pointers)
+    schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *(terms.arguments() if problem.epilogue else ()))
 
 
-def batched_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+def fuses_epilogue(gpu: Gpu) -> bool:
+    """Whether the GPU's schedules apply an epilogue; elsewhere it is a launch of its own on FP32 sums."""
+    return gpu.matrix_instructions == "wmma"
+
+
+def _empty_like(out: Any) -> Any:
+    """Row-major FP32 of out's shape, on its device."""
+    if isinstance(out, np.ndarray):
+        return np.empty(out.shape, np.float32)
+    import torch
+
+    return torch.empty(out.shape, dtype=torch.float32, device=out.device)
+
+
+def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms) -> None:
+    """out = activation(alpha sums + beta D + bias), of FP32 sums of out's shape; None are zeros."""
+    from .kernels import epilogue
+
+    if out.ndim > 4:
+        for i in range(out.shape[0]):
+            apply_terms(None if sums is None else sums[i], out[i], dtype_out, terms.part(i))
+        return
+    pointer = None if sums is None else _pointer(sums, "fp32")
+    strides = [None if x is None else _padded(strides_of(x)) for x in (sums, out, terms.addend)]
+    sizes = (1,) * (4 - out.ndim) + tuple(out.shape)
+    bias = (terms.bias_axis, 0 if terms.bias is None else strides_of(terms.bias)[0])
+    arguments = terms.arguments()
+    epilogue.launch(sizes, strides, bias, terms.activation, pointer, _pointer(out, dtype_out), *arguments)
+
+
+def _padded(strides: Sequence[int]) -> tuple[int, ...]:
+    return (0,) * (4 - len(strides)) + tuple(strides)
+
+
+def batched_shape(a: Sequence[int], b: Sequence[int], broadcast: Any = np.broadcast_shapes) -> tuple[int, ...]:
     """Shape of the product of operands with two or more axes each, whose batch axes broadcast.
 
-    Raises ArgumentError if they do not fit.
+    `broadcast` is numpy's function or, for sizes that are symbols, torch's. Raises ArgumentError if they do not fit.
     """
     if a[-1] != b[-2]:
         raise ArgumentError(f"b: expected {a[-1]} rows, as many as a has columns, got {tuple(a)} and {tuple(b)}")
     try:
-        batch = np.broadcast_shapes(a[:-2], b[:-2])
-    except ValueError:
+        batch = broadcast(tuple(a[:-2]), tuple(b[:-2]))
+    except (ValueError, RuntimeError):
         raise ArgumentError(
             f"b: expected batch axes that broadcast with a's {tuple(a[:-2])}, got {tuple(b[:-2])}"
         ) from None

@@ -34,8 +34,35 @@ class Matrix:
 
 
 @dataclass(frozen=True)
+class Epilogue:
+    """What becomes of the sums: C = activation(alpha A B + beta D + bias), of which this holds the shape.
+
+    alpha and beta are values of a call, not of the problem; `scaled` says whether there is an alpha other than 1.
+    """
+
+    scaled: bool = False
+    addend: Matrix | None = None  #: D, of C's shape; stride 0 repeats
+    dtype_addend: str = ""
+    bias: tuple[str, int] | None = None  #: the axis that it lies along, "m" or "n", and its stride in elements
+    dtype_bias: str = ""
+    activation: str | None = None  #: one of ACTIVATIONS
+
+    @property
+    def key(self) -> str:
+        """The epilogue's part of a tuning record's name."""
+        parts = ["alpha"] * self.scaled
+        parts += [f"add_{self.dtype_addend}"] * (self.addend is not None)
+        parts += [f"bias_{self.bias[0]}_{self.dtype_bias}"] if self.bias else []
+        return "+".join([*parts, *([self.activation] if self.activation else [])])
+
+
+#: What may be applied to alpha A B + beta D + bias. gelu is exact, by erf.
+ACTIVATIONS = ("relu", "gelu", "silu")
+
+
+@dataclass(frozen=True)
 class MatmulProblem:
-    """C[o, i, m, n] = sum over k of A[o, i, m, k] B[o, i, k, n], with o, i over `batch`.
+    """C[o, i, m, n] = sum over k of A[o, i, m, k] B[o, i, k, n], with o, i over `batch`, then the epilogue.
 
     Strides of axes with one element are set to 0, so that equal products are equal problems.
     """
@@ -50,8 +77,12 @@ class MatmulProblem:
     a: Matrix
     b: Matrix
     out: Matrix
+    epilogue: Epilogue | None = None  #: None for the bare product
 
     def __post_init__(self) -> None:
+        if self.epilogue and self.epilogue.addend:
+            addend = self.epilogue.addend.along((*self.batch, self.m, self.n))
+            object.__setattr__(self, "epilogue", replace(self.epilogue, addend=addend))
         for name, rows, columns in (("a", self.m, self.k), ("b", self.k, self.n), ("out", self.m, self.n)):
             object.__setattr__(self, name, getattr(self, name).along((*self.batch, rows, columns)))
 
@@ -66,6 +97,7 @@ class MatmulProblem:
         dtype_out: str | None = None,
         batch: int = 1,
         layout: str = "nn",
+        epilogue: Epilogue | None = None,
     ) -> MatmulProblem:
         """The problem of densely stored operands.
 
@@ -76,7 +108,7 @@ class MatmulProblem:
             raise ArgumentError(f"layout: expected 'nn', 'nt', 'tn' or 'tt', got {layout!r}")
         a = Matrix((0, m * k, k, 1) if layout[0] == "n" else (0, m * k, 1, m))
         b = Matrix((0, k * n, n, 1) if layout[1] == "n" else (0, k * n, 1, k))
-        return cls(m, n, k, dtype, dtype, dtype_out or dtype, (1, batch), a, b, Matrix((0, m * n, n, 1)))
+        return cls(m, n, k, dtype, dtype, dtype_out or dtype, (1, batch), a, b, Matrix((0, m * n, n, 1)), epilogue)
 
     @property
     def batches(self) -> int:
@@ -92,11 +124,14 @@ class MatmulProblem:
     def bytes(self) -> int:
         """Device memory traffic if each distinct element of A and B is read once and each of C written once."""
         total = 0
-        for matrix, rows, columns, dtype in (
+        matrices = [
             (self.a, self.m, self.k, self.dtype_a),
             (self.b, self.k, self.n, self.dtype_b),
             (self.out, self.m, self.n, self.dtype_out),
-        ):
+        ]
+        if self.epilogue and self.epilogue.addend:
+            matrices.append((self.epilogue.addend, self.m, self.n, self.epilogue.dtype_addend))
+        for matrix, rows, columns, dtype in matrices:
             extents = (*self.batch, rows, columns)
             distinct = (e if s else min(e, 1) for e, s in zip(extents, matrix.strides, strict=True))
             total += prod(distinct) * DTYPE_BYTES[dtype]
@@ -128,6 +163,13 @@ class MatmulProblem:
             return 1
         return self._vector(self.out, self.dtype_out, along_k=False, rows=self.n)
 
+    @cached_property
+    def vector_addend(self) -> int:
+        """Elements of the epilogue's addend that one aligned load of at most 16 bytes takes along N; 1 without one."""
+        if self.epilogue is None or self.epilogue.addend is None or self.epilogue.addend.major != "n":
+            return 1
+        return self._vector(self.epilogue.addend, self.epilogue.dtype_addend, along_k=False, rows=self.n)
+
     def _vector(self, matrix: Matrix, dtype: str, *, along_k: bool, rows: int) -> int:
         if matrix.major == "x":
             return 1
@@ -145,4 +187,5 @@ class MatmulProblem:
         """Name of the tuning record: all that a measured time can depend on but the exact strides."""
         dtypes = "_".join((self.dtype_a, self.dtype_b, self.dtype_out))
         sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
-        return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}"
+        suffix = f"/{self.epilogue.key}" if self.epilogue else ""
+        return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}{suffix}"

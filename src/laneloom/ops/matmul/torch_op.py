@@ -14,8 +14,9 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..target import active_gpu, expected_device_type
 from . import execute
-from .config import MatmulConfig
+from .config import MatmulConfig, NamedPlan
 from .fast_call import call_prepared
+from .presets import named_config
 
 _NAMES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
@@ -31,7 +32,7 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
 
 
 def matmul_tensors(
-    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, config: MatmulConfig | None
+    a: Any, b: Any, out: Any, out_dtype: torch.dtype | None, config: MatmulConfig | NamedPlan | None
 ) -> torch.Tensor:
     """`laneloom.matmul` on torch tensors."""
     for name, operand in (("a", a), ("b", b), ("out", out)):
@@ -64,7 +65,8 @@ def matmul_tensors(
     return out
 
 
-def _check(a: torch.Tensor, b: torch.Tensor) -> None:
+def check(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise for operands that no product takes: not strided, on two devices, of two dtypes."""
     for name, operand in (("a", a), ("b", b)):
         if operand.layout != torch.strided:
             raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
@@ -74,37 +76,35 @@ def _check(a: torch.Tensor, b: torch.Tensor) -> None:
         raise ArgumentError(f"b: expected a's dtype {a.dtype}, got {b.dtype}")
 
 
-def _run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: str | None) -> None:
+def run(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+    config: str | None,
+    terms: execute.Terms = execute.NO_TERMS,
+) -> None:
+    """Write the product and its terms into out, which is distinct from a and b."""
     dtypes = (dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out_dtype", out.dtype))
     gpu = active_gpu()
     if a.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
     a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
-    parsed = None if config is None else MatmulConfig.parse(config)
+    parsed = named_config(config)
     with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        execute.multiply_into(a, b, out, dtypes, gpu, parsed)
+        execute.multiply_into(a, b, out, dtypes, gpu, parsed, terms)
 
 
 def _matmul(a, b, out_dtype=None, config=None):
     out = _matmul_fake(a, b, out_dtype, config)
-    _run(a.detach(), b.detach(), out, config)
+    run(a.detach(), b.detach(), out, config)
     return out
 
 
 def _matmul_fake(a, b, out_dtype=None, config=None):
-    _check(a, b)
-    if a.shape[-1] != b.shape[-2]:
-        raise ArgumentError(
-            f"b: expected {a.shape[-1]} rows, as many as a has columns, got {tuple(a.shape)} and {tuple(b.shape)}"
-        )
-    try:
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except RuntimeError:
-        raise ArgumentError(
-            f"b: expected batch axes that broadcast with a's {tuple(a.shape[:-2])}, got {tuple(b.shape[:-2])}"
-        ) from None
-    return a.new_empty((*batch, a.shape[-2], b.shape[-1]), dtype=out_dtype or a.dtype)
+    check(a, b)
+    shape = execute.batched_shape(a.shape, b.shape, torch.broadcast_shapes)
+    return a.new_empty(shape, dtype=out_dtype or a.dtype)
 
 
 def _remember(ctx, inputs, output) -> None:
@@ -115,37 +115,42 @@ def _gradients(ctx, grad):
     """dA = dC B^T and dB = A^T dC, summed over the axes along which the operand was broadcast."""
     a, b = ctx.saved_tensors
     grad = grad.to(a.dtype)
-    grad_a = _reduced(grad, b.mT, a.shape) if ctx.needs_input_grad[0] else None
-    grad_b = _reduced(a.mT, grad, b.shape) if ctx.needs_input_grad[1] else None
+    grad_a = summed_product(grad, b.mT, a.shape) if ctx.needs_input_grad[0] else None
+    grad_b = summed_product(a.mT, grad, b.shape) if ctx.needs_input_grad[1] else None
     return grad_a, grad_b, None, None
 
 
-def _reduced(x: torch.Tensor, y: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """x @ y summed to `shape`, the sum in FP32."""
+def summed_product(x: torch.Tensor, y: torch.Tensor, shape: torch.Size, alpha: float = 1.0) -> torch.Tensor:
+    """alpha x @ y summed to `shape`, the sum in FP32."""
+
+    def product(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        if alpha == 1:
+            return torch.ops.laneloom.matmul(x, y, out_dtype, None)
+        return torch.ops.laneloom.gemm(x, y, None, None, alpha, 0.0, None, out_dtype, None)
+
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     if batch == shape[:-2]:
-        return torch.ops.laneloom.matmul(x, y, None, None)
+        return product(x, y)
     if shape[:-2].numel() == 1:  # a sum over the whole batch is a longer K
         x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], -1)
         y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
-        return torch.ops.laneloom.matmul(x, y, None, None).reshape(shape)
-    product = torch.ops.laneloom.matmul(x, y, torch.float32, None)
-    return product.sum_to_size(shape).to(x.dtype)
+        return product(x, y).reshape(shape)
+    return product(x, y, torch.float32).sum_to_size(shape).to(x.dtype)
 
 
 def _matmul_out(a, b, out, config=None):
-    _check(a, b)
+    check(a, b)
     execute.check_distinct(out)
     if execute.overlap(out, a) or execute.overlap(out, b):
         result = torch.empty_like(out, memory_format=torch.contiguous_format)
-        _run(a, b, result, config)
+        run(a, b, result, config)
         out.copy_(result)
     else:
-        _run(a, b, out, config)
+        run(a, b, out, config)
 
 
 def _matmul_out_fake(a, b, out, config=None):
-    _check(a, b)
+    check(a, b)
 
 
 _OPERATOR: Any = torch.library.custom_op(

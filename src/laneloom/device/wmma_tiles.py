@@ -1,0 +1,140 @@
+"""What WMMA kernels are made of: fences, the addresses of a tile, its loads, the product of two tiles in LDS. Gluon."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def load_fence(x):
+    """x, through an empty instruction with a side effect: LLVM moves no memory access across it."""
+    return gl.inline_asm_elementwise("; load fence $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def schedule_fence(x):
+    """x, through an empty instruction that LLVM's schedulers move nothing across, matrix instructions included.
+
+    They never cross a write to EXEC: an output in the half of it that wave32 does not use is enough.
+    """
+    fenced, _ = gl.inline_asm_elementwise(
+        "; schedule fence $0 $1 $2", "=s,={exec_hi},0", [x], dtype=(gl.int32, gl.int32), is_pure=False, pack=1
+    )
+    return fenced
+
+
+@gluon.jit
+def wait_for_memory(x, VERSION: gl.constexpr):
+    """x, once every load from global memory and LDS that this wave has under way is done."""
+    if VERSION == 1:
+        return gl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0) lgkmcnt(0) ; explicit wait $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "s_wait_loadcnt 0x0\n\ts_wait_dscnt 0x0 ; explicit wait $0 $1", "=s,0", [x],
+            dtype=gl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@gluon.jit
+def raise_priority(x):
+    """x; from here on the SIMD prefers this wave."""
+    return gl.inline_asm_elementwise("s_setprio 1 ; $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def lower_priority(x):
+    """x; from here on this wave is as any other."""
+    return gl.inline_asm_elementwise("s_setprio 0 ; $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def opaque(offsets):
+    """`offsets`, computed by an unknown instruction here: LLVM cannot hoist 64-bit addresses made of them."""
+    return gl.inline_asm_elementwise("; offset $0 $1", "=v,0", [offsets], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def opaque_halves(x):
+    """x, each element through an empty instruction here: LLVM cannot merge it with its neighbour in a `d16_hi` load,
+    which would wait for the neighbour's load before the matrix instructions.
+    """
+    bits = x.to(gl.int16, bitcast=True)
+    bits = gl.inline_asm_elementwise("; half $0 $1", "=v,0", [bits], dtype=gl.int16, is_pure=False, pack=1)
+    return bits.to(x.dtype, bitcast=True)
+
+
+@gluon.jit
+def tile_offsets(
+    rows_left, stride_row, stride_k, ROWS: gl.constexpr, BLOCK_K: gl.constexpr, MAJOR: gl.constexpr,
+    VEC: gl.constexpr, WIDE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Offsets of a [ROWS, BLOCK_K] tile along its two axes, in elements from its first one.
+
+    Rows beyond the matrix read the tile's first vector of rows again; what they give is never stored.
+    """
+    offs_r = gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT))
+    offs_k = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT))
+    offs_r = gl.where(offs_r < rows_left, offs_r, offs_r % (VEC if MAJOR == "row" else 1))
+    if WIDE:
+        offs_r = offs_r.to(gl.int64)
+        offs_k = offs_k.to(gl.int64)
+    if MAJOR != "row":
+        offs_r = offs_r * stride_row
+    if MAJOR != "k":
+        offs_k = offs_k * stride_k
+    return offs_r, offs_k
+
+
+@gluon.jit
+def tile_pointers(tile_ptr, offs_r, offs_k, MAJOR: gl.constexpr, VEC: gl.constexpr, WIDE: gl.constexpr):
+    """Pointers [ROWS, BLOCK_K], known to be contiguous and aligned in vectors of VEC elements.
+
+    Unless WIDE, the offsets are unsigned bytes on a scalar base: the address form of one SGPR pair and one VGPR.
+    """
+    offsets = offs_r[:, None] + offs_k[None, :]
+    if WIDE:
+        pointers = tile_ptr + offsets
+    else:
+        ELEMENT_BYTES: gl.constexpr = tile_ptr.dtype.element_ty.primitive_bitwidth // 8
+        byte_ptr = tile_ptr.to(gl.pointer_type(gl.int8), bitcast=True) + offsets.to(gl.uint32) * ELEMENT_BYTES
+        pointers = byte_ptr.to(tile_ptr.dtype, bitcast=True)
+    ALIGNMENT: gl.constexpr = VEC * tile_ptr.dtype.element_ty.primitive_bitwidth // 8
+    if MAJOR == "row":
+        return gl.max_contiguous(gl.multiple_of(pointers, [ALIGNMENT, 1]), [VEC, 1])
+    else:
+        return gl.max_contiguous(gl.multiple_of(pointers, [1, ALIGNMENT]), [1, VEC])
+
+
+@gluon.jit
+def load_tile(tile_ptr, offs_r, offs_k, MAJOR: gl.constexpr, VEC: gl.constexpr, WIDE: gl.constexpr):
+    """A whole K-tile, [ROWS, BLOCK_K]."""
+    if not WIDE:
+        if MAJOR == "row":
+            offs_k = opaque(offs_k)
+        else:
+            offs_r = opaque(offs_r)
+    return gl.load(tile_pointers(tile_ptr, offs_r, offs_k, MAJOR, VEC, WIDE))
+
+
+@gluon.jit
+def load_ragged_tile(
+    tile_ptr, offs_r, offs_k, k_left, BLOCK_K: gl.constexpr, MAJOR: gl.constexpr, VEC: gl.constexpr,
+    WIDE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """A K-tile of which k_left columns exist; the others are zeros, [ROWS, BLOCK_K]."""
+    mask = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT)) < k_left
+    return gl.load(tile_pointers(tile_ptr, offs_r, offs_k, MAJOR, VEC, WIDE), mask=mask[None, :], other=0.0)
+
+
+@gluon.jit
+def multiply(a_lds, b_lds, acc, VERSION: gl.constexpr, K_WIDTH: gl.constexpr):
+    """acc + A B^T of one K-tile in LDS, [BLOCK_M, BLOCK_N]."""
+    a = a_lds.load(gl.DotOperandLayout(0, acc.type.layout, K_WIDTH))  # [BLOCK_M, BLOCK_K]
+    b = b_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_K, BLOCK_N]
+    if VERSION == 1:
+        return gl.amd.rdna3.wmma(a, b, acc)
+    else:
+        return gl.amd.rdna4.wmma(a, b, acc)

@@ -1,0 +1,75 @@
+"""C = activation(alpha S + beta D + bias) as a launch of its own, on FP32 sums S that another launch made, or on none.
+
+For GPUs whose schedules apply no epilogue, and where there is no product at all (K = 0, alpha = 0). It reads S and
+writes C once, so a schedule that applies the terms itself is better by that traffic. Every GPU that Gluon compiles for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.runtime import driver
+
+from ....device.epilogue import store_tile
+
+BLOCK_M, BLOCK_N, NUM_WARPS = 32, 64, 4
+_STRIDES = [f"stride_{matrix}{axis}" for matrix in "scd" for axis in "oimn"]
+_RUNTIME = ["s_ptr", "c_ptr", "add_ptr", "bias_ptr", "alpha", "beta", "M", "N", "batch_inner", *_STRIDES, "stride_bias"]
+
+
+@gluon.jit(do_not_specialize=_RUNTIME)
+def apply_epilogue(
+    s_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, M, N, batch_inner,
+    stride_so, stride_si, stride_sm, stride_sn,
+    stride_co, stride_ci, stride_cm, stride_cn,
+    stride_do, stride_di, stride_dm, stride_dn, stride_bias,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    tiles_m = (M - 1) // BLOCK_M + 1
+    tiles_n = (N - 1) // BLOCK_N + 1
+    program = gl.program_id(0)
+    batch = program // (tiles_m * tiles_n)
+    outer = (batch // batch_inner).to(gl.int64)
+    inner = (batch % batch_inner).to(gl.int64)
+    c_ptr += outer * stride_co + inner * stride_ci
+    if add_ptr is not None:
+        add_ptr += outer * stride_do + inner * stride_di
+    program = program % (tiles_m * tiles_n)
+    m0 = (program // tiles_n).to(gl.int64) * BLOCK_M
+    n0 = (program % tiles_n).to(gl.int64) * BLOCK_N
+    rows_m = gl.minimum(M - m0, BLOCK_M).to(gl.int32)
+    rows_n = gl.minimum(N - n0, BLOCK_N).to(gl.int32)
+    if s_ptr is not None:
+        offs_m = gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT))
+        offs_n = gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
+        mask = (offs_m < rows_m)[:, None] & (offs_n < rows_n)[None, :]
+        s_ptr += outer * stride_so + inner * stride_si + m0 * stride_sm + n0 * stride_sn
+        offs = offs_m.to(gl.int64)[:, None] * stride_sm + offs_n.to(gl.int64)[None, :] * stride_sn
+        acc = gl.load(s_ptr + offs, mask=mask, other=0.0)  # [BLOCK_M, BLOCK_N]
+    else:
+        acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
+    store_tile(
+        acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
+        alpha, beta, False, 1, False, 1, BIAS_AXIS, ACTIVATION, True, None,
+    )  # fmt: skip
+
+
+def launch(
+    sizes: Sequence[int], strides: Sequence[Sequence[int] | None], bias_place: tuple[str, int], activation: str | None,
+    sums: Any, c: Any, add: Any, bias: Any, alpha: float | None, beta: float | None,
+) -> None:  # fmt: skip
+    """Write c. sizes: outer and inner batch, M, N; strides of sums, c and add along these; bias_place: axis, stride."""
+    outer, inner, m, n = sizes
+    flat = [step for matrix in strides for step in (matrix or (0, 0, 0, 0))]
+    wave = driver.active.get_current_target().warp_size
+    layout = gl.BlockedLayout([1, 4], [wave // 16, 16], [NUM_WARPS, 1], [1, 0])
+    grid = (outer * inner * -(-m // BLOCK_M) * -(-n // BLOCK_N), 1, 1)
+    apply_epilogue[grid](
+        sums, c, add, bias, alpha, beta, m, n, inner, *flat, bias_place[1],
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BIAS_AXIS=bias_place[0] if bias is not None else "none",
+        ACTIVATION=activation or "none", LAYOUT=layout, num_warps=NUM_WARPS,
+    )  # fmt: skip
