@@ -19,7 +19,7 @@ from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow
 from .state import U32, Waves
-from .strict import barrier_error, defined_at_entry, undefined_lds, unit_bytes
+from .strict import UndefinedBits, barrier_error, defined_at_entry, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 256 waves of 32 lanes are 32 KiB a register.
@@ -201,7 +201,7 @@ class _Run:
         waves.waves_per_group = self.waves_per_group
         if p.strict:
             waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu.major))
-            waves.undefined_lds = undefined_lds(len(groups), self.lds_bytes)
+            waves.undefined_lds = UndefinedBits(len(groups), self.lds_bytes)
         return waves
 
     def _user_sgprs(self, S: np.ndarray) -> None:

@@ -94,17 +94,20 @@ class Tags:
             self.reader[unit[lost]] = np.broadcast_to(several, unit.shape)[lost]
         return bad.reshape(shape)
 
-    def write(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        """Record a store; where it conflicts with a reader, and where with a writer."""
+    def write(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> tuple[np.ndarray, ...]:
+        """Record a store: where it conflicts with a reader, an earlier writer, itself; and the earlier writers."""
         shape = unit.shape
         unit, mine, active = _as_rows(unit, mine, active)
-        reads, writes = conflicts(self.reader.take(unit), mine), conflicts(self.writer.take(unit), mine)
+        writers = self.writer.take(unit)
+        reads, earlier = conflicts(self.reader.take(unit), mine), conflicts(writers, mine)
         _put(self.writer, unit, np.broadcast_to(mine, unit.shape), active)
-        writes |= conflicts(self.writer.take(unit), mine)
+        collide = conflicts(self.writer.take(unit), mine)
+        collide |= earlier
         if active is not None:
             reads &= active
-            writes &= active
-        return reads.reshape(shape), writes.reshape(shape)
+            earlier &= active
+            collide &= active
+        return tuple(x.reshape(shape) for x in (reads, earlier, collide, writers))
 
     def postpone(self, touch: Touch) -> None:
         """An access that was under way when its wave reached a barrier counts for what comes after the barrier too."""
@@ -173,21 +176,17 @@ class _Tracked:
         if self.now is None:
             return None
         unit, mine, active = self._spread(offset, nbytes)
-        writers = self.tags.writer.take(unit)
-        readers = self.tags.reader.take(unit)
-        read, written = self.tags.write(unit, mine, active)
+        read, earlier, collide, writers = self.tags.write(unit, mine, active)
         self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), True))
-        earlier = conflicts(writers, mine) & changed[..., None]
-        if active is not None:
-            earlier &= active
+        earlier &= changed[..., None]
         if earlier.any():
             self._race(earlier, writers, mine, unit, True)
         read &= changed[..., None]
         if read.any() and self.shares_small_tensors:
-            read &= ~self._replicated(mine, readers, unit, read)
+            read &= ~self._replicated(mine, self.tags.reader[unit], unit, read)
         if read.any():
-            self._race(read, readers, mine, unit, False)
-        return written if written.any() else None
+            self._race(read, self.tags.reader[unit], mine, unit, False)
+        return collide if collide.any() else None
 
     def _replicated(self, storing, loading, unit, bad) -> np.ndarray:
         """Where the storing wave has itself read the unit by the instruction with which the other wave reads it.

@@ -261,6 +261,7 @@ class Guard:
         count = results(self.ins)
         address = self.ins.operands[count]
         wrote = self.uses.writes_v
+        halves = "_d16" in self.ins.name or bool(self.ins.operands[0].half)  # the other half stays as it was
 
         def follow(g: Waves) -> None:
             shadow: Shadow = g.shadow
@@ -268,6 +269,9 @@ class Guard:
             if self.atomic:
                 for o in self.ins.operands[count + 1 :]:
                     self._require(g, o, g.active(), "an atomic combines bits that nobody wrote")
+                shadow.clean(g, self.uses)
+                return
+            if g.undefined_lds.clean and not halves and not self.uses.reads_v & shadow.dirty_v:
                 shadow.clean(g, self.uses)
                 return
             twin = g.twin(shadow.V)
@@ -298,11 +302,24 @@ def defined_at_entry(listing: Listing, major: int) -> int:
     return mask | 3 << EXEC | 1 << NULL
 
 
-def undefined_lds(workgroups: int, nbytes: int) -> LocalMemory:
+class UndefinedBits(LocalMemory):
     """One undefined bit for each bit of LDS, all set at the start."""
-    memory = LocalMemory(workgroups, nbytes)
-    memory.bytes[...] = 0xFF
-    return memory
+
+    _LOOKS = 64  #: stores after which nobody looks any more whether all bits are defined by now
+
+    def __init__(self, workgroups: int, nbytes: int):
+        super().__init__(workgroups, nbytes)
+        self.bytes[: workgroups * self.stride].reshape(workgroups, -1)[:, :nbytes] = 0xFF
+        self.clean = nbytes == 0  #: every bit is known to be defined
+        self.looks = 0
+
+    def scatter(self, offset, words, nbytes, active) -> None:
+        super().scatter(offset, words, nbytes, active)
+        if self.clean:
+            self.clean = not words.any()
+        elif self.looks < self._LOOKS:
+            self.looks += 1
+            self.clean = not self.view(8).any()
 
 
 def check_branch(g: Waves, condition: str) -> None:
