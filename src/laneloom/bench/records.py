@@ -96,18 +96,10 @@ def _git(*arguments: str) -> str | None:
 
 
 def read_environment() -> Environment:
-    """The current GPU, driver, versions and commit.
-
-    Outside a git checkout, LANELOOM_COMMIT names the commit and LANELOOM_DIRTY=1 says that the tree differed
-    from it; with neither, the commit is "unknown" and counts as dirty.
-    """
+    """The current GPU, driver, versions and commit."""
     import torch
 
-    commit = os.environ.get("LANELOOM_COMMIT") or _git("rev-parse", "--short=12", "HEAD") or "unknown"
-    if "LANELOOM_COMMIT" in os.environ:
-        dirty = os.environ.get("LANELOOM_DIRTY", "0") == "1"
-    else:
-        dirty = bool(_git("status", "--porcelain", "--", "src")) or commit == "unknown"
+    commit, dirty = read_commit()
     return Environment(
         gpu=torch.cuda.get_device_name(),
         driver=_read_driver(),
@@ -116,6 +108,18 @@ def read_environment() -> Environment:
         commit=commit,
         dirty=dirty,
     )
+
+
+def read_commit() -> tuple[str, bool]:
+    """The commit, and whether the sources differ from it.
+
+    Outside a git checkout, LANELOOM_COMMIT names the commit and LANELOOM_DIRTY=1 says that the tree differed
+    from it; with neither, the commit is "unknown" and counts as dirty.
+    """
+    commit = os.environ.get("LANELOOM_COMMIT") or _git("rev-parse", "--short=12", "HEAD") or "unknown"
+    if "LANELOOM_COMMIT" in os.environ:
+        return commit, os.environ.get("LANELOOM_DIRTY", "0") == "1"
+    return commit, bool(_git("status", "--porcelain", "--", "src")) or commit == "unknown"
 
 
 def _read_driver() -> str:
