@@ -75,7 +75,7 @@ _ROUTED = ("v_perm_b32", "v_alignbit_b32", "v_alignbyte_b32", "v_bfe_u32")  #: d
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1}
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
 _UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
-_TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|writelane|swap_b|accvgpr)|ds_swizzle")
+_TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _SCALAR_BITWISE = re.compile(r"s_(and|or|xor|nand|nor|xnor|not|and_not[01]|or_not[01]|mov)(_b32|_b64|_saveexec)")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
@@ -129,6 +129,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _matrix_rule(ins, target)
     if name in ("v_readlane_b32", "v_readfirstlane_b32"):
         return _read_lane_rule(ins, target)
+    if name == "v_writelane_b32":
+        return _write_lane_rule(ins)
     if _TWIN.match(name) or (name == "v_mov_b32" and "dpp" in ins.encoding):
         return _twin_rule(step, touched)
     if name.startswith("ds_"):
@@ -303,6 +305,18 @@ def _permute_rule(ins: Instruction) -> Rule:
         else:
             moved = np.where(moved.any(axis=1, keepdims=True), FULL, U32(0))
         g.shadow.put(g, d, np.where(g.shadow.of(address) != 0, FULL, moved))
+
+    return follow
+
+
+def _write_lane_rule(ins: Instruction) -> Rule:
+    n, data, lane = ins.operands[0].index, ins.operands[1], ins.operands[2]
+
+    def follow(g: Waves) -> None:
+        index = np.broadcast_to((_value(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
+        row = g.shadow.V[n]
+        row[np.arange(g.count), index] = np.broadcast_to(g.shadow.of(data), (g.count, 1))[:, 0]
+        g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
 
     return follow
 
