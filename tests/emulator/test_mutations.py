@@ -1,4 +1,4 @@
-"""Every wait, barrier and lane mask of the matmul kernel deleted, one at a time: caught, or shown to change nothing.
+"""Every wait, barrier and lane mask of laneloom's kernels deleted, one at a time: caught, or shown to change nothing.
 
 A mutant is caught when strict mode raises or the result differs. One that survives must be shown to change nothing: the
 clean run, watched, gives the reason.
@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 import laneloom  # noqa: E402
 from laneloom.emulator import driver  # noqa: E402
 from laneloom.emulator import launch as launching  # noqa: E402
+from laneloom.emulator.parse import VCC  # noqa: E402
 from laneloom.emulator.program import Program  # noqa: E402
 from laneloom.emulator.registers import waits  # noqa: E402
 from laneloom.emulator.strict import Guard  # noqa: E402
@@ -22,22 +23,41 @@ from laneloom.errors import EmulationError  # noqa: E402
 
 WAIT = re.compile(r"s_waitcnt\b|s_waitcnt_vscnt|s_wait_(load|store|ds|km)cnt")
 BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
-MASK = re.compile(r"s_and_saveexec_b32|v_cmpx_")
+# A masked lane is switched off, or sent to an offset that no buffer reaches.
+OFFSET = re.compile(r"v_(dual_)?cndmask_b32\S* (v\d+), 0x80000000, (v\d+)(, (?:s\d+|vcc_lo))?")
+MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{OFFSET.pattern}")
 GPUS = ["gfx1151", "gfx1201"]
 # The ragged kernel has some 150 of them and each takes half a second: a seventh in every run, all of them with
 # LANELOOM_ALL_MUTANTS=1 (and pytest -s to read the list).
-STEP = {"aligned": 1, "ragged": 7}
-CASES = {
-    "aligned": ((256, 512, 96), "nt"),  # four waves, several K tiles, no masks
-    "ragged": ((70, 37, 45), "nn"),  # one wave, masks in every load and store
-}
+STEP = {"aligned": 1, "ragged": 7, "transform3d": 2}
 
 
-def operands(shape, layout, seed=0):
-    m, n, k = shape
+def matmul(m, n, k, layout, seed, more):
     torch.manual_seed(seed)
+    k += more
+    b = torch.randn(n, k).half().T if layout == "nt" else torch.randn(k, n).half()
     a = torch.randn(m, k).half()
-    return a, torch.randn(n, k).half().T if layout == "nt" else torch.randn(k, n).half()
+    return lambda: laneloom.matmul(a, b)
+
+
+def transform3d(seed, more):
+    torch.manual_seed(seed)
+    x, matrix = torch.randn(3 + more, 5, 5, 5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+    return lambda: laneloom.transform3d(x, matrix)
+
+
+# name -> (seed, more work of the same kernel) -> a call that launches it
+CASES = {
+    "aligned": lambda seed=0, more=0: matmul(256, 512, 96, "nt", seed, more),  # four waves, several K tiles, no masks
+    "ragged": lambda seed=0, more=0: matmul(70, 37, 45, "nn", seed, more),  # masks in every load and store
+    "transform3d": lambda seed=0, more=0: transform3d(seed, more),
+}
+# At least so many of each kind are caught: a test that finds nothing to delete has proved nothing.
+WANTED = {
+    "aligned": Counter(wait=3, barrier=1),
+    "ragged": Counter(wait=3, mask=1),
+    "transform3d": Counter(wait=3, mask=1),
+}
 
 
 def mutants(asm: str):
@@ -49,6 +69,8 @@ def mutants(asm: str):
             new = ""
         elif code.startswith("s_and_saveexec_b32"):
             new = f"\ts_mov_b32 {code.split()[1].rstrip(',')}, exec_lo"
+        elif match := OFFSET.search(code):
+            new = "\t" + code.replace(match[0], f"v_{match[1] or ''}mov_b32 {match[2]}, {match[3]}")
         else:
             continue
         lone = [*lines[:i], new, *lines[i + 1 :]]
@@ -89,11 +111,16 @@ class Watch:
                     self.barriers_after_accesses.add(guard.ins.line)
                 self._accesses = 0
             self._exec = g.active().copy()
+            for half in (guard.ins, guard.ins.second):
+                if half is not None and half.name == "v_cndmask_b32" and OFFSET.search(half.text):
+                    n = half.operands[3].index if len(half.operands) > 3 else VCC
+                    if not (g.mask(n) | ~self._exec).all():
+                        self.masks_that_turn_off.add(guard.ins.line)
             before(guard, g)
 
         def watch_after(guard, g):
             self._accesses += bool(guard.lds)
-            if MASK.match(guard.ins.name) and not (g.active() == self._exec).all():
+            if guard.writes_exec and not (g.active() == self._exec).all():
                 self.masks_that_turn_off.add(guard.ins.line)
             after(guard, g)
 
@@ -114,39 +141,44 @@ class Watch:
         return None
 
 
-def run(text, gpu, a, b, monkeypatch):
-    """The mutant's result, None where it is caught."""
+def run(original, text, gpu, call, monkeypatch):
+    """What the call gives with the mutant in place of the original, None where it is caught."""
     program = Program(text, gpu, strict=True)
+
+    def launch(compiled, *args, **kw):
+        return launching.launch(program if compiled.asm == original else compiled, *args, **kw)
+
     with monkeypatch.context() as patch, laneloom.emulated(gpu, strict=True):
-        patch.setattr(driver, "launch", lambda _, *args, **kw: launching.launch(program, *args, **kw))
+        patch.setattr(driver, "launch", launch)
         try:
-            return laneloom.matmul(a, b)
+            return call()
         except EmulationError:
             return None
 
 
-def same_elsewhere(text, gpu, a, b, monkeypatch) -> bool:
+def same_elsewhere(original, text, gpu, call, monkeypatch) -> bool:
     """Whether the mutant is right on other operands too."""
     with laneloom.emulated(gpu):
-        want = laneloom.matmul(a, b)
-    got = run(text, gpu, a, b, monkeypatch)
+        want = call()
+    got = run(original, text, gpu, call, monkeypatch)
     return got is not None and torch.equal(got, want)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("case", CASES)
 def test_every_mutant_is_caught_or_explained(gpu, case, monkeypatch):
-    a, b = operands(*CASES[case])
+    call = CASES[case]()
     with monkeypatch.context() as watched, laneloom.emulated(gpu, strict=True) as clean:
         watch = Watch(watched)
-        want = laneloom.matmul(a, b)
+        want = call()
+    original = clean.launches[-1].asm
     caught, survivors = Counter(), []
-    every = list(mutants(clean.launches[-1].asm))
+    every = list(mutants(original))
     if not os.environ.get("LANELOOM_ALL_MUTANTS"):
         every = every[GPUS.index(gpu) :: STEP[case]]
     for line, code, text in every:
-        kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.match(code))
-        got = run(text, gpu, a, b, monkeypatch)
+        kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
+        got = run(original, text, gpu, call, monkeypatch)
         if got is None or not torch.equal(got, want):
             caught[kind] += 1
             continue
@@ -154,19 +186,16 @@ def test_every_mutant_is_caught_or_explained(gpu, case, monkeypatch):
         others, text_of_why = [], ""
         if why is None and kind == "mask":
             # It turns lanes off, and yet nothing changed: then what they load must reach no output, whatever it is.
-            others = [operands(*CASES[case], seed) for seed in (1, 2)]
+            others = [CASES[case](seed=seed) for seed in (1, 2)]
             text_of_why = "what the masked lanes load reaches no output: same bits on other random operands"
         elif why is None and kind == "barrier":
             # No race without it: then it separates no conflict, however long the loop runs.
-            m, n, k = CASES[case][0]
-            others = [operands((m, n, k + more), CASES[case][1]) for more in (32, 96, 128)]
-            text_of_why = "strict mode finds no race without it for other K either: the other barrier orders all"
-        if others and all(same_elsewhere(text, gpu, x, y, monkeypatch) for x, y in others):
+            others = [CASES[case](more=more) for more in (32, 96, 128)]
+            text_of_why = "strict mode finds no race without it in longer loops either: another barrier orders all"
+        if others and all(same_elsewhere(original, text, gpu, other, monkeypatch) for other in others):
             why = text_of_why
         survivors.append((kind, line, code, why))
-    assert caught["wait"] >= 3
-    assert caught["barrier"] >= (case == "aligned")
-    assert caught["mask"] >= (case == "ragged")
+    assert not (WANTED[case] - caught), f"caught only {caught}"
     unexplained = [s for s in survivors if s[3] is None]
     assert not unexplained, f"{caught} caught, unexplained: {unexplained}"
     print(f"{gpu} {case}: {sum(caught.values())} of {len(every)} caught {dict(caught)}")
