@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import cache
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from laneloom.cli.coverage import instructions_of
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
 from laneloom.emulator.parse import EXEC
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
+from laneloom.gpu import get_gpu
 
 MARK = 0xA5A5A5A5  #: what registers hold that a test does not set
 KERNEL = """
@@ -69,11 +72,34 @@ def _place(V: np.ndarray, n: int, values: np.ndarray, lanes: int) -> None:
         V[n] = padded
 
 
+@cache
+def _known_to_gfx12() -> frozenset[str]:
+    return frozenset(instructions_of(get_gpu("gfx1201")))
+
+
+def _runs_on_gfx12(program: Program) -> bool:
+    """Whether RDNA 4 has all these instructions too, in waves of 32 lanes."""
+    halves = [half for ins in program.listing.instructions for half in (ins, ins.second) if half is not None]
+    return program.lanes == 32 and all(half.name in _known_to_gfx12() for half in halves)
+
+
 @pytest.fixture
 def execute():
-    """execute(code, v={register: values per lane}, s={register: value per wave}, ...) -> Machine."""
+    """execute(code, v={register: values per lane}, s={register: value per wave}, ...) -> Machine.
 
-    def run(code: str, *, gpu="gfx1151", lanes=32, v=None, s=None, active=None, scc=None, directives="") -> Machine:
+    Where no GPU is named, RDNA 3.5 runs the code, and RDNA 4 too if it has the instructions: both must agree.
+    """
+
+    def run(code: str, *, gpu=None, **given) -> Machine:
+        machine, program = run_on(gpu or "gfx1151", code, **given)
+        if gpu is None and _runs_on_gfx12(program):
+            other, _ = run_on("gfx1201", code, **given)
+            np.testing.assert_array_equal(machine.waves.V, other.waves.V)
+            np.testing.assert_array_equal(machine.waves.S, other.waves.S)
+            np.testing.assert_array_equal(machine.waves.scc, other.waves.scc)
+        return machine
+
+    def run_on(gpu, code, *, lanes=32, v=None, s=None, active=None, scc=None, directives="") -> tuple[Machine, Program]:
         v, s = v or {}, s or {}
         items = max([len(x) for x in v.values()] or [np.size(x) * lanes for x in s.values()] or [lanes])
         count = -(-items // lanes)
@@ -100,7 +126,7 @@ def execute():
         with np.errstate(all="ignore"):
             for step in program.blocks[0].steps:
                 step(g)
-        return Machine(g, items)
+        return Machine(g, items), program
 
     return run
 

@@ -37,13 +37,13 @@ def _watched(step, program: Program, ins):
 
     def run(g):
         nonlocal noted
-        step(g)
         if not noted:
             noted = True
             part = ins
             while part is not None:
                 _note(program.gpu.major, part.name, _size(program))
                 part = part.second
+        step(g)
 
     return run
 

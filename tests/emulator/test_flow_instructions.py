@@ -1,0 +1,100 @@
+"""Branches, jumps and calls go where their conditions say; instructions that only order or hint change nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from laneloom.cli.coverage import instructions_of
+from laneloom.emulator.launch import launch
+from laneloom.emulator.memory import Region
+from laneloom.emulator.program import Program, is_ordering
+from laneloom.errors import EmulationError
+from laneloom.gpu import get_gpu
+
+KERNEL = """
+k:
+{code}
+\ts_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_next_free_vgpr 8
+\t\t.amdhsa_next_free_sgpr 32
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_wavefront_size32 1
+\t.end_amdhsa_kernel
+"""
+# Three words, from lane 0: v1 as the way taken left it.
+START = "s_load_b64 s[2:3], s[0:1], 0x0\nv_mov_b32 v1, 0\nv_mov_b32 v2, 0\n{wait}"
+END = "s_mov_b32 exec_lo, 1\nglobal_store_b32 v2, v1, s[2:3]"
+WAIT = {11: "s_waitcnt lgkmcnt(0)", 12: "s_wait_kmcnt 0x0"}
+GPUS = ("gfx1151", "gfx1201")
+ORDERING = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu)) if is_ordering(name)]
+CONDITIONS = {
+    "s_cbranch_scc0": ("s_cmp_eq_u32 0, 1", "s_cmp_eq_u32 0, 0"),
+    "s_cbranch_scc1": ("s_cmp_eq_u32 0, 0", "s_cmp_eq_u32 0, 1"),
+    "s_cbranch_vccz": ("s_mov_b32 vcc_lo, 0", "s_mov_b32 vcc_lo, 8"),
+    "s_cbranch_vccnz": ("s_mov_b32 vcc_lo, 8", "s_mov_b32 vcc_lo, 0"),
+    "s_cbranch_execz": ("s_mov_b32 exec_lo, 0", "s_mov_b32 exec_lo, 8"),
+    "s_cbranch_execnz": ("s_mov_b32 exec_lo, 8", "s_mov_b32 exec_lo, 0"),
+}
+
+
+def run(gpu: str, code: str) -> int:
+    """The word that the code leaves in lane 0 of v1."""
+    word = np.full(1, 0xFFFFFFFF, np.uint32)
+    text = f"{START.format(wait=WAIT[get_gpu(gpu).major])}\n{code}\n{END}"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    asm = KERNEL.format(code="\n".join(line if line.endswith(":") else "\t" + line for line in lines))
+    address = word.ctypes.data
+    launch(
+        Program(asm, gpu),
+        [1],
+        address.to_bytes(8, "little"),
+        workgroup_size=32,
+        regions=[Region("x", address, 4, word)],
+    )
+    return int(word[0])
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("name", CONDITIONS)
+@pytest.mark.parametrize("gpu", GPUS)
+def test_conditional_branch(gpu, name, taken):
+    code = f"""
+        {CONDITIONS[name][not taken]}
+        {name} .Ltaken
+        s_mov_b32 exec_lo, -1
+        v_mov_b32 v1, 1
+        s_branch .Lend
+        .Ltaken:
+        s_mov_b32 exec_lo, -1
+        v_mov_b32 v1, 2
+        .Lend:
+    """
+    assert run(gpu, code) == (2 if taken else 1)
+
+
+@pytest.mark.parametrize(("gpu", "name"), ORDERING)
+def test_instructions_that_change_nothing(gpu, name):
+    operand = {"s_prefetch_data": "s[2:3], 0, null, 0", "s_buffer_prefetch_data": "s[4:7], 0, null, 0"}.get(name, "0")
+    assert run(gpu, f"v_mov_b32 v1, 7\n{name} {operand}\nv_add_nc_u32 v1, v1, v1") == 14
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_call(gpu):
+    code = """
+        s_call_b64 s[8:9], .Lfunction
+        v_add_nc_u32 v1, 1, v1
+        s_branch .Lend
+        .Lfunction:
+        v_mov_b32 v1, 40
+        s_setpc_b64 s[8:9]
+        .Lend:
+    """
+    assert run(gpu, code) == 41
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_trap_stops(gpu):
+    with pytest.raises(EmulationError, match="s_trap"):
+        run(gpu, "s_trap 2")
