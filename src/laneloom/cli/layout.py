@@ -30,21 +30,26 @@ def layout(
     output: Annotated[str | None, typer.Option(metavar="I,J", help="What makes this element of D, and where.")] = None,
     block: Annotated[int, typer.Option(help="The block that --element and --output mean.")] = 0,
     transpose: Annotated[bool, typer.Option("--transpose", help="Exchange a table's rows and columns.")] = False,
-    style: Annotated[str, typer.Option("--format", help="table, csv, markdown, asciidoc or svg.")] = "table",
+    style: Annotated[str, typer.Option("--format", help="table, csv, markdown, asciidoc, svg, html.")] = "table",
 ) -> None:
     """Show which lane and register holds which matrix element."""
     from ..gpu import get_gpu
     from ..isa import find_instruction, get_layout, layout_text
 
-    if style not in (*layout_text.FORMATS, "svg"):
-        raise ArgumentError(f"--format: one of {', '.join(layout_text.FORMATS)}, svg, not {style!r}")
+    if style not in (*layout_text.FORMATS, "svg", "html"):
+        raise ArgumentError(f"--format: one of {', '.join(layout_text.FORMATS)}, svg, html, not {style!r}")
     asked = sum(x is not None for x in (element, register, output))
     if asked > 1:
         raise ArgumentError("give one of --element, --register and --output")
-    if style == "svg" and asked:
-        raise ArgumentError("--format svg shows whole matrices: leave out --element, --register and --output")
+    if style in ("svg", "html") and asked:
+        raise ArgumentError(f"--format {style} shows whole matrices: leave out --element, --register and --output")
     target = get_gpu(gpu)
     row = find_instruction(instruction, target)
+    if style == "html":
+        from ..isa.layout_html import layout_html
+
+        typer.echo(layout_html(row, target, cbsz=cbsz, abid=abid, blgp=blgp, k_order=k_order), nl=False)
+        return
     lanes = wave if wave is not None else row.waves[0]
     chosen: dict[str, Any] = {"opsel": opsel, "cbsz": cbsz, "abid": abid, "blgp": blgp, "k_order": k_order}
     names = (matrix,) if matrix is not None else row.matrices

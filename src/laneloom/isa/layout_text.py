@@ -250,5 +250,4 @@ def type_text(layout: Layout) -> str:
     """The type of a layout's elements."""
     if layout.matrix == "K":
         return "index of A, 4 bits for every four k"
-    kind = layout.instruction.type_of(layout.matrix, layout.cbsz, layout.blgp)
-    return f"{kind} ({TYPES[kind].text})"
+    return f"{layout.kind} ({TYPES[layout.kind].text})"

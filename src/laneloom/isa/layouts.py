@@ -79,6 +79,7 @@ class Layout:
 
     instruction: MatrixInstruction
     matrix: str
+    kind: str  #: the elements' type, of catalogue.TYPES
     wave: int
     slots: tuple[Digit, ...]
     lanes: tuple[Digit, ...]
@@ -229,7 +230,7 @@ def _layout(row: MatrixInstruction, wave: int, matrix: str, opsel: int, cbsz: in
     elif row.a == "f64" or matrix != "B":
         blgp = 0  # of f64 it negates
     return Layout(
-        row, matrix, wave, parse_digits(slots), parse_digits(lanes), width, pitch, first, shared, cbsz, abid, blgp
+        row, matrix, kind, wave, parse_digits(slots), parse_digits(lanes), width, pitch, first, shared, cbsz, abid, blgp
     )
 
 
