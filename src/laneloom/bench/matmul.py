@@ -76,10 +76,11 @@ def _torch_call(dtype: str) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, 
     """What a user would call instead, and its name."""
     if dtype == "fp8":
         one = torch.ones((), device="cuda")
-        return "torch._scaled_mm", lambda a, b, out: torch._scaled_mm(
+        return "torch._scaled_mm", lambda a, b, out: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
             a, b, one, one, out_dtype=out.dtype, use_fast_accum=True, out=out)
     if dtype == "int8":
-        return "torch._int_mm", lambda a, b, out: torch._int_mm(a, b, out=out)
+        product = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
+        return "torch._int_mm", lambda a, b, out: product(a, b, out=out)
     return "torch.matmul", lambda a, b, out: torch.matmul(a, b, out=out)
 
 

@@ -167,7 +167,7 @@ class _Tracked:
         if bad.any() and self.shares_small_tensors:
             forgiven = self._replicated(self.tags.writer[unit], mine, unit, bad)
             bad &= ~forgiven
-            self.doubtful = forgiven.any(axis=-1)
+            self.doubtful = np.asarray(forgiven.any(axis=-1))
         if bad.any():
             self._race(bad, self.tags.writer[unit], mine, unit, True)
 
