@@ -1,0 +1,304 @@
+"""`laneloom run`: execute a file of AMDGCN assembly on arrays, in the emulator."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..errors import ArgumentError, UnsupportedError
+from .product import AsJson
+from .terminal import new_console, print_json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..emulator.launch import LaunchRecord
+    from ..isa.metadata import KernelMetadata
+
+_DTYPES = {
+    "f16": "float16", "bf16": "uint16", "f32": "float32", "f64": "float64", "i8": "int8", "i16": "int16",
+    "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+_FILLS = ("random", "zeros", "ones", "arange", "nan")
+_SHOWN = 12  # mnemonics in the table; --json has all
+
+
+@dataclass
+class Given:
+    """One argument of the kernel as the command line gives it."""
+
+    text: str
+    dtype: str
+    value: Any  #: an array for a pointer, a number for a scalar
+    save_to: Path | None = None
+
+    @property
+    def is_array(self) -> bool:
+        """Whether the kernel gets an address."""
+        return not isinstance(self.value, int | float)
+
+
+def run(
+    file: Annotated[Path, typer.Argument(help="AMDGCN assembly, or a code object that lies beside its assembly.")],
+    grid: Annotated[str, typer.Option("--grid", metavar="X,Y,Z", help="Workgroups; 1 to 3 numbers.")],
+    argument: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--arg",
+            metavar="ARG",
+            help="In the kernel's order: f16:64x64:random (or zeros, ones, arange, nan), i32:64 (a scalar), file.npy, "
+            "out:f32:64x64 (filled with NaN). Any array may end in ->result.npy.",
+        ),
+    ] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="By default the one that the file names.")] = None,
+    block: Annotated[
+        str | None, typer.Option("--block", metavar="N", help="Threads of a workgroup; by default what the file says.")
+    ] = None,
+    lds: Annotated[int, typer.Option("--lds", min=0, help="Bytes of LDS beyond those that the file fixes.")] = 0,
+    kernel: Annotated[str | None, typer.Option("--kernel", help="The symbol, where the file has several.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at hazards and races as well.")] = False,
+    order: Annotated[int, typer.Option("--order", min=0, help="Fixes another order of waves and workgroups.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random arrays.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a kernel from its assembly on arrays that are made or read from .npy files.
+
+    Shows what ran, how many instructions, and what became of each array.
+    """
+    import numpy as np
+
+    from ..emulator.launch import launch
+    from ..emulator.memory import Region
+    from ..emulator.program import Program
+    from ..isa.metadata import select_kernel
+
+    text = _read_assembly(file)
+    name = gpu or _named_gpu(text)
+    if name is None:
+        raise ArgumentError(f"{file} has no .amdgcn_target line: say with --gpu which GPU it is for")
+    generator = np.random.default_rng(seed)
+    given = [_parse_argument(a, generator) for a in argument or []]
+    program = Program(text, name, kernel, strict=strict)
+    described = select_kernel(text, program.kernel) if ".amdgpu_metadata" in text else None
+    if block is None and described is None:
+        raise ArgumentError(f"{file} does not say how many threads a workgroup has: give --block")
+    size = _numbers(block, "--block") if block else [described.max_workgroup_size if described else 0]
+    before = [g.value.copy() if g.is_array else None for g in given]
+    regions = [
+        Region(f"{k}: {g.text}", g.value.ctypes.data, g.value.nbytes, g.value)
+        for k, g in enumerate(given)
+        if g.is_array
+    ]
+    record = launch(
+        program, _numbers(grid, "--grid"), _pack(given, described, program.kernel), workgroup_size=size, lds_bytes=lds,
+        regions=regions, seed=order,
+    )  # fmt: skip
+    for g in given:
+        if g.save_to is not None:
+            np.save(g.save_to, g.value)
+    arrays = [_summary(k, g, b) for k, (g, b) in enumerate(zip(given, before, strict=True)) if b is not None]
+    if as_json:
+        print_json(_to_dict(record) | {"arrays": arrays})
+    else:
+        _show(record, arrays)
+
+
+def _read_assembly(path: Path) -> str:
+    if path.suffix in (".hsaco", ".co", ".o"):
+        beside = next((p for p in (path.with_suffix(".amdgcn"), path.with_suffix(".s")) if p.is_file()), None)
+        if beside is None:
+            raise UnsupportedError(
+                f"{path} is a binary and laneloom has no disassembler: give the assembly that it was made from "
+                f"(Triton keeps it beside the code object as {path.with_suffix('.amdgcn').name})"
+            )
+        path = beside
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{path} is not text: give the assembly that the compiler prints, not the binary") from None
+
+
+def _named_gpu(text: str) -> str | None:
+    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
+    return named[1] if named else None
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not 1 <= len(values) <= 3 or min(values) < 1:
+        raise ArgumentError(f"{option}: expected 1 to 3 positive numbers such as 16,16,1, got {text!r}")
+    return values
+
+
+# -- arguments ---------------------------------------------------------------------------------------------------------
+
+
+def _parse_argument(text: str, generator: Any) -> Given:
+    import numpy as np
+
+    spec, arrow, target = text.partition("->")
+    save_to = Path(target.strip()) if arrow else None
+    spec = spec.strip().rstrip(":")
+    if spec.endswith(".npy"):
+        try:
+            value = np.ascontiguousarray(np.load(spec))
+        except (OSError, ValueError) as error:
+            raise ArgumentError(f"--arg {text}: cannot read {spec}: {error}") from None
+        return Given(text, value.dtype.name, value, save_to)
+    parts = spec.split(":")
+    output = parts[0] == "out"
+    dtype, *rest = parts[1:] if output else parts
+    if dtype not in _DTYPES:
+        raise ArgumentError(
+            f"--arg {text}: unknown type {dtype!r}; expected one of {', '.join(_DTYPES)}, or a .npy file"
+        )
+    if len(rest) == 1 and not output and not arrow:
+        return Given(text, dtype, _scalar(text, dtype, rest[0]))
+    shape = re.fullmatch(r"\d+(x\d+)*", rest[0]) if rest else None
+    fill = rest[1] if len(rest) == 2 else "nan" if output and len(rest) == 1 else None
+    if shape is None or fill not in _FILLS:
+        raise ArgumentError(
+            f"--arg {text}: expected TYPE:SHAPE:FILL such as f16:64x64:random (fills: {', '.join(_FILLS)}), "
+            f"out:TYPE:SHAPE, TYPE:NUMBER, or a .npy file"
+        )
+    return Given(text, dtype, _array(dtype, tuple(int(n) for n in rest[0].split("x")), fill, generator), save_to)
+
+
+def _scalar(text: str, dtype: str, number: str) -> int | float:
+    try:
+        return float(number) if "f" in dtype else int(number, 0)
+    except ValueError:
+        raise ArgumentError(f"--arg {text}: {number!r} is no number of type {dtype}; an array needs a fill") from None
+
+
+def _array(dtype: str, shape: tuple[int, ...], fill: str, generator: Any) -> np.ndarray:
+    """Random floats are normal, integers between -8 and 7 (0 and 15 if unsigned); "nan" of an integer is all ones."""
+    import numpy as np
+
+    kind = np.dtype(_DTYPES[dtype])
+    if dtype == "bf16" or kind.kind == "f":
+        values = {
+            "random": lambda: generator.standard_normal(shape), "zeros": lambda: np.zeros(shape),
+            "ones": lambda: np.ones(shape), "nan": lambda: np.full(shape, np.nan),
+            "arange": lambda: np.arange(int(np.prod(shape)), dtype=np.float64).reshape(shape),
+        }[fill]()  # fmt: skip
+        if dtype == "bf16":
+            from ..verify import encode
+
+            return encode(values, "bf16")
+        return values.astype(kind)
+    low = -8 if kind.kind == "i" else 0
+    if fill == "nan":
+        return np.full(shape, -1 if kind.kind == "i" else np.iinfo(kind).max, kind)
+    if fill == "random":
+        return generator.integers(low, low + 16, shape, dtype=np.int64).astype(kind)
+    if fill == "arange":
+        return np.arange(int(np.prod(shape))).astype(kind).reshape(shape)
+    return np.full(shape, int(fill == "ones"), kind)
+
+
+def _pack(given: list[Given], described: KernelMetadata | None, kernel: str) -> bytes:
+    """The argument block, as the metadata lays it out, or each at its natural alignment where there is none."""
+    import struct
+
+    from ..emulator.arguments import pack_scalar
+
+    kinds = {"f16": "fp16", "f32": "fp32", "f64": "fp64"}
+    data = [
+        struct.pack("<Q", g.value.ctypes.data)
+        if g.is_array
+        else pack_scalar(g.text, kinds.get(g.dtype, g.dtype), g.value)
+        for g in given
+    ]
+    if described is None:
+        block = bytearray()
+        for piece in data:
+            block.extend(bytes(-len(block) % len(piece)) + piece)
+        return bytes(block)
+    slots = [a for a in described.arguments if not a.kind.startswith("hidden_")]
+    missing = slots[len(given) :]
+    # Triton appends two scratch pointers, which have no name; a kernel that needs none of it never reads them.
+    if len(given) > len(slots) or any(a.name or a.kind != "global_buffer" for a in missing) or len(missing) > 2:
+        wants = ", ".join(f"{a.name or 'argument'} ({a.kind}, {a.size} bytes)" for a in slots)
+        raise ArgumentError(f"{kernel} takes {len(slots)} arguments, {len(given)} were given with --arg: {wants}")
+    block = bytearray(described.kernarg_bytes)
+    for g, piece, slot in zip(given, data, slots, strict=False):
+        if g.is_array != (slot.kind == "global_buffer") or len(piece) > slot.size:
+            wanted = "an array" if slot.kind == "global_buffer" else f"a scalar of {slot.size} bytes"
+            raise ArgumentError(f"--arg {g.text}: {kernel} expects {wanted} as argument {slots.index(slot)}")
+        block[slot.offset : slot.offset + len(piece)] = piece
+    return bytes(block)
+
+
+# -- the report --------------------------------------------------------------------------------------------------------
+
+
+def _summary(index: int, given: Given, before: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from ..verify import decode
+
+    values = decode(given.value, "bf16") if given.dtype == "bf16" else given.value.astype(np.float64)
+    good = values[np.isfinite(values)]
+    size = given.value.itemsize
+    changed = int((given.value.view(f"u{size}") != before.view(f"u{size}")).sum())
+    return {
+        "argument": index, "dtype": given.dtype, "shape": list(given.value.shape), "changed": changed,
+        "not_finite": int(values.size - good.size), "min": float(good.min()) if good.size else None,
+        "max": float(good.max()) if good.size else None, "mean": float(good.mean()) if good.size else None,
+        "saved_to": str(given.save_to) if given.save_to else None,
+    }  # fmt: skip
+
+
+def _to_dict(record: LaunchRecord) -> dict[str, Any]:
+    return {
+        "kernel": record.kernel, "gpu": record.gpu, "grid": list(record.grid), "workgroup_size": record.workgroup_size,
+        "lds_bytes": record.lds_bytes, "wall_s": record.wall_s, "instructions": record.instructions,
+        "executed": dict(sorted(record.executed.items(), key=lambda item: -item[1])),
+    }  # fmt: skip
+
+
+def _show(record: LaunchRecord, arrays: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    console = new_console()
+    x, y, z = record.grid
+    console.print(
+        f"{record.kernel} on {record.gpu}, emulated: {x * y * z:,} workgroups of {record.workgroup_size} threads, "
+        f"{record.lds_bytes:,} bytes of LDS, {record.instructions:,} wave-instructions in {record.wall_s:.2f} s"
+    )
+    counts = Table("instruction", "executed", box=None, padding=(0, 2))
+    counts.columns[1].justify = "right"
+    ranked = sorted(record.executed.items(), key=lambda item: -item[1])
+    for name, count in ranked[:_SHOWN]:
+        counts.add_row(name, f"{count:,}")
+    if len(ranked) > _SHOWN:
+        counts.add_row(f"{len(ranked) - _SHOWN} more", f"{sum(n for _, n in ranked[_SHOWN:]):,}")
+    console.print(counts)
+    if not arrays:
+        return
+    table = Table(
+        "arg", "type", "shape", "changed", "min", "max", "mean", "NaN, inf", "saved to", box=None, padding=(0, 2)
+    )
+    for a in arrays:
+        figures = ["" if a[k] is None else f"{a[k]:.6g}" for k in ("min", "max", "mean")]
+        shape = "x".join(map(str, a["shape"]))
+        table.add_row(
+            str(a["argument"]),
+            a["dtype"],
+            shape,
+            f"{a['changed']:,}",
+            *figures,
+            f"{a['not_finite']:,}",
+            a["saved_to"] or "",
+        )
+    console.print(table)

@@ -1,0 +1,160 @@
+"""`laneloom run`: assembly files on arrays."""
+
+import json
+
+import numpy as np
+import pytest
+import triton
+import triton.language as tl
+from typer.testing import CliRunner
+
+from laneloom.cli import app
+from laneloom.codegen import compile_kernel
+from laneloom.verify import decode
+
+# out[group * 32 + lane] = scale * lane + group, by hand, without metadata.
+BY_HAND = """
+\t.amdgcn_target "amdgcn-amd-amdhsa--gfx1151"
+\t.text
+scale_kernel:
+\ts_load_b64 s[4:5], s[0:1], 0x0
+\ts_load_b32 s6, s[0:1], 0x8
+\tv_cvt_f32_u32_e32 v1, v0
+\tv_cvt_f32_u32_e32 v2, s2
+\ts_lshl_b32 s3, s2, 5
+\tv_add_lshl_u32 v3, v0, s3, 2
+\ts_waitcnt lgkmcnt(0)
+\tv_fmac_f32_e32 v2, s6, v1
+\tglobal_store_b32 v3, v2, s[4:5]
+\ts_endpgm
+\t.rodata
+\t.amdhsa_kernel scale_kernel
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
+\t\t.amdhsa_system_sgpr_workgroup_id_x 1
+\t\t.amdhsa_next_free_vgpr 4
+\t\t.amdhsa_next_free_sgpr 8
+\t\t.amdhsa_wavefront_size32 1
+\t.end_amdhsa_kernel
+"""
+
+
+@triton.jit
+def axpy_kernel(x_ptr, y_ptr, out_ptr, a, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = offsets < n
+    x, y = tl.load(x_ptr + offsets, mask=inside), tl.load(y_ptr + offsets, mask=inside)
+    tl.store(out_ptr + offsets, a * x + y, mask=inside)
+
+
+@pytest.fixture(scope="module")
+def axpy(tmp_path_factory):
+    """Triton's assembly of out = a x + y in FP32 for gfx1201."""
+    code = compile_kernel(
+        axpy_kernel, gpu="gfx1201", attrs=[], constants={"BLOCK": 128},
+        signature={"x_ptr": "*fp32", "y_ptr": "*fp32", "out_ptr": "*fp32", "a": "fp32", "n": "i32"},
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("run") / "axpy.amdgcn"
+    path.write_text(code.asm)
+    path.with_suffix(".hsaco").write_bytes(code.binary)
+    return path
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["run", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize("strict", [[], ["--strict", "--order", "4"]])
+def test_assembly_by_hand(tmp_path, strict):
+    source, result = tmp_path / "scale.s", tmp_path / "out.npy"
+    source.write_text(BY_HAND)
+    done = call(
+        source, "--grid", "3", "--block", "32", "--arg", f"out:f32:3x32:-> {result}", "--arg", "f32:0.5", *strict
+    )
+    assert done.exit_code == 0, done.output
+    want = 0.5 * np.arange(32) + np.arange(3)[:, None]
+    assert np.array_equal(np.load(result), want.astype(np.float32))
+    assert "scale_kernel on gfx1151, emulated: 3 workgroups of 32 threads" in done.output
+    assert "30 wave-instructions" in done.output
+    assert "global_store_b32" in done.output
+
+
+def test_tritons_assembly_with_arrays_of_every_origin(axpy, tmp_path):
+    x = np.random.default_rng(1).standard_normal(300).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    arguments = [f"--arg={tmp_path / 'x.npy'}", "--arg=f32:300:arange", f"--arg=out:f32:300->{tmp_path / 'o.npy'}"]
+    done = call(axpy, "--grid", "3,1,1", *arguments, "--arg=f32:2", "--arg=i32:290", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.output)
+    out = np.load(tmp_path / "o.npy")
+    assert np.array_equal(out[:290], 2 * x[:290] + np.arange(290, dtype=np.float32))
+    assert np.isnan(out[290:]).all()
+    assert (report["kernel"], report["gpu"], report["grid"]) == ("axpy_kernel", "gfx1201", [3, 1, 1])
+    assert report["instructions"] == sum(report["executed"].values())
+    assert [a["changed"] for a in report["arrays"]] == [0, 0, 290]
+    assert report["arrays"][2]["not_finite"] == 10
+    assert report["arrays"][1]["max"] == 299
+
+
+def test_a_code_object_runs_from_the_assembly_beside_it(axpy, tmp_path):
+    arguments = ["--arg=f32:8:ones", "--arg=f32:8:zeros", "--arg=out:f32:8", "--arg=f32:1", "--arg=i32:8"]
+    assert call(axpy.with_suffix(".hsaco"), "--grid", "1", *arguments).exit_code == 0
+    alone = tmp_path / "alone.hsaco"
+    alone.write_bytes(axpy.with_suffix(".hsaco").read_bytes())
+    done = call(alone, "--grid", "1", *arguments)
+    assert done.exit_code == 2
+    assert "no disassembler" in done.output
+
+
+def test_an_overrun_is_an_error_with_the_argument(axpy):
+    done = call(
+        axpy, "--grid", "1", "--arg=f32:8:ones", "--arg=f32:8:zeros", "--arg=out:f32:7", "--arg=f32:1", "--arg=i32:8"
+    )
+    assert done.exit_code == 1
+    assert "argument '2: out:f32:7' (28 bytes)" in done.output
+
+
+@pytest.mark.parametrize("fill", ["random", "zeros", "ones", "arange", "nan"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "f32", "f64", "i8", "i32", "i64", "u8", "u64"])
+def test_arrays_of_every_type(dtype, fill):
+    from laneloom.cli.run import _parse_argument
+
+    value = _parse_argument(f"{dtype}:3x5:{fill}", np.random.default_rng(0)).value
+    numbers = decode(value, "bf16") if dtype == "bf16" else value.astype(np.float64)
+    assert value.shape == (3, 5)
+    if fill == "arange":
+        assert np.array_equal(numbers.ravel(), np.arange(15))
+    elif fill == "nan":
+        assert (
+            np.isnan(numbers) if "f" in dtype else value.view(f"u{value.itemsize}") == 2 ** (8 * value.itemsize) - 1
+        ).all()
+    elif fill == "random":
+        assert len(np.unique(numbers)) > 3
+    else:
+        assert (numbers == (fill == "ones")).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "1,2,3,4"], "--grid: expected 1 to 3 positive numbers"),
+        (["--grid", "1", "--arg=f31:8:ones"], "unknown type 'f31'"),
+        (["--grid", "1", "--arg=f32:8:twos"], "expected TYPE:SHAPE:FILL"),
+        (["--grid", "1", "--arg=f32:8x8"], "'8x8' is no number of type f32"),
+        (["--grid", "1", "--arg=absent.npy"], "cannot read absent.npy"),
+        (["--grid", "1", "--arg=f32:8:ones"], "takes 7 arguments, 1 were given"),
+        (["--grid", "1", *["--arg=f32:8:ones"] * 5], "expects a scalar of 4 bytes as argument 3"),
+    ],
+)
+def test_refusals(axpy, arguments, message):
+    done = call(axpy, *arguments)
+    assert done.exit_code == 2
+    assert message in " ".join(done.output.split())
+
+
+def test_a_file_that_does_not_say_its_workgroup_needs_one(tmp_path):
+    source = tmp_path / "scale.s"
+    source.write_text(BY_HAND)
+    done = call(source, "--grid", "1", "--arg=out:f32:32", "--arg=f32:1")
+    assert done.exit_code == 2
+    assert "give --block" in done.output
