@@ -1,0 +1,131 @@
+"""What the attention kernels are made of: which blocks a tile visits, its loads, products of tiles in LDS. Gluon.
+
+A query i and a key j are a pair if first <= j - i <= last, with either end open: a band of diagonals. Causal attention
+and sliding windows are such bands, and seen from the keys a band is one again: forward and backward share this.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+
+from .wmma_tiles import load_fence, schedule_fence
+
+
+@gluon.jit
+def block_runs(
+    row0, row_last, columns, first, last,
+    HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, BLOCK: gl.constexpr,
+):  # fmt: skip
+    """The blocks of columns that rows row0..row_last meet: begin, whole_begin, whole_end, end.
+
+    Blocks begin.. are cut by the first diagonal, whole_begin.. lie inside the band for every row, whole_end.. are cut
+    by the last diagonal or by the end of the columns.
+    """
+    low = row0 * 0
+    whole_low = low
+    high = columns
+    whole_high = columns
+    if HAS_FIRST:
+        low = gl.maximum(row0 + first, 0)
+        whole_low = gl.maximum(row_last + first, 0)
+    if HAS_LAST:
+        high = gl.maximum(gl.minimum(row_last + last + 1, columns), 0)
+        whole_high = gl.maximum(gl.minimum(row0 + last + 1, columns), 0)
+    begin = low // BLOCK
+    end = gl.maximum((high + BLOCK - 1) // BLOCK, begin)
+    whole_begin = gl.minimum(gl.maximum((whole_low + BLOCK - 1) // BLOCK, begin), end)
+    whole_end = gl.maximum(gl.minimum(whole_high // BLOCK, end), whole_begin)
+    return begin, whole_begin, whole_end, end
+
+
+@gluon.jit
+def visited_block(step, begin, whole_begin, whole_end, end):
+    """The block of the given step: the cut ones first, since a sum has no order, and one loop without masks follows."""
+    before = whole_begin - begin
+    cut = before + end - whole_end
+    step = gl.minimum(step, gl.maximum(end - begin - 1, 0))
+    shift = gl.where(step < before, begin, gl.where(step < cut, whole_end - before, whole_begin - cut))
+    return gl.where(end > begin, step + shift, 0)
+
+
+@gluon.jit
+def in_band(row, column, columns, first, last, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr):
+    """Whether each pair of row and column, which broadcast, is in the band and before the end of the columns."""
+    seen = column < columns
+    if HAS_FIRST:
+        seen = seen & (column - row >= first)
+    if HAS_LAST:
+        seen = seen & (column - row <= last)
+    return seen
+
+
+@gluon.jit
+def load_rows(
+    base, row0, rows, stride, column0,
+    ROWS: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Rows row0.. of a matrix [rows, D] from column0, [ROWS, WIDTH]; needs row0 < rows and no mask.
+
+    What lies beyond the matrix reads its last row and its first 8 columns again: the caller gives it no weight.
+    """
+    r = gl.minimum(gl.arange(0, ROWS, gl.SliceLayout(1, LAYOUT)), rows - 1 - row0)
+    c = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    tile = base + row0.to(gl.int64) * stride
+    if D % WIDTH == 0:
+        tile += column0
+    else:
+        c = gl.where(c < D - column0, column0 + c, c % 8)
+    # A 64-bit scalar base and an unsigned 32-bit byte offset per lane: one address register.
+    offsets = (r[:, None] * stride + c[None, :]).to(gl.uint32) * 2
+    pointers = (tile.to(gl.pointer_type(gl.int8), bitcast=True) + offsets).to(base.dtype, bitcast=True)
+    return gl.load(gl.max_contiguous(gl.multiple_of(pointers, [1, 16]), [1, 8]))
+
+
+@gluon.jit
+def fence_loads(x, VERSION: gl.constexpr):
+    """x; the loads above are issued before what is below. VERSION: 1, 2 of WMMA, 0 on NVIDIA."""
+    if VERSION != 0:
+        x = load_fence(x)
+    return x
+
+
+@gluon.jit
+def fence_schedule(x, VERSION: gl.constexpr):
+    """x; no instruction moves across."""
+    if VERSION != 0:
+        x = schedule_fence(x)
+    return x
+
+
+@gluon.jit
+def matrix_multiply(a, b, acc, VERSION: gl.constexpr):
+    """acc + a b, operands in the dot layouts of acc's."""
+    if VERSION == 0:
+        return mma_v2(a, b, acc)
+    elif VERSION == 1:
+        return gl.amd.rdna3.wmma(a, b, acc)
+    else:
+        return gl.amd.rdna4.wmma(a, b, acc)
+
+
+@gluon.jit
+def product_of_rows(
+    a_lds, b_lds, ROWS: gl.constexpr, COLUMNS: gl.constexpr, D: gl.constexpr, STEP: gl.constexpr,
+    ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr,
+):  # fmt: skip
+    """A B^T for A [ROWS, >= D] and B [COLUMNS, >= D] in LDS, D rounded up to steps of STEP; beyond D, A has zeros."""
+    acc = gl.zeros((ROWS, COLUMNS), gl.float32, ACC)
+    for step in gl.static_range((D + STEP - 1) // STEP):
+        a = a_lds.slice(step * STEP, STEP, 1).load(gl.DotOperandLayout(0, ACC, K_WIDTH))  # [ROWS, STEP]
+        b = b_lds.slice(step * STEP, STEP, 1).permute([1, 0])
+        acc = matrix_multiply(a, b.load(gl.DotOperandLayout(1, ACC, K_WIDTH)), acc, VERSION)
+    return acc
+
+
+@gluon.jit
+def add_product(p, b_lds, acc, ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr):
+    """acc + p B for p [ROWS, COLUMNS] in an accumulator's layout and B [COLUMNS, OUT] in LDS."""
+    a = gl.convert_layout(p, gl.DotOperandLayout(0, ACC, K_WIDTH))
+    return matrix_multiply(a, b_lds.load(gl.DotOperandLayout(1, ACC, K_WIDTH)), acc, VERSION)

@@ -1,0 +1,108 @@
+"""`laneloom.flash_attention`: what users call."""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from ...errors import ArgumentError, UnsupportedError
+from ..target import active_gpu
+from . import execute
+from .arguments import is_direct
+
+if TYPE_CHECKING:
+    import torch
+
+    Operand = torch.Tensor | np.ndarray
+
+
+def flash_attention(
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    *,
+    causal: bool | Literal["bottom_right", "top_left"] = False,
+    scale: float | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    return_lse: bool = False,
+    deterministic: bool = False,
+) -> Any:
+    """O[b,h,i,:] = sum over j of P[i,j] V[b,g,j,:], P[i,:] the softmax of scale Q[b,h,i,:] . K[b,g,j,:] over the keys
+    that query i sees, g = h // (H / H_kv).
+
+    q: [B, H, N, D]; k: [B, H_kv, N_k, D]; v: [B, H_kv, N_k, D_V]. fp16 or bf16, all of one dtype; D and D_V multiples
+        of 8 from 16 to 512; H a multiple of H_kv; N and N_k from 0. Torch tensors on the GPU that Triton drives, or on the
+        CPU inside `laneloom.emulated`; numpy arrays (float16) only there. An operand is read where it lies if its last
+        axis is contiguous, its rows begin at multiples of 16 bytes and are less than 2**23 elements apart (views
+        [B, N, H, D] are); any other is copied first.
+    causal: True or "bottom_right": query i sees the keys up to i + N_k - N; "top_left": up to i.
+    scale: 1 / sqrt(D) by default; any finite number.
+    window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
+        after that one; None or -1 for no limit. causal with a window is both.
+    return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), fp32. It is
+        differentiable.
+    deterministic: nothing changes: each sum, of the backward too, has one owner and one order, so that the same call
+        gives the same bits. There are no atomics.
+
+    Products are exact and sums FP32, softmax in FP32 in base 2; P is rounded to the operands' dtype before it is
+    multiplied by V, and so are P and dS in the backward; O and the gradients are rounded once. A query that sees no key
+    gives zeros and LSE = -inf. What the mask hides is multiplied by 0, so that NaN or infinity in V reaches the queries
+    of its block. Gradients of q, k, v from those of O and LSE; second derivatives raise UnsupportedError.
+
+    Raises ArgumentError for operands or options that do not fit, UnsupportedError for what no schedule can do.
+    Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
+    """
+    seen = execute.band_of(causal, window)
+    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+    for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+    torch = sys.modules.get("torch")
+    if torch is not None and any(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        from .torch_op import attend_tensors
+
+        out, lse = attend_tensors(q, k, v, scale, seen)
+    else:
+        out, lse = _attend_arrays(q, k, v, scale, seen)
+    return (out, lse) if return_lse else out
+
+
+def _attend_arrays(q: Any, k: Any, v: Any, scale: float | None, seen: execute.Band) -> tuple[Any, Any]:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, np.ndarray):
+            raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(x).__name__}")
+    gpu = active_gpu()
+    if not gpu.emulated:
+        raise UnsupportedError(
+            f"q: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
+        )
+    execute.check_shapes(q, k, v)
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dtype != np.float16:
+            raise UnsupportedError(f"{name}: expected dtype float16, got {x.dtype}")
+    problem = execute.problem_of(q, k, v, "fp16", scale, seen)
+    operands = {
+        "q": _direct(q), "k": _direct(k), "v": _direct(v),
+        "out": _aligned_empty((*q.shape[:3], v.shape[3])), "lse": np.empty(q.shape[:3], np.float32),
+    }  # fmt: skip
+    execute.attend_into(problem, gpu, operands)
+    return operands["out"], operands["lse"]
+
+
+def _aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
+    """numpy aligns to 16 bytes on most systems, but promises no more than an element's size."""
+    room = np.empty(int(np.prod(shape)) + 8, np.float16)
+    start = -room.ctypes.data % 16 // 2
+    return room[start : start + int(np.prod(shape))].reshape(shape)
+
+
+def _direct(x: np.ndarray) -> np.ndarray:
+    if x.dtype.isnative and is_direct(x, x.ctypes.data):
+        return x
+    copied = _aligned_empty(x.shape)
+    copied[...] = x
+    return copied

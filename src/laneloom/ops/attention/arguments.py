@@ -1,0 +1,60 @@
+"""What the attention kernels take: tensors as pointers and strides, sizes that Triton shall not specialise on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
+
+_SCALARS = ("queries", "keys", "heads", "group", "first", "last")
+_STRIDES = tuple(f"stride_{x}{axis}" for x in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bhn")
+
+#: arguments whose value makes no kernel of its own
+RUNTIME = ("scale2", "scale", *_SCALARS, *_STRIDES)
+_FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr")
+
+
+class Tensors:
+    """The operands of one launch by name: torch tensors or numpy arrays, [B, H, N, D], as `is_direct` wants them."""
+
+    def __init__(self, operands: Mapping[str, Any]):
+        self._operands = operands
+
+    def pointers(self, *names: str) -> list[Any]:
+        """What Triton takes for pointers."""
+        return [self._operands[name] for name in names]
+
+    def strides(self, *names: str) -> list[int]:
+        """Strides of batch, head and row of each, in UNIT elements; those of single rows do not matter."""
+        found = []
+        for name in names:
+            x = self._operands[name]
+            found += [0 if n <= 1 else s // UNIT for n, s in zip(x.shape[:3], strides_of(x)[:3], strict=True)]
+        return found
+
+
+def strides_of(x: Any) -> tuple[int, ...]:
+    """Strides in elements of a torch tensor or numpy array."""
+    return tuple(s // x.itemsize for s in x.strides) if hasattr(x, "strides") else tuple(x.stride())
+
+
+def is_direct(x: Any, address: int) -> bool:
+    """Whether kernels read x [B, H, N, D] where it lies: contiguous aligned rows that are not too far apart."""
+    far = 1 << 23
+    *outer, inner = zip(x.shape, strides_of(x), strict=True)
+    in_units = all(n <= 1 or (s >= 0 and s % UNIT == 0) for n, s in outer)
+    return in_units and inner[1] == 1 and address % 16 == 0 and (x.shape[2] <= 1 or strides_of(x)[2] < far)
+
+
+def signature(kernel: Any, dtype: str) -> dict[str, str]:
+    """Triton's types of a kernel's arguments, as a call with tensors below 2**31 elements has them."""
+    kinds = {}
+    for name in kernel.arg_names:
+        if name.endswith("_ptr"):
+            kinds[name] = "*fp32" if name in _FP32 else f"*{dtype}"
+        elif name in ("scale2", "scale"):
+            kinds[name] = "fp32"
+        elif name in RUNTIME:
+            kinds[name] = "i32"
+    return kinds

@@ -1,0 +1,136 @@
+"""What can be chosen for one attention: the schedules, their knobs, and `plan`, which chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from ...errors import InvalidConfigError, UnsupportedError
+from ...gpu import Gpu
+from .problem import DTYPE_BYTES, AttentionProblem
+
+Role = Literal["forward", "query", "key"]
+
+MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
+MAX_LENGTH = 1 << 30  #: queries and keys: sums of two positions and of a tile fit 32 bits
+_D_RANGE, _D_STEP = (16, 512), 8
+
+
+def padded(d: int) -> int:
+    """The width of a tile that holds rows of d elements: the power of two from 16 on."""
+    return max(16, 1 << (d - 1).bit_length())
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig:
+    """The general schedule (kernels/forward.py, kernels/backward.py), for RDNA 3 and 4 and, as a fallback, NVIDIA.
+
+    A schedule with knobs of its own, such as Hopper's to come, subclasses this one and takes its place in `candidates`.
+    """
+
+    role: Role  #: "forward": O and LSE; "query": dQ; "key": dK and dV
+    rows: int  #: queries (of role "key": keys) of a program
+    columns: int  #: keys (of role "key": queries) of a step
+    out: int  #: columns of the result that a program sums; more programs share a row where it has more
+    num_warps: int  #: waves, each with rows / num_warps rows
+    prefetch: bool = False  #: forward: the next keys are loaded while the values are summed
+
+    @property
+    def schedule(self) -> str:
+        """The kernel file's name."""
+        return "forward" if self.role == "forward" else "backward"
+
+    @property
+    def text(self) -> str:
+        """The config as one word: "forward:rows=64,..."."""
+        knobs = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "role"]
+        return f"{self.role}:" + ",".join(knobs)
+
+    def parts(self, problem: AttentionProblem) -> int:
+        """Programs that share a block of rows."""
+        width = {"forward": problem.d_v, "query": problem.d, "key": max(problem.d, problem.d_v)}[self.role]
+        return -(-width // self.out)
+
+    def programs(self, problem: AttentionProblem) -> int:
+        """Workgroups: one for each head, block of rows, and part of the result's columns."""
+        heads = problem.kv_heads if self.role == "key" else problem.heads
+        rows = problem.keys if self.role == "key" else problem.queries
+        return problem.batch * heads * -(-rows // self.rows) * self.parts(problem)
+
+    def lds_bytes(self, problem: AttentionProblem) -> int:
+        """Most LDS of a workgroup: the rows' tiles, and those of a step that are there together."""
+        width, width_v = padded(problem.d), padded(problem.d_v)
+        if self.role == "forward":
+            elements = (self.rows + self.columns) * width + self.columns * self.out
+        else:
+            step = max(width, width_v, self.out)
+            elements = self.rows * (width + width_v) + self.columns * step
+        return max(elements, self.rows * self.out) * DTYPE_BYTES[problem.dtype]
+
+    def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions not in ("wmma", "wgmma"):
+            return f"the kernels multiply by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
+        if problem.dtype not in DTYPE_BYTES:
+            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+            if not _D_RANGE[0] <= d <= _D_RANGE[1] or d % _D_STEP:
+                return f"{name} must be a multiple of {_D_STEP} from {_D_RANGE[0]} to {_D_RANGE[1]}, got {d}"
+        if max(problem.queries, problem.keys) >= MAX_LENGTH:
+            return f"queries and keys must be fewer than {MAX_LENGTH}, got {problem.queries} and {problem.keys}"
+        sizes = (self.rows, self.columns, self.out, self.num_warps)
+        if any(n < 1 or n & (n - 1) for n in sizes) or min(sizes[:3]) < 16:
+            return f"rows, columns and out must be powers of two from 16 on, num_warps one from 1 on, got {sizes}"
+        if self.rows != 16 * self.num_warps:
+            return f"each wave has 16 rows, got rows={self.rows} and num_warps={self.num_warps}"
+        need = self.lds_bytes(problem)
+        if need > min(gpu.lds_bytes, 64 * 1024):
+            return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {min(gpu.lds_bytes, 65536)}"
+        if self.programs(problem) > MAX_PROGRAMS:
+            return f"one launch has at most {MAX_PROGRAMS} programs, this takes {self.programs(problem)}"
+        return None
+
+
+def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:
+    """Configs of one role, best first. On sm_90a a schedule of Hopper's own belongs before these.
+
+    Rows, columns and out are the largest whose sums and fragments fit 256 registers (docs/attention.md has the counts).
+    """
+    width = max(padded(problem.d), padded(problem.d_v))
+    widest_small, widest_middle = 128, 256
+    if role == "forward":
+        out = min(128, padded(problem.d_v))
+        width = padded(problem.d)
+        if width <= widest_small and problem.queries <= 16:
+            return [AttentionConfig(role=role, rows=16, columns=16, out=min(64, out), num_warps=1, prefetch=True)]
+        if width <= widest_middle:
+            return [AttentionConfig(role=role, rows=64, columns=32, out=out, num_warps=4, prefetch=True)]
+        return [AttentionConfig(role=role, rows=32, columns=16, out=out, num_warps=2)]
+    out = min(64, padded(problem.d if role == "query" else max(problem.d, problem.d_v)))
+    if width <= widest_small:
+        return [AttentionConfig(role=role, rows=64, columns=32, out=out, num_warps=4, prefetch=True)]
+    if width <= widest_middle:
+        return [AttentionConfig(role=role, rows=32, columns=16, out=out, num_warps=2, prefetch=True)]
+    return [AttentionConfig(role=role, rows=16, columns=16, out=min(32, out), num_warps=1)]
+
+
+def plan(problem: AttentionProblem, gpu: Gpu, role: Role = "forward") -> AttentionConfig:
+    """The config that `flash_attention` runs. Pure; raises UnsupportedError where there is none."""
+    why = "there is no candidate"
+    for config in candidates(problem, gpu, role):
+        why = config.why_invalid(problem, gpu)
+        if why is None:
+            return config
+    raise UnsupportedError(f"no attention schedule can do {problem.key} on {gpu.name}: {why}")
+
+
+def checked_config(problem: AttentionProblem, gpu: Gpu, role: Role, config: AttentionConfig | None) -> AttentionConfig:
+    """`config` if it can do the problem, or what `plan` chooses. Raises InvalidConfigError, UnsupportedError."""
+    if config is None:
+        return plan(problem, gpu, role)
+    why = config.why_invalid(problem, gpu)
+    if why is None and config.role != role:
+        why = f"it is of role {config.role}, not {role}"
+    if why is not None:
+        raise InvalidConfigError(f"config: {config.text} cannot do {problem.key} on {gpu.name}: {why}")
+    return config

@@ -1,0 +1,181 @@
+"""Attention forward, one pass over the keys per block of queries with an online softmax in base 2.
+
+A program owns ROWS queries of one head, which lie in LDS, and OUT columns of the output, whose sums are registers. It
+visits the blocks of keys that its queries see: those that the mask cuts first, then the whole ones without a mask. The
+general schedule: RDNA 3 and 4 by WMMA, NVIDIA by mma. Derivation and figures: docs/attention.md. Source: Milakov and
+Gimelshein, arXiv:1805.02867; Dao, arXiv:2307.08691; AMD's RDNA 3 and RDNA 4 ISA guides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ....codegen import CodeObject, compile_kernel
+from ....device.attention_tiles import (
+    add_product,
+    block_runs,
+    fence_loads,
+    fence_schedule,
+    in_band,
+    load_rows,
+    product_of_rows,
+    visited_block,
+)
+from ....gpu import Gpu
+from ..arguments import RUNTIME, UNIT, Tensors, signature
+from ..config import AttentionConfig, padded
+from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout
+from ..problem import AttentionProblem
+
+_LN2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def _softmax_step(
+    s, total, top, row, column, keys, first, last, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, CUT: gl.constexpr
+):
+    """Weights of a block of scores [ROWS, COLUMNS] in base 2, the factor of all sums before, and the new statistics."""
+    if CUT:
+        seen = in_band(row[:, None], column[None, :], keys, first, last, HAS_FIRST, HAS_LAST)
+        s = gl.where(seen, s, float("-inf"))
+    new_top = gl.maximum(top, gl.max(s, 1))
+    # A row that has seen no key yet has no largest score: 0 keeps -inf - -inf from making NaN.
+    shift = gl.where(new_top == float("-inf"), 0.0, new_top)
+    p = gl.exp2(s - shift[:, None])
+    fade = gl.exp2(top - shift)
+    return p, fade, total * fade + gl.sum(p, 1), new_top
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def attention_forward(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale2, queries, keys, heads, group, first, last,
+    stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
+    stride_ob, stride_oh, stride_on,
+    D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
+    OUT: gl.constexpr, PARTS: gl.constexpr, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr,
+    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
+    Q_LOAD: gl.constexpr, K_LOAD: gl.constexpr, V_LOAD: gl.constexpr, V_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
+    ROWS_SHARED: gl.constexpr, TURNED_SHARED: gl.constexpr,
+):  # fmt: skip
+    blocks = (queries + ROWS - 1) // ROWS
+    program = gl.program_id(0)
+    # Causal attention gives late queries the most keys: they start first.
+    query0 = (blocks - 1 - program % blocks) * ROWS
+    out0 = program // blocks % PARTS * OUT
+    head_of_all = (program // (blocks * PARTS)).to(gl.int64)
+    batch = head_of_all // heads
+    head = head_of_all % heads
+    q_base = q_ptr + (batch * stride_qb + head * stride_qh) * UNIT
+    k_base = k_ptr + (batch * stride_kb + head // group * stride_kh) * UNIT
+    v_base = v_ptr + (batch * stride_vb + head // group * stride_vh) * UNIT
+    stride_qn *= UNIT
+    stride_kn *= UNIT
+    stride_vn *= UNIT
+    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    q_lds = gl.allocate_shared_memory(dtype, [ROWS, WIDTH], ROWS_SHARED)
+    k_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], ROWS_SHARED)
+    v_lds = gl.allocate_shared_memory(dtype, [COLUMNS, OUT], TURNED_SHARED)
+
+    q = load_rows(q_base, query0, queries, stride_qn, 0, ROWS, WIDTH, D, Q_LOAD)
+    if D % WIDTH != 0:
+        # What K has in these columns counts for nothing.
+        q = gl.where((gl.arange(0, WIDTH, gl.SliceLayout(0, Q_LOAD)) < D)[None, :], q, gl.zeros_like(q))
+    q_lds.store(q)
+    last_query = gl.minimum(query0 + ROWS, queries) - 1
+    begin, whole_begin, whole_end, end = block_runs(
+        query0, last_query, keys, first, last, HAS_FIRST, HAS_LAST, COLUMNS
+    )
+    steps = end - begin
+    cut = steps - (whole_end - whole_begin)
+
+    acc = gl.zeros((ROWS, OUT), gl.float32, ACC)
+    total = gl.zeros((ROWS,), gl.float32, gl.SliceLayout(1, ACC))
+    top = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, ACC))
+    row = query0 + gl.arange(0, ROWS, gl.SliceLayout(1, ACC))
+    step = steps * 0
+    key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
+    k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+    for CUT in gl.static_range(1, -1, -1):
+        limit = steps
+        if CUT == 1:
+            limit = cut
+        while step < limit:
+            # Triton's barriers: the tiles in LDS are read by all before they are overwritten, complete before read.
+            k_lds.store(k)
+            v = load_rows(v_base, key0, keys, stride_vn, out0, COLUMNS, OUT, D_V, V_LOAD)
+            step = fence_loads(step, VERSION)  # the values come while the scores are computed
+            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
+            column = key0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
+            p, fade, total, top = _softmax_step(
+                s, total, top, row, column, keys, first, last, HAS_FIRST, HAS_LAST, CUT == 1
+            )
+            step = fence_schedule(step + 1, VERSION)  # the wait for the values stays below
+            v_lds.store(gl.convert_layout(v, V_STORE))
+            key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
+            if PREFETCH:
+                k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+                step = fence_loads(step, VERSION)  # the next keys come while the values are summed
+            acc = add_product(p.to(dtype), v_lds, acc * fade[:, None], ACC, K_WIDTH, VERSION)
+            step = fence_schedule(step, VERSION)
+            if not PREFETCH:
+                k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+
+    # A query without keys has the sum 0, gives zeros, and the logarithm of nothing, -inf.
+    acc = acc / gl.where(total == 0.0, 1.0, total)[:, None]
+    # Through LDS, so that a lane stores neighbours, and no matrix instruction sinks into the masked stores.
+    o = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT_STORE)
+    r = gl.arange(0, ROWS, gl.SliceLayout(1, OUT_STORE))
+    c = gl.arange(0, OUT, gl.SliceLayout(0, OUT_STORE))
+    out = out_ptr + (batch * stride_ob + head * stride_oh + query0.to(gl.int64) * stride_on) * UNIT + out0
+    out += r[:, None] * (stride_on * UNIT) + c[None, :]
+    gl.store(out, o, mask=(r < queries - query0)[:, None] & (c < D_V - out0)[None, :])
+    lse = gl.where(total == 0.0, float("-inf"), (top + gl.log2(total)) * _LN2)
+    gl.store(lse_ptr + head_of_all * queries + row, lse, mask=(row < queries) & (out0 == 0))
+
+
+def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
+    width, warps = padded(problem.d), config.num_warps
+    return {
+        "D": problem.d,
+        "D_V": problem.d_v,
+        "ROWS": config.rows,
+        "COLUMNS": config.columns,
+        "WIDTH": width,
+        "OUT": config.out,
+        "PARTS": config.parts(problem),
+        "HAS_FIRST": problem.first is not None,
+        "HAS_LAST": problem.last is not None,
+        "PREFETCH": config.prefetch,
+        "UNIT": UNIT,
+        "Q_LOAD": rows_layout(config.rows, width, warps),
+        "K_LOAD": rows_layout(config.columns, width, warps),
+        "V_LOAD": turned_layout(config.columns, config.out, warps, stored=False),
+        "V_STORE": turned_layout(config.columns, config.out, warps, stored=True),
+        "OUT_STORE": rows_layout(config.rows, config.out, warps),
+        "ROWS_SHARED": shared_layout(width, (1, 0)),
+        "TURNED_SHARED": shared_layout(config.columns, (0, 1)),
+        **matrix_constants(gpu, warps),
+    }
+
+
+def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors: Tensors) -> None:
+    """Write out and lse; see `Tensors`."""
+    attention_forward[(config.programs(problem),)](
+        *tensors.pointers("q", "k", "v", "out", "lse"), *problem.scalars(), *tensors.strides("q", "k", "v", "out"),
+        **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
+    )  # fmt: skip
+
+
+def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
+    return compile_kernel(
+        attention_forward,
+        gpu=gpu,
+        signature=signature(attention_forward, problem.dtype),
+        constants=_constants(problem, config, gpu),
+        num_warps=config.num_warps,
+        attrs=[name for name in attention_forward.arg_names if name.endswith("_ptr")],
+    )

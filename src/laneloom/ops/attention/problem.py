@@ -1,0 +1,92 @@
+"""What one attention is: sizes, dtype, and the band of keys that a query sees. No tensors, no GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import e, log2
+
+DTYPE_BYTES = {"fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class AttentionProblem:
+    """O[b,h,i,:] = sum over j of softmax_j(scale Q[b,h,i,:] . K[b,h//group,j,:]) V[b,h//group,j,:].
+
+    Query i sees the keys j with first <= j - i <= last; None leaves that side open.
+    """
+
+    batch: int
+    heads: int
+    kv_heads: int
+    queries: int
+    keys: int
+    d: int
+    d_v: int
+    dtype: str = "fp16"
+    scale: float = 1.0
+    first: int | None = None
+    last: int | None = None
+
+    @property
+    def group(self) -> int:
+        """Query heads that share one head of keys and values."""
+        return self.heads // self.kv_heads
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a query and a key that it sees, of one head."""
+        if self.first is None and self.last is None:
+            return self.queries * self.keys
+        total = 0
+        for i in range(self.queries):
+            low = 0 if self.first is None else max(0, i + self.first)
+            high = self.keys if self.last is None else min(self.keys, i + self.last + 1)
+            total += max(0, high - low)
+        return total
+
+    @property
+    def flops(self) -> int:
+        """Of the forward's two products; the backward's five count 2.5 times as much where D = D_V."""
+        return 2 * self.batch * self.heads * self.pairs * (self.d + self.d_v)
+
+    @property
+    def bytes(self) -> int:
+        """Device memory traffic of the forward if each tensor is read or written once."""
+        per_query = self.heads * self.queries * ((self.d + self.d_v) * DTYPE_BYTES[self.dtype] + 4)
+        per_key = self.kv_heads * self.keys * (self.d + self.d_v) * DTYPE_BYTES[self.dtype]
+        return self.batch * (per_query + per_key)
+
+    @property
+    def key(self) -> str:
+        """Name of the tuning record."""
+        band = "" if self.first is None and self.last is None else f"_band{self.first}:{self.last}"
+        return (
+            f"attention/{self.dtype}/b{self.batch}_h{self.heads}:{self.kv_heads}_n{self.queries}:{self.keys}"
+            f"_d{self.d}:{self.d_v}{band}"
+        )
+
+    def scalars(self) -> tuple[float | int, ...]:
+        """The kernels' scalar arguments: scale2, queries, keys, heads, group, first, last."""
+        return (
+            self.scale * log2(e), self.queries, self.keys, self.heads, self.group,
+            0 if self.first is None else self.first, 0 if self.last is None else self.last,
+        )  # fmt: skip
+
+
+def band(
+    queries: int, keys: int, causal: str, left: int | None = None, right: int | None = None
+) -> tuple[int | None, int | None]:
+    """first and last of the band of `causal` ("none", "bottom_right", "top_left") and a window (left, right).
+
+    An end that cuts no pair is None. Query i stands at key i + keys - queries, with "top_left" at key i.
+    """
+    offset = 0 if causal == "top_left" else keys - queries
+    if causal != "none":
+        right = 0
+    first = None if left is None else offset - min(left, queries + keys)
+    last = None if right is None else offset + min(right, queries + keys)
+    if first is not None and first <= 1 - queries:
+        first = None
+    if last is not None and last >= keys - 1:
+        last = None
+    return first, last

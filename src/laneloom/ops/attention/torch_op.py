@@ -1,0 +1,151 @@
+"""torch.ops.laneloom.flash_attention: attention as an opaque operator, with a fake implementation and gradients.
+
+The backward is an operator of its own, torch.ops.laneloom.flash_attention_backward; it has no derivative.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
+from ..target import active_gpu, expected_device_type
+from . import execute
+from .arguments import is_direct
+from .execute import Band
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_OPTIONS = 'str causal="none", float? scale=None, int? left=None, int? right=None'
+
+
+def attend_tensors(q: Any, k: Any, v: Any, scale: float | None, seen: Band) -> tuple[torch.Tensor, torch.Tensor]:
+    """`laneloom.flash_attention` on torch tensors: O and LSE."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
+    _check(q, k, v)
+    return torch.ops.laneloom.flash_attention(
+        q, k, v, seen.causal, None if scale is None else float(scale), seen.left, seen.right
+    )
+
+
+def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        if x.dtype not in _NAMES:
+            raise UnsupportedError(f"{name}: expected dtype torch.float16 or torch.bfloat16, got {x.dtype}")
+        if x.dtype != q.dtype:
+            raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {x.dtype}")
+        if x.device != q.device:
+            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
+    execute.check_shapes(q, k, v)
+
+
+def _direct(x: torch.Tensor) -> torch.Tensor:
+    """x as a kernel reads it: where it lies, or a copy."""
+    x = x.detach()
+    return x if is_direct(x, x.data_ptr()) else x.clone(memory_format=torch.contiguous_format)
+
+
+def _gpu_of(q: torch.Tensor) -> Gpu:
+    gpu = active_gpu()
+    if q.device.type != (expected := expected_device_type()):
+        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
+        raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}{hint}")
+    return gpu
+
+
+def _problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, seen: Band) -> Any:
+    return execute.problem_of(q, k, v, _NAMES[q.dtype], scale, seen)
+
+
+def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for O and LSE."""
+    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op(
+    "laneloom::flash_attention",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+)
+def _attention(q, k, v, causal="none", scale=None, left=None, right=None):
+    _check(q, k, v)
+    out, lse = _results(q, k, v)
+    gpu = _gpu_of(q)
+    problem = _problem(q, k, v, scale, Band(causal, left, right))
+    operands = {"q": _direct(q), "k": _direct(k), "v": _direct(v), "out": out, "lse": lse}
+    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
+        execute.attend_into(problem, gpu, operands)
+    return out, lse
+
+
+@_attention.register_fake
+def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None):
+    _check(q, k, v)
+    return _results(q, k, v)
+
+
+@torch.library.custom_op(
+    "laneloom::flash_attention_backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+        f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+    ),
+)
+def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None):
+    _check(q, k, v)
+    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    gpu = _gpu_of(q)
+    problem = _problem(q, k, v, scale, Band(causal, left, right))
+    operands = {
+        "q": _direct(q), "k": _direct(k), "v": _direct(v), "g": _direct(grad), "out": _direct(out),
+        "lse": lse.detach().contiguous(),
+        "dlse": None if grad_lse is None else grad_lse.detach().float().clone(memory_format=torch.contiguous_format),
+        "delta": torch.empty_like(lse, memory_format=torch.contiguous_format), "dq": dq, "dk": dk, "dv": dv,
+    }  # fmt: skip
+    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
+        execute.differentiate_into(problem, gpu, operands)
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None):
+    _check(q, k, v)
+    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+
+
+def _remember(ctx, inputs, output) -> None:
+    q, k, v, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    # No gradient of LSE is no tensor of zeros: the kernel has a variant without it.
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, grad, grad_lse):
+    q, k, v, out, lse = ctx.saved_tensors
+    if grad is None and grad_lse is None:
+        return (None,) * 7
+    if grad is None:
+        grad = torch.zeros_like(out)
+    gradients = torch.ops.laneloom.flash_attention_backward(grad, grad_lse, q, k, v, out, lse, *ctx.options)
+    return (*gradients, None, None, None, None)
+
+
+def _remember_nothing(ctx, inputs, output) -> None:
+    pass
+
+
+def _refuse(ctx, *grads):
+    raise UnsupportedError(
+        "flash_attention has no second derivatives: compute them with torch's own attention, "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+    )
+
+
+_attention.register_autograd(_gradients, setup_context=_remember)
+_backward.register_autograd(_refuse, setup_context=_remember_nothing)
