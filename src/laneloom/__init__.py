@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .emulator.driver import emulated
+    from .ops.attention.api import flash_attention
     from .ops.matmul.api import explain, matmul
     from .ops.matmul.gemm import gemm
     from .ops.transform3d.api import transform3d
@@ -19,12 +20,13 @@ __version__ = "0.1.0"
 _HOMES = {
     "emulated": ".emulator.driver",
     "explain": ".ops.matmul.api",
+    "flash_attention": ".ops.attention.api",
     "gemm": ".ops.matmul.gemm",
     "matmul": ".ops.matmul.api",
     "transform3d": ".ops.transform3d.api",
 }
 
-__all__ = ["emulated", "explain", "gemm", "matmul", "transform3d"]
+__all__ = ["emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d"]
 
 
 def __getattr__(name: str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from math import sqrt
 from typing import Any, NamedTuple
 
 from ...codegen import CodeObject
@@ -36,7 +37,7 @@ def band_of(causal: Any, window: Any) -> Band:
         s is not None and (isinstance(s, bool) or not isinstance(s, int) or s < 0) for s in sizes
     ):
         raise ArgumentError(
-            f"window: expected (left, right), the keys seen before and after a query's own, None for all, got {window!r}"
+            f"window: expected (left, right), keys seen before and after a query's own, None for all, got {window!r}"
         )
     return Band(known[causal], *sizes)
 
@@ -63,7 +64,7 @@ def problem_of(q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Ba
     batch, heads, queries, d = q.shape
     kv_heads, keys, d_v = k.shape[1], k.shape[2], v.shape[3]
     first, last = band(queries, keys, *seen)
-    scale = d**-0.5 if scale is None else float(scale)
+    scale = 1 / sqrt(d or 1) if scale is None else float(scale)
     return AttentionProblem(batch, heads, max(kv_heads, 1), queries, keys, d, d_v, dtype, scale, first, last)
 
 
