@@ -14,7 +14,8 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
-_ABSENT = re.compile(r":(\d+):\d+: error: (?:instruction not supported on this GPU|invalid instruction)")
+# The line behind the message is the source's; Triton before 3.9 prints no line number.
+_ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
 
 
 def instructions_of(gpu: Gpu) -> list[str]:
@@ -27,8 +28,8 @@ def instructions_of(gpu: Gpu) -> list[str]:
     # Each bare mnemonic is refused, in one way if the GPU has it and in another if it has not.
     with captured_stderr() as printed, suppress(RuntimeError, ValueError):
         versions.assembler()("".join(f"\t{n}\n" for n in names), gpu.name, versions.assembler_features(gpu))
-    absent = {int(number) for number in _ABSENT.findall(printed[0])}
-    return [name for number, name in enumerate(names, 1) if number not in absent]
+    absent = set(_ABSENT.findall(printed[0]))
+    return [name for name in names if name not in absent]
 
 
 def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
@@ -48,12 +49,13 @@ def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 
 def how(proof: Proof) -> str:
     """How an instruction is proved, as the table says it."""
-    return "instruction test" if proof.alone else "executed in kernels only"
+    said = "instruction test" if proof.alone else "executed in kernels only"
+    return f"{said}, as {proof.spelled}" if proof.spelled else said
 
 
 def better(proof: Proof | None, than: str) -> bool:
     """Whether a proof says more than what is known."""
-    return proof is not None and (than == "none" or (proof.alone and than != "instruction test"))
+    return proof is not None and (than == "none" or (proof.alone and "instruction test" not in than))
 
 
 def show_coverage(gpu: str | None, as_json: bool) -> None:
@@ -73,11 +75,12 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     for name in ("instruction", "GPUs", "test", "proof"):
         shown.add_column(name, no_wrap=True)
     for row in rows:
-        style = {"none": "bold red", "instruction test": ""}.get(row["proof"], "yellow")
+        style = "bold red" if row["proof"] == "none" else "yellow" if "kernels only" in row["proof"] else ""
         shown.add_row(row["instruction"], " ".join(row["gpus"]), row["test"] or "", Text(row["proof"], style=style))
     console = new_console()
     if not console.is_terminal:  # a pipe has no width: do not cut names at an assumed one
         console = new_console(width=200)
     console.print(shown)
-    counts = {kind: sum(row["proof"] == kind for row in rows) for kind in dict.fromkeys(r["proof"] for r in rows)}
-    console.print("", f"{len(rows)} instructions: " + ", ".join(f"{n} {kind}" for kind, n in counts.items()))
+    kinds = [row["proof"].partition(",")[0] for row in rows]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
+    console.print("", f"{len(rows)} instructions: {counts}")
