@@ -16,6 +16,7 @@ from itertools import product
 from pathlib import Path
 
 from . import atomics, calls, lds_access, matrix
+from .aliases import ALIASES
 from .alu import SCALAR, VECTOR
 from .program import CONDITIONS, ORDERING, find_builder, is_ordering
 
@@ -30,6 +31,7 @@ class Proof:
 
     test: str  #: file::function
     instructions: int  #: of that program; 0 where only compiled kernels execute it
+    spelled: str = ""  #: today's spelling, under which an older one is proved: both are the same operation
 
     @property
     def alone(self) -> bool:
@@ -79,4 +81,8 @@ def _matrix_names() -> set[str]:
 def proofs(generation: int) -> dict[str, Proof]:
     """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (11 or 12)."""
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
-    return {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}
+    found = {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}
+    for alias, name in ALIASES.items():
+        if name in found and (alias not in found or not found[alias].alone):
+            found[alias] = Proof(found[name].test, found[name].instructions, name)
+    return found
