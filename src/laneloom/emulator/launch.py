@@ -271,7 +271,7 @@ class _Run:
             self.counts[g.block] += g.count
             after = self.program.run_block(g, self.name_wave, self.counters)
             turns += 1
-            if not after and self.program.strict:
+            if not after and self.program.strict and not g.closed:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
             if len(after) != 1:
                 turns = 0
