@@ -85,9 +85,9 @@ def explain_triton_error(error: BaseException, printed: str = "") -> str:
         message = innermost.error_message or _one_line(last) if last is not innermost else innermost.error_message
         where = ""
         line = getattr(innermost.node, "lineno", None)
-        if line is not None and innermost.src:
-            source = innermost.src.split("\n")[line - 1].strip()
-            where = f" (line {line} of the function: `{source}`)"
+        lines = (innermost.src or "").split("\n")
+        if line is not None and line <= len(lines):  # a call refused inside another function counts from that one
+            where = f" (line {line} of the function: `{lines[line - 1].strip()}`)"
         return f"{_squeeze(_without_repr(message or 'unsupported construct'))}{where}"
     diagnosed = re.findall(r"error: ([^\n]+)", printed)
     if diagnosed:
