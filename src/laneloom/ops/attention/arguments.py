@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+from ...emulator.arguments import ArrayArgument
+
 UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
 
 _SCALARS = ("queries", "keys", "heads", "group", "first", "last")
@@ -23,7 +27,8 @@ class Tensors:
 
     def pointers(self, *names: str) -> list[Any]:
         """What Triton takes for pointers."""
-        return [self._operands[name] for name in names]
+        found = [self._operands[name] for name in names]
+        return [ArrayArgument(x) if isinstance(x, np.ndarray) else x for x in found]
 
     def strides(self, *names: str) -> list[int]:
         """Strides of batch, head and row of each, in UNIT elements; those of single rows do not matter."""

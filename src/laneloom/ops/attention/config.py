@@ -103,8 +103,14 @@ def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Attentio
         width = padded(problem.d)
         if width <= widest_small and problem.queries <= 16:
             return [AttentionConfig(role=role, rows=16, columns=16, out=min(64, out), num_warps=1, prefetch=True)]
+        # RDNA 3's fragments lie in both halves of a wave, twice the registers.
+        twice = gpu.vendor == "amd" and gpu.major == 11
+        if width <= widest_small:
+            prefetch = not (twice and max(width, out) == widest_small)
+            return [AttentionConfig(role=role, rows=64, columns=32, out=out, num_warps=4, prefetch=prefetch)]
         if width <= widest_middle:
-            return [AttentionConfig(role=role, rows=64, columns=32, out=out, num_warps=4, prefetch=True)]
+            columns = 16 if twice else 32
+            return [AttentionConfig(role=role, rows=64, columns=columns, out=out, num_warps=4, prefetch=True)]
         return [AttentionConfig(role=role, rows=32, columns=16, out=out, num_warps=2)]
     out = min(64, padded(problem.d if role == "query" else max(problem.d, problem.d_v)))
     if width <= widest_small:

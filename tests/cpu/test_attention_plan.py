@@ -1,0 +1,132 @@
+"""Attention without a GPU: the band that masks make, the reference against torch, plans and their constraints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from laneloom.errors import ArgumentError, UnsupportedError
+from laneloom.gpu import GPUS, get_gpu
+from laneloom.ops.attention import execute, reference
+from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, plan
+from laneloom.ops.attention.problem import AttentionProblem, band
+
+ROLES = ("forward", "query", "key")
+TARGETS = [name for name, gpu in GPUS.items() if gpu.matrix_instructions in ("wmma", "wgmma")]
+
+
+def problem(d=64, d_v=None, queries=512, keys=512, batch=2, dtype="fp16", **rest) -> AttentionProblem:
+    return AttentionProblem(batch, 4, 2, queries, keys, d, d if d_v is None else d_v, dtype, 0.1, **rest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((5, 5, "none"), (None, None)), ((5, 5, "bottom_right"), (None, 0)), ((5, 8, "bottom_right"), (None, 3)),
+        ((5, 8, "top_left"), (None, 0)), ((1, 8, "bottom_right"), (None, None)), ((8, 5, "bottom_right"), (None, -3)),
+        ((50, 50, "none", 7, 2), (-7, 2)), ((50, 60, "none", 7, None), (3, None)),
+        ((50, 50, "none", 49, 49), (None, None)), ((50, 50, "bottom_right", 7, 2), (-7, 0)), ((4, 4, "none", 10**12, 10**12), (None, None)),
+    ],
+)  # fmt: skip
+def test_band(arguments, expected):
+    """An end that cuts nothing is open, so that it makes no kernel of its own."""
+    assert band(*arguments) == expected
+
+
+def test_band_stays_in_32_bits():
+    first, last = band(1 << 29, 1 << 29, "none", 10**15, 10**15)
+    assert (first, last) == (None, None)
+    first, last = band(3, 1 << 29, "top_left", 0, None)
+    assert (first, last) == (0, 0)
+
+
+def test_pairs_are_what_the_mask_shows():
+    for queries, keys, first, last in ((7, 9, -2, 3), (9, 7, None, -4), (5, 5, 2, None), (4, 4, 9, None)):
+        distance = np.arange(keys)[None, :] - np.arange(queries)[:, None]
+        seen = (distance >= (-99 if first is None else first)) & (distance <= (99 if last is None else last))
+        assert problem(queries=queries, keys=keys, first=first, last=last).pairs == seen.sum()
+
+
+def test_flops_and_key():
+    whole, half = problem(), problem(last=0)
+    assert whole.flops == 4 * 2 * 4 * 512 * 512 * 64
+    assert half.pairs == 512 * 513 // 2
+    assert whole.key == "attention/fp16/b2_h4:2_n512:512_d64:64"
+    assert half.key != whole.key
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("role", ROLES)
+def test_every_head_dimension_has_a_plan(name, role):
+    gpu = get_gpu(name)
+    for d in range(16, 513, 8):
+        for d_v in (16, d, 512):
+            for queries in (1, 17, 512):
+                case = problem(d, d_v, queries)
+                config = plan(case, gpu, role)
+                assert config.why_invalid(case, gpu) is None
+                assert config.role == role
+                assert config.lds_bytes(case) <= 64 * 1024
+
+
+def test_hopper_takes_the_general_schedule():
+    assert plan(problem(128), get_gpu("sm_90a")).schedule == "forward"
+
+
+@pytest.mark.parametrize("d", [0, 8, 12, 20, 520])
+def test_head_dimensions_that_are_refused(d):
+    for case in (problem(d, 64), problem(64, d)):
+        with pytest.raises(UnsupportedError, match="must be a multiple of 8 from 16 to 512"):
+            plan(case, get_gpu("gfx1151"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"rows": 48, "num_warps": 3}, "powers of two"), ({"columns": 8}, "from 16 on"), ({"num_warps": 2}, "16 rows"),
+        ({"rows": 256, "num_warps": 16}, "bytes of LDS"),
+    ],
+)  # fmt: skip
+def test_configs_that_cannot(change, words):
+    knobs = {"role": "forward", "rows": 64, "columns": 32, "out": 64, "num_warps": 4} | change
+    assert words in AttentionConfig(**knobs).why_invalid(problem(256), get_gpu("gfx1151"))
+
+
+def test_other_refusals():
+    config = plan(problem(), get_gpu("gfx1151"))
+    assert "neither" in config.why_invalid(problem(), get_gpu("gfx942"))
+    assert "fp16 or bf16" in config.why_invalid(problem(dtype="fp32"), get_gpu("gfx1151"))
+    assert "programs" in config.why_invalid(problem(batch=MAX_PROGRAMS), get_gpu("gfx1151"))
+    assert "fewer than" in config.why_invalid(problem(keys=1 << 30), get_gpu("gfx1151"))
+
+
+def test_window_and_causal_words():
+    assert execute.band_of(True, (-1, 3)) == ("bottom_right", None, 3)
+    assert execute.band_of("top_left", None) == ("top_left", None, None)
+    for causal, window in ((1.5, None), ("upper", None), (False, (1,)), (False, (True, 2)), (False, (0.5, 1))):
+        with pytest.raises(ArgumentError):
+            execute.band_of(causal, window)
+
+
+def test_reference_is_torchs_in_float64():
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(0)
+    shapes = ((2, 4, 9, 5), (2, 2, 7, 5), (2, 2, 7, 3))
+    q, k, v = (torch.randn(shape, dtype=torch.float64).requires_grad_() for shape in shapes)
+    mask = torch.arange(7)[None, :] <= torch.arange(9)[:, None]
+    scores = (q @ k.repeat_interleave(2, 1).mT * 0.3).masked_fill(~mask, -torch.inf)
+    out, lse = scores.softmax(-1) @ v.repeat_interleave(2, 1), scores.logsumexp(-1)
+    grad, grad_lse = torch.randn_like(out), torch.randn_like(lse)
+    theirs = torch.autograd.grad((out, lse), (q, k, v), (grad, grad_lse))
+    arrays = [x.detach().numpy() for x in (q, k, v)]
+    truth = reference.attention(*arrays, causal="top_left", scale=0.3, grad=grad.numpy(), grad_lse=grad_lse.numpy())
+    for mine, other in zip(truth, (out, lse, *theirs), strict=True):
+        np.testing.assert_allclose(mine, other.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_reference_of_nothing_seen():
+    q, k, v = np.ones((1, 1, 3, 4)), np.ones((1, 1, 1, 4)), np.ones((1, 1, 1, 2))
+    truth = reference.attention(q, k, v, causal="bottom_right")
+    assert not truth.out[:, :, :2].any()
+    assert np.isinf(truth.lse[:, :, :2]).all()
+    np.testing.assert_allclose(truth.lse[0, 0, 2], 2.0)
