@@ -17,7 +17,7 @@ from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
 from laneloom.ops.matmul.config_wmma import WmmaConfig, needs_wide_offsets
 from laneloom.ops.matmul.layouts_wmma import constants, load_layout, shared_layout
-from laneloom.ops.matmul.plan_wmma import TILES
+from laneloom.ops.matmul.plan_wmma import TILES, operand_traffic
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
 GFX1151 = get_gpu("gfx1151")
@@ -278,3 +278,15 @@ def test_problem_addresses_the_operands(batch, sizes, kept, order):
         for axis, (extent, stride) in enumerate(zip((*problem.batch, rows, columns), matrix.strides, strict=True)):
             reached = reached + np.arange(extent).reshape([-1 if at == axis else 1 for at in range(4)]) * stride
         assert (reached.ravel() == values).all()
+
+
+def test_plan_chooses_the_tile_order_that_asks_least_of_memory():
+    """192 programs at once on 32 x 32 tiles: 16 rows by 12 columns are fewer than 8 by 24."""
+    many = plan(dense(4096, 4096, 4096), get_gpu("gfx1100"))
+    assert isinstance(many, WmmaConfig)
+    assert (many.order, many.group_m) == ("grouped", 16)
+    traffic = [operand_traffic(dense(4096, 4096, 4096), many, "grouped", group, get_gpu("gfx1100")) for group in (8, 16)]
+    assert traffic == [128 * (8 + 24), 128 * (16 + 12)]
+    few = plan(dense(4096, 4096, 4096), GFX1151)
+    assert isinstance(few, WmmaConfig)
+    assert (few.order, few.group_m) == ("grouped", 8)

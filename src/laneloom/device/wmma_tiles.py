@@ -138,3 +138,47 @@ def multiply(a_lds, b_lds, acc, VERSION: gl.constexpr, K_WIDTH: gl.constexpr):
         return gl.amd.rdna3.wmma(a, b, acc)
     else:
         return gl.amd.rdna4.wmma(a, b, acc)
+
+
+@gluon.jit
+def transposed_by_lanes(x):
+    """x, a [ROWS, BLOCK_K] tile of halves that 8 lanes hold as 8 x 8 blocks, one step of K each, 8 rows in registers:
+    afterwards each lane has one row with 8 steps of K.
+
+    Three exchanges with the lane that differs in one bit, by data-parallel primitives: no LDS. In each, a lane keeps
+    the half of its registers that is right and takes the other from its partner: bit 2 of the lane changes places with
+    bit 1 of the register's number, bit 1 with bit 0, and bit 0 with the half of the register.
+    """
+    # $0 to $3 are the result, $4 to $8 temporary, $12 to $15 the source; outputs come in fours.
+    bits = gl.inline_asm_elementwise(
+        "s_mov_b32 vcc_lo, 0x0f0f0f0f\n\t"
+        "v_cndmask_b32_dpp $4, $14, $12, vcc_lo row_xmask:4 row_mask:0xf bank_mask:0xf\n\t"
+        "v_cndmask_b32_dpp $5, $15, $13, vcc_lo row_xmask:4 row_mask:0xf bank_mask:0xf\n\t"
+        "s_mov_b32 vcc_lo, 0xf0f0f0f0\n\t"
+        "v_cndmask_b32_dpp $6, $12, $14, vcc_lo row_xmask:4 row_mask:0xf bank_mask:0xf\n\t"
+        "v_cndmask_b32_dpp $7, $13, $15, vcc_lo row_xmask:4 row_mask:0xf bank_mask:0xf\n\t"
+        "s_mov_b32 vcc_lo, 0x33333333\n\t"
+        "v_cndmask_b32_dpp $0, $5, $4, vcc_lo row_xmask:2 row_mask:0xf bank_mask:0xf\n\t"
+        "v_cndmask_b32_dpp $2, $7, $6, vcc_lo row_xmask:2 row_mask:0xf bank_mask:0xf\n\t"
+        "s_mov_b32 vcc_lo, 0xcccccccc\n\t"
+        "v_cndmask_b32_dpp $1, $4, $5, vcc_lo row_xmask:2 row_mask:0xf bank_mask:0xf\n\t"
+        "v_cndmask_b32_dpp $3, $6, $7, vcc_lo row_xmask:2 row_mask:0xf bank_mask:0xf\n\t"
+        "s_mov_b32 vcc_lo, 0xaaaaaaaa\n\t"
+        "v_mov_b32 $8, 0x03020706\n\t"
+        "v_cndmask_b32 $8, 0x05040100, $8, vcc_lo\n\t"
+        "v_mov_b32_dpp $4, $0 row_xmask:1 row_mask:0xf bank_mask:0xf\n\t"
+        "v_mov_b32_dpp $5, $1 row_xmask:1 row_mask:0xf bank_mask:0xf\n\t"
+        "v_mov_b32_dpp $6, $2 row_xmask:1 row_mask:0xf bank_mask:0xf\n\t"
+        "v_mov_b32_dpp $7, $3 row_xmask:1 row_mask:0xf bank_mask:0xf\n\t"
+        "v_perm_b32 $0, $4, $0, $8\n\t"
+        "v_perm_b32 $1, $5, $1, $8\n\t"
+        "v_perm_b32 $2, $6, $2, $8\n\t"
+        "v_perm_b32 $3, $7, $3, $8",
+        "=&v,=&v,=&v,=&v,=&v,=&v,=&v,=&v,=&v,=&v,=&v,=&v,v,v,v,v,~{vcc}", [x.to(gl.int16, bitcast=True)],
+        dtype=(gl.int16, gl.int16, gl.int16), is_pure=False, pack=8,
+    )  # fmt: skip
+    ROWS: gl.constexpr = x.shape[0]
+    BLOCK_K: gl.constexpr = x.shape[1]
+    # Every lane has what its partner's coordinates were: exchange the names of the two axes of each block.
+    blocks = bits[0].reshape([ROWS // 8, 8, BLOCK_K // 8, 8]).permute([0, 3, 2, 1])
+    return blocks.reshape([ROWS, BLOCK_K]).to(x.dtype, bitcast=True)

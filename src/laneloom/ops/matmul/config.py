@@ -22,6 +22,8 @@ FAMILIES = {"wmma": "plan_wmma", "wgmma": "plan_hopper"}
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
 SCHEDULES = {
     "wmma": "plan_wmma",
+    "wmma_coop": "plan_wmma",
+    "wmma_pingpong": "plan_wmma",
     "hopper": "plan_hopper",
     "hopper_skinny": "plan_hopper",
     "hopper_plain": "plan_hopper",

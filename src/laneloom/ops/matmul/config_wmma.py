@@ -11,7 +11,9 @@ from .tile_orders import ORDERS
 
 VECTOR = 8  #: fp16 or bf16 elements in 16 bytes
 ACCUMULATORS = 128  #: of a lane; with the fragments and the tiles on their way, more would spill
-NARROW_REGISTERS = 128  #: of a lane for sums, and for elements that arrive one by one, each with its own address
+#: Of a lane, where a tile arrives element by element, each with its own address: this many sums, or this many
+#: registers for sums and addresses.
+NARROW_ACCUMULATORS, NARROW_REGISTERS = 32, 128
 INPUT_DTYPES = ("fp16", "bf16")
 OUTPUT_DTYPES = ("fp32", "fp16", "bf16")
 LDS_LAYOUTS = ("swizzled", "padded", "xor")
@@ -38,6 +40,11 @@ class WmmaConfig(MatmulConfig):
     stores: str = "staged"  #: C through LDS into rows; or "direct", from where the sums are
     control: str = "fences"  #: what holds the loop's order; also "waits", or "priority" for multiplying waves
     order: str = "grouped"  #: in which programs visit the tiles: one of `tile_orders.ORDERS`
+
+    @property
+    def loaders(self) -> int:
+        """Waves that load one operand together."""
+        return self.num_warps
 
     def lds_bytes(self) -> int:
         """LDS of all buffers of both tiles; with padding, at most."""
@@ -95,16 +102,20 @@ class WmmaConfig(MatmulConfig):
         if self.block_m * self.block_n < VECTOR * threads:
             return (f"block_m x block_n: expected at least {VECTOR} elements for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
-        if min(self.block_m, self.block_n) * self.block_k < 2 * threads:
-            return f"block_k: {threads} threads need at least 2 elements of each tile, got {self.text}"
+        smaller, loading = min(self.block_m, self.block_n) * self.block_k, 32 * self.loaders
+        if smaller < 2 * loading:
+            return f"block_k: {loading} threads need at least 2 elements of each tile, got {self.text}"
+        if self.transpose == "shuffle" and smaller < VECTOR * loading:
+            return f"transpose: 'shuffle' needs {VECTOR} elements of each tile in each of {loading} threads"
         if self.block_m * self.block_n > ACCUMULATORS * threads:
             return (f"block_m x block_n: expected at most {ACCUMULATORS} elements for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
         vectors, narrow = self.load_vector(problem)
-        held = (self.block_m + self.block_n) * self.block_k // threads
-        if narrow and self.block_m * self.block_n // threads + 2 * held > NARROW_REGISTERS:
-            return (f"block_m x block_n: expected at most {NARROW_REGISTERS} registers for sums and addresses in each "
-                    f"of {threads} threads with loads of {vectors} elements, got {self.text}")  # fmt: skip
+        sums, held = self.block_m * self.block_n // threads, (self.block_m + self.block_n) * self.block_k // loading
+        if narrow and sums > NARROW_ACCUMULATORS and sums + 2 * held > NARROW_REGISTERS:
+            return (f"block_m x block_n: expected at most {NARROW_ACCUMULATORS} elements for each of {threads} threads, "
+                    f"or {NARROW_REGISTERS} with the addresses, with loads of {vectors} elements, got {sums} elements "
+                    f"and {2 * held} addresses")  # fmt: skip
         if self.stores == "direct" and self.block_m * self.block_n > 64 * threads:
             return (f"stores: 'direct' takes at most 64 sums for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
@@ -119,10 +130,44 @@ class WmmaConfig(MatmulConfig):
             (problem.vector_a, problem.a.major != "t", self.block_m),
             (problem.vector_b, problem.b.major != "n", self.block_n),
         ):
-            held = min(VECTOR, rows * self.block_k // (32 * self.num_warps))
+            held = min(VECTOR, rows * self.block_k // (32 * self.loaders))
             vectors.append(1 if self.transpose == "gather" and not along_k else min(vector, held))
             narrow |= vectors[-1] < held
         return min(vectors), narrow
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolesConfig(WmmaConfig):
+    """A WMMA schedule whose two halves of waves have different work: kernels/wmma_coop.py and wmma_pingpong.py."""
+
+    num_warps: int = 8
+
+    @property
+    def loaders(self) -> int:
+        """One half of the waves loads A, the other B."""
+        return self.num_warps // 2
+
+    def _why_not_knobs(self) -> str | None:
+        for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences")):
+            if getattr(self, name) != only:
+                return f"{name}: the schedule {self.schedule} has {only!r} only, got {getattr(self, name)!r}"
+        if self.num_warps < 2 * self.waves_n or self.num_warps < 2:
+            return f"num_warps: expected two halves of at least {self.waves_n} waves, got {self.num_warps} waves"
+        return super()._why_not_knobs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoopConfig(RolesConfig):
+    """kernels/wmma_coop.py: half of the waves load A, the other half B; all multiply."""
+
+    schedule: str = "wmma_coop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PingpongConfig(RolesConfig):
+    """kernels/wmma_pingpong.py: while half of the waves multiply, the other half moves tiles; then they change."""
+
+    schedule: str = "wmma_pingpong"
 
 
 def needs_wide_offsets(problem: MatmulProblem, config: WmmaConfig) -> bool:

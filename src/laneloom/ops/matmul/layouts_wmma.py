@@ -49,7 +49,7 @@ def load_layout(rows: int, config: WmmaConfig, along_k: bool, reorder: bool = Fa
     K, which it has from 7 other lanes. The lanes that LDS serves at once fall on different banks.
     """
     row_bits, k_bits = _bits(rows), _bits(config.block_k)
-    held = rows * config.block_k // (32 * config.num_warps)
+    held = rows * config.block_k // (32 * config.loaders)
     vector = min(VECTOR, held)
     if along_k:
         registers = [[0, k] for k in k_bits if k < vector]
@@ -80,11 +80,12 @@ def load_layout(rows: int, config: WmmaConfig, along_k: bool, reorder: bool = Fa
             rest = across + [basis for basis in along if basis[1] >= 32]
     lanes, rest = lanes + rest[: 5 - len(lanes)], rest[max(0, 5 - len(lanes)) :]
     lanes, rest = lanes[:5], lanes[5:] + rest
-    wave_bits = config.num_warps.bit_length() - 1
+    wave_bits = config.loaders.bit_length() - 1
     registers += rest[wave_bits:]
+    waves = rest[:wave_bits] + [[0, 0]] * ((config.num_warps // config.loaders).bit_length() - 1)
     if reorder:
         registers.sort(key=lambda basis: basis[1] == 0)
-    return gl.DistributedLinearLayout(registers, lanes, rest[:wave_bits], [], [rows, config.block_k])
+    return gl.DistributedLinearLayout(registers, lanes, waves, [], [rows, config.block_k])
 
 
 def shared_layout(rows: int, config: WmmaConfig, along_k: bool) -> Any:
@@ -127,10 +128,20 @@ def pointer_types(problem: MatmulProblem) -> dict[str, str | None]:
     }
 
 
-def epilogue_pieces(config: WmmaConfig) -> int:
-    """In how many pieces of columns an epilogue with terms goes: 32 sums a lane, but whole tiles of every wave."""
-    sums = config.block_m * config.block_n // (32 * config.num_warps)
-    return max(1, min(4, sums // 32, config.block_n // (16 * config.waves_n)))
+def epilogue_pieces(problem: MatmulProblem, config: WmmaConfig) -> int:
+    """In how many pieces of columns a tile is stored: whole tiles of every wave, at most 4.
+
+    With an epilogue a piece has 32 sums a lane, which leaves registers for its terms; without one it is staged in no
+    more LDS than the loop has.
+    """
+    if problem.epilogue:
+        wanted = config.block_m * config.block_n // (32 * config.num_warps) // 32
+    elif config.stores == "staged":
+        wanted = config.block_m * config.block_n * DTYPE_BYTES[problem.dtype_out] // config.lds_bytes()
+    else:
+        wanted = 1
+    most = min(4, config.block_n // (16 * config.waves_n))
+    return 1 << max(0, min(wanted, most).bit_length() - 1)
 
 
 @cache
@@ -141,7 +152,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     b_major = {"n": "row", "t": "k", "x": "neither"}[problem.b.major]
     a_along, b_along = a_major != "row", b_major != "row"
     vector_c = 16 // DTYPE_BYTES[problem.dtype_out]
-    pieces = epilogue_pieces(config) if problem.epilogue else 1
+    pieces = epilogue_pieces(problem, config)
     lanes_n = min(32, config.block_n // pieces // vector_c)
     # The mask at the end of K has to be whole vectors only where vectors lie along K.
     vector_k = max([1] + [v for v, along in ((problem.vector_a, a_along), (problem.vector_b, b_along)) if along])
@@ -208,7 +219,7 @@ def facts(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> list[str]:
     for name, major, vector in (("A", chosen["A_MAJOR"], chosen["A_VEC"]), ("B", chosen["B_MAJOR"], chosen["B_VEC"])):
         along = {"k": "K", "row": "M" if name == "A" else "N", "neither": "no axis"}[major]
         rows = config.block_m if name == "A" else config.block_n
-        held = 1 if major == "row" and config.transpose == "gather" else rows * config.block_k // 32 // config.num_warps
+        held = 1 if major == "row" and config.transpose == "gather" else rows * config.block_k // 32 // config.loaders
         way = ways[config.transpose] if major == "row" else "stored to LDS as loaded"
         lines.append(f"{name} is contiguous along {along}: loads of {min(vector, held) * 2} bytes, {way}")
     stored = chosen["C_VEC"] * DTYPE_BYTES[problem.dtype_out]

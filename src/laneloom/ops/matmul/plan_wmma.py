@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_wmma import WmmaConfig
+from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig
 from .problem import MatmulProblem
+from .tile_orders import footprint
 
-CONFIGS = {"wmma": WmmaConfig}
+CONFIGS = {"wmma": WmmaConfig, "wmma_coop": CoopConfig, "wmma_pingpong": PingpongConfig}
 
 #: Block tiles with their waves, and the share of the matrix units' rate that their LDS traffic is taken to allow: the
 #: fewer rows and columns a wave has, the more often it reads each of them.
@@ -33,14 +35,37 @@ def _cost(problem: MatmulProblem, config: MatmulConfig, share: float, gpu: Gpu) 
     return -(-_tiles(problem, config) // gpu.compute_units) * config.block_m * config.block_n / share
 
 
+#: The orders that are tried after the usual one, and by how much less memory traffic one has to have: each is a kernel
+#: of its own to compile.
+OTHER_ORDERS = (("grouped", 4), ("grouped", 16), ("row", 8), ("column", 8))
+LESS_TRAFFIC = 0.9
+PROGRAMS_PER_UNIT = 2  #: workgroups that a compute unit is taken to run at a time
+
+
+def operand_traffic(problem: MatmulProblem, config: MatmulConfig, order: str, group: int, gpu: Gpu) -> int:
+    """Rows of A and columns of B that the programs which run at once need from memory, if each is fetched once."""
+    tiles = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    rows, columns = footprint(order, *tiles, group, PROGRAMS_PER_UNIT * gpu.compute_units)
+    return rows * config.block_m + columns * config.block_n
+
+
+def with_best_order(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> WmmaConfig:
+    """The config with the tile order that asks least of memory, if that is clearly less than what its own asks."""
+    own = operand_traffic(problem, config, config.order, config.group_m, gpu)
+    ranked = [(operand_traffic(problem, config, *other, gpu), other) for other in OTHER_ORDERS]
+    least, (order, group) = min(ranked, key=lambda pair: pair[0])
+    return replace(config, order=order, group_m=group) if least < LESS_TRAFFIC * own else config
+
+
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """The tiles in the order of the time that `_cost` gives them; larger ones first where it gives the same."""
     ranked = sorted(TILES, key=lambda tile: _cost(problem, tile[0], tile[1], gpu))
     for place, (config, share) in enumerate(ranked):
         tiles = _tiles(problem, config)
         useful = problem.batches * problem.m * problem.n / (tiles * config.block_m * config.block_n)
+        config = with_best_order(problem, config, gpu)
         yield config, (
             f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of "
             f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product, "
-            f"LDS traffic allows {share:.0%} of the matrix rate"
+            f"LDS traffic allows {share:.0%} of the matrix rate; {config.order} order ({config.group_m})"
         )

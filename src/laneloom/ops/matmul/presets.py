@@ -15,7 +15,7 @@ from types import MappingProxyType
 from ...errors import ArgumentError
 from ...gpu import Gpu
 from .config import MatmulConfig, NamedPlan
-from .config_wmma import WmmaConfig
+from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig
 from .problem import MatmulProblem
 
 #: The seed's default kernel: 128 x 64 of C by 8 waves of 32 x 32, one 16-deep K-tile at a time, rows padded to 24.
@@ -58,6 +58,8 @@ PRESETS: Mapping[str, MatmulConfig | NamedPlan] = MappingProxyType({
     "zerocopy": replace(STANDARD, lds="xor", stores="direct"),
     "swizzled": replace(STANDARD, lds="xor"),
     "xor_optimized": replace(STANDARD, lds="xor", transpose="gather"),
+    "coop": CoopConfig(block_m=128, block_n=64, block_k=16, lds="padded", order="row"),
+    "pingpong": PingpongConfig(block_m=128, block_n=128, block_k=16, order="row"),
     "hilbert": replace(STANDARD, order="hilbert"),
     "opt": replace(STANDARD, block_n=128, transpose="shuffle"),
 })  # fmt: skip

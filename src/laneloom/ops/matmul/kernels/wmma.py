@@ -28,6 +28,7 @@ from ....device.wmma_tiles import (
     schedule_fence,
     tile_offsets,
     tile_pointers,
+    transposed_by_lanes,
     wait_for_memory,
 )
 from ....gpu import Gpu
@@ -52,7 +53,8 @@ def wmma_matmul(
     BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
     A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
-    A_HALVES: gl.constexpr, B_HALVES: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    A_HALVES: gl.constexpr, B_HALVES: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
+    BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
     VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACCUMULATOR: gl.constexpr,
     A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr, C_STORE: gl.constexpr,
     C_PIECES: gl.constexpr, N_VEC: gl.constexpr,    A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
@@ -94,6 +96,10 @@ def wmma_matmul(
         k_left = gl.multiple_of((K - k_last).to(gl.int32), [K_VEC])
         a = load_ragged_tile(a_last, a_r, a_k, k_left, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
         b = load_ragged_tile(b_last, b_r, b_k, k_left, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
+    if A_SHUFFLE:
+        a = transposed_by_lanes(a)
+    if B_SHUFFLE:
+        b = transposed_by_lanes(b)
     left = steps
     a_lds.index(left % BUFFERS).store(gl.convert_layout(a, A_STORE))
     b_lds.index(left % BUFFERS).store(gl.convert_layout(b, B_STORE))
@@ -126,6 +132,10 @@ def wmma_matmul(
             a = opaque_halves(a)
         if B_HALVES:
             b = opaque_halves(b)
+        if A_SHUFFLE:
+            a = transposed_by_lanes(a)
+        if B_SHUFFLE:
+            b = transposed_by_lanes(b)
         # With one buffer as with two, Triton puts a barrier here: every wave has read the tile before.
         a_lds.index(left % BUFFERS).store(gl.convert_layout(a, A_STORE))
         b_lds.index(left % BUFFERS).store(gl.convert_layout(b, B_STORE))
@@ -144,12 +154,14 @@ def wmma_matmul(
 
 def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
     shared = constants(problem, config, gpu)
-    gathers = config.transpose == "gather"
+    gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
     return shared | {
         "BUFFERS": config.buffers,
         "PREFETCH": config.prefetch,
         "CONTROL": config.control,
         "A_HALVES": problem.vector_a == 1 or (gathers and shared["A_MAJOR"] == "row"),
+        "A_SHUFFLE": shuffles and shared["A_MAJOR"] == "row",
+        "B_SHUFFLE": shuffles and shared["B_MAJOR"] == "row",
         "B_HALVES": problem.vector_b == 1 or (gathers and shared["B_MAJOR"] == "row"),
     }
 

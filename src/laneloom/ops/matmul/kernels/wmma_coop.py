@@ -1,0 +1,167 @@
+"""WMMA block GEMM with cooperative loads: half of the waves load A's tiles, the other half B's; all of them multiply.
+
+As kernels/wmma.py but for who loads: a wave has addresses of one operand only, and twice the loads of it. RDNA 3, 3.5
+and 4, fp16 and bf16, any size and stride. Source: the idea of wmma_ops' matmul_coop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ....codegen import CodeObject, compile_kernel
+from ....codegen.versions import cta_barrier
+from ....device.epilogue import pinned, store_tile_in_pieces
+from ....device.tile_order import tile_of
+from ....device.waves import wave_number
+from ....device.wmma_tiles import (
+    load_fence,
+    load_ragged_tile,
+    load_tile,
+    multiply,
+    opaque_halves,
+    schedule_fence,
+    tile_offsets,
+    tile_pointers,
+)
+from ....gpu import Gpu
+from ..config_wmma import CoopConfig
+from ..layouts_wmma import MAX_PROGRAMS, RUNTIME, constants, facts, programs, runtime_arguments, signature
+from ..problem import MatmulProblem
+
+__all__ = ["code_object", "facts", "launch", "wmma_coop_matmul"]
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def wmma_coop_matmul(
+    a_ptr, b_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, M, N, K,
+    stride_ao, stride_ai, stride_am, stride_ak,
+    stride_bo, stride_bi, stride_bk, stride_bn,
+    stride_co, stride_ci, stride_cm, stride_cn,
+    stride_do, stride_di, stride_dm, stride_dn, stride_bias,
+    batch_inner, first_program,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    ORDER: gl.constexpr, GROUP: gl.constexpr, CHIPLETS: gl.constexpr,
+    BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
+    A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
+    A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
+    BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACCUMULATOR: gl.constexpr,
+    A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr, C_STORE: gl.constexpr,
+    C_PIECES: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
+    HALF: gl.constexpr,
+):  # fmt: skip
+    tiles_m = (M - 1) // BLOCK_M + 1
+    tiles_n = (N - 1) // BLOCK_N + 1
+    program = gl.program_id(0) + first_program
+    if BATCHED:
+        batch = program // (tiles_m * tiles_n)
+        program = program % (tiles_m * tiles_n)
+        outer = (batch // batch_inner).to(gl.int64)
+        inner = (batch % batch_inner).to(gl.int64)
+        a_ptr += outer * stride_ao + inner * stride_ai
+        b_ptr += outer * stride_bo + inner * stride_bi
+        c_ptr += outer * stride_co + inner * stride_ci
+        if add_ptr is not None:
+            add_ptr += outer * stride_do + inner * stride_di
+    tile_m, tile_n = tile_of(program, tiles_m, tiles_n, ORDER, GROUP, CHIPLETS)
+    m0 = tile_m.to(gl.int64) * BLOCK_M
+    n0 = tile_n.to(gl.int64) * BLOCK_N
+    rows_m = gl.minimum(M - m0, BLOCK_M).to(gl.int32)
+    rows_n = gl.minimum(N - n0, BLOCK_N).to(gl.int32)
+    a_tile = a_ptr + m0 * stride_am
+    b_tile = b_ptr + n0 * stride_bn
+    a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
+    b_r, b_k = tile_offsets(rows_n, stride_bn, stride_bk, BLOCK_N, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
+    a_lds = gl.allocate_shared_memory(a_ptr.dtype.element_ty, [2, BLOCK_M, BLOCK_K], A_SHARED)
+    b_lds = gl.allocate_shared_memory(b_ptr.dtype.element_ty, [2, BLOCK_N, BLOCK_K], B_SHARED)
+    wave = wave_number(32)
+
+    # The last K-tile, which may be ragged, comes first: a sum has no order, and the loop needs no masks.
+    steps = (K - 1) // BLOCK_K
+    k_last = steps.to(gl.int64) * BLOCK_K
+    a_last = a_tile + k_last * stride_ak
+    b_last = b_tile + k_last * stride_bk
+    if WHOLE_K:
+        a = gl.load(tile_pointers(a_last, a_r, a_k, A_MAJOR, A_VEC, WIDE))  # [BLOCK_M, BLOCK_K]
+        b = gl.load(tile_pointers(b_last, b_r, b_k, B_MAJOR, B_VEC, WIDE))  # [BLOCK_N, BLOCK_K]
+    else:
+        k_left = gl.multiple_of((K - k_last).to(gl.int32), [K_VEC])
+        a = load_ragged_tile(a_last, a_r, a_k, k_left, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
+        b = load_ragged_tile(b_last, b_r, b_k, k_left, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
+    left = steps
+    if wave < HALF:
+        a_lds.index(left % 2).store(gl.convert_layout(a, A_STORE))
+    else:
+        b_lds.index(left % 2).store(gl.convert_layout(b, B_STORE))
+
+    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, ACCUMULATOR)
+    a_step = stride_ak.to(gl.int64) * BLOCK_K
+    b_step = stride_bk.to(gl.int64) * BLOCK_K
+    while left > 0:
+        # the tile that is read below is stored
+        cta_barrier()
+        if wave < HALF:
+            a = load_tile(a_tile, a_r, a_k, A_MAJOR, A_VEC, WIDE)  # [BLOCK_M, BLOCK_K]
+        else:
+            b = load_tile(b_tile, b_r, b_k, B_MAJOR, B_VEC, WIDE)  # [BLOCK_N, BLOCK_K]
+        # the loads stay above the LDS reads, and so above the matrix instructions
+        left = load_fence(left)
+        acc = multiply(a_lds.index(left % 2), b_lds.index(left % 2), acc, VERSION, K_WIDTH)
+        # the matrix instructions stay above the wait for the loads
+        left = schedule_fence(left - 1)
+        # Triton would put this barrier, between reads and stores of one allocation, into each branch.
+        cta_barrier()
+        if wave < HALF:
+            if A_VEC == 1:
+                a = opaque_halves(a)
+            a_lds.index(left % 2).store(gl.convert_layout(a, A_STORE))
+        else:
+            if B_VEC == 1:
+                b = opaque_halves(b)
+            b_lds.index(left % 2).store(gl.convert_layout(b, B_STORE))
+        a_tile += a_step
+        b_tile += b_step
+    cta_barrier()  # the last tile is stored
+    acc = multiply(a_lds.index(0), b_lds.index(0), acc, VERSION, K_WIDTH)
+    if C_STORE is None or C_PIECES > 1:
+        acc = pinned(acc)
+    store_tile_in_pieces(
+        acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
+        alpha, beta, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, BIAS_AXIS, ACTIVATION, WIDE, C_STORE, C_PIECES,
+        N_VEC,
+    )  # fmt: skip
+
+
+def _constants(problem: MatmulProblem, config: CoopConfig, gpu: Gpu) -> dict[str, Any]:
+    return constants(problem, config, gpu) | {"HALF": config.num_warps // 2}
+
+
+def launch(
+    problem: MatmulProblem, config: CoopConfig, gpu: Gpu, a: Any, b: Any, c: Any,
+    add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
+) -> None:  # fmt: skip
+    """Write activation(alpha a b + beta add + bias) into c: what Triton takes for pointers, None for no term."""
+    arguments = runtime_arguments(problem) | _constants(problem, config, gpu)
+    count = programs(problem, config)
+    for first in range(0, count, MAX_PROGRAMS):
+        grid = (min(count - first, MAX_PROGRAMS), 1, 1)
+        wmma_coop_matmul[grid](
+            a, b, c, add, bias, alpha, beta, first_program=first, **arguments, num_warps=config.num_warps,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def code_object(problem: MatmulProblem, config: CoopConfig, gpu: Gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
+    types, nothing = signature(problem)
+    return compile_kernel(
+        wmma_coop_matmul,
+        gpu=gpu,
+        signature=types,
+        constants=nothing | _constants(problem, config, gpu),
+        num_warps=config.num_warps,
+        attrs=(),
+    )
