@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 OLD_TRITON ?= triton==3.6.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+OLD_PIP := $(VENV)-old/bin/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-old-triton lint clean help
 
@@ -36,14 +37,15 @@ $(VENV)/core.stamp: pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(if $(TORCH),$(PIP) "$(TORCH)")
-	$(PIP) --editable ".[dev,report]"
+	$(PIP) --editable ".[dev,report,cuda]"
 	$(if $(TORCH),$(PIP) --editable ".[packages]")
 	@touch $@
 
 $(VENV)-old/dev.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-old
-	$(VENV)-old/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)-old/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]" "$(OLD_TRITON)"
+	$(OLD_PIP) --upgrade pip
+	$(if $(TORCH),$(OLD_PIP) "$(TORCH)")
+	$(OLD_PIP) --editable ".[dev,cuda]" "$(OLD_TRITON)"
 	@touch $@
 
 clean:
