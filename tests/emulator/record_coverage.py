@@ -16,6 +16,7 @@ from laneloom.emulator.program import Program
 HAND_WRITTEN = 64  # instructions; a longer program is no test of an instruction
 _found: dict[str, dict[str, tuple[int, str]]] = {}
 _running: dict[tuple[int, str], int] = {}  #: (generation, mnemonic) -> smallest program, of the test that runs
+_files: set[str] = set()
 _seen: set[tuple[int, int]] = set()
 _kept: list[Program] = []  # so that ids stay theirs
 _building = 0
@@ -29,7 +30,7 @@ def _note(generation: int, name: str, size: int) -> None:
 
 def _size(program: Program) -> int:
     count = len(program.listing.instructions)
-    return count if ".amdgpu_metadata" not in program.asm and count <= HAND_WRITTEN else 0
+    return count if "\t.loc\t" not in program.asm and count <= HAND_WRITTEN else 0
 
 
 def _watched(step, program: Program, ins):
@@ -86,18 +87,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep what a passed test executed, where no other did so in a smaller program."""
-    if report.when != "call" or not report.passed:
-        return
-    test = report.nodeid.split("[")[0]
-    for (generation, name), size in _running.items():
-        mine = _found.setdefault(f"gfx{generation}", {})
-        if name not in mine or (size or 1 << 20, test) < (mine[name][0] or 1 << 20, mine[name][1]):
-            mine[name] = (size, test)
+    """Keep what a passed test executed."""
+    _files.add(report.nodeid.split("::")[0])
+    if report.when == "call" and report.passed:
+        for (generation, name), size in _running.items():
+            _keep(f"gfx{generation}", name, size, report.nodeid.split("[")[0])
+
+
+def _keep(generation: str, name: str, size: int, test: str) -> None:
+    """Unless another test executed it in a smaller program."""
+    mine = _found.setdefault(generation, {})
+    if name not in mine or (size or 1 << 20, test) < (mine[name][0] or 1 << 20, mine[name][1]):
+        mine[name] = (size, test)
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the record."""
+    """Write the record; of files that did not run, what the former record says of them."""
+    former = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    for generation, names in former.items():
+        for name, (test, size) in names.items():
+            if test.partition("::")[0] not in _files:
+                _keep(generation, name, size, test)
     shown = {
         generation: {name: [test, size] for name, (size, test) in sorted(names.items())}
         for generation, names in sorted(_found.items())

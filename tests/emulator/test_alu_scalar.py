@@ -33,7 +33,7 @@ def grid(first, second=None):
     return np.array([p[0] for p in pairs], np.uint64), np.array([p[1] for p in pairs], np.uint64)
 
 
-def run(execute, name, a, b=None, wide=(False, False, False), old=0, scc=None, gpu="gfx1151"):
+def run(execute, name, a, b=None, wide=(False, False, False), old=0, scc=None, gpu=None):
     """Destination s[0:1] or s0, sources s[2:3] and s[4:5]; the values of one pair per wave."""
     register = lambda n, w: f"s[{n}:{n + 1}]" if w else f"s{n}"  # noqa: E731
     text = f"{name} {register(0, wide[0])}, {register(2, wide[1])}" + (

@@ -50,7 +50,7 @@ def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 def how(proof: Proof) -> str:
     """How an instruction is proved, as the table says it."""
     said = "instruction test" if proof.alone else "executed in kernels only"
-    return f"{said}, as {proof.spelled}" if proof.spelled else said
+    return f"{said}, {proof.through}" if proof.through else said
 
 
 def better(proof: Proof | None, than: str) -> bool:

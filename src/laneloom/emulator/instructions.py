@@ -16,7 +16,6 @@ from itertools import product
 from pathlib import Path
 
 from . import atomics, calls, lds_access, matrix
-from .aliases import ALIASES
 from .alu import SCALAR, VECTOR
 from .program import CONDITIONS, ORDERING, find_builder, is_ordering
 
@@ -31,7 +30,7 @@ class Proof:
 
     test: str  #: file::function
     instructions: int  #: of that program; 0 where only compiled kernels execute it
-    spelled: str = ""  #: today's spelling, under which an older one is proved: both are the same operation
+    through: str = ""  #: what was executed in its place: "as v_and_b32", "on gfx11"
 
     @property
     def alone(self) -> bool:
@@ -79,10 +78,30 @@ def _matrix_names() -> set[str]:
 
 
 def proofs(generation: int) -> dict[str, Proof]:
-    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (11 or 12)."""
+    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (11 or 12).
+
+    An instruction that no test executes on this generation is proved by another spelling of the same operation, else
+    by a test on the other generation: one operation stands behind both.
+    """
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
-    found = {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}
-    for alias, name in ALIASES.items():
-        if name in found and (alias not in found or not found[alias].alone):
-            found[alias] = Proof(found[name].test, found[name].instructions, name)
+    found, elsewhere = (
+        {name: Proof(*entry) for name, entry in recorded.get(f"gfx{g}", {}).items()}
+        for g in (generation, 23 - generation)
+    )
+    same: dict[object, list[str]] = {}
+    for name, operation in (*VECTOR.items(), *SCALAR.items()):
+        same.setdefault(operation, []).append(name)
+    for names in same.values():
+        proved = next((name for name in names if name in found and found[name].alone), None)
+        other = next((name for name in names if name in elsewhere and elsewhere[name].alone), None)
+        for name in names:
+            if name in found and found[name].alone:
+                continue
+            if proved:
+                found[name] = Proof(found[proved].test, found[proved].instructions, f"as {proved}")
+            elif other:
+                spelled = "" if name in elsewhere else f"as {other} "
+                found[name] = Proof(
+                    elsewhere[other].test, elsewhere[other].instructions, f"{spelled}on gfx{23 - generation}"
+                )
     return found
