@@ -83,4 +83,4 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     console.print(shown)
     kinds = [row["proof"].partition(",")[0] for row in rows]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    console.print("", f"{len(rows)} instructions: {counts}")
+    console.print("", f"{len(rows)} instructions: {counts}", sep="\n")
