@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
+from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
     block_runs,
@@ -151,6 +152,8 @@ def attention_backward(
             if not PREFETCH:
                 y2 = load_rows(y2_base, column0, columns, stride_y2, 0, COLUMNS, WIDTH_V, D_V, Y2_LOAD)
             y2_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH_V], SHARED_V, y2)
+            # A barrier waits for all loads: the next begin after it.
+            cta_barrier()
             # What is summed is needed again with the columns as neighbours; it comes from the cache.
             t1 = load_rows(y1_base, column0, columns, stride_y1, out0, COLUMNS, OUT, D, TURNED_LOAD)
             if not BY_QUERY:

@@ -14,6 +14,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
+from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
     block_runs,
@@ -103,8 +104,10 @@ def attention_forward(
         if CUT == 1:
             limit = cut
         while step < limit:
-            # Triton's barriers: the tiles in LDS are read by all before they are overwritten, complete before read.
             k_lds.store(k)
+            # The keys are complete, and nobody reads the values before. A barrier waits for all loads: the next begin
+            # after it. Before the stores Triton puts its own.
+            cta_barrier()
             v = load_rows(v_base, key0, keys, stride_vn, out0, COLUMNS, OUT, D_V, V_LOAD)
             step = fence_loads(step, VERSION)  # the values come while the scores are computed
             s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
@@ -114,6 +117,7 @@ def attention_forward(
             )
             step = fence_schedule(step + 1, VERSION)  # the wait for the values stays below
             v_lds.store(gl.convert_layout(v, V_STORE))
+            cta_barrier()  # the values are complete
             key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
             if PREFETCH:
                 k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
