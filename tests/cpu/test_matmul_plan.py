@@ -285,7 +285,8 @@ def test_plan_chooses_the_tile_order_that_asks_least_of_memory():
     many = plan(dense(4096, 4096, 4096), get_gpu("gfx1100"))
     assert isinstance(many, WmmaConfig)
     assert (many.order, many.group_m) == ("grouped", 16)
-    traffic = [operand_traffic(dense(4096, 4096, 4096), many, "grouped", group, get_gpu("gfx1100")) for group in (8, 16)]
+    big, gpu = dense(4096, 4096, 4096), get_gpu("gfx1100")
+    traffic = [operand_traffic(big, many, "grouped", group, gpu) for group in (8, 16)]
     assert traffic == [128 * (8 + 24), 128 * (16 + 12)]
     few = plan(dense(4096, 4096, 4096), GFX1151)
     assert isinstance(few, WmmaConfig)

@@ -113,8 +113,8 @@ class WmmaConfig(MatmulConfig):
         vectors, narrow = self.load_vector(problem)
         sums, held = self.block_m * self.block_n // threads, (self.block_m + self.block_n) * self.block_k // loading
         if narrow and sums > NARROW_ACCUMULATORS and sums + 2 * held > NARROW_REGISTERS:
-            return (f"block_m x block_n: expected at most {NARROW_ACCUMULATORS} elements for each of {threads} threads, "
-                    f"or {NARROW_REGISTERS} with the addresses, with loads of {vectors} elements, got {sums} elements "
+            return (f"block_m x block_n: expected at most {NARROW_ACCUMULATORS} elements for each of {threads} threads,"
+                    f" or {NARROW_REGISTERS} with the addresses, with loads of {vectors} elements, got {sums} elements "
                     f"and {2 * held} addresses")  # fmt: skip
         if self.stores == "direct" and self.block_m * self.block_n > 64 * threads:
             return (f"stores: 'direct' takes at most 64 sums for each of {threads} threads, got "
