@@ -1,7 +1,7 @@
 """laneloom.flash_attention on emulated GPUs: every option, forward and gradients, every element against FP64.
 
-The kernels are compiled for few constants, because compilation is most of the time: one pair of head dimensions and four
-masks for most tests.
+The kernels are compiled for few constants, because compilation is most of the time: one pair of head dimensions and
+four masks for most tests.
 """
 
 from __future__ import annotations
