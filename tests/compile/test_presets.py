@@ -78,7 +78,7 @@ def test_kunroll_has_two_k_tiles_between_barriers_and_quad_four():
 
 def test_high_occupancy_and_single_buffers():
     standard, high = compiled("standard")[0], compiled("highOcc")[0]
-    assert high.vgprs < 64 < standard.vgprs
+    assert high.vgprs <= 64 < standard.vgprs
     assert loop_lds("highOcc") < loop_lds("standard") // 3
     assert loop_lds("noPrefetch") < 0.51 * loop_lds("standard")
 

@@ -198,11 +198,18 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
 
 
 def run_product(
-    product: Product, a: Any, b: Any, *, strict: bool = False, seed: int = 0, profile: bool = False
+    product: Product,
+    a: Any,
+    b: Any,
+    *,
+    strict: bool = False,
+    seed: int = 0,
+    profile: bool = False,
+    chosen: MatmulConfig | None = None,
 ) -> Outcome:
     """Multiply in the emulator as `laneloom.matmul` does, into a guarded and poisoned C, and judge the result.
 
-    strict, seed, profile: as for `laneloom.emulated`.
+    strict, seed, profile: as for `laneloom.emulated`. chosen: what runs, by default what `plan` chooses.
     Raises UnsupportedError for a GPU that is not emulated.
     """
     from .. import verify
@@ -224,8 +231,9 @@ def run_product(
     with emulated(product.gpu, strict=strict, seed=seed, profile=profile) as emulation:
         stored_a, stored_b, stored_c = map(Stored, (a, b, c.array), dtypes)
         began = time.perf_counter()
-        execute.multiply_into(stored_a, stored_b, stored_c, dtypes, product.gpu, None)
+        execute.multiply_into(stored_a, stored_b, stored_c, dtypes, product.gpu, chosen)
         wall_s = time.perf_counter() - began
-    chosen = config.plan(product.problem(), product.gpu) if emulation.launches else None
+    if chosen is None and emulation.launches:
+        chosen = config.plan(product.problem(), product.gpu)
     verdict = judge(product, a, b, c.array)
     return Outcome(verdict, c.untouched_outside(), tuple(emulation.launches), wall_s, chosen)

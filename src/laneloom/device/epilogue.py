@@ -25,7 +25,7 @@ def activate(x, ACTIVATION: gl.constexpr):
 @gluon.jit
 def pinned(acc):
     """acc, 8 elements at a time through an empty instruction here: LLVM cannot sink the matrix instructions that make
-    them below, where masks of stores may have switched lanes off.
+    them below, where masks of stores may have switched lanes off. For the end of a kernel: see `complete`.
     """
     bits = acc.to(gl.int32, bitcast=True)
     bits = gl.inline_asm_elementwise(

@@ -135,13 +135,13 @@ def epilogue_pieces(problem: MatmulProblem, config: WmmaConfig) -> int:
     more LDS than the loop has.
     """
     if problem.epilogue:
-        wanted = config.block_m * config.block_n // (32 * config.num_warps) // 32
+        wanted = config.block_m * config.block_n // (32 * config.num_warps) / 32
     elif config.stores == "staged":
-        wanted = config.block_m * config.block_n * DTYPE_BYTES[problem.dtype_out] // config.lds_bytes()
+        wanted = config.block_m * config.block_n * DTYPE_BYTES[problem.dtype_out] / config.lds_bytes()
     else:
         wanted = 1
     most = min(4, config.block_n // (16 * config.waves_n))
-    return 1 << max(0, min(wanted, most).bit_length() - 1)
+    return next((pieces for pieces in (1, 2, 4) if wanted <= pieces <= most), most)
 
 
 @cache

@@ -17,6 +17,7 @@ from ....device.epilogue import pinned, store_tile_in_pieces
 from ....device.tile_order import tile_of
 from ....device.waves import wave_number
 from ....device.wmma_tiles import (
+    complete,
     load_fence,
     load_ragged_tile,
     load_tile,
@@ -110,7 +111,8 @@ def wmma_coop_matmul(
         # the loads stay above the LDS reads, and so above the matrix instructions
         left = load_fence(left)
         acc = multiply(a_lds.index(left % 2), b_lds.index(left % 2), acc, VERSION, K_WIDTH)
-        # the matrix instructions stay above the wait for the loads
+        # the matrix instructions stay above the wait for the loads, and in this block: LLVM sinks them past branches
+        complete(acc)
         left = schedule_fence(left - 1)
         # Triton would put this barrier, between reads and stores of one allocation, into each branch.
         cta_barrier()

@@ -20,6 +20,7 @@ from ....device.epilogue import pinned, store_tile_in_pieces
 from ....device.tile_order import tile_of
 from ....device.waves import wave_number
 from ....device.wmma_tiles import (
+    complete,
     load_ragged_tile,
     load_tile,
     lower_priority,
@@ -114,6 +115,7 @@ def wmma_pingpong_matmul(
         if wave < HALF:
             step = raise_priority(step)
             acc = multiply(a_lds.index(step % 2), b_lds.index(step % 2), acc, VERSION, K_WIDTH)
+            complete(acc)
             step = lower_priority(step)
         else:
             b_lds.index((step + 1) % 2).store(gl.convert_layout(b, B_STORE))
@@ -126,6 +128,7 @@ def wmma_pingpong_matmul(
         else:
             step = raise_priority(step)
             acc = multiply(a_lds.index(step % 2), b_lds.index(step % 2), acc, VERSION, K_WIDTH)
+            complete(acc)
             step = lower_priority(step)
         step += 1
     cta_barrier()  # the last tile is stored
