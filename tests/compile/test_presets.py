@@ -9,15 +9,17 @@ from functools import cache
 
 import pytest
 
-from laneloom.codegen import CodeObject
+from laneloom.codegen import CodeObject, compile_kernel
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import Loop, has_spills, hot_loop, matrix_overlap, order
 from laneloom.isa.listing import Instruction, Kind, parse_listing
+from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig
 from laneloom.ops.matmul.config_wmma import WmmaConfig
 from laneloom.ops.matmul.execute import code_object
+from laneloom.ops.matmul.kernels import epilogue
 from laneloom.ops.matmul.presets import PRESETS, adaptive
-from laneloom.ops.matmul.problem import MatmulProblem
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
 
 GPUS = ("gfx1151", "gfx1201")
 GPU = "gfx1151"
@@ -200,3 +202,23 @@ def test_presets_differ():
     configs = [config for name, config in PRESETS.items() if name != "tiled_128x64"]
     assert len(set(configs)) == len(configs)
     assert PRESETS["tiled_128x64"] == PRESETS["standard"] == replace(PRESETS["kunroll"], block_k=16)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "sm_90a"])
+def test_the_epilogue_of_its_own_compiles_for_every_family(gpu):
+    pointers = {"s_ptr": "*fp32", "c_ptr": "*bf16", "add_ptr": "*fp32", "bias_ptr": "*bf16"}
+    sizes = dict.fromkeys([*epilogue.RUNTIME[6:]], "i32")
+    code = compile_kernel(
+        epilogue.apply_epilogue, gpu=gpu, signature={**pointers, "alpha": "fp32", "beta": "fp32", **sizes}, attrs=(),
+        constants=epilogue.constants("n", "gelu", 32), num_warps=epilogue.NUM_WARPS,
+    )  # fmt: skip
+    assert code.vgpr_spills == 0
+
+
+def test_hopper_does_the_terms_in_a_launch_of_their_own():
+    terms = Epilogue(scaled=True, bias=("n", 1), dtype_bias="fp32", activation="gelu")
+    problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype="bf16", epilogue=terms)
+    explanation = explain(problem, gpu="sm_90a")
+    assert explanation.config.schedule == "hopper"
+    assert "a launch of its own makes C of FP32 sums: alpha, bias_n_fp32, gelu" in explanation.facts
+    assert explanation.problem.dtype_out == "fp32"

@@ -17,10 +17,10 @@ from ....device.epilogue import store_tile
 
 BLOCK_M, BLOCK_N, NUM_WARPS = 32, 64, 4
 _STRIDES = [f"stride_{matrix}{axis}" for matrix in "scd" for axis in "oimn"]
-_RUNTIME = ["s_ptr", "c_ptr", "add_ptr", "bias_ptr", "alpha", "beta", "M", "N", "batch_inner", *_STRIDES, "stride_bias"]
+RUNTIME = ["s_ptr", "c_ptr", "add_ptr", "bias_ptr", "alpha", "beta", "M", "N", "batch_inner", *_STRIDES, "stride_bias"]
 
 
-@gluon.jit(do_not_specialize=_RUNTIME)
+@gluon.jit(do_not_specialize=RUNTIME)
 def apply_epilogue(
     s_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, M, N, batch_inner,
     stride_so, stride_si, stride_sm, stride_sn,
@@ -58,6 +58,18 @@ def apply_epilogue(
     )  # fmt: skip
 
 
+def constants(axis: str, activation: str | None, wave: int) -> dict[str, Any]:
+    """The kernel's constexprs."""
+    layout = gl.BlockedLayout([1, 4], [wave // 16, 16], [NUM_WARPS, 1], [1, 0])
+    return {
+        "BLOCK_M": BLOCK_M,
+        "BLOCK_N": BLOCK_N,
+        "BIAS_AXIS": axis,
+        "ACTIVATION": activation or "none",
+        "LAYOUT": layout,
+    }
+
+
 def launch(
     sizes: Sequence[int], strides: Sequence[Sequence[int] | None], bias_place: tuple[str, int], activation: str | None,
     sums: Any, c: Any, add: Any, bias: Any, alpha: float | None, beta: float | None,
@@ -66,10 +78,9 @@ def launch(
     outer, inner, m, n = sizes
     flat = [step for matrix in strides for step in (matrix or (0, 0, 0, 0))]
     wave = driver.active.get_current_target().warp_size
-    layout = gl.BlockedLayout([1, 4], [wave // 16, 16], [NUM_WARPS, 1], [1, 0])
+    axis = "none" if bias is None else bias_place[0]
     grid = (outer * inner * -(-m // BLOCK_M) * -(-n // BLOCK_N), 1, 1)
     apply_epilogue[grid](
-        sums, c, add, bias, alpha, beta, m, n, inner, *flat, bias_place[1],
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BIAS_AXIS=bias_place[0] if bias is not None else "none",
-        ACTIVATION=activation or "none", LAYOUT=layout, num_warps=NUM_WARPS,
+        sums, c, add, bias, alpha, beta, m, n, inner, *flat, bias_place[1], **constants(axis, activation, wave),
+        num_warps=NUM_WARPS,
     )  # fmt: skip
