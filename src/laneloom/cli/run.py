@@ -65,7 +65,7 @@ def run(
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of random arrays.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a kernel from its assembly on arrays that are made or read from .npy files.
+    """Run a kernel from its assembly, on arrays of yours.
 
     Shows what ran, how many instructions, and what became of each array.
     """
