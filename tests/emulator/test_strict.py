@@ -288,3 +288,11 @@ def test_workgroups_do_not_share_lds(gpu):
 
 def test_errors_are_emulation_errors():
     assert issubclass(HazardError, EmulationError)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_load_into_one_half_leaves_the_other_free(gpu):
+    start = POINTER + LANE + "\tv_mov_b32_e32 v2, 7\n\tglobal_load_d16_b16 v2, v1, s[4:5]\n"
+    run(start + "\tds_store_b16_d16_hi v1, v2\n\t{wait_load}\n", gpu)
+    with pytest.raises(HazardError, match="reads v2 before a wait"):
+        run(start + "\tds_store_b16 v1, v2\n\t{wait_load}\n", gpu)

@@ -143,7 +143,12 @@ class Guard:
         if counter in self.raises and not self.scalar_load:
             # Operations of one counter return in order, so a load may follow another into the same register.
             return bool((e.registers_v & self.uses.reads_v) or (e.registers_s & self.uses.reads_s))
-        return bool((e.registers_v & self.touched_v) or (e.registers_s & self.touched_s))
+        hit = e.registers_v & self.touched_v
+        if hit and not hit & (hit - 1):  # one register: a load into one half leaves the other free
+            half = loaded_half(e.guard.ins)
+            if half and touched_half(self.ins, hit.bit_length() - 1) == {"l": "h", "h": "l"}[half]:
+                hit = 0
+        return bool(hit or (e.registers_s & self.touched_s))
 
     def _complain_wait(self, counter: str, e: UnderWay) -> None:
         hit_v, hit_s = e.registers_v & self.touched_v, e.registers_s & self.touched_s
@@ -286,6 +291,23 @@ class Guard:
 def describe(ins: Instruction) -> str:
     """An instruction as messages name it."""
     return f"line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
+
+
+def loaded_half(ins: Instruction) -> str:
+    """ "l" or "h" where a load writes only that half of its register."""
+    if "_d16" in ins.name:
+        return "h" if "_d16_hi" in ins.name else "l"
+    return ins.operands[0].half if ins.operands else ""
+
+
+def touched_half(ins: Instruction, register: int) -> str:
+    """ "l" or "h" where every operand that is this vector register is only that half of it; else empty."""
+    found = set()
+    for o in ins.operands:
+        if o.kind == "v" and o.index <= register < o.index + o.count:
+            stored_high = "store" in ins.name and "_d16_hi" in ins.name and o is not ins.operands[0]
+            found.add("h" if stored_high else o.half)
+    return found.pop() if len(found) == 1 and ins.second is None else ""
 
 
 def defined_at_entry(listing: Listing, major: int) -> int:
