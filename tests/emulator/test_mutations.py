@@ -102,9 +102,9 @@ class Watch:
 
         def watch_before(guard, g):
             self.reached.add(guard.ins.line)
-            for released in self._released.values():
+            for counter, released in self._released.items():
                 for line, e in released:
-                    if (e.registers_v & guard.touched_v) or (e.registers_s & guard.touched_s):
+                    if guard._clashes(counter, e):
                         self.needed_waits.add(line)
             if guard.signals:
                 if self._accesses:
