@@ -98,7 +98,11 @@ class Shadow:
             row[...] = bits
         else:
             np.copyto(row, np.asarray(bits, U32), where=g.exec)
-        self.dirty_v = self.dirty_v | 1 << n if row.any() else self.dirty_v & ~(1 << n)
+        self.note(n)
+
+    def note(self, n: int) -> None:
+        """Bring `dirty_v` up to date after a change of v[n]'s undefined bits."""
+        self.dirty_v = self.dirty_v | 1 << n if self.V[n].any() else self.dirty_v & ~(1 << n)
 
     def put_scalar(self, n: int, bits) -> None:
         """The undefined bits of s[n]."""

@@ -283,7 +283,7 @@ class Guard:
             twin.lds = g.undefined_lds
             step(twin)
             for n in bits_of(wrote):
-                shadow.dirty_v = shadow.dirty_v | 1 << n if shadow.V[n].any() else shadow.dirty_v & ~(1 << n)
+                shadow.note(n)
 
         return follow
 

@@ -157,7 +157,6 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
         sixteen = k < len(kinds) and BITS.get(kinds[k]) == 16
         halves.append(bool(select[min(k, 3)]) or operand.half == "h" if sixteen else None)
     packed = ins.name.startswith("v_pk_") and "op_sel" not in ins.modifiers and "op_sel_hi" not in ins.modifiers
-    to_mask = not ins.name.startswith("v_cmpx") and bool(ins.operands) and ins.operands[0].kind == "s"
     part = 0xFFFFFFFF
     if op is not None and BITS.get(op.dst) == 16 and ins.operands:
         part = 0xFFFF0000 if select[len(kinds) - op.reads_dst] or ins.operands[0].half == "h" else 0xFFFF
@@ -195,8 +194,6 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
                 bits = low | np.where(both >> U32(16), U32(0xFFFF0000), U32(0))
             for k in range(destination.count):
                 shadow.put(g, destination.index + k, bits, part)
-        if to_mask and not count:
-            shadow.put_mask(g, ins.operands[0].index, bad & g.active())
 
     return follow
 
@@ -271,9 +268,8 @@ def _matrix_rule(ins: Instruction, target: Target) -> Rule:
     def follow(g: Waves) -> None:
         bad = (g.shadow.V[reads] != 0).any(axis=(0, 2))
         for n in writes:
-            row = g.shadow.V[n]
-            row[...] = np.where(bad, FULL, U32(0))[:, None]
-            g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
+            g.shadow.V[n] = np.where(bad, FULL, U32(0))[:, None]
+            g.shadow.note(n)
 
     return follow
 
@@ -316,7 +312,7 @@ def _write_lane_rule(ins: Instruction) -> Rule:
         index = np.broadcast_to((_value(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
         row = g.shadow.V[n]
         row[np.arange(g.count), index] = np.broadcast_to(g.shadow.of(data), (g.count, 1))[:, 0]
-        g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
+        g.shadow.note(n)
 
     return follow
 
@@ -328,8 +324,7 @@ def _twin_rule(step, touched: Uses) -> Rule:
         twin = g.twin(g.shadow.V)
         step(twin)
         for n in bits_of(touched.writes_v):
-            row = g.shadow.V[n]
-            g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if row.any() else g.shadow.dirty_v & ~(1 << n)
+            g.shadow.note(n)
 
     return follow
 
@@ -348,7 +343,7 @@ def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
         g.shadow.dirty_v |= 1 << n
         y(g)
         g.shadow.V[n] = after
-        g.shadow.dirty_v = g.shadow.dirty_v | 1 << n if after.any() else g.shadow.dirty_v & ~(1 << n)
+        g.shadow.note(n)
 
     return follow
 
