@@ -131,6 +131,8 @@ _ROWS = (
           _spec("Radeon RX 7800 XT")),
     _rdna("gfx1102", "RDNA 3", "Radeon RX 7600", 32, False, 2.655, 288, _rdna3_peaks(32, 2.655),
           _spec("Radeon RX 7600")),
+    _rdna("gfx1103", "RDNA 3", "Radeon 780M (Phoenix)", 12, False, 2.7, 120, _rdna3_peaks(12, 2.7),
+          _spec("Ryzen 7 7840U, LPDDR5X-7500 on 128 bits")),
     _rdna("gfx1150", "RDNA 3.5", "Radeon 890M (Strix Point)", 16, False, 2.9, 120, _rdna3_peaks(16, 2.9),
           _spec("Ryzen AI 9 HX 370, LPDDR5X-7500 on 128 bits")),
     _rdna("gfx1151", "RDNA 3.5", "Radeon 8060S (Strix Halo)", 40, True, 2.9, 256, _rdna3_peaks(40, 2.9),

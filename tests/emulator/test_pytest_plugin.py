@@ -154,10 +154,11 @@ def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):
     loose = run_pytest(tmp_path, RACE, "--emulate", "gfx1151")
     assert "1 failed, 1 passed" in loose.stdout
     assert "bytes past the end of argument 'x_ptr' (24 bytes)" in loose.stdout
-    strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", "--emulate-strict", "-k", "race")
-    assert "1 failed" in strict.stdout
-    assert "HazardError: racy_kernel" in strict.stdout
-    assert "test_suite.py:8" in strict.stdout
+    for option in ("--emulate-strict", "--strict"):
+        strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", option, "-k", "race")
+        assert "1 failed" in strict.stdout
+        assert "HazardError: racy_kernel" in strict.stdout
+        assert "test_suite.py:8" in strict.stdout
 
 
 def test_nothing_happens_without_the_option(tmp_path):
@@ -182,5 +183,9 @@ def test_other_bad_options(gpu, strict, message):
     options = {"--emulate": gpu, "--emulate-strict": strict, "--emulate-seed": 0}
     with pytest.raises(pytest.UsageError, match=message):
         pytest_plugin.pytest_configure(
-            SimpleNamespace(getoption=options.get, pluginmanager=SimpleNamespace(register=None))
+            SimpleNamespace(
+                getoption=options.get,
+                pluginmanager=SimpleNamespace(register=None),
+                invocation_params=SimpleNamespace(args=()),
+            )
         )

@@ -17,7 +17,7 @@ from ..errors import LaneloomError
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options; `--strict` is pytest's own."""
+    """The options. `--strict` is pytest's own: beside --emulate it means --emulate-strict as well."""
     group = parser.getgroup("laneloom", "run Triton kernels without a GPU")
     group.addoption("--emulate", metavar="GPU", help="Run Triton kernels as code of this GPU, such as gfx1151.")
     group.addoption(
@@ -33,11 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Turn the emulator on before any test module is imported."""
     gpu = config.getoption("--emulate")
-    strict, seed = bool(config.getoption("--emulate-strict")), int(config.getoption("--emulate-seed") or 0)
+    asked, seed = bool(config.getoption("--emulate-strict")), int(config.getoption("--emulate-seed") or 0)
     if gpu is None:
-        if strict or seed:
+        if asked or seed:
             raise pytest.UsageError("--emulate-strict and --emulate-seed need --emulate GPU")
         return
+    strict = asked or "--strict" in config.invocation_params.args
     try:
         config.pluginmanager.register(EmulatedSession(gpu, strict, seed), "laneloom-run")
     except LaneloomError as error:
