@@ -27,7 +27,7 @@ from ..isa.metadata import parse_metadata
 from .arguments import ArrayArgument, Layout
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
-from .program import load
+from .program import Program, load
 
 __all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulated"]
 
@@ -44,6 +44,13 @@ class Emulation:
     seed: int = 0
     profile: bool = False
     launches: list[LaunchRecord] = field(default_factory=list)
+    launcher: Callable[..., LaunchRecord] = launch  #: runs each kernel; the timing model puts its own here
+
+    def run(self, program: Program, grid: Sequence[int], kernarg: bytes, **how: Any) -> LaunchRecord:
+        """Launch a program as this context asks for (`how` as for `emulator.launch.launch`) and note what it did."""
+        record = self.launcher(program, grid, kernarg, seed=self.seed, profile=self.profile, **how)
+        self.launches.append(record)
+        return record
 
     @property
     def instructions(self) -> int:
@@ -114,11 +121,10 @@ class _Launcher:
             enter_hook(launch_metadata)
         with _one_at_a_time:
             program = load(self.asm, emulation.gpu, md.name, strict=emulation.strict)
-            record = launch(
+            emulation.run(
                 program, (gx, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
-                regions=regions, seed=emulation.seed, profile=emulation.profile,
+                regions=regions,
             )  # fmt: skip
-            emulation.launches.append(record)
         if exit_hook is not None:
             exit_hook(launch_metadata)
 

@@ -6,6 +6,7 @@ import hashlib
 import struct
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..errors import ArgumentError, DeadlockError
 from .counters import Counters, Profile
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
+from .observer import Enough, Observer
 from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
@@ -63,6 +65,7 @@ def launch(
     scratch_bytes: int | None = None,
     seed: int = 0,
     profile: bool = False,
+    observer: Observer | None = None,
 ) -> LaunchRecord:
     """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
 
@@ -70,6 +73,7 @@ def launch(
     seed: 0 runs waves together and workgroups in order; another number runs the waves of a workgroup one after another
     between barriers, and the workgroups, in an order that it fixes.
     profile: also count, for each instruction, memory accesses, LDS bank conflicts and idle lanes (`record.profile`).
+    observer: hears of every block and access in place of the profile, and chooses which workgroups run at all.
     A strict program also raises HazardError.
     Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
     """
@@ -82,12 +86,12 @@ def launch(
     if lds_bytes > program.gpu.lds_bytes:
         most = program.gpu.lds_bytes
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
-    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile)
+    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
     counts = run.all_batches()
     record.wall_s = time.perf_counter() - began
-    record.profile = run.counters.profile(counts) if run.counters else None
+    record.profile = run.counters.profile(counts) if isinstance(run.counters, Counters) else None
     for block, waves in zip(program.blocks, counts, strict=True):
         if waves:
             for ins in program.listing.instructions[block.first : block.last]:
@@ -107,7 +111,7 @@ def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
 class _Run:
     """One launch while it runs."""
 
-    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed, profile):
+    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer):
         self.program: Program = program
         self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
         listing = program.listing
@@ -130,7 +134,10 @@ class _Run:
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host = self.host
-        self.counters = Counters(program) if profile else None
+        self.observer: Observer | None = observer
+        groups = grid[0] * grid[1] * grid[2]
+        self.chosen = observer.begin(program, groups, self.waves_per_group) if observer else np.arange(groups)
+        self.counters: Counters | Observer | None = observer or (Counters(program) if profile else None)
         if self.counters:
             self.counters.watch(self.memory)
         self.counts = [0] * len(program.blocks)
@@ -140,13 +147,13 @@ class _Run:
 
     def all_batches(self) -> list[int]:
         """Execute every workgroup; wave-executions per block."""
-        groups = self.grid[0] * self.grid[1] * self.grid[2]
         per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group)
-        number = np.arange(groups) if self.order is None else self.order.permutation(groups)
-        batches = (self._start(number[first : first + per_batch]) for first in range(0, groups, per_batch))
+        number = self.chosen if self.order is None else self.order.permutation(self.chosen)
+        batches = (self._start(number[first : first + per_batch]) for first in range(0, len(number), per_batch))
         with np.errstate(all="ignore"):
             for batch in batches:
-                self._schedule(self._one_by_one(batch), batches)
+                with suppress(Enough):
+                    self._schedule(self._one_by_one(batch), batches)
         return self.counts
 
     # -- start state ---------------------------------------------------------------------------------------------------
@@ -269,6 +276,8 @@ class _Run:
                 g = max(ready, key=self._when)
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
+            if self.observer:
+                self.observer.enter(g)
             after = self.program.run_block(g, self.name_wave, self.counters)
             turns += 1
             if not after and self.program.strict and not g.closed:

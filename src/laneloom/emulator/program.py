@@ -24,6 +24,7 @@ from .strict import Guard, as_error, check_branch, race_error
 
 if TYPE_CHECKING:
     from .counters import Counters
+    from .observer import Observer
 
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 ORDERING = frozenset(
@@ -253,7 +254,9 @@ class Program:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def run_block(self, g: Waves, name_wave: Callable[[int], str], counters: Counters | None = None) -> list[Waves]:
+    def run_block(
+        self, g: Waves, name_wave: Callable[[int], str], counters: Counters | Observer | None = None
+    ) -> list[Waves]:
         """Execute the block that `g` stands at and move it on; the groups that it became (none if it ended)."""
         block = self.blocks[g.block]
         steps = block.steps if counters is None else counters.steps[g.block]
