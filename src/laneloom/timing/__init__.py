@@ -1,0 +1,9 @@
+"""A timing model of RDNA 3, 3.5 and 4 that the emulator's trace drives. Its times are predicted, never measured."""
+
+from __future__ import annotations
+
+from .machine import Machine, machine_of
+from .predict import predict
+from .prediction import KernelPrediction, Prediction
+
+__all__ = ["KernelPrediction", "Machine", "Prediction", "machine_of", "predict"]

@@ -1,0 +1,102 @@
+"""Memory as one WGP sees it: an L0 cache for each CU, and its share of the L2, of the Infinity Cache and of memory.
+
+Each of them is a queue with a rate and a latency. What the L2 can share between WGPs is known beforehand, by
+`trace.Reach`: of the lines that reach the L2 the part `missing` has to be fetched, the rest another WGP has fetched.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from .machine import Machine
+from .trace import LINE_BYTES
+
+
+class Memory:
+    """The memory system of one WGP while one simulation runs. Times are cycles."""
+
+    def __init__(self, machine: Machine, missing: float, mall_share: float):
+        self.machine = machine
+        self.missing = missing  #: part of the L2's requests that it has to fetch
+        clock = machine.clock_ghz
+        self.l0 = [OrderedDict[int, float]() for _ in range(2)]
+        self.l0_free = [0.0, 0.0]
+        self.scalars: dict[int, float] = {}
+        self.l2_free = self.memory_free = 0.0
+        self.l2_line = LINE_BYTES * machine.wgps / machine.l2_bytes_per_clock
+        # A line from memory, shared by all WGPs: bytes per clock = GB/s over GHz.
+        rate = mall_share * machine.mall_gbs + (1 - mall_share) * machine.memory_gbs
+        self.memory_line = LINE_BYTES * machine.wgps * clock / rate
+        far = mall_share * machine.mall_latency_ns + (1 - mall_share) * machine.memory_latency_ns
+        self.memory_latency = far * clock
+        self._owed = 0.0
+        self.busy = {"L0": 0.0, "L2": 0.0, "memory": 0.0}
+        self.requests = {"L0": 0, "L2": 0, "memory": 0}
+        self._most_lines = machine.l0_bytes // LINE_BYTES
+
+    def load(self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int) -> tuple[float, float]:
+        """(start, arrival of the last byte) of a wave's load of these lines that a CU issues at `at`."""
+        m = self.machine
+        start = max(at, self.l0_free[cu])
+        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock)
+        self.l0_free[cu] = start + busy
+        self.busy["L0"] += busy
+        self.requests["L0"] += len(lines)
+        arrival = start + m.l0_latency + busy
+        cache = self.l0[cu]
+        for line in lines:
+            there = cache.pop(line, None)
+            if there is None:
+                there = self._fetch(start)
+                if len(cache) >= self._most_lines:
+                    cache.popitem(last=False)
+            cache[line] = there
+            arrival = max(arrival, there)
+        return start, arrival
+
+    def _fetch(self, at: float) -> float:
+        """When a line that L0 lacks arrives."""
+        start = max(at, self.l2_free)
+        self.l2_free = start + self.l2_line
+        self.busy["L2"] += self.l2_line
+        self.requests["L2"] += 1
+        arrival = start + self.machine.l2_latency
+        self._owed += self.missing
+        if self._owed >= 1:
+            self._owed -= 1
+            arrival = self._from_memory(start)
+        return arrival
+
+    def _from_memory(self, at: float) -> float:
+        start = max(at, self.memory_free)
+        self.memory_free = start + self.memory_line
+        self.busy["memory"] += self.memory_line
+        self.requests["memory"] += 1
+        return start + self.memory_latency
+
+    def store(self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int) -> tuple[float, float]:
+        """(start, acknowledgement) of a wave's store; it goes to the L2, which writes each line to memory once."""
+        m = self.machine
+        start = max(at, self.l0_free[cu])
+        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock)
+        self.l0_free[cu] = start + busy
+        self.busy["L0"] += busy
+        done = start + busy
+        part = min(1.0, register_bytes / max(len(lines), 1) / LINE_BYTES)
+        for line in lines:
+            self.l0[cu].pop(line, None)
+            self.l2_free = max(start, self.l2_free) + self.l2_line
+            self.busy["L2"] += self.l2_line
+            self.memory_free = max(start, self.memory_free) + self.memory_line * part
+            self.busy["memory"] += self.memory_line * part
+            done = max(done, self.l2_free)
+        return start, done + m.l2_latency
+
+    def scalar(self, at: float, lines: tuple[int, ...]) -> float:
+        """When a scalar load's last word arrives."""
+        arrival = at + self.machine.scalar_latency
+        for line in lines:
+            if line not in self.scalars:
+                self.scalars[line] = self._fetch(at)
+            arrival = max(arrival, self.scalars[line])
+        return arrival

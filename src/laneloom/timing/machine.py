@@ -1,0 +1,88 @@
+"""The machine that the timing model imagines: what each step costs on RDNA 3, 3.5 and 4, each figure with its source.
+
+Sources, by the letter that stands behind a figure:
+  [I]  AMD RDNA 3 / RDNA 4 Instruction Set Architecture guides.
+  [W]  AMD RDNA architecture white paper (2019); the shape of a WGP is the same in RDNA 3 and 4.
+  [L]  LLVM's scheduling models GFX11SpeedModel and GFX12SpeedModel (SISchedule.td).
+  [T]  hipBLASLt, TensileLite schedule validator: measured by AMD on gfx1151.
+  [C]  Chips and Cheese, "Latency Testing is Hard (RDNA 3 Power Saving)", 2023: RX 7900 XTX, vector accesses.
+  [S]  Sebastien Vince, "Optimizing Matrix Multiplication on RDNA3", 2025: RX 7900 XTX.
+  [B]  rocm_bandwidth_test on Ryzen AI Max+ 395 (github.com/lhl/strix-halo-testing), 2025: 212.6 GB/s of 256.
+  [P]  AMD's product pages.
+  [A]  assumed: no source; a round figure of the right size.
+  [F]  fitted on half of the published figures (docs/timing-model.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UnsupportedError
+from ..gpu import KIB, Gpu, get_gpu
+
+MIB = KIB * KIB
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One GPU as the model sees it. Cycles are of the shader clock."""
+
+    gpu: Gpu
+    l2_bytes: int  #: [P]
+    mall_bytes: int  #: Infinity Cache, 0 where there is none [P]
+    clock_ghz: float  #: while the kernel runs
+    valu_latency: int = 5  #: result to dependent instruction [L]
+    trans_latency: int = 10  #: [L]; 9 on RDNA 4
+    trans_cycles: int = 4  #: quarter rate, beside the VALU [W]
+    multiply_latency: int = 8  #: of 32-bit integer products, at quarter rate [L]
+    double_latency: int = 38  #: [L]
+    double_cycles: int = 32  #: 4 FP64 FLOP per CU and clock [P]
+    salu_latency: int = 2  #: [L]
+    matrix_extra: int = 2  #: a dependent WMMA starts 34 cycles after one of 32 [T]
+    scalar_latency: int = 40  #: a scalar load that hits its cache: 16 ns [C]
+    lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
+    lds_bytes_per_clock: int = 128  #: of one CU: 32 banks of 4 bytes [I]
+    l0_bytes: int = 32 * KIB  #: of one CU [P]
+    l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
+    l0_latency: int = 120  #: a vector load that hits L0 [A]
+    l2_latency: int = 280  #: a vector load that hits L2 [A]
+    l2_bytes_per_clock: float = 2048.0  #: of the whole GPU [A]: 64 bytes for each of its channels
+    mall_latency_ns: float = 150.0  #: [C]
+    memory_latency_ns: float = 300.0  #: [A]
+    mall_gbs: float = 0.0  #: [P]
+    memory_gbs: float = 0.0  #: what a copy reaches
+    branch_cycles: int = 16  #: from a taken branch to the wave's next instruction [A]; LLVM says 32
+    barrier_cycles: int = 16  #: from the last arrival to the first to go on [A]
+    launch_us: float = 5.0  #: from one kernel to the next in a queue [A]
+    wave_start_cycles: int = 100  #: registers and LDS of a workgroup are set up [A]
+
+    @property
+    def wgps(self) -> int:
+        """Workgroup processors: two CUs, four SIMDs each."""
+        return self.gpu.compute_units // 2
+
+
+# name: L2, Infinity Cache (MiB), bandwidth of the latter (GB/s), L2 bytes per clock
+_CHIPS = {
+    "gfx1100": (6, 96, 3500, 3072),
+    "gfx1101": (4, 64, 2700, 2048),
+    "gfx1102": (2, 32, 476, 1024),
+    "gfx1103": (2, 0, 0, 512),
+    "gfx1150": (2, 0, 0, 512),
+    "gfx1151": (2, 32, 1000, 1024),
+    "gfx1200": (4, 32, 1400, 1024),
+    "gfx1201": (8, 64, 2800, 2048),
+}
+_COPY_SHARE = 0.83  #: of the bus, by a copy [B]
+
+
+def machine_of(gpu: str | Gpu) -> Machine:
+    """The machine of a GPU. Raises UnsupportedError where there is none."""
+    row = get_gpu(gpu)
+    if row.name not in _CHIPS:
+        raise UnsupportedError(f"laneloom models the timing of {', '.join(_CHIPS)}, not of {row.name} ({row.family})")
+    l2, mall, mall_gbs, l2_clock = _CHIPS[row.name]
+    return Machine(
+        row, l2 * MIB, mall * MIB, row.clock_ghz, l2_bytes_per_clock=l2_clock, mall_gbs=mall_gbs,
+        memory_gbs=row.bandwidth_gbs * _COPY_SHARE, trans_latency=9 if row.major == 12 else 10,
+    )  # fmt: skip

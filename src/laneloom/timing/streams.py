@@ -1,0 +1,102 @@
+"""From a trace to the streams that are simulated: each wave's instructions, without the middle of its longest loop.
+
+A loop comes into step after a few iterations, and all that follow take as long. So the simulation sees the first
+`WARM`, the next `MEASURED`, whose pace is measured, and the last `TAIL`; what lies between is counted at that pace.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..emulator.program import Program
+from .decode import Cost, Pipe
+from .simulate import Stream
+from .trace import Trace
+
+WARM, MEASURED, TAIL = 4, 8, 2  #: iterations
+_MOST = 400_000  #: instructions of all waves that are simulated
+PACE_STARTS, PACE_ENDS = 0, 1  #: marks
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One wave's stream, and what was left out of it."""
+
+    stream: Stream
+    left_out: int  #: iterations between the measured ones and the tail
+    executed: int  #: instructions before anything was left out
+
+
+def cut_streams(trace: Trace, code: Sequence[Cost]) -> list[Cut]:
+    """The streams of a trace's waves."""
+    blocks = trace.program.blocks
+    waves = trace.waves
+    visits = {wave: trace.of_wave(wave) for wave in waves}
+    lengths = [block.last - block.first for block in blocks]
+    total = sum(lengths[trace.visits[v].block] for own in visits.values() for v in own)
+    # A loop's block stands at most once in an iteration, so its visits count the iterations.
+    longest = max(visits.values(), key=len, default=[])
+    header = _header([trace.visits[v].block for v in longest], lengths, total / max(len(waves), 1), len(waves))
+    return [_cut(trace, trace.program, code, wave, visits[wave], header, lengths) for wave in waves]
+
+
+def _header(sequence: list[int], lengths: list[int], per_wave: float, waves: int) -> int | None:
+    """The block to cut at: of the loops in which most time passes the longest that has enough iterations."""
+    if per_wave * waves < _MOST / 8:
+        return None
+    places: dict[int, list[int]] = {}
+    before = 0
+    for block in sequence:
+        places.setdefault(block, []).append(before)
+        before += lengths[block]
+    enough = {b: p for b, p in places.items() if len(p) >= WARM + MEASURED + TAIL + 2}
+    if not enough:
+        return None
+    span = {b: p[-1] - p[0] for b, p in enough.items()}
+    most = max(span.values())
+    counts = Counter(sequence)
+    candidates = [b for b in enough if span[b] >= 0.9 * most]
+    simulated = {b: (WARM + MEASURED + TAIL) * span[b] / (counts[b] - 1) * waves for b in candidates}
+    affordable = [b for b in candidates if simulated[b] <= _MOST] or [min(candidates, key=lambda b: simulated[b])]
+    return min(affordable, key=lambda b: (counts[b], sequence.index(b)))
+
+
+def _cut(
+    trace: Trace, program: Program, code: Sequence[Cost], wave: int, visits: list[int], header: int | None,
+    lengths: list[int],
+) -> Cut:  # fmt: skip
+    at = [k for k, v in enumerate(visits) if trace.visits[v].block == header] if header is not None else []
+    keep: list[tuple[int, int | None]] = [(k, None) for k in range(len(visits))]
+    left_out = 0
+    if len(at) >= WARM + MEASURED + TAIL + 2:
+        starts, ends, resume = at[WARM], at[WARM + MEASURED], at[-TAIL]
+        left_out = len(at) - TAIL - (WARM + MEASURED)
+        keep = [(k, None) for k in (*range(ends), *range(resume, len(visits)))]
+        keep[starts] = (starts, PACE_STARTS)
+        keep[ends] = (resume, PACE_ENDS)
+    instructions: list[int] = []
+    asked: list = []
+    marks: dict[int, int] = {}
+    blocks = program.blocks
+    for k, mark in keep:
+        if mark is not None:
+            marks[len(instructions)] = mark
+        visit = trace.visits[visits[k]]
+        block = blocks[visit.block]
+        first = len(instructions)
+        instructions.extend(range(block.first, block.last))
+        asked.extend([None] * (block.last - block.first))
+        row = visit.row[wave]
+        for index, per_wave in visit.asked:
+            place = first + index - block.first
+            if asked[place] is None:
+                asked[place] = [per_wave[row]]
+            else:
+                asked[place].append(per_wave[row])
+        if block.last > block.first and code[block.last - 1].pipe is Pipe.BRANCH:
+            after = trace.visits[visits[k + 1]].block if k + 1 < len(visits) else visit.block + 1
+            asked[-1] = after != visit.block + 1 or None
+    executed = sum(lengths[trace.visits[v].block] for v in visits)
+    return Cut(Stream(wave // trace.waves_per_group, instructions, asked, marks), left_out, executed)
