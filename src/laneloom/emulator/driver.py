@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -24,12 +24,12 @@ from triton.runtime.cache import get_cache_manager
 from ..errors import EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, get_gpu
 from ..isa.metadata import parse_metadata
-from .arguments import ArrayArgument, Layout
+from .arguments import ArrayArgument, Layout, extent
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
 from .program import Program, load
 
-__all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulated"]
+__all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulate_code_object", "emulated"]
 
 # Kernels are built and run one at a time: the closures of a Program keep working memory of their own.
 _one_at_a_time = threading.RLock()
@@ -127,6 +127,21 @@ class _Launcher:
             )  # fmt: skip
         if exit_hook is not None:
             exit_hook(launch_metadata)
+
+
+def emulate_code_object(
+    asm: str, kernel: str, grid: Sequence[int], kernarg: bytes, pointers: Mapping[str, Any], *, workgroup_size: int
+) -> None:
+    """Launch a kernel that Triton did not compile inside `emulated`, on an argument block that its caller has filled.
+
+    pointers: the tensors that addresses in the block point into, by argument; the kernel may reach nothing else.
+    """
+    emulation = _active_emulation()
+    with _without_torch_modes():
+        regions = [extent(name, value) for name, value in pointers.items()]
+    with _one_at_a_time:
+        program = load(asm, emulation.gpu, kernel, strict=emulation.strict)
+        emulation.run(program, grid, kernarg, workgroup_size=workgroup_size, regions=regions)
 
 
 def _without_torch_modes() -> AbstractContextManager:

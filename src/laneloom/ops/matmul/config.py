@@ -27,6 +27,10 @@ SCHEDULES = {
     "hopper": "plan_hopper",
     "hopper_skinny": "plan_hopper",
     "hopper_plain": "plan_hopper",
+    "sgemm_naive": "config_sgemm",
+    "sgemm_square": "config_sgemm",
+    "sgemm_tiles": "config_sgemm",
+    "sgemm_assembly": "config_sgemm",
 }
 
 

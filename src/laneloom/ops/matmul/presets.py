@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ...errors import ArgumentError
 from ...gpu import Gpu
 from .config import MatmulConfig, NamedPlan
+from .config_sgemm import LADDER
 from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig
 from .problem import MatmulProblem
 
@@ -73,6 +74,8 @@ def named_config(config: MatmulConfig | NamedPlan | str | None) -> MatmulConfig 
         return config
     if config in PRESETS:
         return PRESETS[config]
+    if config in LADDER:
+        return LADDER[config]
     if ":" in config:
         return MatmulConfig.parse(config)
-    raise ArgumentError(f"config: expected one of {', '.join(PRESETS)}, or a config's text, got {config!r}")
+    raise ArgumentError(f"config: expected one of {', '.join([*PRESETS, *LADDER])}, or a config's text, got {config!r}")
