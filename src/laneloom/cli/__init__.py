@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
-from . import compare, demo, doctor, emulate, explain, gpus, instructions, isa, layout, run, transformbench
+from . import compare, demo, doctor, emulate, explain, gpus, instructions, isa, layout, predict, run, transformbench
 
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
 
@@ -65,7 +65,7 @@ def _options(
 
 for _command in (
     demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, layout.layout, instructions.instructions,
-    compare.compare, run.run, gpus.gpus,
+    compare.compare, run.run, predict.predict, gpus.gpus,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")

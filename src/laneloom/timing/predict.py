@@ -91,7 +91,8 @@ class Predictor:
         code = [decode(ins, m, program.lanes) for ins in program.listing.instructions]
         cuts = cut_streams(trace, code)
         executed = sum(c.executed for c in cuts) // max(resident, 1)
-        missing = self._missing(run, program, groups, waves, resident, executed // waves)
+        until = max((min(c.stream.marks, default=0) and max(c.stream.marks) for c in cuts), default=0)
+        missing = self._missing(run, groups, waves, resident, until or executed // waves)
         footprint = sum(r.nbytes for r in regions)
         mall_share = min(1.0, m.mall_bytes / footprint) if footprint else 0.0
         if footprint <= m.l2_bytes:
@@ -123,13 +124,12 @@ class Predictor:
         return record
 
     def _missing(
-        self, run: Callable[[Reach], Any], program: Program, groups: int, waves: int, resident: int, executed: int
+        self, run: Callable[[Reach], Any], groups: int, waves: int, resident: int, instructions: int
     ) -> float:
-        """The part of what reaches the L2 that no other WGP has asked for: 1 where nothing is shared."""
+        """The part of what reaches the L2 that no other WGP asks for in each wave's first `instructions`."""
         beside = min(groups, resident * self.machine.wgps)
         sampled = min(beside, max(1, _MOST_BESIDE // waves))
-        limit = max(executed // 16, 512)
-        reach = Reach(np.arange(sampled), min(limit, executed), self.machine.wgps)
+        reach = Reach(np.arange(sampled), instructions, self.machine.wgps)
         run(reach)
         apart, together = reach.count()
         return together / apart if apart else 1.0

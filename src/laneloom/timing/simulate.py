@@ -36,10 +36,12 @@ class Slice:
     """One instruction of the timeline: cycles."""
 
     wave: int
+    simd: int
     instruction: int
-    wanted: float
-    start: float
-    end: float
+    wanted: float  #: its operands are there
+    start: float  #: its pipe takes it
+    free: float  #: its pipe takes the next
+    end: float  #: its result is there
 
 
 @dataclass
@@ -166,37 +168,40 @@ class _Wgp:
         self.issued += 1
         ready = wave.ready
         if pipe == _VALU:
+            busy = cost.busy
             start = max(at, self.valu_free[simd])
             if cost.trans:
                 start = max(start, self.trans_free[simd])
                 self.trans_free[simd] = start + cost.trans
                 self.busy["transcendental"] += cost.trans
-            self.valu_free[simd] = start + cost.busy
-            self.busy["matrix" if cost.matrix else "VALU"] += cost.busy
+            self.valu_free[simd] = start + busy
+            self.busy["matrix" if cost.matrix else "VALU"] += busy
             done = start + cost.latency
             for register in cost.writes:
                 ready[register] = done
             wave.stalls["matrix" if cost.matrix else "VALU"] += start - at
         elif pipe == _LDS:
-            clocks = sum(phases + extra for phases, extra in stream.asked[place] or ((2, 0),))
+            busy = sum(phases + extra for phases, extra in stream.asked[place] or ((2, 0),))
             start = max(at, self.lds_free[cu])
-            self.lds_free[cu] = start + clocks
-            self.busy["LDS"] += clocks
-            done = start + machine.lds_latency + clocks
+            self.lds_free[cu] = start + busy
+            self.busy["LDS"] += busy
+            done = start + machine.lds_latency + busy
             wave.stalls["LDS pipe"] += start - at
             self._under_way(wave, cost, done)
         elif pipe in (_LOAD, _STORE):
             lines = stream.asked[place][0] if stream.asked[place] else _SCRATCH_LINES
             move = self.memory.load if pipe == _LOAD else self.memory.store
             start, done = move(cu, at, lines, cost.register_bytes)
+            busy = max(len(lines), 1)
             wave.stalls["L0 pipe"] += start - at
             self._under_way(wave, cost, done)
         elif pipe == _SCALAR:
-            start = at
+            start, busy = at, 1
             done = self.memory.scalar(at, stream.asked[place][0] if stream.asked[place] else ())
             self._under_way(wave, cost, done)
         else:
             start = max(at, self.salu_free[simd])
+            busy = 1
             self.salu_free[simd] = start + 1
             self.busy["SALU"] += 1
             done = start + machine.salu_latency
@@ -204,7 +209,7 @@ class _Wgp:
                 ready[register] = done
             wave.stalls["SALU"] += start - at
         if stream.workgroup == self.timeline_of:
-            self.slices.append(Slice(wave.number, index, at, start, done))
+            self.slices.append(Slice(wave.number, simd, index, at, start, start + busy, done))
         wave.place = place + 1
         self._advance(wave, start + 1)
 

@@ -1,0 +1,47 @@
+"""The timeline of one workgroup as Chrome trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing show.
+
+One process for each SIMD, one track for each wave: the time that an instruction holds its pipe, and before it the time
+that it waits for the pipe. Loads, stores and LDS accesses have a bar of their own from issue to arrival. One
+microsecond of the trace is one cycle.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .decode import Pipe, decode
+from .machine import Machine
+from .prediction import KernelPrediction
+
+_UNDER_WAY = (Pipe.LDS, Pipe.LOAD, Pipe.STORE, Pipe.SCALAR_MEMORY)
+
+
+def trace_events(kernel: KernelPrediction, machine: Machine) -> dict[str, Any]:
+    """The trace as JSON can hold it: `traceEvents` and, in `otherData`, what it shows."""
+    code = kernel.program.listing.instructions
+    pipes = [decode(ins, machine, kernel.program.lanes).pipe for ins in code]
+    events: list[dict[str, Any]] = []
+    seen: set[tuple[int, int]] = set()
+    for number, s in enumerate(kernel.outcome.slices):
+        if (s.simd, s.wave) not in seen:
+            seen.add((s.simd, s.wave))
+            events.append(_name("process_name", s.simd, s.wave, f"SIMD {s.simd}"))
+            events.append(_name("thread_name", s.simd, s.wave, f"wave {s.wave}"))
+        ins, pipe = code[s.instruction], pipes[s.instruction]
+        where = {"pid": s.simd, "tid": s.wave, "cat": pipe.name}
+        if s.start > s.wanted:
+            events.append(where | {"name": "waits for its pipe", "ph": "X", "ts": s.wanted, "dur": s.start - s.wanted})
+        about = {"line": ins.line, "text": ins.text, "source": str(ins.source) if ins.source else None}
+        events.append(where | {"name": ins.name, "ph": "X", "ts": s.start, "dur": s.free - s.start, "args": about})
+        if pipe in _UNDER_WAY:
+            flight = where | {"name": f"{ins.name} under way", "id": number}
+            events += [flight | {"ph": "b", "ts": s.start}, flight | {"ph": "e", "ts": s.end}]
+    about = {
+        "label": "predicted", "kernel": kernel.kernel, "gpu": kernel.gpu, "unit": "1 us of the trace is 1 cycle",
+        "clock_ghz": kernel.clock_ghz, "limiter": kernel.limiter,
+    }  # fmt: skip
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _name(kind: str, process: int, thread: int, text: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": text}}
