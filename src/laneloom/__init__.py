@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from .emulator.driver import emulated
     from .ops.attention.api import flash_attention
     from .ops.matmul.api import explain, matmul
+    from .ops.matmul.dtypes import Int4
     from .ops.matmul.gemm import gemm
     from .ops.transform3d.api import transform3d
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Int4": ".ops.matmul.dtypes",
     "emulated": ".emulator.driver",
     "explain": ".ops.matmul.api",
     "flash_attention": ".ops.attention.api",
@@ -26,7 +28,7 @@ _HOMES = {
     "transform3d": ".ops.transform3d.api",
 }
 
-__all__ = ["emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d"]
+__all__ = ["Int4", "emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d"]
 
 
 def __getattr__(name: str):

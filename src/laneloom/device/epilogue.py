@@ -1,4 +1,6 @@
-"""What becomes of a tile of sums before it is stored: activation(alpha acc + beta C + bias), rounded once. Gluon."""
+"""What becomes of a tile of sums before it is stored: activation(alpha scale_a acc scale_b + beta C + bias), rounded
+once. Gluon.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from .wmma_tiles import schedule_fence, tile_pointers
 
 @gluon.jit
 def activate(x, ACTIVATION: gl.constexpr):
-    """ACTIVATION of x, in FP32: "relu", "gelu" (by erf), "silu", or "none"."""
+    """ACTIVATION of x, in x's precision: "relu", "gelu" (by erf), "silu", or "none"."""
     if ACTIVATION == "relu":
         # Not a maximum: NaN stays NaN.
         return gl.where(x < 0.0, 0.0, x)
@@ -27,31 +29,62 @@ def pinned(acc):
     """acc, 8 elements at a time through an empty instruction here: LLVM cannot sink the matrix instructions that make
     them below, where masks of stores may have switched lanes off. For the end of a kernel: see `complete`.
     """
-    bits = acc.to(gl.int32, bitcast=True)
+    bits = acc if acc.dtype == gl.int32 else acc.to(gl.int32, bitcast=True)
     bits = gl.inline_asm_elementwise(
         "; sums", "=v,=v,=v,=v,=v,=v,=v,=v,0,1,2,3,4,5,6,7", [bits], dtype=gl.int32, is_pure=False, pack=8
     )
-    return bits.to(acc.dtype, bitcast=True)
+    return bits if acc.dtype == gl.int32 else bits.to(acc.dtype, bitcast=True)
+
+
+@gluon.jit
+def _number(x):
+    """alpha or beta: an FP32 number, or the bits of an FP64 one, which Triton takes as an integer only."""
+    if x.dtype.is_int():
+        return x.to(gl.int64).to(gl.float64, bitcast=True)
+    else:
+        return x
+
+
+@gluon.jit
+def scaled(acc, m0, n0, offs_m, offs_n, mask_m, mask_n, alpha, scale_a_ptr, scale_b_ptr, SCALE_A: gl.constexpr,
+           SCALE_B: gl.constexpr):  # fmt: skip
+    """alpha scale_a acc scale_b: one factor for the tensor, each row ("row") or each column ("column"), or "none"."""
+    if SCALE_A == "row":
+        factor = gl.load(scale_a_ptr + m0 + offs_m.to(gl.int64), mask=mask_m)[:, None].to(acc.dtype)
+    elif SCALE_A == "tensor":
+        factor = gl.load(scale_a_ptr).to(acc.dtype)
+    if alpha is not None:
+        factor = _number(alpha).to(acc.dtype) if SCALE_A == "none" else factor * _number(alpha).to(acc.dtype)
+    if SCALE_B == "tensor":
+        number = gl.load(scale_b_ptr).to(acc.dtype)
+        factor = number if alpha is None and SCALE_A == "none" else factor * number
+    if alpha is not None or SCALE_A != "none" or SCALE_B == "tensor":
+        acc = acc * factor
+    if SCALE_B == "column":
+        acc = acc * gl.load(scale_b_ptr + n0 + offs_n.to(gl.int64), mask=mask_n)[None, :].to(acc.dtype)
+    return acc
 
 
 @gluon.jit
 def store_tile(
     acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
-    alpha, beta,
+    alpha, beta, scale_a_ptr, scale_b_ptr,
     C_CONTIGUOUS: gl.constexpr, C_VEC: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr, ADD_VEC: gl.constexpr,
-    BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr, LAYOUT: gl.constexpr,
+    SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    WIDE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Store activation(alpha acc + beta D + bias) to C's tile at (m0, n0), of which rows_m x rows_n exist.
+    """Store activation(alpha scale_a acc scale_b + beta D + bias) to C's tile at (m0, n0): rows_m x rows_n of it exist.
 
     What is known to divide rows_n, C_VEC and ADD_VEC at most, the caller says by `multiple_of`: a hint on an argument
     is lost.
 
     acc: [BLOCK_M, BLOCK_N] of sums. alpha, the addend D (any dtype) and the bias (along BIAS_AXIS) are left out where
-    None. Everything is FP32 until the one rounding to C's dtype. LAYOUT gives each lane C_VEC neighbours of a row; None
-    stores from where the sums are. Each element of D is read by the lane that writes the same element of C, before it
-    does: D may be C.
+    None, scales where "none". Everything is FP32 (FP64 for sums in that) until the one rounding to C's dtype. LAYOUT
+    gives each lane C_VEC neighbours of a row; None stores from where the sums are. Each element of D is read by the
+    lane that writes the same element of C, before it does: D may be C.
     """
-    PLAIN: gl.constexpr = alpha is None and add_ptr is None and bias_ptr is None and ACTIVATION == "none"
+    SCALED: gl.constexpr = alpha is not None or SCALE_A != "none" or SCALE_B != "none"
+    PLAIN: gl.constexpr = not SCALED and add_ptr is None and bias_ptr is None and ACTIVATION == "none"
     # Through LDS, so that a lane has C_VEC neighbours of a row. It also keeps the matrix instructions above the masks:
     # LLVM sinks them into the masked stores otherwise, where some lanes are off.
     if PLAIN:
@@ -68,20 +101,22 @@ def store_tile(
         offs_m = offs_m.to(gl.int64)
         offs_n = offs_n.to(gl.int64)
     if not PLAIN:
-        acc = acc.to(gl.float32)
-        if alpha is not None:
-            acc = acc * alpha
+        if acc.dtype != gl.float64:
+            acc = acc.to(gl.float32)
+        acc = scaled(
+            acc, m0, n0, offs_m, offs_n, mask_m, mask_n, alpha, scale_a_ptr, scale_b_ptr, SCALE_A, SCALE_B
+        )  # fmt: skip
         if add_ptr is not None:
             offs_d = offs_n if ADD_CONTIGUOUS else offs_n * stride_dn
             d_tile = add_ptr + m0 * stride_dm + n0 * stride_dn
             d = gl.load(tile_pointers(d_tile, offs_m * stride_dm, offs_d, "k", ADD_VEC, WIDE), mask=mask)
-            acc = acc + beta * d.to(gl.float32)
+            acc = acc + _number(beta).to(acc.dtype) * d.to(acc.dtype)
         if bias_ptr is not None:
             if BIAS_AXIS == "n":
                 bias = gl.load(bias_ptr + n0 * stride_bias + offs_n.to(gl.int64) * stride_bias, mask=mask_n)[None, :]
             else:
                 bias = gl.load(bias_ptr + m0 * stride_bias + offs_m.to(gl.int64) * stride_bias, mask=mask_m)[:, None]
-            acc = acc + bias.to(gl.float32)
+            acc = acc + bias.to(acc.dtype)
         acc = activate(acc, ACTIVATION).to(c_ptr.dtype.element_ty)
     if not C_CONTIGUOUS:
         offs_n = offs_n * stride_cn
@@ -100,9 +135,10 @@ def column_halves(acc):
 @gluon.jit
 def store_tile_in_pieces(
     acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
-    alpha, beta,
+    alpha, beta, scale_a_ptr, scale_b_ptr,
     C_CONTIGUOUS: gl.constexpr, C_VEC: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr, ADD_VEC: gl.constexpr,
-    BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr, WIDE: gl.constexpr, LAYOUT: gl.constexpr,
+    SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    WIDE: gl.constexpr, LAYOUT: gl.constexpr,
     PIECES: gl.constexpr, N_VEC: gl.constexpr,
 ):  # fmt: skip
     """`store_tile` in 1, 2 or 4 pieces of columns one after another, so that the terms of one are in registers.
@@ -128,6 +164,6 @@ def store_tile_in_pieces(
         rows = gl.multiple_of(gl.minimum(rows_n - p * WIDTH, WIDTH), [N_VEC])
         store_tile(
             pieces[p], m0, n0 + p * WIDTH, rows_m, rows, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn,
-            bias_ptr, stride_bias, alpha, beta, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, BIAS_AXIS, ACTIVATION,
-            WIDE, LAYOUT,
+            bias_ptr, stride_bias, alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC,
+            SCALE_A, SCALE_B, BIAS_AXIS, ACTIVATION, WIDE, LAYOUT,
         )  # fmt: skip

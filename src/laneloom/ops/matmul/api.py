@@ -13,60 +13,98 @@ from ...gpu import Gpu, get_gpu
 from ..target import active_gpu
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan_with_reasons
+from .dtypes import Arithmetic, Int4, check_arithmetic, check_pair, default_output, unwrap
 from .presets import named_config
 from .problem import MatmulProblem
 
 if TYPE_CHECKING:
     import torch
 
-    Operand = torch.Tensor | np.ndarray
+    Operand = torch.Tensor | np.ndarray | Int4
 
-_NAMES = {"float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8", "int32": "int32", "uint8": "uint8"}
+_NAMES = {
+    "float16": "fp16", "float32": "fp32", "float64": "fp64", "int8": "int8", "int32": "int32", "uint8": "uint8",
+    "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "bf8",  # ml_dtypes'
+}  # fmt: skip
+_ARRAYS = {name: array for array, name in _NAMES.items()}
 
 
 def matmul(
     a: Operand,
     b: Operand,
     *,
-    out: Operand | None = None,
+    out: Any = None,
     out_dtype: Any = None,
+    precision: str | None = None,
+    acc_dtype: Any = None,
     config: MatmulConfig | NamedPlan | str | None = None,
 ) -> Any:
     """C[..., m, n] = sum over k of A[..., m, k] B[..., k, n].
 
     a: [..., M, K] or [K]; b: [..., K, N] or [K]. Batch axes broadcast as in torch.matmul, sizes may be 0, K = 0 gives
-        zeros. fp16 or bf16, both of one dtype, with any strides. Torch tensors on the GPU that Triton drives, or on
-        the CPU inside `laneloom.emulated`; numpy arrays (float16) only there.
+        zeros. Any strides. fp16, bf16, fp32 or fp64, both of one dtype; int8 and uint8, fp8 (float8_e4m3fn) and bf8
+        (float8_e5m2) in every pairing; 4-bit integers as `laneloom.Int4`. Torch tensors on the GPU that Triton drives,
+        or on the CPU inside `laneloom.emulated`; numpy arrays only there. What a GPU has no schedule for is refused.
     out: where the product goes, of its shape and dtype, with any strides that keep its elements apart. It may
         overlap a or b: the product is then made elsewhere and copied. It takes no part in autograd.
-    out_dtype: fp32, fp16 or bf16, given as torch's or numpy's dtype; a's dtype by default.
+    out_dtype: torch's or numpy's dtype. a's by default, for fp8 fp32, for integers int32. Halves, fp32, fp8: fp32, fp16
+        or bf16. fp64: fp64 or fp32. Integers: int32, fp32, fp16 or bf16.
+    precision: of fp32 operands. None or "ieee": FP32 products and sums. "tf32", "3xtf32", "3xbf16": the matrix
+        instructions of a GPU that has them, with about 11, 21 and 22 bits of a product right.
+    acc_dtype: what is summed in. None: fp32, fp64 for fp64, int32 for integers. fp16 for fp16 and bf16 for bf16, where
+        the GPU has such an instruction: every step rounds.
     config: what runs, a config or a preset's name; by default `plan` chooses, see `explain`.
 
-    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype, to
-    nearest even. The same call gives the same bits. Gradients are products by the same kernel, of the incoming
-    gradient rounded to a's dtype; second derivatives work as well.
+    Products of halves and 8-bit floats are exact and their sums FP32, in an order that depends on the config alone;
+    one rounding to out_dtype, to nearest even. Integer sums are exact modulo 2**32. The same call gives the same bits.
+    Gradients are products by the same kernels, of the incoming gradient rounded to a's dtype; second derivatives work
+    as well; fp8 and bf8 operands have none.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what no schedule can do,
     InvalidConfigError for a config that cannot do this product.
     Source: AMD RDNA 3 and RDNA 4 ISA guides, WMMA instructions.
     """
     config = named_config(config)
+    a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")
     if torch is not None and any(isinstance(x, torch.Tensor) for x in (a, b, out)):
         from .torch_op import matmul_tensors
 
-        return matmul_tensors(a, b, out, out_dtype, config)
+        return matmul_tensors(a, b, out, out_dtype, config, precision, acc_dtype, packed)
     for name, operand in (("a", a), ("b", b), ("out", out)):
         if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
-    return _matmul_arrays(a, b, out, out_dtype, config)
+    return _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed)
 
 
 def dtype_name(name: str, dtype: np.dtype) -> str:
     """The project's word for a dtype; raises UnsupportedError, naming the argument, for one that it has none for."""
     if dtype.name not in _NAMES:
-        raise UnsupportedError(f"{name}: expected dtype float16, got {dtype}")
+        raise UnsupportedError(f"{name}: expected dtype {', '.join(_NAMES)}, got {dtype}")
     return _NAMES[dtype.name]
+
+
+def operand_dtypes(a: np.ndarray, b: np.ndarray, packed: tuple[str, str] | None) -> tuple[str, str]:
+    """The dtypes of two operands that go together. Raises ArgumentError, UnsupportedError."""
+    names = packed or (dtype_name("a", a.dtype), dtype_name("b", b.dtype))
+    check_pair(*names)
+    return names
+
+
+def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithmetic:
+    """The checked `precision` and `acc_dtype` of a call on arrays, the latter numpy's dtype or the project's word."""
+    acc = acc_dtype if acc_dtype is None or acc_dtype in ("fp16", "bf16", "fp32", "fp64", "int32") else None
+    if acc is None and acc_dtype is not None:
+        acc = dtype_name("acc_dtype", np.dtype(acc_dtype))
+    return check_arithmetic(dtype_a, precision, acc)
+
+
+def output_dtype(a: np.ndarray, dtype_a: str, asked: Any, has_terms: bool) -> np.dtype:
+    """numpy's dtype of the result: the asked one, or the default."""
+    if asked is not None:
+        return np.dtype(asked)
+    wanted = default_output(dtype_a, has_terms)
+    return a.dtype.newbyteorder("=") if wanted == dtype_a else np.dtype(_ARRAYS[wanted])
 
 
 def addressable(array: np.ndarray) -> bool:
@@ -79,7 +117,7 @@ def addressable(array: np.ndarray) -> bool:
     )
 
 
-def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfig | NamedPlan | None) -> Any:
+def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -> Any:
     gpu = active_gpu()
     if not gpu.emulated:
         raise UnsupportedError(
@@ -88,8 +126,10 @@ def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfi
     for name, array in (("a", a), ("b", b), ("out", out)):
         if isinstance(array, np.ma.MaskedArray):
             raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
-    wanted = np.dtype(a.dtype.newbyteorder("=") if out_dtype is None else out_dtype)
-    dtypes = (dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out_dtype", wanted))
+    names = operand_dtypes(a, b, packed)
+    arithmetic = arithmetic_of(names[0], precision, acc_dtype)
+    wanted = output_dtype(a, names[0], out_dtype, has_terms=False)
+    dtypes = (*names, dtype_name("out_dtype", wanted))
     a, b, extra = execute.as_matrices(a, b)
     shape = execute.batched_shape(a.shape, b.shape)
     visible = tuple(np.squeeze(np.empty(shape, np.bool_), extra).shape)
@@ -106,7 +146,7 @@ def _matmul_arrays(a: Any, b: Any, out: Any, out_dtype: Any, config: MatmulConfi
             target = None
     result = np.empty(shape, wanted) if target is None else np.expand_dims(target, extra)
     a, b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
-    execute.multiply_into(a, b, result, dtypes, gpu, config)
+    execute.multiply_into(a, b, result, dtypes, gpu, config, arithmetic=arithmetic)
     if out is None:
         return np.squeeze(result, extra)[()]
     if target is None:
@@ -137,6 +177,8 @@ def explain(
     b: Operand | None = None,
     *,
     out_dtype: Any = None,
+    precision: str | None = None,
+    acc_dtype: Any = None,
     gpu: str | Gpu | None = None,
     config: MatmulConfig | NamedPlan | str | None = None,
 ) -> Explanation:
@@ -145,12 +187,13 @@ def explain(
     gpu: by default the one that the call would run on. Raises as `matmul` does.
     """
     row = active_gpu() if gpu is None else get_gpu(gpu)
-    problem = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype)
+    problem = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype, precision, acc_dtype)
     config = named_config(config)
     extra = []
     if problem.epilogue and not execute.fuses_epilogue(row):
-        extra.append(f"a launch of its own makes C of FP32 sums: {problem.epilogue.key.replace('+', ', ')}")
-        problem = replace(problem, epilogue=None, dtype_out="fp32")
+        sums = execute.sums_dtype(problem)
+        extra.append(f"a launch of its own makes C of {sums} sums: {problem.epilogue.key.replace('+', ', ')}")
+        problem = replace(problem, epilogue=None, dtype_out=sums)
     planned = None if config else plan_with_reasons(problem, row)
     chosen = planned.config if planned else execute.checked_config(problem, row, config)
     passed_over = planned.passed_over if planned else ()
@@ -165,24 +208,25 @@ def explain(
     )
 
 
-def _problem_of_operands(a: Any, b: Any, out_dtype: Any) -> MatmulProblem:
+def _problem_of_operands(a: Any, b: Any, out_dtype: Any, precision: str | None, acc_dtype: Any) -> MatmulProblem:
+    a, b, packed = unwrap(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        name: Any = dtype_name
         module: Any = np
-        wanted = np.dtype(a.dtype if out_dtype is None else out_dtype)
+        names = operand_dtypes(a, b, packed)
+        arithmetic = arithmetic_of(names[0], precision, acc_dtype)
+        dtypes = (*names, dtype_name("out_dtype", output_dtype(a, names[0], out_dtype, has_terms=False)))
     else:
         from . import torch_op
 
-        name = torch_op.dtype_name
-
         module = sys.modules["torch"]
-        wanted = a.dtype if out_dtype is None else out_dtype
-    dtypes = (name("a", a.dtype), name("b", b.dtype), name("out_dtype", wanted))
+        names = torch_op.operand_dtypes(a, b, packed)  # pyright: ignore[reportArgumentType]
+        arithmetic = torch_op.arithmetic_of(names[0], precision, acc_dtype)
+        dtypes = (*names, torch_op.dtype_name("out_dtype", torch_op.output_dtype(names[0], out_dtype)))
     a, b, _ = execute.as_matrices(a, b)
     shape = execute.batched_shape(tuple(a.shape), tuple(b.shape))
     a, b = (module.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b))
     out = np.lib.stride_tricks.as_strided(np.empty(1, np.uint16), shape, _row_major(shape))
-    problem = execute.problem_of(a, b, out, dtypes)
+    problem = execute.problem_of(a, b, out, dtypes, arithmetic=arithmetic)
     if problem is None:
         raise UnsupportedError(f"a: its batch axes {shape[:-2]} take several launches, explain one of them")
     return problem

@@ -69,6 +69,8 @@ class WmmaConfig(MatmulConfig):
             return f"b: expected a's dtype {problem.dtype_a}, got {problem.dtype_b}"
         if problem.dtype_out not in OUTPUT_DTYPES:
             return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
+        if problem.dtype_acc != "fp32":
+            return f"acc_dtype: expected fp32, got {problem.dtype_acc}"
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size < 1 << 31:
                 return f"{name}: expected 1 to 2**31 - 1, got {size}"

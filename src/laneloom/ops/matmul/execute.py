@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from struct import pack, unpack
 from types import ModuleType
 from typing import Any
 
@@ -18,12 +19,13 @@ from ...emulator.driver import ArrayArgument
 from ...errors import ArgumentError, InvalidConfigError
 from ...gpu import Gpu
 from .config import MatmulConfig, NamedPlan, plan
+from .dtypes import ACCUMULATORS, IEEE, Arithmetic
 from .problem import Epilogue, MatmulProblem, Matrix
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What one call adds to a product: C = activation(alpha A B + beta D + bias)."""
+    """What one call makes of a product: C = activation(alpha scale_a (A B) scale_b + beta D + bias)."""
 
     alpha: float = 1.0
     beta: float = 0.0
@@ -33,31 +35,43 @@ class Terms:
     dtype_bias: str = ""
     bias_axis: str = "n"  #: or "m": the axis of C along which the bias lies
     activation: str | None = None
+    scale_a: Any = None  #: contiguous 1-D fp32: one element, or one for each row of C
+    scale_b: Any = None  #: the same, or one for each column of C
 
     @property
     def epilogue(self) -> Epilogue | None:
         """The problem's part of it, without where D lies; None where C is the bare product."""
         bias = None if self.bias is None else (self.bias_axis, strides_of(self.bias)[0] if len(self.bias) > 1 else 0)
-        if self.alpha == 1 and self.addend is None and bias is None and self.activation is None:
-            return None
         dtype_bias = self.dtype_bias if bias else ""
-        return Epilogue(self.alpha != 1, None, self.dtype_addend, bias, dtype_bias, self.activation)
+        scales = [
+            None if scale is None else "tensor" if len(scale) == 1 else axis
+            for scale, axis in ((self.scale_a, "row"), (self.scale_b, "column"))
+        ]
+        found = Epilogue(self.alpha != 1, None, self.dtype_addend, bias, dtype_bias, self.activation, *scales)
+        return None if found == Epilogue() and self.addend is None else found
 
     def transposed(self) -> Terms:
         """The terms of C^T."""
         addend = None if self.addend is None else self.addend.swapaxes(-1, -2)
-        return replace(self, addend=addend, bias_axis="m" if self.bias_axis == "n" else "n")
+        axis = "m" if self.bias_axis == "n" else "n"
+        return replace(self, addend=addend, bias_axis=axis, scale_a=self.scale_b, scale_b=self.scale_a)
 
     def part(self, index: int) -> Terms:
         """The terms of one product of the first batch axis."""
         return self if self.addend is None else replace(self, addend=self.addend[index])
 
-    def arguments(self) -> tuple[Any, Any, float | None, float | None]:
-        """Addend, bias, alpha and beta as kernels take them: None for what is left out."""
+    def arguments(self, dtype_acc: str) -> tuple[Any, ...]:
+        """Addend, bias, alpha, beta and both scales as kernels take them: None for what is left out.
+
+        alpha and beta of FP64 sums come as the integers that have their bits: Triton takes no FP64 number.
+        """
         add = None if self.addend is None else _pointer(self.addend, self.dtype_addend)
         bias = None if self.bias is None else _pointer(self.bias, self.dtype_bias)
-        alpha, beta = float(self.alpha), float(self.beta)
-        return add, bias, None if alpha == 1 else alpha, None if add is None else beta
+        alpha, beta = (
+            unpack("q", pack("d", x))[0] if dtype_acc == "fp64" else float(x) for x in (self.alpha, self.beta)
+        )
+        scales = (None if scale is None else _pointer(scale, "fp32") for scale in (self.scale_a, self.scale_b))
+        return add, bias, None if self.alpha == 1 else alpha, None if add is None else beta, *scales
 
 
 NO_TERMS = Terms()
@@ -119,7 +133,7 @@ def _alignment(operand: Any) -> int:
 
 
 def problem_of(
-    a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], terms: Terms = NO_TERMS
+    a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], terms: Terms = NO_TERMS, arithmetic: Arithmetic = IEEE
 ) -> MatmulProblem | None:
     """The problem of A[..., M, K], B[..., K, N] and C[..., M, N] with equal batch axes; None if these need three
     strides.
@@ -128,11 +142,13 @@ def problem_of(
     """
     operands = [out, a, b] + ([] if terms.addend is None else [terms.addend])
     axes = _merged(*operands)
-    m, n, k = *out.shape[-2:], a.shape[-1]
+    m, n = out.shape[-2:]
+    k = a.shape[-1] * (2 if dtypes[0] in ("int4", "uint4") else 1)
     row = [strides_of(x)[-2] for x in operands]
     row[2] = 0  # of B, which is the same for all rows
-    bias_turns = terms.bias is not None and terms.bias_axis == "m"
-    if axes and m > 0 and not bias_turns and axes[-1][1:] == tuple(m * stride for stride in row):
+    by_row = terms.bias is not None and terms.bias_axis == "m"
+    by_row |= terms.scale_a is not None and len(terms.scale_a) > 1
+    if axes and m > 0 and not by_row and axes[-1][1:] == tuple(m * stride for stride in row):
         m *= axes.pop()[0]
     if len(axes) > 2:
         return None
@@ -144,7 +160,8 @@ def problem_of(
     epilogue = terms.epilogue
     if epilogue and addend:
         epilogue = replace(epilogue, addend=addend[0])
-    return MatmulProblem(m, n, k, *dtypes, (outer, inner), first, second, c, epilogue)
+    how = (arithmetic.precision, arithmetic.dtype_acc)
+    return MatmulProblem(m, n, k, *dtypes, (outer, inner), first, second, c, epilogue, *how)
 
 
 def schedule_of(config: MatmulConfig) -> ModuleType:
@@ -187,70 +204,80 @@ def multiply_into(
     gpu: Gpu,
     config: MatmulConfig | NamedPlan | None,
     terms: Terms = NO_TERMS,
+    arithmetic: Arithmetic = IEEE,
 ) -> None:
     """out[..., m, n] = sum over k of a[..., m, k] b[..., k, n] and `terms`; equal batch axes, broadcast ones with
     stride 0.
 
-    out is distinct from a, b and the bias; it may be the addend. `dtypes` names those of a, b and out.
+    out is distinct from a, b, the bias and the scales; it may be the addend. `dtypes` names those of a, b and out.
     """
     if 0 in out.shape:
         return
     if a.shape[-1] == 0 or terms.alpha == 0:
-        terms = replace(terms, alpha=1.0)
+        terms = replace(terms, alpha=1.0, scale_a=None, scale_b=None)
         if terms.epilogue is None:
             out[...] = 0
         else:
-            apply_terms(None, out, dtypes[2], terms)
+            apply_terms(None, out, dtypes[2], terms, "fp64" if dtypes[2] == "fp64" else "fp32")
         return
     # A lane stores neighbours along N: where C is contiguous along M, C^T = B^T A^T is.
     if config is None and strides_of(out)[-2] == 1 and out.shape[-2] > 1 and strides_of(out)[-1] != 1:
         flipped = (dtypes[1], dtypes[0], dtypes[2])
         second, first, turned = (x.swapaxes(-1, -2) for x in (a, b, out))
-        multiply_into(first, second, turned, flipped, gpu, None, terms.transposed())
+        multiply_into(first, second, turned, flipped, gpu, None, terms.transposed(), arithmetic)
         return
-    problem = problem_of(a, b, out, dtypes, terms)
+    problem = problem_of(a, b, out, dtypes, terms, arithmetic)
     if problem is None:
         for i in range(out.shape[0]):
-            multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i))
+            multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i), arithmetic)
         return
     if problem.epilogue and not fuses_epilogue(gpu):
-        sums = _empty_like(out)
-        multiply_into(a, b, sums, (*dtypes[:2], "fp32"), gpu, config)
-        apply_terms(sums, out, dtypes[2], terms)
+        sums = _empty_like(out, sums_dtype(problem))
+        multiply_into(a, b, sums, (*dtypes[:2], sums_dtype(problem)), gpu, config, arithmetic=arithmetic)
+        apply_terms(sums, out, dtypes[2], terms, sums_dtype(problem))
         return
     chosen = checked_config(problem, gpu, config)
     pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True))
-    schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *(terms.arguments() if problem.epilogue else ()))
+    taken = terms.arguments(problem.dtype_acc) if problem.epilogue else ()
+    schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken)
 
 
 def fuses_epilogue(gpu: Gpu) -> bool:
-    """Whether the GPU's schedules apply an epilogue; elsewhere it is a launch of its own on FP32 sums."""
+    """Whether the GPU's schedules apply an epilogue; elsewhere it is a launch of its own on the sums."""
     return gpu.matrix_instructions == "wmma"
 
 
-def _empty_like(out: Any) -> Any:
-    """Row-major FP32 of out's shape, on its device."""
+def sums_dtype(problem: MatmulProblem) -> str:
+    """What the bare product is stored as for `apply_terms`: what it is summed in by default."""
+    return ACCUMULATORS[problem.dtype_a][0]
+
+
+def _empty_like(out: Any, dtype: str) -> Any:
+    """Row-major fp32, fp64 or int32 of out's shape, on its device."""
+    name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
     if isinstance(out, np.ndarray):
-        return np.empty(out.shape, np.float32)
+        return np.empty(out.shape, name)
     import torch
 
-    return torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    return torch.empty(out.shape, dtype=getattr(torch, name), device=out.device)
 
 
-def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms) -> None:
-    """out = activation(alpha sums + beta D + bias), of FP32 sums of out's shape; None are zeros."""
+def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms, dtype_sums: str = "fp32") -> None:
+    """out = activation(alpha scale_a sums scale_b + beta D + bias), of sums of out's shape; None are zeros."""
     from .kernels import epilogue
 
     if out.ndim > 4:
         for i in range(out.shape[0]):
-            apply_terms(None if sums is None else sums[i], out[i], dtype_out, terms.part(i))
+            apply_terms(None if sums is None else sums[i], out[i], dtype_out, terms.part(i), dtype_sums)
         return
-    pointer = None if sums is None else _pointer(sums, "fp32")
+    pointer = None if sums is None else _pointer(sums, dtype_sums)
     strides = [None if x is None else _padded(strides_of(x)) for x in (sums, out, terms.addend)]
     sizes = (1,) * (4 - out.ndim) + tuple(out.shape)
     bias = (terms.bias_axis, 0 if terms.bias is None else strides_of(terms.bias)[0])
-    arguments = terms.arguments()
-    epilogue.launch(sizes, strides, bias, terms.activation, pointer, _pointer(out, dtype_out), *arguments)
+    arguments = terms.arguments("fp64" if dtype_sums == "fp64" else "fp32")
+    scales = terms.epilogue or Epilogue()
+    axes = (scales.scale_a, scales.scale_b)
+    epilogue.launch(sizes, strides, bias, axes, terms.activation, pointer, _pointer(out, dtype_out), *arguments)
 
 
 def _padded(strides: Sequence[int]) -> tuple[int, ...]:
@@ -283,4 +310,3 @@ def as_matrices(a: Any, b: Any) -> tuple[Any, Any, tuple[int, ...]]:
             raise ArgumentError(f"{name}: expected at least 1 axis, got a scalar")
     extra = ((-2,) if a.ndim == 1 else ()) + ((-1,) if b.ndim == 1 else ())
     return (a[None, :] if a.ndim == 1 else a), (b[:, None] if b.ndim == 1 else b), extra
-

@@ -1,4 +1,4 @@
-"""`laneloom.gemm`: the product with alpha, beta, bias and activation in its epilogue."""
+"""`laneloom.gemm`: the product with scales, alpha, beta, bias and activation in its epilogue."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ..target import active_gpu
 from . import execute
-from .api import addressable, dtype_name
+from .api import addressable, arithmetic_of, dtype_name, operand_dtypes, output_dtype
 from .config import MatmulConfig, NamedPlan
+from .dtypes import Int4, unwrap
 from .presets import named_config
 from .problem import ACTIVATIONS
 
 if TYPE_CHECKING:
     import torch
 
-    Operand = torch.Tensor | np.ndarray
+    Term = torch.Tensor | np.ndarray
+    Operand = Term | Int4
 
 TERM_DTYPES = ("fp32", "fp16", "bf16")
 
@@ -26,34 +28,42 @@ TERM_DTYPES = ("fp32", "fp16", "bf16")
 def gemm(
     a: Operand,
     b: Operand,
-    c: Operand | None = None,
+    c: Term | None = None,
     *,
     alpha: float = 1.0,
     beta: float = 0.0,
-    bias: Operand | None = None,
+    bias: Term | None = None,
     activation: str | None = None,
-    out: Operand | None = None,
+    scale_a: float | Term | None = None,
+    scale_b: float | Term | None = None,
+    out: Any = None,
     out_dtype: Any = None,
+    precision: str | None = None,
+    acc_dtype: Any = None,
     config: MatmulConfig | NamedPlan | str | None = None,
 ) -> Any:
-    """activation(alpha A B + beta C + bias), over the last two axes.
+    """activation(alpha scale_a[:, None] (A B) scale_b[None, :] + beta C + bias), over the last two axes.
 
     a: [..., M, K]; b: [..., K, N]; as for `matmul`, but with two axes at least.
-    c: broadcasts to the result's shape [..., M, N]; fp32, fp16 or bf16, any strides. It is read if beta is not 0, and
-        never otherwise: NaN in it does not show. Without it C is 0, whatever beta is.
-    alpha: if 0, A and B are not read, as in BLAS.
-    bias: [N], added to every row; fp32, fp16 or bf16.
+    scale_a: a number, or fp32 with one element or, one for each row of A, [M] or [M, 1]: what A was divided by before
+        it was rounded to few bits. scale_b: the same, one for each column of B, [N] or [1, N].
+    c: broadcasts to the result's shape [..., M, N]; fp32, fp16 or bf16 (fp64 if a is), any strides. It is read if beta
+        is not 0, and never otherwise: NaN in it does not show. Without it C is 0, whatever beta is.
+    alpha: if 0, A, B and their scales are not read, as in BLAS.
+    bias: [N], added to every row; fp32, fp16 or bf16 (fp64 if a is).
     activation: None, "relu", "gelu" (exact, by erf) or "silu".
     out: where the result goes, of its shape and dtype, with any strides that keep its elements apart. It may be c: each
         element of c is read before the same element of out is written. Where out shares memory with an operand in any
         other way, the result is made elsewhere and copied. It takes no part in autograd.
-    out_dtype: fp32, fp16 or bf16; out's by default, else a's.
+    out_dtype: as for `matmul`; out's by default, else a's, and fp32 for operands of 8 or 4 bits. Integer operands give
+        int32 only where nothing is scaled or added.
+    precision, acc_dtype: as for `matmul`.
     config: what runs, a config or a preset's name; by default `plan` chooses.
 
-    Sums, alpha, beta, bias and activation are FP32; one rounding to out_dtype, to nearest even. The same call gives the
-    same bits. Gradients reach a, b, c and bias; those of gelu and silu compute alpha A B + beta C + bias once more.
-    On AMD RDNA the terms are the epilogue of the product's kernel; on Hopper they are a launch of their own on FP32
-    sums, and `explain` says so.
+    Scales, alpha, beta, bias and activation are FP32 (FP64 for fp64); one rounding to out_dtype, to nearest even.
+    The same call gives the same bits. Gradients reach a, b, c and bias, not the scales; those of gelu and silu compute
+    once more what they are applied to. Where a schedule has no epilogue, the terms are a launch of their own on its
+    sums; `explain` says so.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what no schedule can do,
     InvalidConfigError for a config that cannot do this product.
@@ -66,21 +76,54 @@ def gemm(
         if isinstance(value, complex) or not isinstance(value, (int, float, np.floating, np.integer)):
             raise ArgumentError(f"{name}: expected a real number, got {value!r}")
     config = named_config(config)
+    a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")
-    operands = {"a": a, "b": b, "c": c, "bias": bias, "out": out}
+    alpha, scale_a, scale_b = folded_scales(alpha, scale_a, scale_b)
+    operands = {"a": a, "b": b, "c": c, "bias": bias, "out": out, "scale_a": scale_a, "scale_b": scale_b}
     if torch is not None and any(isinstance(x, torch.Tensor) for x in operands.values()):
         from .torch_gemm import gemm_tensors
 
-        return gemm_tensors(operands, float(alpha), float(beta), activation, out_dtype, config)
+        how = (precision, acc_dtype, packed)
+        return gemm_tensors(operands, float(alpha), float(beta), activation, out_dtype, config, how)
     for name, operand in operands.items():
         if not isinstance(operand, np.ndarray) and (name in ("a", "b") or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
         if isinstance(operand, np.ma.MaskedArray):
             raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
-    return _gemm_arrays(a, b, c, bias, out, float(alpha), float(beta), activation, out_dtype, config)
+    how = (precision, acc_dtype, packed)
+    arguments = (float(alpha), float(beta), activation, out_dtype, config, how)
+    return _gemm_arrays(a, b, c, bias, out, scale_a, scale_b, *arguments)
 
 
-def check_shapes(a: Any, b: Any, c: Any, bias: Any, out: Any, broadcast: Any = np.broadcast_shapes) -> tuple[int, ...]:
+def _is_number(x: Any) -> bool:
+    return isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool)
+
+
+def folded_scales(alpha: Any, scale_a: Any, scale_b: Any) -> tuple[float, Any, Any]:
+    """alpha with the scales that are numbers in it, and the other scales."""
+    alpha = float(alpha)
+    if _is_number(scale_a):
+        alpha, scale_a = alpha * float(scale_a), None
+    if _is_number(scale_b):
+        alpha, scale_b = alpha * float(scale_b), None
+    return alpha, scale_a, scale_b
+
+
+def check_scales(scale_a: Any, scale_b: Any, m: int, n: int) -> None:
+    """Raise ArgumentError for shapes of scales that are neither one number nor one for each row or column."""
+    for name, scale, size, other, what in (
+        ("scale_a", scale_a, m, (m, 1), "row"), ("scale_b", scale_b, n, (1, n), "column"),
+    ):  # fmt: skip
+        if scale is not None and tuple(scale) not in ((), (1,), (1, 1), (size,), other):
+            raise ArgumentError(
+                f"{name}: expected a number, one element, or one for each {what} in shape ({size},), got {tuple(scale)}"
+            )
+
+
+def check_shapes(
+    a: Any, b: Any, c: Any, bias: Any, out: Any, scale_a: Any = None, scale_b: Any = None,
+    broadcast: Any = np.broadcast_shapes,
+) -> tuple[int, ...]:  # fmt: skip
     """The result's shape, of the operands' shapes. Raises ArgumentError where they do not fit together."""
     for name, shape in (("a", a), ("b", b)):
         if len(shape) < 2:
@@ -97,12 +140,16 @@ def check_shapes(a: Any, b: Any, c: Any, bias: Any, out: Any, broadcast: Any = n
         raise ArgumentError(f"bias: expected shape {result[-1:]}, one for each column, got {tuple(bias)}")
     if out is not None and tuple(out) != result:
         raise ArgumentError(f"out: expected shape {result}, got {tuple(out)}")
+    check_scales(scale_a, scale_b, *result[-2:])
     return result
 
 
-def check_term(name: str, dtype: str) -> str:
-    """The dtype, if an addend or a bias may have it; raises UnsupportedError."""
-    if dtype not in TERM_DTYPES:
+def check_term(name: str, dtype: str, dtype_a: str) -> str:
+    """The dtype, if an addend, a bias or a scale may have it; raises UnsupportedError."""
+    if name.startswith("scale"):
+        if dtype != "fp32":
+            raise UnsupportedError(f"{name}: expected a number or dtype fp32, got {dtype}")
+    elif dtype not in TERM_DTYPES and not dtype == dtype_a == "fp64":
         raise UnsupportedError(f"{name}: expected dtype fp32, fp16 or bf16, got {dtype}")
     return dtype
 
@@ -114,9 +161,9 @@ def is_same_place(x: Any, y: Any) -> bool:
     )
 
 
-def needs_copy(out: Any, a: Any, b: Any, addend: Any, bias: Any) -> bool:
+def needs_copy(out: Any, addend: Any, *others: Any) -> bool:
     """Whether the result has to be made elsewhere and copied to out. `addend` is expanded to out's shape."""
-    if any(x is not None and execute.overlap(out, x) for x in (a, b, bias)):
+    if any(x is not None and execute.overlap(out, x) for x in others):
         return True
     if addend is None or not execute.overlap(out, addend):
         return False
@@ -128,35 +175,48 @@ def _addressed(array: np.ndarray) -> np.ndarray:
     return array if addressable(array) else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 
-def _gemm_arrays(a, b, c, bias, out, alpha, beta, activation, out_dtype, config) -> Any:
+def _gemm_arrays(
+    a, b, c, bias, out, scale_a, scale_b, alpha, beta, activation, out_dtype, config, how
+) -> Any:  # fmt: skip
     gpu = active_gpu()
     if not gpu.emulated:
         raise UnsupportedError(
             f"a: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
         )
-    shape = check_shapes(*(None if x is None else x.shape for x in (a, b, c, bias, out)))
-    wanted = np.dtype(out_dtype) if out_dtype is not None else (a if out is None else out).dtype.newbyteorder("=")
-    dtypes = (dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out_dtype", wanted))
+    precision, acc_dtype, packed = how
+    shape = check_shapes(*(None if x is None else x.shape for x in (a, b, c, bias, out, scale_a, scale_b)))
+    names = operand_dtypes(a, b, packed)
+    arithmetic = arithmetic_of(names[0], precision, acc_dtype)
+    given = {"c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    has_terms = alpha != 1 or activation is not None or any(x is not None for x in given.values())
+    asked = out_dtype if out is None or out_dtype is not None else out.dtype.newbyteorder("=")
+    wanted = output_dtype(a, names[0], asked, has_terms)
+    dtypes = (*names, dtype_name("out_dtype", wanted))
     if out is not None and out.dtype != wanted:
         raise ArgumentError(f"out: expected dtype {wanted}, got {out.dtype}")
     if out is not None and not out.flags.writeable:
         raise ArgumentError("out: expected an array that can be written, got a read-only one")
     addend = None if c is None or beta == 0 else c
     term_dtypes = [
-        "" if x is None else check_term(name, dtype_name(name, x.dtype)) for name, x in (("c", c), ("bias", bias))
+        "" if x is None else check_term(name, dtype_name(name, x.dtype), names[0]) for name, x in given.items()
     ]
     a, b, bias = (None if x is None else _addressed(x) for x in (a, b, bias))
+    scales = [
+        None if x is None else np.ascontiguousarray(x.reshape(-1), x.dtype.newbyteorder("="))
+        for x in (scale_a, scale_b)
+    ]
     addend = None if addend is None else np.broadcast_to(_addressed(addend), shape)
     result = out
     if out is not None and addressable(out):
         execute.check_distinct(out)
-    if out is None or not addressable(out) or needs_copy(out, a, b, addend, bias):
+    if out is None or not addressable(out) or needs_copy(out, addend, a, b, bias, *scales):
         result = np.empty(shape, wanted)
     a, b = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a, b) if x is not None)
     terms = execute.Terms(
-        alpha, beta, addend, term_dtypes[0] if addend is not None else "", bias, term_dtypes[1], "n", activation
-    )
-    execute.multiply_into(a, b, result, dtypes, gpu, config, terms)
+        alpha, beta, addend, term_dtypes[0] if addend is not None else "", bias, term_dtypes[1], "n", activation,
+        *scales,
+    )  # fmt: skip
+    execute.multiply_into(a, b, result, dtypes, gpu, config, terms, arithmetic)
     if out is not None and result is not out:
         out[...] = result
         return out

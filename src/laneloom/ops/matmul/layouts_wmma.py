@@ -30,7 +30,7 @@ SIZES = [
     "stride_bn", "stride_co", "stride_ci", "stride_cm", "stride_cn", "stride_do", "stride_di", "stride_dm",
     "stride_dn", "stride_bias", "batch_inner", "first_program",
 ]  # fmt: skip
-POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr"]
+POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"]
 #: Not specialised on values: what matters about them are constexprs, so that a new size compiles nothing.
 RUNTIME = [*POINTERS, "alpha", "beta", *SIZES]
 
@@ -109,7 +109,7 @@ def runtime_arguments(problem: MatmulProblem) -> dict[str, int]:
     d = epilogue.addend.strides if epilogue and epilogue.addend else (0, 0, 0, 0)
     bias = epilogue.bias[1] if epilogue and epilogue.bias else 0
     a, b, c = problem.a.strides, problem.b.strides, problem.out.strides
-    values = (problem.m, problem.n, problem.k, *a, *b, *c, *d, bias, problem.batch[1])
+    values = (problem.m, problem.n, problem.k_stored, *a, *b, *c, *d, bias, problem.batch[1])
     return dict(zip(SIZES[:-1], values, strict=True))
 
 
@@ -125,6 +125,8 @@ def pointer_types(problem: MatmulProblem) -> dict[str, str | None]:
         "bias_ptr": f"*{epilogue.dtype_bias}" if epilogue and biased else None,
         "alpha": "fp32" if epilogue and epilogue.scaled else None,
         "beta": "fp32" if adds else None,
+        "scale_a_ptr": "*fp32" if epilogue and epilogue.scale_a else None,
+        "scale_b_ptr": "*fp32" if epilogue and epilogue.scale_b else None,
     }
 
 
@@ -177,6 +179,8 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "C_VEC": problem.vector_out,
         "ADD_VEC": problem.vector_addend,
         "K_VEC": gcd(problem.k, vector_k),
+        "SCALE_A": (epilogue.scale_a if epilogue else None) or "none",
+        "SCALE_B": (epilogue.scale_b if epilogue else None) or "none",
         "BIAS_AXIS": epilogue.bias[0] if epilogue and epilogue.bias else "none",
         "ACTIVATION": (epilogue.activation if epilogue else None) or "none",
         "VERSION": version,

@@ -7,11 +7,9 @@ from functools import cached_property
 from math import prod
 
 from ...errors import ArgumentError
+from .dtypes import ACCUMULATORS, DTYPE_BYTES, default_output, stored_k
 
-#: Bytes of one element of every dtype that a schedule may name.
-DTYPE_BYTES = {
-    "fp64": 8, "fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "bf8": 1, "int32": 4, "int8": 1, "uint8": 1,
-}  # fmt: skip
+__all__ = ["ACTIVATIONS", "DTYPE_BYTES", "Epilogue", "MatmulProblem", "Matrix"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What becomes of the sums: C = activation(alpha A B + beta D + bias), of which this holds the shape.
+    """What becomes of the sums: C = activation(alpha scale_a (A B) scale_b + beta D + bias); this holds its shape.
 
     alpha and beta are values of a call, not of the problem; `scaled` says whether there is an alpha other than 1.
     """
@@ -46,17 +44,20 @@ class Epilogue:
     bias: tuple[str, int] | None = None  #: the axis that it lies along, "m" or "n", and its stride in elements
     dtype_bias: str = ""
     activation: str | None = None  #: one of ACTIVATIONS
+    scale_a: str | None = None  #: fp32: "tensor" for one number, "row" for one for each row of C
+    scale_b: str | None = None  #: fp32: "tensor", or "column" for one for each column of C
 
     @property
     def key(self) -> str:
         """The epilogue's part of a tuning record's name."""
-        parts = ["alpha"] * self.scaled
+        parts = [f"scale_{name}_{axis}" for name, axis in (("a", self.scale_a), ("b", self.scale_b)) if axis]
+        parts += ["alpha"] * self.scaled
         parts += [f"add_{self.dtype_addend}"] * (self.addend is not None)
         parts += [f"bias_{self.bias[0]}_{self.dtype_bias}"] if self.bias else []
         return "+".join([*parts, *([self.activation] if self.activation else [])])
 
 
-#: What may be applied to alpha A B + beta D + bias. gelu is exact, by erf.
+#: What may be applied to alpha scale_a (A B) scale_b + beta D + bias. gelu is exact, by erf.
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
@@ -78,12 +79,17 @@ class MatmulProblem:
     b: Matrix
     out: Matrix
     epilogue: Epilogue | None = None  #: None for the bare product
+    precision: str = "ieee"  #: of fp32 operands: one of dtypes.PRECISIONS
+    dtype_acc: str = ""  #: what the products are summed in; by default the first of dtypes.ACCUMULATORS
 
     def __post_init__(self) -> None:
+        if not self.dtype_acc:
+            object.__setattr__(self, "dtype_acc", ACCUMULATORS.get(self.dtype_a, ("fp32",))[0])
         if self.epilogue and self.epilogue.addend:
             addend = self.epilogue.addend.along((*self.batch, self.m, self.n))
             object.__setattr__(self, "epilogue", replace(self.epilogue, addend=addend))
-        for name, rows, columns in (("a", self.m, self.k), ("b", self.k, self.n), ("out", self.m, self.n)):
+        k = self.k_stored
+        for name, rows, columns in (("a", self.m, k), ("b", k, self.n), ("out", self.m, self.n)):
             object.__setattr__(self, name, getattr(self, name).along((*self.batch, rows, columns)))
 
     @classmethod
@@ -98,17 +104,29 @@ class MatmulProblem:
         batch: int = 1,
         layout: str = "nn",
         epilogue: Epilogue | None = None,
+        dtype_b: str | None = None,
+        precision: str = "ieee",
+        dtype_acc: str = "",
     ) -> MatmulProblem:
         """The problem of densely stored operands.
 
         `layout` has A's letter and B's: "n" stores A as [M, K] and B as [K, N], "t" stores A as [K, M] and B as [N, K].
-        Raises ArgumentError for another layout.
+        dtype_b is `dtype` and dtype_out what a call makes of it, unless they are given. Raises ArgumentError for
+        another layout.
         """
         if layout not in ("nn", "nt", "tn", "tt"):
             raise ArgumentError(f"layout: expected 'nn', 'nt', 'tn' or 'tt', got {layout!r}")
-        a = Matrix((0, m * k, k, 1) if layout[0] == "n" else (0, m * k, 1, m))
-        b = Matrix((0, k * n, n, 1) if layout[1] == "n" else (0, k * n, 1, k))
-        return cls(m, n, k, dtype, dtype, dtype_out or dtype, (1, batch), a, b, Matrix((0, m * n, n, 1)), epilogue)
+        p = stored_k(k, dtype)
+        a = Matrix((0, m * p, p, 1) if layout[0] == "n" else (0, m * p, 1, m))
+        b = Matrix((0, p * n, n, 1) if layout[1] == "n" else (0, p * n, 1, p))
+        dtypes = (dtype, dtype_b or dtype, dtype_out or default_output(dtype, epilogue is not None))
+        c = Matrix((0, m * n, n, 1))
+        return cls(m, n, k, *dtypes, (1, batch), a, b, c, epilogue, precision, dtype_acc)
+
+    @property
+    def k_stored(self) -> int:
+        """Stored elements along K: K, or half of it where each has two values."""
+        return stored_k(self.k, self.dtype_a)
 
     @property
     def batches(self) -> int:
@@ -125,8 +143,8 @@ class MatmulProblem:
         """Device memory traffic if each distinct element of A and B is read once and each of C written once."""
         total = 0
         matrices = [
-            (self.a, self.m, self.k, self.dtype_a),
-            (self.b, self.k, self.n, self.dtype_b),
+            (self.a, self.m, self.k_stored, self.dtype_a),
+            (self.b, self.k_stored, self.n, self.dtype_b),
             (self.out, self.m, self.n, self.dtype_out),
         ]
         if self.epilogue and self.epilogue.addend:
@@ -186,6 +204,10 @@ class MatmulProblem:
     def key(self) -> str:
         """Name of the tuning record: all that a measured time can depend on but the exact strides."""
         dtypes = "_".join((self.dtype_a, self.dtype_b, self.dtype_out))
+        if self.dtype_acc != ACCUMULATORS.get(self.dtype_a, ("fp32",))[0]:
+            dtypes += f"_acc_{self.dtype_acc}"
+        if self.precision != "ieee":
+            dtypes += f"_{self.precision}"
         sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
         suffix = f"/{self.epilogue.key}" if self.epilogue else ""
         return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}{suffix}"

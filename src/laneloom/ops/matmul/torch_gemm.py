@@ -1,4 +1,5 @@
-"""torch.ops.laneloom.gemm: activation(alpha A B + beta C + bias) as an operator of PyTorch, with gradients.
+"""torch.ops.laneloom.gemm: activation(alpha scale_a (A B) scale_b + beta C + bias) as an operator of PyTorch, with
+gradients.
 
 The backward pass is made of this operator and of laneloom::matmul, so that second derivatives work.
 """
@@ -10,11 +11,21 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnsupportedError
 from . import execute
 from .config import MatmulConfig, NamedPlan
+from .dtypes import Arithmetic
 from .gemm import check_shapes, check_term, needs_copy
-from .torch_op import check, dtype_name, run, summed_product
+from .torch_op import (
+    accumulator_name,
+    arithmetic_of,
+    check,
+    check_differentiable,
+    dtype_name,
+    output_dtype,
+    run,
+    summed_product,
+)
 
 
 def gemm_tensors(
@@ -24,42 +35,53 @@ def gemm_tensors(
     activation: str | None,
     out_dtype: torch.dtype | None,
     config: MatmulConfig | NamedPlan | None,
+    how: tuple[str | None, Any, tuple[str, str] | None],
 ) -> torch.Tensor:
-    """`laneloom.gemm` on torch tensors, by name."""
-    a, b, c, bias, out = operands.values()
+    """`laneloom.gemm` on torch tensors, by name; how: precision, acc_dtype, the dtypes of packed operands."""
+    a, b, c, bias, out, scale_a, scale_b = operands.values()
+    precision, acc_dtype, packed = how
     for name, operand in operands.items():
         if not isinstance(operand, torch.Tensor) and (name in ("a", "b") or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+    for name in ("scale_a", "scale_b"):
+        if torch.is_grad_enabled() and operands[name] is not None and operands[name].requires_grad:
+            raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
     text = None if config is None else config.text
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)
+    rest = (scale_a, scale_b, precision, accumulator_name(acc_dtype), packed)
     if out is None:
-        return torch.ops.laneloom.gemm(a, b, *terms, out_dtype, text)
+        return torch.ops.laneloom.gemm(a, b, *terms, out_dtype, text, *rest)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands.values()):
         raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
     if out.dtype != (out_dtype or out.dtype):
         raise ArgumentError(f"out: expected dtype {out_dtype}, got {out.dtype}")
-    torch.ops.laneloom.gemm_out(a, b, out, *terms, text)
+    torch.ops.laneloom.gemm_out(a, b, out, *terms, text, *rest)
     return out
 
 
-def _check(a, b, c, bias, out=None) -> tuple[int, ...]:
-    """The result's shape."""
-    check(a, b)
-    for name, term in (("c", c), ("bias", bias), ("out", out)):
+def _check(
+    a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed, out=None
+) -> tuple[tuple[int, ...], tuple[str, str], Arithmetic]:  # fmt: skip
+    """The result's shape, the operands' dtypes, and how they are multiplied."""
+    names = check(a, b, packed)
+    terms = {"c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    for name, term in (*terms.items(), ("out", out)):
         if term is not None and term.device != a.device:
             raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {term.device}")
-    for name, term in (("c", c), ("bias", bias)):
+    for name, term in terms.items():
         if term is not None:
-            check_term(name, dtype_name(name, term.dtype))
-    shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out)]
-    return check_shapes(*shapes, broadcast=torch.broadcast_shapes)
+            check_term(name, dtype_name(name, term.dtype), names[0])
+    shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
+    shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
+    return shape, names, arithmetic_of(names[0], precision, acc_dtype)
 
 
-def _run(a, b, c, bias, out, alpha, beta, activation, config) -> None:
+def _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic) -> None:
     addend = None if c is None or beta == 0 else c.expand(out.shape)
-    copies = needs_copy(out, a, b, addend, bias)
+    scales = [None if x is None else x.reshape(-1).contiguous() for x in scales]
+    copies = needs_copy(out, addend, a, b, bias, *scales)
     result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
     terms = execute.Terms(
         alpha,
@@ -70,36 +92,54 @@ def _run(a, b, c, bias, out, alpha, beta, activation, config) -> None:
         "" if bias is None else dtype_name("bias", bias.dtype),
         "n",
         activation,
+        *scales,
     )
-    run(a, b, result, config, terms)
+    run(a, b, result, config, names, terms, arithmetic)
     if copies:
         out.copy_(result)
 
 
-def _gemm(a, b, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, out_dtype=None, config=None):
-    out = _gemm_fake(a, b, c, bias, alpha, beta, activation, out_dtype, config)
-    a, b, c, bias = (None if x is None else x.detach() for x in (a, b, c, bias))
-    _run(a, b, c, bias, out, alpha, beta, activation, config)
+def _gemm(
+    a, b, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, out_dtype=None, config=None, scale_a=None,
+    scale_b=None, precision=None, acc_dtype=None, packed=None,
+):  # fmt: skip
+    out = _gemm_fake(
+        a, b, c, bias, alpha, beta, activation, out_dtype, config, scale_a, scale_b, precision, acc_dtype, packed
+    )  # fmt: skip
+    _, names, arithmetic = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed)
+    a, b, c, bias, *scales = (None if x is None else x.detach() for x in (a, b, c, bias, scale_a, scale_b))
+    _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic)
     return out
 
 
-def _gemm_fake(a, b, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, out_dtype=None, config=None):
-    return a.new_empty(_check(a, b, c, bias), dtype=out_dtype or a.dtype)
+def _gemm_fake(
+    a, b, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, out_dtype=None, config=None, scale_a=None,
+    scale_b=None, precision=None, acc_dtype=None, packed=None,
+):  # fmt: skip
+    shape, names, _ = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed)
+    has_terms = alpha != 1 or activation is not None or any(x is not None for x in (c, bias, scale_a, scale_b))
+    return a.new_empty(shape, dtype=output_dtype(names[0], out_dtype, has_terms))
 
 
-def _gemm_out(a, b, out, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, config=None):
-    _check(a, b, c, bias, out)
+def _gemm_out(
+    a, b, out, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, config=None, scale_a=None, scale_b=None,
+    precision=None, acc_dtype=None, packed=None,
+):  # fmt: skip
+    _, names, arithmetic = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed, out)
     execute.check_distinct(out)
-    _run(a, b, c, bias, out, alpha, beta, activation, config)
+    _run(a, b, c, bias, out, alpha, beta, activation, config, (scale_a, scale_b), names, arithmetic)
 
 
-def _gemm_out_fake(a, b, out, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, config=None):
-    _check(a, b, c, bias, out)
+def _gemm_out_fake(
+    a, b, out, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, config=None, scale_a=None, scale_b=None,
+    precision=None, acc_dtype=None, packed=None,
+):  # fmt: skip
+    _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed, out)
 
 
 def _remember(ctx, inputs, output) -> None:
-    a, b, c, bias, ctx.alpha, ctx.beta, ctx.activation, _, ctx.config = inputs
-    ctx.save_for_backward(a, b, c, bias, output if ctx.activation == "relu" else None)
+    a, b, c, bias, ctx.alpha, ctx.beta, ctx.activation, _, ctx.config, scale_a, scale_b, *ctx.how, _ = inputs
+    ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if ctx.activation == "relu" else None)
 
 
 def _slope(z: torch.Tensor, activation: str) -> torch.Tensor:
@@ -111,32 +151,41 @@ def _slope(z: torch.Tensor, activation: str) -> torch.Tensor:
 
 
 def _gradients(ctx, grad):
-    """With G = grad * activation'(z): dA = alpha G B^T, dB = alpha A^T G, dC = beta G, dbias = sum of G's rows.
+    """With G = grad * activation'(z), S = scale_a G scale_b: dA = alpha S B^T, dB = alpha A^T S, dC = beta G, dbias =
+    sum of G's rows.
 
-    G enters the products rounded to a's dtype, and the sums in FP32.
+    S enters the products rounded to a's dtype, and the sums in FP32, or FP64 for operands in that.
     """
-    a, b, c, bias, output = ctx.saved_tensors
-    grad = grad.float()
+    a, b, c, bias, scale_a, scale_b, output = ctx.saved_tensors
+    check_differentiable(a)
+    wide = torch.promote_types(a.dtype, torch.float32)
+    grad = grad.to(wide)
     if output is not None:
         grad = torch.where(output > 0, grad, 0.0)
     elif ctx.activation is not None:
-        z = torch.ops.laneloom.gemm(a, b, c, bias, ctx.alpha, ctx.beta, None, torch.float32, ctx.config)
+        terms = (c, bias, ctx.alpha, ctx.beta, None, wide, ctx.config, scale_a, scale_b, *ctx.how)
+        z = torch.ops.laneloom.gemm(a, b, *terms)
         grad = grad * _slope(z, ctx.activation)
     wanted = ctx.needs_input_grad
-    half = grad.to(a.dtype)
-    grad_a = summed_product(half, b.mT, a.shape, ctx.alpha) if wanted[0] else None
-    grad_b = summed_product(a.mT, half, b.shape, ctx.alpha) if wanted[1] else None
+    scaled = grad if scale_a is None else grad * scale_a.reshape(-1, 1)
+    scaled = (scaled if scale_b is None else scaled * scale_b.reshape(1, -1)).to(a.dtype)
+    grad_a = summed_product(scaled, b.mT, a.shape, ctx.alpha, ctx.how) if wanted[0] else None
+    grad_b = summed_product(a.mT, scaled, b.shape, ctx.alpha, ctx.how) if wanted[1] else None
     grad_c = (ctx.beta * grad).sum_to_size(c.shape).to(c.dtype) if c is not None and wanted[2] else None
     grad_bias = grad.sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
-    return grad_a, grad_b, grad_c, grad_bias, None, None, None, None, None
+    return grad_a, grad_b, grad_c, grad_bias, *[None] * 10
 
 
 _TERMS = "Tensor? c=None, Tensor? bias=None, float alpha=1., float beta=0., str? activation=None"
+_HOW = (
+    "str? config=None, Tensor? scale_a=None, Tensor? scale_b=None, str? precision=None, str? acc_dtype=None, "
+    "str[]? packed=None"
+)
 _OPERATOR: Any = torch.library.custom_op(
     "laneloom::gemm",
     _gemm,
     mutates_args=(),
-    schema=f"(Tensor a, Tensor b, {_TERMS}, ScalarType? out_dtype=None, str? config=None) -> Tensor",
+    schema=f"(Tensor a, Tensor b, {_TERMS}, ScalarType? out_dtype=None, {_HOW}) -> Tensor",
 )
 _OPERATOR.register_fake(_gemm_fake)
 _OPERATOR.register_autograd(_gradients, setup_context=_remember)
@@ -144,6 +193,6 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::gemm_out",
     _gemm_out,
     mutates_args=("out",),
-    schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_TERMS}, str? config=None) -> ()",
+    schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_TERMS}, {_HOW}) -> ()",
 )
 _OUT_OPERATOR.register_fake(_gemm_out_fake)

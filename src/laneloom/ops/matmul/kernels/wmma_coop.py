@@ -37,7 +37,7 @@ __all__ = ["code_object", "facts", "launch", "wmma_coop_matmul"]
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def wmma_coop_matmul(
-    a_ptr, b_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, M, N, K,
+    a_ptr, b_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, scale_a_ptr, scale_b_ptr, M, N, K,
     stride_ao, stride_ai, stride_am, stride_ak,
     stride_bo, stride_bi, stride_bk, stride_bn,
     stride_co, stride_ci, stride_cm, stride_cn,
@@ -48,7 +48,7 @@ def wmma_coop_matmul(
     BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
     A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
-    BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
     VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACCUMULATOR: gl.constexpr,
     A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr, C_STORE: gl.constexpr,
     C_PIECES: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
@@ -132,8 +132,8 @@ def wmma_coop_matmul(
         acc = pinned(acc)
     store_tile_in_pieces(
         acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
-        alpha, beta, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, BIAS_AXIS, ACTIVATION, WIDE, C_STORE, C_PIECES,
-        N_VEC,
+        alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, SCALE_A, SCALE_B,
+        BIAS_AXIS, ACTIVATION, WIDE, C_STORE, C_PIECES, N_VEC,
     )  # fmt: skip
 
 
@@ -144,15 +144,18 @@ def _constants(problem: MatmulProblem, config: CoopConfig, gpu: Gpu) -> dict[str
 def launch(
     problem: MatmulProblem, config: CoopConfig, gpu: Gpu, a: Any, b: Any, c: Any,
     add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
+    scale_a: Any = None, scale_b: Any = None,
 ) -> None:  # fmt: skip
-    """Write activation(alpha a b + beta add + bias) into c: what Triton takes for pointers, None for no term."""
+    """Write activation(alpha scale_a (a b) scale_b + beta add + bias) into c: what Triton takes for pointers, None for
+    no term.
+    """
     arguments = runtime_arguments(problem) | _constants(problem, config, gpu)
     count = programs(problem, config)
     for first in range(0, count, MAX_PROGRAMS):
         grid = (min(count - first, MAX_PROGRAMS), 1, 1)
         wmma_coop_matmul[grid](
-            a, b, c, add, bias, alpha, beta, first_program=first, **arguments, num_warps=config.num_warps,
-            enable_fp_fusion=True,
+            a, b, c, add, bias, alpha, beta, scale_a, scale_b, first_program=first, **arguments,
+            num_warps=config.num_warps, enable_fp_fusion=True,
         )  # fmt: skip
 
 
