@@ -11,10 +11,10 @@ import pytest
 
 from laneloom.cli.coverage import instructions_of
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
-from laneloom.emulator.parse import EXEC
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
 from laneloom.gpu import get_gpu
+from laneloom.isa.parse import EXEC
 
 MARK = 0xA5A5A5A5  #: what registers hold that a test does not set
 KERNEL = """

@@ -6,10 +6,10 @@ import pytest
 from laneloom.emulator import matrix
 from laneloom.emulator.alu import Target
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
-from laneloom.emulator.parse import EXEC, _instruction
 from laneloom.emulator.state import Waves
 from laneloom.errors import UnknownInstructionError
 from laneloom.gpu import get_gpu
+from laneloom.isa.parse import EXEC, _instruction
 
 WAVES = 3
 BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8, "f32": 32, "i32": 32}

@@ -14,10 +14,10 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..gpu import Gpu
+from ..isa.parse import EXEC, VCC, Instruction, Operand
 from .dpp import LaneSource, lane_source
 from .mode import NEAREST, Mode, flush, refuse_rounding
 from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
-from .parse import EXEC, VCC, Instruction, Operand
 from .state import U32, Waves
 
 Step = Callable[[Waves], None]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .global_access import Buffer, global_addresses
 from .lds_access import addresses
-from .parse import Instruction, Operand
 from .state import U32, Waves
 
 Combine = Callable[..., np.ndarray]  #: (memory, data) or, for compare-and-swap, (memory, data, compare)

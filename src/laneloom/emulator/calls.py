@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ..errors import EmulationError
+from ..isa.parse import Instruction, Listing, Operand
 from .alu import scalar
 from .memory import Region
-from .parse import Instruction, Listing, Operand
 from .state import U64, Waves
 
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector_readers
 from .bits import I64, U64
 from .dpp import lane_source
 from .operands import BITS, write
-from .parse import Instruction
 from .state import Waves
 
 

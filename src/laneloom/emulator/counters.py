@@ -20,9 +20,9 @@ from ..isa.lds_banks import access_cycles
 from ..isa.listing import Kind, parse_instruction
 
 if TYPE_CHECKING:
+    from ..isa.parse import Instruction
     from .alu import Step
     from .memory import GlobalMemory
-    from .parse import Instruction
     from .program import Program
     from .state import Waves
 

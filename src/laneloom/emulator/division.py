@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector
 from .carry import two_results
 from .floating import quieted
-from .parse import Instruction
 from .rounding import fma_f32, fma_f64, scaled_fma_f32, scaled_fma_f64
 
 _FORMAT = {  # unsigned type, fraction bits, exponent mask

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Step, Target, special, store_step, vector_readers
 from .bits import I32, I64, U32, saturate
 from .dpp import lane_source
@@ -17,7 +18,6 @@ from .float8 import BF8_VALUES, FP8_VALUES
 from .float16 import narrow_double, widen
 from .operands import read, write
 from .packed import read_halves
-from .parse import Instruction
 from .state import Waves
 
 _U16 = np.uint16

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from .parse import Instruction
+from ..isa.parse import Instruction
 from .state import Waves
 
 OUTSIDE = -1  #: a source lane that does not exist

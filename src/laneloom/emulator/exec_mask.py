@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..isa.parse import EXEC, Instruction
 from .alu import Step, Target, special
 from .mode import mode_after, mode_field
 from .operands import read_scalar
-from .parse import EXEC, Instruction
 from .scalar_alu import BITWISE
 from .state import U32, Waves
 

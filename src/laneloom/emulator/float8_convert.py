@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector_readers
 from .dpp import lane_source
 from .float8 import BF8_VALUES, FP8_VALUES
 from .operands import read, write
-from .parse import Instruction
 from .state import U32, Waves
 
 _VALUES = {"fp8": FP8_VALUES.astype(np.float32), "bf8": BF8_VALUES.astype(np.float32)}

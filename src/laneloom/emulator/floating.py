@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
-from .parse import Instruction
 from .rounding import ADD, FMA, MUL, SUB, fma_f32
 
 vector("v_add_f32", "f32", "f32 f32", np.add, rounded=ADD["f32"])

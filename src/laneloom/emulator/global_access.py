@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError, UnsupportedError
+from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
-from .parse import NULL, Instruction, Operand
 from .state import U32, Waves
 
 Addresses = Callable[[Waves], np.ndarray]  #: int64 [wave, lane]

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import M0, Instruction
 from .alu import Step, Target, special, vector
 from .bits import U16, U32, U64, absolute_difference
 from .operands import read, read_scalar
-from .parse import M0, Instruction
 from .state import Waves
 
 # -- cube maps: which face a direction (x, y, z) meets, and where ------------------------------------------------------

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step, vector
 from .convert import to_f16
 from .dpp import lane_source
 from .float16 import widen
 from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
 from .operands import Read, read, write
-from .parse import Instruction, Operand
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
 from .state import Waves
 

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import EmulationError, TrapError
+from ..isa.parse import Instruction
 from .alu import special
 from .memory import AccessFault, Region
-from .parse import Instruction
 from .state import Waves
 
 PACKETS = 4096  # more than the waves that can be alive at once, as the protocol demands

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Op, Target, build_vector, special, vector
 from .bits import (
     I32,
@@ -28,7 +29,6 @@ from .bits import (
     saturating,
     trailing_zeros,
 )  # fmt: skip
-from .parse import Instruction
 
 # -- moves and bitwise -------------------------------------------------------------------------------------------------
 

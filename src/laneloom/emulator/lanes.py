@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, special
 from .operands import read, read_scalar, write
-from .parse import Instruction, Operand
 from .state import U32, U64, Waves
 
 

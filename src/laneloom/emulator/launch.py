@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
+from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
 from .counters import Counters, Profile
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .observer import Enough, Observer
-from .parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow

@@ -7,9 +7,9 @@ import re
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..isa.parse import Instruction
 from .alu import Builder, Step, Target
 from .global_access import Access
-from .parse import Instruction
 from .state import U32, Waves
 
 _PLAIN = re.compile(r"ds_(load|store)_([bui])(8|16|32|64|96|128)(_d16_hi|_d16)?$")

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..isa.parse import Instruction
 from .alu import Step, Target
 from .float8 import BF8_VALUES, FP8_VALUES
 from .operands import constant
-from .parse import Instruction
 from .state import Waves
 
 _TYPES = "(f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"

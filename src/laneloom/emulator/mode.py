@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from .parse import Instruction, Listing
+from ..isa.parse import Instruction, Listing
 
 NEAREST, UP, DOWN, ZERO = range(4)  #: rounding modes
 _FP16_OVFL = 23  #: its bit in MODE

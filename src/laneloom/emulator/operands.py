@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from .parse import Operand
+from ..isa.parse import Operand
 from .state import U32, U64, Waves
 
 Read = Callable[[Waves], np.ndarray]
@@ -101,7 +101,7 @@ def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
     if operand.value == "src_scc" or operand.value == "scc":
         return lambda g: g.scc.astype(f"u{size // 8}")[:, None].view(dtype)
     if operand.value in ("src_vccz", "vccz"):
-        from .parse import VCC
+        from ..isa.parse import VCC
 
         return lambda g: (~g.mask(VCC).any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
     if operand.value in ("src_execz", "execz"):

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special
 from .bits import saturate, saturating
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
 from .operands import BITS, DTYPE, Read, constant_bits
-from .parse import Instruction, Operand
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 

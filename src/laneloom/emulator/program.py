@@ -12,11 +12,11 @@ import numpy as np
 from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
 from ..isa.metadata import parse_metadata
+from ..isa.parse import Instruction, Listing, parse
 from . import atomics, calls, global_access, hostcall, lds_access, matrix, tables  # noqa: F401 (they fill the tables)
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
-from .parse import Instruction, Listing, parse
 from .races import Misaligned, RaceFault
 from .shadow import Found
 from .state import Waves

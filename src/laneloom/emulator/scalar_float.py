@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import Instruction
 from .alu import Step, Target, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
@@ -14,7 +15,6 @@ from .float16 import widen
 from .floating import MAX_NUM, MAXIMUM, MIN_NUM, MINIMUM
 from .mode import ZERO
 from .operands import read_scalar
-from .parse import Instruction
 from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
 from .state import Waves
 from .transcendental import FUNCTIONS, half, single

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .parse import NULL, Operand
-from .registers import Uses
+from ..isa.parse import NULL, Operand
+from ..isa.registers import Uses
 from .state import U32, Waves
 
 FULL = U32(0xFFFFFFFF)

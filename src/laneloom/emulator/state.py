@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .parse import EXEC, NULL
+from ..isa.parse import EXEC, NULL
 
 if TYPE_CHECKING:
     from .memory import GlobalMemory, LocalMemory

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import HazardError
+from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
+from ..isa.registers import is_scalar_load, mask_of, raises, results, uses, waits
 from .alu import Step, Target
 from .global_access import Access, Buffer
 from .matrix import decode, is_matrix
 from .memory import LocalMemory
-from .parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
-from .registers import is_scalar_load, mask_of, raises, results, uses, waits
 from .shadow import FULL, Found, Shadow, bits_of
 from .state import U32, Waves
 from .undefined import rule

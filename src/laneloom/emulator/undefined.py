@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
+from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
 from .operands import BITS, constant_bits
-from .parse import EXEC, NULL, VCC, Instruction, Operand
-from .registers import Uses, results, uses
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
 

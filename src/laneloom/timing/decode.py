@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ..emulator.parse import Instruction
-from ..emulator.registers import raises, uses, waits
 from ..isa.catalogue import find_instruction
 from ..isa.listing import memory_width
+from ..isa.parse import Instruction
+from ..isa.registers import raises, uses, waits
 from .machine import Machine
 
 
