@@ -11,6 +11,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..operators import call, complete, folded, unfolded
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .arguments import is_direct
@@ -25,10 +26,8 @@ def attend_tensors(q: Any, k: Any, v: Any, scale: float | None, seen: Band) -> t
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
-    _check(q, k, v)
-    return torch.ops.laneloom.flash_attention(
-        q, k, v, seen.causal, None if scale is None else float(scale), seen.left, seen.right
-    )
+    scale = None if scale is None else float(scale)
+    return call(torch.ops.laneloom.flash_attention, q, k, v, seen.causal, scale, seen.left, seen.right)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -132,7 +131,8 @@ def _gradients(ctx, grad, grad_lse):
         return (None,) * 7
     if grad is None:
         grad = torch.zeros_like(out)
-    gradients = torch.ops.laneloom.flash_attention_backward(grad, grad_lse, q, k, v, out, lse, *ctx.options)
+    operator = torch.ops.laneloom.flash_attention_backward
+    gradients = call(operator, grad, grad_lse, q, k, v, out, lse, *ctx.options)
     return (*gradients, None, None, None, None)
 
 
@@ -147,5 +147,17 @@ def _refuse(ctx, *grads):
     )
 
 
-_attention.register_autograd(_gradients, setup_context=_remember)
-_backward.register_autograd(_refuse, setup_context=_remember_nothing)
+def _batched(info, in_dims, q, k, v, *options):
+    """vmap's axis is more of B."""
+    results = torch.ops.laneloom.flash_attention(*folded(info, in_dims, (q, k, v)), *options)
+    return tuple(unfolded(info, x) for x in results), (0, 0)
+
+
+def _batched_backward(info, in_dims, grad, grad_lse, q, k, v, out, lse, *options):
+    tensors = folded(info, in_dims, (grad, grad_lse, q, k, v, out, lse))
+    results = torch.ops.laneloom.flash_attention_backward(*tensors, *options)
+    return tuple(unfolded(info, x) for x in results), (0, 0, 0)
+
+
+complete(_attention, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2))
+complete(_backward, batched=_batched_backward, remember=_remember_nothing, gradients=_refuse)

@@ -1,8 +1,8 @@
 """The warm path of `matmul` on CUDA tensors: from a table, past PyTorch's dispatcher and the planner.
 
 The operator torch.ops.laneloom.matmul costs tens of microseconds of host time per call, more than a small product
-takes. Where nothing needs it (no gradient, no tracing, no functional transform, no dispatch mode), two 2-D tensors go
-straight to what was prepared for their shapes, strides, dtypes and alignment. Same kernel, same bits.
+takes. Where nothing needs it (no gradient, autocast, tracing, functional transform or dispatch mode), two 2-D tensors
+go straight to what was prepared for their shapes, strides, dtypes and alignment. Same kernel, same bits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def _is_observed() -> bool:
     """Whether something between the caller and the kernel wants to see the operator."""
     return (
         torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cuda")
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]

@@ -6,12 +6,14 @@ The backward pass is made of this operator and of laneloom::matmul, so that seco
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt, tau
 from typing import Any
 
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
+from ..operators import aligned, call, complete, one_by_one, refuse_out, to_front
 from . import execute
 from .config import MatmulConfig, NamedPlan
 from .dtypes import Arithmetic
@@ -52,7 +54,7 @@ def gemm_tensors(
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)
     rest = (scale_a, scale_b, precision, accumulator_name(acc_dtype), packed)
     if out is None:
-        return torch.ops.laneloom.gemm(a, b, *terms, out_dtype, text, *rest)
+        return call(torch.ops.laneloom.gemm, a, b, *terms, out_dtype, text, *rest)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands.values()):
         raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
     if out.dtype != (out_dtype or out.dtype):
@@ -164,7 +166,7 @@ def _gradients(ctx, grad):
         grad = torch.where(output > 0, grad, 0.0)
     elif ctx.activation is not None:
         terms = (c, bias, ctx.alpha, ctx.beta, None, wide, ctx.config, scale_a, scale_b, *ctx.how)
-        z = torch.ops.laneloom.gemm(a, b, *terms)
+        z = call(torch.ops.laneloom.gemm, a, b, *terms, None)
         grad = grad * _slope(z, ctx.activation)
     wanted = ctx.needs_input_grad
     scaled = grad if scale_a is None else grad * scale_a.reshape(-1, 1)
@@ -174,6 +176,25 @@ def _gradients(ctx, grad):
     grad_c = (ctx.beta * grad).sum_to_size(c.shape).to(c.dtype) if c is not None and wanted[2] else None
     grad_bias = grad.sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
     return grad_a, grad_b, grad_c, grad_bias, *[None] * 10
+
+
+def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
+    """One launch, unless a scale is batched or a bias beside an addend: those take a call for every element."""
+    operator = torch.ops.laneloom.gemm
+    scales = in_dims[9:11]
+    if any(axis is not None for axis in scales) or (in_dims[3:4] != (None,) and c is not None and beta != 0):
+        return one_by_one(operator, info, in_dims, a, b, c, bias, alpha, beta, *rest)
+    a, b, c = aligned(in_dims, a, b, c)
+    if len(in_dims) > 3 and in_dims[3] is not None:  # a bias for every element is an addend
+        c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (max(3, a.dim(), b.dim()) - 2), :], None, 1.0
+    if in_dims[0] is None and in_dims[1] is None:
+        a = a.expand(info.batch_size, *(1,) * (b.dim() - a.dim()), *a.shape)
+    return operator(a, b, c, bias, alpha, beta, *rest), 0
+
+
+def _cast(args: Sequence[Any]) -> tuple[int, ...]:
+    """Under autocast the operands become its dtype, unless `precision` says how to multiply fp32; the terms stay."""
+    return () if len(args) > 11 and args[11] is not None else (0, 1)
 
 
 _TERMS = "Tensor? c=None, Tensor? bias=None, float alpha=1., float beta=0., str? activation=None"
@@ -188,7 +209,7 @@ _OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, {_TERMS}, ScalarType? out_dtype=None, {_HOW}) -> Tensor",
 )
 _OPERATOR.register_fake(_gemm_fake)
-_OPERATOR.register_autograd(_gradients, setup_context=_remember)
+complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::gemm_out",
     _gemm_out,
@@ -196,3 +217,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_TERMS}, {_HOW}) -> ()",
 )
 _OUT_OPERATOR.register_fake(_gemm_out_fake)
+complete(_OUT_OPERATOR, batched=refuse_out)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
+from ..operators import aligned, call, complete, refuse_out
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .config import MatmulConfig, NamedPlan
@@ -81,7 +82,7 @@ def matmul_tensors(
     how = (precision, accumulator_name(acc_dtype), packed)
     a, b, extra = execute.as_matrices(a, b)
     if out is None:
-        result = torch.ops.laneloom.matmul(a, b, out_dtype, text, *how)
+        result = call(torch.ops.laneloom.matmul, a, b, out_dtype, text, *how)
         for axis in extra:
             result = result.squeeze(axis)
         return result
@@ -174,8 +175,9 @@ def summed_product(
 
     def product(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if alpha == 1:
-            return torch.ops.laneloom.matmul(x, y, out_dtype, None, *how)
-        return torch.ops.laneloom.gemm(x, y, None, None, alpha, 0.0, None, out_dtype, None, None, None, *how)
+            return call(torch.ops.laneloom.matmul, x, y, out_dtype, None, *how, None)
+        terms = (None, None, alpha, 0.0, None, out_dtype, None, None, None)
+        return call(torch.ops.laneloom.gemm, x, y, *terms, *how, None)
 
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     if batch == shape[:-2]:
@@ -185,6 +187,15 @@ def summed_product(
         y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
         return product(x, y).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
+
+
+def _batched(info, in_dims, a, b, *how):
+    return torch.ops.laneloom.matmul(*aligned(in_dims, a, b), *how), 0
+
+
+def _cast(args: Sequence[Any]) -> tuple[int, ...]:
+    """Under autocast the operands become its dtype, unless `precision` says how to multiply fp32."""
+    return () if len(args) > 4 and args[4] is not None else (0, 1)
 
 
 def _matmul_out(a, b, out, config=None, precision=None, acc_dtype=None, packed=None):
@@ -211,7 +222,7 @@ _OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, ScalarType? out_dtype=None, {_HOW}) -> Tensor",
 )
 _OPERATOR.register_fake(_matmul_fake)
-_OPERATOR.register_autograd(_gradients, setup_context=_remember)
+complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::matmul_out",
     _matmul_out,
@@ -219,3 +230,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_HOW}) -> ()",
 )
 _OUT_OPERATOR.register_fake(_matmul_out_fake)
+complete(_OUT_OPERATOR, batched=refuse_out)
