@@ -23,6 +23,7 @@ _RDNA4_NAMES = {
     "s_add_u32": "s_add_co_u32", "s_addc_u32": "s_add_co_ci_u32", "s_add_i32": "s_add_co_i32",
     "s_sub_i32": "s_sub_co_i32",
 }  # fmt: skip
+_YAML_TRUTHS = ("y", "n", "yes", "no", "on", "off", "true", "false")
 _KINDS = {"pointer": 8, "u32": 4}
 
 
@@ -77,6 +78,8 @@ class Assembly:
         for name, kind in self.arguments:
             if kind not in _KINDS:
                 raise ArgumentError(f"argument {name}: expected one of {', '.join(_KINDS)}, got {kind!r}")
+            if name.lower() in _YAML_TRUTHS:
+                raise ArgumentError(f"argument {name}: the metadata's readers take this name for a truth value")
         self.threads, self.lds_bytes, self.cu_mode = threads, lds_bytes, cu_mode
         self.lines: list[str] = []
         self._labels = 0

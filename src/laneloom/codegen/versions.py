@@ -38,11 +38,13 @@ __all__ = [
     "check_layout",
     "check_triton",
     "compiler_environment",
+    "cu_mode_options",
     "cta_barrier",
     "default_fp_fusion",
     "is_jit_function",
     "knob_values",
     "parse_version",
+    "rewritten_assembly",
     "tma_load",
     "tma_store",
     "triton_version",
@@ -195,6 +197,13 @@ def compiler_environment() -> dict[str, str]:
     return {str(name): str(value) for name, value in get_cache_invalidating_env_vars().items()}
 
 
+def cu_mode_options() -> dict[str, str]:
+    """Launch options that keep a workgroup on one compute unit of an RDNA WGP; none before Triton 3.9."""
+    from triton.backends.amd.compiler import HIPOptions
+
+    return {"wgp_cu_mode": "cu"} if "wgp_cu_mode" in HIPOptions.__dataclass_fields__ else {}
+
+
 def is_jit_function(kernel: object) -> bool:
     """Whether `kernel` came from @triton.jit or @gluon.jit (and not from an autotuner or the interpreter)."""
     return isinstance(kernel, JITFunction)
@@ -212,3 +221,29 @@ def knob_values(*, buffer_ops: bool) -> Iterator[None]:
         knobs.amd.use_buffer_ops = buffer_ops
         knobs.nvidia.dump_ptxas_log = True
         yield
+
+
+@contextmanager
+def rewritten_assembly(rewrite: Callable[[str], str], name: str) -> Iterator[None]:
+    """Pass the text that Triton's AMD backend generates through `rewrite` before it is assembled.
+
+    Triton's hook for this belongs to the process. From 3.7 its caches keep what was compiled under the hook, which is
+    known by `name`, apart; 3.6 does not, so a kernel has to be compiled under it always or never.
+    """
+    before = knobs.runtime.add_stages_inspection_hook
+
+    def hook(backend=None, stages=None, options=None, language=None, capability=None):
+        if stages is None:
+            key = (name, name) if before is None else tuple(f"{name}+{part}" for part in before())
+            return key
+        if before is not None:
+            before(backend, stages, options, language, capability)
+        generate = stages.get("amdgcn")
+        if generate is not None:
+            stages["amdgcn"] = lambda source, metadata: rewrite(generate(source, metadata))
+
+    knobs.runtime.add_stages_inspection_hook = hook
+    try:
+        yield
+    finally:
+        knobs.runtime.add_stages_inspection_hook = before

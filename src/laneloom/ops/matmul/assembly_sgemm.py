@@ -14,8 +14,10 @@ LDS_BYTES = B_AT + STEP * B_ROW
 LOADS = 8  #: of each operand, 4 bytes per lane and tile
 A_LOAD_ROWS = THREADS // STEP  #: rows of A that one load of the workgroup covers
 ROWS, COLUMNS = 16, 8  #: of C in a lane: 4 pieces of 4 rows, 16 apart; 2 pieces of 4 columns, 32 apart
-ARGUMENTS = (("a", "pointer"), ("b", "pointer"), ("c", "pointer"), ("m", "u32"), ("n", "u32"), ("k", "u32"),
-             ("row_a", "u32"), ("row_b", "u32"), ("row_c", "u32"))  # fmt: skip
+ARGUMENTS = (
+    ("a", "pointer"), ("b", "pointer"), ("c", "pointer"), ("size_m", "u32"), ("size_n", "u32"), ("size_k", "u32"),
+    ("row_a", "u32"), ("row_b", "u32"), ("row_c", "u32"),
+)  # fmt: skip
 LOAD_STEPS = 4  #: K8: the k-steps at whose beginning the next tile's loads are issued
 
 
@@ -59,7 +61,7 @@ class SgemmWriter:
         asm = self.asm
         block, rest = asm.scalar("pointers, M, N", 8), asm.scalar("K, pitches", 4)
         asm.emit("s_load_b256", block, asm.kernarg, 0)
-        asm.emit("s_load_b128", rest, asm.kernarg, asm.offset_of("k"))
+        asm.emit("s_load_b128", rest, asm.kernarg, asm.offset_of("size_k"))
         self.a, self.b, self.c = (block.part(at, 2) for at in (0, 2, 4))
         self.k, self.row_a, self.row_b, self.row_c = (rest[at] for at in range(4))
         self.rows_left, self.columns_left, self.product = block[6], block[7], asm.scalar("product", 2)

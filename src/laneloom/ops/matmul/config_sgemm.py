@@ -16,6 +16,11 @@ from .config import MatmulConfig
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 _MOST_BYTES = 1 << 31  #: from a tile's first element to its last
+#: The integers of the kernels that are written in Gluon, one machine code for all values.
+INTEGERS = (
+    "M", "N", "K", "stride_am", "stride_bk", "stride_cm", "inner",
+    "stride_ao", "stride_ai", "stride_bo", "stride_bi", "stride_co", "stride_ci",
+)  # fmt: skip
 _MOST_TILES = 65535  #: along one axis of the grid
 
 
@@ -53,6 +58,8 @@ class SgemmConfig(MatmulConfig):
             if columns > 1 and matrix.strides[3] != 1:
                 return (f"{name}: the schedule {self.schedule} takes row-major matrices, got the column stride "
                         f"{matrix.strides[3]}")  # fmt: skip
+        if self.schedule != "sgemm_assembly" and problem.batches > _MOST_TILES:
+            return f"batch: expected at most {_MOST_TILES} products, got {problem.batches}"
         rows = max(self.block_m, self.block_k) + 8
         for name, matrix in (("a", problem.a), ("b", problem.b), ("out", problem.out)):
             if rows * matrix.strides[2] * DTYPE_BYTES["fp32"] >= _MOST_BYTES:
@@ -68,25 +75,6 @@ class SgemmConfig(MatmulConfig):
         if self.group_m != 1:
             return f"group_m: the schedule {self.schedule} visits tiles row by row, got {self.group_m}"
         return None
-
-    @staticmethod
-    def pitches(problem: MatmulProblem) -> tuple[int, int, int]:
-        """Row strides of A, B and C in elements."""
-        return problem.a.strides[2], problem.b.strides[2], problem.out.strides[2]
-
-    @staticmethod
-    def batch_offsets(problem: MatmulProblem) -> list[tuple[int, int, int]]:
-        """Elements from the base of A, B and C to each product of the batch."""
-        outer, inner = problem.batch
-
-        def at(matrix: Matrix, o: int, i: int) -> int:
-            return o * matrix.strides[0] + i * matrix.strides[1]
-
-        return [
-            (at(problem.a, o, i), at(problem.b, o, i), at(problem.out, o, i))
-            for o in range(outer)
-            for i in range(inner)
-        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +151,44 @@ class AssemblyConfig(SgemmConfig):
             return "priority: it is raised in unrolled k-steps, got unroll=False"
         if self.group_m not in (1, 2, 4, 8, 16, 32):
             return f"group_m: expected a power of two up to 32, got {self.group_m}"
-        return replace(self, group_m=1)._why_not_shape()
+        return SgemmConfig._why_not_knobs(replace(self, group_m=1))
 
-    def _why_not_shape(self) -> str | None:
-        return super()._why_not_knobs()
+
+def pitches(problem: MatmulProblem) -> tuple[int, int, int]:
+    """Row strides of A, B and C in elements."""
+    return problem.a.strides[2], problem.b.strides[2], problem.out.strides[2]
+
+
+def batch_offsets(problem: MatmulProblem) -> list[tuple[int, int, int]]:
+    """Elements from the base of A, B and C to each product of the batch."""
+    outer, inner = problem.batch
+
+    def at(matrix: Matrix, o: int, i: int) -> int:
+        return o * matrix.strides[0] + i * matrix.strides[1]
+
+    return [
+        (at(problem.a, o, i), at(problem.b, o, i), at(problem.out, o, i)) for o in range(outer) for i in range(inner)
+    ]
+
+
+def grid(problem: MatmulProblem, config: SgemmConfig) -> tuple[int, int, int]:
+    """Workgroups along N, M and the batch."""
+    return -(-problem.n // config.block_n), -(-problem.m // config.block_m), problem.batches
+
+
+def arguments(problem: MatmulProblem) -> dict[str, int]:
+    """The integers of the kernels that are written in Gluon."""
+    values = (
+        problem.m, problem.n, problem.k, *pitches(problem), problem.batch[1],
+        *problem.a.strides[:2], *problem.b.strides[:2], *problem.out.strides[:2],
+    )  # fmt: skip
+    return dict(zip(INTEGERS, values, strict=True))
+
+
+def tiles(problem: MatmulProblem, config: SgemmConfig) -> str:
+    """The grid in words."""
+    columns, rows, batches = grid(problem, config)
+    return f"{batches} x {rows} x {columns} workgroups of {config.block_m} x {config.block_n}"
 
 
 #: What each schedule's block and waves may be.

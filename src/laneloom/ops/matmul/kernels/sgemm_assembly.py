@@ -15,7 +15,7 @@ from ....codegen import CodeObject, assemble
 from ....gpu import Gpu
 from ...assembled import launch_assembled
 from ..assembly_sgemm import STEP, TILE, SgemmWriter
-from ..config_sgemm import AssemblyConfig
+from ..config_sgemm import AssemblyConfig, batch_offsets, pitches
 from ..problem import MatmulProblem
 
 
@@ -38,8 +38,8 @@ def launch(problem: MatmulProblem, config: AssemblyConfig, gpu: Gpu, a: Any, b: 
     code = code_object(problem, config, gpu)
     tiles_m, tiles_n = -(-problem.m // TILE), -(-problem.n // TILE)
     grid = (tiles_n * config.group_m, -(-tiles_m // config.group_m))
-    sizes = (problem.m, problem.n, problem.k, *(4 * pitch for pitch in config.pitches(problem)))
-    for offsets in config.batch_offsets(problem):
+    sizes = (problem.m, problem.n, problem.k, *(4 * pitch for pitch in pitches(problem)))
+    for offsets in batch_offsets(problem):
         launch_assembled(code, grid, (a, b, c), offsets, sizes)
 
 
@@ -47,4 +47,4 @@ def facts(problem: MatmulProblem, config: AssemblyConfig, gpu: Gpu) -> list[str]
     """What sizes and strides made of the launch, as sentences."""
     tiles = f"{-(-problem.m // TILE)} x {-(-problem.n // TILE)} tiles of {TILE} x {TILE}"
     edges = "the tile divides M, N and K: no masks" if _is_whole(problem) else "clamped loads and masked stores"
-    return [f"{tiles}, {edges}; written in assembly, {len(config.batch_offsets(problem))} launches"]
+    return [f"{tiles}, {edges}; written in assembly, {len(batch_offsets(problem))} launches"]
