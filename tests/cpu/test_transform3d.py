@@ -17,6 +17,7 @@ from laneloom.ops.transform3d import (
     RowsConfig,
     Transform3dProblem,
     execute,
+    ladder,
     parse_config,
     plan,
     reference,
@@ -194,6 +195,7 @@ def test_output_line_is_the_seeds():
 def test_validation_lines():
     good = transformbench.Validation(4, 16, "3", 2.84e-14, 3.11e-14)
     assert str(good) == "K=4  nfuncs=16 level=3  max_abs_err=2.84e-14  max_rel_err=3.11e-14  PASS"
+    assert str(transformbench.Validation(10, 16, "3", 0.0, 0.0)).startswith("K=10 nfuncs=16 level=3  max_abs_err=")
     bad = transformbench.Validation(4, 16, "3", math.inf, math.inf)
     assert not bad.passed
     assert str(bad).endswith("FAIL")
@@ -202,15 +204,15 @@ def test_validation_lines():
 
 def test_levels_choose_their_schedules():
     problem = Transform3dProblem(10, 64)
-    schedules = {level: transformbench.level_config(level, problem, HOPPER).schedule for level in transformbench.LEVELS}
+    schedules = {level: ladder.level_config(level, problem, HOPPER).schedule for level in ladder.LEVELS}
     assert schedules == {
         "1": "levels", "2": "levels", "3": "levels", "4": "levels", "5": "cublasdx", "6": "kronecker", "7": "fused",
         "fused": "fused",
     }  # fmt: skip
     with pytest.raises(ArgumentError, match="level: expected one of"):
-        transformbench.level_config("8", problem, HOPPER)
+        ladder.level_config("8", problem, HOPPER)
     with pytest.raises(InvalidConfigError, match="24 MB"):
-        transformbench.level_config("6", Transform3dProblem(12, 64), HOPPER)
+        ladder.level_config("6", Transform3dProblem(12, 64), HOPPER)
 
 
 def test_page_shows_the_records():

@@ -30,6 +30,7 @@ ERROR_BUDGET = 4.0  #: times the bound on the rounding of an FP64 reference
 _CHECKED = 64  #: tensors that are compared with the CPU, from either end of the batch
 _L2_TIMES = 4.0  #: the input and output sets together, in sizes of the L2
 _COPY_BLOCK = 2048
+DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "complex128": torch.complex128, "complex64": torch.complex64}
 
 
 @triton.jit
@@ -39,19 +40,21 @@ def _copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
     tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=mask), mask=mask)
 
 
-def _copy(x: torch.Tensor, out: torch.Tensor) -> None:
-    n = x.numel()
+def copy_tensors(x: torch.Tensor, out: torch.Tensor) -> None:
+    """Launch a copy of the bytes of x, of a multiple of eight along its last axis."""
+    source, target = (t.view(torch.float64) for t in (x, out))
+    n = source.numel()
     kernel: Any = _copy_kernel
-    kernel[(triton.cdiv(n, _COPY_BLOCK),)](x, out, n, BLOCK=_COPY_BLOCK, num_warps=8)
+    kernel[(triton.cdiv(n, _COPY_BLOCK),)](source, target, n, BLOCK=_COPY_BLOCK, num_warps=8)
 
 
-def _error(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor) -> float:
+def share_of_budget(x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, dtype: str) -> float:
     """The worst error among the first and the last tensors, in bounds of the reference's own rounding."""
     ends = torch.cat((x[:_CHECKED], x[-_CHECKED:])).cpu().numpy()
     got = torch.cat((out[:_CHECKED], out[-_CHECKED:])).cpu().numpy()
     if bool(out.isnan().any()):
         return float("inf")
-    return reference.worst_share(got, ends, matrix.cpu().numpy())
+    return reference.worst_share(got, ends, matrix.cpu().numpy(), dtype=dtype)
 
 
 def _configs(problem: Transform3dProblem) -> dict[str, Transform3dConfig]:
@@ -68,6 +71,7 @@ def _configs(problem: Transform3dProblem) -> dict[str, Transform3dConfig]:
 def compare(
     k: int,
     count: int,
+    dtype: str = "fp64",
     *,
     rounds: int = 15,
     environment: Environment | None = None,
@@ -75,18 +79,18 @@ def compare(
 ) -> Iterator[Record]:
     """Records of every candidate that runs, each checked before it is timed. `report` gets what was left out."""
     gpu = active_gpu()
-    problem = Transform3dProblem(k, count)
+    problem = Transform3dProblem(k, count, dtype)
     environment = environment or read_environment()
     n_sets = count_sets(problem.bytes, factor=_L2_TIMES)
     shape = (count, k, k, k)
-    xs = [torch.randn(shape, dtype=torch.float64, device="cuda") for _ in range(n_sets)]
+    xs = [torch.randn(shape, dtype=DTYPES[dtype], device="cuda") for _ in range(n_sets)]
     outs = [torch.empty_like(x) for x in xs]
-    matrix = torch.randn((k, k), dtype=torch.float64, device="cuda")
+    matrix = torch.randn((k, k), dtype=xs[0].real.dtype, device="cuda")
 
     def run(config: Transform3dConfig, i: int) -> None:
-        execute.transform_into(xs[i], matrix, outs[i], "fp64", gpu, transpose=False, accumulate=False, config=config)
+        execute.transform_into(xs[i], matrix, outs[i], dtype, gpu, transpose=False, accumulate=False, config=config)
 
-    launches: dict[str, Callable[[int], Any]] = {"copy": lambda i: _copy(xs[i], outs[i])}
+    launches: dict[str, Callable[[int], Any]] = {"copy": lambda i: copy_tensors(xs[i], outs[i])}
     errors: dict[str, float] = {}
     configs = _configs(problem)
     for name, config in configs.items():
@@ -96,7 +100,7 @@ def compare(
         except UnsupportedError as refusal:
             report(f"K={k}: without {name}: {refusal}")
             continue
-        errors[name] = _error(xs[0], matrix, outs[0])
+        errors[name] = share_of_budget(xs[0], matrix, outs[0], dtype)
         if not errors[name] <= ERROR_BUDGET:
             report(f"K={k}: {name} is wrong, {errors[name]:.1f} bounds off, and not timed")
             continue
@@ -109,7 +113,7 @@ def compare(
         yield make_record(
             timing,
             op="transform3d",
-            problem={"k": k, "count": count, "dtype": "fp64"},
+            problem={"k": k, "count": count, "dtype": dtype},
             candidate=name,
             config=asdict(config) if config else None,
             method=METHOD_SUSTAINED,
@@ -123,10 +127,12 @@ def compare(
         )
 
 
-def table(records: Iterable[Record]) -> str:
-    """The records as a Markdown table, one row per case; of repeated measurements the last counts."""
+def table(records: Iterable[Record], dtype: str = "fp64") -> str:
+    """The records of a dtype as a Markdown table, one row per case; of repeated measurements the last counts."""
     latest: dict[tuple[int, int], dict[str, Record]] = {}
     for record in records:
+        if record.problem["dtype"] != dtype:
+            continue
         latest.setdefault((record.problem["k"], record.problem["count"]), {})[record.candidate] = record
     lines = [
         "| K | tensors | time, us | GB/s | TFLOP/s | x of copy | x of three torch products | x of cuBLASDx | error |",
@@ -143,6 +149,11 @@ def table(records: Iterable[Record]) -> str:
     return "\n".join(lines)
 
 
+def suite_cases() -> list[tuple[int, int, str]]:
+    """K, number of tensors and dtype of every case of suites/transform3d.json."""
+    return [(case[0], case[1], case[2] if len(case) > 2 else "fp64") for case in load_suite("transform3d")["cases"]]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--table", type=Path, help="print the records of this file as a table and stop")
@@ -153,14 +164,14 @@ def main() -> None:
         print(table(load(arguments.table)))
         return
     environment = read_environment()
-    for k, count in load_suite("transform3d")["cases"]:
-        for record in compare(k, count, rounds=arguments.rounds, environment=environment):
+    for k, count, dtype in suite_cases():
+        for record in compare(k, count, dtype, rounds=arguments.rounds, environment=environment):
             if arguments.out:
                 append(arguments.out, record)
             print(
-                f"K={k:2d} N={count:6d} {record.candidate:22s} {record.median_us:9.1f} us {record.gbs:6.0f} GB/s "
-                f"{record.tflops:5.1f} TFLOP/s {record.ratio_to_reference:.3f} of copy"
-                + (" noisy" if record.noisy else ""),
+                f"K={k:2d} N={count:6d} {record.problem['dtype']:10s} {record.candidate:22s} "
+                f"{record.median_us:9.1f} us {record.gbs:6.0f} GB/s {record.tflops:5.1f} TFLOP/s "
+                f"{record.ratio_to_reference:.3f} of copy" + (" noisy" if record.noisy else ""),
                 flush=True,
             )
         torch.cuda.empty_cache()

@@ -13,23 +13,11 @@ from typing import Any
 from ..errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ..gpu import Gpu
 from ..ops.target import active_gpu, expected_device_type
-from ..ops.transform3d import FusedConfig, RowsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
-from ..ops.transform3d.config_levels import CublasdxConfig, KroneckerConfig, LevelsConfig
+from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, reference
+from ..ops.transform3d.ladder import launch_shape, level_config, level_name
 
-#: Name of every level, as in the seed's output line. "fused" is laneloom's own, with the config that `plan` chooses.
-LEVELS = {
-    "1": "L1-global",
-    "2": "L2-shared",
-    "3": "L3-regblk",
-    "4": "L4-mma",
-    "5": "L5-cublasdx",
-    "6": "L6-kron",
-    "7": "L7-chained",
-    "fused": "fused",
-}
 VALIDATED_K = (4, 6, 8, 10)
 TOLERANCE = 1e-10
-_NARROW_K, _WIDE_K = 10, 16
 
 
 @dataclass(frozen=True)
@@ -56,42 +44,6 @@ class Line:
     def as_json(self) -> dict[str, Any]:
         """The fields with the rate, for --json."""
         return asdict(self) | {"gflops": self.gflop / (self.time_us * 1e-6)}
-
-
-def level_config(level: str, problem: Transform3dProblem, gpu: Gpu, *, blocks: int = 512) -> Transform3dConfig:
-    """The config of one level.
-
-    On AMD's GPUs and in the emulator levels 3 and 4 are the Triton schedule `rows`, the others are refused.
-    Raises ArgumentError for an unknown level, InvalidConfigError with the reason where the level cannot do the problem.
-    """
-    k = problem.k
-    if level not in LEVELS:
-        raise ArgumentError(f"level: expected one of {', '.join(LEVELS)}, got {level!r}")
-    if level == "fused":
-        return plan(problem, gpu)
-    if gpu.vendor == "amd" and level in ("3", "4"):
-        config = RowsConfig(dot=level == "4")
-    elif level == "7":
-        config = FusedConfig(warps=4 if k <= _WIDE_K else 8, bulk=problem.vector_aligned)
-    elif level == "6":
-        config = KroneckerConfig()
-    elif level == "5":
-        config = CublasdxConfig(threads=64 if k <= _NARROW_K else 128)  # what the library itself suggests
-    else:
-        config = LevelsConfig(level=int(level), blocks=blocks)
-    return execute.checked_config(problem, gpu, config)
-
-
-def _launch_shape(config: Transform3dConfig, problem: Transform3dProblem, blocks: int) -> tuple[int, int, int]:
-    """CTAs, threads and bytes of shared memory; 0 where the kernel is the library's own."""
-    if isinstance(config, FusedConfig):
-        ctas = -(-problem.count // config.group) * config.cluster
-        return ctas, 32 * config.warps, config.shared_bytes(problem)
-    if isinstance(config, CublasdxConfig):
-        return problem.count, config.threads, config.shared_bytes(problem.k)
-    if isinstance(config, LevelsConfig):
-        return min(blocks, problem.count), config.threads, 0 if config.level == 1 else problem.k**2 * 8
-    return 0, 0, 0
 
 
 def _prepare(
@@ -131,7 +83,7 @@ def run(
     problem = Transform3dProblem(k, nfuncs)
     config = level_config(level, problem, gpu, blocks=nblocks)
     launch, *_ = _prepare(problem, config, gpu)
-    ctas, threads, smem = _launch_shape(config, problem, nblocks)
+    ctas, threads, smem = launch_shape(config, problem, gpu, nblocks)
     for repetition in range(repetitions + 1):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
@@ -142,7 +94,7 @@ def run(
         if repetition:
             microseconds = 1000 * start.elapsed_time(end)
             gflop = problem.flops * ntasks / 1e9
-            yield Line(LEVELS[level], nfuncs, ctas, k, ntasks, threads, smem, microseconds, gflop)
+            yield Line(level_name(level, gpu), nfuncs, ctas, k, ntasks, threads, smem, microseconds, gflop)
 
 
 @dataclass(frozen=True)
@@ -161,7 +113,7 @@ class Validation:
         return self.refused is None and self.max_rel_err < TOLERANCE
 
     def __str__(self) -> str:
-        head = f"K={self.k}  nfuncs={self.nfuncs} level={self.level}"
+        head = f"K={self.k:<2} nfuncs={self.nfuncs} level={self.level}"
         if self.refused is not None:
             return f"{head}  REFUSED: {self.refused}"
         verdict = "PASS" if self.passed else "FAIL"

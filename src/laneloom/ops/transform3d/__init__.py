@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from .api import transform3d
-from .config import FusedConfig, MatmulsConfig, RowsConfig, Transform3dConfig, parse_config, plan
+from .config import ChainedConfig, FusedConfig, MatmulsConfig, RowsConfig, Transform3dConfig, parse_config, plan
 from .problem import Transform3dProblem
 
 __all__ = [
+    "ChainedConfig",
     "FusedConfig",
     "MatmulsConfig",
     "RowsConfig",

@@ -24,17 +24,19 @@ def transform3d(
     coeffs: X, [..., K, K, K], float64, float32, complex128 or complex64, on the GPU that Triton drives, or on the CPU
         inside `laneloom.emulated`. Any number of tensors, 0 included. X is copied first where a tensor [K, K, K] is not
         dense, or where the batch axes do not flatten to one stride.
-    matrix: T, [K, K] for all three axes or [3, K, K], with any strides; real, of coeffs' precision.
+    matrix: T, [K, K] for all three axes or [3, K, K], with any strides; of coeffs' dtype or, where that is complex, of
+        its parts'.
     out: where R goes, of coeffs' shape and dtype; it may overlap coeffs (R is then made elsewhere and copied). It takes
         no part in autograd.
-    transpose: T[a', a] in place of T[a, a'], which inverts the transform of an orthogonal T.
+    transpose: T[a', a] in place of T[a, a'], never conjugated, which inverts the transform of an orthogonal T.
     accumulate: add R to what `out` holds.
     config: what runs; by default `plan` chooses: one fused kernel on Hopper (K up to 30, 32, most K up to 48), three
-        passes elsewhere.
+        passes elsewhere and for a complex matrix.
 
     float64 is computed in float64. The fused kernel computes float32 in float64 too, rounded after the second and the
-    third contraction. The same call gives the same bits, and a tensor's result does not depend on the batch it is in.
-    Gradients of coeffs and matrix are transforms by the same operator; second derivatives work as well.
+    third contraction. A complex tensor takes two real transforms, or with a complex matrix products of four parts. The
+    same call gives the same bits, and a tensor's result does not depend on the batch it is in. Gradients of coeffs and
+    matrix are transforms by the same operator; second derivatives work as well.
 
     Raises ArgumentError for operands that do not fit together or are elsewhere, UnsupportedError for other dtypes and,
     on Hopper, without the extra `cuda`, InvalidConfigError for a config that cannot do this.

@@ -1,7 +1,8 @@
 """The products of which the transform is made, under the names that MADNESS gives them: mTxm, mxm, mxmT, mTxmT.
 
-c = a^T b, a b, a b^T and a^T b^T for float64 and float32, in that precision, by the schedule `rows`; on the GPU that
-Triton drives, or on the CPU inside `laneloom.emulated`. a may carry batch axes, b is one matrix.
+c = a^T b, a b, a b^T and a^T b^T for float64, float32, complex128 and complex64, in that precision, by the schedule
+`rows`; on the GPU that Triton drives, or on the CPU inside `laneloom.emulated`. a may carry batch axes, b is one
+matrix, of a's dtype or, where a is complex, of its parts'. A product with b^T does not conjugate.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ def _product(name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
 
     if a.dim() < 2 or b.dim() != 2 or a.shape[-2] != b.shape[0]:
         raise ArgumentError(f"{name}: a and b do not fit together, as matrices they are {a.mT.shape} and {b.shape}")
-    if a.dtype != b.dtype or a.device != b.device:
+    if a.dtype not in (torch.float64, torch.float32, torch.complex128, torch.complex64):
+        raise UnsupportedError(f"{name}: a must be torch.float64, float32, complex128 or complex64, got {a.dtype}")
+    if b.dtype not in (a.dtype, a.dtype.to_real() if a.is_complex() else a.dtype) or a.device != b.device:
         raise ArgumentError(f"{name}: b must be {a.dtype} on {a.device}, as a is, got {b.dtype} on {b.device}")
-    if a.dtype not in (torch.float64, torch.float32):
-        raise UnsupportedError(f"{name}: a must be torch.float64 or torch.float32, got {a.dtype}")
     shape = (*a.shape[:-2], a.shape[-1], b.shape[1])
     if out is None:
         if accumulate:
@@ -72,7 +73,8 @@ def _product(name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
         raise ArgumentError(f"{name}: a must be on {expected_device_type()} for {gpu.name}, got {a.device}")
     if out.numel():
         batch = a.shape[:-2].numel()
-        flat = a.detach().reshape(batch, *a.shape[-2:])
+        plain_a, plain_b = (t.detach().resolve_conj().resolve_neg() for t in (a, b))
+        flat = plain_a.reshape(batch, *a.shape[-2:])
         with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-            rows.multiply(RowsConfig(), flat, b.detach(), out.view(batch, *shape[-2:]), accumulate=accumulate)
+            rows.multiply(RowsConfig(), flat, plain_b, out.view(batch, *shape[-2:]), accumulate=accumulate)
     return out

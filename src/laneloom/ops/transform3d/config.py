@@ -17,6 +17,8 @@ _MAX_WARPS = 32
 _MAX_CLUSTER = 8
 _MAX_ROWS_K = 64
 _MFMA_FP64_TRITON = (3, 9)
+_WIDEST_CHAINED = 16  #: K, padded, of which a tensor fits in AMD's 64 KiB of LDS
+_CHAINED_VALUES = 2048  #: of the tensors of one program, where they are small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +62,12 @@ class FusedConfig(Transform3dConfig):
         """See Transform3dConfig."""
         if gpu.name != "sm_90a":
             return f"the fused schedule is CUDA C++ for sm_90a, not for {gpu.name} ({gpu.family})"
+        if problem.complex_matrix:
+            return "the fused kernel multiplies by a real matrix: a complex one takes four real products, not two"
+        if problem.alignment < problem.element_bytes and problem.parts == 2:
+            return "a complex tensor must start at a multiple of its element's size"
         if self.bulk and not problem.vector_aligned:
-            return "bulk copies need an even K, and tensors that start at multiples of 16 bytes"
+            return "bulk copies need an even K, or planes of whole 16 bytes, and tensors at multiples of 16 bytes"
         if self.cluster > 1 and (self.group != 1 or problem.k % self.cluster != 0 or self.cluster > _MAX_CLUSTER):
             return (
                 f"a cluster of at most {_MAX_CLUSTER} CTAs shares the K={problem.k} planes of one tensor evenly, "
@@ -96,12 +102,56 @@ class RowsConfig(Transform3dConfig):
             return f"rows must be a power of two, num_warps 1, 2, 4 or 8, got {self.rows} and {self.num_warps}"
         if problem.k > _MAX_ROWS_K:
             return f"a program keeps K outputs per row in registers, which ends at K={_MAX_ROWS_K}, got K={problem.k}"
-        if self.dot and gpu.matrix_instructions == "mfma":
-            from ...codegen.versions import parse_version, triton_version
+        return why_no_mfma(gpu) if self.dot else None
 
-            if parse_version(triton_version()) < _MFMA_FP64_TRITON:
-                return f"Triton {triton_version()} cannot compile FP64 matrix products for CDNA, 3.9 can"
-        return None
+
+def next_power_of_two(value: int) -> int:
+    """The smallest power of two that is at least `value`."""
+    return 1 << (value - 1).bit_length()
+
+
+def why_no_mfma(gpu: Gpu) -> str | None:
+    """Why this Triton cannot compile an FP64 `tl.dot` for `gpu`, or None."""
+    from ...codegen.versions import parse_version, triton_version
+
+    if gpu.matrix_instructions == "mfma" and parse_version(triton_version()) < _MFMA_FP64_TRITON:
+        return f"Triton {triton_version()} cannot compile FP64 matrix products for CDNA, 3.9 can"
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainedConfig(Transform3dConfig):
+    """kernels/chained.py: one pass through device memory on AMD's GPUs, matrices in registers, axes padded."""
+
+    schedule: str = "chained"
+    group: int = 1  #: tensors of one program, a power of two
+    num_warps: int = 4
+
+    @classmethod
+    def for_order(cls, k: int) -> ChainedConfig:
+        """What keeps a thread's share of the tensors within its registers."""
+        axis = next_power_of_two(k)
+        return cls(group=max(1, _CHAINED_VALUES // axis**3), num_warps=8 if axis >= _WIDEST_CHAINED else 4)
+
+    def padded(self, k: int) -> int:
+        """Length of every axis in the kernel."""
+        return next_power_of_two(k)
+
+    def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
+        """See Transform3dConfig."""
+        if gpu.vendor != "amd":
+            return f"the chained schedule is for AMD's GPUs, {gpu.name} ({gpu.family}) has schedule fused"
+        if problem.parts == 2:
+            return "the chained schedule takes real tensors, rows takes complex ones"
+        if self.group < 1 or self.group & (self.group - 1) or self.num_warps not in (1, 2, 4, 8):
+            return f"group must be a power of two, num_warps 1, 2, 4 or 8, got {self.group} and {self.num_warps}"
+        need = self.group * self.padded(problem.k) ** 3 * problem.element_bytes
+        if need > gpu.lds_bytes:
+            return (
+                f"a program turns its tensors through LDS: {self.group} of K={problem.k}, padded to "
+                f"{self.padded(problem.k)}, take {need} bytes of {gpu.lds_bytes}"
+            )
+        return why_no_mfma(gpu) if problem.dtype == "fp64" else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +174,15 @@ SCHEDULES: Mapping[str, tuple[str, str]] = {
     "fused": ("config", "FusedConfig"),
     "rows": ("config", "RowsConfig"),
     "matmuls": ("config", "MatmulsConfig"),
+    "chained": ("config", "ChainedConfig"),
     "levels": ("config_levels", "LevelsConfig"),
+    "levels_amd": ("config_levels", "AmdLevelsConfig"),
     "cublasdx": ("config_levels", "CublasdxConfig"),
     "kronecker": ("config_levels", "KroneckerConfig"),
 }
 
-#: K -> the knobs that were fastest on one H200 at batches of 2 GB (docs/transform3d.md, 2026-11-20).
-_MEASURED: Mapping[int, Mapping[str, Any]] = {
+#: (dtype, K) -> the knobs that were fastest on one H200 at batches of 2 GB (docs/transform3d.md, 2026-11-20).
+_FP64: Mapping[int, Mapping[str, Any]] = {
     6: {"group": 16, "warps": 8, "ctas_per_sm": 4},
     8: {"group": 2, "warps": 4, "ctas_per_sm": 8},
     10: {"group": 3, "warps": 4, "ctas_per_sm": 6, "unroll": 1},
@@ -143,13 +195,20 @@ _MEASURED: Mapping[int, Mapping[str, Any]] = {
     32: {"cluster": 4, "warps": 4, "ctas_per_sm": 3, "matrix_in_registers": False},
     40: {"cluster": 8, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
+_MEASURED: dict[str, Mapping[int, Mapping[str, Any]]] = {
+    "fp64": _FP64,
+    "complex64": _FP64,  # not measured; a tensor has as many bytes
+    "fp32": {},
+    "complex128": {},
+}
 #: The same where there are too few tensors to fill the GPU many times (N = 2048).
-_MEASURED_FEW: Mapping[int, Mapping[str, Any]] = {
+_FP64_FEW: Mapping[int, Mapping[str, Any]] = {
     4: {"group": 16, "warps": 8, "ctas_per_sm": 4},
     6: {"group": 4, "warps": 4, "ctas_per_sm": 8},
     8: {"group": 1, "warps": 2, "ctas_per_sm": 16},
     10: {"group": 1, "warps": 4, "ctas_per_sm": 6},
 }
+_MEASURED_FEW: dict[str, Mapping[int, Mapping[str, Any]]] = {"fp64": _FP64_FEW, "complex64": _FP64_FEW, "fp32": {}}
 _FEW_BYTES = 2**26  #: read and written
 _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's registers
 
@@ -157,13 +216,14 @@ _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's regis
 def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     """Measured knobs, or those of the same kind for a K that was not measured."""
     k = problem.k
-    if problem.bytes <= _FEW_BYTES and k in _MEASURED_FEW:
-        return dict(_MEASURED_FEW[k])
-    if k in _MEASURED:
-        return dict(_MEASURED[k])
-    values_per_cta, few, many, three_tiles = 4096, 5, 16, 24
-    if k <= many:
-        return {"group": max(1, values_per_cta // k**3), "warps": 8 if k > few else 4, "ctas_per_sm": 3}
+    few = _MEASURED_FEW.get(problem.dtype, {})
+    if problem.bytes <= _FEW_BYTES and k in few:
+        return dict(few[k])
+    if k in _MEASURED[problem.dtype]:
+        return dict(_MEASURED[problem.dtype][k])
+    values_per_cta, tiny, small, three_tiles = 4096, 5, 16, 24
+    if k <= small:
+        return {"group": max(1, values_per_cta // k**3), "warps": 8 if k > tiny else 4, "ctas_per_sm": 3}
     # Above three tiles of 8 the accumulators of a plane leave no registers for the matrix.
     six_planes_each = 22
     return {
@@ -177,6 +237,10 @@ def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
 def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transform3dConfig, str]]:
     """Configs with the reason for their place, best first."""
     if gpu.vendor == "amd":
+        axis = next_power_of_two(problem.k)
+        if axis == problem.k or gpu.matrix_instructions == "mfma":
+            # On RDNA FP64 arithmetic is the bound, on CDNA memory is: there padding costs nothing.
+            yield ChainedConfig.for_order(problem.k), "each tensor is read and written once"
         if gpu.matrix_instructions == "mfma":
             yield RowsConfig(dot=True), "three passes, FP64 products by the matrix unit"
         yield RowsConfig(), "three passes, a row of outputs in registers"

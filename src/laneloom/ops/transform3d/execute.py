@@ -22,6 +22,7 @@ def problem_of(x: Any, matrix: Any, out: Any, dtype: str, *, accumulate: bool) -
         dtype=dtype,
         same_matrix=matrix.dim() == 2,
         accumulate=accumulate,
+        complex_matrix=matrix.is_complex(),
         stride_x=x.stride(0),
         stride_out=out.stride(0),
         alignment=min(_MAX_ALIGNMENT, addresses & -addresses) if addresses else _MAX_ALIGNMENT,

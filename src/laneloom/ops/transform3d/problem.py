@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Bytes of one element of every dtype that a schedule may name.
-DTYPE_BYTES = {"fp64": 8, "fp32": 4}
+DTYPE_BYTES = {"fp64": 8, "fp32": 4, "complex128": 16, "complex64": 8}
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Transform3dProblem:
     accumulate: bool = False  #: add to what the output holds
     stride_x: int | None = None  #: elements between two tensors of X; None means dense
     stride_out: int | None = None
+    complex_matrix: bool = False  #: for complex tensors only
     alignment: int = 16  #: bytes; the largest power of two up to 16 that divides both base addresses
 
     def __post_init__(self) -> None:
@@ -32,9 +33,14 @@ class Transform3dProblem:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def parts(self) -> int:
+        """Real tensors in a tensor: 2 where it is complex."""
+        return 2 if self.dtype.startswith("complex") else 1
+
+    @property
     def flops(self) -> int:
-        """6 K^4 per tensor: a multiplication and an addition per term of three contractions."""
-        return 6 * self.k**4 * self.count
+        """6 K^4 per real tensor and real matrix: a multiplication and an addition per term of three contractions."""
+        return 6 * self.k**4 * self.count * self.parts * (2 if self.complex_matrix else 1)
 
     @property
     def bytes(self) -> int:
@@ -51,4 +57,5 @@ class Transform3dProblem:
     def key(self) -> str:
         """Name of the tuning record."""
         marks = ("_same" if self.same_matrix else "_axes") + ("_add" if self.accumulate else "")
+        marks += "_complex_matrix" if self.complex_matrix else ""
         return f"transform3d/{self.dtype}/k{self.k}_n{self.count}{marks}"

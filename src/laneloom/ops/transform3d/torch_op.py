@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
+from ..operators import call, complete, folded, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .config import parse_config
 
-_NAMES = {torch.float64: "fp64", torch.float32: "fp32"}
+_NAMES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.complex128: "complex128", torch.complex64: "complex64",
+}  # fmt: skip
 _TENSOR_AXES = 3
 
 
@@ -26,8 +29,6 @@ def transform_tensors(
         raise ArgumentError("accumulate: expected out, to which the transform is added, got none")
     _check(coeffs, matrix)
     if out is None:
-        if coeffs.is_complex():
-            return _complex_pair(coeffs, lambda part: _flat_call(part, matrix, transpose, config))
         return _flat_call(coeffs, matrix, transpose, config)
     if torch.is_grad_enabled() and any(x.requires_grad for x in (coeffs, matrix, out)):
         raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
@@ -36,23 +37,13 @@ def transform_tensors(
             f"out: expected shape {tuple(coeffs.shape)}, {coeffs.dtype} on {coeffs.device}, "
             f"got {tuple(out.shape)}, {out.dtype} on {out.device}"
         )
-    if coeffs.is_complex():
-        result = transform_tensors(coeffs, matrix, None, transpose=transpose, accumulate=False, config=config)
-        out.add_(result) if accumulate else out.copy_(result)
-    else:
-        torch.ops.laneloom.transform3d_out(coeffs, matrix, out, transpose, accumulate, config)
+    torch.ops.laneloom.transform3d_out(coeffs, matrix, out, transpose, accumulate, config)
     return out
 
 
 def _flat_call(coeffs: torch.Tensor, matrix: torch.Tensor, transpose: bool, config: str | None) -> torch.Tensor:
     flat = coeffs.reshape(coeffs.shape[:-3].numel(), *coeffs.shape[-3:])
-    return torch.ops.laneloom.transform3d(flat, matrix, transpose, config).reshape(coeffs.shape)
-
-
-def _complex_pair(coeffs: torch.Tensor, transform: Any) -> torch.Tensor:
-    """The matrix is real, so that real and imaginary part are two batches."""
-    pair = torch.view_as_real(coeffs).movedim(-1, 0)
-    return torch.view_as_complex(transform(pair).movedim(0, -1).contiguous())
+    return call(torch.ops.laneloom.transform3d, flat, matrix, transpose, config).reshape(coeffs.shape)
 
 
 def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
@@ -66,14 +57,19 @@ def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
         if operand.layout != torch.strided:
             raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
     real = coeffs.dtype.to_real() if coeffs.is_complex() else coeffs.dtype
-    if real not in _NAMES:
+    if coeffs.dtype not in _NAMES:
         raise UnsupportedError(
             f"coeffs: expected dtype torch.float64, float32, complex128 or complex64, got {coeffs.dtype}"
         )
-    if matrix.dtype != real:
-        raise ArgumentError(f"matrix: expected dtype {real}, as the parts of coeffs have, got {matrix.dtype}")
+    if matrix.dtype not in (real, coeffs.dtype):
+        raise ArgumentError(f"matrix: expected dtype {real} or that of coeffs, {coeffs.dtype}, got {matrix.dtype}")
     if matrix.device != coeffs.device:
         raise ArgumentError(f"matrix: expected a tensor on {coeffs.device}, as coeffs is, got one on {matrix.device}")
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """x, with a conjugation or negation that torch only noted carried out."""
+    return x.resolve_conj().resolve_neg()
 
 
 def _dense(x: torch.Tensor) -> bool:
@@ -105,8 +101,8 @@ def _run(
     parsed = None if config is None else parse_config(config)
     with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
         execute.transform_into(
-            x if _dense(x) else x.contiguous(), matrix, out, _NAMES[x.dtype], gpu, transpose=transpose,
-            accumulate=accumulate, config=parsed,
+            _plain(x if _dense(x) else x.contiguous()), _plain(matrix), out, _NAMES[x.dtype], gpu,
+            transpose=transpose, accumulate=accumulate, config=parsed,
         )  # fmt: skip
 
 
@@ -134,12 +130,12 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _gradients(ctx, grad):
-    """dX: the transform of dR in the other orientation; dT_i: Z_i^T dR, with Z_i = X along the other two axes."""
+    """dX: dR by the conjugate matrix in the other orientation; dT_i: Z_i^H dR with Z_i = X along the other two axes."""
     coeffs, matrix = ctx.saved_tensors
     grad = grad.contiguous()
     grad_coeffs = grad_matrix = None
     if ctx.needs_input_grad[0]:
-        grad_coeffs = torch.ops.laneloom.transform3d(grad, matrix, not ctx.transpose, ctx.config)
+        grad_coeffs = call(torch.ops.laneloom.transform3d, grad, matrix.conj(), not ctx.transpose, ctx.config)
     if ctx.needs_input_grad[1]:
         k = coeffs.shape[-1]
         factors = matrix.expand(3, k, k)
@@ -147,14 +143,24 @@ def _gradients(ctx, grad):
         parts = []
         for axis in range(3):
             others = torch.stack([identity if i == axis else factors[i] for i in range(3)])
-            z = torch.ops.laneloom.transform3d(coeffs, others, ctx.transpose, None)
+            z = call(torch.ops.laneloom.transform3d, coeffs, others, ctx.transpose, None)
             z_rows, grad_rows = (t.movedim(axis + 1, 0).reshape(k, coeffs.numel() // k) for t in (z, grad))
-            parts.append(grad_rows @ z_rows.mT if ctx.transpose else z_rows @ grad_rows.mT)
+            z_rows = z_rows.conj()
+            part = grad_rows @ z_rows.mT if ctx.transpose else z_rows @ grad_rows.mT
+            parts.append(part if matrix.is_complex() else part.real)
         grad_matrix = torch.stack(parts) if matrix.dim() == 3 else parts[0] + parts[1] + parts[2]
     return grad_coeffs, grad_matrix, None, None
 
 
-_transform3d.register_autograd(_gradients, setup_context=_remember)
+def _batched(info, in_dims, coeffs, matrix, *options):
+    """vmap's axis is more of N; a matrix for every element takes a call for every element."""
+    operator = torch.ops.laneloom.transform3d
+    if in_dims[1] is not None:
+        return one_by_one(operator, info, in_dims, coeffs, matrix, *options)
+    return unfolded(info, operator(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
+
+
+complete(_transform3d, batched=_batched, remember=_remember, gradients=_gradients)
 
 
 @torch.library.custom_op(
@@ -173,10 +179,12 @@ def _transform3d_out(coeffs, matrix, out, transpose=False, accumulate=False, con
         flat = out.view(shape)
     except RuntimeError:
         flat = None
-    if flat is not None and _dense(flat) and not _overlap(out, coeffs) and not _overlap(out, matrix):
+    noted = out.is_conj() or out.is_neg()
+    if flat is not None and not noted and _dense(flat) and not _overlap(out, coeffs) and not _overlap(out, matrix):
         _run(x, matrix, flat, transpose, accumulate, config)
         return
     result = out.reshape(shape).clone(memory_format=torch.contiguous_format) if accumulate else x.new_empty(shape)
+    result = _plain(result)
     _run(x, matrix, result, transpose, accumulate, config)
     out.copy_(result.view(out.shape))
 
@@ -184,3 +192,6 @@ def _transform3d_out(coeffs, matrix, out, transpose=False, accumulate=False, con
 @_transform3d_out.register_fake
 def _transform3d_out_fake(coeffs, matrix, out, transpose=False, accumulate=False, config=None):
     _check(coeffs, matrix)
+
+
+complete(_transform3d_out, batched=refuse_out)

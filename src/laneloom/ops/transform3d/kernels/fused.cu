@@ -13,7 +13,8 @@
 //
 // Compile-time constants: K, GROUP, CLUSTER, WARPS, CTAS_PER_SM, BULK (1: bulk copies, which need 16-byte alignment;
 // 0: plain loads), MATRIX_IN_REGISTERS (in phase A), UNROLL (of phase B), SAME_MATRIX, ACCUMULATE, VALUE (double or
-// float: float is rounded after the second and the third contraction, everything between is double).
+// float: float is rounded after the second and the third contraction, everything between is double), PARTS (1 real, 2
+// complex: real and imaginary part lie side by side and are two tensors to the real matrix; strides count VALUEs).
 
 #define K2 (K * K)
 #define K3 (K * K * K)
@@ -27,7 +28,7 @@
 #define PLANES (K / CLUSTER)                      // planes of one tensor in this CTA
 #define COLUMN_TILES ((GROUP * K2 + 8 * CLUSTER - 1) / (8 * CLUSTER))
 #define VECTORS (K % 2 == 0 && BULK)             // pairs along c are aligned
-#define X_BYTES ((GROUP * PLANES * K2 * (int)sizeof(VALUE) + 15) / 16 * 16)
+#define X_BYTES ((GROUP * PLANES * K2 * PARTS * (int)sizeof(VALUE) + 15) / 16 * 16)
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -130,7 +131,7 @@ __device__ __forceinline__ const VALUE* remote(const VALUE* p, int rank) {
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
-// Phase A for plane a: x[b * K + c] -> D2, in place.
+// Phase A for one part of plane a: x[PARTS * (b * K + c)] -> D2, in place.
 template <typename MatrixB, typename MatrixC>
 __device__ __forceinline__ void transform_plane(VALUE* x, int a_index, const MatrixB& tb, const MatrixC& tc, int g, int j) {
   double d1[TILES][TILES][2] = {};  // [b tile][c' tile]
@@ -143,21 +144,21 @@ __device__ __forceinline__ void transform_plane(VALUE* x, int a_index, const Mat
       const bool tail = HALF_TAIL && v == TILES - 1;
       int b = 8 * v + (tail ? g >> 1 : SPREAD_B ? (g >> 1) + 4 * (g & 1) : g);
       bool row_ok = K % 8 == 0 || b < K;
-      const VALUE* p = x + (row_ok ? b : 0) * K + 8 * t;
+      const VALUE* p = x + PARTS * ((row_ok ? b : 0) * K + 8 * t);
       if (single) {
         bool ok = row_ok && (K % 4 == 0 || 8 * t + j < K);
-        double b0 = (double)p[ok ? j : 0];
+        double b0 = (double)p[ok ? PARTS * j : 0];
         mma_matrix(d1[v], tc, 2 * t, ok ? b0 : 0.0);
       } else {
         bool ok0 = row_ok && (K % 8 == 0 || 8 * t + 2 * j < K), ok1 = row_ok && (K % 8 == 0 || 8 * t + 2 * j + 1 < K);
         double b0, b1;
-        if (VECTORS) {
+        if (VECTORS && PARTS == 1) {
           VALUE2 pair = *(const VALUE2*)(p + (ok0 ? 2 * j : 0));
           b0 = (double)pair.x;
           b1 = (double)pair.y;
         } else {
-          b0 = (double)p[ok0 ? 2 * j : 0];
-          b1 = (double)p[ok1 ? 2 * j + 1 : 0];
+          b0 = (double)p[ok0 ? PARTS * 2 * j : 0];
+          b1 = (double)p[ok1 ? PARTS * (2 * j + 1) : 0];
         }
         mma_matrix(d1[v], tc, 2 * t, ok0 ? b0 : 0.0);
         if (2 * t + 1 < STEPS) mma_matrix(d1[v], tc, (2 * t + 1) % STEPS, ok1 ? b1 : 0.0);
@@ -181,7 +182,7 @@ __device__ __forceinline__ void transform_plane(VALUE* x, int a_index, const Mat
 #pragma unroll
       for (int m = 0; m < TILES; ++m) {
         int c = 8 * m + g;
-        if (K % 8 == 0 || (b < K && c < K)) x[place(a_index, b, c)] = (VALUE)d2[m][e];
+        if (K % 8 == 0 || (b < K && c < K)) x[PARTS * place(a_index, b, c)] = (VALUE)d2[m][e];
       }
     }
   }
@@ -192,39 +193,53 @@ __device__ __forceinline__ void transform_columns(const VALUE* tensors, VALUE* o
                                                   const InRegisters<SPREAD>& ta, int g, int j) {
   int f = 8 * tile + g;
   f = f < columns ? f : 0;
-  const VALUE* tensor = tensors + (GROUP == 1 ? 0 : f / K2 * K3);
+  const VALUE* tensor = tensors + (GROUP == 1 ? 0 : f / K2 * K3 * PARTS);
   const int b = f % K2 / K, c = f % K;
   const int pair = 8 * tile + 2 * j;  // columns pair and pair + 1
-  VALUE* q0 = out + (GROUP == 1 ? (i64)pair : pair / K2 * stride_out + pair % K2);
-  VALUE* q1 = VECTORS ? q0 + 1 : out + (GROUP == 1 ? (i64)(pair + 1) : (pair + 1) / K2 * stride_out + (pair + 1) % K2);
-  double d3[TILES][2];  // [a', column]
+  VALUE* q0 = out + (GROUP == 1 ? (i64)PARTS * pair : pair / K2 * stride_out + PARTS * (pair % K2));
+  VALUE* q1 = VECTORS ? q0 + PARTS
+                      : out + (GROUP == 1 ? (i64)PARTS * (pair + 1) : (pair + 1) / K2 * stride_out + PARTS * ((pair + 1) % K2));
+  double d3[PARTS][TILES][2];  // [part, a', column]
 #pragma unroll
-  for (int m = 0; m < TILES; ++m) {
-    d3[m][0] = d3[m][1] = 0.0;
+  for (int r = 0; r < PARTS; ++r)
+#pragma unroll
+    for (int m = 0; m < TILES; ++m) {
+      d3[r][m][0] = d3[r][m][1] = 0.0;
 #if ACCUMULATE
-    int a = 8 * m + g;
-    if (a < K && pair < columns) d3[m][0] = (double)q0[a * K2];
-    if (a < K && pair + 1 < columns) d3[m][1] = (double)q1[a * K2];
+      int a = 8 * m + g;
+      if (a < K && pair < columns) d3[r][m][0] = (double)q0[PARTS * a * K2 + r];
+      if (a < K && pair + 1 < columns) d3[r][m][1] = (double)q1[PARTS * a * K2 + r];
 #endif
-  }
+    }
 #pragma unroll
   for (int s = 0; s < STEPS; ++s) {
     int a = spread(s, j);
     bool ok = K % 4 == 0 || a < K;
     if (!ok) a = 0;
-    const VALUE* plane = CLUSTER == 1 ? tensor + a * K2 : remote(tensor, a / PLANES) + a % PLANES * K2;
-    double b0 = (double)plane[place(a, b, c)];
-    mma_matrix(d3, ta, s, ok ? b0 : 0.0);
+    const VALUE* plane =
+        CLUSTER == 1 ? tensor + PARTS * a * K2 : remote(tensor, a / PLANES) + PARTS * (a % PLANES) * K2;
+    const VALUE* p = plane + PARTS * place(a, b, c);
+    if (PARTS == 2) {
+      VALUE2 both = *(const VALUE2*)p;
+      mma_matrix(d3[0], ta, s, ok ? (double)both.x : 0.0);
+      mma_matrix(d3[PARTS - 1], ta, s, ok ? (double)both.y : 0.0);
+    } else {
+      double b0 = (double)*p;
+      mma_matrix(d3[0], ta, s, ok ? b0 : 0.0);
+    }
   }
 #pragma unroll
   for (int m = 0; m < TILES; ++m) {
     int a = 8 * m + g;
     if (K % 8 != 0 && a >= K) continue;
-    if (VECTORS) {
-      if (pair < columns) store_pair(q0 + a * K2, (VALUE)d3[m][0], (VALUE)d3[m][1]);
+    if (PARTS == 2) {
+      if (pair < columns) store_pair(q0 + PARTS * a * K2, (VALUE)d3[0][m][0], (VALUE)d3[PARTS - 1][m][0]);
+      if (pair + 1 < columns) store_pair(q1 + PARTS * a * K2, (VALUE)d3[0][m][1], (VALUE)d3[PARTS - 1][m][1]);
+    } else if (VECTORS) {
+      if (pair < columns) store_pair(q0 + a * K2, (VALUE)d3[0][m][0], (VALUE)d3[0][m][1]);
     } else {
-      if (pair < columns) q0[a * K2] = (VALUE)d3[m][0];
-      if (pair + 1 < columns) q1[a * K2] = (VALUE)d3[m][1];
+      if (pair < columns) q0[a * K2] = (VALUE)d3[0][m][0];
+      if (pair + 1 < columns) q1[a * K2] = (VALUE)d3[0][m][1];
     }
   }
 }
@@ -249,25 +264,25 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
   const int rank = CLUSTER == 1 ? 0 : blockIdx.x % CLUSTER;
   const i64 base = (i64)(blockIdx.x / CLUSTER) * GROUP;
   const int count = (int)(n - base < GROUP ? n - base : GROUP);
-  const VALUE* src = x + base * stride_x + rank * PLANES * K2;
+  const VALUE* src = x + base * stride_x + rank * PLANES * K2 * PARTS;
 
   if (BULK && threadIdx.x == 0) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(loaded));
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded), "r"(count * PLANES * K2 * (int)sizeof(VALUE))
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(loaded), "r"(count * PLANES * K2 * PARTS * (int)sizeof(VALUE))
                  : "memory");
-    const bool dense = stride_x == K3;
-    const u32 bytes = (dense ? count : 1) * PLANES * K2 * sizeof(VALUE);
+    const bool dense = stride_x == K3 * PARTS;
+    const u32 bytes = (dense ? count : 1) * PLANES * K2 * PARTS * sizeof(VALUE);
     for (int i = 0; i < (dense ? 1 : count); ++i)
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-              shared_address(tensors + i * K3)),
+              shared_address(tensors + i * K3 * PARTS)),
           "l"(src + i * stride_x), "r"(bytes), "r"(loaded)
           : "memory");
   }
   if (!BULK) {
-    for (int i = threadIdx.x; i < count * PLANES * K2; i += WARPS * 32)
-      tensors[i] = src[i / K3 * stride_x + i % K3];
+    for (int i = threadIdx.x; i < count * PLANES * K2 * PARTS; i += WARPS * 32)
+      tensors[i] = src[i / (K3 * PARTS) * stride_x + i % (K3 * PARTS)];
   }
   for (int i = threadIdx.x; i < MATRICES * PADDED * PADDED; i += WARPS * 32) {
     int axis = i / (PADDED * PADDED), k = i / PADDED % PADDED, m = i % PADDED;
@@ -288,8 +303,11 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, CTAS_PER_SM)
           "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n@!done bra again;\n}" ::"r"(
               loaded)
           : "memory");
-    for (int p = warp; p < GROUP * PLANES; p += WARPS)
-      if (GROUP == 1 || p < count * K) transform_plane(tensors + p * K2, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
+    for (int i = warp; i < GROUP * PLANES * PARTS; i += WARPS) {
+      const int p = i / PARTS, part = i % PARTS;
+      if (GROUP == 1 || p < count * K)
+        transform_plane(tensors + p * K2 * PARTS + part, CLUSTER == 1 ? p % K : rank * PLANES + p, tb, tc, g, j);
+    }
   }
   const InRegisters<SPREAD> ta(t, g, j);
   // Every plane is transformed, in all CTAs of the cluster.

@@ -1,7 +1,8 @@
 """One CUDA C++ kernel (fused.cu) per K: each tensor is read once, contracted three times on chip, written once.
 
 Wins wherever it fits, on Hopper: the work is bound by memory up to K = 24. FP64 matrix
-instructions m16n8k4, the contraction in steps of 4; float32 is computed in float64. The transform: Beylkin, Fann, Gan,
+instructions m16n8k4, the contraction in steps of 4; float32 is computed in float64, a complex tensor is read and
+written as it lies and computed as two real ones. The transform: Beylkin, Fann, Gan,
 Harrison, Yanai, "Multiresolution quantum chemistry", section III (the tensor product of two-scale filters).
 """
 
@@ -19,7 +20,7 @@ from ....gpu import Gpu
 from ..config import FusedConfig
 from ..problem import Transform3dProblem
 
-_VALUE = {"fp64": "double", "fp32": "float"}
+_VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
 _ARGUMENTS = "pppqqqqqq"  # x, matrix, out, n, stride_x, stride_out, stride_axis, stride_k, stride_n
 
 
@@ -37,6 +38,7 @@ def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) ->
         "SAME_MATRIX": int(problem.same_matrix),
         "ACCUMULATE": int(problem.accumulate),
         "VALUE": _VALUE[problem.dtype],
+        "PARTS": problem.parts,
     }
     return compile_cuda(
         resources.files(__package__).joinpath("fused.cu").read_text(encoding="utf-8"),
@@ -49,7 +51,7 @@ def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) ->
 
 
 def launch(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, factors: Any, out: Any) -> None:
-    """x, out: torch tensors [N, K, K, K], each tensor dense; factors: [K, K] or [3, K, K], any strides.
+    """x, out: torch tensors [N, K, K, K], each tensor dense; factors: real, [K, K] or [3, K, K], any strides.
 
     Raises UnsupportedError without the extra `cuda`.
     """
@@ -59,7 +61,8 @@ def launch(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, f
     ctas = -(-problem.count // config.group) * config.cluster
     matrix_strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
     pointers = (x.data_ptr(), factors.data_ptr(), out.data_ptr())
-    arguments = (*pointers, problem.count, problem.stride_x, problem.stride_out, *matrix_strides)
+    tensor_strides = (problem.parts * problem.stride_x, problem.parts * problem.stride_out)  # pyright: ignore
+    arguments = (*pointers, problem.count, *tensor_strides, *matrix_strides)
     kernel.launch(ctas, torch.cuda.current_stream(x.device).cuda_stream, arguments)
 
 

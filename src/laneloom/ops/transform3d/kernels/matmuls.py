@@ -18,6 +18,7 @@ def launch(problem: Transform3dProblem, config: MatmulsConfig, gpu: Gpu, x: Any,
     import torch
 
     n, k = problem.count, problem.k
+    factors = factors.to(x.dtype)  # torch multiplies complex by complex only
     per_axis = (factors, factors, factors) if problem.same_matrix else tuple(factors)
     result = x
     for factor in per_axis[:2]:

@@ -61,7 +61,27 @@ def tile(config: RowsConfig, columns: int) -> dict[str, Any]:
 
 
 def multiply(config: RowsConfig, a: Any, b: Any, out: Any, *, accumulate: bool) -> None:
-    """out[n, i, j] (+)= sum_k a[n, k, i] b[k, j] for a [N, K, I], b [K, J], out [N, I, J] with any strides."""
+    """out[n, i, j] (+)= sum_k a[n, k, i] b[k, j] for a [N, K, I], b [K, J], out [N, I, J] with any strides.
+
+    A complex a and out are two real ones with twice the stride; a complex b makes four products of them.
+    """
+    import torch
+
+    if not a.is_complex():
+        _multiply_real(config, a, b, out, accumulate)
+        return
+    a_parts, out_parts = torch.view_as_real(a).unbind(-1), torch.view_as_real(out).unbind(-1)
+    if not b.is_complex():
+        for a_part, out_part in zip(a_parts, out_parts, strict=True):
+            _multiply_real(config, a_part, b, out_part, accumulate)
+        return
+    real, imaginary = torch.view_as_real(b).unbind(-1)
+    for out_part, factors in zip(out_parts, ((real, -imaginary), (imaginary, real)), strict=True):
+        _multiply_real(config, a_parts[0], factors[0], out_part, accumulate)
+        _multiply_real(config, a_parts[1], factors[1], out_part, True)
+
+
+def _multiply_real(config: RowsConfig, a: Any, b: Any, out: Any, accumulate: bool) -> None:
     n, depth, rows = a.shape
     columns = b.shape[1]
     constants = tile(config, columns)
