@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .ops.matmul.dtypes import Int4
     from .ops.matmul.gemm import gemm
     from .ops.transform3d.api import transform3d
+    from .ops.transpose.api import transpose
 
 __version__ = "0.1.0"
 
@@ -26,9 +27,10 @@ _HOMES = {
     "gemm": ".ops.matmul.gemm",
     "matmul": ".ops.matmul.api",
     "transform3d": ".ops.transform3d.api",
+    "transpose": ".ops.transpose.api",
 }
 
-__all__ = ["Int4", "emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d"]
+__all__ = ["Int4", "emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d", "transpose"]
 
 
 def __getattr__(name: str):
