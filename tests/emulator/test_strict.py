@@ -296,3 +296,7 @@ def test_a_load_into_one_half_leaves_the_other_free(gpu):
     run(start + "\tds_store_b16_d16_hi v1, v2\n\t{wait_load}\n", gpu)
     with pytest.raises(HazardError, match="reads v2 before a wait"):
         run(start + "\tds_store_b16 v1, v2\n\t{wait_load}\n", gpu)
+    start = POINTER + LANE + "\tv_mov_b32_e32 v2, 7\n\tglobal_load_d16_hi_b16 v2, v1, s[4:5]\n"
+    run(start + "\tds_store_b16 v1, v2\n\t{wait_load}\n", gpu)
+    with pytest.raises(HazardError, match="reads v2 before a wait"):
+        run(start + "\tds_store_b32 v1, v2\n\t{wait_load}\n", gpu)

@@ -303,10 +303,12 @@ def loaded_half(ins: Instruction) -> str:
 def touched_half(ins: Instruction, register: int) -> str:
     """ "l" or "h" where every operand that is this vector register is only that half of it; else empty."""
     found = set()
+    data = ins.operands[0 if ins.name.startswith("buffer") else 1] if "store" in ins.name else None
+    narrow = ins.name.endswith(("_b8", "_b16")) or "_d16_hi" in ins.name
     for o in ins.operands:
         if o.kind == "v" and o.index <= register < o.index + o.count:
-            stored_high = "store" in ins.name and "_d16_hi" in ins.name and o is not ins.operands[0]
-            found.add("h" if stored_high else o.half)
+            stored = ("h" if "_d16_hi" in ins.name else "l") if o is data and narrow else ""
+            found.add(stored or o.half)
     return found.pop() if len(found) == 1 and ins.second is None else ""
 
 
