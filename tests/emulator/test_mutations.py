@@ -7,19 +7,21 @@ clean run, watched, gives the reason.
 import os
 import re
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from own_kernels import CASES  # noqa: E402
+
 import laneloom  # noqa: E402
-from laneloom.emulator import driver  # noqa: E402
 from laneloom.emulator import launch as launching  # noqa: E402
-from laneloom.emulator.parse import VCC  # noqa: E402
 from laneloom.emulator.program import Program  # noqa: E402
-from laneloom.emulator.registers import waits  # noqa: E402
 from laneloom.emulator.strict import Guard  # noqa: E402
 from laneloom.errors import EmulationError  # noqa: E402
+from laneloom.isa.parse import VCC  # noqa: E402
+from laneloom.isa.registers import waits  # noqa: E402
 
 WAIT = re.compile(r"s_waitcnt\b|s_waitcnt_vscnt|s_wait_(load|store|ds|km)cnt")
 BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
@@ -27,37 +29,6 @@ BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
 OFFSET = re.compile(r"v_(dual_)?cndmask_b32\S* (v\d+), 0x80000000, (v\d+)(, (?:s\d+|vcc_lo))?")
 MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{OFFSET.pattern}")
 GPUS = ["gfx1151", "gfx1201"]
-# The ragged kernel has some 150 of them and each takes half a second: a seventh in every run, all of them with
-# LANELOOM_ALL_MUTANTS=1 (and pytest -s to read the list).
-STEP = {"aligned": 1, "ragged": 7, "transform3d": 2}
-
-
-def matmul(m, n, k, layout, seed, more):
-    torch.manual_seed(seed)
-    k += more
-    b = torch.randn(n, k).half().T if layout == "nt" else torch.randn(k, n).half()
-    a = torch.randn(m, k).half()
-    return lambda: laneloom.matmul(a, b)
-
-
-def transform3d(seed, more):
-    torch.manual_seed(seed)
-    x, matrix = torch.randn(3 + more, 5, 5, 5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
-    return lambda: laneloom.transform3d(x, matrix)
-
-
-# name -> (seed, more work of the same kernel) -> a call that launches it
-CASES = {
-    "aligned": lambda seed=0, more=0: matmul(256, 512, 96, "nt", seed, more),  # four waves, several K tiles, no masks
-    "ragged": lambda seed=0, more=0: matmul(70, 37, 45, "nn", seed, more),  # masks in every load and store
-    "transform3d": lambda seed=0, more=0: transform3d(seed, more),
-}
-# At least so many of each kind are caught: a test that finds nothing to delete has proved nothing.
-WANTED = {
-    "aligned": Counter(wait=3, barrier=1),
-    "ragged": Counter(wait=3, mask=1),
-    "transform3d": Counter(wait=3, mask=1),
-}
 
 
 def mutants(asm: str):
@@ -80,27 +51,37 @@ def mutants(asm: str):
         yield i + 1, code, "\n".join(lone)
 
 
+def same(got, want) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
 class Watch:
     """What a clean strict run shows of each line: which waits are needed, which masks turn lanes off, and so on."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, monkeypatch, asm):
         self.needed_waits: set[int] = set()  #: a load that it releases is used before the next wait for its counter
         self.masks_that_turn_off: set[int] = set()
         self.barriers_after_accesses: set[int] = set()
         self.reached: set[int] = set()
         self._released: dict[str, list] = {}  #: counter -> (line of the wait, operation) not used yet
         self._accesses = 0
+        self._program = SimpleNamespace(asm=None)
         before, after, wait = Guard.before, Guard.after, Guard._wait
 
         def watch_wait(guard, shadow):
+            if self._program.asm != asm:
+                return wait(guard, shadow)
             held = {c: [e for group in entries for e in group] for c, entries in shadow.pending.items()}
-            wait(guard, shadow)
+            done = wait(guard, shadow)
             for counter in waits(guard.ins):
                 left = {id(e) for group in shadow.pending.get(counter, []) for e in group}
                 gone = [e for e in held.get(counter, []) if id(e) not in left]
                 self._released[counter] = [(guard.ins.line, e) for e in gone]
+            return done
 
         def watch_before(guard, g):
+            if self._program.asm != asm:
+                return before(guard, g)
             self.reached.add(guard.ins.line)
             for counter, released in self._released.items():
                 for line, e in released:
@@ -116,17 +97,24 @@ class Watch:
                     n = half.operands[3].index if len(half.operands) > 3 else VCC
                     if not (g.mask(n) | ~self._exec).all():
                         self.masks_that_turn_off.add(guard.ins.line)
-            before(guard, g)
+            return before(guard, g)
 
         def watch_after(guard, g):
+            if self._program.asm != asm:
+                return after(guard, g)
             self._accesses += bool(guard.lds)
             if guard.writes_exec and not (g.active() == self._exec).all():
                 self.masks_that_turn_off.add(guard.ins.line)
-            after(guard, g)
+            return after(guard, g)
 
         monkeypatch.setattr(Guard, "_wait", watch_wait)
         monkeypatch.setattr(Guard, "before", watch_before)
         monkeypatch.setattr(Guard, "after", watch_after)
+
+    def launch(self, program, *args, **kw):
+        """An emulation's launcher."""
+        self._program = program
+        return launching.launch(program, *args, **kw)
 
     def reason(self, kind: str, line: int) -> str | None:
         """Why deleting a line cannot change a result; None if the clean run does not show it."""
@@ -141,63 +129,67 @@ class Watch:
         return None
 
 
-def run(original, text, gpu, call, monkeypatch):
+def run(original, text, gpu, call):
     """What the call gives with the mutant in place of the original, None where it is caught."""
     program = Program(text, gpu, strict=True)
 
     def launch(compiled, *args, **kw):
         return launching.launch(program if compiled.asm == original else compiled, *args, **kw)
 
-    with monkeypatch.context() as patch, laneloom.emulated(gpu, strict=True):
-        patch.setattr(driver, "launch", launch)
+    with laneloom.emulated(gpu, strict=True) as emulation:
+        emulation.launcher = launch
         try:
             return call()
         except EmulationError:
             return None
 
 
-def same_elsewhere(original, text, gpu, call, monkeypatch) -> bool:
+def same_elsewhere(original, text, gpu, call) -> bool:
     """Whether the mutant is right on other operands too."""
     with laneloom.emulated(gpu):
         want = call()
-    got = run(original, text, gpu, call, monkeypatch)
-    return got is not None and torch.equal(got, want)
+    got = run(original, text, gpu, call)
+    return got is not None and same(got, want)
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("case", CASES)
-def test_every_mutant_is_caught_or_explained(gpu, case, monkeypatch):
-    call = CASES[case]()
-    with monkeypatch.context() as watched, laneloom.emulated(gpu, strict=True) as clean:
-        watch = Watch(watched)
+@pytest.mark.parametrize("name", CASES)
+def test_every_mutant_is_caught_or_explained(gpu, name, monkeypatch):
+    case = CASES[name]
+    call = case.make()
+    with laneloom.emulated(gpu) as clean:
+        call()
+    original = clean.launches[case.launch].asm
+    with monkeypatch.context() as watched, laneloom.emulated(gpu, strict=True) as emulation:
+        watch = Watch(watched, original)
+        emulation.launcher = watch.launch
         want = call()
-    original = clean.launches[-1].asm
     caught, survivors = Counter(), []
     every = list(mutants(original))
     if not os.environ.get("LANELOOM_ALL_MUTANTS"):
-        every = every[GPUS.index(gpu) :: STEP[case]]
+        every = every[GPUS.index(gpu) :: case.step]
     for line, code, text in every:
         kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
-        got = run(original, text, gpu, call, monkeypatch)
-        if got is None or not torch.equal(got, want):
+        got = run(original, text, gpu, call)
+        if got is None or not same(got, want):
             caught[kind] += 1
             continue
         why = watch.reason(kind, line)
         others, text_of_why = [], ""
         if why is None and kind == "mask":
             # It turns lanes off, and yet nothing changed: then what they load must reach no output, whatever it is.
-            others = [CASES[case](seed=seed) for seed in (1, 2)]
+            others = [case.make(seed=seed) for seed in (1, 2)]
             text_of_why = "what the masked lanes load reaches no output: same bits on other random operands"
         elif why is None and kind == "barrier":
             # No race without it: then it separates no conflict, however long the loop runs.
-            others = [CASES[case](more=more) for more in (32, 96, 128)]
+            others = [case.make(more=more) for more in (32, 96, 128)]
             text_of_why = "strict mode finds no race without it in longer loops either: another barrier orders all"
-        if others and all(same_elsewhere(original, text, gpu, other, monkeypatch) for other in others):
+        if others and all(same_elsewhere(original, text, gpu, other) for other in others):
             why = text_of_why
         survivors.append((kind, line, code, why))
-    assert not (WANTED[case] - caught), f"caught only {caught}"
+    assert not (case.caught - caught), f"caught only {caught}"
     unexplained = [s for s in survivors if s[3] is None]
     assert not unexplained, f"{caught} caught, unexplained: {unexplained}"
-    print(f"{gpu} {case}: {sum(caught.values())} of {len(every)} caught {dict(caught)}")
+    print(f"{gpu} {name}: {sum(caught.values())} of {len(every)} caught {dict(caught)}")
     for _, line, code, why in survivors:
         print(f"  line {line}: {code}: {why}")

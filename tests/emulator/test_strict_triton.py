@@ -10,7 +10,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
-from laneloom.emulator import driver, launch, program  # noqa: E402
+from laneloom.emulator import launch, program  # noqa: E402
 from laneloom.errors import HazardError  # noqa: E402
 
 GPUS = ["gfx1100", "gfx1151", "gfx1201"]
@@ -40,7 +40,7 @@ def test_a_race_in_a_triton_kernel_is_reported_at_its_line(gpu):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu, monkeypatch):
+def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu):
     """The wait that guards the loads of `softmax`-like code, taken out of the machine code."""
 
     @triton.jit
@@ -57,25 +57,14 @@ def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu, mo
         return launch.launch(program.Program(text, compiled.gpu, compiled.kernel, strict=True), *args, **kwargs)
 
     x, out = torch.randn(256), torch.zeros(256)
-    with laneloom.emulated(gpu, strict=True):
+    with laneloom.emulated(gpu, strict=True) as emulation:
         scale_kernel[(1,)](x, out, BLOCK=256)
         assert torch.equal(out, x * 2)
-        monkeypatch.setattr(driver, "launch", without_wait)
+        emulation.launcher = without_wait
         with pytest.raises(HazardError) as caught:
             scale_kernel[(1,)](x, out, BLOCK=256)
     assert caught.value.kind == "wait"
     assert f"{__file__}:{scale_kernel.fn.__code__.co_firstlineno + 4}" in str(caught.value)
-
-
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
-def test_fifty_orders_of_waves_give_one_result(gpu):
-    a, b = torch.randn(256, 96).half(), torch.randn(96, 512).half()
-    with laneloom.emulated(gpu) as plain:
-        want = laneloom.matmul(a, b)
-    assert plain.launches[-1].workgroup_size > 32
-    for seed in range(1, 51):
-        with laneloom.emulated(gpu, seed=seed):
-            assert torch.equal(laneloom.matmul(a, b), want), f"seed {seed}"
 
 
 @pytest.mark.parametrize("gpu", GPUS)

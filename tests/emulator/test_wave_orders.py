@@ -1,0 +1,39 @@
+"""No order of waves and workgroups changes a bit of any kernel's result, and every RDNA kernel file has a case."""
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from own_kernels import CASES  # noqa: E402
+
+import laneloom  # noqa: E402
+
+ORDERS = 50
+CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several kernels of one call need one run
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("name", CALLS.values())
+def test_fifty_orders_of_waves_give_one_result(gpu, name):
+    call = CASES[name].make()
+    with laneloom.emulated(gpu) as plain:
+        want = call()
+    launch = plain.launches[CASES[name].launch]
+    assert launch.workgroup_size > 32 or max(launch.grid) > 1, "one wave has one order"
+    for seed in range(1, ORDERS + 1):
+        with laneloom.emulated(gpu, seed=seed):
+            for got, expected in zip(call(), want, strict=True):
+                assert torch.equal(got, expected), f"seed {seed}"
+
+
+def test_every_kernel_of_rdna_has_a_case():
+    folder = Path(laneloom.__file__).parent / "ops"
+    files = {
+        f"{path.parts[-3]}/{path.stem}"
+        for path in folder.glob("*/kernels/*.py")
+        if "@gluon.jit" in path.read_text() or "@triton.jit" in path.read_text()
+    }
+    nvidia = {name for name in files if name.split("/")[1].startswith("hopper")}
+    assert files - nvidia == {name for case in CASES.values() for name in case.files}
