@@ -9,7 +9,7 @@ from laneloom.emulator.memory import GlobalMemory, LocalMemory
 from laneloom.emulator.state import Waves
 from laneloom.errors import UnknownInstructionError
 from laneloom.gpu import get_gpu
-from laneloom.isa.parse import EXEC, _instruction
+from laneloom.isa.parse import EXEC, instruction
 
 WAVES = 3
 BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8, "f32": 32, "i32": 32}
@@ -119,7 +119,7 @@ CASES = [
 
 def assemble(cd, k, ab, modifiers=""):
     name = f"v_wmma_{cd}_16x16x{k}_{ab}"
-    return _instruction(name, f"v[0:7], v[16:23], v[24:31], v[32:39]{modifiers}", 1, name, None)
+    return instruction(name, f"v[0:7], v[16:23], v[24:31], v[32:39]{modifiers}", 1, name, None)
 
 
 # Signs are a modifier of the integer forms only.
@@ -190,7 +190,7 @@ def test_integer_clamp_saturates(gpu):
 def test_inline_constant_as_c(c):
     g = waves()
     g.V[16:32] = 0
-    ins = _instruction("v_wmma_f32_16x16x16_f16", f"v[0:7], v[16:23], v[24:31], {c}", 1, "", None)
+    ins = instruction("v_wmma_f32_16x16x16_f16", f"v[0:7], v[16:23], v[24:31], {c}", 1, "", None)
     matrix.build([matrix.decode(ins, Target(get_gpu("gfx1151"), 32))])(g)
     assert (g.V[0:8].view(np.float32) == float(c)).all()
 
@@ -271,7 +271,7 @@ def test_sparse_reads_only_what_the_index_names():
         g.V[20, :, lane] = 0x2 | 0x3 << 2  # at k = 2 and 3
     g.V[24, :, 5] = 0x7E007E00  # column 5 of B: NaN at k = 0 and 1
     g.V[25, :, 5] = 0x40003C00  # 1 and 2 at k = 2 and 3
-    ins = _instruction("v_swmmac_f32_16x16x32_f16", "v[0:7], v[16:19], v[24:31], v20", 1, "", None)
+    ins = instruction("v_swmmac_f32_16x16x32_f16", "v[0:7], v[16:19], v[24:31], v20", 1, "", None)
     sparse = matrix.decode(ins, Target(get_gpu("gfx1201"), 32))
     assert sparse.reads() == {*range(8), *range(16, 21), *range(24, 32)}
     assert sparse.writes() == set(range(8))
@@ -291,7 +291,7 @@ def test_sparse_reads_only_what_the_index_names():
     ],
 )  # fmt: skip
 def test_what_a_gpu_lacks_is_refused(gpu, name):
-    ins = _instruction(name, "v[0:7], v[16:19], v[24:31], v[32:39]", 1, "", None)
+    ins = instruction(name, "v[0:7], v[16:19], v[24:31], v[32:39]", 1, "", None)
     with pytest.raises(UnknownInstructionError):
         matrix.decode(ins, Target(get_gpu(gpu), 32))
 
@@ -309,7 +309,7 @@ def test_batched_run_equals_one_at_a_time():
             for j in range(2):
                 d, a, b = 8 * (2 * i + j), 64 + 32 * k + 8 * i, 80 + 32 * k + 8 * j
                 text = f"v[{d}:{d + 7}], v[{a}:{a + 7}], v[{b}:{b + 7}], v[{d}:{d + 7}]"
-                run.append(matrix.decode(_instruction("v_wmma_f32_16x16x16_f16", text, 1, text, None), target))
+                run.append(matrix.decode(instruction("v_wmma_f32_16x16x16_f16", text, 1, text, None), target))
     together, apart = waves(registers=160), waves(registers=160)
     together.V[...] = apart.V[...] = start.V
     matrix.build(run)(together)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
+from .check import read_text
 from .product import AsJson, Dtype, Layout, OutDtype, Shape, compile_product, parse_product
 from .terminal import new_console, print_json
 
@@ -23,7 +24,9 @@ _FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt")
 
 
 def isa(
-    target: Annotated[str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file of AMDGCN assembly.")],
+    target: Annotated[
+        str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file of AMDGCN assembly; - is stdin.")
+    ],
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", help="A GPU of `laneloom gpus`; by default gfx1151, or the one that the file names."),
@@ -36,6 +39,13 @@ def isa(
         str | None, typer.Option("--kernel", help="The symbol to show of a file that holds several kernels.")
     ] = None,
     listing: Annotated[bool, typer.Option(help="Every instruction, with the hot loop marked.")] = True,
+    check: Annotated[
+        bool, typer.Option("--check", help="Look for what is illegal, slow or could be better. Exit 1 if it finds any.")
+    ] = False,
+    profile: Annotated[
+        Path | None,
+        typer.Option("--profile", help="For --check: what `laneloom emulate --profile --json` printed of this kernel."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a kernel's machine code and what it consists of.
@@ -43,8 +53,14 @@ def isa(
     Registers, LDS, occupancy, instruction mix, the order of the hot loop, the listing with the loop marked.
     """
     asked: dict[str, Any] = {}
-    if Path(target).is_file() or "/" in target or target.endswith(_FILE_ENDINGS):
-        code = _assemble_file(Path(target), gpu, kernel)
+    is_file = target == "-" or Path(target).is_file() or "/" in target or target.endswith(_FILE_ENDINGS)
+    if profile is not None and not check:
+        raise ArgumentError("--profile belongs to --check")
+    if is_file and check:
+        _check(read_text(target), gpu, kernel, profile, as_json)
+        return
+    if is_file:
+        code = _assemble(read_text(target), target, gpu, kernel)
     else:
         product = parse_product(target, gpu or "gfx1151", shape, dtype, out_dtype, layout)
         if kernel is not None:
@@ -54,16 +70,30 @@ def isa(
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
             "layout": product.layout, "config": chosen.text,
         }  # fmt: skip
+    if check:
+        _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)
+        return
     _show(code, asked, listing, as_json)
 
 
-def _assemble_file(path: Path, gpu: str | None, kernel: str | None) -> CodeObject:
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is not text: give the assembly that the compiler prints, not the binary") from None
+def _check(
+    text: str, gpu: Any, kernel: str | None, profile: Path | None, as_json: bool, lds_bytes: int | None = None,
+    num_warps: int | None = None,
+) -> None:  # fmt: skip
+    from ..isa.check import check as check_text
+    from .check import read_counts, show, to_dict
+
+    counted = None if profile is None else read_counts(profile)
+    reports = check_text(text, gpu, kernel, counted=counted, lds_bytes=lds_bytes, num_warps=num_warps)
+    if as_json:
+        print_json(to_dict(reports))
+    else:
+        show(reports)
+    if not all(report.clean for report in reports):
+        raise typer.Exit(1)
+
+
+def _assemble(text: str, path: str, gpu: str | None, kernel: str | None) -> CodeObject:
     named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
     if gpu is None and named is None:
         raise ArgumentError(f"{path} has no .amdgcn_target line: say with --gpu which GPU it is for")

@@ -19,8 +19,8 @@ _PAIRS = ("vcc", "exec")
 _REGISTER = re.compile(r"(v|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
 _LABEL = re.compile(r"([.\w$@]+):")
 _INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
-_LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
-_FILE = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
+LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
+FILE = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
 _FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
@@ -113,7 +113,7 @@ def parse(text: str, kernel: str | None = None) -> Listing:
         raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names) or 'none'}")
     listing = Listing(kernel, [], {}, _descriptor(text, kernel))
     lines = text.split("\n")
-    files = {m[1]: _file_name(m) for m in _FILE.finditer(text)}
+    files = {m[1]: file_name(m) for m in FILE.finditer(text)}
     functions = {m[1].strip('"'): m[1] + ":" for m in _FUNCTION.finditer(text)}
     wanted = [kernel]
     for name in wanted:  # grows on the way: what a function calls is wanted as well
@@ -139,7 +139,7 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
                 listing.labels[match[1]] = len(listing.instructions)
             continue
         if line.lstrip()[0] == ".":
-            if match := _LOC.match(line):
+            if match := LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.
                 if match[2] != "0":
                     source = Source(files.get(match[1], "?"), int(match[2]))
@@ -147,7 +147,7 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
                 break
             continue
         if match := _INSTRUCTION.match(line):
-            listing.instructions.append(_instruction(match[1], match[2] or "", number, line.strip(), source))
+            listing.instructions.append(instruction(match[1], match[2] or "", number, line.strip(), source))
         else:
             raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
 
@@ -157,7 +157,8 @@ def _descriptor(text: str, kernel: str) -> dict[str, str]:
     return {m[1]: m[2].strip() for m in _AMDHSA.finditer(match[1])} if match else {}
 
 
-def _file_name(match: re.Match) -> str:
+def file_name(match: re.Match) -> str:
+    """The path of a `.file` directive that FILE matches."""
     directory, name = match[2], match[3]
     return f"{directory}/{name}" if directory and not name.startswith("/") else name
 
@@ -170,12 +171,15 @@ def _strip_comment(line: str) -> str:
     return line.rstrip()
 
 
-def _instruction(mnemonic: str, rest: str, number: int, text: str, source: Source | None) -> Instruction:
+def instruction(
+    mnemonic: str, rest: str, number: int = 0, text: str = "", source: Source | None = None
+) -> Instruction:
+    """One instruction with typed operands: its mnemonic, what stands behind it, and where it stands."""
     second = None
     if "::" in rest:
         rest, _, other = rest.partition("::")
         name, _, arguments = other.strip().partition(" ")
-        second = _instruction(name.replace("v_dual_", "v_", 1), arguments, number, text, source)
+        second = instruction(name.replace("v_dual_", "v_", 1), arguments, number, text, source)
         mnemonic = mnemonic.replace("v_dual_", "v_", 1)
     name, encoding = mnemonic, ""
     if match := re.fullmatch(r"(\w+?)_(e32|e64|dpp8?|e64_dpp8?|sdwa)", mnemonic):

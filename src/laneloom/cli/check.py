@@ -1,0 +1,78 @@
+"""`laneloom isa --check`: findings about machine code, as a list for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from ..errors import ArgumentError
+from ..isa.check import Report
+from ..isa.finding import RULES, Severity
+from .terminal import new_console
+
+_STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.HINT: "cyan"}
+_SHOWN = 6  #: findings of one rule in one kernel; --json has all
+
+
+def read_text(target: str) -> str:
+    """The assembly in a file, or on stdin for "-". Raises ArgumentError."""
+    if target == "-":
+        return sys.stdin.read()
+    try:
+        return Path(target).read_text()
+    except OSError as error:
+        raise ArgumentError(f"cannot read {target}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ArgumentError(
+            f"{target} is not text: give the assembly that the compiler prints, or `llvm-objdump -d` of the binary"
+        ) from None
+
+
+def read_counts(path: Path) -> dict[int, tuple[int, int]]:
+    """Line -> LDS clocks and those of conflicts, from the JSON of `laneloom emulate --profile --json`."""
+    try:
+        record: Any = json.loads(path.read_text())
+        launches = record["profile"]
+        rows = [row for launch in launches for row in launch["instructions"]]
+        return {row["line"]: (row.get("lds_clocks", 0), row.get("conflicts", 0)) for row in rows if "lds_clocks" in row}
+    except OSError as error:
+        raise ArgumentError(f"--profile: cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ArgumentError(f"--profile: {path} is not what `laneloom emulate --profile --json` prints") from None
+
+
+def show(reports: tuple[Report, ...]) -> None:
+    """Every report as text."""
+    console = new_console()
+    if not console.is_terminal:  # a pipe has no width: do not cut lines at an assumed one
+        console = new_console(width=200)
+    for report in reports:
+        counted = f"{report.instructions} instructions, {report.pairs} dual-issue pairs"
+        console.print(f"[bold]{escape(report.kernel or 'code')}[/] for {report.gpu}: {counted}", highlight=False)
+        if not report.findings:
+            console.print("  nothing found")
+        for rule, count in report.counts.items():
+            _show_rule(console, report, rule, count)
+
+
+def _show_rule(console: Any, report: Report, name: str, count: int) -> None:
+    rule = RULES[name]
+    style = _STYLES[rule.severity]
+    console.print(f"\n  [{style}]{rule.severity}[/] [bold]{name}[/] ({count}): {escape(rule.why)}")
+    for finding in [f for f in report.findings if f.rule == name][:_SHOWN]:
+        source = f"  ({finding.source})" if finding.source else ""
+        console.print(f"    line {finding.line}: {escape(finding.text)}[dim]{escape(source)}[/]", highlight=False)
+        console.print(f"      {escape(finding.what)}", highlight=False)
+    if count > _SHOWN:
+        console.print(f"    and {count - _SHOWN} more; --json lists all")
+    console.print(f"    [dim]do: {escape(rule.fix)}\n    basis: {escape(rule.basis)}[/]", highlight=False)
+
+
+def to_dict(reports: tuple[Report, ...]) -> Mapping[str, Any]:
+    """The command's JSON."""
+    return {"clean": all(r.clean for r in reports), "kernels": [r.to_dict() for r in reports]}

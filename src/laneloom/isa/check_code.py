@@ -1,0 +1,176 @@
+"""Any AMDGCN text as what the checks read: typed instructions, basic blocks and who follows whom.
+
+Understood are the compiler's `.s`, hand-written assembly with or without directives, and what `llvm-objdump -d` prints.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..errors import ArgumentError, UnsupportedError
+from ..gpu import Gpu, get_gpu
+from .listing import Kind, Listing, parse_listing
+from .metadata import KernelMetadata, parse_metadata
+from .parse import FILE, LOC, Instruction, Source, file_name, instruction
+from .registers import Uses, uses
+
+_SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
+_DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")
+_BRANCH = re.compile(r"(s_c?branch\w*)\s+(-?\d+)$")
+_FALLS_THROUGH = ("s_cbranch", "s_call")
+_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_rfe", "s_trap")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction."""
+
+    ins: Instruction
+    kind: Kind
+    uses: Uses
+
+
+@dataclass(frozen=True)
+class Block:
+    """Straight-line code: steps [first, last) and the blocks that may come next; None: code that is not here."""
+
+    first: int
+    last: int
+    next: tuple[int | None, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """One kernel, ready to be checked."""
+
+    gpu: Gpu
+    kernel: str | None
+    lanes: int
+    steps: tuple[Step, ...]
+    blocks: tuple[Block, ...]
+    metadata: KernelMetadata | None
+    text: str
+
+
+def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None) -> tuple[Code, ...]:
+    """Every kernel of a text, or the one that is named; text without kernels is one piece of code.
+
+    gpu: by default the one of the text's `.amdgcn_target`.
+    Raises ArgumentError for text without instructions, without a GPU, or without that kernel; UnsupportedError for a
+    GPU that is not of gfx11 or gfx12.
+    """
+    text, symbols = _as_assembly(text)
+    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
+    if gpu is None and named is None:
+        raise ArgumentError("the text has no .amdgcn_target line: say with --gpu which GPU it is for")
+    row = get_gpu(gpu if gpu is not None else named[1] if named else "")
+    if row.vendor != "amd" or row.major not in (11, 12):
+        raise UnsupportedError(f"laneloom checks code of gfx11 and gfx12, not of {row.name} ({row.family})")
+    described = {m.name: m for m in parse_metadata(text)}
+    names = list(described) or symbols
+    if kernel is not None:
+        if kernel not in names:
+            raise ArgumentError(f"no kernel {kernel!r} in this text: it holds {', '.join(names) or 'no kernel names'}")
+        names = [kernel]
+    codes = []
+    for name in names or [None]:
+        part = text if name in described or name is None else _only(text, name, symbols)
+        listing = parse_listing(part, name if name in described else None)
+        if listing.instructions:
+            codes.append(_code(part, row, name, listing, described.get(name or "")))
+    if not codes:
+        raise ArgumentError("the text holds no AMDGCN instructions")
+    return tuple(codes)
+
+
+def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: KernelMetadata | None) -> Code:
+    wave64 = re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE)
+    lanes = metadata.wave if metadata else 64 if wave64 else 32
+    where = _sources(text)
+    steps = []
+    for i in listing.instructions:
+        typed = instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line))
+        steps.append(Step(typed, i.kind, uses(typed, lanes)))
+    return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text)
+
+
+def _sources(text: str) -> dict[int, Source]:
+    """Line of the text -> file and line of the `.loc` that holds there."""
+    files = {m[1]: file_name(m) for m in FILE.finditer(text)}
+    if not files:
+        return {}
+    found: dict[int, Source] = {}
+    source = None
+    for number, line in enumerate(text.split("\n"), 1):
+        if (match := LOC.match(line)) and match[2] != "0":
+            source = Source(files.get(match[1], "?"), int(match[2]))
+        elif line.startswith("\t.size"):
+            source = None
+        if source is not None:
+            found[number] = source
+    return found
+
+
+def _blocks(steps: list[Step], listing: Listing) -> tuple[Block, ...]:
+    starts = {0, *(at for at in listing.labels.values() if at < len(steps))}
+    starts |= {k + 1 for k, s in enumerate(steps) if s.kind is Kind.BRANCH or s.ins.name.startswith(_LEAVES)}
+    order = sorted(s for s in starts if s < len(steps))
+    number = {at: k for k, at in enumerate(order)}
+    blocks = []
+    for k, first in enumerate(order):
+        last = order[k + 1] if k + 1 < len(order) else len(steps)
+        name = steps[last - 1].ins.name
+        after: list[int | None] = []
+        if steps[last - 1].kind is Kind.BRANCH and not name.startswith(_LEAVES):
+            target = listing.instructions[last - 1].target or ""
+            after.append(number.get(listing.labels.get(target, -1)))
+        falls = name.startswith(_FALLS_THROUGH) or not (
+            steps[last - 1].kind is Kind.BRANCH or name.startswith(_LEAVES)
+        )
+        if falls and last < len(steps):
+            after.append(number[last])
+        if name.startswith(("s_setpc", "s_swappc")):
+            after = [None] + ([number[last]] if name.startswith("s_swappc") and last in number else [])
+        blocks.append(Block(first, last, tuple(after)))
+    return tuple(blocks)
+
+
+def _as_assembly(text: str) -> tuple[str, list[str]]:
+    """A disassembly as assembly with the same lines, and its symbols: branches get labels for their offsets."""
+    lines = text.split("\n")
+    symbols = [m[1] for line in lines if (m := _SYMBOL.match(line))]
+    if not symbols:
+        return text, []
+    placed: dict[int, int] = {}
+    out = []
+    for number, line in enumerate(lines):
+        if symbol := _SYMBOL.match(line):
+            out.append(f"{symbol[1]}:")
+        elif match := _DISASSEMBLED.match(line):
+            placed[int(match[2], 16)] = number
+            out.append("\t" + match[1])
+        else:
+            out.append("")
+    wanted = set()
+    for at, number in placed.items():
+        if branch := _BRANCH.fullmatch(out[number].strip()):
+            # The offset counts words of 4 bytes from the next instruction, and is printed as 16 bits without sign.
+            offset = (int(branch[2]) + 0x8000) % 0x10000 - 0x8000
+            target = at + 4 + 4 * offset
+            out[number] = f"\t{branch[1]} .L{target:x}"
+            wanted.add(target)
+    for target in wanted & placed.keys():
+        out[placed[target]] = f".L{target:x}:{out[placed[target]]}"
+    return "\n".join(out), symbols
+
+
+def _only(text: str, symbol: str, symbols: list[str]) -> str:
+    """The text with the lines of other symbols emptied."""
+    out, inside = [], False
+    others = {f"{s}:" for s in symbols}
+    for line in text.split("\n"):
+        if line in others:
+            inside = line == f"{symbol}:"
+        out.append(line if inside else "")
+    return "\n".join(out)

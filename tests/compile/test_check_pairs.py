@@ -1,0 +1,59 @@
+"""The rules for dual-issue pairs against LLVM's assembler: thousands of random pairs, the same verdict on each."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+
+import pytest
+
+from laneloom.codegen import versions
+from laneloom.codegen.diagnostics import captured_stderr
+from laneloom.gpu import get_gpu
+from laneloom.isa.check_pairs import opcodes, why_illegal
+from laneloom.isa.parse import instruction
+
+LITERALS = ("0x41234567", "0x12345678")
+OTHER = ("v_fma_f32", "v_sub_nc_u32", "v_exp_f32")
+
+
+def half(rng: random.Random, name: str) -> str:
+    dst, src1 = f"v{rng.randrange(16)}", f"v{rng.randrange(16)}"
+    src0 = rng.choice([*(f"v{rng.randrange(16)}" for _ in range(8)), f"s{rng.randrange(4)}", "1.0", "8", *LITERALS])
+    if rng.random() < 0.03:
+        src1 = f"s{rng.randrange(4)}"
+    literal = rng.choice(LITERALS)
+    dual = name.replace("v_", "v_dual_", 1)
+    if name in ("v_mov_b32", "v_exp_f32"):
+        return f"{dual} {dst}, {src0}"
+    if name == "v_fmamk_f32":
+        return f"{dual} {dst}, {src0}, {literal}, {src1}"
+    if name == "v_fmaak_f32":
+        return f"{dual} {dst}, {src0}, {src1}, {literal}"
+    if name == "v_fma_f32":
+        return f"{dual} {dst}, {src0}, {src1}, v{rng.randrange(16)}"
+    return f"{dual} {dst}, {src0}, {src1}"
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+def test_verdicts_are_those_of_the_assembler(gpu: str):
+    rng = random.Random(20)
+    row = get_gpu(gpu)
+    names = sorted(opcodes(11)[1] | opcodes(12)[1]) + list(OTHER)
+    both = ["v_fmac_f32", "v_mul_f32", "v_mov_b32", "v_fmamk_f32", "v_cndmask_b32"]
+    pairs = []
+    for _ in range(3000):
+        x, y = (rng.choice(names if rng.random() < 0.5 else both) for _ in range(2))
+        pairs.append(f"{half(rng, x)} :: {half(rng, y)}")
+    with captured_stderr() as printed, contextlib.suppress(RuntimeError, ValueError):
+        versions.assembler()("".join(f"\t{p}\n" for p in pairs), gpu, versions.assembler_features(row))
+    refused = {int(n) - 1 for n in re.findall(r":(\d+):\d+: error", printed[0])}
+    ours = set()
+    for number, text in enumerate(pairs):
+        ins = instruction(*text.split(" ", 1))
+        assert ins.second is not None
+        if why_illegal(ins, ins.second, row.major):
+            ours.add(number)
+    assert 500 < len(refused) < 2900
+    assert [pairs[n] for n in sorted(ours ^ refused)] == []
