@@ -31,6 +31,7 @@ SCHEDULES = {
     "sgemm_square": "config_sgemm",
     "sgemm_tiles": "config_sgemm",
     "sgemm_assembly": "config_sgemm",
+    "sgemm_hopper": "config_sgemm",
 }
 
 

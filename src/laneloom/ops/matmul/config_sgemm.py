@@ -1,4 +1,4 @@
-"""The eight steps of the FP32 ladder on RDNA, K1 to K8, as configs, and every limit of theirs. Pure.
+"""The FP32 ladder: K1 to K8 on RDNA and six steps on Hopper as configs, and every limit of theirs. Pure.
 
     laneloom.matmul(a, b, config="sgemm_k6")
 
@@ -36,14 +36,25 @@ class SgemmConfig(MatmulConfig):
         raise NotImplementedError
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
-        return self._why_not_problem(problem, gpu) or self._why_not_strides(problem) or self._why_not_knobs()
+        return (
+            self._why_not_gpu(gpu)
+            or self._why_not_problem(problem)
+            or self._why_not_strides(problem)
+            or self._why_not_knobs()
+        )
 
-    def _why_not_problem(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+    def _why_not_gpu(self, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma":
             return f"gpu: the schedule {self.schedule} is for RDNA 3, 3.5 and 4, got {gpu.name} ({gpu.family})"
+        return None
+
+    def _why_not_problem(self, problem: MatmulProblem) -> str | None:
         for name in ("dtype_a", "dtype_b", "dtype_out"):
             if getattr(problem, name) != "fp32":
                 return f"{name}: the schedule {self.schedule} multiplies fp32, got {getattr(problem, name)}"
+        if problem.precision != "ieee" or problem.dtype_acc != "fp32":
+            return (f"precision: the schedule {self.schedule} multiplies and sums in fp32, got {problem.precision} and "
+                    f"{problem.dtype_acc}")  # fmt: skip
         if problem.epilogue is not None:
             return f"the schedule {self.schedule} stores bare products, got the terms {problem.epilogue.key}"
         for name, size, most in (("M", problem.m, _MOST_TILES * self.block_m), ("N", problem.n, 1 << 31),
@@ -154,6 +165,57 @@ class AssemblyConfig(SgemmConfig):
         return SgemmConfig._why_not_knobs(replace(self, group_m=1))
 
 
+#: Of each step on Hopper: rows and columns of C in a CTA, steps of K at a time, warps, stages.
+_HOPPER_STEPS = {
+    1: (16, 16, 1, 8, 0),
+    2: (32, 32, 32, 32, 0),
+    3: (128, 128, 8, 8, 0),
+    4: (128, 128, 8, 8, 0),
+    5: (128, 128, 8, 8, 0),
+    6: (128, 256, 16, 8, 4),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperStepConfig(SgemmConfig):
+    """kernels/sgemm_hopper.cu: step `number` of the ladder on Hopper; its shape follows from the number."""
+
+    schedule: str = "sgemm_hopper"
+    block_m: int = 0
+    block_n: int = 0
+    block_k: int = 0
+    num_warps: int = 0
+    number: int = 1
+
+    def __post_init__(self) -> None:
+        shape = _HOPPER_STEPS.get(self.number, (0, 0, 0, 0, 0))
+        for name, value in zip(("block_m", "block_n", "block_k", "num_warps"), shape, strict=False):
+            if getattr(self, name) == 0:
+                object.__setattr__(self, name, value)
+
+    @property
+    def step(self) -> str:
+        return f"h{self.number}"
+
+    @property
+    def stages(self) -> int:
+        """K-tiles in dynamic shared memory; 0 where it is static."""
+        return _HOPPER_STEPS[self.number][4]
+
+    def _why_not_gpu(self, gpu: Gpu) -> str | None:
+        if gpu.matrix_instructions != "wgmma":
+            return f"gpu: the schedule {self.schedule} is for Hopper, got {gpu.name} ({gpu.family})"
+        return None
+
+    def _why_not_knobs(self) -> str | None:
+        if self.number not in _HOPPER_STEPS:
+            return f"number: expected a step from 1 to {max(_HOPPER_STEPS)}, got {self.number}"
+        shape = _HOPPER_STEPS[self.number][:4]
+        if (self.block_m, self.block_n, self.block_k, self.num_warps) != shape:
+            return f"block_m, block_n, block_k, num_warps: step {self.number} has {shape}, got other ones"
+        return None
+
+
 def pitches(problem: MatmulProblem) -> tuple[int, int, int]:
     """Row strides of A, B and C in elements."""
     return problem.a.strides[2], problem.b.strides[2], problem.out.strides[2]
@@ -203,6 +265,7 @@ CONFIGS = {
     "sgemm_square": SquareConfig,
     "sgemm_tiles": RegisterTileConfig,
     "sgemm_assembly": AssemblyConfig,
+    "sgemm_hopper": HopperStepConfig,
 }
 #: The steps by name.
 LADDER: Mapping[str, SgemmConfig] = MappingProxyType({
@@ -214,4 +277,5 @@ LADDER: Mapping[str, SgemmConfig] = MappingProxyType({
     "sgemm_k6": AssemblyConfig(),
     "sgemm_k7": AssemblyConfig(unroll=True, priority=True),
     "sgemm_k8": AssemblyConfig(unroll=True, priority=True, loads="batched"),
+    **{f"sgemm_h{number}": HopperStepConfig(number=number) for number in _HOPPER_STEPS},
 })  # fmt: skip
