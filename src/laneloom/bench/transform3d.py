@@ -151,7 +151,8 @@ def table(records: Iterable[Record], dtype: str = "fp64") -> str:
 
 def suite_cases() -> list[tuple[int, int, str]]:
     """K, number of tensors and dtype of every case of suites/transform3d.json."""
-    return [(case[0], case[1], case[2] if len(case) > 2 else "fp64") for case in load_suite("transform3d")["cases"]]
+    cases: Any = load_suite("transform3d")["cases"]
+    return [(case[0], case[1], case[2] if len(case) > 2 else "fp64") for case in cases]
 
 
 def main() -> None:

@@ -17,7 +17,21 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
-from . import compare, demo, doctor, emulate, explain, gpus, instructions, isa, layout, predict, run, transformbench
+from . import (
+    compare,
+    demo,
+    doctor,
+    emulate,
+    explain,
+    gpus,
+    instructions,
+    isa,
+    ladder,
+    layout,
+    predict,
+    run,
+    transformbench,
+)
 
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
 
@@ -69,6 +83,7 @@ for _command in (
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")
+app.add_typer(ladder.app, name="ladder")
 
 
 def _silence_stderr() -> None:

@@ -195,29 +195,62 @@ _FP64: Mapping[int, Mapping[str, Any]] = {
     32: {"cluster": 4, "warps": 4, "ctas_per_sm": 3, "matrix_in_registers": False},
     40: {"cluster": 8, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
-_MEASURED: dict[str, Mapping[int, Mapping[str, Any]]] = {
+_FP32: Mapping[int, Mapping[str, Any]] = {
+    6: {"group": 32, "warps": 4, "ctas_per_sm": 3},
+    8: {"group": 6, "warps": 4, "ctas_per_sm": 16},
+    10: {"group": 8, "warps": 4, "ctas_per_sm": 3, "unroll": 1},
+    12: {"group": 6, "warps": 8, "ctas_per_sm": 2, "unroll": 1},
+    16: {"warps": 4, "ctas_per_sm": 5, "unroll": 1},
+    20: {"warps": 4, "ctas_per_sm": 2, "unroll": 1},
+    24: {"warps": 4, "unroll": 4},
+    32: {"cluster": 2, "warps": 4, "unroll": 1, "matrix_in_registers": False},
+}
+_COMPLEX128: Mapping[int, Mapping[str, Any]] = {
+    6: {"group": 8, "warps": 4, "ctas_per_sm": 3, "unroll": 4},
+    8: {"warps": 4, "ctas_per_sm": 16, "unroll": 4},
+    10: {"group": 2, "warps": 4, "ctas_per_sm": 3, "unroll": 1},
+    12: {"warps": 6, "ctas_per_sm": 3, "unroll": 1},
+    16: {"warps": 8},
+    20: {"cluster": 2, "warps": 5, "ctas_per_sm": 3, "unroll": 4},
+    24: {"cluster": 2, "warps": 4, "ctas_per_sm": 2, "unroll": 4},
+    32: {"cluster": 8, "warps": 4, "unroll": 1, "matrix_in_registers": False},
+}
+_MEASURED: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
     "fp64": _FP64,
     "complex64": _FP64,  # not measured; a tensor has as many bytes
-    "fp32": {},
-    "complex128": {},
+    "fp32": _FP32,
+    "complex128": _COMPLEX128,
 }
 #: The same where there are too few tensors to fill the GPU many times (N = 2048).
 _FP64_FEW: Mapping[int, Mapping[str, Any]] = {
     4: {"group": 16, "warps": 8, "ctas_per_sm": 4},
-    6: {"group": 4, "warps": 4, "ctas_per_sm": 8},
+    6: {"warps": 4},
     8: {"group": 1, "warps": 2, "ctas_per_sm": 16},
     10: {"group": 1, "warps": 4, "ctas_per_sm": 6},
+    20: {"warps": 8},
 }
-_MEASURED_FEW: dict[str, Mapping[int, Mapping[str, Any]]] = {"fp64": _FP64_FEW, "complex64": _FP64_FEW, "fp32": {}}
-_FEW_BYTES = 2**26  #: read and written
+_FP32_FEW: Mapping[int, Mapping[str, Any]] = {
+    6: {"group": 4, "warps": 4, "ctas_per_sm": 8, "unroll": 1},
+    8: {"group": 2, "warps": 8, "ctas_per_sm": 8},
+    10: {"group": 2, "warps": 5, "ctas_per_sm": 6, "unroll": 1},
+    12: {"warps": 4, "ctas_per_sm": 8},
+    16: {"warps": 8, "ctas_per_sm": 4, "unroll": 1},
+}
+_MEASURED_FEW: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
+    "fp64": _FP64_FEW,
+    "complex64": _FP64_FEW,
+    "fp32": _FP32_FEW,
+    "complex128": {},
+}
+_FEW_TENSORS = 4096
 _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's registers
 
 
 def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     """Measured knobs, or those of the same kind for a K that was not measured."""
     k = problem.k
-    few = _MEASURED_FEW.get(problem.dtype, {})
-    if problem.bytes <= _FEW_BYTES and k in few:
+    few = _MEASURED_FEW[problem.dtype]
+    if problem.count <= _FEW_TENSORS and k in few:
         return dict(few[k])
     if k in _MEASURED[problem.dtype]:
         return dict(_MEASURED[problem.dtype][k])

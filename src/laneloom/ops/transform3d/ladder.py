@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from ...errors import ArgumentError
 from ...gpu import Gpu
 from . import execute
-from .config import ChainedConfig, FusedConfig, MatmulsConfig, RowsConfig, Transform3dConfig, plan
+from .config import ChainedConfig, FusedConfig, MatmulsConfig, RowsConfig, Transform3dConfig, parse_config, plan
 from .config_levels import AMD_THREADS, AmdLevelsConfig, CublasdxConfig, KroneckerConfig, LevelsConfig
 from .problem import Transform3dProblem
 
@@ -80,6 +83,12 @@ def launch_shape(config: Transform3dConfig, problem: Transform3dProblem, gpu: Gp
 def terms_ratio(config: Transform3dConfig, k: int) -> float:
     """Products of a config's longest sum over the 3 K of three chained contractions: its error bound's factor."""
     return (k**3 + 2) / (3 * k) if isinstance(config, KroneckerConfig) else 1.0
+
+
+def footprint_of(knobs: Mapping[str, Any], problem: Transform3dProblem) -> int:
+    """`footprint_bytes` of a config that a record holds."""
+    words = ",".join(f"{name}={value}" for name, value in knobs.items() if name != "schedule")
+    return footprint_bytes(parse_config(f"{knobs['schedule']}:{words}"), problem)
 
 
 def footprint_bytes(config: Transform3dConfig, problem: Transform3dProblem, blocks: int = 512) -> int:

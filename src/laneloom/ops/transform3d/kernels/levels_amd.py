@@ -2,7 +2,7 @@
 
 The levels differ in where a pass reads from: 1 everything from global memory, one thread per element of c; 2 b from
 LDS; 3 one thread per row of c, the whole row in registers; 5 as 3, with a strip of a brought into LDS first. Level 4 is
-the schedule `rows` with matrix instructions. `depth`, which is K, comes at run time: the compiler would unroll the loops
+the schedule `rows` with matrix instructions. `depth`, which is K, comes at run time: the compiler would unroll loops
 and spill. There to be compared.
 """
 
