@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .machine import Machine, machine_of
-from .predict import predict
+from .model import predict
 from .prediction import KernelPrediction, Prediction
 
 __all__ = ["KernelPrediction", "Machine", "Prediction", "machine_of", "predict"]

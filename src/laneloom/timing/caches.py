@@ -19,7 +19,8 @@ class Memory:
         self.machine = machine
         self.missing = missing  #: part of the L2's requests that it has to fetch
         clock = machine.clock_ghz
-        self.l0 = [OrderedDict[int, float]() for _ in range(2)]
+        self._sets = machine.l0_bytes // LINE_BYTES // machine.l0_ways
+        self.l0 = [[OrderedDict[int, float]() for _ in range(self._sets)] for _ in range(2)]
         self.l0_free = [0.0, 0.0]
         self.scalars: dict[int, float] = {}
         self.l2_free = self.memory_free = 0.0
@@ -32,7 +33,6 @@ class Memory:
         self._owed = 0.0
         self.busy = {"L0": 0.0, "L2": 0.0, "memory": 0.0}
         self.requests = {"L0": 0, "L2": 0, "memory": 0}
-        self._most_lines = machine.l0_bytes // LINE_BYTES
 
     def load(self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int) -> tuple[float, float]:
         """(start, arrival of the last byte) of a wave's load of these lines that a CU issues at `at`."""
@@ -43,12 +43,12 @@ class Memory:
         self.busy["L0"] += busy
         self.requests["L0"] += len(lines)
         arrival = start + m.l0_latency + busy
-        cache = self.l0[cu]
         for line in lines:
+            cache = self.l0[cu][line % self._sets]
             there = cache.pop(line, None)
             if there is None:
                 there = self._fetch(start)
-                if len(cache) >= self._most_lines:
+                if len(cache) >= m.l0_ways:
                     cache.popitem(last=False)
             cache[line] = there
             arrival = max(arrival, there)
@@ -84,7 +84,7 @@ class Memory:
         done = start + busy
         part = min(1.0, register_bytes / max(len(lines), 1) / LINE_BYTES)
         for line in lines:
-            self.l0[cu].pop(line, None)
+            self.l0[cu][line % self._sets].pop(line, None)
             self.l2_free = max(start, self.l2_free) + self.l2_line
             self.busy["L2"] += self.l2_line
             self.memory_free = max(start, self.memory_free) + self.memory_line * part

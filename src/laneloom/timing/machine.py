@@ -41,8 +41,9 @@ class Machine:
     matrix_extra: int = 2  #: a dependent WMMA starts 34 cycles after one of 32 [T]
     scalar_latency: int = 40  #: a scalar load that hits its cache: 16 ns [C]
     lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
-    lds_bytes_per_clock: int = 128  #: of one CU: 32 banks of 4 bytes [I]
+    lds_pace: float = 1.0  #: part of its 128 bytes per clock that a CU's LDS reaches; 32 banks of 4 bytes [I]
     l0_bytes: int = 32 * KIB  #: of one CU [P]
+    l0_ways: int = 4  #: lines of one set [W]
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
     l0_latency: int = 120  #: a vector load that hits L0 [A]
     l2_latency: int = 280  #: a vector load that hits L2 [A]

@@ -181,7 +181,7 @@ class _Wgp:
                 ready[register] = done
             wave.stalls["matrix" if cost.matrix else "VALU"] += start - at
         elif pipe == _LDS:
-            busy = sum(phases + extra for phases, extra in stream.asked[place] or ((2, 0),))
+            busy = sum(phases + extra for phases, extra in stream.asked[place] or ((2, 0),)) / machine.lds_pace
             start = max(at, self.lds_free[cu])
             self.lds_free[cu] = start + busy
             self.busy["LDS"] += busy

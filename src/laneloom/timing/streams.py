@@ -7,11 +7,8 @@ A loop comes into step after a few iterations, and all that follow take as long.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..emulator.program import Program
-from .decode import Cost, Pipe
 from .simulate import Stream
 from .trace import Trace
 
@@ -29,7 +26,7 @@ class Cut:
     executed: int  #: instructions before anything was left out
 
 
-def cut_streams(trace: Trace, code: Sequence[Cost]) -> list[Cut]:
+def cut_streams(trace: Trace) -> list[Cut]:
     """The streams of a trace's waves."""
     blocks = trace.program.blocks
     waves = trace.waves
@@ -39,7 +36,7 @@ def cut_streams(trace: Trace, code: Sequence[Cost]) -> list[Cut]:
     # A loop's block stands at most once in an iteration, so its visits count the iterations.
     longest = max(visits.values(), key=len, default=[])
     header = _header([trace.visits[v].block for v in longest], lengths, total / max(len(waves), 1), len(waves))
-    return [_cut(trace, trace.program, code, wave, visits[wave], header, lengths) for wave in waves]
+    return [_cut(trace, wave, visits[wave], header, lengths) for wave in waves]
 
 
 def _header(sequence: list[int], lengths: list[int], per_wave: float, waves: int) -> int | None:
@@ -63,10 +60,7 @@ def _header(sequence: list[int], lengths: list[int], per_wave: float, waves: int
     return min(affordable, key=lambda b: (counts[b], sequence.index(b)))
 
 
-def _cut(
-    trace: Trace, program: Program, code: Sequence[Cost], wave: int, visits: list[int], header: int | None,
-    lengths: list[int],
-) -> Cut:  # fmt: skip
+def _cut(trace: Trace, wave: int, visits: list[int], header: int | None, lengths: list[int]) -> Cut:
     at = [k for k, v in enumerate(visits) if trace.visits[v].block == header] if header is not None else []
     keep: list[tuple[int, int | None]] = [(k, None) for k in range(len(visits))]
     left_out = 0
@@ -79,7 +73,7 @@ def _cut(
     instructions: list[int] = []
     asked: list = []
     marks: dict[int, int] = {}
-    blocks = program.blocks
+    blocks = trace.program.blocks
     for k, mark in keep:
         if mark is not None:
             marks[len(instructions)] = mark
@@ -95,7 +89,7 @@ def _cut(
                 asked[place] = [per_wave[row]]
             else:
                 asked[place].append(per_wave[row])
-        if block.last > block.first and code[block.last - 1].pipe is Pipe.BRANCH:
+        if block.leave not in ("next", "end", "barrier"):
             after = trace.visits[visits[k + 1]].block if k + 1 < len(visits) else visit.block + 1
             asked[-1] = after != visit.block + 1 or None
     executed = sum(lengths[trace.visits[v].block] for v in visits)

@@ -1,0 +1,188 @@
+"""Predict how long a call takes on a GPU: `predict(lambda: matmul(a, b), "gfx1100")`.
+
+The call runs under `emulated`, but only the workgroups of one WGP are executed, in full, and those that run beside them
+for a moment; the addresses are those of the real launch. What C holds afterwards means nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..emulator.driver import emulated
+from ..emulator.launch import LaunchRecord, launch
+from ..emulator.memory import Region
+from ..emulator.program import Program
+from ..errors import ArgumentError
+from ..gpu import Gpu, get_gpu
+from ..isa.occupancy import occupancy
+from .caches import Memory
+from .decode import decode
+from .machine import Machine, machine_of
+from .prediction import KernelPrediction, Prediction
+from .simulate import Outcome, simulate
+from .streams import MEASURED, PACE_ENDS, PACE_STARTS, Cut, cut_streams
+from .trace import Reach, Trace
+
+_MOST_BESIDE = 4096  #: waves that are looked at for what the L2 can share
+
+
+def predict(call: Callable[[], Any], gpu: str | Gpu, *, machine: Machine | None = None) -> Prediction:
+    """The predicted time of everything that `call` launches, on `gpu` (gfx11 or gfx12).
+
+    call: launches kernels on CPU tensors or arrays, as inside `laneloom.emulated`; what they write is incomplete.
+    machine: the costs to use in place of the GPU's own (`timing.machine`).
+    Raises ArgumentError where the call launches nothing, UnsupportedError for a GPU without a model.
+    """
+    machine = machine or machine_of(gpu)
+    samples = sample(call, gpu)
+    if not samples:
+        raise ArgumentError("the call launched no kernel, so there is no time to predict")
+    return Prediction(tuple(evaluate(s, machine) for s in samples), machine.launch_us)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What the emulator saw of one launch: enough to predict it for any costs."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    waves: int  #: of a workgroup
+    whole_wgp: bool
+    resident: int  #: workgroups of one WGP
+    cuts: list[Cut]
+    missing: float  #: part of the L2's requests that nobody else has asked for
+    footprint: int  #: bytes of all arguments
+    executed: int  #: instructions of one workgroup
+
+    @property
+    def workgroups(self) -> int:
+        """Of the whole grid."""
+        return math.prod(self.grid)
+
+
+class Sampler:
+    """Stands in for `emulator.launch.launch`, and keeps a sample of every launch."""
+
+    def __init__(self, gpu: Gpu):
+        self.gpu = gpu
+        self.samples: list[Sample] = []
+
+    def launch(
+        self,
+        program: Program,
+        grid: Sequence[int],
+        kernarg: bytes,
+        *,
+        workgroup_size: int | Sequence[int],
+        lds_bytes: int = 0,
+        regions: Sequence[Region] = (),
+        **_: Any,
+    ) -> LaunchRecord:
+        """Execute some workgroups of a launch."""
+        x, y, z = [*grid, 1, 1][:3]
+        groups, wgps = x * y * z, self.gpu.compute_units // 2
+        threads = math.prod(workgroup_size) if isinstance(workgroup_size, Sequence) else workgroup_size
+        waves = -(-threads // program.lanes)
+        whole_wgp = bool(program.listing.directive("workgroup_processor_mode", 1))
+        lds = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
+        by_registers = self.gpu.waves_per_simd(program.listing.directive("next_free_vgpr", 256))
+        fits = occupancy(
+            self.gpu, by_registers=by_registers, lds_bytes=lds, num_warps=waves, workgroup_processor_mode=whole_wgp
+        )
+        resident = min(max(1, fits.workgroups * (1 if whole_wgp else 2)), -(-groups // wgps))
+
+        def run(observer: Trace | Reach) -> LaunchRecord:
+            return launch(
+                program, grid, kernarg, workgroup_size=workgroup_size, lds_bytes=lds_bytes, regions=regions,
+                observer=observer,
+            )  # fmt: skip
+
+        # Workgroups go to the WGPs in turn, so the first WGP has every wgps-th.
+        trace = Trace(np.arange(resident) * wgps)
+        record = run(trace)
+        cuts = cut_streams(trace)
+        executed = sum(c.executed for c in cuts) // resident
+        until = max((max(c.stream.marks, default=0) for c in cuts), default=0)
+        beside = min(groups, resident * wgps, max(1, _MOST_BESIDE // waves))
+        reach = Reach(np.arange(beside), until or executed // waves, wgps)
+        run(reach)
+        apart, together = reach.count()
+        self.samples.append(
+            Sample(
+                program, (x, y, z), waves, whole_wgp, resident, cuts, together / apart if apart else 1.0,
+                sum(r.nbytes for r in regions), executed,
+            )
+        )  # fmt: skip
+        return record
+
+
+def sample(call: Callable[[], Any], gpu: str | Gpu) -> list[Sample]:
+    """What the emulator sees of everything that `call` launches."""
+    row = get_gpu(gpu)
+    sampler = Sampler(row)
+    with emulated(row) as emulation:
+        emulation.launcher = sampler.launch
+        call()
+    return sampler.samples
+
+
+def evaluate(launched: Sample, machine: Machine) -> KernelPrediction:
+    """The predicted time of a launch on `machine`."""
+    program, footprint = launched.program, launched.footprint
+    code = [decode(ins, machine, program.lanes) for ins in program.listing.instructions]
+    mall_share = min(1.0, machine.mall_bytes / footprint) if footprint > machine.l2_bytes else 1.0
+
+    def round_of(workgroups: int, timeline: bool = False) -> tuple[float, Outcome]:
+        chosen = [c for c in launched.cuts if c.stream.workgroup // machine.wgps < workgroups]
+        outcome = simulate(
+            machine, code, [c.stream for c in chosen], Memory(machine, launched.missing, mall_share),
+            whole_wgp=launched.whole_wgp,
+            timeline_of=chosen[0].stream.workgroup if timeline and chosen else None,
+        )  # fmt: skip
+        return outcome.cycles + _left_out(outcome, chosen), outcome
+
+    cycles, outcome = round_of(launched.resident, timeline=True)
+    at_once = launched.resident * machine.wgps
+    full, rest = divmod(launched.workgroups, at_once)
+    total = full * cycles
+    if rest:
+        last = -(-rest // machine.wgps)
+        total += cycles if last == launched.resident else round_of(last)[0]
+    bandwidth_us = footprint / machine.memory_gbs * 1e-3
+    time_us = max(total / machine.clock_ghz * 1e-3, bandwidth_us)
+    return KernelPrediction(
+        program.kernel, machine.gpu.name, time_us, _limiter(outcome, time_us, bandwidth_us), outcome.busy,
+        outcome.stalls, launched.grid, launched.resident, launched.resident * launched.waves / 4,
+        launched.workgroups / at_once, cycles, launched.missing, bandwidth_us, launched.executed, outcome, program,
+        machine.clock_ghz,
+    )  # fmt: skip
+
+
+def _left_out(outcome: Outcome, cuts: Sequence[Cut]) -> float:
+    """Cycles of the iterations that were not simulated, at the pace of those that were."""
+    paces = [
+        (marks[PACE_ENDS] - marks[PACE_STARTS]) / MEASURED * cut.left_out
+        for marks, cut in zip(outcome.marks, cuts, strict=True)
+        if cut.left_out
+    ]
+    return sum(paces) / len(paces) if paces else 0.0
+
+
+def _limiter(outcome: Outcome, time_us: float, bandwidth_us: float) -> str:
+    """The pipe that is in use most of the time; else what waves wait for most."""
+    if bandwidth_us >= 0.99 * time_us:
+        return "memory bandwidth"
+    used = dict(outcome.busy)
+    used["VALU"] += used["matrix"]
+    name, share = max(used.items(), key=lambda item: item[1])
+    if name == "VALU" and used["matrix"] > used["VALU"] / 2:
+        name = "matrix"
+    if share >= 0.75:
+        return f"{name} pipe"
+    reason = max(outcome.stalls, key=lambda r: outcome.stalls[r])
+    return f"waiting: {reason}"
