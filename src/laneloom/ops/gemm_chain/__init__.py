@@ -1,0 +1,1 @@
+"""Two products in a row whose intermediate stays in registers."""

@@ -1,0 +1,29 @@
+"""The chain as two products, with P in memory: where both N0 and N1 are too wide for registers.
+
+A fused program would compute P again for every block of D1's columns. The same roundings as the fused schedules.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....codegen import CodeObject
+from ....errors import UnsupportedError
+from ....gpu import Gpu
+from ...matmul.gemm import gemm
+from ..config import ChainConfig
+from ..problem import ChainProblem
+
+
+def launch(
+    problem: ChainProblem, config: ChainConfig, gpu: Gpu, a0: Any, b0: Any, b1: Any, c1: Any, out: Any,
+    alpha0: float, alpha1: float, beta1: float,
+) -> None:  # fmt: skip
+    """Write alpha1 P b1 + beta1 c1 into out: torch tensors or numpy arrays, None for no c1."""
+    p = gemm(a0, b0, alpha=alpha0)
+    gemm(p, b1, c1, alpha=alpha1, beta=beta1, out=out)
+
+
+def code_object(problem: ChainProblem, config: ChainConfig, gpu: Gpu) -> CodeObject:
+    """There is none of its own."""
+    raise UnsupportedError("the pair schedule has no kernel of its own: ask for that of laneloom.gemm")

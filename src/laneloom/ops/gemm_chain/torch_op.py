@@ -1,0 +1,150 @@
+"""torch.ops.laneloom.gemm_chain: the chain as an opaque operator, with a fake implementation and gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, UnsupportedError
+from ..matmul.execute import check_distinct
+from ..matmul.gemm import needs_copy
+from ..matmul.torch_op import summed_product
+from ..operators import aligned, call, complete, refuse_out
+from ..target import active_gpu, expected_device_type
+from . import execute
+from .config import ChainConfig, parse_config
+from .execute import Factors
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_ADDENDS = {**_NAMES, torch.float32: "fp32"}
+_SCALARS = "float alpha0=1., float alpha1=1., float beta1=0."
+
+
+def chain_tensors(operands: dict[str, Any], factors: Factors, config: ChainConfig | None) -> torch.Tensor:
+    """`laneloom.gemm_chain` on torch tensors, by name."""
+    for name, x in operands.items():
+        if not isinstance(x, torch.Tensor) and (name not in ("c1", "out") or x is not None):
+            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
+    a0, b0, b1, c1, out = operands.values()
+    scalars = (factors.alpha0, factors.alpha1, factors.beta1)
+    text = None if config is None else config.text
+    c1 = None if factors.beta1 == 0 else c1
+    if out is None:
+        return call(torch.ops.laneloom.gemm_chain, a0, b0, b1, c1, *scalars, text)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands.values()):
+        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
+    torch.ops.laneloom.gemm_chain_out(a0, b0, b1, out, c1, *scalars, text)
+    return out
+
+
+def _check(a0, b0, b1, c1, out=None) -> tuple[int, ...]:
+    """D1's shape."""
+    for name, x in (("a0", a0), ("b0", b0), ("b1", b1), ("c1", c1), ("out", out)):
+        if x is None:
+            continue
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        if x.device != a0.device:
+            raise ArgumentError(f"{name}: expected a tensor on {a0.device}, as a0 is, got one on {x.device}")
+        known = _ADDENDS if name == "c1" else _NAMES
+        if x.dtype not in known:
+            raise UnsupportedError(f"{name}: expected dtype {' or '.join(map(str, known))}, got {x.dtype}")
+        if name != "c1" and x.dtype != a0.dtype:
+            raise ArgumentError(f"{name}: expected a0's dtype {a0.dtype}, got {x.dtype}")
+    shapes = (a0.shape, b0.shape, b1.shape, None if c1 is None else c1.shape)
+    shape = execute.chain_shape(*shapes, torch.broadcast_shapes)
+    if out is not None and tuple(out.shape) != tuple(shape):
+        raise ArgumentError(f"out: expected shape {tuple(shape)}, got {tuple(out.shape)}")
+    return shape
+
+
+def _run(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> None:
+    gpu = active_gpu()
+    if a0.device.type != (expected := expected_device_type()):
+        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
+        raise ArgumentError(f"a0: expected a tensor on {expected} for {gpu.name}, got one on {a0.device}{hint}")
+    a0, b0, b1 = (x.detach().expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
+    added = None if c1 is None or factors.beta1 == 0 else c1.detach().expand(out.shape)
+    copies = needs_copy(out, added, a0, b0, b1)
+    result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
+    names = (_NAMES[a0.dtype], "" if added is None else _ADDENDS[added.dtype])
+    parsed = None if config is None else parse_config(config)
+    with torch.cuda.device(a0.device if a0.device.type == "cuda" else -1), torch.no_grad():
+        execute.chain_into(a0, b0, b1, added, result, names, factors, gpu, parsed)
+    if copies:
+        out.copy_(result)
+
+
+def _chain(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
+    out = _chain_fake(a0, b0, b1, c1, alpha0, alpha1, beta1, config)
+    _run(a0, b0, b1, c1, out, Factors(alpha0, alpha1, beta1), config)
+    return out
+
+
+def _chain_fake(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
+    return a0.new_empty(_check(a0, b0, b1, c1))
+
+
+def _chain_out(a0, b0, b1, out, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
+    _check(a0, b0, b1, c1, out)
+    check_distinct(out)
+    _run(a0, b0, b1, c1, out, Factors(alpha0, alpha1, beta1), config)
+
+
+def _chain_out_fake(a0, b0, b1, out, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
+    _check(a0, b0, b1, c1, out)
+
+
+def _remember(ctx, inputs, output) -> None:
+    a0, b0, b1, c1, ctx.alpha0, ctx.alpha1, ctx.beta1, _ = inputs
+    ctx.save_for_backward(a0, b0, b1, c1)
+
+
+def _gradients(ctx, grad):
+    """With G = dD1 and dP = alpha1 G B1^T: dA0 = alpha0 dP B0^T, dB0 = alpha0 A0^T dP, dB1 = alpha1 P^T G and
+    dC1 = beta1 G.
+
+    dA0 is a chain itself; dP and P, which the others need, are computed (again) by gemm.
+    """
+    a0, b0, b1, c1 = ctx.saved_tensors
+    alpha0, alpha1, beta1 = ctx.alpha0, ctx.alpha1, ctx.beta1
+    wanted = ctx.needs_input_grad
+    g = grad.to(a0.dtype)
+    grad_a0 = grad_b0 = grad_b1 = grad_c1 = None
+    if wanted[0]:
+        grad_a0 = call(torch.ops.laneloom.gemm_chain, g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
+        grad_a0 = grad_a0 if grad_a0.shape == a0.shape else grad_a0.float().sum_to_size(a0.shape).to(a0.dtype)
+    if wanted[1]:
+        batch = torch.broadcast_shapes(g.shape[:-2], b1.shape[:-2])
+        dp = summed_product(g, b1.mT, torch.Size((*batch, g.shape[-2], b1.shape[-2])), alpha1)
+        grad_b0 = summed_product(a0.mT, dp, b0.shape, alpha0)
+    if wanted[2]:
+        batch = torch.broadcast_shapes(a0.shape[:-2], b0.shape[:-2])
+        p = summed_product(a0, b0, torch.Size((*batch, a0.shape[-2], b0.shape[-1])), alpha0)
+        grad_b1 = summed_product(p.mT, g, b1.shape, alpha1)
+    if c1 is not None and wanted[3]:
+        grad_c1 = (beta1 * grad.float()).sum_to_size(c1.shape).to(c1.dtype)
+    return grad_a0, grad_b0, grad_b1, grad_c1, None, None, None, None
+
+
+def _batched(info, in_dims, a0, b0, b1, c1, *rest):
+    return torch.ops.laneloom.gemm_chain(*aligned(in_dims, a0, b0, b1, c1), *rest), 0
+
+
+_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::gemm_chain",
+    _chain,
+    mutates_args=(),
+    schema=f"(Tensor a0, Tensor b0, Tensor b1, Tensor? c1=None, {_SCALARS}, str? config=None) -> Tensor",
+)
+_OPERATOR.register_fake(_chain_fake)
+complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2))
+_OUT_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::gemm_chain_out",
+    _chain_out,
+    mutates_args=("out",),
+    schema=f"(Tensor a0, Tensor b0, Tensor b1, Tensor(a!) out, Tensor? c1=None, {_SCALARS}, str? config=None) -> ()",
+)
+_OUT_OPERATOR.register_fake(_chain_out_fake)
+complete(_OUT_OPERATOR, batched=refuse_out)
