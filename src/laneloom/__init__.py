@@ -6,16 +6,19 @@ The functions are loaded when they are first used: importing laneloom costs noth
 from __future__ import annotations
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .emulator.driver import emulated
     from .ops.attention.api import flash_attention
+    from .ops.gemm_chain.api import gemm_chain
     from .ops.matmul.api import explain, matmul
     from .ops.matmul.dtypes import Int4
     from .ops.matmul.gemm import gemm
     from .ops.transform3d.api import transform3d
     from .ops.transpose.api import transpose
+    from .pytorch.patch import patched
 
 __version__ = "0.1.0"
 
@@ -25,12 +28,17 @@ _HOMES = {
     "explain": ".ops.matmul.api",
     "flash_attention": ".ops.attention.api",
     "gemm": ".ops.matmul.gemm",
+    "gemm_chain": ".ops.gemm_chain.api",
     "matmul": ".ops.matmul.api",
+    "patched": ".pytorch.patch",
     "transform3d": ".ops.transform3d.api",
     "transpose": ".ops.transpose.api",
 }
 
-__all__ = ["Int4", "emulated", "explain", "flash_attention", "gemm", "matmul", "transform3d", "transpose"]
+__all__ = [
+    "Int4", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "matmul", "patched", "transform3d",
+    "transpose",
+]  # fmt: skip
 
 
 def __getattr__(name: str):
@@ -43,3 +51,9 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOMES])
+
+
+if os.environ.get("LANELOOM_PATCH") == "1":
+    from .pytorch.patch import patch_process
+
+    patch_process()
