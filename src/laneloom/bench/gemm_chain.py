@@ -158,7 +158,8 @@ def table(records: Iterable[Record]) -> str:
         p = ours.problem
         lines.append(
             f"| {p['m']}, {p['k0']}, {p['n0']}, {p['n1']} | {ours.median_us:.1f} | {ours.tflops:.0f} | "
-            f"{ours.gbs:.0f} | {ours.ratio_to_reference:.2f} | {pair.median_us / ours.median_us:.2f} | {(ours.config or {})['text']} |"
+            f"{ours.gbs:.0f} | {ours.ratio_to_reference:.2f} | {pair.median_us / ours.median_us:.2f} | "
+            f"{(ours.config or {})['text']} |"
         )
     return "\n".join(lines)
 
