@@ -1,8 +1,7 @@
 """What every operator of `torch.ops.laneloom` has beside its kernel: gradients, a rule for vmap, one for autocast.
 
-`complete` registers them, `call` calls the operator. The transforms of torch.func (`grad`, `vjp`, `jacrev`, `vmap` over
-them) cannot differentiate a custom operator of torch; inside those, `call` goes through an autograd.Function made of the
-same rules.
+`complete` registers them, `call` calls the operator. torch.func's transforms (`grad`, `vjp`, `jacrev`, `vmap` of those)
+cannot differentiate a custom operator; inside them, `call` goes through an autograd.Function made of the same rules.
 """
 
 from __future__ import annotations

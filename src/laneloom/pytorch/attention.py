@@ -1,0 +1,54 @@
+"""`laneloom.flash_attention` where torch's attention stands: of any derivative order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..ops.attention.api import flash_attention
+from .routing import dtype_in_force
+
+
+def attend(q: Any, k: Any, v: Any, causal: bool, scale: float | None) -> torch.Tensor:
+    """torch's scaled_dot_product_attention of q [B, H, N, D], without mask or dropout, by laneloom's kernels.
+
+    First derivatives are laneloom's, second ones torch's, with the whole matrix of scores; compiled graphs have none.
+    """
+    recorded = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if recorded and not torch.compiler.is_compiling():
+        q, k, v = (x.to(dtype_in_force(x)) for x in (q, k, v))
+        return _Attention.apply(q, k, v, causal, scale)[0]
+    return flash_attention(q, k, v, causal="top_left" if causal else False, scale=scale)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(q, k, v, causal, scale):
+        return flash_attention(q, k, v, causal="top_left" if causal else False, scale=scale, return_lse=True)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, ctx.causal, ctx.scale = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(q, k, v, *output)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        grad, _ = grads
+        q, k, v, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative may be asked for
+            q, k, v = (x.view_as(x) for x in (q, k, v))  # apart, where a caller passes one tensor twice
+            with sdpa_kernel(SDPBackend.MATH):
+                out = F.scaled_dot_product_attention(
+                    q, k, v, is_causal=ctx.causal, scale=ctx.scale, enable_gqa=q.shape[1] != k.shape[1]
+                )
+            grads = torch.autograd.grad(out, (q, k, v), grad, create_graph=True)
+        else:
+            mask = "top_left" if ctx.causal else "none"
+            scale = None if ctx.scale is None else float(ctx.scale)
+            options = (mask, scale, None, None)
+            grads = torch.ops.laneloom.flash_attention_backward(grad, None, q, k, v, out, lse, *options)
+        return (*grads, None, None)

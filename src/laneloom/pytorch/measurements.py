@@ -1,0 +1,96 @@
+"""What was measured on which GPU, as far as `patched` needs it: laneloom's time and torch's for the same problem.
+
+`measured/<gpu>.json` ships with the package and is made from the records in results/ by `python -m
+laneloom.bench.measured`. It is data: a damaged file is an error that names it, and nothing of it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from math import log2, prod
+from typing import Any
+
+from ..errors import LaneloomError
+
+SCHEMA_VERSION = 1
+REACH = 1.0  #: a measurement speaks for sizes that are at most this many doublings away, in each of them
+
+
+class MeasurementsError(LaneloomError):
+    """A table of measurements cannot be read."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One problem, timed for laneloom and for what torch would run, in one run."""
+
+    op: str  #: "matmul", "attention"
+    kind: str  #: what has to agree: dtype and layout, or dtype, mask and direction
+    sizes: tuple[int, ...]
+    torch_us: float
+    ratio: float  #: torch's time over laneloom's
+
+    @property
+    def text(self) -> str:
+        """ "4096x4096x4096 bf16 nt: 1.01 x"."""
+        return f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.2f} x"
+
+
+@lru_cache(maxsize=32)
+def measurements(gpu_name: str) -> tuple[Measurement, ...]:
+    """What is known of a GPU; nothing where it has no table. Raises MeasurementsError for a table that is damaged."""
+    path = resources.files("laneloom.pytorch").joinpath("measured", f"{gpu_name}.json")
+    if not path.is_file():
+        return ()
+    return parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def parse(text: str, source: str) -> tuple[Measurement, ...]:
+    """The measurements of a table's text. Raises MeasurementsError, naming the source."""
+    try:
+        table = json.loads(text)
+        if table["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"schema {table['schema_version']}, this reads {SCHEMA_VERSION}")
+        return tuple(_parse_row(row) for row in table["measurements"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MeasurementsError(f"{source} is no table of measurements: {error}") from error
+
+
+def _parse_row(row: dict[str, Any]) -> Measurement:
+    sizes = tuple(int(n) for n in row["sizes"])
+    torch_us, ratio = float(row["torch_us"]), float(row["ratio"])
+    if not (torch_us > 0 and ratio > 0 and all(n > 0 for n in sizes)):
+        raise ValueError(f"expected positive numbers, got {row}")
+    return Measurement(str(row["op"]), str(row["kind"]), sizes, torch_us, ratio)
+
+
+def is_regular(sizes: Sequence[int]) -> bool:
+    """Whether rows of 2-byte elements begin at multiples of 16 bytes: others take other kernels, here and in torch.
+
+    The last two sizes are those of rows: N and K of a product, D and D_V of an attention.
+    """
+    return all(n % 8 == 0 for n in sizes[-2:])
+
+
+def nearest(known: Sequence[Measurement], op: str, kinds: Sequence[str], sizes: Sequence[int]) -> Measurement | None:
+    """The measurement that speaks for a problem: of the first of `kinds` that has one within REACH, the nearest."""
+
+    def distance(m: Measurement) -> float:
+        return max((abs(log2(n / other)) for n, other in zip(sizes, m.sizes, strict=True)), default=0.0)
+
+    for kind in kinds:
+        fitting = [m for m in known if (m.op, m.kind, len(m.sizes)) == (op, kind, len(sizes))]
+        fitting = [m for m in fitting if is_regular(m.sizes) == is_regular(sizes) or m.sizes == tuple(sizes)]
+        best = min(fitting, key=distance, default=None)
+        if best is not None and distance(best) <= REACH:
+            return best
+    return None
+
+
+def scaled_us(m: Measurement, sizes: Sequence[int]) -> float:
+    """Torch's time for `sizes`, from that of a problem nearby, in proportion to the work."""
+    return m.torch_us * prod(n / other for n, other in zip(sizes, m.sizes, strict=True))

@@ -1,0 +1,309 @@
+"""`laneloom.patched`: torch's products and attention go to laneloom where it was measured to win.
+
+A TorchFunctionMode: it nests, belongs to one thread, and torch.compile traces through it. While a graph is traced, each
+call is decided once, at trace time, by the sizes at hand; the graph keeps that route for other sizes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+from triton.runtime import driver
+
+from ..ops.matmul.api import matmul
+from ..ops.matmul.gemm import gemm
+from .attention import attend
+from .routing import Decision, Request, attention_request, decide, dtype_in_force, product_request
+
+MOST_REMEMBERED = 4096  #: decisions after which a context forgets them
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Calls of one function with one problem."""
+
+    function: str
+    problem: str
+    routed: bool
+    reason: str
+    calls: int  #: how often; 0 for calls inside a compiled graph, which are decided once
+
+
+class Report:
+    """What a `patched` context did: `entries`, and a table as text."""
+
+    def __init__(self, entries: Sequence[Entry]):
+        self.entries = tuple(entries)
+
+    @property
+    def routed(self) -> int:
+        """Eager calls that laneloom took."""
+        return sum(entry.calls for entry in self.entries if entry.routed)
+
+    @property
+    def kept(self) -> int:
+        """Eager calls that stayed torch's."""
+        return sum(entry.calls for entry in self.entries if not entry.routed)
+
+    def __str__(self) -> str:
+        if not self.entries:
+            return "patched: no product and no attention was called"
+        ordered = sorted(self.entries, key=lambda e: (-e.calls, e.function, e.problem))
+        rows = [("function", "problem", "calls", "runs on", "because")]
+        rows += [
+            (e.function, e.problem, str(e.calls or "compiled"), "laneloom" if e.routed else "torch", e.reason)
+            for e in ordered
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = ["  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[4]]) for row in rows]
+        compiled = [e.routed for e in ordered if not e.calls]
+        last = f"{self.routed} calls ran on laneloom, {self.kept} on torch"
+        if compiled:
+            last += f"; in compiled graphs {sum(compiled)} and {len(compiled) - sum(compiled)}"
+        return "\n".join([*lines, last])
+
+
+class _Active(threading.local):
+    def __init__(self) -> None:
+        self.modes: list[Patched] = []
+
+
+_active = _Active()
+
+
+def innermost() -> Patched:
+    """The context that decides in this thread."""
+    return _active.modes[-1]
+
+
+class Patched(TorchFunctionMode):
+    """What `patched` returns: a context, a decorator, and the report of what it did."""
+
+    def __init__(self, *, always: bool = False):
+        super().__init__()
+        self.always = always
+        self._counts: Counter[tuple[str, str, bool, str]] = Counter()
+        self._traced: set[tuple[str, str, bool, str]] = set()
+        self._decisions: dict[Any, tuple[str, Decision]] = {}
+
+    def __enter__(self) -> Patched:
+        super().__enter__()
+        _active.modes.append(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _active.modes.remove(self)
+        super().__exit__(*error)
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ROUTES:
+            return _ROUTES[func](self, func, args, kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:  # its body is Python, whose products this has to see
+                return _MULTI_HEAD_BODY(*args, **kwargs)
+        if func is torch.Tensor.unflatten and torch.compiler.is_compiling():
+            func = torch.unflatten  # under a mode, Dynamo does not trace the method of Tensor that wraps it
+        return func(*args, **kwargs)
+
+    def report(self) -> Report:
+        """What ran where so far."""
+        entries = [Entry(*key, calls) for key, calls in self._counts.items()]
+        return Report([*entries, *(Entry(*key, 0) for key in self._traced)])
+
+    def decide(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
+        """Whether an eager call goes to laneloom."""
+        if self is not innermost():  # an inner context has decided
+            return False
+        key = (function, options, _driver(), torch.is_grad_enabled(), *(_identity(t) for t in (x, y, z)))
+        if key not in self._decisions:
+            if len(self._decisions) >= MOST_REMEMBERED:
+                self._decisions.clear()
+            self._decisions[key] = self._decide(function, x, y, z, options)
+        problem, decision = self._decisions[key]
+        self._counts[function, problem, decision.routed, decision.reason] += 1
+        return decision.routed
+
+    def decide_traced(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
+        """Whether a call in a graph goes to laneloom, of tensors that have no data."""
+        problem, decision = self._decide(function, x, y, z, options)
+        self._traced.add((function, problem, decision.routed, decision.reason))
+        return decision.routed
+
+    def _decide(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> tuple[str, Decision]:
+        request = _request(function, x, y, z, options)
+        if isinstance(request, str):
+            shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in (x, y) if isinstance(t, torch.Tensor))
+            return shapes, Decision(False, request)
+        return request.text, decide(request, x.device.type, always=self.always)
+
+
+def patched(*, always: bool = False) -> Patched:
+    """Route torch's products and attention to laneloom where it wins on this GPU.
+
+        with laneloom.patched() as p:
+            loss = model(x).sum()
+        print(p.report())
+
+    Also a decorator, `@laneloom.patched()`; and LANELOOM_PATCH=1 in the environment patches the thread that imports
+    laneloom, and prints the report when the process ends. `python -m laneloom.pytorch SCRIPT` does that to any script.
+
+    Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
+    F.scaled_dot_product_attention, and those inside nn.MultiheadAttention. A call is routed if a schedule can do it and
+    the measurements of this GPU say that laneloom is faster, gradients included where they are recorded. always: route
+    all that a schedule can do, measured or not. What laneloom cannot do (a mask tensor, dropout, out=, other dtypes,
+    subclasses of tensors, forward-mode derivatives) goes to torch unchanged; the report says why.
+
+    Results differ from torch's by rounding alone: both round the same FP32 sums once, added in another order. A second
+    derivative of attention is computed by torch. Other threads are not patched; enter a context in each.
+    """
+    return Patched(always=always)
+
+
+def patch_process() -> None:
+    """Patch this thread until the process ends, and say then, on stderr, what was routed: LANELOOM_PATCH=1."""
+    context = patched().__enter__()
+    atexit.register(lambda: print(context.report(), file=sys.stderr))
+
+
+def _driver() -> Any:
+    """Triton's active driver, None where it finds none."""
+    try:
+        return driver.active
+    except RuntimeError:
+        return None
+
+
+def _identity(x: Any) -> Any:
+    """All of a tensor that a decision depends on."""
+    if not isinstance(x, torch.Tensor):
+        return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
+    if x.layout != torch.strided:
+        return x.layout
+    return type(x), x.shape, x.stride(), x.device, dtype_in_force(x), x.dtype, x.requires_grad
+
+
+def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Request | str:
+    refusal, causal, grouped = options
+    if refusal is not None:
+        return refusal
+    if function == "scaled_dot_product_attention":
+        return attention_request(x, y, z, causal, grouped)
+    return product_request(function, x, y, z)
+
+
+def _takes(mode: Patched, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
+    if torch.compiler.is_compiling():
+        from .tracing import takes_traced  # imports the compiler, which takes seconds
+
+        return takes_traced(function, x, y, z, options)
+    return mode.decide(function, x, y, z, options)
+
+
+# -- routes ------------------------------------------------------------------------------------------------------------
+
+
+def _bound(names: tuple[str, ...], args: Any, kwargs: Any) -> tuple[list[Any], str | None]:
+    """The arguments in the order of `names`, None for those not given, and why torch keeps the call, if it does."""
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+    if len(args) > len(names):
+        return values, "arguments that laneloom does not know"
+    for name in kwargs:
+        if name not in names:
+            return values, f"{name}="
+    return values, None
+
+
+def _route_product(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (x, y), refusal = _bound(_PRODUCTS[func][1], args, kwargs)
+    if _takes(mode, _PRODUCTS[func][0], x, y, None, (refusal, False, False)):
+        return matmul(x, y)
+    return func(*args, **kwargs)
+
+
+def _route_reflected(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (y, x), refusal = _bound(("self", "other"), args, kwargs)
+    if _takes(mode, "matmul", x, y, None, (refusal, False, False)):
+        return matmul(x, y)
+    return func(*args, **kwargs)
+
+
+def _route_linear(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (x, y, z), refusal = _bound(("input", "weight", "bias"), args, kwargs)
+    if _takes(mode, "linear", x, y, z, (refusal, False, False)):
+        return matmul(x, y.mT) if z is None else gemm(x, y.mT, bias=z)
+    return func(*args, **kwargs)
+
+
+def _route_addmm(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (z, x, y, beta, alpha), refusal = _bound(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs)
+    beta, alpha = 1 if beta is None else beta, 1 if alpha is None else alpha
+    if refusal is None and not (isinstance(beta, (int, float)) and isinstance(alpha, (int, float))):
+        refusal = "beta or alpha that is no number"
+    if _takes(mode, "addmm", x, y, z, (refusal, False, False)):
+        return gemm(x, y, z, beta=beta, alpha=alpha)
+    return func(*args, **kwargs)
+
+
+def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    (x, y, z, mask, dropout, causal, scale, grouped), refusal = _bound(names, args, kwargs)
+    if mask is not None:
+        refusal = "attn_mask"
+    elif dropout:
+        refusal = "dropout"
+    if _takes(mode, "scaled_dot_product_attention", x, y, z, (refusal, bool(causal), bool(grouped))):
+        return attend(x, y, z, bool(causal), scale)
+    return func(*args, **kwargs)
+
+
+_PRODUCTS: dict[Any, tuple[str, tuple[str, str]]] = {
+    torch.matmul: ("matmul", ("input", "other")),
+    torch.Tensor.matmul: ("matmul", ("self", "other")),
+    torch.Tensor.__matmul__: ("matmul", ("self", "other")),
+    torch.mm: ("mm", ("input", "mat2")),
+    torch.Tensor.mm: ("mm", ("self", "mat2")),
+    torch.bmm: ("bmm", ("input", "mat2")),
+    torch.Tensor.bmm: ("bmm", ("self", "mat2")),
+}
+_ROUTES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(_PRODUCTS, _route_product),
+    torch.Tensor.__rmatmul__: _route_reflected,
+    F.linear: _route_linear,
+    torch.addmm: _route_addmm,
+    torch.Tensor.addmm: _route_addmm,
+    F.scaled_dot_product_attention: _route_attention,
+}
+
+
+def _is_not_overridden(*args: Any) -> bool:
+    return False
+
+
+#: the body of torch's function, which does not ask modes again whether they want the whole of it
+_MULTI_HEAD_BODY = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.multi_head_attention_forward.__globals__, "has_torch_function": _is_not_overridden},
+    "multi_head_attention_forward",
+    F.multi_head_attention_forward.__defaults__,
+)
+_MULTI_HEAD_BODY.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__

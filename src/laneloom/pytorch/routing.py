@@ -1,0 +1,230 @@
+"""Which calls of torch's functions laneloom can take, and which of them it should: the rules of `patched`.
+
+A call becomes a `Request`, or the reason why torch keeps it; a request is decided by `measurements`, or always taken.
+Sizes that a compiler has as symbols count by their hints, so that nothing here makes a guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod, sqrt
+from typing import Any
+
+import torch
+
+from ..errors import LaneloomError
+from ..gpu import Gpu
+from ..ops.attention import config as attention_config
+from ..ops.attention.problem import AttentionProblem, band
+from ..ops.matmul import config as matmul_config
+from ..ops.matmul import execute
+from ..ops.matmul.problem import MatmulProblem
+from ..ops.target import active_gpu, expected_device_type
+from .measurements import Measurement, measurements, nearest, scaled_us
+
+DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LAYOUTS = ("nt", "nn", "tn", "tt")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One launch of a call: the forward's, or one that the gradients need."""
+
+    op: str
+    kinds: tuple[str, ...]  #: of measurements that speak for it, the most alike first
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call that laneloom may take."""
+
+    text: str  #: sizes, dtype, layout, for reports
+    parts: tuple[Part, ...]
+    with_terms: bool = False  #: whether a bias or an addend goes with the product
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether laneloom takes a call, and why."""
+
+    routed: bool
+    reason: str
+
+
+def size_of(n: Any) -> int:
+    """A size, or a symbol's hint."""
+    return int(n.node.hint) if isinstance(n, torch.SymInt) else int(n)
+
+
+def dtype_in_force(x: torch.Tensor) -> torch.dtype:
+    """What torch would compute in: x's dtype, or autocast's where that is on."""
+    kind = x.device.type
+    lowered = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    return torch.get_autocast_dtype(kind) if lowered and torch.is_autocast_enabled(kind) else x.dtype
+
+
+def why_kept(tensors: tuple[Any, ...]) -> str | None:
+    """Why torch keeps a call with these tensors, or None. Says nothing about sizes and GPUs."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    for x in tensors:
+        if type(x) not in _PLAIN and type(x) is not FakeTensor:
+            return f"an operand of type {type(x).__name__}"
+        if x.layout != torch.strided:
+            return f"layout {x.layout}"
+        if dtype_in_force(x) not in DTYPES:
+            return f"dtype {x.dtype}"
+        if 0 in x.shape:
+            return "an empty operand"
+    if len({dtype_in_force(x) for x in tensors}) > 1 or len({x.device for x in tensors}) > 1:
+        return "operands of different dtypes or devices"
+    if _is_forward_mode():
+        return "forward-mode derivatives"
+    return None
+
+
+def _is_forward_mode() -> bool:
+    if torch.autograd.forward_ad._current_level >= 0:
+        return True
+    stack = torch._C._functorch.get_interpreter_stack()  # pyright: ignore[reportAttributeAccessIssue]
+    jvp = torch._C._functorch.TransformType.Jvp  # pyright: ignore[reportAttributeAccessIssue]
+    return any(level.key() == jvp for level in stack or ())
+
+
+def _letter(x: torch.Tensor) -> str:
+    return "n" if size_of(x.stride(-1)) == 1 else "t" if size_of(x.stride(-2)) == 1 else "x"
+
+
+def _flipped(letter: str) -> str:
+    return {"n": "t", "t": "n"}.get(letter, letter)
+
+
+RANKS = {"mm": 2, "addmm": 2, "bmm": 3}  #: functions whose operands have so many axes
+
+
+def product_request(function: str, a: Any, b: Any, term: Any) -> Request | str:
+    """The request of A[..., M, K] B[..., K, N] and a term that is added, or None; or why torch keeps it.
+
+    `function` is torch's; the second operand of linear is B's transpose.
+    """
+    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
+        return "an operand that is no tensor"
+    kept = why_kept((a, b))
+    if kept is not None:
+        return kept
+    if a.dim() < 2 or b.dim() < 2:
+        return "a vector"
+    rank = RANKS.get(function)
+    if (rank and not a.dim() == b.dim() == rank) or (function == "linear" and b.dim() != 2):
+        return "shapes that do not fit"
+    if function == "bmm" and size_of(a.shape[0]) != size_of(b.shape[0]):
+        return "shapes that do not fit"
+    if function == "linear":
+        b = b.mT
+    m, k, n = size_of(a.shape[-2]), size_of(a.shape[-1]), size_of(b.shape[-1])
+    if size_of(b.shape[-2]) != k:
+        return "shapes that do not fit"
+    outer_a, outer_b = ([size_of(s) for s in x.shape[:-2]] for x in (a, b))
+    try:
+        batch = prod(torch.broadcast_shapes(outer_a, outer_b))
+    except RuntimeError:
+        return "shapes that do not fit"
+    if prod(outer_b) == 1:  # a batch of A alone is more rows
+        m, batch = m * batch, 1
+    first, second, dtype = _letter(a), _letter(b), DTYPES[dtype_in_force(a)]
+
+    def part(layout: str, *sizes: int) -> Part:
+        kinds = [layout, *(other for other in _LAYOUTS if other != layout)]
+        return Part("matmul", tuple(f"{dtype} {kind}" for kind in kinds), (batch, *sizes))
+
+    parts = [part(first + second, m, n, k)]
+    if torch.is_grad_enabled() and a.requires_grad:
+        parts.append(part("n" + _flipped(second), m, k, n))
+    if torch.is_grad_enabled() and b.requires_grad:
+        parts.append(part(_flipped(first) + "n", k, n, m))
+    shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
+    request = Request(f"{shape} {dtype} {first}{second}", tuple(parts), term is not None)
+    return request if term is None else _why_term_kept(function, a, n, term) or request
+
+
+def _why_term_kept(function: str, a: torch.Tensor, n: int, term: Any) -> str | None:
+    """Why torch keeps a product for its bias (of linear) or addend (of addmm), or None."""
+    kept = why_kept((term,)) if isinstance(term, torch.Tensor) else "a bias that is no tensor"
+    if kept is not None:
+        return kept
+    if term.device != a.device or term.dtype not in (torch.float32, a.dtype):
+        return "a bias of another device or dtype"
+    shape = [size_of(s) for s in term.shape]
+    result = [size_of(a.shape[0]), n]
+    fits = all(size in (1, whole) for size, whole in zip(reversed(shape), reversed(result), strict=False))
+    if shape != [n] if function == "linear" else len(shape) > 2 or not fits:
+        return "a bias whose shape does not fit"
+    return None
+
+
+def attention_request(q: Any, k: Any, v: Any, causal: bool, grouped: bool) -> Request | str:
+    """The request of an attention of q [B, H, N, D], k, v; or why torch keeps it."""
+    if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
+        return "an operand that is no tensor"
+    kept = why_kept((q, k, v))
+    if kept is not None:
+        return kept
+    if not q.dim() == k.dim() == v.dim() == 4:
+        return "operands without 4 axes"
+    (batch, heads, queries, d), (_, kv_heads, keys, d_v) = ([size_of(s) for s in x.shape] for x in (q, v))
+    fits = [size_of(s) for s in k.shape] == [batch, kv_heads, keys, d] and size_of(v.shape[0]) == batch
+    if not fits or heads % kv_heads or (heads != kv_heads and not grouped):
+        return "shapes that do not fit"
+    dtype = DTYPES[dtype_in_force(q)]
+    sizes, mask = (batch, heads, kv_heads, queries, keys, d, d_v), "causal" if causal else "full"
+    parts = [Part("attention", (f"{dtype} {mask} forward",), sizes)]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        parts.append(Part("attention", (f"{dtype} {mask} backward",), sizes))
+    shape = f"{batch}x{heads}" + (f"/{kv_heads}" if heads != kv_heads else "") + f"x{queries}:{keys}x{d}"
+    return Request(f"{shape} {dtype} {mask}", tuple(parts))
+
+
+def _check_planned(request: Request, gpu: Gpu) -> None:
+    """Raise LaneloomError unless a schedule can do every part."""
+    for part in request.parts:
+        dtype, kind, *_ = part.kinds[0].split()
+        if part.op == "matmul":
+            layout = kind if kind in _LAYOUTS else "nn"
+            batch, *sizes = part.sizes
+            matmul_config.plan(MatmulProblem.contiguous(*sizes, dtype=dtype, layout=layout, batch=batch), gpu)
+            continue
+        batch, heads, kv_heads, queries, keys, d, d_v = part.sizes
+        first, last = band(queries, keys, "top_left" if kind == "causal" else "none")
+        scale = 1 / sqrt(d)
+        problem = AttentionProblem(batch, heads, kv_heads, queries, keys, d, d_v, dtype, scale, first, last)
+        for role in ("query", "key") if part.kinds[0].endswith("backward") else ("forward",):
+            attention_config.plan(problem, gpu, role)
+
+
+def decide(request: Request, device_type: str, *, always: bool) -> Decision:
+    """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`)."""
+    try:
+        gpu = active_gpu()
+        if device_type != expected_device_type():
+            return Decision(False, f"on {device_type}, Triton drives {expected_device_type()}")
+        _check_planned(request, gpu)
+    except LaneloomError as error:
+        return Decision(False, str(error))
+    if always:
+        return Decision(True, "always")
+    if request.with_terms and not execute.fuses_epilogue(gpu):
+        return Decision(False, f"a bias is a launch of its own on {gpu.name}")
+    known = measurements(gpu.name)
+    found: list[tuple[Measurement, Part]] = []
+    for part in request.parts:
+        measured = nearest(known, part.op, part.kinds, part.sizes)
+        if measured is None:
+            sizes = "x".join(map(str, part.sizes))
+            return Decision(False, f"nothing measured near {sizes} {part.kinds[0]} on {gpu.name}")
+        found.append((measured, part))
+    theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
+    ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
+    texts = "; ".join(measured.text for measured, _ in found)
+    return Decision(theirs > ours, f"{theirs / ours:.2f} x, measured {texts}")

@@ -1,0 +1,216 @@
+"""Every operator of torch.ops.laneloom keeps what PyTorch promises: one table over all of them.
+
+An operator that is not in the table fails the first test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+import laneloom  # noqa: E402
+import laneloom.pytorch  # noqa: E402
+from laneloom.errors import UnsupportedError  # noqa: E402
+
+HALF, WIDE = torch.float16, torch.float64
+
+
+def random(*shape, seed=0, dtype=HALF):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One operator: what it is called with, and what it promises."""
+
+    arguments: Callable[[int], tuple[Any, ...]]  #: of a size that may vary between calls of one compiled graph
+    differentiable: tuple[int, ...] = ()  #: positions of the arguments that gradients reach
+    batched: tuple[tuple[int, ...], ...] = ()  #: sets of positions that vmap may batch together
+    autocast: tuple[int, ...] = ()  #: positions of the arguments that autocast lowers
+    writes: bool = False  #: whether it writes into an argument and returns nothing
+
+
+def gemm_terms(n):
+    return (random(n, 12), random(12, 16, seed=1), random(16, seed=2), random(16, seed=3), 0.5, 0.25, "silu")
+
+
+def attention(n):
+    return tuple(random(2, 2, n, 16, seed=i) for i in range(3))
+
+
+def attention_backward(n):
+    q, k, v = attention(n)
+    out, lse = torch.ops.laneloom.flash_attention(q, k, v)
+    return (random(*out.shape, seed=4), None, q, k, v, out, lse)
+
+
+CASES = {
+    "matmul": Case(
+        lambda n: (random(2, n, 12), random(12, 16, seed=1), torch.float32), (0, 1), ((0,), (1,), (0, 1)), (0, 1)
+    ),
+    "matmul_out": Case(lambda n: (random(n, 12), random(12, 16, seed=1), torch.zeros(n, 16, dtype=HALF)), writes=True),
+    "gemm": Case(gemm_terms, (0, 1, 2, 3), ((0,), (1, 2), (3,), (0, 3)), (0, 1)),
+    "gemm_out": Case(
+        lambda n: (random(n, 12), random(12, 16, seed=1), torch.zeros(n, 16, dtype=HALF), None, None, 2.0), writes=True
+    ),
+    "flash_attention": Case(attention, (0, 1, 2), ((0, 1, 2), (0,)), (0, 1, 2)),
+    "flash_attention_backward": Case(attention_backward, batched=((0,),)),
+    "transform3d": Case(
+        lambda n: (random(n, 3, 3, 3, dtype=WIDE), random(3, 3, seed=1, dtype=WIDE)), (0, 1), ((0,), (0, 1))
+    ),
+    "transform3d_out": Case(
+        lambda n: (random(n, 3, 3, 3, dtype=WIDE), random(3, 3, seed=1, dtype=WIDE), torch.zeros(n, 3, 3, 3).double()),
+        writes=True,
+    ),
+    "transpose": Case(lambda n: (random(2, n, 16),), (0,), ((0,),)),
+    "transpose_out": Case(lambda n: (random(2, n, 16), torch.zeros(2, 16, n, dtype=HALF)), writes=True),
+}
+NAMES = list(CASES)
+RETURNING = [name for name in NAMES if not CASES[name].writes]
+DIFFERENTIABLE = [name for name in NAMES if CASES[name].differentiable]
+
+
+@pytest.fixture(autouse=True)
+def gfx1151():
+    torch._dynamo.reset()
+    with laneloom.emulated("gfx1151") as emulation:
+        yield emulation
+
+
+def operator(name):
+    return getattr(torch.ops.laneloom, name)
+
+
+def prepared(name, n=9):
+    """The arguments of the case, with gradients where it has them."""
+    case = CASES[name]
+    return tuple(
+        x.requires_grad_() if i in case.differentiable else x for i, x in enumerate(case.arguments(n))
+    )
+
+
+def first(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+def test_every_operator_is_in_the_table():
+    names = {name.removeprefix("laneloom::") for name in torch._C._dispatch_get_all_op_names()
+             if name.startswith("laneloom::")}  # fmt: skip
+    assert names == set(CASES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_opcheck(name):
+    """Schema, gradients where they are registered, fake shapes and strides, tracing with symbols for sizes."""
+    torch.library.opcheck(operator(name).default, prepared(name))
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@torch._dynamo.config.patch(specialize_float=True)  # numbers come from the table here, not from the code
+def test_one_graph_for_all_sizes(name):
+    """fullgraph, gradients included; another size neither compiles again nor changes the values."""
+    counter = CompileCounterWithBackend("aot_eager")
+    options = [x for x in prepared(name) if not isinstance(x, torch.Tensor)]
+    compiled = torch.compile(lambda *x: operator(name)(*x, *options), fullgraph=True, dynamic=True, backend=counter)
+    for n in (9, 14):
+        ours, theirs = ([x for x in prepared(name, n) if isinstance(x, torch.Tensor)] for _ in range(2))
+        got, expected = first(compiled(*ours)), first(operator(name)(*theirs, *options))
+        assert torch.equal(got, expected)
+        assert got.stride() == expected.stride()
+        for result in (got, expected):
+            result.backward(random(*result.shape, seed=7, dtype=result.dtype))
+        for position in CASES[name].differentiable:
+            assert torch.equal(ours[position].grad, theirs[position].grad)
+    assert counter.frame_count == 1
+
+
+BATCHED = [(name, positions) for name in NAMES for positions in CASES[name].batched]
+
+
+def label(x):
+    return x if isinstance(x, str) else "_".join(map(str, x))
+
+
+@pytest.mark.parametrize(("name", "positions"), BATCHED, ids=label)
+def test_vmap(name, positions, recwarn):
+    """The values of a call for each element, whatever axis is batched, in few launches."""
+    arguments = CASES[name].arguments(9)
+    stacked = tuple(
+        torch.stack([x, x.flip(0), x * 0.5], dim=-1) if i in positions else x for i, x in enumerate(arguments)
+    )
+    axes = tuple(-1 if i in positions else None for i in range(len(arguments)))
+    got = torch.vmap(operator(name), axes)(*stacked)
+    single = [
+        operator(name)(*(x[..., i].clone() if at in positions else x for at, x in enumerate(stacked))) for i in range(3)
+    ]
+    for part, expected in zip(*((got,), (single,)) if not isinstance(got, tuple) else (got, zip(*single, strict=True)),
+                              strict=True):  # fmt: skip
+        torch.testing.assert_close(part, torch.stack(list(expected)))
+    assert not [w for w in recwarn if "performance drop" in str(w.message)]
+
+
+@pytest.mark.parametrize("name", ["matmul", "gemm", "transform3d", "transpose"])
+def test_gradients_of_each_sample(name):
+    """torch.func: vmap of grad through the public function."""
+    case, public = CASES[name], getattr(laneloom, name)
+    x, *rest = case.arguments(5)
+    rest = [] if name == "transpose" else rest[:1]
+    samples = torch.stack([x, x * 0.5])
+
+    def loss(x):
+        return public(x, *rest).square().sum()
+
+    got = torch.vmap(torch.func.grad(loss))(samples)
+    for sample, gradient in zip(samples, got, strict=True):
+        leaf = sample.clone().requires_grad_()
+        loss(leaf).backward()
+        torch.testing.assert_close(gradient, leaf.grad)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if CASES[name].writes])
+def test_out_is_refused_inside_vmap(name):
+    x, *rest = CASES[name].arguments(9)
+    with pytest.raises(UnsupportedError, match=r"inside torch\.vmap"):
+        torch.vmap(lambda x: operator(name)(x, *rest))(torch.stack([x, x]))
+
+
+@pytest.mark.parametrize("name", [name for name in RETURNING if name != "flash_attention_backward"])
+def test_autocast(name):
+    """Products lower fp32 operands to autocast's dtype, each call to the one in force; the others stay as they are."""
+    case, arguments = CASES[name], CASES[name].arguments(9)
+    wide = tuple(x.float() if i in case.autocast else x for i, x in enumerate(arguments))
+    expected = operator(name)(*arguments)
+    with torch.autocast("cpu", HALF):
+        got = operator(name)(*wide)
+        if case.autocast:
+            mixed = tuple(arguments[i] if i == 0 else x for i, x in enumerate(wide))
+            torch.testing.assert_close(operator(name)(*mixed), got, rtol=0, atol=0)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_autocast_gradients_return_to_fp32():
+    a, b = (random(9, 9, seed=i, dtype=torch.float32).requires_grad_() for i in range(2))
+    with torch.autocast("cpu", torch.bfloat16):
+        c = laneloom.matmul(a, b)
+        assert c.dtype == torch.bfloat16
+        # whoever says how to multiply fp32 gets that; RDNA has no such schedule
+        with pytest.raises(UnsupportedError, match="3xbf16"):
+            laneloom.matmul(a, b, precision="3xbf16")
+    c.sum().backward()
+    assert a.grad.dtype == b.grad.dtype == torch.float32
+    expected = torch.ones(9, 9, dtype=torch.bfloat16) @ b.detach().bfloat16().mT
+    torch.testing.assert_close(a.grad, expected.float())
+
+
+def test_gradcheck_in_fp64():
+    x, t = (random(*shape, seed=i, dtype=WIDE).requires_grad_() for i, shape in enumerate([(2, 2, 2, 2), (3, 2, 2)]))
+    assert torch.autograd.gradcheck(laneloom.transform3d, (x, t), fast_mode=True)
+    assert torch.autograd.gradgradcheck(laneloom.transform3d, (x, t), fast_mode=True)
