@@ -1,0 +1,81 @@
+"""Machine code of the transposes: 16-byte accesses, and between them what each way of exchanging says it is."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+import pytest
+
+from laneloom.codegen import CodeObject
+from laneloom.gpu import get_gpu
+from laneloom.isa.listing import Kind, parse_listing
+from laneloom.ops.transpose.config import IdentityConfig, TilesConfig
+from laneloom.ops.transpose.execute import code_object
+from laneloom.ops.transpose.problem import TransposeProblem
+
+GPUS = ("gfx1100", "gfx1151", "gfx1201")
+#: what is exchanged between lanes for one 16-byte load of each: by cndmask (registers) and by perm (inside them)
+EXCHANGE = {1: (8, 8), 2: (8, 4), 4: (8, 0), 8: (4, 0)}
+
+
+def compiled(gpu: str, size: int, config=None) -> CodeObject:
+    code = code_object(TransposeProblem.contiguous(512, 512, element_bytes=size), get_gpu(gpu), config)
+    assert code.spills == 0
+    return code
+
+
+def counts(code: CodeObject) -> Counter[str]:
+    return Counter(i.mnemonic for i in parse_listing(code.asm).instructions)
+
+
+def widths(code: CodeObject, *kinds: Kind) -> set[int]:
+    return {i.width_bytes for i in parse_listing(code.asm).instructions if i.kind in kinds}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("gpu", GPUS)
+def test_tiles_through_lds(gpu, size):
+    code = compiled(gpu, size)
+    assert code.lds_bytes > 0
+    memory = (Kind.GLOBAL_LOAD, Kind.GLOBAL_STORE, Kind.LDS_LOAD, Kind.LDS_STORE)
+    assert widths(code, *memory) == {16}, "whole 16 bytes on all four ways"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_tiles_between_lanes(gpu, size):
+    code = compiled(gpu, size, TilesConfig(block_r=64, block_c=64, num_warps=4, through="lanes"))
+    found = counts(code)
+    assert code.lds_bytes == 0
+    assert not any(name.startswith(("ds_", "s_barrier")) for name in found)
+    assert widths(code, Kind.GLOBAL_LOAD, Kind.GLOBAL_STORE) == {16}
+    # the code has the tile twice, whole and masked
+    loads = sum(n for name, n in found.items() if name.startswith("global_load"))
+    registers, insides = EXCHANGE[size]
+    assert len(re.findall(r"v_cndmask_b32\S* .*row_xmask", code.asm)) == loads * registers
+    assert found["v_perm_b32"] >= loads * insides
+
+
+@pytest.mark.parametrize(("product", "size", "matrix", "each"), [
+    ("iu8", 1, "v_wmma_i32_16x16x16_iu8", 1), ("iu8", 2, "v_wmma_i32_16x16x16_iu8", 2),
+    ("f16", 2, "v_wmma_f16_16x16x16_f16", 1), ("bf16", 2, "v_wmma_f32_16x16x16_bf16", 1),
+])  # fmt: skip
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_product_with_the_identity(gpu, product, size, matrix, each):
+    chunks = 4
+    code = compiled(gpu, size, IdentityConfig(block_r=64, chunks=chunks, num_warps=4, product=product))
+    found = counts(code)
+    assert code.lds_bytes == 0
+    assert {name: n for name, n in found.items() if "wmma" in name} == {matrix: each * chunks}
+    assert not any("permlane" in name or "bpermute" in name or "dpp" in name for name in found)
+    loads = {"gfx1151": 16, "gfx1201": 8 * size}[gpu]  # RDNA 3 holds a row of 16 elements in a lane
+    assert widths(code, Kind.GLOBAL_LOAD) == {loads}
+    assert widths(code, Kind.GLOBAL_STORE) == {8 * size}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 8])
+def test_hopper(size):
+    code = compiled("sm_90a", size)
+    assert code.lds_bytes > 0
+    assert set(re.findall(r"ld\.global\.(\S+)", code.asm)) == {"v4.b32"} if size < 8 else {"v2.b64"}
