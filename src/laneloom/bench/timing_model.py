@@ -18,7 +18,7 @@ import numpy as np
 from ..gpu import get_gpu
 from ..ops.matmul import execute
 from ..ops.matmul.presets import named_config
-from ..timing.predict import Sample, sample
+from ..timing.model import Sample, sample
 from ..verify import STORAGE
 
 
