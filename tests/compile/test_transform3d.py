@@ -7,9 +7,9 @@ import pytest
 from laneloom.codegen import compile_kernel
 from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.gpu import get_gpu
-from laneloom.ops.transform3d import RowsConfig, Transform3dProblem, plan
-from laneloom.ops.transform3d.config_levels import LevelsConfig
-from laneloom.ops.transform3d.kernels import rows
+from laneloom.ops.transform3d import ChainedConfig, RowsConfig, Transform3dProblem, plan
+from laneloom.ops.transform3d.config_levels import AMD_THREADS, AmdLevelsConfig, LevelsConfig
+from laneloom.ops.transform3d.kernels import chained, levels_amd, rows
 
 HOPPER = get_gpu("sm_90a")
 
@@ -41,10 +41,66 @@ def test_rows_kernel_uses_fp64_mfma_where_triton_can():
     gpu = get_gpu("gfx942")
     if parse_version(triton_version()) < (3, 9):
         assert "3.9 can" in RowsConfig(dot=True).why_invalid(problem, gpu)
-        assert plan(problem, gpu) == RowsConfig()
+        assert plan(problem, gpu) == AmdLevelsConfig(level=3)
     else:
-        assert plan(problem, gpu) == RowsConfig(dot=True)
+        assert plan(problem, gpu) == ChainedConfig.for_order(16)
+        assert plan(Transform3dProblem(17, 64), gpu) == RowsConfig(dot=True)
         assert "v_mfma_f64_16x16x4_f64" in compile_rows("gfx942", 16, dot=True).asm
+
+
+def compile_level_amd(gpu, k, level):
+    config = AmdLevelsConfig(level=level)
+    if config.why_invalid(Transform3dProblem(k, 64), gpu):
+        return None
+    pointers = dict.fromkeys(("a_ptr", "b_ptr", "out_ptr"), "*fp64")
+    return compile_kernel(
+        levels_amd.level_kernel, gpu=gpu, signature=pointers | dict.fromkeys(("n_rows", "depth"), "i32"),
+        constants=levels_amd.layouts(config, k, gpu.wave), num_warps=AMD_THREADS // gpu.wave, attrs=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [6, 20, 32])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
+def test_amd_levels_put_what_they_say_where_they_say(gpu, k):
+    gpu = get_gpu(gpu)
+    codes = {level: compile_level_amd(gpu, k, level) for level in (1, 2, 3, 5)}
+    for level, code in codes.items():
+        assert code.spills == 0, level
+        assert "v_fma_f64" in code.asm or "v_fmac_f64" in code.asm
+        assert code.lds_bytes == AmdLevelsConfig(level=level).shared_bytes(k)
+        assert ("ds_load" in code.asm or "ds_read" in code.asm) == (level != 1)
+
+
+def compile_chained(gpu, k):
+    config = ChainedConfig.for_order(k)
+    constants = {"K": k, "P": config.padded(k), "GROUP": config.group, "ACCUMULATE": False}
+    pointers = dict.fromkeys(("x_ptr", "matrix_ptr", "out_ptr"), "*fp64")
+    sizes = dict.fromkeys(("count", "stride_x", "stride_out", "stride_axis", "stride_k", "stride_n"), "i32")
+    return compile_kernel(
+        chained.chained_kernel, gpu=gpu, signature=pointers | sizes, constants=constants,
+        num_warps=config.num_warps, attrs=(),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("k", [4, 8, 16])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+def test_chained_kernel_on_rdna_uses_fp64_fma_and_does_not_spill(gpu, k):
+    code = compile_chained(gpu, k)
+    assert code.spills == 0
+    assert "v_fma_f64" in code.asm or "v_fmac_f64" in code.asm
+    assert "mfma" not in code.asm
+
+
+@pytest.mark.parametrize("k", [10, 12, 16])
+def test_chained_kernel_on_cdna_is_mfma_alone(k):
+    if parse_version(triton_version()) < (3, 9):
+        assert "3.9 can" in ChainedConfig().why_invalid(Transform3dProblem(k, 64), get_gpu("gfx942"))
+        return
+    code = compile_chained("gfx942", k)
+    assert code.spills == 0
+    # Three products of [256, 16] and [16, 16] by 8 waves: 16 x 16 tiles, four steps of the contraction each.
+    assert code.asm.count("v_mfma_f64_16x16x4_f64") == 3 * (256 // 16) * (16 // 4) // 8
+    assert "v_fma_f64" not in code.asm
 
 
 def needs_nvrtc():
@@ -82,13 +138,28 @@ def test_fused_kernel_uses_matrix_instructions_and_does_not_spill(k):
     assert products <= per_pass * (2 * tiles + 2 * unroll)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("k", [6, 10, 16, 20, 24])
+def test_fused_kernel_takes_complex_tensors_as_they_lie(k):
+    needs_nvrtc()
+    from laneloom.ops.transform3d.kernels.fused import compile_fused
+
+    problem = Transform3dProblem(k, 100_000, "complex128")
+    code = compile_fused(problem, plan(problem, HOPPER), HOPPER)
+    assert code.spills == 0
+    assert "cp.async.bulk" in code.asm
+    # Real and imaginary part at once; from another CTA's shared memory at K = 20 and 24, through a generic address.
+    assert ("ld.shared.v2.f64" if k <= 16 else "ld.v2.f64") in code.asm
+    assert "st.global.v2.f64" in code.asm
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex64"])
 @pytest.mark.parametrize("k", [1, 7, 13, 22, 30, 33])
 def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
     needs_nvrtc()
     from laneloom.ops.transform3d.kernels.fused import compile_fused
 
-    problem = Transform3dProblem(k, 1000, dtype, same_matrix=False, accumulate=True, alignment=4)
+    alignment = 8 if dtype == "complex64" else 4
+    problem = Transform3dProblem(k, 1000, dtype, same_matrix=False, accumulate=True, alignment=alignment)
     code = compile_fused(problem, plan(problem, HOPPER), HOPPER)
     assert code.lds_bytes <= HOPPER.lds_bytes
     assert "cp.async.bulk" not in code.asm

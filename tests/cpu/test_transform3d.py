@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from laneloom.cli import app
 from laneloom.compat import transformbench
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.transform3d import (
+    ChainedConfig,
     FusedConfig,
     MatmulsConfig,
     RowsConfig,
@@ -23,9 +27,10 @@ from laneloom.ops.transform3d import (
     reference,
 )
 from laneloom.ops.transform3d.config import plan_with_reasons
-from laneloom.ops.transform3d.config_levels import CublasdxConfig, KroneckerConfig, LevelsConfig
+from laneloom.ops.transform3d.config_levels import AmdLevelsConfig, CublasdxConfig, KroneckerConfig, LevelsConfig
 
 HOPPER = get_gpu("sm_90a")
+LADDER = Path(__file__).parents[2] / "results/h200/transform3d-ladder.jsonl"
 
 
 def random(*shape, seed=0):
@@ -40,6 +45,7 @@ def test_reference_is_the_sum_that_it_states(k):
     turned = reference.transform(x, t, transpose=True)
     assert np.allclose(turned, np.einsum("...abc,ia,jb,kc->...ijk", x, *t))
     assert np.allclose(reference.transform(1j * x, t), 1j * reference.transform(x, t))
+    assert np.allclose(reference.transform(x, 1j * t), -1j * reference.transform(x, t))
 
 
 def test_bound_holds_for_the_reference_itself_and_is_not_slack():
@@ -80,7 +86,7 @@ def test_problem_counts_work_and_traffic():
     assert not Transform3dProblem(16, 2, stride_x=4097).vector_aligned
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
 @pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("accumulate", [True, False])
 def test_every_k_has_a_valid_plan_on_every_gpu(dtype, same, accumulate):
@@ -106,7 +112,17 @@ def test_plan_says_why():
     assert chosen.config == MatmulsConfig()
     assert "three batched products" in chosen.reason
     assert "even K" in chosen.passed_over[0][1]
-    assert plan(Transform3dProblem(6, 100), get_gpu("gfx1151")) == RowsConfig()
+
+
+def test_plan_on_amd_weighs_padding_against_passes():
+    def schedule(gpu, k, **more):
+        return plan(Transform3dProblem(k, 100, **more), get_gpu(gpu)).schedule
+
+    assert schedule("gfx1151", 8) == schedule("gfx1201", 16) == "chained"
+    assert schedule("gfx1151", 10) == schedule("gfx1201", 20) == "levels_amd"
+    assert schedule("gfx1151", 8, dtype="complex128") == "rows"
+    assert schedule("gfx1151", 10, dtype="fp32") == schedule("gfx1151", 10, accumulate=True) == "rows"
+    assert schedule("gfx942", 20) in ("rows", "levels_amd")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +139,10 @@ def test_plan_says_why():
         (LevelsConfig(level=3), Transform3dProblem(8, 2, "fp32"), "dense fp64"),
         (LevelsConfig(level=3, threads=100), Transform3dProblem(8, 2), "multiple of 32"),
         (CublasdxConfig(), Transform3dProblem(32, 2), "shared memory"),
+        (FusedConfig(warps=4), Transform3dProblem(8, 2, "complex128", complex_matrix=True), "real matrix"),
+        (FusedConfig(warps=4), Transform3dProblem(8, 2, "complex128", alignment=8), "multiple of its element"),
+        (AmdLevelsConfig(level=3), Transform3dProblem(8, 2), "schedule levels"),
+        (ChainedConfig(), Transform3dProblem(8, 2), "schedule fused"),
         (KroneckerConfig(), Transform3dProblem(12, 2), "24 MB"),
     ],
 )
@@ -135,6 +155,23 @@ def test_configs_say_what_they_cannot_do(config, problem, why):
 @pytest.mark.parametrize("config", [FusedConfig(warps=4), CublasdxConfig(), LevelsConfig(level=1), MatmulsConfig()])
 def test_nvidia_schedules_are_refused_elsewhere(config):
     assert "gfx1151" in config.why_invalid(Transform3dProblem(8, 2), get_gpu("gfx1151"))
+
+
+@pytest.mark.parametrize(
+    ("config", "problem", "why"),
+    [
+        (AmdLevelsConfig(level=4), Transform3dProblem(8, 2), "level must be 1, 2, 3 or 5"),
+        (AmdLevelsConfig(level=5), Transform3dProblem(33, 2), "98304 bytes of LDS of 65536"),
+        (AmdLevelsConfig(level=1), Transform3dProblem(65, 2), "ends at K=64"),
+        (AmdLevelsConfig(level=1), Transform3dProblem(8, 2, same_matrix=False), "one matrix for all axes"),
+        (ChainedConfig(), Transform3dProblem(17, 2), "padded to 32, take 262144 bytes of 65536"),
+        (ChainedConfig(group=3), Transform3dProblem(8, 2), "power of two"),
+        (ChainedConfig(), Transform3dProblem(8, 2, "complex64"), "rows takes complex ones"),
+        (KroneckerConfig(), Transform3dProblem(16, 2), "134 MB"),
+    ],
+)
+def test_amd_configs_say_what_they_cannot_do(config, problem, why):
+    assert why in config.why_invalid(problem, get_gpu("gfx1151"))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +248,10 @@ def test_levels_choose_their_schedules():
     }  # fmt: skip
     with pytest.raises(ArgumentError, match="level: expected one of"):
         ladder.level_config("8", problem, HOPPER)
+    assert {
+        level: ladder.level_config(level, problem, get_gpu("gfx942")).schedule for level in "1235"
+    } == dict.fromkeys("1235", "levels_amd")
+    assert ladder.level_name("5", get_gpu("gfx942")) == "L5-strips"
     with pytest.raises(InvalidConfigError, match="24 MB"):
         ladder.level_config("6", Transform3dProblem(12, 64), HOPPER)
 
@@ -218,9 +259,44 @@ def test_levels_choose_their_schedules():
 def test_page_shows_the_records():
     pytest.importorskip("torch")
     from laneloom.bench.records import load
-    from laneloom.bench.transform3d import table
+    from laneloom.bench.transform3d import page_tables, summary
 
     root = Path(__file__).parents[2]
-    records = load(root / "results/h200/transform3d.jsonl")
-    assert table(records) in (root / "docs/transform3d.md").read_text(encoding="utf-8")
+    page = (root / "docs/transform3d.md").read_text(encoding="utf-8")
+    files = [root / "results/h200" / name for name in ("transform3d.jsonl", "transform3d-ladder.jsonl")]
+    for name, table in page_tables(*files).items():
+        assert table in page, name
+    assert summary(load(files[0])) in (root / "README.md").read_text(encoding="utf-8")
+    records = [record for file in files for record in load(file)]
     assert all(record.error <= record.error_budget for record in records if record.error is not None)
+
+
+def test_ladder_shows_records_with_refusals(tmp_path):
+    pytest.importorskip("torch")
+    result = CliRunner().invoke(app, ["ladder", "transform3d", "-K", "16", "--json", "--records", str(LADDER)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["label"] == "recorded"
+    rungs = {rung["level"]: rung for rung in found["rungs"]}
+    assert set(rungs) == {"three torch matmuls", *ladder.LEVELS.values()}
+    assert "134 MB" in rungs["L6-kron"]["refused"]
+    ours = rungs["fused"]
+    assert ours["tflops"] == pytest.approx(6 * 16**4 * 2048 / ours["time_us"] / 1e6)
+    assert ours["footprint_bytes"] == (2 * 2048 * 16**3 + 256) * 8
+    assert rungs["L3-regblk"]["footprint_bytes"] == (2 * 2048 * 16**3 + 256 + 512 * 16**3) * 8
+    missing = CliRunner().invoke(app, ["ladder", "transform3d", "-K", "5", "--records", str(LADDER)])
+    assert "no records of 2048 tensors and K in [5]" in missing.output
+
+
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_ladder_draws(tmp_path, suffix):
+    pytest.importorskip("torch")
+    pytest.importorskip("matplotlib")
+    target = tmp_path / f"ladder{suffix}"
+    result = CliRunner().invoke(app, ["ladder", "transform3d", "--records", str(LADDER), "--plot", str(target)])
+    if suffix == ".pdf":
+        assert not target.exists()
+        assert "ends in .svg or .png" in result.output
+    else:
+        assert "three torch matmuls" in result.output
+        assert target.stat().st_size > 10_000

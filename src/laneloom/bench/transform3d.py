@@ -1,7 +1,8 @@
 """Benchmark of the transform: laneloom against a copy of the same bytes, three torch products and cuBLASDx, in one run.
 
 `python -m laneloom.bench.transform3d [--out results/h200/transform3d.jsonl]` checks, then times, every case of
-suites/transform3d.json on the GPU that is there, and appends records.
+suites/transform3d.json on the GPU that is there, and appends records. `--page docs/transform3d.md` writes the records
+of results/h200 into that page's tables and the README's, and the ladder's picture beside it.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ..ops.target import active_gpu
 from ..ops.transform3d import MatmulsConfig, Transform3dConfig, Transform3dProblem, execute, plan, reference
 from ..ops.transform3d.config_levels import CublasdxConfig
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
+from .report import fill_page
 from .suites import load_suite
 from .timing import METHOD_SUSTAINED, count_sets, interleave
 
@@ -30,6 +32,7 @@ ERROR_BUDGET = 4.0  #: times the bound on the rounding of an FP64 reference
 _CHECKED = 64  #: tensors that are compared with the CPU, from either end of the batch
 _L2_TIMES = 4.0  #: the input and output sets together, in sizes of the L2
 _COPY_BLOCK = 2048
+_SMALL_BATCH = 2048  #: tensors
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "complex128": torch.complex128, "complex64": torch.complex64}
 
 
@@ -144,8 +147,40 @@ def table(records: Iterable[Record], dtype: str = "fp64") -> str:
         lines.append(
             f"| {k} | {count} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.tflops:.1f} | "
             f"{ours.ratio_to_reference:.3f} | {by_name['three torch matmuls'].median_us / ours.median_us:.1f} | "
-            f"{f'{min(dx) / ours.median_us:.2f}' if dx else ''} | {ours.error:.2f} |"
+            f"{f'{min(dx) / ours.median_us:.2f}' if dx else ''} | {ours.error:.3f} |"
         )
+    return "\n".join(lines)
+
+
+def page_tables(records: Path, ladder_records: Path) -> dict[str, str]:
+    """The tables of docs/transform3d.md by name: one per dtype, and levels x K."""
+    from .transform3d_rungs import from_records, markdown
+
+    every = load(records)
+    tables = {dtype: table(every, dtype) for dtype in ("fp64", "fp32", "complex128")}
+    return tables | {"ladder": markdown(from_records(load(ladder_records), "recorded"))}
+
+
+def summary(records: Iterable[Record]) -> str:
+    """The README's table: FP64, the largest batch of each K."""
+    by_order: dict[int, dict[str, Record]] = {}
+    for record in records:
+        k, count = record.problem["k"], record.problem["count"]
+        known = by_order.setdefault(k, {})
+        if record.problem["dtype"] == "fp64" and count >= max((r.problem["count"] for r in known.values()), default=0):
+            by_order[k] = {n: r for n, r in known.items() if r.problem["count"] == count} | {record.candidate: record}
+    lines = [
+        "| K | tensors | TFLOP/s | x of copy | x of three torch products | x of cuBLASDx |",
+        "|---|---|---|---|---|---|",
+    ]
+    for k, by_name in sorted(by_order.items()):
+        ours, torch_us = by_name["laneloom"], by_name["three torch matmuls"].median_us
+        dx = [record.median_us for name, record in by_name.items() if name.startswith("cuBLASDx")]
+        if ours.problem["count"] > _SMALL_BATCH:
+            lines.append(
+                f"| {k} | {ours.problem['count']} | {ours.tflops:.1f} | {ours.ratio_to_reference:.2f} | "
+                f"{torch_us / ours.median_us:.1f} | {f'{min(dx) / ours.median_us:.2f}' if dx else ''} |"
+            )
     return "\n".join(lines)
 
 
@@ -155,14 +190,23 @@ def suite_cases() -> list[tuple[int, int, str]]:
     return [(case[0], case[1], case[2] if len(case) > 2 else "fp64") for case in cases]
 
 
+def _write_page(page: Path) -> None:
+    from .transform3d_rungs import RECORDS, from_records, plot_rungs
+
+    folder = page.resolve().parents[1]
+    fill_page(folder / "README.md", {"transform3d": summary(load(folder / RECORDS.with_name("transform3d.jsonl")))})
+    fill_page(page, page_tables(folder / RECORDS.with_name("transform3d.jsonl"), folder / RECORDS))
+    plot_rungs(from_records(load(folder / RECORDS), "recorded"), page.with_name("transform3d-ladder.svg"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--table", type=Path, help="print the records of this file as a table and stop")
+    parser.add_argument("--page", type=Path, help="fill this page's tables and draw its picture, and stop")
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
-    if arguments.table:
-        print(table(load(arguments.table)))
+    if arguments.page:
+        _write_page(arguments.page)
         return
     environment = read_environment()
     for k, count, dtype in suite_cases():

@@ -23,6 +23,7 @@ from ..ops.transform3d import MatmulsConfig, Transform3dConfig, Transform3dProbl
 from .records import Environment, Record, append, hash_sources, make_record, read_environment
 from .timing import METHOD_SUSTAINED, count_sets, interleave
 from .transform3d import ERROR_BUDGET, copy_tensors, share_of_budget
+from .transform3d_rungs import TORCH
 
 ORDERS = (6, 8, 10, 12, 16, 20, 32)
 _L2_TIMES = 4.0
@@ -68,7 +69,7 @@ def _measure_order(
     configs: dict[str, Transform3dConfig] = {}
     errors: dict[str, float] = {}
     if gpu.vendor == "nvidia":
-        configs["three torch matmuls"] = MatmulsConfig()
+        configs[TORCH] = MatmulsConfig()
     for level in ladder.LEVELS:
         try:
             configs[ladder.level_name(level, gpu)] = ladder.level_config(level, problem, gpu)

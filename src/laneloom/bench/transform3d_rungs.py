@@ -14,6 +14,7 @@ from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, la
 from .records import Record, load
 
 RECORDS = Path("results") / "h200" / "transform3d-ladder.jsonl"
+TORCH = "three torch matmuls"
 _CHECKED = 3  #: tensors that the emulator transforms before a time is predicted
 _BUDGET = 4.0  #: times the bound on the rounding of an FP64 reference
 
@@ -55,8 +56,8 @@ class Ladder:
 
     @property
     def levels(self) -> list[str]:
-        """Every level, in the order of the first K that has it."""
-        return list(dict.fromkeys(rung.level for rung in self.rungs))
+        """Every level that some K has, laneloom's own last."""
+        return sorted({rung.level for rung in self.rungs}, key=lambda name: (name != TORCH, name))
 
     @property
     def headline(self) -> str:
@@ -203,6 +204,19 @@ def _predict(config: Transform3dConfig, problem: Transform3dProblem, gpu: Gpu) -
     return predict(lambda: _run(config, x, matrix, out, gpu), gpu)
 
 
+def markdown(found: Ladder) -> str:
+    """Levels x K as a table: TFLOP/s, the share of the bandwidth limit, MB held."""
+    lines = [
+        "| level | " + " | ".join(f"K = {k}" for k in found.orders) + " |",
+        "|---" * (len(found.orders) + 1) + "|",
+    ]
+    for level in found.levels:
+        rungs = [found.at(level, k) for k in found.orders]
+        cells = ["-" if r is None or r.refused else r.cell.replace("\n", ", ") for r in rungs]
+        lines.append(f"| {level} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def plot_rungs(found: Ladder, path: Path) -> None:
     """TFLOP/s of every level over K, the bandwidth limit dashed; needs matplotlib (the extra `report`)."""
     if path.suffix not in (".svg", ".png"):
@@ -214,7 +228,7 @@ def plot_rungs(found: Ladder, path: Path) -> None:
     matplotlib.use("svg" if path.suffix == ".svg" else "agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.6))
+    figure, axes = pyplot.subplots(figsize=(8.2, 4.6))
     limits: dict[int, float] = {}
     for level in found.levels:
         points = [r for r in found.rungs if r.level == level and r.tflops and r.share_of_bandwidth]
@@ -231,7 +245,7 @@ def plot_rungs(found: Ladder, path: Path) -> None:
     axes.set_ylabel("TFLOP/s, 6 K^4 a tensor")
     axes.set_title(f"{found.label}: {found.gpu}, {found.count} tensors", fontsize=10)
     axes.grid(True, which="major", linewidth=0.3)
-    axes.legend(fontsize=7, ncols=2)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

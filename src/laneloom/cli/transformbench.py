@@ -24,7 +24,7 @@ def transformbench(
     ctx: typer.Context,
     k: Annotated[int, typer.Option("-K", help="Order of the tensors: K x K x K.")] = 16,
     nfuncs: Annotated[int, typer.Option("-N", help="Tensors in a batch.")] = 2048,
-    nblocks: Annotated[int, typer.Option("-M", help="Thread blocks of levels 1 to 4.")] = 512,
+    nblocks: Annotated[int, typer.Option("-M", help="Thread blocks of levels 1 to 4 on NVIDIA.")] = 512,
     ntasks: Annotated[int, typer.Option("-n", help="Batches in one repetition.")] = 500,
     repetitions: Annotated[int, typer.Option("-r", help="Repetitions; one more comes first and is dropped.")] = 5,
     level: Level = "fused",
@@ -48,6 +48,7 @@ def validate(
     k: Annotated[int | None, typer.Option("-K", help="One order; without it 4, 6, 8 and 10.")] = None,
     nfuncs: Annotated[int, typer.Option("-N", help="Tensors in the batch.")] = 16,
     gpu: Annotated[str | None, typer.Option("--gpu", help="Run in the emulator of this GPU.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare a level with FP64 on the CPU; exit status 1 unless every line says PASS (relative error under 1e-10)."""
     from ..compat.transformbench import validate as check
@@ -59,7 +60,7 @@ def validate(
             stack.enter_context(emulated(gpu))
         passed = True
         for result in check(level, k, nfuncs):
-            typer.echo(str(result))
+            typer.echo(json.dumps(result.as_json()) if as_json else str(result))
             passed &= result.passed
     if not passed:
         raise typer.Exit(1)

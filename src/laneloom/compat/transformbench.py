@@ -6,6 +6,7 @@ seed's own table counts 3 K^4. Level 6 does 2 K^6, reported with 6 K^4 like the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -110,7 +111,14 @@ class Validation:
 
     @property
     def passed(self) -> bool:
+        """Whether the level ran and is right."""
         return self.refused is None and self.max_rel_err < TOLERANCE
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields with the verdict, for --json; an error that is not finite is null."""
+        errors = {"max_abs_err": self.max_abs_err, "max_rel_err": self.max_rel_err}
+        finite = {name: value if math.isfinite(value) else None for name, value in errors.items()}
+        return asdict(self) | finite | {"passed": self.passed}
 
     def __str__(self) -> str:
         head = f"K={self.k:<2} nfuncs={self.nfuncs} level={self.level}"

@@ -276,7 +276,11 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
             yield ChainedConfig.for_order(problem.k), "each tensor is read and written once"
         if gpu.matrix_instructions == "mfma":
             yield RowsConfig(dot=True), "three passes, FP64 products by the matrix unit"
-        yield RowsConfig(), "three passes, a row of outputs in registers"
+        from .config_levels import AmdLevelsConfig
+
+        # The timing model puts it before `rows`, whose threads share a row and load it more than once.
+        yield AmdLevelsConfig(level=3), "three passes, a row of outputs per thread, the matrix in LDS"
+        yield RowsConfig(), "three passes for any strides, dtype and accumulation"
         return
     knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
