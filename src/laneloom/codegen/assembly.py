@@ -15,7 +15,11 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..gpu import Gpu
-from ..isa.dual_issue import BANKS, Half, why_not_pair
+from ..isa.check_pairs import why_illegal
+from ..isa.parse import Instruction, parse_operand
+from ..isa.registers import uses
+
+VGPR_BANKS = 4
 
 _USER_SGPRS = 2  #: the address of the kernel's arguments
 _SCALARS = 100  #: that a kernel may name; VCC and the trap registers are beyond
@@ -52,6 +56,14 @@ class Register:
 
 
 Operand = Register | int | float | str
+
+
+def _half(words: Sequence[Operand]) -> Instruction:
+    """One half of a pair, given as (mnemonic, result, sources...)."""
+    mnemonic, operands = str(words[0]), [str(word) for word in words[1:]]
+    name = mnemonic.replace("v_dual_", "v_", 1)
+    text = f"{mnemonic} {', '.join(operands)}"
+    return Instruction(name, "", tuple(parse_operand(word) for word in operands), {}, 0, text)
 
 
 class Assembly:
@@ -97,7 +109,7 @@ class Assembly:
 
     def vector(self, name: str, count: int = 1, *, bank: int | None = None) -> Register:
         """`count` free vector registers in a row, the first of them in `bank` (0 to 3) if that is given."""
-        return self._find("v", name, count, self.gpu.vgprs_per_wave, 1 if bank is None else BANKS, bank or 0)
+        return self._find("v", name, count, self.gpu.vgprs_per_wave, 1 if bank is None else VGPR_BANKS, bank or 0)
 
     def scalar(self, name: str, count: int = 1) -> Register:
         """`count` free scalar registers in a row, aligned as loads and pairs need them."""
@@ -140,11 +152,13 @@ class Assembly:
 
     def dual(self, first: Sequence[Operand], second: Sequence[Operand]) -> None:
         """A pair, each half as (mnemonic, result, sources...). Raises ArgumentError where it breaks a rule."""
-        x, y = (Half(str(half[0]), tuple(str(word) for word in half[1:])) for half in (first, second))
-        why = why_not_pair(x, y, major=self.gpu.major)
-        if why is not None:
-            raise ArgumentError(f"'{x} :: {y}' cannot issue as one: {why}")
-        self.lines.append(f"\t{x} :: {y}")
+        x, y = _half(first), _half(second)
+        broken = why_illegal(x, y, self.gpu.major)
+        if uses(x, 32).writes_v & uses(y, 32).reads_v:
+            broken.append(f"the second half reads {first[1]}, which the first half writes")
+        if broken:
+            raise ArgumentError(f"'{x.text} :: {y.text}' cannot issue as one: {'; '.join(broken)}")
+        self.lines.append(f"\t{x.text} :: {y.text}")
 
     def clear(self, registers: Sequence[Register]) -> None:
         """Zero single vector registers, two at a time where their numbers allow it."""

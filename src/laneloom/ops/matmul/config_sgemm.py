@@ -1,4 +1,4 @@
-"""The FP32 ladder: K1 to K8 on RDNA and six steps on Hopper as configs, and every limit of theirs. Pure.
+"""The FP32 ladder: K1 to K8 on RDNA and seven steps on Hopper as configs, and every limit of theirs. Pure.
 
     laneloom.matmul(a, b, config="sgemm_k6")
 
@@ -173,6 +173,7 @@ _HOPPER_STEPS = {
     4: (128, 128, 8, 8, 0),
     5: (128, 128, 8, 8, 0),
     6: (128, 256, 16, 8, 4),
+    7: (128, 256, 16, 8, 4),
 }
 
 

@@ -1,4 +1,4 @@
-// The FP32 ladder on Hopper, C = A B row-major, by FMA. STEP picks one of six kernels; each is the one before with one
+// The FP32 ladder on Hopper, C = A B row-major, by FMA. STEP picks one of seven kernels; each is the one before with one
 // thing changed (docs/sgemm-ladder.md). Every step takes any sizes and pitches: elements beyond the matrices are zeros.
 //
 //   1  a thread per element of C, operands from global memory
@@ -7,6 +7,14 @@
 //   4  16-byte accesses of global and shared memory; A's tile lies transposed
 //   5  the next tile is on its way to registers, and to the other half of shared memory, during the multiplications
 //   6  8 x 16 elements in a thread, 128 x 256 in a CTA; cp.async brings tiles past the registers, STAGES deep
+//   7  the operands of an FMA come from both banks of the register file
+//
+// Step 7: registers lie in two banks by their number's last bit, and each bank reads one operand per clock for a
+// scheduler, which could issue one FMA per clock. An operand that the instruction before had in the same place
+// (SASS: .reuse) is not read again. So an element of B is kept for 8 FMAs, and the element of A and the sum have to lie
+// in different banks. A's tile is transposed: 4 rows at one k are 4 registers in a row, and the bank of a sum follows
+// from its row, the same for every k. In step 6, 4 k of one row are; the banks change with k, and a third of all FMAs
+// wait for a second read (ncu: 74% of the issue slots used, "dispatch stall").
 //
 // Source: NVIDIA CUDA C++ Programming Guide (shared memory, asynchronous copies); CUTLASS, "Efficient GEMM in CUDA".
 
@@ -20,7 +28,7 @@ typedef long long i64;
 #define BLOCK_M 32
 #define BLOCK_N 32
 #define THREADS 1024
-#elif STEP == 6
+#elif STEP >= 6
 #define BLOCK_M 128
 #define BLOCK_N 256
 #define THREADS 256
@@ -210,83 +218,113 @@ sgemm_step(const float *A, const float *B, float *C, int M, int N, int K, i64 ld
     }
 }
 
-#elif STEP == 6
+#elif STEP >= 6
 
 #define BLOCK_K 16
-#define STAGE_FLOATS ((BLOCK_M + BLOCK_N) * BLOCK_K)
+#if STEP == 6
+#define A_FLOATS (BLOCK_M * BLOCK_K)
+#else
+#define PITCH_A (BLOCK_M + 4)
+#define A_FLOATS (PITCH_A * BLOCK_K)
+#endif
+#define STAGE_FLOATS (A_FLOATS + BLOCK_N * BLOCK_K)
+
+__device__ __forceinline__ void copy4(unsigned to, const char *from, int bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
 
 // Copies `bytes` (0 to 16) from global to shared memory and zeros to the rest of 16, without waiting.
-__device__ __forceinline__ void copy16(unsigned to, const float *from, int bytes) {
+__device__ __forceinline__ void copy16(unsigned to, const char *from, int bytes) {
 #if ALIGNED
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 #else
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to + 4 * i),
-                     "l"(4 * i < bytes ? from + i : from), "r"(4 * i < bytes ? 4 : 0) : "memory");
+    for (int at = 0; at < 16; at += 4) copy4(to + at, at < bytes ? from + at : from, at < bytes ? 4 : 0);
 #endif
 }
 
+template <bool VALUE> struct Bool { static constexpr bool value = VALUE; };
+
 __device__ __forceinline__ int bytes_inside(int at, int size) { return max(0, min(16, 4 * (size - at))); }
 
-// A's tile: rows of 16 k, whose four 16-byte pieces are permuted by the row, so that reads of 8 rows meet all banks.
-__device__ __forceinline__ int a_place(int row, int piece) { return row * BLOCK_K + 4 * (piece ^ (row >> 1 & 3)); }
+// Where row, k of A's tile lies. Step 6: rows of 16 k, whose four 16-byte pieces are permuted by the row, so that reads
+// of 8 rows meet all banks; k is a multiple of 4. Step 7: transposed.
+__device__ __forceinline__ int a_place(int row, int k) {
+#if STEP == 6
+    return row * BLOCK_K + (k ^ (row >> 1 & 3) * 4);
+#else
+    return k * PITCH_A + row;
+#endif
+}
 
-// A warp has 64 x 64 of C, its lanes 8 by 4: lane (y, x) rows y + 8 i, columns 4 x + 16 j and the three after each.
+// What a thread copies of each tile: of A, pieces of 4 k (step 6) or single elements, of B pieces of 4 columns.
+#define A_PIECE (STEP == 6 ? 4 : 1)
+#define A_COPIES (BLOCK_M * BLOCK_K / A_PIECE / THREADS)
+#define A_ROWS (BLOCK_M / A_COPIES)  // rows between two pieces of A of one thread
+#define B_COPIES (BLOCK_N * BLOCK_K / 4 / THREADS)
+#define B_ROWS (BLOCK_K / B_COPIES)
+
+// A warp has 64 x 64 of C, its lanes 8 by 4. Lane (y, x) has columns 4 x + 16 j and the three after each; its 8 rows are
+// y + 8 i in step 6, 4 y + i % 4 + i / 4 * 32 in step 7.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 sgemm_step(const float *A, const float *B, float *C, int M, int N, int K, i64 lda, i64 ldb, i64 ldc) {
     extern __shared__ __align__(128) float ring[];
     const Tile tile = tile_of(blockIdx.x, M, N);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int y = warp / 4 * 64 + lane / 4, x = warp % 4 * 64 + 4 * (lane % 4);
+    const int y = warp / 4 * 64 + lane / 4 * (STEP == 6 ? 1 : 4), x = warp % 4 * 64 + 4 * (lane % 4);
 
-    // What this thread copies: two pieces of A 64 rows apart, four of B 4 rows apart. Rows of A beyond the matrix are its
-    // last one again; what they give is not stored.
-    const int a_row = threadIdx.x / 4, a_piece = threadIdx.x % 4, b_row = threadIdx.x / 64, b_column = threadIdx.x % 64 * 4;
-    const float *from_a[2], *from_b[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) from_a[i] = A + min(tile.m + a_row + 64 * i, M - 1) * lda + 4 * a_piece;
+    // Rows of A beyond the matrix are its last one again; what they give is not stored.
+    const int a_k = threadIdx.x % (BLOCK_K / A_PIECE) * A_PIECE, a_row = threadIdx.x / (BLOCK_K / A_PIECE);
+    const int b_column = threadIdx.x % (BLOCK_N / 4) * 4, b_row = threadIdx.x / (BLOCK_N / 4);
     const int b_bytes = bytes_inside(tile.n + b_column, N);
+    unsigned from_a[A_COPIES], from_b[B_COPIES];  // bytes from the tile's first element
 #pragma unroll
-    for (int i = 0; i < 4; ++i) from_b[i] = B + (b_row + 4 * i) * ldb + (b_bytes ? tile.n + b_column : 0);
+    for (int i = 0; i < A_COPIES; ++i)
+        from_a[i] = 4 * (min(a_row + A_ROWS * i, M - 1 - tile.m) * (unsigned)lda + a_k);
+#pragma unroll
+    for (int i = 0; i < B_COPIES; ++i) from_b[i] = 4 * ((b_row + B_ROWS * i) * (unsigned)ldb + (b_bytes ? b_column : 0));
+    const char *a_tile = (const char *)(A + tile.m * lda), *b_tile = (const char *)(B + tile.n);
     const unsigned base = (unsigned)__cvta_generic_to_shared(ring);
-    const unsigned a_to = base + 4 * a_place(a_row, a_piece);
-    const unsigned b_to = base + 4 * (BLOCK_M * BLOCK_K + b_row * BLOCK_N + b_column);
+    const unsigned b_to = base + 4 * (A_FLOATS + b_row * BLOCK_N + b_column);
     unsigned fill = 0;  // bytes from the ring's beginning to the stage that is filled next
     int left = K;       // steps of K that are not yet on their way
 
-    auto copy_tile = [&]() {
-        if (left >= BLOCK_K) {
+    auto copy_pieces = [&](auto whole) {  // of a tile that K fills, or does not
+        const int a_bytes = whole.value ? 4 * A_PIECE : min(bytes_inside(a_k, left), 4 * A_PIECE);
 #pragma unroll
-            for (int i = 0; i < 2; ++i) copy16(a_to + fill + 4 * i * 64 * BLOCK_K, from_a[i], 16);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) copy16(b_to + fill + 4 * i * 4 * BLOCK_N, from_b[i], b_bytes);
-        } else if (left > 0) {
-            const int a_bytes = bytes_inside(4 * a_piece, left);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) copy16(a_to + fill + 4 * i * 64 * BLOCK_K, a_bytes ? from_a[i] : A, a_bytes);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const bool inside = b_row + 4 * i < left;
-                copy16(b_to + fill + 4 * i * 4 * BLOCK_N, inside ? from_b[i] : B, inside ? b_bytes : 0);
-            }
+        for (int i = 0; i < A_COPIES; ++i) {
+            const unsigned to = base + fill + 4 * a_place(a_row + A_ROWS * i, a_k);
+            const char *from = a_bytes ? a_tile + from_a[i] : (const char *)A;
+            A_PIECE == 4 ? copy16(to, from, a_bytes) : copy4(to, from, a_bytes);
         }
+#pragma unroll
+        for (int i = 0; i < B_COPIES; ++i) {
+            const bool inside = whole.value || b_row + B_ROWS * i < left;
+            const unsigned to = b_to + fill + 4 * B_ROWS * i * BLOCK_N;
+            copy16(to, inside ? b_tile + from_b[i] : (const char *)B, inside ? b_bytes : 0);
+        }
+    };
+    auto copy_tile = [&]() {
+        if (left >= BLOCK_K)
+            copy_pieces(Bool<true>());
+        else if (left > 0)
+            copy_pieces(Bool<false>());
         asm volatile("cp.async.commit_group;" ::: "memory");  // also without copies: groups are counted
         left -= BLOCK_K;
         fill = fill == 4 * (STAGES - 1) * STAGE_FLOATS ? 0 : fill + 4 * STAGE_FLOATS;
-        from_a[0] += BLOCK_K, from_a[1] += BLOCK_K;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) from_b[i] += BLOCK_K * ldb;
+        a_tile += 4 * BLOCK_K, b_tile += 4 * BLOCK_K * ldb;
     };
 
     for (int number = 0; number < STAGES - 1; ++number) copy_tile();
-    const int a_first = a_place(y, 0), b_first = BLOCK_M * BLOCK_K + x;
+    const int a_first = a_place(y, 0);
     int stage = 0;  // floats from the ring's beginning to the tile that is multiplied
     float sum[8][16] = {};
     for (int k = 0; k < K; k += BLOCK_K) {
         asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
         __syncthreads();  // everybody's part of this tile is here, and everybody has read the stage that is filled next
         copy_tile();
+        const float *b = ring + stage + A_FLOATS + x;
+#if STEP == 6
 #pragma unroll
         for (int piece = 0; piece < BLOCK_K / 4; ++piece) {
             float rows[8][4];
@@ -298,22 +336,53 @@ sgemm_step(const float *A, const float *B, float *C, int M, int N, int K, i64 ld
                 float columns[16];
 #pragma unroll
                 for (int j = 0; j < 4; ++j)
-                    *(float4 *)(columns + 4 * j) =
-                        *(const float4 *)(ring + stage + b_first + (4 * piece + kk) * BLOCK_N + 16 * j);
+                    *(float4 *)(columns + 4 * j) = *(const float4 *)(b + (4 * piece + kk) * BLOCK_N + 16 * j);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
 #pragma unroll
                     for (int j = 0; j < 16; ++j) sum[i][j] += rows[i][kk] * columns[j];
             }
         }
+#else
+        const float *a = ring + stage + a_first;
+        float rows[2][8], columns[2][16];
+        auto read = [&](int kk) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                *(float4 *)(rows[kk % 2] + 4 * i) = *(const float4 *)(a + kk * PITCH_A + 32 * i);
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                *(float4 *)(columns[kk % 2] + 4 * j) = *(const float4 *)(b + kk * BLOCK_N + 16 * j);
+        };
+        read(0);
+#pragma unroll
+        for (int kk = 0; kk < BLOCK_K; ++kk) {
+            if (kk + 1 < BLOCK_K) read(kk + 1);
+#pragma unroll
+            for (int j = 0; j < 16; ++j)
+#pragma unroll
+                for (int turn = 0; turn < 8; ++turn) {
+                    // Down the column and up the next: the element of A at a turn is kept as well.
+                    constexpr int order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+                    const int i = order[j % 2 ? 7 - turn : turn];
+                    sum[i][j] += rows[kk % 2][i] * columns[kk % 2][j];
+                }
+        }
+#endif
         stage = stage == (STAGES - 1) * STAGE_FLOATS ? 0 : stage + STAGE_FLOATS;
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-        const int m = tile.m + y + 8 * i;
-        if (m >= M) continue;
+        const int m = tile.m + y + (STEP == 6 ? 8 * i : i / 4 * 32 + i % 4);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) store4(C + m * ldc, tile.n + x + 16 * j, N, sum[i] + 4 * j);
+        for (int j = 0; j < 4; ++j) {
+            float out[4];
+            // Step 7: through a shuffle that changes nothing, or the store would decide the sums' registers.
+#pragma unroll
+            for (int c = 0; c < 4; ++c)
+                out[c] = STEP == 6 ? sum[i][4 * j + c] : __shfl_sync(0xffffffffu, sum[i][4 * j + c], lane);
+            if (m < M) store4(C + m * ldc, tile.n + x + 16 * j, N, out);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
-"""The FP32 ladder on Hopper (sgemm_hopper.cu): six steps by FMA from a naive kernel to an asynchronous pipeline.
+"""The FP32 ladder on Hopper (sgemm_hopper.cu): seven steps by FMA, from a naive kernel to banks of registers.
 
-There to be compared (docs/sgemm-ladder.md); the last step of the ladder is what `matmul` runs, kernels/hopper_precise.py.
+There to be compared (docs/sgemm-ladder.md); the ladder ends with what `matmul` runs, kernels/hopper_precise.py.
 A, B and C row-major, any sizes and pitches. CUDA C++ through NVRTC.
 """
 
@@ -17,7 +17,7 @@ from ....gpu import Gpu
 from ..config_sgemm import HopperStepConfig, batch_offsets, grid, pitches, tiles
 from ..problem import MatmulProblem
 
-STAGE_BYTES = 4 * (128 + 256) * 16  #: step 6: one K-tile of both operands
+STAGE_BYTES = {6: 4 * (128 + 256) * 16, 7: 4 * (128 + 4 + 256) * 16}  #: one K-tile of both operands
 FLOAT_BYTES = 4
 
 
@@ -34,7 +34,7 @@ def _compile(config: HopperStepConfig, gpu: Gpu, aligned: bool) -> CodeObject:
         gpu,
         constants={"STEP": config.number, "ALIGNED": int(aligned), "STAGES": config.stages},
         num_warps=config.num_warps,
-        lds_bytes=config.stages * STAGE_BYTES if config.stages else 0,
+        lds_bytes=config.stages * STAGE_BYTES[config.number] if config.stages else 0,
         name="sgemm_hopper.cu",
     )
 
