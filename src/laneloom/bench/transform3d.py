@@ -186,8 +186,7 @@ def summary(records: Iterable[Record]) -> str:
 
 def suite_cases() -> list[tuple[int, int, str]]:
     """K, number of tensors and dtype of every case of suites/transform3d.json."""
-    cases: Any = load_suite("transform3d")["cases"]
-    return [(case[0], case[1], case[2] if len(case) > 2 else "fp64") for case in cases]
+    return [(k, count, dtype) for dtype, cases in load_suite("transform3d").items() for k, count in cases]
 
 
 def _write_page(page: Path) -> None:
