@@ -6,7 +6,7 @@ Truth is FP64. An element may differ from it by
 
 where the middle factor scales the error of a sum by what was summed, so that elements that cancel are not judged by
 large ones. NaN is right only where the truth is NaN, an infinity only where the truth is that infinity or rounds to
-it.
+it. Integers are exact, modulo the size of their dtype.
 """
 
 from __future__ import annotations
@@ -26,8 +26,37 @@ LARGEST = {
     "fp16": 65504.0,
     "bf16": 2.0**127 * (2 - 2.0**-7),
 }
-#: How an array holds each format; numpy has no bfloat16, its 16 bits are carried as integers.
-STORAGE = {"fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}
+#: How an array holds each format; numpy has no bfloat16 and no 8-bit floats, their bits are carried as integers.
+STORAGE = {
+    "fp64": np.float64, "fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "fp8": np.uint8, "bf8": np.uint8,
+    "int32": np.int32, "int8": np.int8, "uint8": np.uint8,
+}  # fmt: skip
+_INTEGERS = ("int32", "int8", "uint8")
+
+
+def _float8_values(dtype: str) -> np.ndarray:
+    """The value of each code: E4M3 (one NaN, no infinity) for "fp8", E5M2 for "bf8"."""
+    codes = np.arange(256)
+    if dtype == "bf8":
+        return (codes.astype(np.uint16) << 8).view(np.float16).astype(np.float64)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(exponent, np.ldexp(8.0 + mantissa, exponent - 10), np.ldexp(1.0 * mantissa, -9))
+    values[codes & 0x7F == 0x7F] = np.nan
+    return np.where(codes & 0x80, -values, values)
+
+
+def _encode_float8(values: np.ndarray, dtype: str) -> np.ndarray:
+    """To nearest, ties to even; beyond the largest to NaN ("fp8") or infinity ("bf8"), as torch does."""
+    known = _float8_values(dtype)[:128]
+    top = int(np.sum(np.isfinite(known)))
+    known = np.append(known[:top], 2 * known[top - 1] - known[top - 2])  # where rounding up would lead
+    size = np.abs(values)
+    above = np.clip(np.searchsorted(known, size), 1, top)
+    middle = (known[above - 1] + known[above]) / 2
+    codes = np.where((size > middle) | ((size == middle) & (above % 2 == 0)), above, above - 1)
+    codes = np.where(size > known[top], top, codes)
+    codes = np.where(np.isnan(values), 0x7F, codes).astype(np.uint8)
+    return codes | (np.signbit(values).astype(np.uint8) << 7)
 
 
 def encode(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -37,6 +66,8 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
     """
     if dtype not in STORAGE:
         raise UnsupportedError(f"dtype: expected one of {', '.join(STORAGE)}, got {dtype}")
+    if dtype in ("fp8", "bf8"):
+        return _encode_float8(np.asarray(values, np.float64), dtype)
     if dtype != "bf16":
         with np.errstate(over="ignore"):
             return np.asarray(values, STORAGE[dtype])
@@ -49,6 +80,8 @@ def decode(stored: np.ndarray, dtype: str) -> np.ndarray:
     """The values in FP64 of an array in `dtype`'s storage."""
     if dtype == "bf16":
         return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    if dtype in ("fp8", "bf8"):
+        return _float8_values(dtype)[stored]
     return stored.astype(np.float64)
 
 
@@ -67,14 +100,29 @@ class Verdict:
         return self.error / self.budget if self.budget else (0.0 if self.error == 0 else float("inf"))
 
 
+def judge_integers(got: np.ndarray, truth: np.ndarray) -> Verdict:
+    """Compare integers with the truth, of which the low bits that `got` has count; every one has to be equal."""
+    if got.size == 0:
+        return Verdict(True, 0.0, 0.0, ())
+    error = np.abs(got.astype(np.float64) - truth.astype(got.dtype).astype(np.float64))
+    index = np.unravel_index(int(np.argmax(error)), error.shape)
+    return Verdict(not error.any(), float(error[index]), 0.0, tuple(int(i) for i in index))
+
+
 def judge(
-    got: np.ndarray, truth: np.ndarray, same_precision: np.ndarray, magnitude: np.ndarray, dtype: str
+    got: np.ndarray,
+    truth: np.ndarray,
+    same_precision: np.ndarray,
+    magnitude: np.ndarray,
+    dtype: str,
+    accumulator: str = "fp32",
 ) -> Verdict:
     """Compare `got` with `truth` under the budget of this module.
 
     got: FP64 values of the output, which was stored in `dtype`. truth: the product in FP64. same_precision: the same
     sums in the kernel's accumulation precision, not rounded to `dtype`. magnitude: the sums of the terms' absolute
-    values. All of one shape. An element whose truth overflows `dtype` may be an infinity of its sign.
+    values. All of one shape. accumulator: what the sums are made in, of which half a unit in the last place is allowed
+    whatever numpy's error was. An element whose truth overflows `dtype` may be an infinity of its sign.
     """
     if got.size == 0:
         return Verdict(True, 0.0, 0.0, ())
@@ -82,7 +130,7 @@ def judge(
     summed = np.where(finite & (magnitude > 0), magnitude, 1.0)
     with np.errstate(invalid="ignore", over="ignore"):
         relative = np.abs(same_precision - truth) / summed
-        worst = max(float(np.max(relative, initial=0.0, where=finite)), UNIT_ROUNDOFF["fp32"])
+        worst = max(float(np.max(relative, initial=0.0, where=finite)), UNIT_ROUNDOFF[accumulator])
         sums = 2 * worst * np.where(finite, magnitude, 0.0)
         # The rounding is of the computed sum, which may lie beyond the truth by its own error.
         budget = sums + np.maximum(UNIT_ROUNDOFF[dtype] * (np.abs(truth) + sums), SMALLEST[dtype] / 2)
@@ -112,8 +160,9 @@ class Guarded:
         if strides is None:
             strides = tuple(int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape)))
         inside = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-        # A NaN whose bits no kernel makes, so that a write shows even if it wrote NaN.
-        poison = encode(np.array([np.nan]), dtype).view(f"u{storage.itemsize}")[0] | 0x35
+        # A NaN whose bits no kernel makes, so that a write shows even if it wrote NaN; of integers an unlikely one.
+        missing = np.array([0x5A]) if dtype in _INTEGERS else encode(np.array([np.nan]), dtype)
+        poison = np.ascontiguousarray(missing, storage).view(f"u{storage.itemsize}")[0] | 0x35
         whole = np.full(inside + 2 * self.BAND + 256, poison, f"u{storage.itemsize}")
         skip = -whole.ctypes.data % 256 // storage.itemsize  # aligned to 256 bytes, as a GPU's allocator gives memory
         self._bits = whole[skip : skip + inside + 2 * self.BAND]

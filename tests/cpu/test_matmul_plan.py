@@ -16,7 +16,8 @@ from laneloom.ops.matmul import execute
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
 from laneloom.ops.matmul.config_wmma import WmmaConfig, needs_wide_offsets
-from laneloom.ops.matmul.layouts_wmma import constants, load_layout, shared_layout
+from laneloom.ops.matmul.launch_wmma import constants
+from laneloom.ops.matmul.layouts_wmma import load_layout, shared_layout
 from laneloom.ops.matmul.plan_wmma import TILES, operand_traffic
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
@@ -103,7 +104,7 @@ def test_explain():
 @pytest.mark.parametrize(
     ("problem", "gpu", "message"),
     [
-        (dense(dtype="fp32"), "gfx1151", "a: expected dtype fp16 or bf16, got fp32"),
+        (dense(dtype="fp32"), "gfx1151", "a: the schedule wmma takes fp16, .*, got fp32"),
         (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
         (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
         (dense(), "gfx942", r"gpu: expected one with wmma.* instructions, got gfx942 \(CDNA 3\)"),
@@ -118,12 +119,12 @@ def test_refused_problems(problem, gpu, message):
     ("knobs", "message"),
     [
         ({"block_m": 96}, "block_m: expected a power of two, got 96"),
-        ({"block_k": 128}, "block_k: expected 16, 32 or 64, got 128"),
+        ({"block_k": 128}, "block_k: expected 16, 32 or 64 elements, got 128"),
         ({"lds": "plain"}, "lds: expected 'swizzled', 'padded' or 'xor', got 'plain'"),
         ({"group_m": 0}, "group_m: expected at least 1, got 0"),
         ({"waves_n": 8}, "waves_n: expected at most num_warps, and that at most 16, got 8 and 4"),
         ({"block_m": 16}, "block_m and block_n: expected at least 16 x 16 for each of 2 x 2 waves, got 16 x 128"),
-        ({"block_n": 16, "block_k": 16, "num_warps": 8, "waves_n": 1}, "block_k: 256 threads need at least 2 elements"),
+        ({"block_n": 16, "block_k": 16, "num_warps": 8, "waves_n": 1}, "block_k: 256 threads need at least 4 bytes"),
         ({"block_m": 32, "block_n": 16, "waves_n": 1, "num_warps": 2, "block_k": 16, "order": "spiral"},
          "order: expected 'grouped', 'row', 'column', 'chunked', 'snake', 'hilbert' or 'chiplet', got 'spiral'"),
         ({"stores": "direct"}, "stores: 'direct' takes at most 64 sums for each of 128 threads, got 128 x 128"),

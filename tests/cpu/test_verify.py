@@ -109,8 +109,8 @@ def test_bf16_rounds_to_nearest_even(value):
 
 
 def test_formats():
-    with pytest.raises(UnsupportedError, match="dtype: expected one of fp64, fp32, fp16, bf16, got fp8"):
-        verify.encode(np.zeros(1), "fp8")
+    with pytest.raises(UnsupportedError, match="dtype: expected one of fp64, fp32, fp16, bf16, .*, got fp4"):
+        verify.encode(np.zeros(1), "fp4")
     for dtype, largest in verify.LARGEST.items():
         assert rounded(np.array([largest]), dtype)[0] == largest
         assert rounded(np.array([verify.SMALLEST[dtype]]), dtype)[0] == verify.SMALLEST[dtype]

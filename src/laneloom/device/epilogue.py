@@ -29,10 +29,14 @@ def pinned(acc):
     """acc, 8 elements at a time through an empty instruction here: LLVM cannot sink the matrix instructions that make
     them below, where masks of stores may have switched lanes off. For the end of a kernel: see `complete`.
     """
-    bits = acc if acc.dtype == gl.int32 else acc.to(gl.int32, bitcast=True)
-    bits = gl.inline_asm_elementwise(
-        "; sums", "=v,=v,=v,=v,=v,=v,=v,=v,0,1,2,3,4,5,6,7", [bits], dtype=gl.int32, is_pure=False, pack=8
-    )
+    if acc.dtype.primitive_bitwidth == 16:
+        bits = acc.to(gl.int16, bitcast=True)
+        bits = gl.inline_asm_elementwise("; sum", "=v,0", [bits], dtype=gl.int16, is_pure=False, pack=1)
+    else:
+        bits = acc if acc.dtype == gl.int32 else acc.to(gl.int32, bitcast=True)
+        bits = gl.inline_asm_elementwise(
+            "; sums", "=v,=v,=v,=v,=v,=v,=v,=v,0,1,2,3,4,5,6,7", [bits], dtype=gl.int32, is_pure=False, pack=8
+        )
     return bits if acc.dtype == gl.int32 else bits.to(acc.dtype, bitcast=True)
 
 

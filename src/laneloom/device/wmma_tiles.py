@@ -5,6 +5,9 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from .float8 import fp16_of_float8
+from .tile_order import tile_of
+
 
 @gluon.jit
 def load_fence(x):
@@ -61,9 +64,15 @@ def opaque_halves(x):
     """x, each element through an empty instruction here: LLVM cannot merge it with its neighbour in a `d16_hi` load,
     which would wait for the neighbour's load before the matrix instructions.
     """
-    bits = x.to(gl.int16, bitcast=True)
-    bits = gl.inline_asm_elementwise("; half $0 $1", "=v,0", [bits], dtype=gl.int16, is_pure=False, pack=1)
-    return bits.to(x.dtype, bitcast=True)
+    if x.dtype.primitive_bitwidth == 8:
+        # a whole register each: LLVM takes no 8-bit operands, and 16 bits would be a `d16` load again
+        bits = x.to(gl.int8, bitcast=True).to(gl.int32)
+        bits = gl.inline_asm_elementwise("; byte $0 $1", "=v,0", [bits], dtype=gl.int32, is_pure=False, pack=1)
+        return bits.to(gl.int8).to(x.dtype, bitcast=True)
+    else:
+        bits = x.to(gl.int16, bitcast=True)
+        bits = gl.inline_asm_elementwise("; half $0 $1", "=v,0", [bits], dtype=gl.int16, is_pure=False, pack=1)
+        return bits.to(x.dtype, bitcast=True)
 
 
 @gluon.jit
@@ -120,13 +129,72 @@ def load_tile(tile_ptr, offs_r, offs_k, MAJOR: gl.constexpr, VEC: gl.constexpr, 
 
 
 @gluon.jit
-def load_ragged_tile(
-    tile_ptr, offs_r, offs_k, k_left, BLOCK_K: gl.constexpr, MAJOR: gl.constexpr, VEC: gl.constexpr,
-    WIDE: gl.constexpr, LAYOUT: gl.constexpr,
+def load_last_tile(
+    tile_ptr, offs_r, offs_k, k_left, WHOLE: gl.constexpr, K_VEC: gl.constexpr, BLOCK_K: gl.constexpr,
+    MAJOR: gl.constexpr, VEC: gl.constexpr, WIDE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """A K-tile of which k_left columns exist; the others are zeros, [ROWS, BLOCK_K]."""
-    mask = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT)) < k_left
-    return gl.load(tile_pointers(tile_ptr, offs_r, offs_k, MAJOR, VEC, WIDE), mask=mask[None, :], other=0.0)
+    """A K-tile of which k_left columns exist, all if WHOLE; the others are zeros, [ROWS, BLOCK_K].
+
+    K_VEC divides k_left.
+    """
+    pointers = tile_pointers(tile_ptr, offs_r, offs_k, MAJOR, VEC, WIDE)
+    if WHOLE:
+        return gl.load(pointers)
+    else:
+        k_left = gl.multiple_of(k_left.to(gl.int32), [K_VEC])
+        mask = gl.arange(0, BLOCK_K, gl.SliceLayout(0, LAYOUT)) < k_left
+        return gl.load(pointers, mask=mask[None, :], other=0.0)
+
+
+@gluon.jit
+def store_to_lds(slot, x, STORE: gl.constexpr, SHUFFLE: gl.constexpr, INTERLEAVED: gl.constexpr):
+    """Store a loaded [ROWS, BLOCK_K] tile where fragments are read: 8-bit floats as fp16 where the slot holds that,
+    transposed between lanes if SHUFFLE, with K in the fragments' order.
+    """
+    if SHUFFLE:
+        x = transposed_by_lanes(x)
+    if x.dtype != slot.dtype:
+        x = fp16_of_float8(x)
+    if INTERLEAVED:
+        ROWS: gl.constexpr = x.shape[0]
+        BLOCK_K: gl.constexpr = x.shape[1]
+        # memory's steps 8 to 15 are the fragments' 16 to 23, and the other way: names change, no data moves
+        x = x.reshape([ROWS, BLOCK_K // 32, 2, 2, 8]).permute([0, 1, 3, 2, 4]).reshape([ROWS, BLOCK_K])
+    slot.store(gl.convert_layout(x, STORE))
+
+
+@gluon.jit
+def marked(x, MARK: gl.constexpr):
+    """x; the kernel's text has the mark that `codegen.matrix_rewrite` looks for, unless it is empty."""
+    if MARK != "":
+        x = gl.inline_asm_elementwise(MARK, "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+    return x
+
+
+@gluon.jit
+def place_tile(
+    M, N, batch_inner, first_program, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ORDER: gl.constexpr,
+    GROUP: gl.constexpr, CHIPLETS: gl.constexpr, BATCHED: gl.constexpr,
+):  # fmt: skip
+    """Which tile of C is this program's: its product's outer and inner number, its first row and column, and how many
+    of its rows and columns exist.
+    """
+    tiles_m = (M - 1) // BLOCK_M + 1
+    tiles_n = (N - 1) // BLOCK_N + 1
+    program = gl.program_id(0) + first_program
+    outer = gl.to_tensor(0).to(gl.int64)
+    inner = gl.to_tensor(0).to(gl.int64)
+    if BATCHED:
+        batch = program // (tiles_m * tiles_n)
+        program = program % (tiles_m * tiles_n)
+        outer = (batch // batch_inner).to(gl.int64)
+        inner = (batch % batch_inner).to(gl.int64)
+    tile_m, tile_n = tile_of(program, tiles_m, tiles_n, ORDER, GROUP, CHIPLETS)
+    m0 = tile_m.to(gl.int64) * BLOCK_M
+    n0 = tile_n.to(gl.int64) * BLOCK_N
+    rows_m = gl.minimum(M - m0, BLOCK_M).to(gl.int32)
+    rows_n = gl.minimum(N - n0, BLOCK_N).to(gl.int32)
+    return outer, inner, m0, n0, rows_m, rows_n
 
 
 @gluon.jit
@@ -135,9 +203,13 @@ def complete(acc):
     make them past a branch. For loops: the sums stay where they are, which `epilogue.pinned` does not promise.
     """
     # Nobody uses the outputs; halves are the fewest registers that 8 elements can have.
-    gl.inline_asm_elementwise(
-        "; sums are complete", "=v,=v,=v,=v,v,v,v,v,v,v,v,v", [acc], dtype=gl.int16, is_pure=False, pack=8
-    )
+    if acc.dtype.primitive_bitwidth == 16:
+        # each has a register of its own, of which it is the lower half
+        gl.inline_asm_elementwise("; sum is complete", "=v,v", [acc], dtype=gl.int16, is_pure=False, pack=1)
+    else:
+        gl.inline_asm_elementwise(
+            "; sums are complete", "=v,=v,=v,=v,v,v,v,v,v,v,v,v", [acc], dtype=gl.int16, is_pure=False, pack=8
+        )
 
 
 @gluon.jit

@@ -71,8 +71,8 @@ _BITWISE: dict[str, Callable] = {
     "v_lshl_or_b32": lambda a, b, c: _or(*_shift_left(*b, *a), *c),
     "v_bfi_b32": lambda a, b, c: (a[0], (a[1] & ((b[0] ^ c[0]) | b[1] | c[1])) | (a[0] & b[1]) | (~a[0] & c[1])),
 }
-_ROUTED = ("v_perm_b32", "v_alignbit_b32", "v_alignbyte_b32", "v_bfe_u32")  #: data operands moved by the last ones
-_ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1}
+#: name -> how many data operands are moved by the others
+_ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
 _UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
@@ -121,7 +121,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _dual_rule(ins, target, step)
     if name in _BITWISE and "dpp" not in ins.encoding:
         return _bitwise_rule(ins, _BITWISE[name])
-    if name in _ROUTED:
+    if name in _ROUTED_DATA:
         return _routed_rule(ins)
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .dtypes import ACCUMULATORS, MIXED, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import ORDERS
 
-VECTOR = 8  #: fp16 or bf16 elements in 16 bytes
-ACCUMULATORS = 128  #: of a lane; with the fragments and the tiles on their way, more would spill
+VECTOR_BYTES = 16  #: of the widest access of a lane
+ACROSS = 8  #: elements of one load of an operand that is contiguous along its rows
+STAGED = 8  #: elements of C that a lane has at least, for its stores
+SUMS = 128  #: of a lane; with the fragments and the tiles on their way, more would spill
 #: Of a lane, where a tile arrives element by element, each with its own address: this many sums, or this many
 #: registers for sums and addresses.
-NARROW_ACCUMULATORS, NARROW_REGISTERS = 32, 128
-INPUT_DTYPES = ("fp16", "bf16")
-OUTPUT_DTYPES = ("fp32", "fp16", "bf16")
+NARROW_SUMS, NARROW_REGISTERS = 32, 128
+INPUT_DTYPES = ("fp16", "bf16", "int8", "uint8", "int4", "uint4", "fp8", "bf8")
 LDS_LAYOUTS = ("swizzled", "padded", "xor")
 TRANSPOSES = ("registers", "scalar", "gather", "shuffle")
 STORES = ("staged", "direct")
@@ -46,16 +48,16 @@ class WmmaConfig(MatmulConfig):
         """Waves that load one operand together."""
         return self.num_warps
 
-    def lds_bytes(self) -> int:
+    def lds_bytes(self, problem: MatmulProblem, gpu: Gpu) -> int:
         """LDS of all buffers of both tiles; with padding, at most."""
         rows = self.block_m + self.block_n
-        elements = rows * self.block_k
+        row_bytes = self.block_k * lds_element_bytes(problem, gpu)
         if self.lds == "padded":
-            elements += rows * (VECTOR + 2)
-        return 2 * self.buffers * elements
+            row_bytes += VECTOR_BYTES + 4
+        return self.buffers * rows * row_bytes
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
-        return self._why_not_problem(problem, gpu) or self._why_not_knobs() or self._why_not_tiles(problem, gpu)
+        return self._why_not_problem(problem, gpu) or self._why_not_knobs(problem) or self._why_not_tiles(problem, gpu)
 
     def _why_not_problem(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma":
@@ -64,29 +66,30 @@ class WmmaConfig(MatmulConfig):
                 f"({gpu.family})"
             )
         if problem.dtype_a not in INPUT_DTYPES:
-            return f"a: expected dtype {' or '.join(INPUT_DTYPES)}, got {problem.dtype_a}"
-        if problem.dtype_b != problem.dtype_a:
+            return f"a: the schedule {self.schedule} takes {words(INPUT_DTYPES)}, got {problem.dtype_a}"
+        if problem.dtype_b != problem.dtype_a and {problem.dtype_a, problem.dtype_b} not in MIXED:
             return f"b: expected a's dtype {problem.dtype_a}, got {problem.dtype_b}"
-        if problem.dtype_out not in OUTPUT_DTYPES:
-            return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
-        if problem.dtype_acc != "fp32":
-            return f"acc_dtype: expected fp32, got {problem.dtype_acc}"
+        stored = outputs(problem.dtype_a, bool(problem.epilogue))
+        if problem.dtype_out not in stored:
+            return f"out_dtype: expected {words(stored)}, got {problem.dtype_out}"
+        if problem.dtype_acc not in ACCUMULATORS[problem.dtype_a]:
+            return f"acc_dtype: expected {words(ACCUMULATORS[problem.dtype_a])}, got {problem.dtype_acc}"
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size < 1 << 31:
                 return f"{name}: expected 1 to 2**31 - 1, got {size}"
         return None
 
-    def _why_not_knobs(self) -> str | None:
+    def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
         for name in ("block_m", "block_n", "num_warps", "waves_n"):
             if not _is_power_of_two(getattr(self, name)):
                 return f"{name}: expected a power of two, got {getattr(self, name)}"
-        if self.block_k not in (16, 32, 64):
-            return f"block_k: expected 16, 32 or 64, got {self.block_k}"
+        depths = (16, 32, 64) if DTYPE_BYTES[problem.dtype_a] == 2 else (16, 32, 64, 128)
+        if self.block_k not in depths:
+            return f"block_k: expected {words([*map(str, depths)])} elements, got {self.block_k}"
         for name, known in (("lds", LDS_LAYOUTS), ("transpose", TRANSPOSES), ("stores", STORES),
                             ("control", CONTROLS), ("order", tuple(ORDERS))):  # fmt: skip
             if getattr(self, name) not in known:
-                words = ", ".join(map(repr, known[:-1]))
-                return f"{name}: expected {words} or {known[-1]!r}, got {getattr(self, name)!r}"
+                return f"{name}: expected {words([*map(repr, known)])}, got {getattr(self, name)!r}"
         if self.buffers not in (1, 2):
             return f"buffers: expected 1 or 2, got {self.buffers}"
         if self.group_m < 1:
@@ -100,42 +103,54 @@ class WmmaConfig(MatmulConfig):
         if self.block_m < 16 * waves_m or self.block_n < 16 * self.waves_n:
             return (f"block_m and block_n: expected at least 16 x 16 for each of {waves_m} x {self.waves_n} waves, "
                     f"got {self.block_m} x {self.block_n}")  # fmt: skip
+        if gpu.major == 11 and problem.dtype_acc in ("fp16", "bf16") and self.block_n != 16 * self.waves_n:
+            # RDNA 3 packs two tiles of 16-bit sums in a register's halves; Triton 3.9 mixes up pairs side by side.
+            return (f"acc_dtype: {problem.dtype_acc} sums on {gpu.family} need waves with 16 columns, got "
+                    f"{self.block_n // self.waves_n}")  # fmt: skip
         threads = 32 * self.num_warps
-        if self.block_m * self.block_n < VECTOR * threads:
-            return (f"block_m x block_n: expected at least {VECTOR} elements for each of {threads} threads, got "
+        if self.block_m * self.block_n < STAGED * threads:
+            return (f"block_m x block_n: expected at least {STAGED} elements for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
         smaller, loading = min(self.block_m, self.block_n) * self.block_k, 32 * self.loaders
-        if smaller < 2 * loading:
-            return f"block_k: {loading} threads need at least 2 elements of each tile, got {self.text}"
-        if self.transpose == "shuffle" and smaller < VECTOR * loading:
-            return f"transpose: 'shuffle' needs {VECTOR} elements of each tile in each of {loading} threads"
-        if self.block_m * self.block_n > ACCUMULATORS * threads:
-            return (f"block_m x block_n: expected at most {ACCUMULATORS} elements for each of {threads} threads, got "
+        size = lds_element_bytes(problem, gpu)
+        if smaller * size < 4 * loading:
+            return f"block_k: {loading} threads need at least 4 bytes of each tile, got {self.text}"
+        if self.transpose == "shuffle":
+            if DTYPE_BYTES[problem.dtype_a] != 2:
+                return f"transpose: 'shuffle' takes 16-bit elements, got {problem.dtype_a}"
+            if smaller * size < VECTOR_BYTES * loading:
+                return f"transpose: 'shuffle' needs {VECTOR_BYTES} bytes of each tile in each of {loading} threads"
+        if self.block_m * self.block_n > SUMS * threads:
+            return (f"block_m x block_n: expected at most {SUMS} elements for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
-        vectors, narrow = self.load_vector(problem)
+        vectors, narrow = self.load_vector(problem, gpu)
         sums, held = self.block_m * self.block_n // threads, (self.block_m + self.block_n) * self.block_k // loading
-        if narrow and sums > NARROW_ACCUMULATORS and sums + 2 * held > NARROW_REGISTERS:
-            return (f"block_m x block_n: expected at most {NARROW_ACCUMULATORS} elements for each of {threads} threads,"
+        if narrow and (sums > NARROW_SUMS or held > 2 * NARROW_SUMS) and (sums + 2 * held > NARROW_REGISTERS):
+            return (f"block_m x block_n: expected at most {NARROW_SUMS} elements for each of {threads} threads,"
                     f" or {NARROW_REGISTERS} with the addresses, with loads of {vectors} elements, got {sums} elements "
                     f"and {2 * held} addresses")  # fmt: skip
         if self.stores == "direct" and self.block_m * self.block_n > 64 * threads:
             return (f"stores: 'direct' takes at most 64 sums for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
-        if self.lds_bytes() > gpu.lds_bytes:
-            return f"block_k: the tiles take {self.lds_bytes()} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
+        if (needed := self.lds_bytes(problem, gpu)) > gpu.lds_bytes:
+            return f"block_k: the tiles take {needed} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
         return None
 
-    def load_vector(self, problem: MatmulProblem) -> tuple[int, bool]:
+    def load_vector(self, problem: MatmulProblem, gpu: Gpu) -> tuple[int, bool]:
         """Elements of the narrowest global load of the operands, and whether one is narrower than its tile allows."""
         vectors, narrow = [], False
         for vector, along_k, rows in (
             (problem.vector_a, problem.a.major != "t", self.block_m),
             (problem.vector_b, problem.b.major != "n", self.block_n),
         ):
-            held = min(VECTOR, rows * self.block_k // (32 * self.loaders))
+            held = min(self.widest_load(problem, gpu, along_k), rows * self.block_k // (32 * self.loaders))
             vectors.append(1 if self.transpose == "gather" and not along_k else min(vector, held))
             narrow |= vectors[-1] < held
         return min(vectors), narrow
+
+    def widest_load(self, problem: MatmulProblem, gpu: Gpu, along_k: bool) -> int:
+        """Elements that one load of an operand takes at most."""
+        return VECTOR_BYTES // lds_element_bytes(problem, gpu) if along_k else ACROSS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +164,13 @@ class RolesConfig(WmmaConfig):
         """One half of the waves loads A, the other B."""
         return self.num_warps // 2
 
-    def _why_not_knobs(self) -> str | None:
+    def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
         for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences")):
             if getattr(self, name) != only:
                 return f"{name}: the schedule {self.schedule} has {only!r} only, got {getattr(self, name)!r}"
         if self.num_warps < 2 * self.waves_n or self.num_warps < 2:
             return f"num_warps: expected two halves of at least {self.waves_n} waves, got {self.num_warps} waves"
-        return super()._why_not_knobs()
+        return super()._why_not_knobs(problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +185,16 @@ class PingpongConfig(RolesConfig):
     """kernels/wmma_pingpong.py: while half of the waves multiply, the other half moves tiles; then they change."""
 
     schedule: str = "wmma_pingpong"
+
+
+def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
+    """Whether 8-bit floats become fp16 on their way to LDS, exactly: RDNA 3 has no instruction for them."""
+    return problem.dtype_a in ("fp8", "bf8") and gpu.major == 11
+
+
+def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
+    """Bytes of an element of A and B in LDS."""
+    return 2 if is_upcast(problem, gpu) else DTYPE_BYTES[problem.dtype_a]
 
 
 def needs_wide_offsets(problem: MatmulProblem, config: WmmaConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ ACCUMULATORS = {
 }  # fmt: skip
 #: Dtypes of which one operand may have one, the other another.
 MIXED = (frozenset({"int8", "uint8"}), frozenset({"fp8", "bf8"}), frozenset({"int4", "uint4"}))
+FLOAT_OUTPUTS = ("fp32", "fp16", "bf16")
 PRECISIONS = ("ieee", "tf32", "3xtf32", "3xbf16")  #: of fp32 operands
 
 
@@ -42,6 +44,20 @@ def default_output(dtype_a: str, has_terms: bool) -> str:
     return dtype_a
 
 
+def outputs(dtype_a: str, has_terms: bool) -> tuple[str, ...]:
+    """What the result may be stored as: integer sums as they are only where nothing is made of them."""
+    if dtype_a == "fp64":
+        return ("fp64", "fp32")
+    if ACCUMULATORS.get(dtype_a) == ("int32",) and not has_terms:
+        return ("int32", *FLOAT_OUTPUTS)
+    return FLOAT_OUTPUTS
+
+
+def words(names: Sequence[str]) -> str:
+    """ "fp32, fp16 or bf16"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 @dataclass(frozen=True)
 class Arithmetic:
     """How a product is computed, where its dtypes leave a choice."""
@@ -56,7 +72,7 @@ IEEE = Arithmetic()
 def check_pair(dtype_a: str, dtype_b: str) -> None:
     """Raise ArgumentError for operands that no product takes together, for example fp16 and fp32."""
     if dtype_a not in ACCUMULATORS:
-        raise ArgumentError(f"a: expected dtype {', '.join(ACCUMULATORS)}, got {dtype_a}")
+        raise ArgumentError(f"a: expected dtype {words([*ACCUMULATORS])}, got {dtype_a}")
     if dtype_b != dtype_a and frozenset({dtype_a, dtype_b}) not in MIXED:
         raise ArgumentError(f"b: expected a's dtype {dtype_a}, got {dtype_b}")
 
@@ -69,7 +85,7 @@ def check_arithmetic(dtype_a: str, precision: str | None, acc: str | None) -> Ar
         raise ArgumentError(f"precision: {precision!r} is for fp32 operands, a's dtype is {dtype_a}")
     known = ACCUMULATORS[dtype_a]
     if acc is not None and acc not in known:
-        raise ArgumentError(f"acc_dtype: expected {' or '.join(known)} for operands of {dtype_a}, got {acc}")
+        raise ArgumentError(f"acc_dtype: expected {words(known)} for operands of {dtype_a}, got {acc}")
     return Arithmetic(precision or "ieee", "" if acc == known[0] else acc or "")
 
 

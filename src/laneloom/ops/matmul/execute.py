@@ -191,8 +191,11 @@ def _pointer(operand: Any, dtype: str) -> Any:
     """What Triton takes for a pointer to the operand; bf16 comes as an array of its bits."""
     if not isinstance(operand, np.ndarray):
         return operand
+    if operand.dtype.kind == "V":  # of ml_dtypes
+        operand = operand.view(f"u{operand.itemsize}")
     argument = ArrayArgument(operand)
-    argument.dtype = dtype
+    if dtype in ("bf16", "fp8", "bf8"):
+        argument.dtype = dtype
     return argument
 
 

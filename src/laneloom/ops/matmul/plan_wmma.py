@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig
+from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig, lds_element_bytes
 from .problem import MatmulProblem
 from .tile_orders import footprint
 
@@ -35,6 +35,15 @@ def _cost(problem: MatmulProblem, config: MatmulConfig, share: float, gpu: Gpu) 
     return -(-_tiles(problem, config) // gpu.compute_units) * config.block_m * config.block_n / share
 
 
+#: For 16-bit sums on RDNA 3, where a wave has 16 columns.
+NARROW_WAVES = (
+    (WmmaConfig(block_m=128, block_n=64, block_k=32, waves_n=4), 0.6),
+    (WmmaConfig(block_m=64, block_n=64, block_k=32, waves_n=4), 0.5),
+    (WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=2, waves_n=2), 0.4),
+)
+LDS_ROW_BYTES = 64  #: of a tile, whatever the dtype
+
+
 #: The orders that are tried after the usual one, and by how much less memory traffic one has to have: each is a kernel
 #: of its own to compile.
 OTHER_ORDERS = (("grouped", 4), ("grouped", 16), ("row", 8), ("column", 8))
@@ -59,13 +68,19 @@ def with_best_order(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> Wmm
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """The tiles in the order of the time that `_cost` gives them; larger ones first where it gives the same."""
-    ranked = sorted(TILES, key=lambda tile: _cost(problem, tile[0], tile[1], gpu))
+    halves = problem.dtype_acc in ("fp16", "bf16") and gpu.major == 11
+    block_k = LDS_ROW_BYTES // lds_element_bytes(problem, gpu)
+    tiles = [(replace(config, block_k=block_k), share) for config, share in (NARROW_WAVES if halves else TILES)]
+    ranked = sorted(tiles, key=lambda tile: _cost(problem, tile[0], tile[1], gpu))
     for place, (config, share) in enumerate(ranked):
         tiles = _tiles(problem, config)
         useful = problem.batches * problem.m * problem.n / (tiles * config.block_m * config.block_n)
         config = with_best_order(problem, config, gpu)
-        yield config, (
-            f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of "
-            f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product, "
-            f"LDS traffic allows {share:.0%} of the matrix rate; {config.order} order ({config.group_m})"
+        yield (
+            config,
+            (
+                f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of "
+                f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product, "
+                f"LDS traffic allows {share:.0%} of the matrix rate; {config.order} order ({config.group_m})"
+            ),
         )

@@ -9,25 +9,47 @@ import numpy as np
 from ... import verify
 
 
-def truth(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B in FP64; exact products of half-precision inputs, sums with an error of 2**-53 of their magnitude."""
-    return np.matmul(a.astype(np.float64), b.astype(np.float64))
+def truth(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> np.ndarray:
+    """A B in FP64, for FP64 sums in numpy's longest float; exact products of half-precision inputs, sums with an error
+    of 2**-53 of their magnitude.
+    """
+    kind = np.longdouble if accumulator == "fp64" else np.float64
+    return np.matmul(a.astype(kind), b.astype(kind))
 
 
-def same_precision(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A B with FP32 products and sums, not rounded further; in FP64."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
+def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> np.ndarray:
+    """A B with products and sums in `accumulator`, not rounded further; in FP64.
 
-
-def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str) -> verify.Verdict:
-    """Compare a product with the truth under `verify`'s budget.
-
-    got, a, b hold the values in any float dtype; `got` was stored as `dtype_out`.
+    For 16-bit sums each product is added to the sum of those before it, and the sum rounded, which is how much a chain
+    of matrix instructions may lose.
     """
     with np.errstate(over="ignore", invalid="ignore"):
+        if accumulator in ("fp16", "bf16"):
+            a, b = a.astype(np.float64), b.astype(np.float64)
+            total = np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1]))
+            for k in range(a.shape[-1]):
+                total = total + a[..., :, k, None] * b[..., None, k, :]
+                total = verify.decode(verify.encode(total, accumulator), accumulator)
+            return total
+        kind = np.float64 if accumulator == "fp64" else np.float32
+        return np.matmul(a.astype(kind), b.astype(kind)).astype(np.float64)
+
+
+def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32") -> verify.Verdict:
+    """Compare a product with the truth under `verify`'s budget.
+
+    got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
+    `dtype_out`. FP64 sums are held to the sums of numpy's longest floats.
+    """
+    if dtype_out == "int32":
+        return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
+    if accumulator == "int32":
+        accumulator = "fp32"  # what they are rounded to
+    with np.errstate(over="ignore", invalid="ignore"):
         magnitude = np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
-        return verify.judge(got.astype(np.float64), truth(a, b), same_precision(a, b), magnitude, dtype_out)
+        same = same_precision(a, b, accumulator)
+        true = truth(a, b, accumulator)
+        return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator)
 
 
 def activate(z: np.ndarray, activation: str | None) -> np.ndarray:
@@ -53,23 +75,34 @@ def judge_gemm(
     alpha: float = 1.0,
     beta: float = 0.0,
     activation: str | None = None,
+    scale_a: np.ndarray | None = None,
+    scale_b: np.ndarray | None = None,
+    accumulator: str = "fp32",
 ) -> verify.Verdict:
-    """Compare activation(alpha A B + beta C + bias) with the truth under `verify`'s budget.
+    """Compare activation(alpha scale_a (A B) scale_b + beta C + bias) with the truth under `verify`'s budget.
 
-    Every term counts in the sum's magnitude. An activation raises an error by a factor of 1.13 at most (gelu).
+    Scales are [1], or [M] and [N]. Every term counts in the sum's magnitude. An activation raises an error by a factor of 1.13 at most (gelu).
     """
 
     def terms(product: np.ndarray, take) -> np.ndarray:
         kind = product.dtype.type
-        z = take(kind(alpha)) * product if alpha else np.zeros_like(product)
+        factor = np.ones((1, 1), kind) * take(kind(alpha))
+        if scale_a is not None:
+            factor = factor * take(scale_a.reshape(-1, 1).astype(kind))
+        if scale_b is not None:
+            factor = factor * take(scale_b.reshape(1, -1).astype(kind))
+        z = factor * product if alpha else np.zeros_like(product)
         if c is not None and beta:
             z = z + take(kind(beta)) * take(c.astype(kind))
         return z if bias is None else z + take(bias.astype(kind))
 
+    exact = np.int64 if accumulator == "int32" else None
+    kinds = (np.longdouble, np.float64) if accumulator == "fp64" else (np.float64, np.float32)
     with np.errstate(all="ignore"):
-        wide, narrow = (np.matmul(a.astype(t), b.astype(t)) for t in (np.float64, np.float32))
+        wide, narrow = (np.matmul(a.astype(exact or t), b.astype(exact or t)).astype(t) for t in kinds)
         magnitude = terms(np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))), np.abs)
         true = activate(terms(wide, np.positive), activation)
         same = activate(terms(narrow, np.positive), activation).astype(np.float64)
     true, same, magnitude = (np.broadcast_to(x, got.shape) for x in (true, same, magnitude * 1.13))
-    return verify.judge(got.astype(np.float64), true, same, magnitude, dtype_out)
+    floor = "fp64" if accumulator == "fp64" else "fp32"
+    return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, floor)

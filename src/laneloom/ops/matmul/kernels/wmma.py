@@ -13,27 +13,27 @@ from typing import Any
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from ....codegen import CodeObject, compile_kernel
+from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import pinned, store_tile_in_pieces
-from ....device.tile_order import tile_of
 from ....device.wmma_tiles import (
     load_fence,
-    load_ragged_tile,
+    load_last_tile,
     load_tile,
     lower_priority,
+    marked,
     multiply,
     opaque_halves,
+    place_tile,
     raise_priority,
     schedule_fence,
+    store_to_lds,
     tile_offsets,
-    tile_pointers,
-    transposed_by_lanes,
     wait_for_memory,
 )
 from ....gpu import Gpu
 from ..config_wmma import WmmaConfig
-from ..layouts_wmma import MAX_PROGRAMS, RUNTIME, constants, facts, programs, runtime_arguments, signature
+from ..launch_wmma import RUNTIME, compile_tiles, constants, facts, launch_tiles
 from ..problem import MatmulProblem
 
 __all__ = ["code_object", "facts", "launch", "wmma_matmul"]
@@ -53,58 +53,44 @@ def wmma_matmul(
     BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
     A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
-    A_HALVES: gl.constexpr, B_HALVES: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
     SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
-    VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACCUMULATOR: gl.constexpr,
-    A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr, C_STORE: gl.constexpr,
-    C_PIECES: gl.constexpr, N_VEC: gl.constexpr,    A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
+    VERSION: gl.constexpr, K_WIDTH: gl.constexpr, INTERLEAVED: gl.constexpr, MARK: gl.constexpr,
+    ACC_TYPE: gl.constexpr, SUMS_TYPE: gl.constexpr, ACCUMULATOR: gl.constexpr, A_TYPE: gl.constexpr,
+    B_TYPE: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
+    A_OPAQUE: gl.constexpr, B_OPAQUE: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
+    C_STORE: gl.constexpr, C_PIECES: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr,
 ):  # fmt: skip
-    tiles_m = (M - 1) // BLOCK_M + 1
-    tiles_n = (N - 1) // BLOCK_N + 1
-    program = gl.program_id(0) + first_program
-    if BATCHED:
-        batch = program // (tiles_m * tiles_n)
-        program = program % (tiles_m * tiles_n)
-        outer = (batch // batch_inner).to(gl.int64)
-        inner = (batch % batch_inner).to(gl.int64)
-        a_ptr += outer * stride_ao + inner * stride_ai
-        b_ptr += outer * stride_bo + inner * stride_bi
-        c_ptr += outer * stride_co + inner * stride_ci
-        if add_ptr is not None:
-            add_ptr += outer * stride_do + inner * stride_di
-    tile_m, tile_n = tile_of(program, tiles_m, tiles_n, ORDER, GROUP, CHIPLETS)
-    m0 = tile_m.to(gl.int64) * BLOCK_M
-    n0 = tile_n.to(gl.int64) * BLOCK_N
-    rows_m = gl.minimum(M - m0, BLOCK_M).to(gl.int32)
-    rows_n = gl.minimum(N - n0, BLOCK_N).to(gl.int32)
+    K = marked(K, MARK)
+    outer, inner, m0, n0, rows_m, rows_n = place_tile(
+        M, N, batch_inner, first_program, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+    )  # fmt: skip
+    a_ptr += outer * stride_ao + inner * stride_ai
+    b_ptr += outer * stride_bo + inner * stride_bi
+    c_ptr += outer * stride_co + inner * stride_ci
+    if add_ptr is not None:
+        add_ptr += outer * stride_do + inner * stride_di
     a_tile = a_ptr + m0 * stride_am
     b_tile = b_ptr + n0 * stride_bn
     a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
     b_r, b_k = tile_offsets(rows_n, stride_bn, stride_bk, BLOCK_N, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
-    a_lds = gl.allocate_shared_memory(a_ptr.dtype.element_ty, [BUFFERS, BLOCK_M, BLOCK_K], A_SHARED)
-    b_lds = gl.allocate_shared_memory(b_ptr.dtype.element_ty, [BUFFERS, BLOCK_N, BLOCK_K], B_SHARED)
+    a_lds = gl.allocate_shared_memory(A_TYPE, [BUFFERS, BLOCK_M, BLOCK_K], A_SHARED)
+    b_lds = gl.allocate_shared_memory(B_TYPE, [BUFFERS, BLOCK_N, BLOCK_K], B_SHARED)
 
     # The last K-tile, which may be ragged, comes first: a sum has no order, and the loop needs no masks.
     steps = (K - 1) // BLOCK_K
     k_last = steps.to(gl.int64) * BLOCK_K
-    a_last = a_tile + k_last * stride_ak
-    b_last = b_tile + k_last * stride_bk
-    if WHOLE_K:
-        a = gl.load(tile_pointers(a_last, a_r, a_k, A_MAJOR, A_VEC, WIDE))  # [BLOCK_M, BLOCK_K]
-        b = gl.load(tile_pointers(b_last, b_r, b_k, B_MAJOR, B_VEC, WIDE))  # [BLOCK_N, BLOCK_K]
-    else:
-        k_left = gl.multiple_of((K - k_last).to(gl.int32), [K_VEC])
-        a = load_ragged_tile(a_last, a_r, a_k, k_left, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
-        b = load_ragged_tile(b_last, b_r, b_k, k_left, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
-    if A_SHUFFLE:
-        a = transposed_by_lanes(a)
-    if B_SHUFFLE:
-        b = transposed_by_lanes(b)
+    a = load_last_tile(
+        a_tile + k_last * stride_ak, a_r, a_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD
+    )  # fmt: skip
+    b = load_last_tile(
+        b_tile + k_last * stride_bk, b_r, b_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD
+    )  # fmt: skip
     left = steps
-    a_lds.index(left % BUFFERS).store(gl.convert_layout(a, A_STORE))
-    b_lds.index(left % BUFFERS).store(gl.convert_layout(b, B_STORE))
+    store_to_lds(a_lds.index(left % BUFFERS), a, A_STORE, A_SHUFFLE, INTERLEAVED)
+    store_to_lds(b_lds.index(left % BUFFERS), b, B_STORE, B_SHUFFLE, INTERLEAVED)
 
-    acc = gl.zeros((BLOCK_M, BLOCK_N), gl.float32, ACCUMULATOR)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), ACC_TYPE, ACCUMULATOR)
     a_step = stride_ak.to(gl.int64) * BLOCK_K
     b_step = stride_bk.to(gl.int64) * BLOCK_K
     while left > 0:
@@ -128,23 +114,21 @@ def wmma_matmul(
         if CONTROL == "waits":
             # the loaded tiles are in registers
             left = wait_for_memory(left, VERSION)
-        if A_HALVES:
+        if A_OPAQUE:
             a = opaque_halves(a)
-        if B_HALVES:
+        if B_OPAQUE:
             b = opaque_halves(b)
-        if A_SHUFFLE:
-            a = transposed_by_lanes(a)
-        if B_SHUFFLE:
-            b = transposed_by_lanes(b)
         # With one buffer as with two, Triton puts a barrier here: every wave has read the tile before.
-        a_lds.index(left % BUFFERS).store(gl.convert_layout(a, A_STORE))
-        b_lds.index(left % BUFFERS).store(gl.convert_layout(b, B_STORE))
+        store_to_lds(a_lds.index(left % BUFFERS), a, A_STORE, A_SHUFFLE, INTERLEAVED)
+        store_to_lds(b_lds.index(left % BUFFERS), b, B_STORE, B_SHUFFLE, INTERLEAVED)
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
     acc = multiply(a_lds.index(0), b_lds.index(0), acc, VERSION, K_WIDTH)
     if C_STORE is None or C_PIECES > 1:
         acc = pinned(acc)
+    if SUMS_TYPE is not None:
+        acc = acc.to(SUMS_TYPE, bitcast=True)
     store_tile_in_pieces(
         acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
         alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, SCALE_A, SCALE_B,
@@ -153,45 +137,19 @@ def wmma_matmul(
 
 
 def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
-    shared = constants(problem, config, gpu)
-    gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
-    return shared | {
+    return constants(problem, config, gpu) | {
+        "BATCHED": problem.batches > 1,
         "BUFFERS": config.buffers,
         "PREFETCH": config.prefetch,
         "CONTROL": config.control,
-        "A_HALVES": problem.vector_a == 1 or (gathers and shared["A_MAJOR"] == "row"),
-        "A_SHUFFLE": shuffles and shared["A_MAJOR"] == "row",
-        "B_SHUFFLE": shuffles and shared["B_MAJOR"] == "row",
-        "B_HALVES": problem.vector_b == 1 or (gathers and shared["B_MAJOR"] == "row"),
     }
 
 
-def launch(
-    problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, a: Any, b: Any, c: Any,
-    add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
-    scale_a: Any = None, scale_b: Any = None,
-) -> None:  # fmt: skip
-    """Write activation(alpha scale_a (a b) scale_b + beta add + bias) into c: what Triton takes for pointers, None for
-    no term.
-    """
-    arguments = runtime_arguments(problem) | _constants(problem, config, gpu)
-    count = programs(problem, config)
-    for first in range(0, count, MAX_PROGRAMS):
-        grid = (min(count - first, MAX_PROGRAMS), 1, 1)
-        wmma_matmul[grid](
-            a, b, c, add, bias, alpha, beta, scale_a, scale_b, first_program=first, **arguments,
-            num_warps=config.num_warps, enable_fp_fusion=True,
-        )  # fmt: skip
+def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, *pointers: Any) -> None:
+    """As `launch_wmma.launch_tiles`."""
+    launch_tiles(wmma_matmul, problem, config, _constants(problem, config, gpu), *pointers)
 
 
 def code_object(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    types, nothing = signature(problem)
-    return compile_kernel(
-        wmma_matmul,
-        gpu=gpu,
-        signature=types,
-        constants=nothing | _constants(problem, config, gpu),
-        num_warps=config.num_warps,
-        attrs=(),
-    )
+    return compile_tiles(wmma_matmul, problem, config, _constants(problem, config, gpu), gpu)
