@@ -8,9 +8,11 @@ from functools import lru_cache
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from ..matmul.problem import Matrix
 from .problem import DTYPE_BYTES, OPERANDS, ChainProblem
 
 SCHEDULES = ("wmma", "hopper", "pair")
+_COPIED = 16  #: elements, and bytes of alignment
 MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 MAX_SIZE = 1 << 30  #: of M, K0, N0 and N1: sums of a position and a tile fit 32 bits
 
@@ -83,8 +85,28 @@ class ChainConfig:
                 return f"each wave has 16 rows or more, got block_m={self.block_m} and num_warps={self.num_warps}"
             if self.lds_bytes(problem) > gpu.lds_bytes:
                 return f"the tiles need {self.lds_bytes(problem)} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
-        elif self.block_m < 64 * (self.num_warps // 4) or self.num_warps < 4 or self.stages < 1:
-            return f"a warpgroup of four warps has 64 rows, got block_m={self.block_m} and num_warps={self.num_warps}"
+        else:
+            if self.block_m < 64 * (self.num_warps // 4) or self.num_warps < 4 or self.stages < 1:
+                return (
+                    "a warpgroup of four warps has 64 rows, and a stage is needed, got "
+                    f"block_m={self.block_m}, num_warps={self.num_warps} and stages={self.stages}"
+                )
+            return self._unaligned(problem)
+        return None
+
+    def _unaligned(self, problem: ChainProblem) -> str | None:
+        """Why asynchronous copies of 16 bytes cannot fetch the operands; Triton looks for multiples of 16."""
+        if any(size % _COPIED for size in (problem.k0, problem.n0, problem.n1)):
+            return f"K0, N0 and N1 must be multiples of {_COPIED}, got {problem.k0}, {problem.n0} and {problem.n1}"
+        for name in ("a0", "b0", "b1"):
+            matrix: Matrix = getattr(problem, name)
+            major = problem.panel(name)[2]
+            pitches = [stride for stride in matrix.strides if stride != 1]
+            if major == "neither" or matrix.alignment < _COPIED or any(stride % _COPIED for stride in pitches):
+                return (
+                    f"{name} must be contiguous along rows or columns with other strides that are multiples of "
+                    f"{_COPIED}, at an address that is one, got {matrix}"
+                )
         return None
 
 
@@ -111,57 +133,53 @@ def _padded(n: int, most: int) -> int:
 
 def candidates(problem: ChainProblem, gpu: Gpu) -> Iterator[tuple[ChainConfig, str]]:
     """Configs with the reason for their place, best first."""
+    saves = _SAVING * problem.n0 >= problem.k0 + problem.n1
     if gpu.matrix_instructions == "wgmma":
-        yield from _hopper(problem, gpu)
+        yield from _hopper(problem, gpu, saves)
     elif gpu.matrix_instructions == "wmma":
-        yield from _wmma(problem, gpu)
-    yield ChainConfig(schedule="pair"), "both N0 and N1 are wide: a fused chain would compute P again and again"
+        yield from _wmma(problem, gpu, saves)
+    yield ChainConfig(schedule="pair"), "two products: P is small beside the rest, too wide for registers, or unaligned"
 
 
-def _split(problem: ChainProblem, gpu: Gpu, block_m: int, block_n1: int) -> int:
-    """Programs that share the columns of D1: as many as fill the GPU, while P is cheap against what each does."""
-    rows = problem.batches * -(-problem.m // block_m)
-    tiles = -(-problem.n1 // block_n1)
-    wanted = -(-gpu.compute_units // rows)
-    cheap = max(1, problem.n1 // max(1, 2 * problem.k0))  # P again costs at most half of the rest
-    return max(1, min(wanted, tiles, max(cheap, 1)))
+#: P's traffic, 2 N0 a row of A0, is worth saving where it is at least a quarter of that of A0 and D1. One H200: at a
+#: quarter the fused chain takes 0.8 of the time, at a 64th 1.3 (docs/gemm-chain.md, 2026-11-20).
+_SAVING = 8
+_WMMA_WIDEST = 128  #: columns of P or D1 whose sums a wave of RDNA holds, with all the rest in 256 registers
+_HOPPER_WIDEST = 128
 
 
-def _wmma(problem: ChainProblem, gpu: Gpu) -> Iterator[tuple[ChainConfig, str]]:
-    most = 128
+def _wmma(problem: ChainProblem, gpu: Gpu, saves: bool) -> Iterator[tuple[ChainConfig, str]]:
     block_k = 32 if problem.k0 > 16 else 16
     block_m = 64 if problem.m > 32 else _padded(problem.m, 32)
     shared = {"schedule": "wmma", "block_m": block_m, "block_k": block_k, "num_warps": block_m // 16}
-    if problem.n0 <= most:
+    if problem.n0 <= _WMMA_WIDEST and saves:
         block_n1 = _padded(problem.n1, 64)
-        split = _split(problem, gpu, block_m, block_n1)
-        yield (
-            ChainConfig(**shared, block_n0=_padded(problem.n0, most), block_n1=block_n1, keep=True, split=split),
-            "all of P's columns fit the registers",
-        )
-    if problem.n1 <= most:
-        config = ChainConfig(**shared, block_n0=64, block_n1=_padded(problem.n1, most))
+        config = ChainConfig(**shared, block_n0=_padded(problem.n0, _WMMA_WIDEST), block_n1=block_n1, keep=True)
+        rows = config.programs(problem)
+        # P again for other columns costs less than compute units without work
+        split = max(1, min(-(-gpu.compute_units // rows), problem.n1 // max(block_n1, 2 * problem.k0)))
+        yield replace(config, split=split), "all of P's columns fit the registers"
+    if problem.n1 <= _WMMA_WIDEST:
+        config = ChainConfig(**shared, block_n0=64, block_n1=_padded(problem.n1, _WMMA_WIDEST))
         yield config, "all of D1's columns fit the registers: P comes block by block"
 
 
-def _hopper(problem: ChainProblem, gpu: Gpu) -> Iterator[tuple[ChainConfig, str]]:
-    most = 256
-    if problem.n0 <= most // 2:
-        block_n1 = _padded(problem.n1, 128)
-        split = _split(problem, gpu, 128, block_n1)
-        yield (
-            ChainConfig(
-                schedule="hopper", block_m=128, block_n0=_padded(problem.n0, most), block_n1=block_n1,
-                block_k=_padded(problem.k0, 64), num_warps=8, keep=True, split=split,
-            ),
-            "all of P's columns fit the registers",
-        )  # fmt: skip
-    if problem.n1 <= most:
+def _hopper(problem: ChainProblem, gpu: Gpu, saves: bool) -> Iterator[tuple[ChainConfig, str]]:
+    if problem.batches * -(-problem.m // 128) <= gpu.compute_units // 2:
+        return  # too few programs: two products split theirs along K
+    if problem.n0 <= _HOPPER_WIDEST and saves:
         config = ChainConfig(
-            schedule="hopper", block_m=128, block_n0=64, block_n1=_padded(problem.n1, most),
-            block_k=_padded(problem.k0, 64), num_warps=8,
+            schedule="hopper", block_m=128, block_n0=_padded(problem.n0, _HOPPER_WIDEST),
+            block_n1=_padded(problem.n1, 64), block_k=_padded(problem.k0, 64),
+            num_warps=4 if problem.k0 <= 128 else 8, keep=True,
         )  # fmt: skip
-        yield config, "all of D1's columns fit the registers: P comes block by block"
+        yield config, "all of P's columns fit the registers"
+    if max(problem.k0, problem.n1) <= _HOPPER_WIDEST:
+        config = ChainConfig(
+            schedule="hopper", block_m=128, block_n0=64, block_n1=_padded(problem.n1, _HOPPER_WIDEST),
+            block_k=_padded(problem.k0, _HOPPER_WIDEST), num_warps=8,
+        )  # fmt: skip
+        yield config, "A0's rows stay, and all of D1's columns fit the registers: P comes block by block"
 
 
 def plan_with_reasons(problem: ChainProblem, gpu: Gpu) -> tuple[ChainConfig, str]:

@@ -134,17 +134,29 @@ def _padded(n: int, most: int) -> int:
     return min(most, 1 << max(0, n - 1).bit_length())
 
 
+#: NVIDIA: bytes of an element -> most columns of X in a tile, bytes of it in a lane, warps; the fastest of those around
+#: them on one H200 at 128 MB and more (docs/transpose.md, 2026-11-20).
+_MEASURED = {1: (128, 128, 8), 2: (64, 128, 4), 4: (64, 128, 4), 8: (32, 64, 4)}
+#: The same where rows of X or Y begin at addresses that no 16-byte access takes.
+_MEASURED_NARROW = {1: (128, 128, 8), 2: (32, 32, 8), 4: (64, 128, 4), 8: (32, 64, 4)}
+
+
 def candidates(problem: TransposeProblem, gpu: Gpu) -> Iterator[TransposeConfig]:
-    """Configs, best first. The tile holds 64 bytes a lane (one H200, docs/transpose.md) and shrinks with the matrix."""
+    """Configs, best first: a tile of the measured size, which shrinks with the matrix and then takes more matrices."""
     size = problem.element_bytes
-    num_warps = 8 if gpu.vendor == "nvidia" else 4
-    elements = 64 * gpu.wave * num_warps // size
-    side = {1: 128, 2: 64, 4: 64, 8: 32}[size]
+    if size not in ELEMENT_BYTES:
+        yield TilesConfig(block_r=16, block_c=16)  # which says why not
+        return
+    narrow = min(problem.vector(problem.x), problem.vector(problem.y)) * size < MAX_VECTOR_BYTES
+    side, held, num_warps = (_MEASURED_NARROW if narrow else _MEASURED)[size]
+    if gpu.vendor == "amd":  # not measured: four waves with four 16-byte loads of a lane in flight
+        held, num_warps = 64, 4
+    elements = held * gpu.wave * num_warps // size
     block_c = _padded(problem.columns, side)
     block_r = _padded(problem.rows, elements // block_c)
     block_c = _padded(problem.columns, elements // block_r)
     block_b = _padded(problem.batch[1], max(1, elements // (block_r * block_c)))
-    while num_warps > 1 and block_b * block_r * block_c * size < 16 * gpu.wave * num_warps:
+    while num_warps > 1 and block_b * block_r * block_c * size < MAX_VECTOR_BYTES * gpu.wave * num_warps:
         num_warps //= 2
     yield TilesConfig(block_b=block_b, block_r=block_r, block_c=block_c, num_warps=num_warps)
 
