@@ -15,11 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gpu import get_gpu
-from ..ops.matmul import execute
-from ..ops.matmul.presets import named_config
-from ..timing.model import Sample, sample
-from ..verify import STORAGE
+from .predicted import ProductSample, sample_matmul
 
 
 @dataclass(frozen=True)
@@ -35,17 +31,9 @@ class Case:
     published_us: float
     fitted: bool  #: whether the model's free parameters were chosen by it
 
-    def call(self) -> None:
-        """Launch the product; the operands' values do not matter."""
-        m, n, k = self.shape
-        a, b = np.zeros((m, k), STORAGE[self.dtype]), np.zeros((k, n), STORAGE[self.dtype])
-        c = np.zeros((m, n), np.float32)
-        dtypes = (self.dtype, self.dtype, "fp32")
-        execute.multiply_into(a, b, c, dtypes, get_gpu(self.gpu), named_config(self.config))
-
-    def sample(self) -> list[Sample]:
+    def sample(self) -> ProductSample:
         """What the emulator sees of it."""
-        return sample(self.call, self.gpu)
+        return sample_matmul(*self.shape, self.gpu, dtype=self.dtype, config=self.config)
 
 
 _LADDER_MS = (136.006, 34.2059, 6.0341, 5.3772, 4.0994, 3.6368, 3.3314, 2.8032)
@@ -60,7 +48,7 @@ _SIZES_TFLOPS = {512: 12.5, 1024: 14.6, 2048: 20.0, 4096: 21.6}
 def cases() -> tuple[Case, ...]:
     """Every figure; of each table, in its order, the first is fitted, the second not, and so on."""
     ladder = [
-        Case("S", f"K{k}", "gfx1100", (4096,) * 3, "fp32", f"sgemm_k{k}", 1000 * ms, k % 2 == 1)
+        Case("S", f"K{k}", "gfx1100", (4096, 4096, 4096), "fp32", f"sgemm_k{k}", 1000 * ms, k % 2 == 1)
         for k, ms in enumerate(_LADDER_MS, 1)
     ]
     variants = [
@@ -68,7 +56,7 @@ def cases() -> tuple[Case, ...]:
         for n, (name, ms) in enumerate(_VARIANTS_MS.items())
     ]
     sizes = [
-        Case("W", f"adaptive {m}^3", "gfx1151", (m,) * 3, "fp16", "adaptive", 2 * m**3 / tflops * 1e-6, n % 2 == 0)
+        Case("W", f"adaptive {m}^3", "gfx1151", (m, m, m), "fp16", "adaptive", 2 * m**3 / tflops * 1e-6, n % 2 == 0)
         for n, (m, tflops) in enumerate(_SIZES_TFLOPS.items())
     ]
     return (*ladder, *variants, *sizes)

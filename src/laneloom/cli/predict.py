@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,9 +37,16 @@ def predict(
     import json
 
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
-    prediction, chosen = predict_product(product, config)
+    from ..bench.predicted import sample_matmul
+    from ..timing import machine_of
+
+    product.problem()  # refuses a product that nothing is launched for
+    m, n, k = product.shape
+    sampled = sample_matmul(
+        m, n, k, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout, config=config
+    )
+    prediction, chosen = sampled.evaluate(machine_of(product.gpu)), sampled.config
     if timeline is not None:
-        from ..timing.machine import machine_of
         from ..timing.timeline import trace_events
 
         try:
@@ -55,34 +62,6 @@ def predict(
         )
         return
     _show(product, prediction, chosen, flops, timeline)
-
-
-def predict_product(product: Product, config: Any = None) -> tuple[Prediction, str]:
-    """The predicted time of a product, and the text of the config that runs."""
-    from ..ops.matmul import execute
-    from ..ops.matmul.presets import named_config
-    from ..timing import predict as predict_call
-
-    problem = product.problem()
-    chosen = execute.checked_config(problem, product.gpu, named_config(config))
-    a = _zeros(product.m, product.k, product.dtype, product.layout[0])
-    b = _zeros(product.k, product.n, product.dtype, product.layout[1])
-    c = _zeros(product.m, product.n, product.dtype_out)
-    dtypes = (product.dtype, product.dtype, product.dtype_out)
-
-    def call() -> None:
-        execute.multiply_into(a, b, c, dtypes, product.gpu, chosen)
-
-    return predict_call(call, product.gpu), chosen.text
-
-
-def _zeros(rows: int, columns: int, dtype: str, layout: str = "n") -> Any:
-    import numpy as np
-
-    from .. import verify
-
-    stored = verify.STORAGE[dtype]
-    return np.zeros((rows, columns), stored) if layout == "n" else np.zeros((columns, rows), stored).T
 
 
 def _show(product: Product, prediction: Prediction, chosen: str, flops: int, timeline: Path | None) -> None:

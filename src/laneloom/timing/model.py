@@ -25,7 +25,7 @@ from .decode import decode
 from .machine import Machine, machine_of
 from .prediction import KernelPrediction, Prediction
 from .simulate import Outcome, simulate
-from .streams import MEASURED, PACE_ENDS, PACE_STARTS, Cut, cut_streams
+from .streams import PACE_ENDS, PACE_STARTS, Cut, cut_streams
 from .trace import Reach, Trace
 
 _MOST_BESIDE = 4096  #: waves that are looked at for what the L2 can share
@@ -131,8 +131,8 @@ def sample(call: Callable[[], Any], gpu: str | Gpu) -> list[Sample]:
     return sampler.samples
 
 
-def evaluate(launched: Sample, machine: Machine) -> KernelPrediction:
-    """The predicted time of a launch on `machine`."""
+def evaluate(launched: Sample, machine: Machine, longer: float = 1.0) -> KernelPrediction:
+    """The predicted time of a launch on `machine`, or of one whose main loop goes round `longer` times as often."""
     program, footprint = launched.program, launched.footprint
     code = [decode(ins, machine, program.lanes) for ins in program.listing.instructions]
     mall_share = min(1.0, machine.mall_bytes / footprint) if footprint > machine.l2_bytes else 1.0
@@ -144,7 +144,7 @@ def evaluate(launched: Sample, machine: Machine) -> KernelPrediction:
             whole_wgp=launched.whole_wgp,
             timeline_of=chosen[0].stream.workgroup if timeline and chosen else None,
         )  # fmt: skip
-        return outcome.cycles + _left_out(outcome, chosen), outcome
+        return outcome.cycles + _left_out(outcome, chosen, longer), outcome
 
     cycles, outcome = round_of(launched.resident, timeline=True)
     at_once = launched.resident * machine.wgps
@@ -163,12 +163,12 @@ def evaluate(launched: Sample, machine: Machine) -> KernelPrediction:
     )  # fmt: skip
 
 
-def _left_out(outcome: Outcome, cuts: Sequence[Cut]) -> float:
+def _left_out(outcome: Outcome, cuts: Sequence[Cut], longer: float) -> float:
     """Cycles of the iterations that were not simulated, at the pace of those that were."""
     paces = [
-        (marks[PACE_ENDS] - marks[PACE_STARTS]) / MEASURED * cut.left_out
+        (marks[PACE_ENDS] - marks[PACE_STARTS]) / cut.measured * (cut.left_out + (longer - 1) * cut.iterations)
         for marks, cut in zip(outcome.marks, cuts, strict=True)
-        if cut.left_out
+        if cut.measured
     ]
     return sum(paces) / len(paces) if paces else 0.0
 

@@ -150,7 +150,8 @@ class _Wgp:
             at, _, number = heapq.heappop(queue)
             self._issue(self.waves[number], at)
         ends = [w.at for w in self.waves]
-        cycles = max(ends, default=0.0)
+        # What the last stores still move keeps those that come after from moving theirs.
+        cycles = max(max(ends, default=0.0), self.memory.l2_free, self.memory.memory_free)
         total = max(cycles, 1.0)
         copies = {"VALU": 4, "matrix": 4, "transcendental": 4, "SALU": 4, "LDS": 2, "L0": 2, "L2": 1, "memory": 1}
         busy = {name: x / copies[name] / total for name, x in {**self.busy, **self.memory.busy}.items()}

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from .simulate import Stream
 from .trace import Trace
 
-WARM, MEASURED, TAIL = 4, 8, 2  #: iterations
-_MOST = 400_000  #: instructions of all waves that are simulated
+WARM, MEASURED, TAIL = 3, 6, 2  #: iterations
+_MOST = 250_000  #: instructions of all waves that are simulated
+_FEWEST = WARM + TAIL + 4  #: iterations of a loop whose pace is measured
 PACE_STARTS, PACE_ENDS = 0, 1  #: marks
 
 
@@ -24,6 +25,8 @@ class Cut:
     stream: Stream
     left_out: int  #: iterations between the measured ones and the tail
     executed: int  #: instructions before anything was left out
+    measured: int = 0  #: iterations whose pace is measured; 0 where there is no loop to speak of
+    iterations: int = 0  #: of that loop
 
 
 def cut_streams(trace: Trace) -> list[Cut]:
@@ -35,20 +38,19 @@ def cut_streams(trace: Trace) -> list[Cut]:
     total = sum(lengths[trace.visits[v].block] for own in visits.values() for v in own)
     # A loop's block stands at most once in an iteration, so its visits count the iterations.
     longest = max(visits.values(), key=len, default=[])
-    header = _header([trace.visits[v].block for v in longest], lengths, total / max(len(waves), 1), len(waves))
-    return [_cut(trace, wave, visits[wave], header, lengths) for wave in waves]
+    header = _header([trace.visits[v].block for v in longest], lengths, len(waves))
+    few = total < _MOST / 8
+    return [_cut(trace, wave, visits[wave], header, lengths, few) for wave in waves]
 
 
-def _header(sequence: list[int], lengths: list[int], per_wave: float, waves: int) -> int | None:
+def _header(sequence: list[int], lengths: list[int], waves: int) -> int | None:
     """The block to cut at: of the loops in which most time passes the longest that has enough iterations."""
-    if per_wave * waves < _MOST / 8:
-        return None
     places: dict[int, list[int]] = {}
     before = 0
     for block in sequence:
         places.setdefault(block, []).append(before)
         before += lengths[block]
-    enough = {b: p for b, p in places.items() if len(p) >= WARM + MEASURED + TAIL + 2}
+    enough = {b: p for b, p in places.items() if len(p) >= _FEWEST}
     if not enough:
         return None
     span = {b: p[-1] - p[0] for b, p in enough.items()}
@@ -60,13 +62,16 @@ def _header(sequence: list[int], lengths: list[int], per_wave: float, waves: int
     return min(affordable, key=lambda b: (counts[b], sequence.index(b)))
 
 
-def _cut(trace: Trace, wave: int, visits: list[int], header: int | None, lengths: list[int]) -> Cut:
+def _cut(
+    trace: Trace, wave: int, visits: list[int], header: int | None, lengths: list[int], few: bool
+) -> Cut:  # fmt: skip
     at = [k for k, v in enumerate(visits) if trace.visits[v].block == header] if header is not None else []
     keep: list[tuple[int, int | None]] = [(k, None) for k in range(len(visits))]
-    left_out = 0
-    if len(at) >= WARM + MEASURED + TAIL + 2:
-        starts, ends, resume = at[WARM], at[WARM + MEASURED], at[-TAIL]
-        left_out = len(at) - TAIL - (WARM + MEASURED)
+    left_out = measured = 0
+    if len(at) >= _FEWEST:
+        measured = len(at) - TAIL - WARM if few else min(MEASURED, len(at) - TAIL - WARM)
+        starts, ends, resume = at[WARM], at[WARM + measured], at[-TAIL]
+        left_out = len(at) - TAIL - WARM - measured
         keep = [(k, None) for k in (*range(ends), *range(resume, len(visits)))]
         keep[starts] = (starts, PACE_STARTS)
         keep[ends] = (resume, PACE_ENDS)
@@ -93,4 +98,4 @@ def _cut(trace: Trace, wave: int, visits: list[int], header: int | None, lengths
             after = trace.visits[visits[k + 1]].block if k + 1 < len(visits) else visit.block + 1
             asked[-1] = after != visit.block + 1 or None
     executed = sum(lengths[trace.visits[v].block] for v in visits)
-    return Cut(Stream(wave // trace.waves_per_group, instructions, asked, marks), left_out, executed)
+    return Cut(Stream(wave // trace.waves_per_group, instructions, asked, marks), left_out, executed, measured, len(at))

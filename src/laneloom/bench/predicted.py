@@ -1,0 +1,69 @@
+"""Predicted times of matrix products: `predict_matmul(...)`, and what it is made of for other costs.
+
+Of a deep product the first columns of A and rows of B are emulated, where they lie in the whole product; its main loop
+goes on at the same pace. Emulating all of K would say the same, later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..gpu import Gpu, get_gpu
+from ..ops.matmul import execute
+from ..ops.matmul.presets import named_config
+from ..ops.matmul.problem import MatmulProblem
+from ..timing import Machine, Prediction, machine_of
+from ..timing.model import Sample, evaluate, sample
+from ..verify import STORAGE
+
+DEPTH = 896  #: of K: enough iterations of every schedule's loop, and a multiple of their depths
+
+
+@dataclass(frozen=True)
+class ProductSample:
+    """What the emulator saw of a product, or of its first `DEPTH` along K."""
+
+    config: str  #: what runs
+    launches: list[Sample]
+    longer: float  #: how much deeper the product is
+
+    def evaluate(self, machine: Machine) -> Prediction:
+        """The predicted time on `machine`."""
+        return Prediction(tuple(evaluate(s, machine, self.longer) for s in self.launches), machine.launch_us)
+
+
+def sample_matmul(
+    m: int, n: int, k: int, gpu: str | Gpu, *, dtype: str = "fp16", dtype_out: str = "fp32", layout: str = "nn",
+    config: Any = None,
+) -> ProductSample:  # fmt: skip
+    """Sample C[M, N] = A[M, K] B[K, N]. config: a preset, a config or its text; by default the planned one.
+
+    Raises InvalidConfigError or UnsupportedError where the product cannot run, UnsupportedError for a GPU without a
+    timing model.
+    """
+    row = get_gpu(gpu)
+    machine_of(row)
+    problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out=dtype_out, layout=layout)
+    chosen = execute.checked_config(problem, row, named_config(config))
+    a, b, c = _zeros(m, k, dtype, layout[0]), _zeros(k, n, dtype, layout[1]), _zeros(m, n, dtype_out)
+
+    def at(depth: int) -> list[Sample]:
+        dtypes = (dtype, dtype, dtype_out)
+        found = sample(lambda: execute.multiply_into(a[:, :depth], b[:depth], c, dtypes, row, chosen), row)
+        return [replace(s, footprint=max(s.footprint, problem.bytes)) for s in found]
+
+    depth = DEPTH if k > 2 * DEPTH else k
+    return ProductSample(chosen.text, at(depth), k / depth)
+
+
+def predict_matmul(m: int, n: int, k: int, gpu: str | Gpu, **how: Any) -> Prediction:
+    """The predicted time of C[M, N] = A[M, K] B[K, N] on `gpu`; `how` as for `sample_matmul`."""
+    return sample_matmul(m, n, k, gpu, **how).evaluate(machine_of(gpu))
+
+
+def _zeros(rows: int, columns: int, dtype: str, layout: str = "n") -> np.ndarray:
+    stored = STORAGE[dtype]
+    return np.zeros((rows, columns), stored) if layout == "n" else np.zeros((columns, rows), stored).T
