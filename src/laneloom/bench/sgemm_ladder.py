@@ -1,6 +1,6 @@
 """Measure the FP32 ladder on a GPU, against torch.matmul in FP32 and the rate of FMA instructions alone, in one run.
 
-`python -m laneloom.bench.sgemm_ladder --out results/h200/sgemm_ladder.jsonl`. Every step is checked against FP64 first.
+`python -m laneloom.bench.sgemm_ladder --out results/h200/sgemm-ladder.jsonl`. Every step is checked against FP64 first.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ..codegen.cuda_launch import CudaKernel, argument_types
 from ..codegen.nvrtc import compile_cuda
 from ..errors import LaneloomError
 from ..gpu import Gpu
+from ..ops.matmul import execute
 from ..ops.matmul.api import matmul
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_sgemm import LADDER
@@ -63,6 +64,12 @@ def relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
     """|| out - truth || / || truth ||, infinite where an element is NaN."""
     error = ((out.double() - truth).norm() / truth.norm()).item()
     return error if error == error else float("inf")
+
+
+def describe(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> dict[str, object]:
+    """A config and what it compiles to, as a record holds them."""
+    code = execute.code_object(problem, gpu, config)
+    return {"text": config.text, "vgprs": code.vgprs, "lds_bytes": code.lds_bytes}
 
 
 def check(name: str, config: MatmulConfig | None) -> None:
@@ -137,7 +144,7 @@ def run(path: Path, sizes: list[int], *, rounds: int) -> None:
                 timing, op="sgemm_ladder", candidate=name, method=METHOD_SUSTAINED, reference=REFERENCE,
                 flops=operations if name == FMA else problem.flops, bytes=0 if name == FMA else problem.bytes,
                 environment=environment, kernel_hash=hash_sources(sources(name)) if config else "",
-                config={"text": config.text} if config else None, error=errors.get(name),
+                config=describe(problem, config, gpu) if config else None, error=errors.get(name),
                 error_budget=budget if name in errors else None,
                 problem={"m": size, "n": size, "k": size, "layout": "nn", "dtype": "fp32"},
             )  # fmt: skip

@@ -165,15 +165,15 @@ class AssemblyConfig(SgemmConfig):
         return SgemmConfig._why_not_knobs(replace(self, group_m=1))
 
 
-#: Of each step on Hopper: rows and columns of C in a CTA, steps of K at a time, warps, stages.
+#: Of each step on Hopper: rows and columns of C in a CTA, steps of K at a time, warps.
 _HOPPER_STEPS = {
-    1: (16, 16, 1, 8, 0),
-    2: (32, 32, 32, 32, 0),
-    3: (128, 128, 8, 8, 0),
-    4: (128, 128, 8, 8, 0),
-    5: (128, 128, 8, 8, 0),
-    6: (128, 256, 16, 8, 4),
-    7: (128, 256, 16, 8, 4),
+    1: (16, 16, 1, 8),
+    2: (32, 32, 32, 32),
+    3: (128, 128, 8, 8),
+    4: (128, 128, 8, 8),
+    5: (128, 128, 8, 8),
+    6: (128, 256, 16, 8),
+    7: (128, 256, 16, 8),
 }
 
 
@@ -189,19 +189,14 @@ class HopperStepConfig(SgemmConfig):
     number: int = 1
 
     def __post_init__(self) -> None:
-        shape = _HOPPER_STEPS.get(self.number, (0, 0, 0, 0, 0))
-        for name, value in zip(("block_m", "block_n", "block_k", "num_warps"), shape, strict=False):
+        shape = _HOPPER_STEPS.get(self.number, (0, 0, 0, 0))
+        for name, value in zip(("block_m", "block_n", "block_k", "num_warps"), shape, strict=True):
             if getattr(self, name) == 0:
                 object.__setattr__(self, name, value)
 
     @property
     def step(self) -> str:
         return f"h{self.number}"
-
-    @property
-    def stages(self) -> int:
-        """K-tiles in dynamic shared memory; 0 where it is static."""
-        return _HOPPER_STEPS[self.number][4]
 
     def _why_not_gpu(self, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -211,7 +206,7 @@ class HopperStepConfig(SgemmConfig):
     def _why_not_knobs(self) -> str | None:
         if self.number not in _HOPPER_STEPS:
             return f"number: expected a step from 1 to {max(_HOPPER_STEPS)}, got {self.number}"
-        shape = _HOPPER_STEPS[self.number][:4]
+        shape = _HOPPER_STEPS[self.number]
         if (self.block_m, self.block_n, self.block_k, self.num_warps) != shape:
             return f"block_m, block_n, block_k, num_warps: step {self.number} has {shape}, got other ones"
         return None

@@ -17,7 +17,12 @@ from ....gpu import Gpu
 from ..config_sgemm import HopperStepConfig, batch_offsets, grid, pitches, tiles
 from ..problem import MatmulProblem
 
-STAGE_BYTES = {6: 4 * (128 + 256) * 16, 7: 4 * (128 + 4 + 256) * 16}  #: one K-tile of both operands
+STAGES = 4  #: K-tiles in shared memory in steps 6 and 7
+#: Floats of shared memory by step: the tiles of A, with what pads them, and of B.
+SHARED_FLOATS = {
+    1: 0, 2: 32 * 32 + 32 * 32, 3: 128 * (8 + 1) + 8 * 128, 4: 8 * (128 + 4) + 8 * 128,
+    5: 2 * 8 * (128 + 4) + 2 * 8 * 128, 6: STAGES * 16 * (128 + 256), 7: STAGES * 16 * (128 + 4 + 256),
+}  # fmt: skip
 FLOAT_BYTES = 4
 
 
@@ -32,9 +37,9 @@ def _compile(config: HopperStepConfig, gpu: Gpu, aligned: bool) -> CodeObject:
     return compile_cuda(
         resources.files(__package__).joinpath("sgemm_hopper.cu").read_text(encoding="utf-8"),
         gpu,
-        constants={"STEP": config.number, "ALIGNED": int(aligned), "STAGES": config.stages},
+        constants={"STEP": config.number, "ALIGNED": int(aligned), "STAGES": STAGES},
         num_warps=config.num_warps,
-        lds_bytes=config.stages * STAGE_BYTES[config.number] if config.stages else 0,
+        lds_bytes=FLOAT_BYTES * SHARED_FLOATS[config.number],
         name="sgemm_hopper.cu",
     )
 
