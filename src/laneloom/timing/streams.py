@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from .simulate import Stream
 from .trace import Trace
 
-WARM, MEASURED, TAIL = 3, 6, 2  #: iterations
+WARM, MEASURED, TAIL = 4, 8, 2  #: iterations
 _MOST = 250_000  #: instructions of all waves that are simulated
 _FEWEST = WARM + TAIL + 4  #: iterations of a loop whose pace is measured
 PACE_STARTS, PACE_ENDS = 0, 1  #: marks
