@@ -164,9 +164,10 @@ class Explanation:
     reason: str  #: why this config came first
     facts: tuple[str, ...]  #: what the operands' sizes and strides made of it
     passed_over: tuple[tuple[str, str], ...]  #: configs that came before, each with why it cannot run
+    source: str = "cost model"  #: who chose: or "tuned, exact", "tuned, nearest", "asked for"
 
     def __str__(self) -> str:
-        lines = [f"{self.problem.key} on {self.gpu.name}: {self.config.text}", f"  because: {self.reason}"]
+        lines = [f"{self.problem.key} on {self.gpu.name}: {self.config.text}", f"  {self.source}: {self.reason}"]
         lines += [f"  {fact}" for fact in self.facts]
         lines += [f"  not {text}: {why}" for text, why in self.passed_over]
         return "\n".join(lines)
@@ -205,6 +206,7 @@ def explain(
         planned.reason if planned else "it was asked for",
         (*schedule.facts(problem, chosen, row), *extra),
         tuple((other.text, why) for other, why in passed_over),
+        planned.source if planned else "asked for",
     )
 
 

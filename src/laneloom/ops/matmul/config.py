@@ -117,13 +117,17 @@ class Plan:
     config: MatmulConfig
     reason: str
     passed_over: tuple[tuple[MatmulConfig, str], ...]  #: candidates that came before, with their `why_invalid`
+    source: str = "cost model"  #: or "tuned, exact", "tuned, nearest": an entry of `tuned`'s tables
 
 
-def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
-    """The first valid candidate of the GPU's family, with the reasons. Pure.
+def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = True) -> Plan:
+    """What the tuner found for the product or one nearby, else the first valid candidate of the GPU's family.
 
+    Pure but for the tables, which are read once in a process; without them the cost model alone decides.
     Raises UnsupportedError if the family has no schedule, or none that can do the problem.
     """
+    if use_tables and (found := import_module(".tuned", __package__).find(problem, gpu)):
+        return Plan(found.config, found.reason, (), found.source)
     family = FAMILIES.get(gpu.matrix_instructions)
     if family is None:
         raise UnsupportedError(
@@ -141,5 +145,5 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu) -> Plan:
 
 @lru_cache(maxsize=4096)
 def plan(problem: MatmulProblem, gpu: Gpu) -> MatmulConfig:
-    """The config that `matmul` runs when none is given. Pure; raises UnsupportedError."""
+    """The config that `matmul` runs when none is given. Pure but for the tables; raises UnsupportedError."""
     return plan_with_reasons(problem, gpu).config
