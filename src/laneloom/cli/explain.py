@@ -52,6 +52,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
         "schedule": explanation.config.schedule,
         "config": explanation.config.text,
         "knobs": knobs_of(explanation),
+        "source": explanation.source,
         "reason": explanation.reason,
         "facts": list(explanation.facts),
         "passed_over": [{"config": text, "why": why} for text, why in explanation.passed_over],
@@ -70,6 +71,7 @@ def _show(product: Product, explanation: Explanation) -> None:
     table.add_row("Product", f"{product.text}, on {product.gpu.name} ({product.gpu.family}, {product.gpu.product})")
     table.add_row("Schedule", Text(explanation.config.schedule, style="bold"))
     table.add_row("Knobs", knobs)
+    table.add_row("Chosen by", explanation.source)
     table.add_row("Why", explanation.reason)
     if explanation.facts:
         table.add_row("So", Group(*(Text(fact) for fact in explanation.facts)))
