@@ -6,6 +6,7 @@ cannot differentiate a custom operator; inside them, `call` goes through an auto
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,14 +42,22 @@ def complete(
 
 
 def call(packet: Any, *args: Any) -> Any:
-    """`packet(*args)`, where `packet` is one of torch.ops.laneloom, under torch.func's transforms too."""
-    transformed = (
-        not torch.compiler.is_compiling()
-        and torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-    )
+    """`packet(*args)`, `packet` one of torch.ops.laneloom: of DTensors and under torch.func's transforms too."""
+    if torch.compiler.is_compiling():
+        return packet(*args)
+    if type(args[0]) not in (torch.Tensor, torch.nn.Parameter):
+        _learn_sharding(args[0])
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     if transformed and packet in _functions:
         return _functions[packet].apply(*args)
     return packet(*args)
+
+
+def _learn_sharding(x: Any) -> None:
+    """Register the rules for DTensors, whose module takes seconds to import, when the first one comes."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is not None and isinstance(x, module.DTensor):
+        from . import sharding  # noqa: F401
 
 
 def _packet(definition: Any) -> Any:

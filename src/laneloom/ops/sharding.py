@@ -1,0 +1,164 @@
+"""How the operators of `torch.ops.laneloom` run on DTensors: which axes of their operands may be sharded, and how.
+
+Each rule names the axes of every operand by letters. Where tensors are sharded along one letter, those that have it are
+shards and the others whole; a letter that is summed over leaves a sum for the mesh to finish (Partial). DTensor takes
+the cheapest of the rules for the placements at hand. Importing this module registers the rules; `operators.call` does
+it when it first sees a DTensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+from ..errors import UnsupportedError
+from .attention import torch_op as _registers_attention  # noqa: F401
+from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
+from .matmul import torch_gemm as _registers_gemm  # noqa: F401
+from .transform3d import torch_op as _registers_transform3d  # noqa: F401
+from .transpose import torch_op as _registers_transpose  # noqa: F401
+
+Axes = Sequence[str | None]  #: one letter for each axis of a tensor, None for an axis that has to be whole
+
+
+def strategies(outputs: Sequence[Axes], inputs: Sequence[Axes | None], summed: Sequence[str] = ()) -> list[Any]:
+    """The rules of an operator: all whole, and one for each letter of the outputs or of `summed`.
+
+    An input without axes is None: no tensor.
+    """
+    letters = dict.fromkeys(letter for axes in outputs for letter in axes if letter)
+
+    def placement(axes: Axes | None, letter: str, otherwise: Any) -> Any:
+        if axes is None:
+            return None
+        return Shard(list(axes).index(letter)) if letter in axes else otherwise
+
+    whole = ([Replicate() for _ in outputs], [None if axes is None else Replicate() for axes in inputs])
+    sharded = [
+        ([placement(axes, x, Partial()) for axes in outputs], [placement(axes, x, Replicate()) for axes in inputs])
+        for x in [*letters, *summed]
+    ]
+    return [whole, *sharded]
+
+
+def _batch(shape: Sequence[int], count: int) -> list[str | None]:
+    """Letters of batch axes that broadcast from the right to `count` axes; one of size 1 is whole."""
+    return [None if size == 1 else f"b{count - len(shape) + i}" for i, size in enumerate(shape)]
+
+
+def _term(term: Any, count: int, letters: str) -> list[str | None] | None:
+    """Axes of an addend that broadcasts to [..., M, N]."""
+    if term is None:
+        return None
+    names = [*(f"b{i}" for i in range(count)), *letters][count + len(letters) - len(term.shape) :]
+    return [None if size == 1 else name for size, name in zip(term.shape, names, strict=True)]
+
+
+def _product_axes(a: Any, b: Any) -> tuple[int, list[str | None], list[str | None], list[str | None]]:
+    """The result's batch axes, and the letters of a, b and the result."""
+    count = max(len(a.shape), len(b.shape)) - 2
+    first, second = ([*_batch(x.shape[:-2], count), *letters] for x, letters in ((a, "mk"), (b, "kn")))
+    whole = [f"b{i}" for i in range(count)]
+    sizes = [max((x.shape[i - count - 2] for x in (a, b) if len(x.shape) >= count + 2 - i), default=1)
+             for i in range(count)]  # fmt: skip
+    result = [None if size == 1 else name for size, name in zip(sizes, whole, strict=True)]
+    return count, first, second, [*result, "m", "n"]
+
+
+def _matmul(a: Any, b: Any, *rest: Any) -> list[Any]:
+    _, first, second, result = _product_axes(a, b)
+    return strategies([result], [first, second, *[None] * len(rest)], "k")
+
+
+def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, beta: Any = 0.0, activation: Any = None,
+          out_dtype: Any = None, config: Any = None, scale_a: Any = None, scale_b: Any = None, *rest: Any, given: int,
+          ) -> list[Any]:  # fmt: skip
+    count, first, second, result = _product_axes(a, b)
+    rows, columns = a.shape[-2], b.shape[-1]
+    scales: list[Axes | None] = [
+        None if scale is None else [letter if n == size > 1 else None for n in scale.shape]
+        for scale, letter, size in ((scale_a, "m", rows), (scale_b, "n", columns))
+    ]
+    terms = [_term(c, count, "mn"), None if bias is None else ["n"]]
+    inputs = [first, second, *terms, *[None] * 5, *scales, *[None] * len(rest)][:given]
+    is_linear = c is None and bias is None and activation is None
+    return strategies([result], inputs, "k" if is_linear else "")
+
+
+def _chain(a0: Any, b0: Any, b1: Any, c1: Any = None, *rest: Any, given: int) -> list[Any]:
+    """The first product is rounded before the second one, so that its sum cannot be left to the mesh."""
+    operands = (a0, b0, b1)
+    count = max(len(x.shape) for x in operands) - 2
+    axes = [[*_batch(x.shape[:-2], count), *letters] for x, letters in zip(operands, ("mk", "kl", "ln"), strict=True)]
+    batch = [f"b{i}" if any(f"b{i}" in x for x in axes) else None for i in range(count)]
+    inputs = [*axes, _term(c1, count, "mn"), *[None] * len(rest)][:given]
+    return strategies([[*batch, "m", "n"]], inputs, "l" if c1 is None else "")
+
+
+def _sees_all(causal: Any = "none", scale: Any = None, left: Any = None, right: Any = None) -> bool:
+    return causal == "none" and left is None and right is None
+
+
+def _attention_axes(q: Any, k: Any) -> tuple[str, str, str, str]:
+    """Letters of q, k, out and LSE. A group of heads must stay with its keys: they are sharded alike or not at all."""
+    heads, kv_heads = q.shape[1], k.shape[1]
+    together = heads == kv_heads or kv_heads % q.mesh.size() == 0
+    h = "h" if together else "_"
+    return f"b{h}id", f"b{h}jd", f"b{h}ie", f"b{h}i"
+
+
+def _letters(axes: str, allowed: str) -> list[str | None]:
+    return [letter if letter in allowed else None for letter in axes]
+
+
+def _attention(q: Any, k: Any, v: Any, *options: Any) -> list[Any]:
+    queries, keys, out, lse = _attention_axes(q, k)
+    allowed = "bhi" if _sees_all(*options) else "bh"  # a mask counts positions from the first query
+    tensors = [_letters(x, allowed) for x in (out, lse, queries, keys, keys)]
+    return strategies(tensors[:2], [*tensors[2:], *[None] * len(options)])
+
+
+def _attention_backward(
+    grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any
+) -> list[Any]:
+    queries, keys, result, sums = _attention_axes(q, k)
+    allowed = "bhi" if _sees_all(*options) else "bh"
+    dq, dk, g, s = (_letters(x, allowed) for x in (queries, keys, result, sums))
+    return strategies([dq, dk, dk], [g, None if grad_lse is None else s, dq, dk, dk, g, s, *[None] * len(options)])
+
+
+def _transform3d(coeffs: Any, matrix: Any, *rest: Any) -> list[Any]:
+    tensors = ["n", None, None, None]
+    return strategies([tensors], [tensors, [None] * len(matrix.shape), *[None] * len(rest)])
+
+
+def _transpose(x: Any, *rest: Any) -> list[Any]:
+    batch = [f"b{i}" for i in range(len(x.shape) - 2)]
+    return strategies([[*batch, "c", "r"]], [[*batch, "r", "c"], *[None] * len(rest)])
+
+
+def _refuse(*args: Any) -> list[Any]:
+    raise UnsupportedError("out: expected none for DTensors, whose result has placements of its own")
+
+
+def _register(name: str, rule: Callable[..., list[Any]], *, counts: bool = False) -> None:
+    operator = getattr(torch.ops.laneloom, name).default
+    register_sharding(operator)((lambda *args: rule(*args, given=len(args))) if counts else rule)
+    # The rules depend on which operands there are and on options; DTensor's cache has to see all of them.
+    info = DTensor._op_dispatcher.sharding_propagator.op_to_schema_info[operator]
+    info.static_argnum = 0
+
+
+_register("matmul", _matmul)
+_register("gemm", _gemm, counts=True)
+_register("gemm_chain", _chain, counts=True)
+_register("flash_attention", _attention)
+_register("flash_attention_backward", _attention_backward)
+_register("transform3d", _transform3d)
+_register("transpose", _transpose)
+for _name in ("matmul_out", "gemm_out", "gemm_chain_out", "transform3d_out", "transpose_out"):
+    _register(_name, _refuse)

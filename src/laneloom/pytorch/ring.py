@@ -1,0 +1,185 @@
+"""Attention over a sequence that is spread over ranks: keys and values go round, results are merged by their LSE.
+
+Exact: with O_j, L_j of the keys of rank j, L = log sum_j exp(L_j) and O = sum_j exp(L_j - L) O_j. Source: Liu et al.,
+"Ring Attention with Blockwise Transformers", arXiv:2310.01889.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import sqrt
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ..errors import ArgumentError
+
+
+def ring_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    group: dist.ProcessGroup | None = None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """This rank's queries' rows of `laneloom.flash_attention` over the whole sequence.
+
+    q: [B, H, N / ranks, D]; k: [B, H_kv, N / ranks, D]; v: [B, H_kv, N / ranks, D_V]: this rank's part of the sequence,
+        of one shape on every rank. Without causal in any order; with it as `zigzag_shard` deals it out, N / ranks even:
+        rank r has pieces r and 2 ranks - 1 - r of 2 ranks pieces, so that all ranks do the same work.
+    scale: 1 / sqrt(D) by default. group: the default group if None.
+
+    Each rank computes with one rank's keys while it receives the next one's. Parts are rounded to q's dtype, and merged
+    in FP32, in an order that depends on the rank alone; the result is rounded once. In the backward, gradients of keys
+    and values travel with them, in FP32. Deterministic. Second derivatives raise RuntimeError. All ranks of the group
+    have to call.
+
+    Raises ArgumentError for shapes that do not fit.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor) or x.dim() != 4:
+            raise ArgumentError(f"{name}: expected a tensor [B, H, N, D], got {tuple(getattr(x, 'shape', ()))}")
+    if causal and (q.shape[2] != k.shape[2] or q.shape[2] % 2):
+        raise ArgumentError(
+            f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
+        )
+    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
+    return _RingAttention.apply(q, k, v, group_of(group), causal, factor)
+
+
+def group_of(group: dist.ProcessGroup | None) -> Any:
+    """The group, or the default one."""
+    return dist.group.WORLD if group is None else group
+
+
+def zigzag_shard(x: torch.Tensor, group: dist.ProcessGroup | None = None, axis: int = 2) -> torch.Tensor:
+    """This rank's pieces r and 2 ranks - 1 - r of x, side by side. Raises ArgumentError if they do not divide x."""
+    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
+    if x.shape[axis] % (2 * ranks):
+        raise ArgumentError(f"x: expected a multiple of {2 * ranks} along axis {axis}, got {x.shape[axis]}")
+    pieces = x.chunk(2 * ranks, axis)
+    return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]], axis)
+
+
+def zigzag_unshard(x: torch.Tensor, group: dist.ProcessGroup | None = None, axis: int = 2) -> torch.Tensor:
+    """The whole tensor on every rank, from the parts that `zigzag_shard` gave them. Takes no part in autograd."""
+    ranks = dist.get_world_size(group)
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(ranks)]
+    dist.all_gather(parts, x.detach().contiguous(), group=group)
+    halves = [part.chunk(2, axis) for part in parts]
+    return torch.cat([*(first for first, _ in halves), *(second for _, second in reversed(halves))], axis)
+
+
+class _Step(NamedTuple):
+    """What a rank computes with the keys of one rank: slices of its queries and of those keys, and a mask."""
+
+    queries: slice
+    keys: slice
+    causal: str
+
+
+def _step(rank: int, owner: int, length: int, causal: bool) -> _Step:
+    """Every query sees all keys; or, with causal, what the order of the zigzag's pieces leaves."""
+    whole, half = slice(None), length // 2
+    if not causal:
+        return _Step(whole, whole, "none")
+    if owner == rank:  # pieces in rising order: the diagonal itself
+        return _Step(whole, whole, "top_left")
+    if owner < rank:  # their first piece is before both of ours, their second after both
+        return _Step(whole, slice(0, half), "none")
+    return _Step(slice(half, None), whole, "none")  # both their pieces lie between ours
+
+
+class _Ring:
+    """Tensors that go round: each rank has its own at first, and then those of the rank before, and so on."""
+
+    def __init__(self, group: Any):
+        self.group, self.ranks, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+
+    def owner(self, step: int) -> int:
+        """Whose tensors this rank has after so many steps."""
+        return (self.rank - step) % self.ranks
+
+    def send(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], Sequence[torch.Tensor]]:
+        """Begin to pass tensors on: what to wait for, and where those of the rank before arrive."""
+        if self.ranks == 1:
+            return [], tensors
+        arriving = tuple(torch.empty_like(x) for x in tensors)
+        after, before = ((self.rank + d) % self.ranks for d in (1, -1))
+        operations = [
+            dist.P2POp(call, x, dist.get_global_rank(self.group, peer), self.group)
+            for sent, received in zip(tensors, arriving, strict=True)
+            for call, x, peer in ((dist.isend, sent, after), (dist.irecv, received, before))
+        ]
+        return dist.batch_isend_irecv(operations), arriving
+
+
+def _wait(requests: list[Any]) -> None:
+    for request in requests:
+        request.wait()
+
+
+class _RingAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        q, k, v, group, causal, scale = inputs
+        ring = _Ring(group)
+        out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=torch.float32)
+        lse = q.new_full(q.shape[:3], -float("inf"), dtype=torch.float32)
+        here: Sequence[torch.Tensor] = (k.contiguous(), v.contiguous())
+        for step in range(ring.ranks):
+            requests, arriving = ([], here) if step == ring.ranks - 1 else ring.send(here)
+            keys, values = here
+            part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
+            partial, sums = torch.ops.laneloom.flash_attention(
+                q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys], part.causal, scale
+            )
+            _merge(out[:, :, part.queries], lse[:, :, part.queries], partial, sums)
+            _wait(requests)
+            here = arriving
+        result = out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, result, lse)
+        ctx.how = group, causal, scale
+        return result
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (q, k, v, out, lse), (group, causal, scale) = ctx.saved_tensors, ctx.how
+        ring = _Ring(group)
+        grad = grads[0].to(q.dtype).contiguous()
+        dq = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
+        here: Sequence[torch.Tensor] = (k.contiguous(), v.contiguous())
+        sums: Sequence[torch.Tensor] = tuple(torch.zeros_like(x, dtype=torch.float32) for x in here)
+        requests: list[Any] = []
+        for step in range(ring.ranks):
+            fetching, arriving = ([], here) if step == ring.ranks - 1 else ring.send(here)
+            keys, values = here
+            part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
+            rows, columns = part.queries, part.keys
+            parts = torch.ops.laneloom.flash_attention_backward(
+                grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
+                lse[:, :, rows].contiguous(), part.causal, scale,
+            )  # fmt: skip
+            dq[:, :, rows] += parts[0]
+            _wait(requests)  # the sums of these keys so far, from the rank that had them before
+            for total, share in zip(sums, parts[1:], strict=True):
+                total[:, :, columns] += share
+            sent = sums  # held until they have left
+            requests, sums = ring.send(sent)  # after the last step this brings home this rank's own
+            _wait(fetching)
+            here = arriving
+        _wait(requests)
+        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None
+
+
+def _merge(out: torch.Tensor, lse: torch.Tensor, partial: torch.Tensor, sums: torch.Tensor) -> None:
+    """Add a part of the keys to O and LSE, in place. A query that has seen no key yet has LSE = -inf."""
+    total = torch.logaddexp(lse, sums)
+    seen = total > -float("inf")
+    mine, theirs = (torch.where(seen, torch.exp(x - total), 0.0).unsqueeze(-1) for x in (lse, sums))
+    out.mul_(mine).add_(partial * theirs)
+    lse.copy_(total)

@@ -1,0 +1,294 @@
+"""Several processes on gloo, each with an emulated GPU: sharded operators give the values of whole ones.
+
+One group of processes for each size makes all checks, because starting them is most of the time; each check is a test.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import traceback
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as multiprocessing  # noqa: E402
+
+import laneloom  # noqa: E402
+
+HALF = torch.float16
+U16, U32 = 2.0**-11, 2.0**-24
+
+
+def random(*shape, seed=0, dtype=HALF):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+def check(got, truth, magnitude, roundings=1, terms=64):
+    """|got - truth| within `roundings` to fp16 and FP32 sums of `terms` terms, whose magnitudes sum to `magnitude`."""
+    error = (got.double() - truth).abs()
+    allowed = (roundings * U16 + 2 * terms * U32) * magnitude + 1e-7
+    assert got.shape == truth.shape
+    assert bool((error <= allowed).all()), f"error over budget: {(error / allowed).max().item():.3g}"
+
+
+def check_product(got, a, b, roundings=1):
+    check(got, a.double() @ b.double(), a.double().abs() @ b.double().abs(), roundings)
+
+
+# -- checks: each runs in every process of a group ---------------------------------------------------------------------
+
+
+def dtensor_matmul(ranks):
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    a, b, g = random(8, 16), random(16, 12, seed=1), random(8, 12, seed=2)
+    cases = [
+        (Shard(0), Replicate(), Shard(0), 1), (Replicate(), Shard(1), Shard(1), 1),
+        (Shard(1), Shard(0), Partial(), ranks),
+    ]  # fmt: skip
+    for place_a, place_b, expected, roundings in cases:
+        x, y = (distribute_tensor(t, mesh, [p]).requires_grad_() for t, p in ((a, place_a), (b, place_b)))
+        out = laneloom.matmul(x, y)
+        assert out.placements == (expected,), out.placements
+        assert out.to_local().shape == tuple(n // ranks if i == getattr(expected, "dim", None) else n
+                                             for i, n in enumerate((8, 12)))  # fmt: skip
+        check_product(out.full_tensor().detach(), a, b, 2 * roundings)
+        out.backward(distribute_tensor(g, mesh, [Replicate()]))
+        check_product(x.grad.full_tensor(), g, b.mT, 2 * ranks)
+        check_product(y.grad.full_tensor(), a.mT, g, 2 * ranks)
+    batched = distribute_tensor(random(4, 8, 16), mesh, [Shard(0)])
+    out = laneloom.matmul(batched, distribute_tensor(b, mesh, [Replicate()]))
+    assert out.placements == (Shard(0),)
+    check_product(out.full_tensor(), random(4, 8, 16), b)
+
+
+def dtensor_gemm(ranks):
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    a, b, c, bias = random(8, 16), random(16, 12, seed=1), random(12, seed=2), random(12, seed=3)
+    truth, size = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    for place_a, place_b, expected in ((Shard(0), Replicate(), Shard(0)), (Replicate(), Shard(1), Shard(1))):
+        x, y = (distribute_tensor(t, mesh, [p]) for t, p in ((a, place_a), (b, place_b)))
+        whole = [distribute_tensor(t, mesh, [Replicate()]) for t in (c, bias)]
+        out = laneloom.gemm(x, y, whole[0], beta=0.5, bias=whole[1], activation="relu")
+        assert out.placements == (expected,), out.placements
+        expected_value = (truth + 0.5 * c.double() + bias.double()).relu()
+        check(out.full_tensor(), expected_value, size + c.double().abs() + bias.double().abs())
+        # The same specs with another term: a rule for the first may not be taken for the second.
+        for terms in ({"c": whole[0], "beta": 1.0}, {"bias": whole[0]}):
+            got = laneloom.gemm(x, y, **terms).full_tensor()
+            check(got, truth + c.double(), size + c.double().abs())
+    x, y = distribute_tensor(a, mesh, [Shard(1)]), distribute_tensor(b, mesh, [Shard(0)])
+    assert laneloom.gemm(x, y, alpha=2.0).placements == (Partial(),)
+    got = laneloom.gemm(x, y, activation="relu").full_tensor()  # not a sum of parts
+    check(got, truth.relu(), size)
+
+
+def attention_truth(q, k, v, causal, grad):
+    """O and the gradients in FP64, and the size of what is summed."""
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
+    return out.detach(), torch.autograd.grad(out, leaves, grad.double())
+
+
+def check_attention(got, truth, roundings=1):
+    """A mean of V's rows, or a gradient: relative to the largest element; P, dS and parts are rounded to fp16."""
+    check(got, truth, truth.abs().max().clamp_min(1.0).expand_as(truth), 4 + roundings, 256)
+
+
+def dtensor_attention(ranks):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    q, k, v, grad = (random(2, 4, 8, 16, seed=i) for i in range(4))
+    cases = [
+        ((q, k, v), Shard(0), True, (Shard(0),)), ((q, k, v), Shard(1), True, (Shard(1),)),
+        ((q, k[:, :1], v[:, :1]), Shard(0), False, (Shard(0),)),
+    ]  # fmt: skip
+    for operands, place, causal, expected in cases:
+        truth, gradients = attention_truth(*operands, causal, grad)
+        parts = [distribute_tensor(x, mesh, [place]).requires_grad_() for x in operands]
+        out = laneloom.flash_attention(*parts, causal="top_left" if causal else False)
+        assert out.placements == expected, out.placements
+        check_attention(out.full_tensor().detach(), truth)
+        out.backward(distribute_tensor(grad, mesh, [Replicate()]))
+        for part, gradient in zip(parts, gradients, strict=True):
+            check_attention(part.grad.full_tensor(), gradient)
+    whole = [distribute_tensor(x, mesh, [Replicate()]) for x in (k, v)]
+    for causal, expected in ((False, Shard(2)), (True, None)):  # a mask counts from the first query
+        out = laneloom.flash_attention(distribute_tensor(q, mesh, [Shard(2)]), *whole, causal=causal)
+        assert (out.placements == (Shard(2),)) is (expected is not None)
+        check_attention(out.full_tensor(), attention_truth(q, k, v, causal, grad)[0])
+    # One head of keys for all: heads may not be split from it, whatever the placement asks for.
+    parts = [distribute_tensor(x, mesh, [place]) for x, place in ((q, Shard(1)), (k[:, :1], Replicate()))]
+    out = laneloom.flash_attention(parts[0], parts[1], parts[1])
+    check_attention(out.full_tensor(), attention_truth(q, k[:, :1], k[:, :1], False, grad)[0])
+
+
+def dtensor_others(ranks):
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    x, t, g = (random(*s, seed=i, dtype=torch.float64) for i, s in enumerate([(4, 3, 3, 3), (3, 3), (4, 3, 3, 3)]))
+    coeffs, matrix = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_(), distribute_tensor(t, mesh, [Replicate()])
+    out = laneloom.transform3d(coeffs, matrix)
+    assert out.placements == (Shard(0),)
+    torch.testing.assert_close(out.full_tensor().detach(), torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t))
+    out.backward(distribute_tensor(g, mesh, [Shard(0)]))
+    torch.testing.assert_close(coeffs.grad.full_tensor(), torch.einsum("nijk,ai,bj,ck->nabc", g, t, t, t))
+    turned = laneloom.transpose(distribute_tensor(random(8, 12), mesh, [Shard(0)]))
+    assert turned.placements == (Shard(1),)
+    assert torch.equal(turned.full_tensor(), random(8, 12).mT)
+    with pytest.raises(Exception, match="out: expected none for DTensors"):
+        laneloom.transpose(distribute_tensor(random(8, 8), mesh, [Shard(0)]), out=distribute_tensor(random(8, 8), mesh))
+
+
+def dtensor_chain(ranks):
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    a0, b0, b1 = random(16, 16), random(16, 16, seed=1), random(16, 16, seed=2)
+    truth = a0.double() @ b0.double() @ b1.double()
+    size = a0.double().abs() @ b0.double().abs() @ b1.double().abs()
+    shards, whole = (Shard(0), Shard(1)), Replicate()
+    for places, expected in (((shards[0], whole, whole), shards[0]), ((whole, shards[1], shards[0]), Partial())):
+        operands = [distribute_tensor(x, mesh, [p]) for x, p in zip((a0, b0, b1), places, strict=True)]
+        out = laneloom.gemm_chain(*operands)
+        assert out.placements == (expected,), out.placements
+        check(out.full_tensor(), truth, size, 2 + 2 * ranks)
+
+
+def two_mesh_axes(ranks):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2, ranks // 2))
+    a, b = random(8, 16), random(16, 12, seed=1)
+    from torch.distributed.tensor import Replicate
+
+    out = laneloom.matmul(
+        distribute_tensor(a, mesh, [Shard(0), Replicate()]), distribute_tensor(b, mesh, [Replicate(), Shard(1)])
+    )
+    assert out.placements == (Shard(0), Shard(1)), out.placements
+    check_product(out.full_tensor(), a, b)
+
+
+def gathered_product(ranks):
+    from laneloom.pytorch.distributed import all_gather_matmul
+
+    rank, rows = dist.get_rank(), 4
+    x, w, g = random(rows * ranks, 16), random(16, 12, seed=1 + rank), random(rows * ranks, 12, seed=9 + rank)
+    mine, weight = x[rank * rows :][:rows].clone().requires_grad_(), w.clone().requires_grad_()
+    y = all_gather_matmul(mine, weight)
+    check_product(y.detach(), x, w)
+    assert torch.equal(y, all_gather_matmul(mine, weight))
+    y.backward(g)
+    weights, grads = ([random(*s, seed=first + r) for r in range(ranks)] for s, first in (((16, 12), 1), (g.shape, 9)))
+    stacked, summed = torch.cat(grads, 1), torch.cat(weights, 1).mT
+    check_product(mine.grad, stacked[rank * rows :][:rows], summed, ranks + 1)
+    check_product(weight.grad, x.mT, g)
+
+
+def scattered_product(ranks):
+    from laneloom.pytorch.distributed import matmul_reduce_scatter
+
+    rank, rows = dist.get_rank(), 4
+    parts = [(random(rows * ranks, 16, seed=r), random(16, 12, seed=20 + r)) for r in range(ranks)]
+    g = torch.cat([random(rows, 12, seed=40 + r) for r in range(ranks)])
+    x, w = (t.clone().requires_grad_() for t in parts[rank])
+    y = matmul_reduce_scatter(x, w)
+    whole = [torch.cat([part[i] for part in parts], 1 - i) for i in range(2)]
+    mine = slice(rank * rows, (rank + 1) * rows)
+    check_product(y.detach(), whole[0][mine], whole[1], ranks + 1)
+    y.backward(g[mine])
+    check_product(x.grad, g, parts[rank][1].mT)
+    check_product(w.grad, parts[rank][0].mT, g)
+    for bad in (lambda: matmul_reduce_scatter(x[:-1], w), lambda: matmul_reduce_scatter(x, w[:-1])):
+        with pytest.raises(laneloom.errors.ArgumentError):
+            bad()
+    with pytest.raises(laneloom.errors.UnsupportedError, match="symmetric memory is for CUDA tensors"):
+        matmul_reduce_scatter(x, w, transport="symmetric")
+
+
+def attention_in_a_ring(ranks):
+    from laneloom.pytorch.distributed import ring_attention, zigzag_shard, zigzag_unshard
+
+    rank, n = dist.get_rank(), 8 * ranks
+    q, k, v, grad = (random(1, heads, n, 16, seed=i) for i, heads in enumerate((2, 1, 1, 2)))
+    for causal in (False, True):
+        truth, gradients = attention_truth(q, k, v, causal, grad)
+        mine = [zigzag_shard(x) if causal else x[:, :, 8 * rank :][:, :, :8] for x in (q, k, v, grad)]
+        parts = [x.clone().requires_grad_() for x in mine[:3]]
+        out = ring_attention(*parts, causal=causal)
+        out.backward(mine[3])
+        whole = [out.detach(), *(x.grad for x in parts)]
+        for got, expected in zip(whole, (truth, *gradients), strict=True):
+            if causal:
+                check_attention(zigzag_unshard(got), expected, ranks)
+            else:
+                check_attention(got, expected[:, :, 8 * rank :][:, :, :8], ranks)
+    assert torch.equal(zigzag_unshard(zigzag_shard(q)), q)
+    with pytest.raises(laneloom.errors.ArgumentError, match="even number of queries"):
+        ring_attention(*[random(1, 1, 3, 16)] * 3, causal=True)
+
+
+CHECKS = {
+    2: [dtensor_matmul, dtensor_gemm, dtensor_attention, dtensor_others, dtensor_chain, gathered_product,
+        scattered_product, attention_in_a_ring],
+    4: [two_mesh_axes, gathered_product, scattered_product, attention_in_a_ring],
+}  # fmt: skip
+
+
+def run_checks(rank, ranks, port, path):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    outcomes = {}
+    with laneloom.emulated("gfx1151"):
+        for function in CHECKS[ranks]:
+            try:
+                function(ranks)
+                outcomes[function.__name__] = ""
+            except BaseException:
+                outcomes[function.__name__] = traceback.format_exc()
+                break  # the other processes wait for this one: they stop by the group's timeout, or with the process
+    with open(f"{path}.{rank}", "w") as file:
+        json.dump(outcomes, file)
+    if all(text == "" for text in outcomes.values()):
+        dist.destroy_process_group()
+    else:
+        os._exit(1)
+
+
+@pytest.fixture(scope="module", params=list(CHECKS))
+def outcomes(request, tmp_path_factory):
+    """Number of ranks, and rank -> check -> what went wrong."""
+    ranks, path = request.param, tmp_path_factory.mktemp("outcomes") / "outcome"
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=run_checks, args=(rank, ranks, port, path)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(240)
+        process.kill()
+    found = {}
+    for rank in range(ranks):
+        file = path.with_name(f"{path.name}.{rank}")
+        found[rank] = json.loads(file.read_text()) if file.exists() else {}
+    return ranks, found
+
+
+@pytest.mark.parametrize("name", sorted({check.__name__ for checks in CHECKS.values() for check in checks}))
+def test_on_every_rank(outcomes, name):
+    ranks, found = outcomes
+    if name not in {check.__name__ for check in CHECKS[ranks]}:
+        return
+    for rank in range(ranks):
+        assert found[rank].get(name, "did not finish") == "", f"rank {rank} of {ranks}: {found[rank].get(name)}"
