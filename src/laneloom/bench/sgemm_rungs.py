@@ -31,11 +31,11 @@ ROCBLAS_US = 4499.2  #: at 4096 cubed on the Radeon RX 7900 XTX, by the article 
 
 TECHNIQUES = {
     "sgemm_k1": "naive", "sgemm_k2": "LDS tiles", "sgemm_k3": "register tiles", "sgemm_k4": "next tile prefetched",
-    "sgemm_k5": "padded LDS, CU mode, 16 x 8 a lane", "sgemm_k6": "assembly: pairs, banks assigned",
-    "sgemm_k7": "unrolled, s_setprio", "sgemm_k8": "loads from scalar bases, spread",
+    "sgemm_k5": "padded LDS, 16 x 8 a lane", "sgemm_k6": "assembly, register banks",
+    "sgemm_k7": "unrolled, s_setprio", "sgemm_k8": "spread loads, scalar bases",
     "sgemm_h1": "naive", "sgemm_h2": "shared-memory tiles", "sgemm_h3": "register tiles",
     "sgemm_h4": "16-byte accesses", "sgemm_h5": "double buffering", "sgemm_h6": "cp.async, 8 x 16 a thread",
-    "sgemm_h7": "operands from both register banks", PLANNED: "what matmul runs",
+    "sgemm_h7": "both register banks", PLANNED: "what matmul runs",
 }  # fmt: skip
 
 

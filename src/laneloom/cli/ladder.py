@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..bench import sgemm_rungs
     from ..bench.transform3d_rungs import Ladder
 
 _EMULATED_K = (4, 6, 8)  #: without --gpu's own -K: seconds each
@@ -74,4 +76,72 @@ def _table(found: Ladder) -> Table:
     for level in found.levels:
         row = [found.at(level, order) for order in found.orders]
         table.add_row(level, *("-" if rung is None or rung.refused else rung.cell for rung in row))
+    return table
+
+
+@app.command()
+def sgemm(
+    gpu: Annotated[str, typer.Option("--gpu", help="gfx1100, gfx1151, gfx1201, ...: emulated; h200: recorded.")],
+    size: Annotated[int, typer.Option("--size", min=1, help="M = N = K of the times.")] = 4096,
+    step: Annotated[list[str] | None, typer.Option("--step", help="Only this one (k6, h3); may be repeated.")] = None,
+    predict: Annotated[
+        bool, typer.Option("--predict/--no-predict", help="Predict times, half a minute a step on RDNA.")
+    ] = True,
+    records: Annotated[Path | None, typer.Option("--records", help="Show this file of records of an H200.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Draw the rates into this .svg or .png file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The FP32 ladder: from a naive kernel to dual-issue assembly on RDNA, to FMA at the limit on Hopper.
+
+    On RDNA each step is compiled, run in the emulator in strict mode and checked against FP64, and its time predicted;
+    published times stand beside it. On Hopper times are records; `python -m laneloom.bench.sgemm_ladder` makes them.
+    """
+    from ..bench import sgemm_rungs
+
+    found = sgemm_rungs.find_rungs(gpu, size, step, predict=predict, records=records)
+    if plot is not None:
+        sgemm_rungs.plot_rungs(found, plot)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        # A pipe has no width: lines as long as the table needs.
+        console = new_console() if sys.stdout.isatty() else new_console(width=150)
+        console.print(f"FP32 product of {size} cubed on {found.product} ({found.gpu}), {found.label}")
+        console.print(_sgemm_table(found))
+        if found.fma_tflops:
+            console.print(f"FMA instructions alone: {found.fma_tflops:.1f} TFLOP/s, measured")
+        if plot is not None:
+            console.print(f"Plot: {plot}")
+    if any(rung.right is False for rung in found.rungs):
+        raise typer.Exit(1)
+
+
+def _sgemm_table(found: sgemm_rungs.Ladder) -> Table:
+    from rich.table import Table
+
+    def text(value: object, form: str = "") -> str:
+        return "-" if value is None else format(value, form)
+
+    emulated = found.label == "predicted"
+    table = Table()
+    table.add_column("step", no_wrap=True)
+    table.add_column("technique", min_width=24)
+    names = ["VGPRs", "LDS", "error / budget"]
+    names[2:2] = ["pairs", "in pairs", "conflicts"] if emulated else []
+    names += ["predicted us", "published us", "TFLOP/s", "x vendor", "limiter"] if emulated else ["us", "TFLOP/s"]
+    names += [] if emulated else ["x vendor", "of FMA"]
+    for name in names:
+        table.add_column(name, justify="right")
+    for r in found.rungs:
+        share = r.error / r.budget if r.error is not None and r.budget else None
+        rate = found.tflops(r.predicted_us if emulated else r.measured_us)
+        pairs = [text(r.dual_issue_pairs), text(r.dual_issue_share, ".0%"), text(r.lds_bank_conflicts)]
+        cells = [text(r.vgprs), text(r.lds_bytes), *(pairs if emulated else []), text(share, ".2f")]
+        if emulated:
+            cells += [text(r.predicted_us, ".0f"), text(r.published_us, ".0f")]
+            cells += [text(rate, ".1f"), text(r.x_vendor, ".2f"), r.limiter or "-"]
+        else:
+            of_fma = rate / found.fma_tflops if rate and found.fma_tflops else None
+            cells += [text(r.measured_us, ".1f"), text(rate, ".1f"), text(r.x_vendor, ".3f"), text(of_fma, ".0%")]
+        table.add_row(r.step, r.technique, *cells)
     return table
