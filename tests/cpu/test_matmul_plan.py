@@ -104,7 +104,7 @@ def test_explain():
 @pytest.mark.parametrize(
     ("problem", "gpu", "message"),
     [
-        (dense(dtype="fp32"), "gfx1151", "a: the schedule wmma takes fp16, .*, got fp32"),
+        (dense(dtype="fp32", precision="tf32"), "gfx1151", "precision: gfx1151 multiplies fp32 in FP32 only"),
         (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
         (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
         (dense(), "gfx942", r"gpu: expected one with wmma.* instructions, got gfx942 \(CDNA 3\)"),

@@ -211,3 +211,37 @@ def test_refusals(gfx1151, kind, message, call):
     with pytest.raises(kind, match=message):
         call()
     assert gfx1151.launches == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_multiply_adds(gpu, dtype):
+    """FP32 and FP64: ragged and whole tiles, every layout, every term, FP64 held to FP64."""
+    name = "fp32" if dtype == torch.float32 else "fp64"
+    for (m, n, k), layout in (((33, 31, 17), "nn"), ((1, 1, 1), "nn"), ((66, 34, 9), "tt")):
+        a, b = turned(floats(m, k, dtype=dtype), layout[0] == "t"), turned(floats(k, n, dtype=dtype), layout[1] == "t")
+        check(a, b, laneloom.matmul(a, b), name)
+    c, bias, scale_a, scale_b = floats(m, n, dtype=dtype), floats(n, dtype=dtype), torch.rand(m), torch.rand(n)
+    terms = {"alpha": 1.1, "beta": -0.3, "activation": "gelu"}
+    got = laneloom.gemm(a, b, c, bias=bias, scale_a=scale_a, scale_b=scale_b, **terms)
+    arrays = {"c": c, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+    verdict = reference.judge_gemm(
+        got.numpy(), a.numpy(), b.numpy(), name, accumulator=name, **terms, **{k: v.numpy() for k, v in arrays.items()}
+    )
+    assert verdict.ok, verdict
+    assert {record.kernel for record in gpu.launches} == {"fma_matmul"}
+
+
+def test_terms_of_fp64_without_a_product(gfx1151):
+    c = floats(3, 5, dtype=torch.float64)
+    got = laneloom.gemm(floats(3, 0, dtype=torch.float64), floats(0, 5, dtype=torch.float64), c, beta=1 / 3)
+    assert torch.equal(got, c * (1 / 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gradients_of_long_floats(gfx1151, dtype):
+    a, b = (floats(5, 7, dtype=dtype).requires_grad_(), floats(7, 4, dtype=dtype).requires_grad_())
+    got = laneloom.gemm(a, b, alpha=0.5, activation="silu")
+    mine = torch.autograd.grad(got.sum(), (a, b))
+    true = torch.autograd.grad(torch.nn.functional.silu(0.5 * (a.double() @ b.double())).sum(), (a, b))
+    for x, y in zip(mine, true, strict=True):
+        torch.testing.assert_close(x, y)

@@ -24,7 +24,8 @@ STORES = ("staged", "direct")
 CONTROLS = ("fences", "waits", "priority")
 
 
-def _is_power_of_two(value: int) -> bool:
+def is_power_of_two(value: int) -> bool:
+    """1, 2, 4, ..."""
     return value > 0 and value & (value - 1) == 0
 
 
@@ -81,7 +82,7 @@ class WmmaConfig(MatmulConfig):
 
     def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
         for name in ("block_m", "block_n", "num_warps", "waves_n"):
-            if not _is_power_of_two(getattr(self, name)):
+            if not is_power_of_two(getattr(self, name)):
                 return f"{name}: expected a power of two, got {getattr(self, name)}"
         depths = (16, 32, 64) if DTYPE_BYTES[problem.dtype_a] == 2 else (16, 32, 64, 128)
         if self.block_k not in depths:
@@ -197,7 +198,7 @@ def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
     return 2 if is_upcast(problem, gpu) else DTYPE_BYTES[problem.dtype_a]
 
 
-def needs_wide_offsets(problem: MatmulProblem, config: WmmaConfig) -> bool:
+def needs_wide_offsets(problem: MatmulProblem, config: MatmulConfig) -> bool:
     """Whether byte offsets inside a tile pass 32 bits, as with rows of 16 million elements and more."""
     tiles = [
         (problem.a, config.block_m, config.block_k, problem.dtype_a),

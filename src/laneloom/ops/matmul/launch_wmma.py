@@ -15,6 +15,7 @@ from ...codegen.matrix_rewrite import mark, rewriting
 from ...codegen.versions import wmma_layout
 from ...emulator.driver import ArrayArgument
 from ...gpu import Gpu
+from .config import MatmulConfig
 from .config_wmma import WmmaConfig, is_upcast, lds_element_bytes, needs_wide_offsets
 from .layouts_wmma import halves_interleaved, load_layout, shared_layout
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -177,7 +178,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     }
 
 
-def programs(problem: MatmulProblem, config: WmmaConfig) -> int:
+def programs(problem: MatmulProblem, config: MatmulConfig) -> int:
     """Workgroups: one for each tile of each product."""
     return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
 
@@ -194,7 +195,7 @@ def _as(operand: Any, dtype: str, taken_for: str) -> Any:
 
 
 def launch_tiles(
-    kernel: Any, problem: MatmulProblem, config: WmmaConfig, chosen: dict[str, Any], a: Any, b: Any, c: Any,
+    kernel: Any, problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], a: Any, b: Any, c: Any,
     add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
     scale_a: Any = None, scale_b: Any = None,
 ) -> None:  # fmt: skip
@@ -216,7 +217,7 @@ def launch_tiles(
 
 
 def compile_tiles(
-    kernel: Any, problem: MatmulProblem, config: WmmaConfig, chosen: dict[str, Any], gpu: Gpu
+    kernel: Any, problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], gpu: Gpu
 ) -> CodeObject:
     """The machine code that `launch_tiles` runs."""
     types = pointer_types(problem)

@@ -26,7 +26,7 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
     with np.errstate(over="ignore", invalid="ignore"):
         if accumulator in ("fp16", "bf16"):
             a, b = a.astype(np.float64), b.astype(np.float64)
-            total = np.zeros(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]) + (a.shape[-2], b.shape[-1]))
+            total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
             for k in range(a.shape[-1]):
                 total = total + a[..., :, k, None] * b[..., None, k, :]
                 total = verify.decode(verify.encode(total, accumulator), accumulator)
@@ -81,7 +81,8 @@ def judge_gemm(
 ) -> verify.Verdict:
     """Compare activation(alpha scale_a (A B) scale_b + beta C + bias) with the truth under `verify`'s budget.
 
-    Scales are [1], or [M] and [N]. Every term counts in the sum's magnitude. An activation raises an error by a factor of 1.13 at most (gelu).
+    Scales are [1], or [M] and [N]. Every term counts in the sum's magnitude. An activation raises an error by a factor
+    of 1.13 at most (gelu).
     """
 
     def terms(product: np.ndarray, take) -> np.ndarray:
