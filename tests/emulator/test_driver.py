@@ -112,6 +112,22 @@ def test_strided_views_may_be_read_everywhere_they_reach():
     assert torch.equal(out, view)
 
 
+def test_a_view_with_stride_0_may_be_read_everywhere_in_its_storage():
+    """Gathers hand over the table with stride 0 where the index takes over."""
+    table, index = torch.randn(90), torch.tensor([3, 77, 0, 50])
+
+    @triton.jit
+    def take_kernel(x_ptr, index_ptr, out_ptr, N: tl.constexpr):
+        tl.store(out_ptr + tl.arange(0, N), tl.load(x_ptr + tl.load(index_ptr + tl.arange(0, N))))
+
+    out = torch.zeros(4)
+    with laneloom.emulated("gfx1151"):
+        take_kernel[(1,)](torch.as_strided(table, (4,), (0,)), index, out, N=4)
+        with pytest.raises(OutOfBoundsError, match="44 bytes past the end of argument 'x_ptr'"):
+            take_kernel[(1,)](torch.as_strided(table, (4,), (0,)), index + 23, out, N=4)
+    assert torch.equal(out, table[index])
+
+
 def test_a_tensor_that_is_not_on_the_cpu_is_refused():
     with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match="meta"):
         copy_kernel[(1,)](torch.empty(64, device="meta"), torch.zeros(64), 64, BLOCK=64)

@@ -95,6 +95,37 @@ def test_call(gpu):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
+def test_far_branches(gpu):
+    """What LLVM writes where a target is further than 16 bits of words away, forwards and back."""
+    add, carry, sub, borrow = (
+        ("s_add_u32", "s_addc_u32", "s_sub_u32", "s_subb_u32")
+        if gpu.startswith("gfx11")
+        else ("s_add_co_u32", "s_add_co_ci_u32", "s_sub_co_u32", "s_sub_co_ci_u32")
+    )
+    code = f"""
+        v_mov_b32 v1, 3
+        s_getpc_b64 s[8:9]
+        .Lpost_getpc0:
+        {add} s8, s8, (.Lahead-.Lpost_getpc0)&4294967295
+        {carry} s9, s9, (.Lahead-.Lpost_getpc0)>>32
+        s_setpc_b64 s[8:9]
+        v_mov_b32 v1, 100
+        .Lback:
+        v_add_nc_u32 v1, 1, v1
+        s_branch .Lend
+        .Lahead:
+        v_add_nc_u32 v1, 10, v1
+        s_getpc_b64 s[8:9]
+        .Lpost_getpc1:
+        {sub} s8, s8, (.Lpost_getpc1-.Lback)&4294967295
+        {borrow} s9, s9, (.Lpost_getpc1-.Lback)>>32
+        s_setpc_b64 s[8:9]
+        .Lend:
+    """
+    assert run(gpu, code) == 14
+
+
+@pytest.mark.parametrize("gpu", GPUS)
 def test_trap_stops(gpu):
     with pytest.raises(EmulationError, match="s_trap"):
         run(gpu, "s_trap 2")

@@ -107,6 +107,12 @@ def test_the_tutorials_device():
     torch.testing.assert_close(out, x + y)
 
 
+def test_torch_compile_knows_every_function():
+    import torch._dynamo.trace_rules as rules
+
+    assert torch.cuda.synchronize in rules.get_torch_obj_rule_map()
+
+
 def test_there_is_no_clock():
     with pytest.raises(Exception, match="no clock"):
         torch.cuda.Event(enable_timing=True)
@@ -145,7 +151,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     text = SUITE.replace("CAPABILITY", "(12, 0)").replace('GPU"', 'gfx1201"')
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "7 passed" in done.stdout
+    assert "8 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 7 launches of 1 kernels in strict mode" in done.stdout
 

@@ -22,6 +22,7 @@ k:
 		.amdhsa_user_sgpr_count 2
 		.amdhsa_user_sgpr_kernarg_segment_ptr 1
 		.amdhsa_next_free_vgpr 64
+		.amdhsa_private_segment_fixed_size 16
 		.amdhsa_wavefront_size32 1
 		.amdhsa_float_denorm_mode_32 3
 	.end_amdhsa_kernel
@@ -84,6 +85,21 @@ PAIRS = {
         "wait",
         POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\tv_mov_b32_e32 v2, v2\n" + STORE,
         POINTER + LANE + "\tds_store_b32 v1, v0\n\tds_load_b32 v2, v1\n\t{wait_lds}\n\tv_mov_b32_e32 v2, v2\n" + STORE,
+    ),
+    # A spilled pair of registers comes back as it was: only its undefined half may not be stored.
+    "spilled register": (
+        "undefined",
+        POINTER + LANE + "\tv_mov_b32_e32 v4, v1\n\tscratch_store_b64 off, v[4:5], off\n\t{wait_store}\n"
+        "\tscratch_load_b64 v[2:3], off, off\n\t{wait_load}\n\tv_mov_b32_e32 v2, v3\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v4, v1\n\tscratch_store_b64 off, v[4:5], off\n\t{wait_store}\n"
+        "\tscratch_load_b64 v[2:3], off, off\n\t{wait_load}\n" + STORE,
+    ),
+    "scratch that nobody wrote": (
+        "undefined",
+        POINTER + LANE + "\tscratch_store_b32 off, v1, off\n\t{wait_store}\n"
+        "\tscratch_load_b32 v2, off, off offset:2\n\t{wait_load}\n" + STORE,
+        POINTER + LANE + "\tscratch_store_b32 off, v1, off\n\t{wait_store}\n"
+        "\tscratch_load_u16 v2, off, off offset:2\n\t{wait_load}\n" + STORE,
     ),
     "LDS read after write": (
         "race",

@@ -54,7 +54,8 @@ def extent(name: str, tensor: Any) -> Region:
     """The bytes that a tensor-like argument can reach: from its lowest element to the end of its highest.
 
     Accesses are checked against this, not against the storage behind a view, so that a kernel that runs off a slice is
-    caught even where the memory next to it exists.
+    caught even where the memory next to it exists. A view with stride 0 shows only where a kernel starts (gathers and
+    scatters make such views to carry their other strides): there the storage is what counts.
     """
     device = getattr(tensor, "device", None)
     if device is not None and getattr(device, "type", "cpu") != "cpu":
@@ -70,6 +71,9 @@ def extent(name: str, tensor: Any) -> Region:
     size = shaped.element_size()
     if any(n == 0 for n in shape):
         return Region(name, tensor.data_ptr(), 0, tensor)
+    if 0 in strides and hasattr(shaped, "untyped_storage"):
+        storage = shaped.untyped_storage()
+        return Region(name, storage.data_ptr(), storage.nbytes(), tensor)
     low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
     return Region(name, tensor.data_ptr() + low * size, (high - low + 1) * size, tensor)

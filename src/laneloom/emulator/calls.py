@@ -23,6 +23,7 @@ CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positiv
 JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
 _SYMBOL = re.compile(r'"?([^"@]+)"?@(rel32|gotpcrel32)@(lo|hi)(?:\+(\d+))?')
+_FAR = re.compile(r"\(([^\s-]+)-([^\s-]+)\)(&4294967295|>>32)")  #: the distance of a branch that 16 bits cannot hold
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
 
@@ -42,6 +43,8 @@ def link(text: str, listing: Listing) -> Region | None:
     for index, ins in enumerate(listing.instructions):
         if ins.name == "s_getpc_b64":
             ins.operands = (ins.operands[0], Operand("const", value=address_of(index + 1)))
+        elif any(o.kind == "symbol" and _FAR.fullmatch(str(o.value)) for o in ins.operands):
+            ins.operands = tuple(_far(o, listing) for o in ins.operands)
     if not users:
         return None
     data, offsets = _constant_data(text)
@@ -74,6 +77,18 @@ def link(text: str, listing: Listing) -> Region | None:
 def _symbols(ins: Instruction) -> list[re.Match]:
     found = [_SYMBOL.fullmatch(str(o.value)) for o in ins.operands if o.kind == "symbol"]
     return [match for match in found if match]
+
+
+def _far(operand: Operand, listing: Listing) -> Operand:
+    """Half of the distance between two labels as a constant; other operands as they are."""
+    match = _FAR.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
+    if match is None:
+        return operand
+    for name in match[1], match[2]:
+        if name not in listing.labels:
+            raise EmulationError(f"{listing.kernel} branches by way of {name!r}, which its assembly does not define")
+    distance = address_of(listing.labels[match[1]]) - address_of(listing.labels[match[2]])
+    return Operand("const", value=(distance >> 32 if match[3] == ">>32" else distance) & 0xFFFFFFFF)
 
 
 def _resolve(

@@ -151,20 +151,19 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
 
         wait_stream = wait_event = record_event = synchronize
 
-    def nothing(*_: Any, **__: Any) -> None: ...
-
-    def zero(*_: Any, **__: Any) -> int:
-        return 0
+    def always(value: Any) -> Any:
+        """A function of its own for each name: torch.compile keeps a rule for each."""
+        return lambda *_, **__: value
 
     silent = ("synchronize empty_cache set_device manual_seed manual_seed_all reset_peak_memory_stats init ipc_collect "
               "reset_max_memory_allocated reset_accumulated_memory_stats set_stream").split()  # fmt: skip
     zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved").split()
     return {
-        **dict.fromkeys(silent, nothing),
-        **dict.fromkeys(zeros, zero),
+        **{name: always(None) for name in silent},
+        **{name: always(0) for name in zeros},
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "_lazy_init": nothing,
+        "_lazy_init": always(None),
         "device_count": lambda: 1,
         "is_bf16_supported": lambda *_, **__: True,
         "get_device_name": lambda *_: product,

@@ -125,7 +125,7 @@ def _build_scratch(ins: Instruction, target: Target) -> Step:
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
         if vaddr.kind == "v":
-            at = at + g.u[vaddr.index]
+            at = at + g.addresses[vaddr.index]
         if saddr.kind == "s" and saddr.index != NULL:
             at = at + g.s[saddr.index].view(np.int32)[:, None]
         return at

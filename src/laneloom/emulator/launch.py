@@ -19,9 +19,9 @@ from .memory import GlobalMemory, LocalMemory, Region
 from .observer import Enough, Observer
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
-from .shadow import Shadow
+from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import UndefinedBits, barrier_error, defined_at_entry, unit_bytes
+from .strict import barrier_error, defined_at_entry, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.

@@ -18,7 +18,7 @@ _PAIR = re.compile(r"ds_(load|store)_2addr_(stride64_)?b(32|64)$")
 
 def addresses(g: Waves, n: int, offset: int) -> np.ndarray:
     """LDS byte addresses [wave, lane] as int64."""
-    address = g.lds_addresses[n].astype(np.int64)
+    address = g.addresses[n].astype(np.int64)
     return address + offset if offset else address
 
 

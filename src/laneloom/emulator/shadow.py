@@ -1,7 +1,7 @@
 """`Shadow`: what strict mode keeps beside the registers of a group of waves.
 
-A set bit of `V` or `S` means that nobody wrote that bit of the register. Only a use that matters is reported: an
-address, stored data, a branch, EXEC.
+A set bit of `V`, `S` or `private` means that nobody wrote that bit of the register. Only a use that matters is
+reported: an address, stored data, a branch, EXEC.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..isa.parse import NULL, Operand
 from ..isa.registers import Uses
+from .memory import LocalMemory
 from .state import U32, Waves
 
 FULL = U32(0xFFFFFFFF)
@@ -26,9 +27,9 @@ class Found(Exception):
 class Shadow:
     """Undefined bits of one group of waves, and what else strict mode keeps per wave."""
 
-    __slots__ = ("S", "V", "busy_s", "busy_v", "dirty_s", "dirty_v", "epoch", "pending", "replicated", "scc")
+    __slots__ = ("S", "V", "busy_s", "busy_v", "dirty_s", "dirty_v", "epoch", "pending", "private", "replicated", "scc")
 
-    def __init__(self, V, S, scc, epoch, pending, dirty_v, dirty_s):
+    def __init__(self, V, S, scc, epoch, pending, dirty_v, dirty_s, private):
         self.V: np.ndarray = V  #: uint32 [register, wave, lane]
         self.S: np.ndarray = S  #: uint32 [register, wave]
         self.scc: np.ndarray = scc
@@ -36,6 +37,7 @@ class Shadow:
         self.pending: dict[str, list] = pending  #: counter -> operations under way, oldest first
         self.dirty_v: int = dirty_v  #: vector registers that may hold undefined bits
         self.dirty_s: int = dirty_s
+        self.private: np.ndarray | None = private  #: undefined bits of scratch memory, uint8 [wave, lane, byte]
         self.replicated: int = 0  #: vector registers whose replication was checked since they were written
         self.count_pending()
 
@@ -59,14 +61,17 @@ class Shadow:
                 S[n] = 0
         dirty_v = ((1 << len(V)) - 1) & ~1
         dirty_s = ((1 << len(S)) - 1) & ~defined_s
-        return Shadow(V, S, np.ones(g.count, bool), np.zeros(g.count, np.int64), {}, dirty_v, dirty_s)
+        private = None if g.private is None else np.full(g.private.shape, 0xFF, np.uint8)
+        return Shadow(V, S, np.ones(g.count, bool), np.zeros(g.count, np.int64), {}, dirty_v, dirty_s, private)
 
     def take(self, which: np.ndarray) -> Shadow:
         """The part for some of the waves."""
         pending = {k: list(v) for k, v in self.pending.items()}
+        private = None if self.private is None else self.private[which]
         return Shadow(
-            self.V[:, which], self.S[:, which], self.scc[which], self.epoch[which], pending, self.dirty_v, self.dirty_s
-        )
+            self.V[:, which], self.S[:, which], self.scc[which], self.epoch[which], pending, self.dirty_v, self.dirty_s,
+            private,
+        )  # fmt: skip
 
     @staticmethod
     def merge(parts: list[Shadow]) -> Shadow:
@@ -82,9 +87,11 @@ class Shadow:
         for part in parts:
             dirty_v |= part.dirty_v
             dirty_s |= part.dirty_s
+        private = [p.private for p in parts if p.private is not None]
         return Shadow(
             np.concatenate([p.V for p in parts], axis=1), np.concatenate([p.S for p in parts], axis=1),
             np.concatenate([p.scc for p in parts]), np.concatenate([p.epoch for p in parts]), pending, dirty_v, dirty_s,
+            np.concatenate(private) if private else None,
         )  # fmt: skip
 
     # -- writing -------------------------------------------------------------------------------------------------------
@@ -152,6 +159,26 @@ class Shadow:
             elif operand.kind == "s" and operand.index + k != NULL:
                 found = found | (self.S[operand.index + k] != 0)[:, None]
         return found
+
+
+class UndefinedBits(LocalMemory):
+    """One undefined bit for each bit of LDS, all set at the start."""
+
+    _LOOKS = 64  #: stores after which nobody looks any more whether all bits are defined by now
+
+    def __init__(self, workgroups: int, nbytes: int):
+        super().__init__(workgroups, nbytes)
+        self.bytes[: workgroups * self.stride].reshape(workgroups, -1)[:, :nbytes] = 0xFF
+        self.clean = nbytes == 0  #: every bit is known to be defined
+        self.looks = 0
+
+    def scatter(self, offset, words, nbytes, active) -> None:
+        super().scatter(offset, words, nbytes, active)
+        if self.clean:
+            self.clean = not words.any()
+        elif self.looks < self._LOOKS:
+            self.looks += 1
+            self.clean = not self.view(8).any()
 
 
 def bits_of(mask: int):

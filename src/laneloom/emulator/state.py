@@ -25,7 +25,7 @@ class Waves:
 
     __slots__ = (
         "V", "S", "scc", "ids", "block", "at_barrier", "exec", "u", "i", "f", "h", "s", "sv",
-        "_masks", "_exec_bits", "_twin", "lds_addresses", "lanes", "lds", "lds_base", "memory", "closed",
+        "_masks", "_exec_bits", "_twin", "addresses", "lanes", "lds", "lds_base", "memory", "closed",
         "private", "shadow", "undefined_lds", "waves_per_group",
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ class Waves:
         self.h = list(V.view(np.uint16).reshape(*V.shape, 2))
         self.s = list(S)
         self.sv = list(S[:, :, None])
-        self.lds_addresses = self.u  #: where LDS addresses are read: a twin reads them from the waves that it follows
+        self.addresses = self.u  #: of LDS and scratch: a twin takes them from the waves that it follows
         self._masks: dict[int, np.ndarray] = {}
         self._exec_bits: tuple[np.ndarray | None, np.ndarray | None] = (None, None)
         self._twin: Waves | None = None
@@ -164,11 +164,11 @@ class Waves:
         return out.view(U64)[..., 0]
 
     def twin(self, V: np.ndarray) -> Waves:
-        """The same waves with other vector registers: scalar registers, EXEC and LDS addresses are shared."""
+        """The same waves with other vector registers: scalar registers, EXEC and addresses are shared."""
         other = self._twin
         if other is None or other.V is not V:
             other = Waves(V, self.S, self.scc, self.ids, self.lds_base, self.lanes, self.memory, self.lds, self.closed)
-            other.lds_addresses = self.u
+            other.addresses = self.u
             self._twin = other
         other.exec, other._masks = self.exec, self._masks
         return other

@@ -19,7 +19,6 @@ from ..isa.registers import is_scalar_load, mask_of, raises, results, uses, wait
 from .alu import Step, Target
 from .global_access import Access, Buffer
 from .matrix import decode, is_matrix
-from .memory import LocalMemory
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
 from .shadow import FULL, Found, Shadow, bits_of
 from .state import U32, Waves
@@ -62,9 +61,11 @@ class Guard:
         self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
+        if self.scratch:
+            return self._follow_scratch(step)
         if self.raises and not (self.ins.name.startswith("ds_") and not self.lds):
             return self._follow_lds(step) if self.lds else self._follow_memory()
-        if self.scratch or not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):
+        if not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):
             return lambda g: g.shadow.clean(g, self.uses)
         return rule(self.ins, self.target, step)
 
@@ -288,6 +289,24 @@ class Guard:
         return follow
 
 
+    def _follow_scratch(self, step: Step) -> Callable[[Waves], None]:
+        """The access itself, run on the undefined bits: compilers spill registers that are partly unused."""
+        data = self.ins.operands[0 if "_load_" in self.ins.name else 1]
+        addresses = [o for o in self.ins.operands if o is not data and o.kind in ("v", "s")]
+
+        def follow(g: Waves) -> None:
+            for o in addresses:
+                self._require(g, o, g.active(), "the scratch address depends on a value that nobody wrote")
+            if g.private is not None:
+                twin = g.twin(g.shadow.V)
+                twin.private = g.shadow.private
+                step(twin)
+            for n in bits_of(self.uses.writes_v):
+                g.shadow.note(n)
+
+        return follow
+
+
 def describe(ins: Instruction) -> str:
     """An instruction as messages name it."""
     return f"line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
@@ -324,26 +343,6 @@ def defined_at_entry(listing: Listing, major: int) -> int:
                 mask |= 1 << count
                 count += 1
     return mask | 3 << EXEC | 1 << NULL
-
-
-class UndefinedBits(LocalMemory):
-    """One undefined bit for each bit of LDS, all set at the start."""
-
-    _LOOKS = 64  #: stores after which nobody looks any more whether all bits are defined by now
-
-    def __init__(self, workgroups: int, nbytes: int):
-        super().__init__(workgroups, nbytes)
-        self.bytes[: workgroups * self.stride].reshape(workgroups, -1)[:, :nbytes] = 0xFF
-        self.clean = nbytes == 0  #: every bit is known to be defined
-        self.looks = 0
-
-    def scatter(self, offset, words, nbytes, active) -> None:
-        super().scatter(offset, words, nbytes, active)
-        if self.clean:
-            self.clean = not words.any()
-        elif self.looks < self._LOOKS:
-            self.looks += 1
-            self.clean = not self.view(8).any()
 
 
 def check_branch(g: Waves, condition: str) -> None:
