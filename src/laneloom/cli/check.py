@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
 from ..errors import ArgumentError
-from ..isa.check import Report
 from ..isa.finding import RULES, Severity
 from .terminal import new_console
+
+if TYPE_CHECKING:
+    from ..isa.check import Report
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.HINT: "cyan"}
 _SHOWN = 6  #: findings of one rule in one kernel; --json has all
