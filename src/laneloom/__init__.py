@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .ops.matmul.api import explain, matmul
     from .ops.matmul.dtypes import Int4
     from .ops.matmul.gemm import gemm
+    from .ops.matmul.grouped import grouped_matmul
     from .ops.transform3d.api import transform3d
     from .ops.transpose.api import transpose
     from .pytorch.patch import patched
@@ -29,6 +30,7 @@ _HOMES = {
     "flash_attention": ".ops.attention.api",
     "gemm": ".ops.matmul.gemm",
     "gemm_chain": ".ops.gemm_chain.api",
+    "grouped_matmul": ".ops.matmul.grouped",
     "matmul": ".ops.matmul.api",
     "patched": ".pytorch.patch",
     "transform3d": ".ops.transform3d.api",
@@ -36,8 +38,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Int4", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "matmul", "patched", "transform3d",
-    "transpose",
+    "Int4", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul", "matmul", "patched",
+    "transform3d", "transpose",
 ]  # fmt: skip
 
 

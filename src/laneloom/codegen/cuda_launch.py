@@ -28,10 +28,19 @@ class CudaKernel:
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self._check(self._driver.cuFuncSetAttribute(self._function, attribute, code.lds_bytes))
 
+    @property
+    def handle(self) -> int:
+        """The driver's CUfunction."""
+        return int(self._function)
+
+    def make_current(self) -> None:
+        """Make the kernel's context the calling thread's."""
+        self._check(self._driver.cuCtxSetCurrent(self._context))
+
     def launch(self, ctas: int, stream: int, arguments: Sequence[int]) -> None:
         """Launch `ctas` CTAs in one dimension; asynchronous, and captured if the stream is being captured."""
         # A thread of torch's autograd engine may not have met the context yet.
-        self._check(self._driver.cuCtxSetCurrent(self._context))
+        self.make_current()
         self._check(
             self._driver.cuLaunchKernel(
                 self._function, ctas, 1, 1, self.code.workgroup_size, 1, 1, self.code.lds_bytes, stream,

@@ -26,6 +26,17 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
+def why_not_bare(schedule: str, problem: MatmulProblem) -> str | None:
+    """Why a schedule that sums in the default dtype and writes bare products cannot do `problem`."""
+    if problem.epilogue:
+        return f"{schedule}: writes the bare product; its terms are a launch of their own"
+    if problem.precision != "ieee":
+        return f"{schedule}: computes in full precision, got precision {problem.precision}"
+    if problem.dtype_acc not in ("fp32", "fp64", "int32"):
+        return f"{schedule}: sums in fp32, fp64 or int32, got {problem.dtype_acc}"
+    return None
+
+
 def _suits_tma(matrix: Matrix, pitch: int, dtype: str) -> bool:
     strides = (pitch, *matrix.strides[:2])
     return matrix.alignment >= TMA_BYTES and all(s * DTYPE_BYTES[dtype] % TMA_BYTES == 0 for s in strides)
@@ -81,7 +92,12 @@ class HopperConfig(MatmulConfig):
             return f"hopper: needs wgmma and TMA, {gpu.name} has {gpu.matrix_instructions}"
         if problem.batches > MOST_LAUNCHES:
             return f"hopper: one launch for each of at most {MOST_LAUNCHES} products, got {problem.batches}"
-        return self._why_operands(problem) or self._why_tile(problem) or self._why_resources(problem, gpu)
+        return (
+            why_not_bare(self.schedule, problem)
+            or self._why_operands(problem)
+            or self._why_tile(problem)
+            or self._why_resources(problem, gpu)
+        )
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         a, b = problem.dtype_a, problem.dtype_b
@@ -170,6 +186,8 @@ class SkinnyConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.vendor != "nvidia":
             return f"hopper_skinny: launches for NVIDIA GPUs, got {gpu.name}"
+        if why := why_not_bare(self.schedule, problem):
+            return why
         if problem.batches != 1:
             return f"hopper_skinny: one product at a time, the problem has {problem.batches}"
         if problem.m > (self.block_m if self.use_dot else 1):
@@ -197,6 +215,8 @@ class PlainConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.vendor != "nvidia":
             return f"hopper_plain: launches for NVIDIA GPUs, got {gpu.name}"
+        if why := why_not_bare(self.schedule, problem):
+            return why
         if problem.dtype_a != problem.dtype_b or problem.dtype_a not in PLAIN_DTYPES:
             return (
                 f"hopper_plain: two operands of {', '.join(PLAIN_DTYPES)}, got {problem.dtype_a} and {problem.dtype_b}"

@@ -234,7 +234,7 @@ def multiply_into(
         for i in range(out.shape[0]):
             multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i), arithmetic)
         return
-    if problem.epilogue and not fuses_epilogue(gpu):
+    if problem.epilogue and not fuses_epilogue(gpu) and not has_fused_schedule(problem, gpu, config):
         sums = _empty_like(out, sums_dtype(problem))
         multiply_into(a, b, sums, (*dtypes[:2], sums_dtype(problem)), gpu, config, arithmetic=arithmetic)
         apply_terms(sums, out, dtypes[2], terms, sums_dtype(problem))
@@ -246,8 +246,20 @@ def multiply_into(
 
 
 def fuses_epilogue(gpu: Gpu) -> bool:
-    """Whether the GPU's schedules apply an epilogue; elsewhere it is a launch of its own on the sums."""
+    """Whether all of the GPU's schedules apply an epilogue; elsewhere some problems have one that does, see
+    `has_fused_schedule`, and for others it is a launch of its own on the sums."""
     return gpu.matrix_instructions == "wmma"
+
+
+def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> bool:
+    """Whether `config`, or without one a schedule of the plan's choice, applies the problem's epilogue itself."""
+    if gpu.matrix_instructions != "wgmma":
+        return False
+    if config is None:
+        from .plan_hopper import fuses_epilogue as fuses
+
+        return fuses(problem, gpu)
+    return isinstance(config, MatmulConfig) and config.why_invalid(problem, gpu) is None
 
 
 def sums_dtype(problem: MatmulProblem) -> str:

@@ -15,12 +15,17 @@ import torch
 from ..target import active_gpu
 from . import execute
 from .config import plan
+from .dtypes import PRECISIONS, Arithmetic
 
 MOST_PREPARED = 4096  #: entries after which the table starts afresh
 
 _DTYPES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
     torch.int32: "int32", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8",
+}  # fmt: skip
+#: what a product is stored as if nobody says and it is not a's dtype
+_DEFAULT_OUTPUTS = {
+    torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32, torch.int8: torch.int32,
 }  # fmt: skip
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _UNKNOWN = object()
@@ -39,8 +44,9 @@ def _is_observed() -> bool:
 
 
 def call_prepared(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None = None
-) -> torch.Tensor | None:
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None = None,
+    precision: str | None = None,
+) -> torch.Tensor | None:  # fmt: skip
     """The product, in `out` if that is given, or None where the operator has to be called."""
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
         return None
@@ -51,7 +57,7 @@ def call_prepared(
         return None
     key = (
         a.shape, a.stride(), a.dtype, a.data_ptr() & 15, b.shape, b.stride(), b.dtype, b.data_ptr() & 15, out_dtype,
-        device,
+        device, precision,
     )  # fmt: skip
     if out is not None:
         if not _takes_result(out, a, b, out_dtype):
@@ -61,12 +67,12 @@ def call_prepared(
     if run is _UNKNOWN:
         if len(_prepared) >= MOST_PREPARED:
             _prepared.clear()
-        run = _prepared[key] = _prepare(a, b, out_dtype, out)
+        run = _prepared[key] = _prepare(a, b, out_dtype, out, precision)
     if run is None:
         return None
     if out is None:
         shape = (a.shape[0], b.shape[1])
-        out = a.new_empty(shape) if out_dtype is None else a.new_empty(shape, dtype=out_dtype)
+        out = a.new_empty(shape, dtype=out_dtype or _DEFAULT_OUTPUTS.get(a.dtype))
     run(a, b, out)
     return out
 
@@ -76,7 +82,7 @@ def _takes_result(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype
     return (
         type(out) is torch.Tensor
         and out.device == a.device
-        and out.dtype == (out_dtype or a.dtype)
+        and out.dtype == (out_dtype or _DEFAULT_OUTPUTS.get(a.dtype, a.dtype))
         and a.ndim == b.ndim == 2
         and out.shape == (a.shape[0], b.shape[1])
         and out.is_contiguous()
@@ -86,13 +92,14 @@ def _takes_result(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype
 
 
 def _prepare(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None, precision: str | None
 ) -> Callable[..., None] | None:
     """What runs for these operands; None for those that the operator has to check, and GPUs without prepared
     schedules."""
-    wanted = out_dtype or a.dtype
+    wanted = out_dtype or _DEFAULT_OUTPUTS.get(a.dtype, a.dtype)
     fits = a.ndim == b.ndim == 2 and a.shape[1] == b.shape[0] and 0 not in (*a.shape, *b.shape)
     known = a.layout == b.layout == torch.strided and a.dtype == b.dtype and {a.dtype, wanted} <= _DTYPES.keys()
+    known = known and (precision is None or (precision in PRECISIONS and a.dtype == torch.float32))
     if not fits or not known:
         return None
     gpu = active_gpu()
@@ -100,7 +107,8 @@ def _prepare(
         return None
     if out is None:
         out = torch.empty((a.shape[0], b.shape[1]), dtype=wanted, device=a.device)
-    problem = execute.problem_of(a, b, out, (_DTYPES[a.dtype], _DTYPES[b.dtype], _DTYPES[wanted]))
+    dtypes = (_DTYPES[a.dtype], _DTYPES[b.dtype], _DTYPES[wanted])
+    problem = execute.problem_of(a, b, out, dtypes, arithmetic=Arithmetic(precision or "ieee"))
     if problem is None:
         return None
     config = plan(problem, gpu)

@@ -16,7 +16,9 @@ from itertools import product
 
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .config_cluster import ClusterConfig, PreciseConfig
 from .config_hopper import (
+    PLAIN_DTYPES,
     REPACKED_DTYPES,
     WGMMA_DTYPES,
     HopperConfig,
@@ -25,10 +27,12 @@ from .config_hopper import (
     tma_reads,
     tma_writes,
 )
+from .plan_cluster import best_cluster, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
+    "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig,
 }  # fmt: skip
 
 SLICE_BYTES = 128  #: of a row, in one K-slice
@@ -48,6 +52,7 @@ PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
 MEMORY_BYTES_PER_US = 4.1e6
 SKINNY_ROWS = 64  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SMALL_MULTIPLICATIONS = 4 << 20  #: up to here one launch of plain loads beats repacking
+BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 
 
@@ -171,7 +176,7 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     elif tiles * 4 <= gpu.compute_units:
         stages, split_k = 6, min(64, gpu.compute_units // tiles, max(1, slices // 4))
     elif tiles <= gpu.compute_units // 2 and slices <= 64:
-        stages, split_k = 6, 1
+        stages, split_k = 8, 1
     else:
         stages, split_k = (4 if tiles > gpu.compute_units // 2 else 5), min(2, slices)
     return _fit(
@@ -199,13 +204,46 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
     return PlainConfig(block_m=64, block_n=64, block_k=64, num_warps=4, stages=3)
 
 
+def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
+    """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
+    rows or columns and a long K, which other schedules stream or split."""
+    long = min(problem.m, problem.n) <= SKINNY_ROWS and problem.k > 1024
+    return not long and best_cluster(problem, gpu) is not None
+
+
+def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """For FP32 and FP64."""
+    if problem.precision == "ieee":
+        plain = _plain(problem), "takes any strides"
+        if problem.m * problem.n * problem.k <= SMALL_MULTIPLICATIONS or min(problem.m, problem.n) < SKINNY_ROWS:
+            yield plain
+        how = "FMA" if problem.dtype_a == "fp32" else "matrix instructions"
+        yield precise(problem, gpu), f"{problem.dtype_a} by {how}, operands by TMA"
+        yield plain
+
+
+def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[MatmulConfig, str]]:
+    best = best_cluster(problem, gpu)
+    if best is not None:
+        yield best[0], f"{reason}; shortest estimate, {best[1]:.1f} us"
+
+
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """Configs for the problem with the reason for their place, best first."""
+    if problem.epilogue:
+        yield from _cluster(problem, gpu, "applies the epilogue to the sums in registers")
+    if problem.dtype_a in ("fp32", "fp64"):
+        yield from _wide_types(problem, gpu)
+        yield from _cluster(problem, gpu, f"{problem.dtype_a} in precision {problem.precision} on the tensor cores")
+        return
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
-    if problem.batches > 1 and multiplications < BATCH_MULTIPLICATIONS:
-        yield _plain(problem), "many small products: one launch takes them all"
+    if problem.batches > 1:
+        if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE:
+            yield from _cluster(problem, gpu, "a batch in one launch")
+        if multiplications < BATCH_MULTIPLICATIONS:
+            yield _plain(problem), "many small products: one launch takes them all"
     if movable and (in_place or multiplications > SMALL_MULTIPLICATIONS):
         short, long = sorted((problem.m, problem.n))
         if _ceil(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2:
@@ -221,9 +259,26 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         if (short <= SKINNY_ROWS and 4 * short <= long) or short <= 16:
             yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
         ranked = sorted(_tiled(problem, gpu), key=lambda pair: pair[1])
+        if in_place and _shares_loads(problem, gpu):
+            best = best_cluster(problem, gpu)
+            if best is not None and ranked and best[1] < ranked[0][1]:
+                yield best[0], f"bound by loads, which a cluster shares; shortest estimate, {best[1]:.1f} us"
         for config, time_us in ranked[:4]:
             yield config, f"shortest estimate, {time_us:.1f} us"
+    if not movable or not in_place or DTYPE_BYTES[problem.dtype_a] == 1:
+        large = multiplications > SMALL_MULTIPLICATIONS or problem.dtype_a not in PLAIN_DTYPES
+        if large and problem.dtype_a != "fp16" and problem.dtype_a != "bf16":
+            yield from _cluster(problem, gpu, "operands that wgmma takes along K only, copied so")
     yield _plain(problem), "takes any strides"
+
+
+def _shares_loads(problem: MatmulProblem, gpu: Gpu) -> bool:
+    """Whether a cluster was measured to win: slow pitches, and up to 128 rows against rows of B that give every SM a
+    tile."""
+    slow = _load_factor(problem.a, problem.dtype_a) > 1 or _load_factor(problem.b, problem.dtype_b) > 1
+    few_rows = SKINNY_ROWS < problem.m <= 128 and problem.layout == "nt"
+    ctas = 2 * _ceil(problem.n, 128)
+    return slow or (few_rows and gpu.compute_units // 2 < ctas <= gpu.compute_units)
 
 
 def _short_k(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:

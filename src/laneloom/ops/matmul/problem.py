@@ -128,6 +128,10 @@ class MatmulProblem:
         """Stored elements along K: K, or half of it where each has two values."""
         return stored_k(self.k, self.dtype_a)
 
+    def one_product(self) -> MatmulProblem:
+        """One product of the batch."""
+        return replace(self, batch=(1, 1))
+
     @property
     def batches(self) -> int:
         """Independent products."""

@@ -74,8 +74,8 @@ def matmul_tensors(
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
-    if config is precision is acc_dtype is packed is None:
-        result = call_prepared(a, b, out_dtype, out)
+    if config is acc_dtype is packed is None:
+        result = call_prepared(a, b, out_dtype, out, precision)
         if result is not None:
             return result
     text = None if config is None else config.text

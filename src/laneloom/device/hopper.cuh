@@ -1,0 +1,142 @@
+// What the CUDA C++ kernels for Hopper share: barriers, the copy engine (TMA), clusters, the order of tiles.
+// It comes in front of a kernel's text. Source: PTX ISA, `mbarrier`, `cp.async.bulk.tensor`, `griddepcontrol`.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
+__device__ __forceinline__ u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+// After fence.mbarrier_init: every CTA of the cluster is there, and its barriers can be signalled.
+__device__ __forceinline__ void cluster_meet() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+__device__ __forceinline__ void wait_barrier(u32 barrier, u32 parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@done bra DONE;\nbra AGAIN;\nDONE:\n}" ::"r"(barrier), "r"(parity) : "memory");
+}
+
+__device__ __forceinline__ void expect_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrive at the barrier that lies at this address in the shared memory of CTA `rank` of the cluster. What it says is
+// that this warp's reads of a slice are done, so nothing has to be made visible: a release of the cluster's scope would
+// wait for all memory traffic, about a microsecond.
+__device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(rank) : "memory");
+}
+
+__device__ __forceinline__ void load_box(const TensorMap *map, u32 to, u32 barrier, u32 mask, int x, int y, int z,
+                                         int w) {
+    if (mask & (mask - 1)) {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+            " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z),
+            "r"(w), "h"((u16)mask) : "memory");
+    } else {
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+            " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+            : "memory");
+    }
+}
+
+__device__ __forceinline__ void store_box(const TensorMap *map, u32 from, int x, int y, int z, int w) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+}
+
+// 16-bit floats as they lie in memory.
+struct bf16 { u16 bits; };
+struct fp16 { u16 bits; };
+__device__ __forceinline__ float as_float(float x) { return x; }
+__device__ __forceinline__ float as_float(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+__device__ __forceinline__ float as_float(fp16 x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+
+struct Sizes {
+    int M, N, K, batch_inner, items;
+    int a_outer, a_inner, b_outer, b_inner;  // 1, or 0 where the operand repeats along that batch axis
+    i64 c_outer, c_inner, c_m, c_n;
+    const int *group_ends;  // of a grouped product: the row of A behind each group's last
+    int groups;
+};
+
+// Programmatic dependent launch: the next kernel may start now; what follows comes after the kernels ahead.
+__device__ __forceinline__ void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_predecessor() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+__device__ __forceinline__ void init_barrier(u32 barrier, u32 arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+struct Tile {
+    int m, n;          // first row and column of this CTA's tile
+    int end;           // the row behind the last that belongs to it
+    int outer, inner;  // its product in the batch, or (inner) its group
+};
+
+// Where the walk over tiles is: a group, its rows, and the number of tiles before it.
+struct Walk {
+    int group, first, rows, before;
+};
+
+__device__ __forceinline__ Walk begin_walk() { return {-1, 0, 0, 0}; }
+
+// A cluster's tile of number `item`, if there is one: GROUP_M rows of them are walked down before each step to the right.
+__device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const Sizes &s, int rank_m, int rank_n) {
+    const int tiles_n = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
+#if GROUPED
+    int tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
+    while (item >= walk.before + tiles_m * tiles_n) {
+        walk.before += tiles_m * tiles_n;
+        if (++walk.group == s.groups) return false;
+        walk.first = walk.group == 0 ? 0 : min(max(s.group_ends[walk.group - 1], 0), s.M);
+        walk.rows = max(min(s.group_ends[walk.group], s.M) - walk.first, 0);
+        tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
+    }
+    const int within_group = item - walk.before;
+    tile.outer = 0;
+    tile.inner = walk.group;
+    tile.end = walk.first + walk.rows;
+    const int first = walk.first;
+#else
+    if (item >= s.items) return false;
+    const int tiles_m = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
+    const int batch = item / (tiles_m * tiles_n);
+    const int within_group = item - batch * (tiles_m * tiles_n);
+    tile.outer = batch / s.batch_inner;
+    tile.inner = batch - tile.outer * s.batch_inner;
+    tile.end = s.M;
+    const int first = 0;
+#endif
+    const int band = within_group / (GROUP_M * tiles_n);
+    const int rows = min(tiles_m - band * GROUP_M, GROUP_M);
+    const int within = within_group - band * (GROUP_M * tiles_n);
+    tile.m = first + ((band * GROUP_M + within % rows) * CLUSTER_M + rank_m) * BLOCK_M;
+    tile.n = (within / rows * CLUSTER_N + rank_n) * BLOCK_N;
+    return true;
+}

@@ -1,0 +1,87 @@
+"""What the launches of CUDA C++ kernels share: operands as TMA reads them, the sizes, the text in front of a kernel."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from importlib import resources
+
+import torch
+
+from ..codegen.cuda_call import TensorMap
+from .pieces import PiecesLaunch
+
+UNUSED_PITCH = 128  #: bytes, of an axis with one element
+ELEMENT_BYTES = {
+    "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "bf8": 1, "int8": 1, "uint8": 1,
+}  # fmt: skip
+
+
+class Sizes(ctypes.Structure):
+    """`Sizes` of hopper.cuh."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "batch_inner", "items")),
+        *((name, ctypes.c_int32) for name in ("a_outer", "a_inner", "b_outer", "b_inner")),
+        *((name, ctypes.c_int64) for name in ("c_outer", "c_inner", "c_m", "c_n")),
+        ("group_ends", ctypes.c_void_p), ("groups", ctypes.c_int32),
+    )  # fmt: skip
+
+
+class TmaOperand:
+    """A or B of one shape: read where it lies, or from a copy, perhaps in pieces, that a launch ahead writes."""
+
+    def __init__(
+        self,
+        strides: tuple[int, int, int, int],
+        dtype: str,
+        rows: int,
+        k: int,
+        batch: tuple[int, int],
+        *,
+        along_k: bool,
+        box: tuple[int, int],
+        swizzle: int,
+        copied: bool,
+        pieces: int,
+        pdl: bool,
+    ) -> None:
+        """`strides`: of both batch axes, of the axis of `rows`, which it shares with C, and of K. `along_k`: whether it
+        is contiguous along K, or shall be in the copy, else along `rows`. `box`: of that axis and of the other. A copy
+        is of one product."""
+        size = ELEMENT_BYTES[dtype]
+        outer, inner, row, step_k = strides
+        self.copy: PiecesLaunch | None = None
+        if copied:
+            across, along, steps_of = (rows, k, (row, step_k)) if along_k else (k, rows, (step_k, row))
+            self.copy = PiecesLaunch(dtype, pieces, across, along, steps_of, pdl=pdl)
+            pitch = self.copy.pitch
+            sizes, steps = (along, across, pieces, 1), (pitch, across * pitch, 0)
+        else:
+            sizes = (*((k, rows) if along_k else (rows, k)), batch[1] if inner else 1, batch[0] if outer else 1)
+            steps = (row if along_k else step_k, inner, outer)
+        #: whether the batch axes, outer and inner, step through the operand
+        self.steps = (int(bool(outer)), int(bool(inner)))
+        self.map = TensorMap(dtype, sizes, [step * size or UNUSED_PITCH for step in steps], (*box, 1, 1), swizzle)
+
+    def place(self, operand: torch.Tensor) -> torch.Tensor:
+        """What the kernel reads: the operand, or a copy of it, which has to live until the kernel is launched."""
+        return operand if self.copy is None else self.copy(operand)
+
+
+def each_product(batch: tuple[int, int], strides: Sequence[tuple[int, ...] | None]) -> Iterator[list[int]]:
+    """The offset of each operand, in elements, for every product of a batch; `strides` of what is not there is None."""
+    for outer in range(batch[0]):
+        for inner in range(batch[1]):
+            yield [0 if s is None else outer * s[0] + inner * s[1] for s in strides]
+
+
+def shifted(operand: torch.Tensor, offset: int) -> torch.Tensor:
+    """What begins `offset` elements behind `operand`'s first."""
+    return operand.as_strided((1,), (1,), operand.storage_offset() + offset)
+
+
+def kernel_source(package: str, name: str) -> str:
+    """The text of a .cu file of a package, with hopper.cuh in front of it."""
+    header = resources.files(__package__).joinpath("hopper.cuh").read_text(encoding="utf-8")
+    return header + resources.files(package).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,111 @@
+"""`laneloom.grouped_matmul`: rows in groups, each against a matrix of its own, in one launch."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
+from ..target import active_gpu, expected_device_type
+from .config_cluster import ClusterConfig
+from .dtypes import check_pair, default_output, outputs, words
+from .execute import check_distinct, overlap, problem_of, schedule_of
+from .plan_cluster import cluster_configs
+from .problem import MatmulProblem
+
+if TYPE_CHECKING:
+    import torch
+
+
+def grouped_matmul(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    ends: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: ClusterConfig | None = None,
+) -> torch.Tensor:
+    """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g].
+
+    a: [M, K]; b: [G, K, N]. fp16, bf16, or fp8 and bf8 in every pairing, contiguous along one axis with pitches of
+        whole 16 bytes; 8-bit operands along K (b as the transpose of [G, N, K]). Torch tensors on a Hopper GPU.
+    ends: [G], int32, on a's device, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
+        CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; rows past M are ignored.
+    out: [M, N], where the result goes. It must share no memory with a, b and ends.
+    out_dtype: fp32, fp16 or bf16; a's by default, fp32 for 8-bit operands.
+    config: what runs; by default it is planned for groups of equal sizes.
+
+    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype. The same
+    call gives the same bits. There are no gradients.
+
+    Raises ArgumentError for operands that do not fit together, UnsupportedError for what the GPU has no schedule for.
+    Source: Gale, Narayanan, Young, Zaharia, "MegaBlocks" (products of experts without padding).
+    """
+    if "torch" not in sys.modules:
+        raise ArgumentError(f"a: expected a torch tensor, got {type(a).__name__}")
+    import torch
+
+    from .torch_op import dtype_name
+
+    tensors = {"a": a, "b": b, "ends": ends}
+    for name, operand in tensors.items():
+        if not isinstance(operand, torch.Tensor):
+            raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
+
+    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
+        raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+    if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
+        raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
+    gpu = active_gpu()
+    if gpu.matrix_instructions != "wgmma" or a.device.type != expected_device_type():
+        raise UnsupportedError(f"a: grouped products run on Hopper GPUs only, got a tensor on {a.device}, {gpu.name}")
+    if {b.device, ends.device} != {a.device}:
+        raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
+    names = dtype_name("a", a.dtype), dtype_name("b", b.dtype)
+    check_pair(*names)
+    shape = (a.shape[0], b.shape[2])
+    if out is None:
+        wanted = default_output(names[0], has_terms=False)
+        out = torch.empty(shape, dtype=out_dtype or (torch.float32 if wanted == "fp32" else a.dtype), device=a.device)
+    elif tuple(out.shape) != shape or out.device != a.device or out.dtype != (out_dtype or out.dtype):
+        raise ArgumentError(f"out: expected {list(shape)} on {a.device}, got {list(out.shape)} on {out.device}")
+    elif any(overlap(out, operand) for operand in tensors.values()):
+        raise ArgumentError("out: expected memory of its own, got some that it shares with a, b or ends")
+    name = dtype_name("out_dtype", out.dtype)
+    if name not in outputs(names[0], has_terms=False):
+        raise UnsupportedError(f"out_dtype: expected {words(outputs(names[0], has_terms=False))}, got {name}")
+    check_distinct(out)
+    if 0 in out.shape:
+        return out
+    if a.shape[1] == 0:
+        raise ArgumentError("a: expected at least one column")
+    rows = (b.shape[0], *shape)
+    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), (*names, name))
+    assert problem is not None  # one batch axis
+    chosen = _plan(problem, gpu) if config is None else config.with_knobs(grouped=True)
+    why = chosen.why_invalid(problem, gpu)
+    if why is not None:
+        raise UnsupportedError(why)
+    with torch.cuda.device(a.device):
+        schedule_of(chosen).launch(problem, chosen, gpu, a, b, out, *[None] * 6, ends)
+    return out
+
+
+@lru_cache(maxsize=1024)
+def _plan(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
+    """The config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
+    rows = -(-problem.m // problem.batches)
+    for config, _ in cluster_configs(replace(problem, m=rows), gpu):
+        grouped = config.with_knobs(grouped=True, cluster_m=1, cluster_n=1)
+        if grouped.why_invalid(problem, gpu) is None:
+            return grouped
+    any_tile = ClusterConfig(
+        block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
+        tma_store=False, grouped=True)  # fmt: skip
+    raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")

@@ -1,0 +1,254 @@
+"""hopper_cluster.cu: clusters of CTAs share by multicast what they load; wgmma; the epilogue in the accumulators.
+
+The idea: neighbours in C need the same rows of A or the same columns of B, so each brings a part of them from the L2
+and the copy engine writes it into every neighbour's shared memory. Less traffic where loads are the limit (the L2), and
+less power where power is. Any wgmma type; FP32 operands as TF32, or in pieces (3xTF32, 3xBF16) with sums promoted to
+FP32. Wins on large products, on few rows, and wherever an epilogue, a batch or FP32 pieces are asked for. CUDA C++
+because Triton 3.6 has neither multicast nor indexed sums. Hopper (sm_90a).
+Source: PTX ISA, `wgmma` and `cp.async.bulk.tensor`; Ootomo and Yokota, "Recovering single precision accuracy from
+Tensor Cores while surpassing the FP32 theoretical peak performance" (pieces, promoted sums).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ....codegen import CodeObject
+from ....codegen.cuda_call import CudaCall, TensorMap
+from ....codegen.nvrtc import compile_cuda
+from ....device.tma_operand import (
+    ELEMENT_BYTES,
+    UNUSED_PITCH,
+    Sizes,
+    TmaOperand,
+    each_product,
+    kernel_source,
+    shifted,
+)
+from ..config_cluster import piece_dtype
+from ..problem import DTYPE_BYTES
+
+SLICE_BYTES = 128
+_OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
+_TYPES = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32", "fp8": "e4m3", "bf8": "e5m2", "int8": "s8", "uint8": "u8"}
+_TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
+_SCALES = {None: 0, "tensor": 1, "row": 2, "column": 2}
+ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
+
+
+class _Terms(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("addend", "bias", "scale_a", "scale_b")),
+        *((name, ctypes.c_int64) for name in ("addend_outer", "addend_inner", "addend_m", "addend_n", "bias_step")),
+        ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
+    )  # fmt: skip
+
+
+def wgmma_function(columns: int, a: str, b: str, a_is_km: bool, b_is_kn: bool) -> str:
+    """CUDA C++ of `wgmma`: acc (64 x columns) = or += A B, of wgmma's types `a` and `b`, both in shared memory."""
+    count = columns // 2
+    integer = a in ("s8", "u8")
+    depth = {"bf16": 16, "f16": 16, "tf32": 8}.get(a, 32)
+    kind = f"m64n{columns}k{depth}.{'s32' if integer else 'f32'}.{a}.{b}"
+    registers = ", ".join(f"%{i}" for i in range(count))
+    flags = "" if integer else ", 1, 1"
+    if a in ("bf16", "f16"):  # others are taken along K only
+        flags += f", {int(a_is_km)}, {int(b_is_kn)}"
+    operand = '"+r"' if integer else '"+f"'
+    outputs = ", ".join(f"{operand}(acc[{i}])" for i in range(count))
+    return f"""
+#define ACCUMULATOR {"int" if integer else "float"}
+#define ACCUMULATOR_OPERAND(x) {operand}(x)
+__device__ __forceinline__ void wgmma(ACCUMULATOR (&acc)[{count}], unsigned long long a, unsigned long long b,
+                                      int accumulate) {{
+    asm volatile(
+        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
+        "wgmma.mma_async.sync.aligned.{kind} {{{registers}}}, %{count}, %{count + 1}, add{flags};\\n}}"
+        : {outputs} : "l"(a), "l"(b), "r"(accumulate));
+}}
+"""
+
+
+def _is_km(problem, config) -> bool:
+    return problem.a.major == "t" and not config.copy_a
+
+
+def _is_nk(problem, config) -> bool:
+    return problem.b.major == "t" or config.copy_b
+
+
+def code_object(problem, config, gpu) -> CodeObject:
+    """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
+    a, b = piece_dtype(problem, config, "a"), piece_dtype(problem, config, "b")
+    a_is_km, b_is_nk = _is_km(problem, config), _is_nk(problem, config)
+    out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
+    e = problem.epilogue
+    constants = {
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
+        "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "GROUP_M": config.group_m,
+        "GROUPED": int(config.grouped), "PANELS": config.panels, "PIECES": config.pieces, "PROMOTE": config.promote,
+        "TMA_STORE": int(config.tma_store),
+        "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
+        "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
+        "STORED": "int" if problem.dtype_out == "int32" else "float",
+        "INTEGER_SUMS_AS_FLOAT": int(_TYPES[a] in ("s8", "u8") and problem.dtype_out != "int32"),
+        "EPILOGUE": int(bool(e)), "HAS_ALPHA": int(bool(e and e.scaled)), "HAS_ADDEND": int(bool(e and e.addend)),
+        "SCALE_A": _SCALES[e.scale_a if e else None], "SCALE_B": _SCALES[e.scale_b if e else None],
+        "ADDEND_DENSE": int(bool(e and e.addend and e.addend.strides[3] == 1)),
+        "BIAS_DENSE": int(bool(e and e.bias and e.bias[1] == 1)),
+        "BIAS_AXIS": {None: 0, "m": 1, "n": 2}[e.bias[0] if e and e.bias else None],
+        "ADDEND_TYPE": _TERM_TYPES[e.dtype_addend if e else ""], "BIAS_TYPE": _TERM_TYPES[e.dtype_bias if e else ""],
+        "ACTIVATION": ACTIVATIONS[e.activation if e else None],
+    }  # fmt: skip
+    multiply = wgmma_function(config.block_n, _TYPES[a], _TYPES[b], a_is_km, not b_is_nk)
+    return compile_cuda(
+        multiply + kernel_source(__package__, "hopper_cluster.cu"), gpu, constants=constants,
+        num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_cluster.cu",
+    )  # fmt: skip
+
+
+def _operand(problem, config, name: str) -> TmaOperand:
+    """Operand "a" or "b"; clusters cut a tile into shares along the rows of its boxes."""
+    dtype = piece_dtype(problem, config, name)
+    if name == "a":
+        matrix, rows, block, sharers = problem.a.strides, problem.m, config.block_m, config.cluster_n
+        along_k, copied = not _is_km(problem, config), config.copy_a
+    else:
+        matrix = (*problem.b.strides[:2], problem.b.strides[3], problem.b.strides[2])
+        rows, block, sharers = problem.n, config.block_n, config.cluster_m
+        along_k, copied = _is_nk(problem, config), config.copy_b
+    box = (config.block_k, block // sharers) if along_k else (64, config.block_k // sharers)
+    return TmaOperand(
+        matrix, dtype, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=SLICE_BYTES, copied=copied,
+        pieces=config.pieces, pdl=config.pdl,
+    )  # fmt: skip
+
+
+class _Prepared:
+    """All that does not depend on the addresses, computed once per device."""
+
+    def __init__(self, problem, config, gpu, device: int) -> None:
+        self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
+        size = DTYPE_BYTES[problem.dtype_out]
+        outer, inner, row, column = problem.out.strides
+        self.c = None
+        if config.tma_store:
+            strides = tuple(step * size or UNUSED_PITCH for step in (row, inner, outer))
+            products = (1, 1) if config.grouped else problem.batch[::-1]
+            sizes = (problem.n, problem.m, *products)
+            self.c = TensorMap(problem.dtype_out, sizes, strides, (SLICE_BYTES // size, 16, 1, 1), SLICE_BYTES)
+        items = count_cluster_tiles(problem, config)
+        self.sizes = Sizes(
+            problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps, outer, inner, row,
+            column, None, problem.batch[1] if config.grouped else 0)  # fmt: skip
+        self.terms = _Terms()
+        e = problem.epilogue
+        if e and e.addend:
+            terms = self.terms
+            terms.addend_outer, terms.addend_inner, terms.addend_m, terms.addend_n = e.addend.strides
+        self.terms.bias_step = e.bias[1] if e and e.bias else 0
+        self.pointer = ctypes.c_void_p()
+        peers = config.cluster_m * config.cluster_n
+        arguments = (self.a.map, self.b.map, self.c or self.a.map, self.pointer, self.sizes, self.terms)
+        most = config.programs // peers * peers
+        self.launch = CudaCall(
+            code_object(problem, config, gpu), arguments, device,
+            ctas=most if config.grouped else min(items * peers, most), cluster=peers, pdl=config.pdl,
+        )  # fmt: skip
+        self.lock = threading.Lock()
+
+    def __call__(
+        self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
+    ) -> None:
+        a, b = self.a.place(a), self.b.place(b)
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        with self.lock:  # the arguments are filled in place
+            self.a.map.set_address(a.data_ptr())
+            self.b.map.set_address(b.data_ptr())
+            self.pointer.value = out.data_ptr()
+            if self.c is not None:
+                self.c.set_address(out.data_ptr())
+            terms = self.terms
+            if alpha is not None:
+                terms.alpha = alpha
+            if add is not None:
+                terms.addend, terms.beta = add.data_ptr(), beta
+            if bias is not None:
+                terms.bias = bias.data_ptr()
+            if scale_a is not None:
+                terms.scale_a = scale_a.data_ptr()
+            if scale_b is not None:
+                terms.scale_b = scale_b.data_ptr()
+            if group_ends is not None:
+                self.sizes.group_ends = group_ends.data_ptr()
+            self.launch(stream)
+
+
+def count_cluster_tiles(problem, config) -> int:
+    """Items of work: tiles of a whole cluster, of every product of the batch."""
+    tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
+    return tiles_m * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batches
+
+
+def prepare(problem, config, gpu) -> Callable[..., None]:
+    """What runs `config` (a ClusterConfig) on tensors that lie as `problem` says, call after call, on one device."""
+    if problem.batches > 1 and (config.copy_a or config.copy_b):
+        return _product_by_product(problem, config, gpu)
+    prepared: list[_Prepared] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
+        if not prepared:
+            prepared.append(_Prepared(problem, config, gpu, out.device.index))
+        prepared[0](a, b, out, *terms)
+
+    return run
+
+
+def _product_by_product(problem, config, gpu) -> Callable[..., None]:
+    """Launches for a batch whose operands are copied: a copy is of one product."""
+    e = problem.epilogue
+    addend = e.addend.strides if e and e.addend else None
+    run = prepare(problem.one_product(), config, gpu)
+
+    def run_batch(a, b, out, add=None, *terms: Any) -> None:
+        strides = [problem.a.strides, problem.b.strides, problem.out.strides, addend]
+        for at_a, at_b, at_out, at_add in each_product(problem.batch, strides):
+            rest = (None if add is None else shifted(add, at_add), *terms) if e else ()
+            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out), *rest)
+
+    return run_batch
+
+
+@lru_cache(maxsize=1024)
+def _prepare_on(problem, config, gpu, device: torch.device):
+    return prepare(problem, config, gpu)
+
+
+def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
+    """Run `config` on what lies as `problem` says. terms: addend, bias, alpha, beta, both scales; the ends of groups."""
+    _prepare_on(problem, config, gpu, out.device)(a, b, out, *terms)
+
+
+def facts(problem, config, gpu) -> list[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    peers = config.cluster_m * config.cluster_n
+    lines = [
+        f"{count_cluster_tiles(problem, config)} tiles of {config.block_m * config.cluster_m}x"
+        f"{config.block_n * config.cluster_n}, each by a cluster of {peers}, on at most {config.programs} programs"
+    ]
+    for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
+        if copied:
+            kind = piece_dtype(problem, config, name.lower())
+            pieces = f"{config.pieces} pieces of {kind}, " if config.pieces > 1 else ""
+            lines.append(f"{name} is copied first: {pieces}contiguous along K, rows of whole 128-byte lines")
+    if config.promote:
+        lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
+    if not config.tma_store:
+        lines.append("C is written with masked stores: TMA cannot write it where it lies")
+    return lines

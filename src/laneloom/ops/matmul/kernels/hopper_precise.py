@@ -1,0 +1,143 @@
+"""hopper_precise.cu: FP32 by FMA and FP64 by DMMA, operands by TMA through a ring, one producer warp, persistent.
+
+Wins for FP32 (precision "ieee") and FP64 wherever TMA can read the operands, or copies of them, and C has enough tiles.
+FP64 in all four layouts as they lie; FP32 that is contiguous along K is copied first. CUDA C++: the inner loops need
+registers that are indexed by hand. Hopper (sm_90a).
+Source: PTX ISA, `mma.m16n8k8` for .f64; NVIDIA CUTLASS, "Efficient GEMM in CUDA".
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ....codegen import CodeObject
+from ....codegen.cuda_call import CudaCall
+from ....codegen.nvrtc import compile_cuda
+from ....device.tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
+from ..problem import DTYPE_BYTES
+
+CONSUMER_WARPS = 8
+
+
+def code_object(problem, config, gpu) -> CodeObject:
+    """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
+    is_fp64 = problem.dtype_a == "fp64"
+    constants = {
+        "VALUE": "double" if is_fp64 else "float", "IS_FP64": int(is_fp64), "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n, "STAGES": config.stages, "GROUP_M": config.group_m, "CLUSTER_M": 1,
+        "CLUSTER_N": 1, "GROUPED": 0,
+        "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
+        "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),
+    }  # fmt: skip
+    return compile_cuda(
+        kernel_source(__package__, "hopper_precise.cu"), gpu, constants=constants, num_warps=CONSUMER_WARPS + 4,
+        lds_bytes=config.shared_bytes(problem), name="hopper_precise.cu",
+    )  # fmt: skip
+
+
+def _along_k(problem, config, name: str) -> bool:
+    matrix, copied, along = (problem.a, config.copy_a, "n") if name == "a" else (problem.b, config.copy_b, "t")
+    # FP32 is multiplied from rows along M (N), FP64 from either.
+    return problem.dtype_a == "fp64" if copied else matrix.major == along
+
+
+def _operand(problem, config, name: str) -> TmaOperand:
+    if name == "a":
+        strides, rows, block, copied = problem.a.strides, problem.m, config.block_m, config.copy_a
+    else:
+        outer, inner, step_k, row = problem.b.strides
+        strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
+    along_k = _along_k(problem, config, name)
+    if problem.dtype_a == "fp64":
+        box, swizzle = (8, block if along_k else config.block_k), 64
+    else:
+        box, swizzle = (block, config.block_k), 0
+    return TmaOperand(
+        strides, problem.dtype_a, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=swizzle,
+        copied=copied, pieces=1, pdl=config.pdl,
+    )  # fmt: skip
+
+
+def count_tiles(problem, config) -> int:
+    """Tiles of every product of the batch."""
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batches
+
+
+class _Prepared:
+    """All that does not depend on the addresses, computed once per device."""
+
+    def __init__(self, problem, config, gpu, device: int) -> None:
+        self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
+        self.pointer = ctypes.c_void_p()
+        self.alpha = (ctypes.c_double if problem.dtype_a == "fp64" else ctypes.c_float)(1)
+        items = count_tiles(problem, config)
+        sizes = Sizes(
+            problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps,
+            *problem.out.strides)  # fmt: skip
+        self.launch = CudaCall(
+            code_object(problem, config, gpu), (self.a.map, self.b.map, self.pointer, sizes, self.alpha), device,
+            ctas=min(items, config.programs), pdl=config.pdl,
+        )  # fmt: skip
+        self.lock = threading.Lock()
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        a, b = self.a.place(a), self.b.place(b)
+        stream = torch.cuda.current_stream(out.device).cuda_stream
+        with self.lock:  # the arguments are filled in place
+            self.a.map.set_address(a.data_ptr())
+            self.b.map.set_address(b.data_ptr())
+            self.pointer.value = out.data_ptr()
+            self.launch(stream)
+
+
+def prepare(problem, config, gpu) -> Callable[..., None]:
+    """What runs `config` (a PreciseConfig) on tensors that lie as `problem` says, call after call, on one device."""
+    if problem.batches > 1 and (config.copy_a or config.copy_b):
+        return _product_by_product(problem, config, gpu)
+    prepared: list[_Prepared] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
+        if not prepared:
+            prepared.append(_Prepared(problem, config, gpu, out.device.index))
+        prepared[0](a, b, out, *terms)
+
+    return run
+
+
+def _product_by_product(problem, config, gpu) -> Callable[..., None]:
+    """Launches for a batch whose operands are copied: a copy is of one product."""
+    run = prepare(problem.one_product(), config, gpu)
+
+    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        strides = [problem.a.strides, problem.b.strides, problem.out.strides]
+        for at_a, at_b, at_out in each_product(problem.batch, strides):
+            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out))
+
+    return run_batch
+
+
+@lru_cache(maxsize=1024)
+def _prepare_on(problem, config, gpu, device: torch.device):
+    return prepare(problem, config, gpu)
+
+
+def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
+    """Run `config` on what lies as `problem` says."""
+    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+
+
+def facts(problem, config, gpu) -> list[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    how = "matrix instructions (DMMA)" if problem.dtype_a == "fp64" else "FMA"
+    lines = [f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n} by {how}"]
+    for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
+        if copied:
+            axis = "K" if problem.dtype_a == "fp64" else "M" if name == "A" else "N"
+            lines.append(f"{name} is copied first: contiguous along {axis}, rows of whole 128-byte lines")
+    return lines

@@ -1,0 +1,350 @@
+"""Hopper's CUDA C++ schedules on a real GPU, against FP64: clusters, precisions, epilogues, batches, groups."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul.api import explain  # noqa: E402
+from laneloom.ops.matmul.config import plan  # noqa: E402
+from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig  # noqa: E402
+from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
+
+GPU = get_gpu("sm_90a")
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64, "int8": torch.int8,
+    "uint8": torch.uint8, "int32": torch.int32, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2,
+}  # fmt: skip
+#: half a unit in the last place of 1.0
+ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.float64: 2**-53}
+GUARD = 1024  #: elements on both sides of a poisoned output
+LAYOUTS = ["nn", "nt", "tn", "tt"]
+
+
+def operand(rows, columns, dtype, letter="n", seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (rows, columns) if letter == "n" else (columns, rows)
+    if dtype in (torch.int8, torch.uint8):
+        x = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda", generator=generator).view(dtype)
+    else:
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        x = torch.randn(shape, device="cuda", generator=generator, dtype=wide).to(dtype)
+    return x if letter == "n" else x.mT
+
+
+def norm_error(out, truth):
+    """|| out - truth || / || truth ||, infinite where an element is NaN."""
+    error = ((out.double() - truth).norm() / truth.norm().clamp_min(1e-300)).item()
+    return error if error == error else float("inf")
+
+
+@functools.cache
+def error_of_torch(k, dtype, precision):
+    """The error of torch's product of as many terms by its FP32 kernels (TF32 for that precision), on random data."""
+    a, b = (operand(512, k, dtype, seed=5).float(), operand(k, 512, dtype, seed=6).float())
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        return norm_error(a @ b, a.double() @ b.double())
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def assert_right(out, a, b, precision="ieee", sums=None):
+    """2 x the error of torch's sums of as many terms, what wgmma's own sums lose, one rounding; integers are exact."""
+    product = a.double() @ b.double()
+    if not a.dtype.is_floating_point:
+        assert torch.equal(out.double(), product)
+        return
+    if sums is None:  # wgmma cuts the sums' last bits off; of fp8 it keeps about 13
+        sums = {1: 2.0**-9, 2: 2.0**-18}.get(a.element_size(), 0.0)
+    budget = 2 * error_of_torch(a.shape[1], a.dtype, precision) + sums + ROUNDING[out.dtype]
+    error = norm_error(out, product)
+    assert error <= budget, f"{error:.2e} over {budget:.2e}"
+
+
+def run_twice(problem, config, a, b):
+    """The output of two runs into a poisoned buffer; asserts equal bits and untouched guards."""
+    assert config.why_invalid(problem, GPU) is None
+    dtype = DTYPES[problem.dtype_out]
+    poison = -77 if dtype == torch.int32 else float("nan")
+    buffer = torch.empty(problem.m * problem.n + 2 * GUARD, dtype=dtype, device="cuda")
+    results = []
+    for _ in range(2):
+        buffer.fill_(poison)
+        out = buffer[GUARD:-GUARD].view(problem.m, problem.n)
+        schedule_of(config).launch(problem, config, GPU, a, b, out)
+        guards = torch.cat([buffer[:GUARD], buffer[-GUARD:]])
+        assert (guards == poison if dtype == torch.int32 else guards.isnan()).all(), "written outside of C"
+        results.append(out.clone())
+    assert torch.equal(*(r.view(torch.uint8) for r in results)), "not the same bits twice"
+    return results[0]
+
+
+CLUSTERS = {
+    "alone": ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2),
+    "2x1": ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2),
+    "1x2": ClusterConfig(block_m=256, block_n=128, block_k=64, stages=4, panels=2, cluster_n=2),
+    "2x2": ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, cluster_m=2, cluster_n=2),
+    "4x2": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, cluster_m=4, cluster_n=2),
+    "three consumers": ClusterConfig(block_m=192, block_n=64, block_k=64, stages=6, consumers=3, cluster_n=4),
+    "few programs": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=3, cluster_m=2, programs=4),
+    "copied": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, cluster_m=2, copy_a=True, copy_b=True),
+    "promoted": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, promote=2),
+    "masked stores": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, tma_store=False),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_every_cluster_in_every_layout(name, layout, dtype):
+    problem = MatmulProblem.contiguous(1000, 1032, 520, dtype=dtype, layout=layout)
+    a = operand(1000, 520, DTYPES[dtype], layout[0], seed=1)
+    b = operand(520, 1032, DTYPES[dtype], layout[1], seed=2)
+    assert_right(run_twice(problem, CLUSTERS[name], a, b), a, b)
+
+
+@pytest.mark.parametrize("columns", [8, 48, 72, 144, 248])
+def test_tiles_of_any_multiple_of_8_columns(columns):
+    config = ClusterConfig(block_m=128, block_n=columns, block_k=64, stages=4, tma_store=False)
+    a, b = operand(300, 264, torch.bfloat16, seed=1), operand(264, 520, torch.bfloat16, "t", seed=2)
+    assert_right(run_twice(MatmulProblem.contiguous(300, 520, 264, dtype="bf16", layout="nt"), config, a, b), a, b)
+
+
+@pytest.mark.parametrize("sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_full_precision(dtype, layout, sizes):
+    m, n, k = sizes
+    problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
+    a, b = operand(m, k, DTYPES[dtype], layout[0], seed=1), operand(k, n, DTYPES[dtype], layout[1], seed=2)
+    blocks = (128, 256) if dtype == "fp32" else (128,)
+    in_place = m % 4 == n % 4 == k % 4 == 0
+    for block_n in blocks:
+        for copied in (False, True):
+            config = PreciseConfig(
+                block_m=128, block_n=block_n, block_k=32 if dtype == "fp32" else 16, stages=3,
+                copy_a=copied or not in_place or (dtype == "fp32" and layout[0] == "n"),
+                copy_b=copied or not in_place or (dtype == "fp32" and layout[1] == "t"))  # fmt: skip
+            out = run_twice(problem, config, a, b)
+            if dtype == "fp64":  # the truth has the same precision: both sums' bound
+                assert norm_error(out, a @ b) <= 4 * k**0.5 * 2.0**-53
+            else:
+                assert_right(out, a, b)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "3xtf32", "3xbf16"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(512, 768, 512), (333, 129, 1027), (1, 300, 200), (64, 1000, 4096)])
+def test_fp32_on_the_tensor_cores(sizes, layout, precision):
+    m, n, k = sizes
+    a, b = operand(m, k, torch.float32, layout[0], seed=3), operand(k, n, torch.float32, layout[1], seed=4)
+    out = laneloom.matmul(a, b, precision=precision)
+    assert_right(out, a, b, precision, sums=0.0)
+    assert torch.equal(out, laneloom.matmul(a, b, precision=precision))
+    assert explain(a, b, precision=precision).config.schedule == "hopper_cluster"
+
+
+def test_pieces_are_no_worse_than_cublas_in_fp32():
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for k in (64, 512, 4096, 16384):
+        a, b = operand(512, k, torch.float32, seed=k), operand(k, 512, torch.float32, seed=k + 1)
+        truth = a.double() @ b.double()
+        theirs = norm_error(a @ b, truth)
+        for precision in ("3xtf32", "3xbf16"):
+            assert norm_error(laneloom.matmul(a, b, precision=precision), truth) <= theirs
+
+
+@pytest.mark.parametrize("pair", [("fp8", "fp8"), ("fp8", "bf8"), ("bf8", "fp8"), ("bf8", "bf8")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("sizes", [(512, 768, 512), (333, 129, 1027)])
+def test_every_pair_of_8_bit_floats_in_every_layout(sizes, layout, pair):
+    m, n, k = sizes
+    a, b = operand(m, k, DTYPES[pair[0]], layout[0], seed=1), operand(k, n, DTYPES[pair[1]], layout[1], seed=2)
+    for dtype in (torch.float32, torch.bfloat16):
+        a32, b32 = a.to(torch.float32), b.to(torch.float32)
+        out = laneloom.matmul(a, b, out_dtype=dtype)
+        assert norm_error(out, a32.double() @ b32.double()) <= 2.0**-9 + ROUNDING[dtype]
+
+
+def test_promoted_sums_of_8_bit_floats_are_nearer():
+    a, b = operand(512, 8192, DTYPES["fp8"], seed=1), operand(8192, 512, DTYPES["fp8"], "t", seed=2)
+    problem = MatmulProblem.contiguous(512, 512, 8192, dtype="fp8", dtype_out="fp32", layout="nt")
+    truth = a.double() @ b.double()
+    config = ClusterConfig(block_m=128, block_n=128, block_k=128, stages=6)
+    fast, slow = (norm_error(run_twice(problem, config.with_knobs(promote=p), a, b), truth) for p in (0, 1))
+    assert slow < fast / 2
+
+
+@pytest.mark.parametrize("pair", [("int8", "int8"), ("uint8", "uint8"), ("int8", "uint8"), ("uint8", "int8")])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_pair_of_8_bit_integers_is_exact(layout, pair):
+    for m, n, k in ((512, 768, 512), (333, 129, 1027)):
+        a, b = operand(m, k, DTYPES[pair[0]], layout[0], seed=1), operand(k, n, DTYPES[pair[1]], layout[1], seed=2)
+        assert_right(laneloom.matmul(a, b), a, b)
+        nearest = (a.double() @ b.double()).to(torch.bfloat16)
+        assert torch.equal(laneloom.matmul(a, b, out_dtype=torch.bfloat16), nearest)
+
+
+ACTIVATIONS = {
+    None: lambda x: x, "relu": torch.relu, "gelu": torch.nn.functional.gelu, "silu": torch.nn.functional.silu,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "fp32", "fp64", "int8"])
+@pytest.mark.parametrize("sizes", [(512, 768, 256), (333, 129, 519), (5, 2048, 2048)])
+def test_epilogues(sizes, dtype, activation):
+    m, n, k = sizes
+    a, b = operand(m, k, DTYPES[dtype], seed=1), operand(k, n, DTYPES[dtype], "t", seed=2)
+    if dtype == "int8":
+        a, b = a % 4, b % 4
+    out_dtype = {"fp32": torch.float32, "fp64": torch.float64}.get(dtype, torch.bfloat16)
+    c = operand(m, n, torch.bfloat16 if dtype != "fp64" else torch.float32, seed=3)
+    bias = operand(1, n, torch.float32, seed=4)[0]
+    scale_a, scale_b = torch.rand(m, device="cuda"), torch.rand(n, device="cuda")
+    product = a.double() @ b.double()
+    for scales in ({}, {"scale_a": 0.25, "scale_b": scale_b}, {"scale_a": scale_a, "scale_b": scale_b}):
+        out = laneloom.gemm(
+            a, b, c, alpha=0.5, beta=-1.5, bias=bias, activation=activation, out_dtype=out_dtype, **scales)
+        x = 0.5 * product
+        if scales:
+            x = x * (scale_a.double()[:, None] if scales["scale_a"] is scale_a else 0.25) * scale_b.double()
+        sums = x.norm() * {1: 2.0**-9, 2: 2.0**-18, 4: 2.0**-20}.get(a.element_size(), 4 * k**0.5 * 2.0**-53)
+        truth = ACTIVATIONS[activation](x - 1.5 * c.double() + bias.double())
+        # An activation stretches an error by 1.2 at most.
+        budget = 1.2 * sums + (ROUNDING[out_dtype] + 2.0**-21 * (dtype != "fp64")) * truth.norm()
+        assert not out.isnan().any()
+        assert (out.double() - truth).norm() <= budget
+
+
+def test_an_epilogue_in_place_and_what_explain_says():
+    a, b = operand(512, 512, torch.bfloat16, seed=1), operand(512, 512, torch.bfloat16, seed=2)
+    c = operand(512, 512, torch.bfloat16, seed=3)
+    expected = laneloom.gemm(a, b, c, beta=1.0)
+    laneloom.gemm(a, b, c, beta=1.0, out=c)
+    assert torch.equal(c, expected)
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype="bf16")
+    assert plan(problem, GPU).schedule == "hopper"
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp32", "fp64"])
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+def test_batches(layout, dtype):
+    for m, n, k in ((128, 192, 96), (65, 130, 67)):
+        a = torch.stack([operand(m, k, DTYPES[dtype], layout[0], seed=s) for s in range(6)])
+        b = torch.stack([operand(k, n, DTYPES[dtype], layout[1], seed=s + 9) for s in range(6)])
+        if layout == "nt":
+            b = torch.stack([x.mT.contiguous() for x in b]).mT
+        out_dtype = torch.float32 if dtype == "fp8" else None
+        out = laneloom.matmul(a.view(2, 3, m, k), b.view(2, 3, k, n) if layout == "nn" else b.unflatten(0, (2, 3)),
+                              out_dtype=out_dtype)
+        for i, product in enumerate(out.view(6, m, n)):
+            if dtype == "fp64":
+                assert norm_error(product, a[i] @ b[i]) <= 4 * k**0.5 * 2.0**-53
+            else:
+                assert_right(product, a[i], b[i])
+        shared = laneloom.matmul(a, b[0].expand(6, k, n), out_dtype=out_dtype)
+        alone = laneloom.matmul(a[5], b[0], out_dtype=out_dtype)
+        assert norm_error(shared[5], alone.double()) <= ROUNDING[shared.dtype]
+
+
+GROUPS = {
+    "even": [256] * 4, "ragged": [1, 0, 300, 64, 17, 0, 511, 128], "one": [700], "empty": [0, 0, 5, 0],
+    "many": [7 * i % 41 for i in range(64)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups(name, dtype, layout):
+    if dtype == "fp8" and layout == "nn":
+        pytest.skip("8-bit operands are taken along K")
+    sizes, n, k = GROUPS[name], 328 if dtype != "fp8" else 336, 208
+    rows = sum(sizes)
+    a = operand(rows + 9, k, DTYPES[dtype], seed=1)
+    b = torch.stack([operand(k, n, DTYPES[dtype], layout[1], seed=s) for s in range(len(sizes))])
+    if layout == "nt":
+        b = torch.stack([x.mT.contiguous() for x in b]).mT
+    ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        out = torch.full((rows + 9, n), float("nan"), dtype=out_dtype, device="cuda")
+        assert laneloom.grouped_matmul(a, b, ends, out=out) is out
+        again = laneloom.grouped_matmul(a, b, ends, out_dtype=out_dtype)
+        assert torch.equal(again[:rows], out[:rows])
+        assert out[rows:].isnan().all(), "rows behind the last group"
+        first = 0
+        for group, size in enumerate(sizes):
+            if size:
+                rows_of = slice(first, first + size)
+                assert_right(out[rows_of], a[rows_of], b[group], sums=2.0**-9 if dtype == "fp8" else 2.0**-18)
+            first += size
+
+
+def test_groups_that_change_between_replays():
+    a, b = operand(512, 128, torch.bfloat16, seed=1), operand(256, 256, torch.bfloat16, seed=2).view(2, 128, 256)
+    ends = torch.tensor([100, 512], dtype=torch.int32, device="cuda")
+    out = laneloom.grouped_matmul(a, b, ends)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        laneloom.grouped_matmul(a, b, ends, out=out)
+    ends[0] = 313
+    graph.replay()
+    assert_right(out[:313], a[:313], b[0])
+    assert_right(out[313:], a[313:], b[1])
+
+
+def test_groups_that_do_not_fit_are_refused():
+    a, b = operand(64, 64, torch.bfloat16), operand(64, 64, torch.bfloat16)[None]
+    ends = torch.tensor([64], dtype=torch.int32, device="cuda")
+    with pytest.raises(ArgumentError, match="ends: expected 1"):
+        laneloom.grouped_matmul(a, b, ends.long())
+    with pytest.raises(ArgumentError, match=r"b: expected \[G, 64, N\]"):
+        laneloom.grouped_matmul(a, b[:, :63], ends)
+    with pytest.raises(UnsupportedError, match="TMA"):
+        laneloom.grouped_matmul(a[:, :63].contiguous(), b[:, :63], ends)
+
+
+def test_in_a_cuda_graph():
+    a, b = operand(1000, 1000, torch.bfloat16, seed=1), operand(1000, 1000, torch.bfloat16, seed=2)
+    x, y = operand(512, 512, torch.float32, seed=1), operand(512, 512, torch.float32, seed=2)
+    bias = operand(1, 1000, torch.float32, seed=3)[0]
+    calls = [
+        lambda: laneloom.matmul(a, b),
+        lambda: laneloom.matmul(x, y, precision="3xtf32"),
+        lambda: laneloom.matmul(x, y),
+        lambda: laneloom.gemm(a, b, bias=bias, activation="relu"),
+    ]
+    expected = [call() for call in calls]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [call() for call in calls]
+    for result in results:
+        result.fill_(float("nan"))
+    graph.replay()
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
+
+
+def test_gradients_of_fp32_pieces():
+    a, b = operand(128, 256, torch.float32, seed=1), operand(256, 512, torch.float32, seed=2)
+    grad = operand(128, 512, torch.float32, seed=3)
+    a.requires_grad_()
+    b.requires_grad_()
+    laneloom.matmul(a, b, precision="3xtf32").backward(grad)
+    assert_right(a.grad, grad, b.detach().mT, sums=0.0)
+    assert_right(b.grad, a.detach().mT, grad, sums=0.0)
+
+
+def test_what_hopper_has_no_instruction_for_is_refused():
+    a = operand(64, 64, torch.float16)
+    with pytest.raises(UnsupportedError, match="fp16"):
+        laneloom.matmul(a, a, acc_dtype=torch.float16)
