@@ -168,6 +168,32 @@ def _recorded_rung(record: Record) -> Rung:
     )  # fmt: skip
 
 
+def markdown(found: Ladder) -> str:
+    """The table of docs/sgemm-ladder.md."""
+    emulated = found.label == "predicted"
+    names = ["step", "technique", "VGPRs", "LDS bytes"]
+    names += (
+        ["pairs in the loop", "conflicts", "predicted us", "published us", "x rocBLAS, predicted"] if emulated else []
+    )
+    names += [] if emulated else ["us", "TFLOP/s", "x cuBLAS", "of FMA"]
+    lines = [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
+    for r in found.rungs:
+        rate = found.tflops(r.measured_us)
+        of_fma = rate / found.fma_tflops if rate and found.fma_tflops else None
+        cells = [r.step, r.technique, r.vgprs, r.lds_bytes]
+        if emulated:
+            cells += [r.dual_issue_pairs, r.lds_bank_conflicts, _form(r.predicted_us, ",.0f")]
+            cells += [_form(r.published_us, ",.0f"), _form(r.x_vendor, ".2f")]
+        else:
+            cells += [_form(r.measured_us, ",.1f"), _form(rate, ".1f"), _form(r.x_vendor, ".3f"), _form(of_fma, ".0%")]
+        lines.append(f"| {' | '.join('' if c is None else str(c) for c in cells)} |")
+    return "\n".join(lines)
+
+
+def _form(value: float | None, form: str) -> str | None:
+    return None if value is None else format(value, form)
+
+
 def plot_rungs(found: Ladder, path: Path) -> None:
     """TFLOP/s of every step as bars: predicted and published, or measured; needs matplotlib (the extra `report`)."""
     if path.suffix not in (".svg", ".png"):
@@ -204,3 +230,19 @@ def _wrapped(text: str, width: int = 13) -> str:
     import textwrap
 
     return "\n".join(textwrap.wrap(text, width))
+
+
+def write_page(page: Path, images: Path) -> None:
+    """The tables of the page, between its marks, and its plots."""
+    text = page.read_text(encoding="utf-8")
+    for gpu in ("gfx1100", "h200"):
+        found = find_rungs(gpu, 4096, None, predict=True, records=None)
+        plot_rungs(found, images / f"sgemm-ladder-{gpu}.svg")
+        head, rest = text.split(f"<!-- {gpu} -->\n", 1)
+        tail = rest.split(f"<!-- end of {gpu} -->\n", 1)[1]
+        text = f"{head}<!-- {gpu} -->\n{markdown(found)}\n<!-- end of {gpu} -->\n{tail}"
+    page.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_page(Path("docs/sgemm-ladder.md"), Path("docs/images"))
