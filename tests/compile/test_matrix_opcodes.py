@@ -9,6 +9,8 @@ from laneloom.codegen.elf import read_sections
 from laneloom.gpu import get_gpu
 from laneloom.isa import get_layout, instructions
 
+LOAD_SCALE, MAI = 44, 0xD3  # v_mfma_ld_scale_b32, and the byte that MFMA's encodings begin with
+
 
 def registers(first, count):
     return f"v{first}" if count == 1 else f"v[{first}:{first + count - 1}]"
@@ -17,16 +19,20 @@ def registers(first, count):
 def line_of(row, gpu, wave, tail=""):
     count = {m: get_layout(row, gpu, wave, m).registers for m in row.matrices}
     c = registers(120, 1) if row.sparse else registers(0, count["D"])
+    if row.scaled:
+        tail = f", v121, v122{tail}"
     return f"{row.name} {registers(0, count['D'])}, {registers(40, count['A'])}, {registers(80, count['B'])}, {c}{tail}"
 
 
 def encodings(lines, gpu, wave):
-    """The first dword of every line; a line that LLVM refuses leaves no code."""
+    """The first dword of every line, without the prefix that loads scales; a line that LLVM refuses leaves no code."""
     features = "+wavefrontsize64" if wave == 64 and get_gpu(gpu).wave == 32 else ""
     binary = versions.assembler()("\t.text\n" + "\n".join(lines) + "\n", gpu, features)
     (text,) = (s.data for s in read_sections(binary) if s.name == ".text")
-    assert len(text) == 8 * len(lines)
-    return [struct.unpack_from("<I", text, 8 * n)[0] for n in range(len(lines))]
+    words = [word for (word,) in struct.iter_unpack("<I4x", text)]
+    words = [word for word in words if word >> 16 & 0x7F != LOAD_SCALE or word >> 24 != MAI]
+    assert len(words) == len(lines)
+    return words
 
 
 CASES = [("gfx1100", 32), ("gfx1100", 64), ("gfx1201", 32), ("gfx1201", 64), ("gfx942", 64), ("gfx950", 64)]
@@ -70,5 +76,6 @@ def test_formats_of_f8f6f4_take_their_registers():
                 for b in range(5):
                     count = [get_layout(row, "gfx950", 64, m, cbsz=a, blgp=b).registers for m in "DAB"]
                     d, x, y = (registers(n, c) for n, c in zip((0, 40, 80), count, strict=True))
-                    lines.append(f"{row.name} {d}, {x}, {y}, {d} cbsz:{a} blgp:{b}")
-    assert len(encodings(lines, "gfx950", 64)) == 50
+                    scales = ", v121, v122" if row.scaled else ""
+                    lines.append(f"{row.name} {d}, {x}, {y}, {d}{scales} cbsz:{a} blgp:{b}")
+    assert len(encodings(lines, "gfx950", 64)) == 100

@@ -11,7 +11,7 @@ from laneloom.isa import find_instruction, get_layout, instructions, layout_csv
 from laneloom.isa.catalogue import TYPES, check
 from laneloom.isa.fragments import pack, unpack
 
-COUNTS = {"gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx942": 46, "gfx950": 66, "sm_90a": 488}
+COUNTS = {"gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx942": 46, "gfx950": 68, "sm_90a": 488}
 
 
 def few_wgmma(row):
@@ -32,7 +32,7 @@ EVERY = [
 def test_rows_agree_with_themselves(gpu, count):
     rows = instructions(gpu)
     assert len({row.name for row in rows}) == len(rows) == count
-    opcodes = [row.opcode for row in rows if row.opcode is not None]
+    opcodes = [(row.opcode, row.scaled) for row in rows if row.opcode is not None]
     assert len(set(opcodes)) == len(opcodes)
     for row in rows:
         check(row)
@@ -234,6 +234,19 @@ def test_f8f6f4_types_follow_cbsz_and_blgp():
     assert get_layout(name, "gfx950", 64, "A", cbsz=4).where(3, 65) == ((35, 0, 4, 7),)
     assert get_layout(name, "gfx950", 64, "A", cbsz=2).where(3, 5) == ((3, 0, 30, 35),)  # over a register's border
     assert get_layout(name, "gfx950", 64, "A").where(3, 65) == ((3, 4, 8, 15),)
+
+
+def test_scaled_forms_lie_as_the_others():
+    for size in ("16x16x128", "32x32x64"):
+        for matrix in "ABCD":
+            plain, scaled = (
+                get_layout(f"v_mfma_{kind}f32_{size}_f8f6f4", "gfx950", 64, matrix, cbsz=2, blgp=4)
+                for kind in ("", "scale_")
+            )
+            assert dict(plain) == dict(scaled)
+    row = find_instruction("__builtin_amdgcn_mfma_scale_f32_16x16x128_f8f6f4", "gfx950")
+    assert (row.name, row.encoding, row.scaled) == ("v_mfma_scale_f32_16x16x128_f8f6f4", "VOP3PX2", True)
+    assert "in lane i + 16 (k/32)" in row.note
 
 
 def test_sets_of_sparse_indices():

@@ -84,6 +84,11 @@ class MatrixInstruction:
         return self.kind in ("swmmac", "smfmac")
 
     @property
+    def scaled(self) -> bool:
+        """Whether A and B have a scale for every 32 k of a row or column, as MX formats do."""
+        return "_scale_" in self.name
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions of the dense product (a sparse instruction does half of them)."""
         return 2 * self.m * self.n * self.k * self.blocks
@@ -110,11 +115,13 @@ class MatrixInstruction:
         """The instruction's encoding."""
         if self.opcode is None:
             return "PTX"
+        if self.scaled:
+            return "VOP3PX2"
         return "VOP3P-MAI" if self.kind in ("mfma", "smfmac") else "VOP3P"
 
 
 _MNEMONIC = re.compile(
-    r"v_(?P<kind>wmma|swmmac|mfma|smfmac)_(?P<cd>[a-z]+\d+)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?:_(?P<blocks>\d+)b)?"
+    r"v_(?P<kind>wmma|swmmac|mfma|smfmac)(?:_scale)?_(?P<cd>[a-z]+\d+)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?:_(?P<blocks>\d+)b)?"
     r"_(?P<a>[a-z]+\d+(?:f6f4)?)(?:_(?P<b>[a-z]+\d+))?"
 )
 

@@ -55,6 +55,7 @@ _BROADCAST = "cbsz abid blgp"  # A from one block for many; B from other lanes
 _SETS = "cbsz abid"  # which set of sparse indices
 _NEGATE = "blgp"  # f64: bits negate A, B, C
 _FORMATS = "cbsz blgp"  # f8f6f4: the types
+_SCALES = f"op_sel[0:1] op_sel_hi[0:1] {_FORMATS}"  # which of four bytes holds the scale of A (0) and of B (1)
 
 # mnemonic, opcode, cycles, delay of co-issued VALU work (None: none can), modifiers
 _CDNA = (
@@ -113,6 +114,8 @@ _CDNA3_ONLY = (
 _CDNA4_ONLY = (
     ("v_mfma_f32_16x16x128_f8f6f4", 45, 32, 4, _FORMATS),
     ("v_mfma_f32_32x32x64_f8f6f4", 46, 64, 4, _FORMATS),
+    ("v_mfma_scale_f32_16x16x128_f8f6f4", 45, 32, 4, _SCALES),
+    ("v_mfma_scale_f32_32x32x64_f8f6f4", 46, 64, 4, _SCALES),
     ("v_mfma_f32_16x16x32_bf16", 53, 16, 4, ""),
     ("v_mfma_i32_16x16x64_i8", 54, 16, 4, ""),
     ("v_mfma_f32_32x32x16_bf16", 55, 32, 4, ""),
@@ -138,7 +141,14 @@ _CDNA4_ONLY = (
 #: CDNA 4 halved the rate of FP64.
 _CDNA4_CYCLES = {"v_mfma_f64_16x16x4_f64": 64}
 
+#: Two instructions in one: v_mfma_ld_scale_b32 (opcode 44) and the f8f6f4 form, whose opcode the rows give.
+_SCALE_NOTE = (
+    "{} cycles where neither A nor B has 8-bit elements; two more operands, a register each, hold the scales of A and "
+    "B: E8M0, 2^(byte - 127), one for every 32 k of a row or column, in lane i + {} (k/32) (of B, j for i)"
+)
 _NOTES = {
+    "v_mfma_scale_f32_16x16x128_f8f6f4": _SCALE_NOTE.format(16, 16),
+    "v_mfma_scale_f32_32x32x64_f8f6f4": _SCALE_NOTE.format(32, 32),
     "v_mfma_f32_16x16x128_f8f6f4": "16 cycles where neither A nor B has 8-bit elements",
     "v_mfma_f32_32x32x64_f8f6f4": "32 cycles where neither A nor B has 8-bit elements",
 }

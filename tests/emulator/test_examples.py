@@ -1,0 +1,18 @@
+"""The examples run as they are."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201"])
+def test_wmma_hello_world(gpu, capsys):
+    module = runpy.run_path(str(EXAMPLES / "wmma_hello_world.py"))
+    c = module["main"](gpu)
+    assert (c == 16).all()
+    assert f"{gpu}: hello, every element is 16" in capsys.readouterr().out
