@@ -241,6 +241,33 @@ def test_equals_the_exact_product(row, gpu, wave):
             assert (registers >> (0 if key else 16) & 0xFFFF == MARK & 0xFFFF).all()
 
 
+SPARSE = [case for case in CASES if case[0].sparse]
+
+
+@pytest.mark.parametrize(("row", "gpu", "wave"), SPARSE, ids=lambda x: getattr(x, "name", str(x)))
+def test_corners_of_the_sparse_index(row, gpu, wave):
+    """Each value takes the k that its own two bits name: in any order, both the same, all first, all last; a four whose
+    values are zero counts for nothing, whatever its index is."""
+    rng = np.random.default_rng(row.opcode + wave)
+    a, b, c = codes(rng, row.a, (16, row.k // 2)), codes(rng, row.b, (row.k, 16)), codes(rng, row.cd, (16, 16))
+    index = rng.integers(0, 16, (16, row.k // 4))
+    index[0], index[1], index[2], index[3] = 0b0000, 0b1111, 0b0001, 0b1110  # equal, equal, falling, rising
+    index[4] = np.arange(row.k // 4) % 16
+    a[5] = 0
+    if row.k // 4 > 1:
+        a[6, 2:] = 0  # one four alone
+    fragments = {
+        "B": pack(get_layout(row, gpu, wave, "B"), b), "K": pack(get_layout(row, gpu, wave, "K"), index),
+        "A": pack(get_layout(row, gpu, wave, "A"), a), "C": pack(get_layout(row, gpu, wave, "C"), c),
+    }  # fmt: skip
+    (registers,) = run(row, gpu, wave, [""], fragments, strict=True)
+    signed = row.cd != "i32"
+    va, vb = value(a, row.a, signed), value(b, row.b, signed)
+    at = 4 * np.arange(row.k // 4)[:, None] + np.stack([index & 3, index >> 2], axis=-1)  # [row, four, value]
+    want = value(c, row.cd) + np.einsum("mk,mkn->mn", va, vb[at.reshape(16, -1)])
+    assert np.array_equal(unpack(get_layout(row, gpu, wave, "D"), registers), rounded(want, row.cd, False))
+
+
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 @pytest.mark.parametrize(("text", "c"), [("0", 0.0), ("1.0", 1.0), ("-4.0", -4.0)])
 def test_constant_as_c(gpu, text, c):
