@@ -22,7 +22,7 @@ __all__ = ["all_gather_matmul", "matmul_reduce_scatter", "ring_attention", "zigz
 
 Transport = Literal["p2p", "symmetric"]
 #: torch 2.13's name for it, or the one before
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def all_gather_matmul(
@@ -159,7 +159,7 @@ class _AllGatherMatmul(torch.autograd.Function):
         grad_x = grad_w = work = gathered = None
         if ctx.needs_input_grad[1]:
             gathered = x.new_empty(grad.shape[0], x.shape[1])
-            work = _all_gather(gathered, x.contiguous(), group=group, async_op=True)
+            work = all_gather_single(gathered, x.contiguous(), group=group, async_op=True)
         if ctx.needs_input_grad[0]:
             grad_x = _multiply_and_scatter(grad, w.mT, group, transport)
         if gathered is not None and work is not None:

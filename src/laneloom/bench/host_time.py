@@ -1,0 +1,115 @@
+"""Host time of a warm call, laneloom's and torch's; `python -m laneloom.bench.host_time --help`.
+
+The problems are smaller than a launch, so that the host is what is measured. A round times `CALLS` calls of one
+candidate without a synchronisation, then drains the queue; candidates take turns, in an order that is rotated.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+import laneloom
+
+from ..pytorch.patch import patched
+from .records import append, make_record, read_environment
+from .timing import Timing, host_us
+
+METHOD_HOST = "host: wall time of 200 warm calls without synchronisation, queue drained between, median over rounds"
+CALLS, ROUNDS = 200, 9
+
+
+@dataclass(frozen=True)
+class Case:
+    """Calls that do the same: the first is torch's."""
+
+    op: str
+    gradients: bool
+    candidates: dict[str, Callable[[], object]]
+    #: what a candidate runs in; nothing by default
+    contexts: Mapping[str, Callable[[], AbstractContextManager[object]]]
+
+
+def cases(device: str) -> Iterator[Case]:
+    """Every public function on a problem that no GPU needs microseconds for, with and without gradients."""
+
+    def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        generator = torch.Generator(device).manual_seed(len(shape))
+        return torch.randn(shape, dtype=dtype, device=device, generator=generator)
+
+    for gradients in (False, True):
+        a, b, bias = (tensor(*shape).requires_grad_(gradients) for shape in ((64, 64), (64, 64), (64,)))
+        out = torch.empty_like(a.detach())
+        q = tensor(1, 4, 64, 64).requires_grad_(gradients)
+        x, t = (tensor(*s, dtype=torch.float64).requires_grad_(gradients) for s in ((8, 10, 10, 10), (10, 10)))
+        products: dict[str, Callable[[], object]] = {
+            "torch.matmul": lambda a=a, b=b: torch.matmul(a, b),
+            "laneloom.matmul": lambda a=a, b=b: laneloom.matmul(a, b),
+            "torch.ops.laneloom.matmul": lambda a=a, b=b: torch.ops.laneloom.matmul(a, b),
+            "torch.matmul, patched and routed": lambda a=a, b=b: torch.matmul(a, b),
+        }
+        if not gradients:
+            products["torch.matmul, out="] = lambda a=a, b=b, out=out: torch.matmul(a, b, out=out)
+            products["laneloom.matmul, out="] = lambda a=a, b=b, out=out: laneloom.matmul(a, b, out=out)
+        yield Case("matmul", gradients, products, {"torch.matmul, patched and routed": lambda: patched(always=True)})
+        yield Case("gemm", gradients, {
+            "F.linear": lambda a=a, b=b, bias=bias: F.linear(a, b, bias),
+            "laneloom.gemm": lambda a=a, b=b, bias=bias: laneloom.gemm(a, b.mT, bias=bias),
+        }, {})  # fmt: skip
+        yield Case("attention", gradients, {
+            "F.scaled_dot_product_attention": lambda q=q: F.scaled_dot_product_attention(q, q, q),
+            "laneloom.flash_attention": lambda q=q: laneloom.flash_attention(q, q, q),
+        }, {})  # fmt: skip
+        yield Case("transform3d", gradients, {
+            "torch.einsum": lambda x=x, t=t: torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t),
+            "laneloom.transform3d": lambda x=x, t=t: laneloom.transform3d(x, t),
+        }, {})  # fmt: skip
+    y = tensor(64, 64)
+    yield Case("another function", False, {
+        "torch.relu": lambda: torch.relu(y), "torch.relu, patched": lambda: torch.relu(y),
+    }, {"torch.relu, patched": lambda: patched()})  # fmt: skip
+
+
+def measure(case: Case) -> dict[str, Timing]:
+    """Timings by candidate, in microseconds of host time per call."""
+    samples: dict[str, list[float]] = {name: [] for name in case.candidates}
+    names = list(samples)
+    for r in range(ROUNDS):
+        shift = r % len(names)
+        for name in names[shift:] + names[:shift]:
+            with case.contexts.get(name, nullcontext)():
+                samples[name].append(host_us(lambda _, call=case.candidates[name]: call(), calls=CALLS, rounds=1))
+    reference = samples[names[0]]
+    return {name: Timing.from_samples(values, reference) for name, values in samples.items()}
+
+
+def run(path: Path) -> None:
+    """Measure every case and append its records to `path`."""
+    environment = read_environment()
+    for case in cases("cuda"):
+        timings = measure(case)
+        reference = next(iter(timings))
+        for name, timing in timings.items():
+            append(path, make_record(
+                timing, op=f"host_time/{case.op}", candidate=name, method=METHOD_HOST, reference=reference, flops=0,
+                bytes=0, environment=environment, kernel_hash="", config=None, problem={"gradients": case.gradients},
+            ))  # fmt: skip
+            how = "gradients" if case.gradients else ""
+            print(f"{case.op:16} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure the host time of warm calls.")
+    parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
+    run(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()
