@@ -17,10 +17,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
-from .timing import Timing
+
+if TYPE_CHECKING:
+    from .timing import Timing  # which needs torch; records do not
 
 SCHEMA_VERSION = 1
 

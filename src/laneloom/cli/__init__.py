@@ -31,6 +31,7 @@ from . import (
     predict,
     run,
     transformbench,
+    tune,
 )
 
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
@@ -79,7 +80,7 @@ def _options(
 
 for _command in (
     demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, layout.layout, instructions.instructions,
-    compare.compare, run.run, predict.predict, gpus.gpus,
+    compare.compare, run.run, predict.predict, tune.tune, gpus.gpus,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")

@@ -1,9 +1,9 @@
 """What the tuner found, as `plan` reads it: tables of this package and of the user's cache.
 
-The package has one file for each GPU, `tables/<gpu>.json`; the cache one for each product, so that processes never write
-the same file unless they tuned the same product, and then the last wins whole. All of it is JSON that is checked field by
-field: a damaged or hostile file costs one line of the log and is done without, and an entry whose config can no longer do
-the product is passed over. LANELOOM_TUNED=0 leaves every table out.
+The package has one file for each GPU, `tables/<gpu>.json`; the cache one for each product, so that processes never
+write the same file unless they tuned the same product, and then the last wins whole. All of it is JSON that is checked
+field by field: a damaged or hostile file costs one line of the log and is done without, and an entry whose config can
+no longer do the product is passed over. LANELOOM_TUNED=0 leaves every table out.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def read_table(path: Any, gpu_name: str, origin: str) -> list[TunedEntry]:
 
 def table_path(gpu_name: str) -> Path:
     """The package's table of a GPU."""
-    return Path(str(resources.files(__package__).joinpath("tables", f"{gpu_name}.json")))
+    return Path(str(resources.files("laneloom.ops.matmul").joinpath("tables", f"{gpu_name}.json")))
 
 
 def cache_folder(gpu_name: str) -> Path:

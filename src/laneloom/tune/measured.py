@@ -1,0 +1,232 @@
+"""Trying configs on the GPU: compiled and verified side by side in workers, then timed alone, each beside the model's.
+
+A worker that a kernel has taken down or hung costs that config and a new worker. The objective is the time of the cost
+model's choice in a first run over the ratio to it in the config's own run, so that clocks which drift cancel.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+from multiprocessing.pool import AsyncResult, Pool
+
+import torch
+
+from .. import __version__
+from ..bench.records import read_environment
+from ..bench.timing import count_sets, interleave
+from ..codegen.versions import triton_version
+from ..errors import LaneloomError, UnsupportedError
+from ..gpu import Gpu
+from ..ops.matmul.api import matmul
+from ..ops.matmul.config import MatmulConfig, plan_with_reasons
+from ..ops.matmul.problem import MatmulProblem
+from ..verify import SMALLEST, UNIT_ROUNDOFF
+from .outcome import Outcome
+
+DTYPES = {
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int8": torch.int8,
+    "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int32": torch.int32,
+}  # fmt: skip
+#: relative error of a sum that a precision of FP32 operands may have, whatever torch's was
+PRECISION_ERROR = {"ieee": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf16": 2.0**-22}
+GUARD = 4096  #: elements on either side of a result
+ROWS = 1024  #: of C that are judged at a time
+HANGS_S = 120  #: compiling and one launch take longer only if something is stuck
+FAR = 1.3  #: times the best, after a few rounds, at which a config is given up
+LOOK_ROUNDS, CONFIRM_ROUNDS = 3, 31
+_POISONED = "device error"  #: the worker's context is lost
+
+
+class MeasuredEvaluator:
+    """Times on this machine's GPU."""
+
+    objective = "measured"
+    method = (
+        "sustained: CUDA-graph replays interleaved with the cost model's choice, order and inputs rotated; each config "
+        "verified against FP64 before"
+    )
+
+    def __init__(self, problem: MatmulProblem, gpu: Gpu, *, jobs: int = 4, quick: bool = False):
+        if not {problem.dtype_a, problem.dtype_b, problem.dtype_out} <= set(DTYPES) or problem.batches != 1:
+            raise UnsupportedError(f"tuning on a GPU takes one product of {', '.join(DTYPES)}, got {problem.key}")
+        if torch.cuda.is_current_stream_capturing():
+            raise LaneloomError("tuning inside a CUDA-graph capture is refused: tune before it")
+        environment = read_environment()
+        self.where: dict[str, str | int | bool] = {
+            "gpu": environment.gpu, "driver": environment.driver, "torch": environment.torch,
+            "triton": triton_version(), "laneloom": __version__,
+        }  # fmt: skip
+        self.problem, self.gpu = problem, gpu
+        self._jobs, self._rounds, self._graph_us = jobs, 7 if quick else 15, 300.0 if quick else 1000.0
+        self._pool: Pool | None = None
+        sets = count_sets(problem.bytes)
+        self._operands = [operands(problem, seed) for seed in range(sets)]
+        self._outs = [torch.empty(problem.m, problem.n, dtype=DTYPES[problem.dtype_out], device="cuda")
+                      for _ in range(sets)]  # fmt: skip
+        self._model = plan_with_reasons(problem, gpu, use_tables=False).config
+        self._model_us: float | None = None
+
+    def evaluate(self, configs: Sequence[MatmulConfig], best_us: float | None) -> Iterator[Outcome]:
+        found = self._verify_all(configs)
+        if self._model_us is None:
+            both = {"model": self._launch(self._model), "again": self._launch(self._model)}
+            times = interleave(both, len(self._outs), rounds=self._rounds, graph_us=self._graph_us)
+            self._model_us = statistics.mean(t.median_us for t in times.values())
+        for config, why in zip(configs, found, strict=True):
+            outcome = Outcome(config, None, why) if why else self._time(config, best_us)
+            if outcome.finished and outcome.time_us is not None:
+                best_us = min(outcome.time_us, best_us or outcome.time_us)
+            yield outcome
+
+    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> tuple[MatmulConfig, float, float]:
+        """All of them and the model's choice in one run, with more rounds."""
+        candidates = {"model": self._launch(model)}
+        candidates |= {config.text: self._launch(config) for config in configs}
+        times = interleave(candidates, len(self._outs), rounds=CONFIRM_ROUNDS)
+        best = max(configs, key=lambda config: times[config.text].ratio_to_reference)
+        model_us = times["model"].median_us
+        # Noise is not a gain: the model's choice stays unless another beats it.
+        if best != model and times[best.text].ratio_to_reference <= 1:
+            best = model
+        return best, (model_us if best == model else model_us / times[best.text].ratio_to_reference), model_us
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.terminate()
+            self._pool.join()
+            self._pool = None
+
+    def _launch(self, config: MatmulConfig) -> Callable[[int], object]:
+        return lambda i: multiply(self.problem, *self._operands[i], self._outs[i], config)
+
+    def _time(self, config: MatmulConfig, best_us: float | None) -> Outcome:
+        assert self._model_us is not None
+        both = {"model": self._launch(self._model), "candidate": self._launch(config)}
+        sets = len(self._outs)
+        try:
+            if best_us is not None:
+                look = interleave(both, sets, rounds=LOOK_ROUNDS, warmup_rounds=1, graph_us=self._graph_us / 2)
+                time_us = self._model_us / look["candidate"].ratio_to_reference
+                if time_us > FAR * best_us:
+                    return Outcome(config, time_us, f"{time_us / best_us:.1f} x the best after {LOOK_ROUNDS} rounds")
+            timing = interleave(both, sets, rounds=self._rounds, graph_us=self._graph_us)["candidate"]
+        except LaneloomError as error:
+            return Outcome(config, None, str(error))
+        return Outcome(config, self._model_us / timing.ratio_to_reference)
+
+    def _verify_all(self, configs: Sequence[MatmulConfig]) -> list[str | None]:
+        """Why each config is not timed, or None. What one takes down is tried again without it."""
+        found: dict[int, str | None] = {}
+        alone = False
+        while len(found) < len(configs):
+            left = [i for i in range(len(configs)) if i not in found][: 1 if alone else None]
+            if self._pool is None:
+                self._pool = multiprocessing.get_context("spawn").Pool(self._jobs)
+            waiting: list[tuple[int, AsyncResult[str | None]]] = [
+                (i, self._pool.apply_async(why_wrong, (self.problem, configs[i].text))) for i in left
+            ]
+            lost = []
+            for i, result in waiting:
+                try:
+                    why = result.get(timeout=HANGS_S if not lost else 0)
+                except multiprocessing.TimeoutError:
+                    why = f"{_POISONED}: no answer after {HANGS_S} s"
+                if why and why.startswith(_POISONED):
+                    lost.append((i, why))
+                else:
+                    found[i] = why
+            if lost:
+                self.close()
+                if alone:
+                    found[lost[0][0]] = lost[0][1]
+                alone = True
+        return [found[i] for i in range(len(configs))]
+
+
+def operands(problem: MatmulProblem, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random A and B, densely stored in the problem's layout."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    pair = []
+    for letter, rows, columns, dtype in (
+        (problem.layout[0], problem.m, problem.k, problem.dtype_a),
+        (problem.layout[1], problem.k, problem.n, problem.dtype_b),
+    ):
+        shape = (rows, columns) if letter == "n" else (columns, rows)
+        if dtype in ("int8", "uint8"):
+            low, high = (-128, 128) if dtype == "int8" else (0, 256)
+            x = torch.randint(low, high, shape, dtype=DTYPES[dtype], device="cuda", generator=generator)
+        else:
+            wide = torch.float64 if dtype == "fp64" else torch.float32
+            x = torch.randn(shape, dtype=wide, device="cuda", generator=generator).to(DTYPES[dtype])
+        pair.append(x if letter == "n" else x.mT)
+    return pair[0], pair[1]
+
+
+def multiply(
+    problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: MatmulConfig | None
+) -> torch.Tensor:
+    """The call that is tuned."""
+    precision = None if problem.precision == "ieee" else problem.precision
+    return matmul(a, b, out=out, out_dtype=out.dtype, precision=precision, config=config)
+
+
+@lru_cache(maxsize=1)
+def _inputs(problem: MatmulProblem) -> tuple[torch.Tensor, torch.Tensor]:
+    return operands(problem, 0)
+
+
+def why_wrong(problem: MatmulProblem, text: str) -> str | None:
+    """What is wrong with a config's result on the GPU, into a poisoned and guarded C; None where nothing is."""
+    try:
+        a, b = _inputs(problem)
+        dtype = DTYPES[problem.dtype_out]
+        poison = -77 if dtype == torch.int32 else float("nan")
+        whole = torch.full((problem.m * problem.n + 2 * GUARD,), poison, dtype=dtype, device="cuda")
+        bits = whole.view(torch.uint8)
+        guard = GUARD * dtype.itemsize
+        before = bits[:guard].clone()
+        out = whole[GUARD:-GUARD].view(problem.m, problem.n)
+        multiply(problem, a, b, out, MatmulConfig.parse(text))
+        torch.cuda.synchronize()
+        if not (torch.equal(bits[:guard], before) and torch.equal(bits[-guard:], before)):
+            return "wrong: it writes outside C"
+        return judge(problem, a, b, out)
+    except LaneloomError as error:
+        return str(error)
+    except Exception as error:
+        words = str(error).strip().partition("\n")[0][:200]
+        is_lost = "CUDA" in words or "HIP" in words or "launch" in words
+        return f"{_POISONED if is_lost else type(error).__name__}: {words}"
+
+
+def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> str | None:
+    """C against FP64 under the budget of `laneloom.verify`, on the GPU and some rows at a time."""
+    worst = PRECISION_ERROR[problem.precision]
+    integers = problem.dtype_out == "int32"
+    wide_b = b.double()
+    for first in range(0, problem.m, ROWS):
+        rows, got = a[first : first + ROWS], out[first : first + ROWS].double()
+        truth = rows.double() @ wide_b
+        if integers:  # exact in FP64 as long as the sums are below 2^53
+            wrong = got != truth
+        else:
+            magnitude = rows.double().abs() @ wide_b.abs()
+            if problem.dtype_a == "fp64":
+                worst = problem.k * 2.0**-53  # torch's FP64 has the same rounding: what theory allows a sum of K terms
+            else:
+                same = (rows.float() @ b.float()).double()
+                worst = max(worst, ((same - truth).abs() / magnitude.clamp_min(1e-300)).max().item())
+            sums = 2 * worst * magnitude
+            unit, smallest = UNIT_ROUNDOFF[problem.dtype_out], SMALLEST[problem.dtype_out]
+            budget = sums + (unit * (truth.abs() + sums)).clamp_min(smallest / 2)
+            wrong = ~((got - truth).abs() <= budget)  # NaN is wrong
+        if wrong.any():
+            row, column = (int(i) for i in wrong.nonzero()[0])
+            return (
+                f"wrong: {int(wrong.sum())} elements, the first C[{first + row}, {column}], "
+                f"{got[row, column].item():.6g} in place of {truth[row, column].item():.6g}"
+            )
+    return None

@@ -1,0 +1,379 @@
+"""Tuning: tables that nothing can break, what plan makes of them, studies that survive being killed."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from typer.testing import CliRunner
+
+from laneloom.errors import LaneloomError
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul import tuned
+from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
+from laneloom.ops.matmul.problem import MatmulProblem
+
+GPU = get_gpu("gfx1151")
+PROBLEM = MatmulProblem.contiguous(200, 200, 200)
+FASTER = "wmma:block_m=32,block_n=32,block_k=64,num_warps=1,waves_n=1"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty user's cache, and no tables of the package."""
+    monkeypatch.setenv("LANELOOM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(tuned, "table_path", lambda name: tmp_path / "package" / f"{name}.json")
+    tuned.forget()
+    yield tmp_path
+    tuned.forget()
+
+
+def entry(problem=PROBLEM, config=FASTER, *, gain=2.0, objective="measured", origin="cache", time_us=10.0):
+    return tuned.TunedEntry(
+        problem.key, tuned.kind_of(problem), tuned.sizes_of(problem), config, time_us, time_us * gain, objective,
+        {"date": "2026-11-20"}, origin,
+    )  # fmt: skip
+
+
+def put(one, gpu=GPU):
+    path = tuned.cache_path(one.key, gpu.name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tuned.render_table([one], gpu.name))
+    tuned.forget()
+    return path
+
+
+def test_plan_takes_the_entry_of_the_product(cache):
+    before = plan_with_reasons(PROBLEM, GPU)
+    assert before.source == "cost model"
+    put(entry())
+    after = plan_with_reasons(PROBLEM, GPU)
+    assert (after.source, after.config) == ("tuned, exact", MatmulConfig.parse(FASTER))
+    assert after.config != before.config
+    assert plan(PROBLEM, GPU) == after.config
+    assert plan_with_reasons(PROBLEM, GPU, use_tables=False).config == before.config
+    assert plan_with_reasons(PROBLEM, get_gpu("gfx1100")).source == "cost model"
+
+
+def test_tables_can_be_left_out(cache, monkeypatch):
+    put(entry())
+    monkeypatch.setenv("LANELOOM_TUNED", "0")
+    assert plan_with_reasons(PROBLEM, GPU).source == "cost model"
+
+
+@pytest.mark.parametrize(
+    ("problem", "source"),
+    [
+        (MatmulProblem.contiguous(216, 256, 160), "tuned, nearest"),
+        (MatmulProblem.contiguous(200, 200, 400), "cost model"),  # a doubling away
+        (MatmulProblem.contiguous(201, 200, 201), "cost model"),  # loads of one element
+        (MatmulProblem.contiguous(200, 200, 200, dtype="bf16"), "cost model"),
+        (MatmulProblem.contiguous(200, 200, 200, layout="tn"), "cost model"),
+        (MatmulProblem.contiguous(200, 200, 200, dtype_out="fp32"), "cost model"),
+        (MatmulProblem.contiguous(200, 200, 200, batch=8), "cost model"),
+    ],
+    ids=lambda value: getattr(value, "key", value),
+)
+def test_an_entry_speaks_for_what_is_near(cache, problem, source):
+    put(entry())
+    assert plan_with_reasons(problem, GPU).source == source
+
+
+def test_a_neighbour_without_a_gain_is_silent(cache):
+    near = MatmulProblem.contiguous(208, 200, 200)
+    put(entry(gain=1.01))
+    assert plan_with_reasons(near, GPU).source == "cost model"
+    put(entry(gain=1.05, objective="predicted"))
+    assert plan_with_reasons(near, GPU).source == "cost model"
+    put(entry(gain=1.05))
+    assert plan_with_reasons(near, GPU).source == "tuned, nearest"
+
+
+def test_measured_comes_before_predicted(cache):
+    other = FASTER.replace("block_k=64", "block_k=32")
+    put(entry(objective="predicted"))
+    table = tuned.table_path(GPU.name)
+    table.parent.mkdir()
+    table.write_text(tuned.render_table([entry(config=other)], GPU.name))
+    tuned.forget()
+    found = tuned.find(PROBLEM, GPU)
+    assert found.entry.origin == "package"
+    assert found.config == MatmulConfig.parse(other)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.system, ("touch exploded",)
+
+
+def _fields(**changed):
+    table = {"schema_version": 1, "op": "matmul", "gpu": GPU.name, "entries": [entry().to_dict() | changed]}
+    return json.dumps(table).encode()
+
+
+HOSTILE = {
+    "empty": b"", "garbage": bytes(range(256)), "pickle": pickle.dumps(Bomb()), "truncated": _fields()[:-40],
+    "list": b"[]", "number": b"1e999", "deep": b"[" * 60000, "huge": b" " * (1 << 17) + _fields(),
+    "schema": _fields().replace(b'"schema_version": 1', b'"schema_version": 2'),
+    "another GPU": _fields().replace(b"gfx1151", b"gfx1100"),
+    "extra field": _fields(command="rm"), "times of text": _fields(time_us="fast"), "no time": _fields(time_us=None),
+    "infinite": _fields().replace(b'"time_us": 10.0', b'"time_us": 1e999'), "negative": _fields(time_us=-1),
+    "sizes": _fields(sizes=[1, 2, 3]), "sizes of text": _fields(sizes=["1", 2, 3, 4]), "zero": _fields(sizes=[0] * 4),
+    "objective": _fields(objective="guessed"), "config of a number": _fields(config=7),
+    "long config": _fields(config="wmma:" + "x" * 5000), "provenance": _fields(provenance=[1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_damaged_file_is_reported_in_one_line_and_written_anew(cache, name, caplog, monkeypatch):
+    monkeypatch.chdir(cache)
+    path = put(entry())
+    path.write_bytes(HOSTILE[name])
+    tuned.forget()
+    with caplog.at_level(logging.WARNING, "laneloom"):
+        assert plan_with_reasons(PROBLEM, GPU).source == "cost model"
+    assert [record.getMessage().count("\n") for record in caplog.records] == [0]
+    assert path.name in caplog.text
+    assert not (cache / "exploded").exists()
+    put(entry())
+    assert plan_with_reasons(PROBLEM, GPU).source == "tuned, exact"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "nothing:block_m=1", "wmma", "wmma:block_m=32", "os:system", "wmma:block_m=__import__", "../../x:block_m=1",
+        FASTER.replace("num_warps=1", "num_warps=0"), FASTER.replace("block_m=32", "block_m=" + "9" * 400),
+        FASTER.replace("block_n=32", "block_n=256"), "hopper_plain:block_m=16,block_n=16,block_k=16,num_warps=4",
+        FASTER + ",order=nowhere", FASTER + ",waves_n=0", FASTER + ",lds=1",
+    ],
+)  # fmt: skip
+def test_a_config_that_cannot_run_is_passed_over(cache, config, caplog):
+    put(entry(config=config))
+    with caplog.at_level(logging.WARNING, "laneloom"):
+        assert plan_with_reasons(PROBLEM, GPU).source == "cost model"
+    assert "passed over" in caplog.text
+
+
+def test_a_missing_and_an_unreadable_cache_do_no_harm(cache):
+    folder = tuned.cache_folder(GPU.name)
+    folder.mkdir(parents=True)
+    (folder / "folder.json").mkdir()
+    (folder / "nowhere.json").symlink_to("nothing")
+    os.mkfifo(folder / "pipe.json")
+    tuned.forget()
+    assert plan_with_reasons(PROBLEM, GPU).source == "cost model"
+
+
+def test_explain_names_who_chose(cache):
+    from laneloom.cli import app
+
+    def ask(shape):
+        words = ["explain", "matmul", "--gpu", "gfx1151", "--shape", shape]
+        shown = CliRunner().invoke(app, [*words, "--json"])
+        assert CliRunner().invoke(app, words).exit_code == 0
+        return json.loads(shown.stdout)
+
+    put(entry())
+    assert ask("200,200,200")["source"] == "tuned, exact"
+    assert ask("208,200,200")["source"] == "tuned, nearest"
+    assert PROBLEM.key in ask("208,200,200")["reason"]
+    assert ask("4096,4096,4096")["source"] == "cost model"
+
+
+def test_the_packages_tables_are_in_order():
+    from pathlib import Path
+
+    for path in (Path(tuned.__file__).parent / "tables").glob("*.json"):
+        gpu = get_gpu(path.stem)
+        rows = tuned.parse_table(path.read_text(), gpu.name, "package")
+        assert rows
+        for row in rows:
+            assert row.time_us <= row.model_us
+            assert {"gpu", "triton", "commit", "date", "method", "trials"} <= set(row.provenance)
+            MatmulConfig.parse(row.config)
+
+
+class Scripted:
+    """Times by a formula, in place of a GPU."""
+
+    objective, method = "measured", "a formula"
+
+    def __init__(self, wrong=""):
+        self.where, self.tried, self.wrong = {"gpu": "none"}, [], wrong
+
+    def evaluate(self, configs, best_us):
+        from laneloom.tune.outcome import Outcome
+
+        for config in configs:
+            self.tried.append(config.text)
+            if self.wrong and self.wrong in config.text:
+                yield Outcome(config, None, "wrong: scripted")
+            else:
+                yield Outcome(config, time_of(config))
+
+    def confirm(self, configs, model):
+        return configs[0], time_of(configs[0]), time_of(model)
+
+    def close(self):
+        pass
+
+
+def time_of(config):
+    return 1 + abs(config.block_m - 64) / 64 + abs(config.block_n - 64) / 64 + (config.order != "snake")
+
+
+def study(evaluator, trials, **how):
+    pytest.importorskip("optuna")
+    from laneloom.tune.study import run_study
+
+    return run_study(PROBLEM, GPU, evaluator, trials=trials, quick=True, **how)
+
+
+def test_a_study_finds_the_minimum_and_goes_on(cache):
+    first = Scripted()
+    found = study(first, 20)
+    assert len(set(first.tried)) == len(first.tried) == found.tried == 20
+    assert first.tried[0] == found.model.text == plan_with_reasons(PROBLEM, GPU, use_tables=False).config.text
+    assert all(MatmulConfig.parse(text).why_invalid(PROBLEM, GPU) is None for text in first.tried)
+    assert found.time_us == min(time_of(MatmulConfig.parse(text)) for text in first.tried) < found.model_us
+    second = Scripted()
+    study(second, 24)
+    assert len(second.tried) == 4
+    assert not set(second.tried) & set(first.tried)
+    third = Scripted()
+    assert study(third, 24).tried == 24
+    assert third.tried == []
+
+
+def test_a_wrong_config_never_wins_and_is_told(cache):
+    found = study(Scripted(wrong="block_m=64"), 16)
+    assert found.config.block_m != 64
+    assert found.wrong
+    assert all("wrong: scripted" in line for line in found.wrong)
+
+
+def test_the_models_own_choice_has_to_be_right(cache):
+    with pytest.raises(LaneloomError, match="own choice"):
+        study(Scripted(wrong="wmma"), 3)
+
+
+@pytest.mark.parametrize("damage", [b'{"op_code": 4, "wor', b"\xff\xfe\n{}\n", b"{}\n", b'{"op_code": 99}\n', b"[]\n"])
+def test_a_damaged_journal_is_mended(cache, damage, caplog):
+    first = Scripted()
+    journal = study(first, 12).journal
+    with journal.open("ab") as file:
+        file.write(damage)
+    with caplog.at_level(logging.WARNING, "laneloom"):
+        second = Scripted()
+        assert study(second, 14).tried == 14
+    torn = not damage.endswith(b"\n")
+    assert len([r for r in caplog.records if "journal" in r.getMessage()]) == (0 if torn else 1)
+    assert len(second.tried) in ((2,) if torn or b"op" not in damage and damage != b"{}\n" else (2, 14))
+
+
+KILLED = """
+    import os, sys
+    sys.path.insert(0, {tests!r})
+    import test_tune
+    class Dies(test_tune.Scripted):
+        def evaluate(self, configs, best_us):
+            for number, outcome in enumerate(super().evaluate(configs, best_us)):
+                if len(self.tried) == 9:
+                    os.kill(os.getpid(), 9)
+                yield outcome
+    test_tune.study(Dies(), 20)
+"""
+
+
+def test_a_killed_study_loses_the_running_trial_at_most(cache):
+    from pathlib import Path
+
+    code = textwrap.dedent(KILLED.format(tests=str(Path(__file__).parent)))
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ, capture_output=True, text=True)
+    assert done.returncode == -9, done.stderr
+    after = Scripted()
+    assert study(after, 20).tried == 20
+    assert len(after.tried) == 12  # 8 were told before
+
+
+def test_two_processes_do_not_share_a_study(cache):
+    from laneloom.tune.study import _locked
+
+    journal = study(Scripted(), 3).journal
+    with _locked(journal.with_suffix(".lock")), pytest.raises(LaneloomError, match="another process"):
+        study(Scripted(), 5)
+
+
+def test_writers_and_readers_together(cache):
+    """Two processes write one entry over and over while this one reads: always a whole one."""
+    pytest.importorskip("torch")
+    path = put(entry())
+    code = textwrap.dedent(f"""
+        from laneloom.tune.tables import write_atomically
+        from pathlib import Path
+        for _ in range(40):
+            write_atomically(Path({str(path)!r}), {path.read_text()!r})
+    """)
+    writers = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        assert len(tuned.parse_table(path.read_text(), GPU.name, "cache")) == 1
+        reads += 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert reads > 3
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_shipping_replaces_the_same_product(cache):
+    from laneloom.tune.tables import ship
+
+    other = MatmulProblem.contiguous(64, 64, 64)
+    for one in (entry(), entry(other), entry(time_us=5.0), entry(objective="predicted")):
+        path = ship(one, GPU)
+    rows = tuned.parse_table(path.read_text(), GPU.name, "package")
+    assert [(row.key, row.objective, row.time_us) for row in rows] == sorted(
+        [(PROBLEM.key, "measured", 5.0), (PROBLEM.key, "predicted", 10.0), (other.key, "measured", 10.0)]
+    )
+    path.write_text("{")
+    with pytest.raises(LaneloomError, match="damaged"):
+        ship(entry(), GPU)
+    assert path.read_text() == "{"
+
+
+def test_the_command_tunes_by_prediction(cache):
+    pytest.importorskip("optuna")
+    from laneloom.cli import app
+
+    words = ["tune", "matmul", "--gpu", "gfx1151", "--shape", "48,40,64", "--trials", "2", "--quick", "--jobs", "1"]
+    shown = CliRunner().invoke(app, [*words, "--json"])
+    assert shown.exit_code == 0, shown.stderr
+    told = json.loads(shown.stdout)
+    assert told["objective"] == "predicted"
+    assert told["time_us"] <= told["model_us"]
+    assert told["wrong"] == []
+    problem = MatmulProblem.contiguous(48, 40, 64)
+    assert plan_with_reasons(problem, GPU).source == "tuned, exact"
+    assert plan_with_reasons(problem, GPU).config.text == told["config"]
+
+
+def test_verification_sees_a_wrong_result(monkeypatch):
+    pytest.importorskip("optuna")
+    from laneloom.ops.matmul import execute
+    from laneloom.tune.predicted import why_wrong
+
+    config, whole = MatmulConfig.parse(FASTER), execute.multiply_into
+    assert why_wrong(PROBLEM, GPU, config) is None
+
+    def off_by_a_little(a, b, out, *rest, **how):
+        whole(a, b, out, *rest, **how)
+        out[-1, -1] *= 1.01
+
+    monkeypatch.setattr(execute, "multiply_into", off_by_a_little)
+    assert why_wrong(PROBLEM, GPU, config).startswith("wrong: C[39, 39]")
