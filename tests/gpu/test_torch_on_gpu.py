@@ -1,0 +1,119 @@
+"""PyTorch's side on a real GPU: operators in CUDA graphs and in Inductor's code, `patched` around a model that trains."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+
+import laneloom  # noqa: E402
+import laneloom.pytorch  # noqa: E402
+from laneloom.ops.target import active_gpu  # noqa: E402
+from laneloom.pytorch import measurements  # noqa: E402
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "train_patched.py"
+
+
+def random(*shape, seed=0, dtype=torch.bfloat16):
+    return torch.randn(shape, dtype=dtype, device="cuda", generator=torch.Generator("cuda").manual_seed(seed))
+
+
+def operands(n, seed=0):
+    """Of every function, for sizes with n in them."""
+    wide = torch.float64
+    return {
+        "matmul": (random(n, 256, seed=seed), random(256, 128, seed=seed + 1)),
+        "gemm": (random(n, 256, seed=seed), random(256, 128, seed=seed + 1), random(128, seed=seed + 2)),
+        "flash_attention": tuple(random(2, 4, n, 64, seed=seed + i) for i in range(3)),
+        "transform3d": (random(n, 10, 10, 10, seed=seed, dtype=wide), random(10, 10, seed=seed + 1, dtype=wide)),
+    }
+
+
+FUNCTIONS = {
+    "matmul": laneloom.matmul, "gemm": lambda a, b, c: laneloom.gemm(a, b, c, beta=0.5, activation="gelu"),
+    "flash_attention": laneloom.flash_attention, "transform3d": laneloom.transform3d,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def needs_cuda_bindings(request):
+    torch._dynamo.reset()
+    if "transform3d" in request.node.name and importlib.util.find_spec("cuda.bindings") is None:
+        pytest.skip("the extra cuda is not installed")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_in_a_cuda_graph(name, gradients):
+    """A graph, gradients included, replayed on other data gives the bits of an eager call."""
+    function = FUNCTIONS[name]
+    static = [x.requires_grad_(gradients) for x in operands(96)[name]]
+    weight = torch.randn_like(function(*static).detach())
+
+    def step(tensors):
+        out = function(*tensors)
+        return out, torch.autograd.grad(out, tensors, weight) if gradients else ()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step(static)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(static)
+    fresh = [x.requires_grad_(gradients) for x in operands(96, seed=50)[name]]
+    with torch.no_grad():
+        for x, y in zip(static, fresh, strict=True):
+            x.copy_(y)
+    graph.replay()
+    expected = step(fresh)
+    assert torch.equal(captured[0], expected[0])
+    assert all(torch.equal(x, y) for x, y in zip(captured[1], expected[1], strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled_by_inductor(name):
+    function = FUNCTIONS[name]
+    compiled = torch.compile(lambda *x: torch.relu(function(*x)) * 2, fullgraph=True, dynamic=True)
+    for n in (96, 128):
+        tensors = operands(n)[name]
+        torch.testing.assert_close(compiled(*tensors), torch.relu(function(*tensors)) * 2)
+
+
+def test_calls_follow_autocast():
+    a, b = random(128, 128, dtype=torch.float32), random(128, 128, seed=1, dtype=torch.float32)
+    before = laneloom.matmul(a, b)
+    with torch.autocast("cuda", torch.bfloat16):
+        for _ in range(2):
+            assert laneloom.matmul(a, b).dtype == torch.bfloat16
+    assert before.dtype == laneloom.matmul(a, b).dtype == torch.float32
+
+
+def test_patched_routes_by_measurements():
+    known = measurements.measurements(active_gpu().name)
+    for m in (m for m in known if m.op == "matmul" and m.kind == "bf16 nt" and m.sizes[1] in (1, 16, 128)):
+        _, rows, columns, depth = m.sizes
+        a, w = random(rows, depth), random(columns, depth, seed=1)
+        with laneloom.patched() as p:
+            out = F.linear(a, w)
+        (entry,) = p.report().entries
+        assert entry.routed == (m.ratio > 1), entry
+        if entry.routed:
+            assert torch.equal(out, laneloom.matmul(a, w.mT))
+
+
+@pytest.mark.parametrize("flags", [[], ["--compile"], ["--graph"], ["--compile", "--graph"]], ids=" ".join)
+def test_example_trains_the_same_curve(flags):
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLE), "--always", "--steps", "12", *flags], capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "laneloom  " in done.stdout
