@@ -9,29 +9,37 @@ from dataclasses import dataclass, field
 import torch
 
 import laneloom
+from laneloom.ops.transform3d.config import ChainedConfig, RowsConfig
+from laneloom.ops.transform3d.config_levels import AmdLevelsConfig
+from laneloom.ops.transpose.config import IdentityConfig, TilesConfig
+
+GPUS = ("gfx1151", "gfx1201")
 
 
 @dataclass(frozen=True)
 class Case:
     """One kernel in one situation."""
 
-    files: tuple[str, ...]  #: of ops/, the kernels that the call launches
+    file: str  #: of ops/, the kernel in question
     make: Callable[..., Callable[[], tuple[torch.Tensor, ...]]]  #: (seed, more loop iterations) -> the call
     launch: int = -1  #: which of the call's launches is the one in question
     caught: Counter = field(default_factory=Counter)  #: at least so many deletions of each kind must be caught
     step: int = 1  #: of so many mutants one is run, unless all are asked for
+    gpus: tuple[str, ...] = GPUS
 
 
 def _half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
-def _matmul(m: int, n: int, k: int, layout: str = "nn", config: str | None = None):
+def _matmul(m: int, n: int, k: int, layout: str = "nn", config: str | None = None, dtype=torch.float16):
     def make(seed=0, more=0):
         torch.manual_seed(seed)
-        b = _half(n, k + more).T if layout == "nt" else _half(k + more, n)
-        a = _half(m, k + more)
-        return lambda: (laneloom.matmul(a, b, config=config),)
+        shape = (n, k + more) if layout == "nt" else (k + more, n)
+        b = torch.randint(-9, 9, shape).to(dtype)
+        a = torch.randint(-9, 9, (m, k + more)).to(dtype)
+        out = torch.int32 if dtype is torch.int8 else dtype
+        return lambda: (laneloom.matmul(a, b.T if layout == "nt" else b, out_dtype=out, config=config),)
 
     return make
 
@@ -43,6 +51,12 @@ def _gemm(k: int, activation: str):
         return lambda: (laneloom.gemm(a, b, c, alpha=0.5, beta=-2, bias=bias, activation=activation),)
 
     return make
+
+
+def _gemm_chain(seed=0, more=0):
+    torch.manual_seed(seed)
+    a0, b0, b1, c1 = _half(40, 24 + more), _half(24 + more, 40), _half(40, 24), _half(40, 24)
+    return lambda: (laneloom.gemm_chain(a0, b0, b1, c1, alpha0=0.5, beta1=2.0),)
 
 
 def _attention(backward: bool):
@@ -63,25 +77,65 @@ def _attention(backward: bool):
 _gradients = _attention(True)
 
 
-def _transform3d(seed=0, more=0):
-    torch.manual_seed(seed)
-    x, matrix = torch.randn(3 + more, 5, 5, 5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
-    return lambda: (laneloom.transform3d(x, matrix),)
+def _transform3d(config):
+    def make(seed=0, more=0):
+        torch.manual_seed(seed)
+        x, matrix = torch.randn(3 + more, 5, 5, 5, dtype=torch.float64), torch.randn(5, 5, dtype=torch.float64)
+        return lambda: (laneloom.transform3d(x, matrix, config=config),)
+
+    return make
 
 
+def _transpose(config):
+    def make(seed=0, more=0):
+        torch.manual_seed(seed)
+        x = torch.randint(-9999, 9999, (2, 70 + more, 45), dtype=torch.int16)
+        return lambda: (laneloom.transpose(x, config=config),)
+
+    return make
+
+
+_FP32 = torch.float32
 CASES = {
     # four waves, several K-tiles, no masks
-    "matmul": Case(("matmul/wmma",), _matmul(256, 512, 96, "nt"), caught=Counter(wait=3, barrier=1)),
+    "matmul": Case("matmul/wmma", _matmul(256, 512, 96, "nt"), caught=Counter(wait=3, barrier=1)),
     # masks in every load and store
-    "matmul, ragged": Case(("matmul/wmma",), _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=7),
-    "coop": Case(("matmul/wmma_coop",), _matmul(200, 150, 96, config="coop"), caught=Counter(wait=2), step=20),
+    "matmul, ragged": Case("matmul/wmma", _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=7),
+    "coop": Case("matmul/wmma_coop", _matmul(200, 150, 96, config="coop"), caught=Counter(wait=2), step=20),
     "pingpong": Case(
-        ("matmul/wmma_pingpong",), _matmul(200, 150, 96, config="pingpong"), caught=Counter(wait=2, barrier=1), step=20
+        "matmul/wmma_pingpong", _matmul(200, 150, 96, config="pingpong"), caught=Counter(wait=2, barrier=1), step=20
     ),
-    "gemm": Case(("matmul/wmma",), _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=15),
-    "gemm without K": Case(("matmul/epilogue",), _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=2),
-    "attention": Case(("attention/forward",), _attention(False), caught=Counter(wait=2), step=12),
-    "attention, query's gradient": Case(("attention/backward",), _gradients, 1, Counter(wait=2), step=16),
-    "attention, key's gradient": Case(("attention/backward",), _gradients, 2, Counter(wait=2), step=16),
-    "transform3d": Case(("transform3d/rows",), _transform3d, caught=Counter(wait=3, mask=1), step=2),
-}
+    "direct": Case(
+        "matmul/wmma_direct",
+        _matmul(67, 45, 100, "nt", "wmma_direct:block_m=32,block_n=32,block_k=32,num_warps=2", torch.int8),
+        caught=Counter(wait=1, mask=1), step=12, gpus=("gfx1201",),
+    ),
+    "fma": Case("matmul/fma", _matmul(70, 37, 45, dtype=_FP32), caught=Counter(wait=2, mask=1), step=20),
+    "sgemm_k1": Case("matmul/sgemm_naive", _matmul(35, 20, 9, config="sgemm_k1", dtype=_FP32), step=4),
+    "sgemm_k2": Case(
+        "matmul/sgemm_square", _matmul(35, 40, 37, config="sgemm_k2", dtype=_FP32), caught=Counter(barrier=1), step=4
+    ),
+    "sgemm_k5": Case(
+        "matmul/sgemm_tiles", _matmul(130, 131, 20, config="sgemm_k5", dtype=_FP32), caught=Counter(wait=2), step=30
+    ),
+    "sgemm_k8": Case(
+        "matmul/sgemm_assembly", _matmul(130, 132, 20, config="sgemm_k8", dtype=_FP32), caught=Counter(wait=2), step=8,
+        gpus=("gfx1151",),
+    ),
+    "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=15),
+    "gemm without K": Case("matmul/epilogue", _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=4),
+    "gemm_chain": Case("gemm_chain/wmma", _gemm_chain, caught=Counter(wait=2), step=8),
+    "attention": Case("attention/forward", _attention(False), caught=Counter(wait=2), step=12),
+    "attention, query's gradient": Case("attention/backward", _gradients, 1, Counter(wait=2), step=16),
+    "attention, key's gradient": Case("attention/backward", _gradients, 2, Counter(wait=2), step=16),
+    "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
+    "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),
+    "transform3d strips": Case(
+        "transform3d/levels_amd", _transform3d(AmdLevelsConfig(level=5)), caught=Counter(wait=1), step=8
+    ),
+    "transpose": Case("transpose/tiles", _transpose(TilesConfig()), caught=Counter(wait=1, mask=1), step=6),
+    "transpose by WMMA": Case(
+        "transpose/identity", _transpose(IdentityConfig(block_r=32, chunks=2, num_warps=2)), caught=Counter(wait=1),
+        step=6,
+    ),
+}  # fmt: skip

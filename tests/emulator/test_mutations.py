@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from own_kernels import CASES  # noqa: E402
+from own_kernels import CASES, GPUS  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.emulator import launch as launching  # noqa: E402
@@ -28,7 +28,6 @@ BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
 # A masked lane is switched off, or sent to an offset that no buffer reaches.
 OFFSET = re.compile(r"v_(dual_)?cndmask_b32\S* (v\d+), 0x80000000, (v\d+)(, (?:s\d+|vcc_lo))?")
 MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{OFFSET.pattern}")
-GPUS = ["gfx1151", "gfx1201"]
 
 
 def mutants(asm: str):
@@ -156,9 +155,8 @@ def same_elsewhere(original, text, gpu, call) -> bool:
     return got is not None and same(got, want)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize("name", CASES)
-def test_every_mutant_is_caught_or_explained(gpu, name, monkeypatch):
+@pytest.mark.parametrize(("name", "gpu"), [(name, gpu) for name, case in CASES.items() for gpu in case.gpus])
+def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
     case = CASES[name]
     call = case.make()
     with laneloom.emulated(gpu) as clean:
