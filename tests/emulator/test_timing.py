@@ -32,7 +32,7 @@ def run(lines, waves=1, asked=None, machine=XTX, groups=1, **options) -> Outcome
     code = [decode(ins, machine, 32) for ins in parsed]
     places = [None if asked is None else asked.get(k) for k in range(len(lines))]
     listed = [Stream(k * groups // waves, list(range(len(lines))), places) for k in range(waves)]
-    return simulate(machine, code, listed, Memory(machine, 0.0, 0.0), **options)
+    return simulate(machine, code, listed, Memory(machine, 0.0, 1.0), **options)
 
 
 def cycles(lines, *args, **options) -> float:
@@ -116,7 +116,7 @@ def test_far_memory_costs_bandwidth_and_latency():
     times = {}
     for missing in (0.0, 1.0):
         stream = Stream(0, [0] * 200 + [1], [[(k,)] for k in range(200)] + [None])
-        times[missing] = simulate(XTX, code, [stream], Memory(XTX, missing, 0.0)).cycles
+        times[missing] = simulate(XTX, code, [stream], Memory(XTX, missing, 1.0)).cycles
     # 200 lines of 128 bytes at this WGP's share of the bandwidth.
     share = XTX.memory_gbs / XTX.wgps / XTX.clock_ghz
     assert times[1.0] == pytest.approx(200 * 128 / share + XTX.memory_latency_ns * XTX.clock_ghz, rel=0.1)
@@ -128,7 +128,7 @@ def test_a_barrier_waits_for_the_last_wave():
     code = [decode(ins, XTX, 32) for ins in parsed]
     slow = Stream(0, list(range(51)), [None] * 51)
     quick = Stream(0, [50], [None])
-    outcome = simulate(XTX, code, [slow, quick], Memory(XTX, 0.0, 0.0))
+    outcome = simulate(XTX, code, [slow, quick], Memory(XTX, 0.0, 1.0))
     assert outcome.ends[0] == outcome.ends[1]
     assert outcome.ends[0] - XTX.wave_start_cycles == pytest.approx(50 * 5 + XTX.barrier_cycles, abs=6)
     assert outcome.stalls["barrier"] > 0.3

@@ -19,6 +19,7 @@ from ..timing import Machine, Prediction, machine_of
 from ..timing.model import Sample, evaluate, sample
 from ..verify import STORAGE
 
+_PAGE = 1 << 16
 DEPTH = 896  #: of K: enough iterations of every schedule's loop, and a multiple of their depths
 
 
@@ -53,7 +54,10 @@ def sample_matmul(
     def at(depth: int) -> list[Sample]:
         dtypes = (dtype, dtype, dtype_out)
         found = sample(lambda: execute.multiply_into(a[:, :depth], b[:depth], c, dtypes, row, chosen), row)
-        return [replace(s, footprint=max(s.footprint, problem.bytes)) for s in found]
+        if depth == k:
+            return found
+        sources = a.nbytes + b.nbytes
+        return [replace(s, footprint=max(s.footprint, problem.bytes), sources=max(s.sources, sources)) for s in found]
 
     depth = DEPTH if k > 2 * DEPTH else k
     return ProductSample(chosen.text, at(depth), k / depth)
@@ -65,5 +69,9 @@ def predict_matmul(m: int, n: int, k: int, gpu: str | Gpu, **how: Any) -> Predic
 
 
 def _zeros(rows: int, columns: int, dtype: str, layout: str = "n") -> np.ndarray:
-    stored = STORAGE[dtype]
-    return np.zeros((rows, columns), stored) if layout == "n" else np.zeros((columns, rows), stored).T
+    """Zeros where a GPU's allocator would put them, so that lines of the caches begin with rows."""
+    stored = np.dtype(STORAGE[dtype])
+    octets = np.zeros(rows * columns * stored.itemsize + _PAGE, np.uint8)
+    skip = -octets.ctypes.data % _PAGE
+    array = octets[skip : octets.nbytes - _PAGE + skip].view(stored)
+    return array.reshape(rows, columns) if layout == "n" else array.reshape(columns, rows).T

@@ -15,7 +15,7 @@ from .trace import LINE_BYTES
 class Memory:
     """The memory system of one WGP while one simulation runs. Times are cycles."""
 
-    def __init__(self, machine: Machine, missing: float, mall_share: float):
+    def __init__(self, machine: Machine, missing: float, far: float, near: bool = False):
         self.machine = machine
         self.missing = missing  #: part of the L2's requests that it has to fetch
         clock = machine.clock_ghz
@@ -25,20 +25,23 @@ class Memory:
         self.scalars: dict[int, float] = {}
         self.l2_free = self.memory_free = 0.0
         self.l2_line = LINE_BYTES * machine.wgps / machine.l2_bytes_per_clock
-        # A line from memory, shared by all WGPs: bytes per clock = GB/s over GHz.
-        rate = mall_share * machine.mall_gbs + (1 - mall_share) * machine.memory_gbs
-        self.memory_line = LINE_BYTES * machine.wgps * clock / rate
-        far = mall_share * machine.mall_latency_ns + (1 - mall_share) * machine.memory_latency_ns
-        self.memory_latency = far * clock
+        # What the L2 fetches, shared by all WGPs: the part `far` from memory, all of it past the Infinity Cache.
+        rate = min(machine.memory_gbs / max(far, 1e-9), machine.mall_gbs or machine.memory_gbs)
+        self.memory_line = LINE_BYTES * machine.wgps * clock / rate  # bytes per clock = GB/s over GHz
+        stored = machine.mall_gbs if near else machine.memory_gbs  # near: the Infinity Cache holds all arguments
+        self.store_line = LINE_BYTES * machine.wgps * clock / stored
+        self.memory_latency = clock * (far * machine.memory_latency_ns + (1 - far) * machine.mall_latency_ns)
         self._owed = 0.0
         self.busy = {"L0": 0.0, "L2": 0.0, "memory": 0.0}
         self.requests = {"L0": 0, "L2": 0, "memory": 0}
 
-    def load(self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int) -> tuple[float, float]:
+    def load(
+        self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int, lanes: int
+    ) -> tuple[float, float]:  # fmt: skip
         """(start, arrival of the last byte) of a wave's load of these lines that a CU issues at `at`."""
         m = self.machine
         start = max(at, self.l0_free[cu])
-        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock)
+        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock, lanes / m.l0_lanes_per_clock)
         self.l0_free[cu] = start + busy
         self.busy["L0"] += busy
         self.requests["L0"] += len(lines)
@@ -74,21 +77,23 @@ class Memory:
         self.requests["memory"] += 1
         return start + self.memory_latency
 
-    def store(self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int) -> tuple[float, float]:
+    def store(
+        self, cu: int, at: float, lines: tuple[int, ...], register_bytes: int, lanes: int
+    ) -> tuple[float, float]:  # fmt: skip
         """(start, acknowledgement) of a wave's store; it goes to the L2, which writes each line to memory once."""
         m = self.machine
         start = max(at, self.l0_free[cu])
-        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock)
+        busy = max(len(lines), register_bytes / m.l0_bytes_per_clock, lanes / m.l0_lanes_per_clock)
         self.l0_free[cu] = start + busy
         self.busy["L0"] += busy
         done = start + busy
         part = min(1.0, register_bytes / max(len(lines), 1) / LINE_BYTES)
         for line in lines:
             self.l0[cu][line % self._sets].pop(line, None)
-            self.l2_free = max(start, self.l2_free) + self.l2_line
-            self.busy["L2"] += self.l2_line
-            self.memory_free = max(start, self.memory_free) + self.memory_line * part
-            self.busy["memory"] += self.memory_line * part
+            self.l2_free = max(start, self.l2_free) + self.l2_line * part
+            self.busy["L2"] += self.l2_line * part
+            self.memory_free = max(start, self.memory_free) + self.store_line * part
+            self.busy["memory"] += self.store_line * part
             done = max(done, self.l2_free)
         return start, done + m.l2_latency
 

@@ -43,6 +43,7 @@ class Cost:
     counters: tuple[int, ...]  #: which counters it raises
     waits: tuple[tuple[int, int], ...]  #: counter, how many may stay under way
     register_bytes: int  #: of a vector memory access: to or from registers
+    lanes: int
     matrix: bool
     dual: bool
     text: str
@@ -93,7 +94,7 @@ def decode(ins: Instruction, machine: Machine, lanes: int) -> Cost:
         pipe, busy, latency, trans, reads, writes,
         tuple(COUNTERS.index(c) for c in raises(ins, machine.gpu.major)),
         tuple((COUNTERS.index(c), n) for c, n in waits(ins).items()),
-        register_bytes, matrix, ins.second is not None, ins.text,
+        register_bytes, lanes, matrix, ins.second is not None, ins.text,
         _number(ins) if ins.name == "s_setprio" else None, nap,
     )  # fmt: skip
 

@@ -45,6 +45,7 @@ class Machine:
     l0_bytes: int = 32 * KIB  #: of one CU [P]
     l0_ways: int = 4  #: lines of one set [W]
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
+    l0_lanes_per_clock: int = 4  #: addresses that a CU's texture unit makes per clock [W]
     l0_latency: int = 120  #: a vector load that hits L0 [A]
     l2_latency: int = 280  #: a vector load that hits L2 [A]
     l2_bytes_per_clock: float = 2048.0  #: of the whole GPU [A]: 64 bytes for each of its channels

@@ -57,6 +57,8 @@ class Sample:
     cuts: list[Cut]
     missing: float  #: part of the L2's requests that nobody else has asked for
     footprint: int  #: bytes of all arguments
+    loaded: int  #: bytes of the lines that the workgroups of one WGP load
+    sources: int  #: bytes of the arguments that are loaded from
     executed: int  #: instructions of one workgroup
 
     @property
@@ -115,7 +117,7 @@ class Sampler:
         self.samples.append(
             Sample(
                 program, (x, y, z), waves, whole_wgp, resident, cuts, together / apart if apart else 1.0,
-                sum(r.nbytes for r in regions), executed,
+                sum(r.nbytes for r in regions), *trace.loaded(), executed,
             )
         )  # fmt: skip
         return record
@@ -133,14 +135,15 @@ def sample(call: Callable[[], Any], gpu: str | Gpu) -> list[Sample]:
 
 def evaluate(launched: Sample, machine: Machine, longer: float = 1.0) -> KernelPrediction:
     """The predicted time of a launch on `machine`, or of one whose main loop goes round `longer` times as often."""
-    program, footprint = launched.program, launched.footprint
+    program = launched.program
     code = [decode(ins, machine, program.lanes) for ins in program.listing.instructions]
-    mall_share = min(1.0, machine.mall_bytes / footprint) if footprint > machine.l2_bytes else 1.0
+    missing, far = _misses(launched, machine, longer)
+    near = launched.footprint <= machine.mall_bytes
 
     def round_of(workgroups: int, timeline: bool = False) -> tuple[float, Outcome]:
         chosen = [c for c in launched.cuts if c.stream.workgroup // machine.wgps < workgroups]
         outcome = simulate(
-            machine, code, [c.stream for c in chosen], Memory(machine, launched.missing, mall_share),
+            machine, code, [c.stream for c in chosen], Memory(machine, missing, far, near),
             whole_wgp=launched.whole_wgp,
             timeline_of=chosen[0].stream.workgroup if timeline and chosen else None,
         )  # fmt: skip
@@ -153,14 +156,33 @@ def evaluate(launched: Sample, machine: Machine, longer: float = 1.0) -> KernelP
     if rest:
         last = -(-rest // machine.wgps)
         total += cycles if last == launched.resident else round_of(last)[0]
-    bandwidth_us = footprint / machine.memory_gbs * 1e-3
+    bandwidth_us = launched.footprint / (machine.mall_gbs if near else machine.memory_gbs) * 1e-3
     time_us = max(total / machine.clock_ghz * 1e-3, bandwidth_us)
     return KernelPrediction(
         program.kernel, machine.gpu.name, time_us, _limiter(outcome, time_us, bandwidth_us), outcome.busy,
         outcome.stalls, launched.grid, launched.resident, launched.resident * launched.waves / 4,
-        launched.workgroups / at_once, cycles, launched.missing, bandwidth_us, launched.executed, outcome, program,
+        launched.workgroups / at_once, cycles, missing, bandwidth_us, launched.executed, outcome, program,
         machine.clock_ghz,
     )  # fmt: skip
+
+
+def _misses(launched: Sample, machine: Machine, longer: float) -> tuple[float, float]:
+    """The part of its requests that the L2 has to fetch, and the part of those that the Infinity Cache does not hold.
+
+    The launch is one of many, as in a benchmark: arguments that fit a cache are there from the launch before. Else
+    everything is fetched once, and what does not fit again for each round of workgroups.
+    """
+    if launched.footprint <= machine.mall_bytes:
+        return (0.0 if launched.footprint <= machine.l2_bytes else launched.missing), 0.0
+    rounds = launched.workgroups / (launched.resident * machine.wgps)
+    asked = launched.loaded * longer * machine.wgps * rounds
+    if not asked or not launched.sources:
+        return launched.missing, 1.0
+    missing = launched.missing
+    if launched.sources <= machine.l2_bytes:
+        missing = min(missing, launched.sources / asked)
+    first, beyond = launched.sources / (asked * missing), 1 - machine.mall_bytes / launched.sources
+    return missing, min(1.0, max(first, beyond))
 
 
 def _left_out(outcome: Outcome, cuts: Sequence[Cut], longer: float) -> float:

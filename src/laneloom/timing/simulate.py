@@ -192,7 +192,7 @@ class _Wgp:
         elif pipe in (_LOAD, _STORE):
             lines = stream.asked[place][0] if stream.asked[place] else _SCRATCH_LINES
             move = self.memory.load if pipe == _LOAD else self.memory.store
-            start, done = move(cu, at, lines, cost.register_bytes)
+            start, done = move(cu, at, lines, cost.register_bytes, cost.lanes)
             busy = max(len(lines), 1)
             wave.stalls["L0 pipe"] += start - at
             self._under_way(wave, cost, done)

@@ -13,7 +13,7 @@ from .simulate import Stream
 from .trace import Trace
 
 WARM, MEASURED, TAIL = 4, 8, 2  #: iterations
-_MOST = 250_000  #: instructions of all waves that are simulated
+_MOST = 300_000  #: instructions of all waves that are simulated
 _FEWEST = WARM + TAIL + 4  #: iterations of a loop whose pace is measured
 PACE_STARTS, PACE_ENDS = 0, 1  #: marks
 
@@ -38,13 +38,16 @@ def cut_streams(trace: Trace) -> list[Cut]:
     total = sum(lengths[trace.visits[v].block] for own in visits.values() for v in own)
     # A loop's block stands at most once in an iteration, so its visits count the iterations.
     longest = max(visits.values(), key=len, default=[])
-    header = _header([trace.visits[v].block for v in longest], lengths, len(waves))
-    few = total < _MOST / 8
-    return [_cut(trace, wave, visits[wave], header, lengths, few) for wave in waves]
+    header, measured = _header([trace.visits[v].block for v in longest], lengths, len(waves))
+    if total < _MOST / 8:
+        measured = len(longest)  # a small launch is simulated whole
+    return [_cut(trace, wave, visits[wave], header, lengths, measured) for wave in waves]
 
 
-def _header(sequence: list[int], lengths: list[int], waves: int) -> int | None:
-    """The block to cut at: of the loops in which most time passes the longest that has enough iterations."""
+def _header(sequence: list[int], lengths: list[int], waves: int) -> tuple[int | None, int]:
+    """The block to cut at, and the iterations to measure: of the loops in which most time passes the longest that the
+    simulation can afford.
+    """
     places: dict[int, list[int]] = {}
     before = 0
     for block in sequence:
@@ -52,24 +55,25 @@ def _header(sequence: list[int], lengths: list[int], waves: int) -> int | None:
         before += lengths[block]
     enough = {b: p for b, p in places.items() if len(p) >= _FEWEST}
     if not enough:
-        return None
+        return None, 0
     span = {b: p[-1] - p[0] for b, p in enough.items()}
     most = max(span.values())
     counts = Counter(sequence)
     candidates = [b for b in enough if span[b] >= 0.9 * most]
-    simulated = {b: (WARM + MEASURED + TAIL) * span[b] / (counts[b] - 1) * waves for b in candidates}
-    affordable = [b for b in candidates if simulated[b] <= _MOST] or [min(candidates, key=lambda b: simulated[b])]
-    return min(affordable, key=lambda b: (counts[b], sequence.index(b)))
+    affords = {b: int(_MOST / (span[b] / (counts[b] - 1) * waves)) - WARM - TAIL for b in candidates}
+    affordable = [b for b in candidates if affords[b] >= 4] or [max(candidates, key=lambda b: affords[b])]
+    header = min(affordable, key=lambda b: (counts[b], sequence.index(b)))
+    return header, max(min(affords[header], MEASURED), 4)
 
 
 def _cut(
-    trace: Trace, wave: int, visits: list[int], header: int | None, lengths: list[int], few: bool
+    trace: Trace, wave: int, visits: list[int], header: int | None, lengths: list[int], most: int
 ) -> Cut:  # fmt: skip
     at = [k for k, v in enumerate(visits) if trace.visits[v].block == header] if header is not None else []
     keep: list[tuple[int, int | None]] = [(k, None) for k in range(len(visits))]
     left_out = measured = 0
     if len(at) >= _FEWEST:
-        measured = len(at) - TAIL - WARM if few else min(MEASURED, len(at) - TAIL - WARM)
+        measured = min(most, len(at) - TAIL - WARM)
         starts, ends, resume = at[WARM], at[WARM + measured], at[-TAIL]
         left_out = len(at) - TAIL - WARM - measured
         keep = [(k, None) for k in (*range(ends), *range(resume, len(visits)))]

@@ -65,6 +65,12 @@ class _Watching:
 
     def watch(self, memory: GlobalMemory) -> None:
         memory.counters = self
+        self.memory = memory
+
+    @property
+    def loads(self) -> bool:
+        """Whether the instruction that runs is a vector load of global memory."""
+        return "_load_" in self.program.listing.instructions[self.now].name
 
 
 class Trace(_Watching):
@@ -75,6 +81,7 @@ class Trace(_Watching):
         self.visits: list[Visit] = []
         self._rows: tuple[np.ndarray, dict[int, int]] = (np.empty(0, np.int64), {})
         self._patterns: dict[tuple, list[tuple[int, int]]] = {}
+        self._loaded: list[np.ndarray] = []
 
     def enter(self, g: Waves) -> None:
         if self._rows[0] is not g.ids:
@@ -94,8 +101,19 @@ class Trace(_Watching):
 
     def count_global(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         line, new = distinct_lines(address, nbytes, active)
+        if self.loads:
+            self._loaded.append(np.unique(line[new]))
         wanted = np.split(line[new], np.cumsum(new.sum(axis=1))[:-1])
         self.visits[-1].asked.append((self.now, [tuple(w.tolist()) for w in wanted]))
+
+    def loaded(self) -> tuple[int, int]:
+        """(bytes of the different lines that these workgroups load, bytes of the arguments that they load from)."""
+        if not self._loaded:
+            return 0, 0
+        lines = np.unique(np.concatenate(self._loaded))
+        starts, ends = self.memory.starts, self.memory.ends
+        touched = np.unique(np.searchsorted(starts, lines * LINE_BYTES + LINE_BYTES - 1, side="right") - 1)
+        return len(lines) * LINE_BYTES, int((ends[touched] - starts[touched]).sum())
 
     def of_wave(self, wave: int) -> list[int]:
         """The visits of one wave, in order."""
@@ -131,7 +149,7 @@ class Reach(_Watching):
         pass
 
     def count_global(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
-        if "load" not in self.program.listing.instructions[self.now].name or address.shape[1] == 1:
+        if not self.loads or address.shape[1] == 1:
             return
         line, new = distinct_lines(address, nbytes, active)
         unit = np.searchsorted(self.workgroups, self._ids // self.waves_per_group) % self.units
