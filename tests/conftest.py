@@ -14,8 +14,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Triton keys its cache by source, not by file: another checkout's cache would bring that one's paths into messages.
     """
-    if config.cache is not None:
-        os.environ["TRITON_CACHE_DIR"] = str(config.cache.mkdir("triton"))
+    cache = getattr(config, "cache", None)  # pytest -p no:cacheprovider has none
+    if cache is not None:
+        os.environ["TRITON_CACHE_DIR"] = str(cache.mkdir("triton"))
 
 
 @pytest.fixture(scope="session", autouse=True)
