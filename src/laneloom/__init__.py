@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .emulator.driver import emulated
     from .ops.attention.api import flash_attention
+    from .ops.attention.decode import attention_decode
     from .ops.gemm_chain.api import gemm_chain
     from .ops.matmul.api import explain, matmul
     from .ops.matmul.dtypes import Int4
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Int4": ".ops.matmul.dtypes",
+    "attention_decode": ".ops.attention.decode",
     "emulated": ".emulator.driver",
     "explain": ".ops.matmul.api",
     "flash_attention": ".ops.attention.api",
@@ -38,7 +40,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "Int4", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul", "matmul", "patched",
+    "Int4", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul", "matmul", "patched",
     "transform3d", "transpose",
 ]  # fmt: skip
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pytest
+from triton.backends import nvidia
 
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import hot_loop, loads_are_wide, order
 from laneloom.isa.listing import Kind
-from laneloom.ops.attention.config import plan
+from laneloom.ops.attention.config import plan, plan_backward
 from laneloom.ops.attention.execute import code_object
 from laneloom.ops.attention.problem import AttentionProblem
 
@@ -71,7 +75,71 @@ def test_widest_fits():
 
 @pytest.mark.parametrize("role", ROLES)
 def test_hopper_fallback(role):
-    code = compiled("sm_90a", role, 64, "bf16")
+    """What Hopper's own schedules cannot, here a deterministic backward and a negative scale."""
+    problem = AttentionProblem(2, 4, 2, 512, 512, 64, 64, "bf16", -0.1, None, 0)
+    code = code_object(problem, get_gpu("sm_90a"), role)
     assert code.vgpr_spills == 0
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in code.asm
     assert "ex2.approx" in code.asm
+
+
+def sass_of(code: CodeObject) -> list[str]:
+    """Mnemonics of the machine code, in its order."""
+    tool = Path(nvidia.__file__).parent / "bin" / "nvdisasm"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(code.binary)
+        file.flush()
+        run = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
+    text = run.stdout
+    return re.findall(r"\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]+)", text)
+
+
+@pytest.mark.parametrize(("d", "last"), [(128, None), (128, 0), (64, 0), (256, None)])
+def test_hopper_forward(d, last):
+    """The softmax runs between the wait for the scores and the wait for the values, and nothing is spilled."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    gpu = get_gpu("sm_90a")
+    problem = AttentionProblem(4, 16, 16, 4096, 4096, d, d, "bf16", d**-0.5, None, last)
+    config = plan(problem, gpu)
+    assert config.schedule == "hopper_forward"
+    code = code_object(problem, gpu)
+    assert code.vgpr_spills == 0
+    assert code.lds_bytes + 2048 <= gpu.lds_bytes
+    steps_of_d, steps_of_columns = -(-d // 16), config.columns // 16
+    assert code.asm.count(f"m64n{config.columns}k16.f32.bf16.bf16") == 2 * steps_of_d
+    assert code.asm.count(f"m64n{d}k16.f32.bf16.bf16") - (config.columns == d) * 2 * steps_of_d == 2 * steps_of_columns
+    ops = sass_of(code)
+    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
+    assert len(products) == 2 * (steps_of_d + steps_of_columns)
+    # The loop's: its scores, then its values, all issued before the first wait.
+    loop = products[steps_of_d : 2 * steps_of_d + steps_of_columns]
+    waits = [i for i, op in enumerate(ops) if op.startswith("WARPGROUP.DEPBAR")]
+    assert not [i for i in waits if loop[0] < i < loop[-1]]
+    scores_done, values_done = [i for i in waits if i > loop[-1]][:2]
+    exponentials = [i for i, op in enumerate(ops) if op == "MUFU.EX2" and scores_done < i < values_done]
+    assert len(exponentials) >= config.columns // 2, "a thread's scores, while the values are summed"
+    assert sum(op.startswith("F2FP") for op in ops[values_done : products[2 * steps_of_d + steps_of_columns]]) > 0
+
+
+@pytest.mark.parametrize(("d", "last"), [(128, 0), (64, None)])
+def test_hopper_backward(d, last):
+    """Five products of a step, of which no two wait for each other."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    gpu = get_gpu("sm_90a")
+    problem = AttentionProblem(4, 16, 16, 4096, 4096, d, d, "bf16", d**-0.5, None, last)
+    assert [config.schedule for config in plan_backward(problem, gpu)] == ["hopper_backward"]
+    code = code_object(problem, gpu, "backward")
+    # The producer's one thread may keep a few addresses in memory; the products' threads nothing in the loop.
+    assert code.vgpr_spills <= 24
+    assert code.lds_bytes + 2048 <= gpu.lds_bytes
+    ops = sass_of(code)
+    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
+    steps = d // 16
+    # S before the loop; dP, dV, the next S, dQ, dK in it; dQ of the last block after it
+    assert len(products) == steps + (steps + 4 + steps + 8 + 4) + 8
+    loop = products[steps : steps + steps + 4 + steps + 8 + 4]
+    inside = ops[loop[0] : loop[-1]]
+    assert not [op for op in inside if op in ("STL", "LDL") or op.startswith(("STL.", "LDL."))]
+    assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == 3, "dK, dP and dV of the step"
+    assert sum(op == "MUFU.EX2" for op in inside) == 32
+    assert sum(op.startswith("RED") for op in ops) == 16, "dQ leaves in 8 additions of 16 bytes, in two places"

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.attention import execute, reference
-from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, plan
+from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, plan, plan_backward
+from laneloom.ops.attention.config_decode import DecodeProblem, plan_decode
+from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperForwardConfig
+from laneloom.ops.attention.hopper import section
 from laneloom.ops.attention.problem import AttentionProblem, band
 
 ROLES = ("forward", "query", "key")
 TARGETS = [name for name, gpu in GPUS.items() if gpu.matrix_instructions in ("wmma", "wgmma")]
 
 
-def problem(d=64, d_v=None, queries=512, keys=512, batch=2, dtype="fp16", **rest) -> AttentionProblem:
-    return AttentionProblem(batch, 4, 2, queries, keys, d, d if d_v is None else d_v, dtype, 0.1, **rest)
+def problem(
+    d=64, d_v=None, queries=512, keys=512, batch=2, dtype="fp16", heads=4, kv_heads=2, scale=0.1, **rest
+) -> AttentionProblem:
+    return AttentionProblem(
+        batch, heads, kv_heads, queries, keys, d, d if d_v is None else d_v, dtype, scale, **rest
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,11 +76,56 @@ def test_every_head_dimension_has_a_plan(name, role):
                 config = plan(case, gpu, role)
                 assert config.why_invalid(case, gpu) is None
                 assert config.role == role
-                assert config.lds_bytes(case) <= 64 * 1024
+                assert config.lds_bytes(case) <= (gpu.lds_bytes if "hopper" in config.schedule else 64 * 1024)
 
 
-def test_hopper_takes_the_general_schedule():
-    assert plan(problem(128), get_gpu("sm_90a")).schedule == "forward"
+def test_hopper_takes_its_own_schedule_where_it_can():
+    gpu = get_gpu("sm_90a")
+    assert plan(problem(128), gpu).schedule == plan(problem(256), gpu).schedule == "hopper_forward"
+    assert plan(problem(264), gpu).schedule == plan(problem(128, scale=-1.0), gpu).schedule == "forward"
+    assert [config.schedule for config in plan_backward(problem(128), gpu)] == ["hopper_backward"]
+    for case, deterministic in ((problem(136), False), (problem(64), True)):
+        roles = [config.role for config in plan_backward(case, gpu, deterministic=deterministic)]
+        assert roles == ["query", "key"]
+    # Few tiles: smaller ones, so that no multiprocessor idles.
+    assert plan(problem(64, queries=512, batch=2, heads=8, kv_heads=8), gpu).consumers == 1
+    assert plan(problem(64, queries=8192, batch=2, heads=8, kv_heads=8), gpu).consumers == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"columns": 24}, "multiple of 16"), ({"consumers": 4}, "consumers 1 to 3"), ({"stages": 3}, "shared memory"),
+        ({"columns": 256}, "registers"),
+    ],
+)  # fmt: skip
+def test_hopper_configs_that_cannot(change, words):
+    gpu = get_gpu("sm_90a")
+    assert words in str(HopperForwardConfig(**{"columns": 160} | change).why_invalid(problem(128), gpu))
+    assert "wgmma" in str(HopperForwardConfig(columns=128).why_invalid(problem(128), get_gpu("gfx1151")))
+    assert "shared memory" in str(HopperBackwardConfig(stages=8).why_invalid(problem(128), gpu))
+    assert "16 to 128" in str(HopperBackwardConfig().why_invalid(problem(136), gpu))
+
+
+def test_sections_of_heads_are_even_and_hold_enough_tiles():
+    causal = problem(128, batch=1, heads=16, kv_heads=16, queries=16384, keys=16384, last=0)
+    assert section(problem(128), 1 << 30, 100) == 1, "without a mask all tiles are as long as each other"
+    assert section(causal, 8 << 20, 128) == 4  # 3 heads in 24 MiB, 4 for three tiles to a multiprocessor
+    assert section(causal, 8 << 20, 4) == 16
+
+
+def test_decode_splits_the_keys_until_the_gpu_is_full():
+    gpu = get_gpu("sm_90a")
+    one = DecodeProblem(1, 32, 8, 1, 131072, 128, 128, "bf16")
+    config = plan_decode(one, gpu)
+    assert config.splits == 132
+    assert config.programs(one) == 8 * 132
+    assert plan_decode(dataclasses.replace(one, batch=512), gpu).splits == 1
+    assert plan_decode(dataclasses.replace(one, keys=100), gpu).splits == 1, "a program has some blocks at least"
+    assert plan_decode(dataclasses.replace(one, page=16), gpu).columns == 16
+    assert "page" in str(dataclasses.replace(config, columns=32).why_invalid(dataclasses.replace(one, page=48), gpu))
+    with pytest.raises(UnsupportedError, match="16 to 512"):
+        plan_decode(dataclasses.replace(one, d=12), gpu)
 
 
 @pytest.mark.parametrize("d", [0, 8, 12, 20, 520])

@@ -62,6 +62,13 @@ def in_band(row, column, columns, first, last, HAS_FIRST: gl.constexpr, HAS_LAST
 
 
 @gluon.jit
+def packed_rows(first_ptr, sequence):
+    """First row and number of rows of a sequence among packed ones; first_ptr: where each begins, and the end."""
+    begin = gl.load(first_ptr + sequence)
+    return begin.to(gl.int64), gl.load(first_ptr + sequence + 1) - begin
+
+
+@gluon.jit
 def load_rows(
     base, row0, rows, stride, column0,
     ROWS: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr,
@@ -97,6 +104,22 @@ def fence_schedule(x, VERSION: gl.constexpr):
     if VERSION != 0:
         x = schedule_fence(x)
     return x
+
+
+@gluon.jit
+def softmax_step(
+    s, total, top, row, column, keys, first, last, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, CUT: gl.constexpr
+):
+    """Weights of a block of scores [ROWS, COLUMNS] in base 2, the factor of all sums before, and the new statistics."""
+    if CUT:
+        seen = in_band(row[:, None], column[None, :], keys, first, last, HAS_FIRST, HAS_LAST)
+        s = gl.where(seen, s, float("-inf"))
+    new_top = gl.maximum(top, gl.max(s, 1))
+    # A row that has seen no key yet has no largest score: 0 keeps -inf - -inf from making NaN.
+    shift = gl.where(new_top == float("-inf"), 0.0, new_top)
+    p = gl.exp2(s - shift[:, None])
+    fade = gl.exp2(top - shift)
+    return p, fade, total * fade + gl.sum(p, 1), new_top
 
 
 @gluon.jit

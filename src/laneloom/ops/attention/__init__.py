@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .api import flash_attention
 from .config import AttentionConfig, plan
+from .decode import attention_decode
 from .problem import AttentionProblem
 
-__all__ = ["AttentionConfig", "AttentionProblem", "flash_attention", "plan"]
+__all__ = ["AttentionConfig", "AttentionProblem", "attention_decode", "flash_attention", "plan"]

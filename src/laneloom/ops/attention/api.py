@@ -13,6 +13,8 @@ from ..target import active_gpu
 from . import execute
 from .arguments import is_direct
 
+_PACKED_AXES = 3
+
 if TYPE_CHECKING:
     import torch
 
@@ -29,6 +31,10 @@ def flash_attention(
     window: tuple[int | None, int | None] | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
+    cu_seqlens_q: Operand | None = None,
+    cu_seqlens_k: Operand | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
 ) -> Any:
     """O[b,h,i,:] = sum over j of P[i,j] V[b,g,j,:], P[i,:] the softmax of scale Q[b,h,i,:] . K[b,g,j,:] over the keys
     that query i sees, g = h // (H / H_kv).
@@ -44,8 +50,14 @@ def flash_attention(
         after that one; None or -1 for no limit. causal with a window is both.
     return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), fp32. It is
         differentiable.
-    deterministic: nothing changes: each sum, of the backward too, has one owner and one order, so that the same call
-        gives the same bits. There are no atomics.
+    deterministic: the same call gives the same bits. The forward always does, and so does the backward but for Hopper's
+        own schedule, which adds up dQ by atomics: with deterministic=True the general, slower one takes its place.
+    cu_seqlens_q, cu_seqlens_k: sequences of different lengths one after the other, "packed": then q is [all queries,
+        H, D], k [all keys, H_kv, D], v [all keys, H_kv, D_V], O [all queries, H, D_V], LSE [H, all queries]. int32
+        vectors of B + 1 elements on q's device; sequence b is the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1: from
+        0, never falling, the last one the number of rows (not checked). cu_seqlens_k is cu_seqlens_q by default.
+    max_seqlen_q, max_seqlen_k: the longest sequences' lengths (longer is allowed, shorter leaves rows undefined);
+        computed by default, for which the host waits.
 
     Products are exact and sums FP32, softmax in FP32 in base 2; P is rounded to the operands' dtype before it is
     multiplied by V, and so are P and dS in the backward; O and the gradients are rounded once. A query that sees no key
@@ -62,16 +74,34 @@ def flash_attention(
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     torch = sys.modules.get("torch")
+    lengths: Any = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if torch is not None and any(isinstance(x, torch.Tensor) for x in (q, k, v)):
         from .torch_op import attend_tensors
 
-        out, lse = attend_tensors(q, k, v, scale, seen)
+        packing = execute.packing_of(*lengths, torch.int32)
+        q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
+        out, lse = attend_tensors(q, k, v, scale, seen, packing, deterministic)
     else:
-        out, lse = _attend_arrays(q, k, v, scale, seen)
+        packing = execute.packing_of(*lengths, np.dtype(np.int32))
+        q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
+        out, lse = _attend_arrays(q, k, v, scale, seen, packing)
+    if packing is not None:
+        out, lse = out[0].swapaxes(0, 1), lse[0]
     return (out, lse) if return_lse else out
 
 
-def _attend_arrays(q: Any, k: Any, v: Any, scale: float | None, seen: execute.Band) -> tuple[Any, Any]:
+def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:
+    """Packed rows [all positions, H, D] as [1, H, all positions, D]; anything else as it is."""
+    if packing is None or not hasattr(x, "shape"):
+        return x
+    if len(x.shape) != _PACKED_AXES:
+        raise ArgumentError(f"{name}: expected 3 axes [positions, H, D] with cu_seqlens_q, got shape {tuple(x.shape)}")
+    return x.swapaxes(0, 1)[None]
+
+
+def _attend_arrays(
+    q: Any, k: Any, v: Any, scale: float | None, seen: execute.Band, packing: execute.Packing | None
+) -> tuple[Any, Any]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, np.ndarray):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(x).__name__}")
@@ -84,11 +114,13 @@ def _attend_arrays(q: Any, k: Any, v: Any, scale: float | None, seen: execute.Ba
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != np.float16:
             raise UnsupportedError(f"{name}: expected dtype float16, got {x.dtype}")
-    problem = execute.problem_of(q, k, v, "fp16", scale, seen)
+    problem = execute.problem_of(q, k, v, "fp16", scale, seen, packing)
     operands = {
         "q": _direct(q), "k": _direct(k), "v": _direct(v),
         "out": _aligned_empty((*q.shape[:3], v.shape[3])), "lse": np.empty(q.shape[:3], np.float32),
     }  # fmt: skip
+    if packing is not None:
+        operands |= {"first_q": packing.first_q, "first_k": packing.first_k}
     execute.attend_into(problem, gpu, operands)
     return operands["out"], operands["lse"]
 

@@ -11,11 +11,12 @@ from ...emulator.arguments import ArrayArgument
 
 UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
 
-_SCALARS = ("queries", "keys", "heads", "group", "first", "last")
+_SCALARS = ("queries", "keys", "heads", "group", "first", "last", "stride_lb", "stride_lh", "batches")
 _STRIDES = tuple(f"stride_{x}{axis}" for x in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bhn")
 
 #: arguments whose value makes no kernel of its own
 RUNTIME = ("scale2", "scale", *_SCALARS, *_STRIDES)
+LENGTHS = ("first_q_ptr", "first_k_ptr")  #: None where no sequences are packed
 _FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr")
 
 
@@ -25,9 +26,27 @@ class Tensors:
     def __init__(self, operands: Mapping[str, Any]):
         self._operands = operands
 
+    def tensor(self, name: str) -> Any:
+        """One operand itself."""
+        return self._operands[name]
+
+    def table_stride(self) -> int:
+        """Elements between the rows of the table of pages; 0 without one."""
+        table = self._operands.get("table")
+        return 0 if table is None else strides_of(table)[0]
+
+    def lines(self) -> list[int]:
+        """Strides of batch and head of the LSE [B, H, N], in elements."""
+        return list(strides_of(self._operands["lse"])[:2])
+
+    def lengths(self) -> tuple[int, int]:
+        """Addresses of the first query and the first key of each sequence, 0 where none are packed."""
+        first_q, first_k = (self._operands.get(name) for name in ("first_q", "first_k"))
+        return (0, 0) if first_q is None or first_k is None else (first_q.data_ptr(), first_k.data_ptr())
+
     def pointers(self, *names: str) -> list[Any]:
         """What Triton takes for pointers."""
-        found = [self._operands[name] for name in names]
+        found = [self._operands.get(name) for name in names]
         return [ArrayArgument(x) if isinstance(x, np.ndarray) else x for x in found]
 
     def strides(self, *names: str) -> list[int]:
@@ -57,7 +76,7 @@ def signature(kernel: Any, dtype: str) -> dict[str, str]:
     kinds = {}
     for name in kernel.arg_names:
         if name.endswith("_ptr"):
-            kinds[name] = "*fp32" if name in _FP32 else f"*{dtype}"
+            kinds[name] = "*fp32" if name in _FP32 else "*i32" if name in LENGTHS else f"*{dtype}"
         elif name in ("scale2", "scale"):
             kinds[name] = "fp32"
         elif name in RUNTIME:

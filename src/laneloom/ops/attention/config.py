@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from .config_hopper import backward_candidates, forward_candidates
 from .problem import DTYPE_BYTES, AttentionProblem
 
-Role = Literal["forward", "query", "key"]
+Role = Literal["forward", "query", "key", "backward"]
 
 MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 MAX_LENGTH = 1 << 30  #: queries and keys: sums of two positions and of a tile fit 32 bits
@@ -28,7 +29,7 @@ class AttentionConfig:
     A schedule with knobs of its own, such as Hopper's to come, subclasses this one and takes its place in `candidates`.
     """
 
-    role: Role  #: "forward": O and LSE; "query": dQ; "key": dK and dV
+    role: Role  #: "forward": O and LSE; "query": dQ; "key": dK and dV ("backward", all three, is Hopper's)
     rows: int  #: queries (of role "key": keys) of a program
     columns: int  #: keys (of role "key": queries) of a step
     out: int  #: columns of the result that a program sums; more programs share a row where it has more
@@ -91,11 +92,16 @@ class AttentionConfig:
         return None
 
 
-def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:
-    """Configs of one role, best first. On sm_90a a schedule of Hopper's own belongs before these.
+def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
+    """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
+    own: list[Any] = []
+    if gpu.matrix_instructions == "wgmma":
+        own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
+    return own if role == "backward" else [*own, *_general_candidates(problem, gpu, role)]
 
-    Rows, columns and out are the largest whose sums and fragments fit 256 registers (docs/attention.md has the counts).
-    """
+
+def _general_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:
+    """Rows, columns and out are the largest whose sums and fragments fit 256 registers (docs/attention.md counts)."""
     width = max(padded(problem.d), padded(problem.d_v))
     widest_small, widest_middle = 128, 256
     if role == "forward":
@@ -120,7 +126,7 @@ def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Attentio
     return [AttentionConfig(role=role, rows=16, columns=16, out=min(32, out), num_warps=1)]
 
 
-def plan(problem: AttentionProblem, gpu: Gpu, role: Role = "forward") -> AttentionConfig:
+def plan(problem: AttentionProblem, gpu: Gpu, role: Role = "forward") -> Any:
     """The config that `flash_attention` runs. Pure; raises UnsupportedError where there is none."""
     why = "there is no candidate"
     for config in candidates(problem, gpu, role):
@@ -130,7 +136,19 @@ def plan(problem: AttentionProblem, gpu: Gpu, role: Role = "forward") -> Attenti
     raise UnsupportedError(f"no attention schedule can do {problem.key} on {gpu.name}: {why}")
 
 
-def checked_config(problem: AttentionProblem, gpu: Gpu, role: Role, config: AttentionConfig | None) -> AttentionConfig:
+def plan_backward(problem: AttentionProblem, gpu: Gpu, *, deterministic: bool = False) -> list[Any]:
+    """The launches of the backward, in their order: one of Hopper's, or the query role and then the key role.
+
+    Hopper's adds up dQ in the order of the programs, so that it is not for `deterministic`.
+    """
+    if not deterministic:
+        for config in candidates(problem, gpu, "backward"):
+            if config.why_invalid(problem, gpu) is None:
+                return [config]
+    return [plan(problem, gpu, "query"), plan(problem, gpu, "key")]
+
+
+def checked_config(problem: AttentionProblem, gpu: Gpu, role: Role, config: Any) -> Any:
     """`config` if it can do the problem, or what `plan` chooses. Raises InvalidConfigError, UnsupportedError."""
     if config is None:
         return plan(problem, gpu, role)

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
-from .arguments import Tensors
-from .config import AttentionConfig, Role, checked_config
+from .arguments import Tensors, strides_of
+from .config import Role, checked_config, plan_backward
 from .problem import AttentionProblem, band
 
 _AXES = 4
@@ -42,6 +42,41 @@ def band_of(causal: Any, window: Any) -> Band:
     return Band(known[causal], *sizes)
 
 
+class Packing(NamedTuple):
+    """Sequences one after the other: where each begins (and the end), as int32 vectors, and the longest lengths."""
+
+    first_q: Any
+    first_k: Any
+    max_queries: int
+    max_keys: int
+
+
+def packing_of(first_q: Any, first_k: Any, max_queries: Any, max_keys: Any, int32: Any) -> Packing | None:
+    """`cu_seqlens_q` .. `max_seqlen_k` of `flash_attention`, checked; int32 is the dtype they must have."""
+    if first_q is None and first_k is None:
+        if max_queries is not None or max_keys is not None:
+            raise ArgumentError("max_seqlen_q, max_seqlen_k: expected None without cu_seqlens_q")
+        return None
+    if first_q is None:
+        raise ArgumentError("cu_seqlens_q: expected where the queries' sequences begin, as cu_seqlens_k is, got None")
+    first_k = first_q if first_k is None else first_k
+    for name, x in (("cu_seqlens_q", first_q), ("cu_seqlens_k", first_k)):
+        if getattr(x, "dtype", None) != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
+            raise ArgumentError(f"{name}: expected a contiguous int32 vector of sequences + 1 elements, got {x!r}")
+    if first_k.shape != first_q.shape:
+        raise ArgumentError(
+            f"cu_seqlens_k: expected {first_q.shape[0]} elements as cu_seqlens_q has, got {first_k.shape[0]}"
+        )
+    lengths = []
+    for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
+        if longest is None:
+            longest = int((x[1:] - x[:-1]).max())
+        if isinstance(longest, bool) or not isinstance(longest, int) or longest < 0:
+            raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
+        lengths.append(longest)
+    return Packing(first_q, first_k, *lengths)
+
+
 def check_shapes(q: Any, k: Any, v: Any) -> None:
     """Raise ArgumentError for operands that do not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -59,33 +94,44 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
         raise ArgumentError(f"q: expected a multiple of k's {k.shape[1]} heads, got {q.shape[1]}")
 
 
-def problem_of(q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band) -> AttentionProblem:
-    """The problem of operands that `check_shapes` passed."""
+def problem_of(
+    q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band, packing: Packing | None = None
+) -> AttentionProblem:
+    """The problem of operands that `check_shapes` passed; packed ones are [1, H, all positions, D]."""
     batch, heads, queries, d = q.shape
     kv_heads, keys, d_v = k.shape[1], k.shape[2], v.shape[3]
-    first, last = band(queries, keys, *seen)
     scale = 1 / sqrt(d or 1) if scale is None else float(scale)
-    return AttentionProblem(batch, heads, max(kv_heads, 1), queries, keys, d, d_v, dtype, scale, first, last)
+    heads_and_sizes = (heads, max(kv_heads, 1))
+    if packing is None:
+        first, last = band(queries, keys, *seen)
+        return AttentionProblem(batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last)
+    right = 0 if seen.causal != "none" else seen.right
+    limit = max(queries + keys, 1)
+    first = None if seen.left is None else -min(seen.left, limit)
+    last = None if right is None else min(right, limit)
+    return AttentionProblem(
+        packing.first_q.shape[0] - 1, *heads_and_sizes, packing.max_queries, packing.max_keys if keys else 0, d, d_v,
+        dtype, scale, first, last, packed=True, bottom_right=seen.causal != "top_left",
+    )  # fmt: skip
 
 
-def _schedule(config: AttentionConfig) -> Any:
+def _schedule(config: Any) -> Any:
     return import_module(f".kernels.{config.schedule}", __package__)
 
 
-def code_object(
-    problem: AttentionProblem, gpu: Gpu, role: Role = "forward", config: AttentionConfig | None = None
-) -> CodeObject:
+def code_object(problem: AttentionProblem, gpu: Gpu, role: Role = "forward", config: Any = None) -> CodeObject:
     """The machine code that a call with this problem runs on `gpu`, compiled on any machine."""
     chosen = checked_config(problem, gpu, role, config)
     return _schedule(chosen).code_object(problem, chosen, gpu)
 
 
-def attend_into(
-    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], config: AttentionConfig | None = None
-) -> None:
-    """Write out [B, H, N, D_V] and lse [B, H, N] (fp32) for q, k, v; those that kernels read are `is_direct`."""
+def attend_into(problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], config: Any = None) -> None:
+    """Write out [B, H, N, D_V] and lse [B, H, N] (fp32) for q, k, v; those that kernels read are `is_direct`.
+
+    Packed: B is 1 there, and first_q and first_k are operands.
+    """
     chosen = checked_config(problem, gpu, "forward", config)
-    if 0 in operands["lse"].shape:
+    if 0 in operands["lse"].shape or problem.queries == 0:
         return
     if problem.keys == 0:
         operands["out"][...] = 0
@@ -95,13 +141,14 @@ def attend_into(
 
 
 def differentiate_into(
-    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], configs: dict[str, AttentionConfig] | None = None
+    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], *, deterministic: bool = False, configs: Any = None
 ) -> None:
     """Write dq, dk, dv for q, k, v, out, lse, the gradients g of out and dlse (or None) of lse. delta: [B, H, N].
 
-    Two launches: the key role reads the delta that the query role leaves.
+    The general schedule's key role reads the delta that its query role leaves. configs: in place of the planned ones.
     """
-    chosen = [checked_config(problem, gpu, role, (configs or {}).get(role)) for role in ("query", "key")]
+    planned = plan_backward(problem, gpu, deterministic=deterministic) if configs is None else configs
+    chosen = [checked_config(problem, gpu, config.role, config) for config in planned]
     if 0 in (problem.batch, problem.heads, problem.queries, problem.keys):
         for name in ("dq", "dk", "dv"):
             operands[name][...] = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e, log2
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2}
@@ -26,6 +26,16 @@ class AttentionProblem:
     scale: float = 1.0
     first: int | None = None
     last: int | None = None
+    packed: bool = False  #: sequences of different lengths one after the other; queries and keys are the longest ones'
+    bottom_right: bool = True  #: packed: first and last count from the diagonal that ends in the last query and key
+
+    @property
+    def code_key(self) -> AttentionProblem:
+        """This problem without what compiled code does not depend on."""
+        first, last = (None if end is None else 0 for end in (self.first, self.last))
+        return replace(
+            self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, first=first, last=last
+        )
 
     @property
     def group(self) -> int:

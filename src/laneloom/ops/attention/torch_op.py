@@ -15,19 +15,31 @@ from ..operators import call, complete, folded, unfolded
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .arguments import is_direct
-from .execute import Band
+from .execute import Band, Packing
+from .hopper import is_boxed
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_OPTIONS = 'str causal="none", float? scale=None, int? left=None, int? right=None'
+_OPTIONS = (
+    'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
+    "Tensor? first_k=None, int max_queries=0, int max_keys=0, bool deterministic=False"
+)
 
 
-def attend_tensors(q: Any, k: Any, v: Any, scale: float | None, seen: Band) -> tuple[torch.Tensor, torch.Tensor]:
-    """`laneloom.flash_attention` on torch tensors: O and LSE."""
+def attend_tensors(
+    q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, deterministic: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`laneloom.flash_attention` on torch tensors, packed ones as [1, H, all positions, D]: O and LSE."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
-    scale = None if scale is None else float(scale)
-    return call(torch.ops.laneloom.flash_attention, q, k, v, seen.causal, scale, seen.left, seen.right)
+    _check(q, k, v)
+    lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
+    for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), lengths[:2], strict=True):
+        if x is not None and x.device != q.device:
+            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
+    return torch.ops.laneloom.flash_attention(
+        q, k, v, seen.causal, None if scale is None else float(scale), seen.left, seen.right, *lengths, deterministic
+    )
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -43,10 +55,11 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     execute.check_shapes(q, k, v)
 
 
-def _direct(x: torch.Tensor) -> torch.Tensor:
+def _direct(x: torch.Tensor, gpu: Gpu) -> torch.Tensor:
     """x as a kernel reads it: where it lies, or a copy."""
     x = x.detach()
-    return x if is_direct(x, x.data_ptr()) else x.clone(memory_format=torch.contiguous_format)
+    readable = is_direct(x, x.data_ptr()) and (gpu.vendor != "nvidia" or is_boxed(x))
+    return x if readable else x.clone(memory_format=torch.contiguous_format)
 
 
 def _gpu_of(q: torch.Tensor) -> Gpu:
@@ -57,13 +70,19 @@ def _gpu_of(q: torch.Tensor) -> Gpu:
     return gpu
 
 
-def _problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, seen: Band) -> Any:
-    return execute.problem_of(q, k, v, _NAMES[q.dtype], scale, seen)
+def _packing(first_q: Any, first_k: Any, max_queries: int, max_keys: int) -> Packing | None:
+    return None if first_q is None else Packing(first_q, first_k, max_queries, max_keys)
 
 
-def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _room(x: torch.Tensor, d: int, packed: bool) -> torch.Tensor:
+    """An empty [B, H, N, d] for x [B, H, N, D]; of packed sequences with the heads of a position side by side."""
+    batch, heads, rows, _ = x.shape
+    return x.new_empty((batch, rows, heads, d)).transpose(1, 2) if packed else x.new_empty((batch, heads, rows, d))
+
+
+def _results(q: torch.Tensor, v: torch.Tensor, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for O and LSE."""
-    return q.new_empty((*q.shape[:3], v.shape[3])), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return _room(q, v.shape[3], packed), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op(
@@ -71,21 +90,27 @@ def _results(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.T
     mutates_args=(),
     schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
 )
-def _attention(q, k, v, causal="none", scale=None, left=None, right=None):
+def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
+               max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    out, lse = _results(q, k, v)
+    packing = _packing(first_q, first_k, max_queries, max_keys)
+    out, lse = _results(q, v, packing is not None)
     gpu = _gpu_of(q)
-    problem = _problem(q, k, v, scale, Band(causal, left, right))
-    operands = {"q": _direct(q), "k": _direct(k), "v": _direct(v), "out": out, "lse": lse}
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
+    operands = {
+        "q": _direct(q, gpu), "k": _direct(k, gpu), "v": _direct(v, gpu), "out": out, "lse": lse,
+        "first_q": first_q, "first_k": first_k,
+    }  # fmt: skip
     with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
         execute.attend_into(problem, gpu, operands)
     return out, lse
 
 
 @_attention.register_fake
-def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None):
+def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None,
+                    max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    return _results(q, k, v)
+    return _results(q, v, first_q is not None)
 
 
 @torch.library.custom_op(
@@ -96,44 +121,49 @@ def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None):
         f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)"
     ),
 )
-def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None):
+def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
+              first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    dq, dk, dv = (x.new_empty(x.shape) for x in (q, k, v))
+    packing = _packing(first_q, first_k, max_queries, max_keys)
+    dq, dk, dv = (_room(x, x.shape[3], packing is not None) for x in (q, k, v))
     gpu = _gpu_of(q)
-    problem = _problem(q, k, v, scale, Band(causal, left, right))
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
     operands = {
-        "q": _direct(q), "k": _direct(k), "v": _direct(v), "g": _direct(grad), "out": _direct(out),
-        "lse": lse.detach().contiguous(),
+        "q": _direct(q, gpu), "k": _direct(k, gpu), "v": _direct(v, gpu), "g": _direct(grad, gpu),
+        "out": _direct(out, gpu), "lse": lse.detach().contiguous(),
         "dlse": None if grad_lse is None else grad_lse.detach().float().clone(memory_format=torch.contiguous_format),
         "delta": torch.empty_like(lse, memory_format=torch.contiguous_format), "dq": dq, "dk": dk, "dv": dv,
+        "first_q": first_q, "first_k": first_k,
     }  # fmt: skip
     with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-        execute.differentiate_into(problem, gpu, operands)
+        execute.differentiate_into(problem, gpu, operands, deterministic=deterministic)
     return dq, dk, dv
 
 
 @_backward.register_fake
-def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None):
+def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
+                   first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    return tuple(x.new_empty(x.shape) for x in (q, k, v))
+    return tuple(_room(x, x.shape[3], first_q is not None) for x in (q, k, v))
 
 
 def _remember(ctx, inputs, output) -> None:
-    q, k, v, *ctx.options = inputs
-    ctx.save_for_backward(q, k, v, *output)
+    q, k, v, *options, first_q, first_k, max_queries, max_keys, deterministic = inputs
+    ctx.options = options, (max_queries, max_keys, deterministic)
+    ctx.save_for_backward(q, k, v, *output, first_q, first_k)
     # No gradient of LSE is no tensor of zeros: the kernel has a variant without it.
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, grad, grad_lse):
-    q, k, v, out, lse = ctx.saved_tensors
+    q, k, v, out, lse, *first = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 7
+        return (None,) * 12
     if grad is None:
         grad = torch.zeros_like(out)
     operator = torch.ops.laneloom.flash_attention_backward
-    gradients = call(operator, grad, grad_lse, q, k, v, out, lse, *ctx.options)
-    return (*gradients, None, None, None, None)
+    gradients = call(operator, grad, grad_lse, q, k, v, out, lse, *ctx.options[0], *first, *ctx.options[1])
+    return (*gradients, *(None,) * 9)
 
 
 def _remember_nothing(ctx, inputs, output) -> None:

@@ -22,11 +22,12 @@ from ....device.attention_tiles import (
     fence_schedule,
     in_band,
     load_rows,
+    packed_rows,
     product_of_rows,
     visited_block,
 )
 from ....gpu import Gpu
-from ..arguments import RUNTIME, UNIT, Tensors, signature
+from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
 from ..layouts import line_layout, matrix_constants, rows_layout, shared_layout, turned_layout
 from ..problem import AttentionProblem
@@ -59,13 +60,13 @@ def _store_sum(
 @gluon.jit(do_not_specialize=RUNTIME)
 def attention_backward(
     q_ptr, k_ptr, v_ptr, g_ptr, out_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr, dk_ptr, dv_ptr,
-    scale2, queries, keys, heads, group, first, last, scale,
+    first_q_ptr, first_k_ptr, scale2, queries, keys, heads, group, first, last, scale,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on, stride_dqb, stride_dqh, stride_dqn,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, batches,
     ROLE: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, OUT: gl.constexpr, PARTS: gl.constexpr,
-    HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr,
+    HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr, BOTTOM_RIGHT: gl.constexpr,
     UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
     X1_LOAD: gl.constexpr, X2_LOAD: gl.constexpr, Y1_LOAD: gl.constexpr, Y2_LOAD: gl.constexpr,
     LINE_LOAD: gl.constexpr, TURNED_LOAD: gl.constexpr, TURNED_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
@@ -84,16 +85,41 @@ def attention_backward(
     batch = owner // owners
     head = owner % owners
     kv_head = head // group if BY_QUERY else head
-    k_base = k_ptr + (batch * stride_kb + kv_head * stride_kh) * UNIT
-    v_base = v_ptr + (batch * stride_vb + kv_head * stride_vh) * UNIT
     # From the first query head of the group: the key role moves on from it.
-    q_base = q_ptr + (batch * stride_qb + (head if BY_QUERY else head * group) * stride_qh) * UNIT
-    g_base = g_ptr + (batch * stride_gb + (head if BY_QUERY else head * group) * stride_gh) * UNIT
-    line = (batch * heads + (head if BY_QUERY else head * group)) * queries
+    q_head = head if BY_QUERY else head * group
+    k_base = k_ptr + kv_head * stride_kh * UNIT
+    v_base = v_ptr + kv_head * stride_vh * UNIT
+    q_base = q_ptr + q_head * stride_qh * UNIT
+    g_base = g_ptr + q_head * stride_gh * UNIT
+    line = q_head * stride_lh
+    q_first = batch * 0
+    k_first = batch * 0
     stride_qn *= UNIT
     stride_kn *= UNIT
     stride_vn *= UNIT
     stride_gn *= UNIT
+    if first_q_ptr is None:
+        k_base += batch * stride_kb * UNIT
+        v_base += batch * stride_vb * UNIT
+        q_base += batch * stride_qb * UNIT
+        g_base += batch * stride_gb * UNIT
+        line += batch * stride_lb
+    else:
+        q_first, queries = packed_rows(first_q_ptr, batch)
+        k_first, keys = packed_rows(first_k_ptr, batch)
+        batch *= 0
+        rows = queries if BY_QUERY else keys
+        columns = keys if BY_QUERY else queries
+        if row0 >= rows:
+            return
+        k_base += k_first * stride_kn
+        v_base += k_first * stride_vn
+        q_base += q_first * stride_qn
+        g_base += q_first * stride_gn
+        line += q_first
+        if BOTTOM_RIGHT:
+            first += columns - rows
+            last += columns - rows
     stride_y1 = stride_kn if BY_QUERY else stride_qn
     stride_y2 = stride_vn if BY_QUERY else stride_gn
 
@@ -107,7 +133,7 @@ def attention_backward(
         x1_lds.store(_load_own(q_base, row0, rows, stride_qn, ROWS, WIDTH, D, X1_LOAD))
         g = _load_own(g_base, row0, rows, stride_gn, ROWS, WIDTH_V, D_V, X2_LOAD)
         x2_lds.store(g)
-        o_base = out_ptr + (batch * stride_ob + head * stride_oh) * UNIT
+        o_base = out_ptr + (batch * stride_ob + head * stride_oh + q_first * stride_on) * UNIT
         o = load_rows(o_base, row0, rows, stride_on * UNIT, 0, ROWS, WIDTH_V, D_V, X2_LOAD)
         delta = gl.convert_layout(gl.sum(g.to(gl.float32) * o.to(gl.float32), 1), OWN)
         if dlse_ptr is not None:
@@ -159,7 +185,7 @@ def attention_backward(
             if not BY_QUERY:
                 t2 = load_rows(y2_base, column0, columns, stride_y2, out0, COLUMNS, OUT, D_V, TURNED_LOAD)
                 flat = column0 + gl.arange(0, COLUMNS, LINE_LOAD)
-                at = line + member * queries + gl.minimum(flat, columns - 1)
+                at = line + member * stride_lh + gl.minimum(flat, columns - 1)
                 lse2 = gl.load(lse_ptr + at) * _LOG2E
                 delta = gl.load(delta_ptr + at)
             left = fence_loads(left, VERSION)
@@ -191,11 +217,11 @@ def attention_backward(
 
     sum1 *= scale
     if BY_QUERY:
-        dq_base = dq_ptr + (batch * stride_dqb + head * stride_dqh) * UNIT
+        dq_base = dq_ptr + (batch * stride_dqb + head * stride_dqh + q_first * stride_dqn) * UNIT
         _store_sum(sum1, dq_base, row0, rows, stride_dqn * UNIT, out0, OUT, ROWS, D, OUT_STORE)
     else:
-        dk_base = dk_ptr + (batch * stride_dkb + head * stride_dkh) * UNIT
-        dv_base = dv_ptr + (batch * stride_dvb + head * stride_dvh) * UNIT
+        dk_base = dk_ptr + (batch * stride_dkb + head * stride_dkh + k_first * stride_dkn) * UNIT
+        dv_base = dv_ptr + (batch * stride_dvb + head * stride_dvh + k_first * stride_dvn) * UNIT
         _store_sum(sum1, dk_base, row0, rows, stride_dkn * UNIT, out0, OUT, ROWS, D, OUT_STORE)
         _store_sum(sum2, dv_base, row0, rows, stride_dvn * UNIT, out0, OUT, ROWS, D_V, OUT_STORE)
 
@@ -217,6 +243,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "HAS_FIRST": open_ends[0 if by_query else 1],
         "HAS_LAST": open_ends[1 if by_query else 0],
         "PREFETCH": config.prefetch,
+        "BOTTOM_RIGHT": problem.bottom_right,
         "UNIT": UNIT,
         "LINE_LOAD": line_layout(warps),
         "X1_LOAD": rows_layout(config.rows, width, warps),
@@ -239,8 +266,9 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
     if config.role == "key":
         first, last = -last, -first
     attention_backward[(config.programs(problem),)](
-        *tensors.pointers("q", "k", "v", "g", "out", "lse", "dlse", "delta", "dq", "dk", "dv"),
+        *tensors.pointers("q", "k", "v", "g", "out", "lse", "dlse", "delta", "dq", "dk", "dv", "first_q", "first_k"),
         *sizes, first, last, problem.scale, *tensors.strides("q", "k", "v", "g", "out", "dq", "dk", "dv"),
+        *tensors.lines(), problem.batch,
         **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -248,12 +276,13 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
 def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs where no gradient of the LSE comes in."""
     types = signature(attention_backward, problem.dtype)
-    del types["dlse_ptr"]
+    absent = ("dlse_ptr",) if problem.packed else ("dlse_ptr", *LENGTHS)
+    types = {name: kind for name, kind in types.items() if name not in absent}
     return compile_kernel(
         attention_backward,
         gpu=gpu,
         signature=types,
-        constants=_constants(problem, config, gpu) | {"dlse_ptr": None},
+        constants=_constants(problem, config, gpu) | dict.fromkeys(absent),
         num_warps=config.num_warps,
         attrs=[name for name in types if name.endswith("_ptr")],
     )

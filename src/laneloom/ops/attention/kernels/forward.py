@@ -20,13 +20,14 @@ from ....device.attention_tiles import (
     block_runs,
     fence_loads,
     fence_schedule,
-    in_band,
     load_rows,
+    packed_rows,
     product_of_rows,
+    softmax_step,
     visited_block,
 )
 from ....gpu import Gpu
-from ..arguments import RUNTIME, UNIT, Tensors, signature
+from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
 from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout
 from ..problem import AttentionProblem
@@ -34,30 +35,14 @@ from ..problem import AttentionProblem
 _LN2 = gl.constexpr(0.6931471805599453)
 
 
-@gluon.jit
-def _softmax_step(
-    s, total, top, row, column, keys, first, last, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, CUT: gl.constexpr
-):
-    """Weights of a block of scores [ROWS, COLUMNS] in base 2, the factor of all sums before, and the new statistics."""
-    if CUT:
-        seen = in_band(row[:, None], column[None, :], keys, first, last, HAS_FIRST, HAS_LAST)
-        s = gl.where(seen, s, float("-inf"))
-    new_top = gl.maximum(top, gl.max(s, 1))
-    # A row that has seen no key yet has no largest score: 0 keeps -inf - -inf from making NaN.
-    shift = gl.where(new_top == float("-inf"), 0.0, new_top)
-    p = gl.exp2(s - shift[:, None])
-    fade = gl.exp2(top - shift)
-    return p, fade, total * fade + gl.sum(p, 1), new_top
-
-
 @gluon.jit(do_not_specialize=RUNTIME)
 def attention_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, scale2, queries, keys, heads, group, first, last,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_q_ptr, first_k_ptr, scale2, queries, keys, heads, group, first, last,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on,
+    stride_ob, stride_oh, stride_on, stride_lb, stride_lh, batches,
     D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
     OUT: gl.constexpr, PARTS: gl.constexpr, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr,
-    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
+    BOTTOM_RIGHT: gl.constexpr, UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
     Q_LOAD: gl.constexpr, K_LOAD: gl.constexpr, V_LOAD: gl.constexpr, V_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
     ROWS_SHARED: gl.constexpr, TURNED_SHARED: gl.constexpr,
 ):  # fmt: skip
@@ -69,12 +54,37 @@ def attention_forward(
     head_of_all = (program // (blocks * PARTS)).to(gl.int64)
     batch = head_of_all // heads
     head = head_of_all % heads
-    q_base = q_ptr + (batch * stride_qb + head * stride_qh) * UNIT
-    k_base = k_ptr + (batch * stride_kb + head // group * stride_kh) * UNIT
-    v_base = v_ptr + (batch * stride_vb + head // group * stride_vh) * UNIT
+    q_base = q_ptr + head * stride_qh * UNIT
+    k_base = k_ptr + head // group * stride_kh * UNIT
+    v_base = v_ptr + head // group * stride_vh * UNIT
+    out_base = out_ptr + head * stride_oh * UNIT
+    lse_base = lse_ptr + head * stride_lh
     stride_qn *= UNIT
     stride_kn *= UNIT
     stride_vn *= UNIT
+    stride_on *= UNIT
+    if first_q_ptr is None:
+        q_base += batch * stride_qb * UNIT
+        k_base += batch * stride_kb * UNIT
+        v_base += batch * stride_vb * UNIT
+        out_base += batch * stride_ob * UNIT
+        lse_base += batch * stride_lb
+    else:
+        q_first, queries = packed_rows(first_q_ptr, batch)
+        k_first, keys = packed_rows(first_k_ptr, batch)
+        if query0 >= queries:
+            return
+        # Of a sequence without keys, what is loaded first is some other one's.
+        k_first = gl.minimum(k_first, gl.load(first_k_ptr + batches) - 1)
+        q_base += q_first * stride_qn
+        k_base += k_first * stride_kn
+        v_base += k_first * stride_vn
+        out_base += q_first * stride_on
+        lse_base += q_first
+        if BOTTOM_RIGHT:
+            first += keys - queries
+            last += keys - queries
+    rows_of_keys = gl.maximum(keys, 1)
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     q_lds = gl.allocate_shared_memory(dtype, [ROWS, WIDTH], ROWS_SHARED)
     k_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], ROWS_SHARED)
@@ -98,7 +108,7 @@ def attention_forward(
     row = query0 + gl.arange(0, ROWS, gl.SliceLayout(1, ACC))
     step = steps * 0
     key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
-    k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+    k = load_rows(k_base, key0, rows_of_keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
     for CUT in gl.static_range(1, -1, -1):
         limit = steps
         if CUT == 1:
@@ -112,7 +122,7 @@ def attention_forward(
             step = fence_loads(step, VERSION)  # the values come while the scores are computed
             s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
             column = key0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
-            p, fade, total, top = _softmax_step(
+            p, fade, total, top = softmax_step(
                 s, total, top, row, column, keys, first, last, HAS_FIRST, HAS_LAST, CUT == 1
             )
             step = fence_schedule(step + 1, VERSION)  # the wait for the values stays below
@@ -120,12 +130,12 @@ def attention_forward(
             cta_barrier()  # the values are complete
             key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
             if PREFETCH:
-                k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+                k = load_rows(k_base, key0, rows_of_keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
                 step = fence_loads(step, VERSION)  # the next keys come while the values are summed
             acc = add_product(p.to(dtype), v_lds, acc * fade[:, None], ACC, K_WIDTH, VERSION)
             step = fence_schedule(step, VERSION)
             if not PREFETCH:
-                k = load_rows(k_base, key0, keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+                k = load_rows(k_base, key0, rows_of_keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
 
     # A query without keys has the sum 0, gives zeros, and the logarithm of nothing, -inf.
     acc = acc / gl.where(total == 0.0, 1.0, total)[:, None]
@@ -133,11 +143,11 @@ def attention_forward(
     o = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT_STORE)
     r = gl.arange(0, ROWS, gl.SliceLayout(1, OUT_STORE))
     c = gl.arange(0, OUT, gl.SliceLayout(0, OUT_STORE))
-    out = out_ptr + (batch * stride_ob + head * stride_oh + query0.to(gl.int64) * stride_on) * UNIT + out0
-    out += r[:, None] * (stride_on * UNIT) + c[None, :]
+    out = out_base + query0.to(gl.int64) * stride_on + out0
+    out += r[:, None] * stride_on + c[None, :]
     gl.store(out, o, mask=(r < queries - query0)[:, None] & (c < D_V - out0)[None, :])
     lse = gl.where(total == 0.0, float("-inf"), (top + gl.log2(total)) * _LN2)
-    gl.store(lse_ptr + head_of_all * queries + row, lse, mask=(row < queries) & (out0 == 0))
+    gl.store(lse_base + row, lse, mask=(row < queries) & (out0 == 0))
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
@@ -153,6 +163,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "HAS_FIRST": problem.first is not None,
         "HAS_LAST": problem.last is not None,
         "PREFETCH": config.prefetch,
+        "BOTTOM_RIGHT": problem.bottom_right,
         "UNIT": UNIT,
         "Q_LOAD": rows_layout(config.rows, width, warps),
         "K_LOAD": rows_layout(config.columns, width, warps),
@@ -168,18 +179,24 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
 def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors: Tensors) -> None:
     """Write out and lse; see `Tensors`."""
     attention_forward[(config.programs(problem),)](
-        *tensors.pointers("q", "k", "v", "out", "lse"), *problem.scalars(), *tensors.strides("q", "k", "v", "out"),
+        *tensors.pointers("q", "k", "v", "out", "lse", "first_q", "first_k"), *problem.scalars(),
+        *tensors.strides("q", "k", "v", "out"), *tensors.lines(), problem.batch,
         **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
 
 def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
+    types = signature(attention_forward, problem.dtype)
+    constants = _constants(problem, config, gpu)
+    if not problem.packed:
+        constants |= dict.fromkeys(LENGTHS)
+        types = {name: kind for name, kind in types.items() if name not in LENGTHS}
     return compile_kernel(
         attention_forward,
         gpu=gpu,
-        signature=signature(attention_forward, problem.dtype),
-        constants=_constants(problem, config, gpu),
+        signature=types,
+        constants=constants,
         num_warps=config.num_warps,
-        attrs=[name for name in attention_forward.arg_names if name.endswith("_ptr")],
+        attrs=[name for name in types if name.endswith("_ptr")],
     )

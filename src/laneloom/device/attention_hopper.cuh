@@ -1,0 +1,128 @@
+// What the attention kernels for Hopper share: mbarriers, the copy engine (TMA), descriptors and fences of wgmma, register
+// budgets. It comes in front of a kernel's text. Source: PTX ISA 8.7; the descriptors: "Asynchronous warpgroup level matrix
+// shared memory layout".
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+#define INFINITY __int_as_float(0x7f800000)
+#define CHUNKS(d) (((d) + 63) / 64)  // pieces of 128 bytes that hold a row of d 16-bit elements
+
+struct __align__(64) TensorMap { u64 words[16]; };  // CUtensorMap
+
+__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
+
+__device__ __forceinline__ void barrier_init(u32 bar, u32 count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+__device__ __forceinline__ void barrier_expect(u32 bar, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void barrier_arrive(u32 bar) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+// Returns when the phase of this parity has completed. A barrier that is new counts as completed for parity 1.
+__device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
+#ifdef TRAP_AFTER  // finds a deadlock: one try waits for about a millisecond at most
+  for (u32 tries = 0;; ++tries) {
+    u32 done;
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    if (done) return;
+    if (tries > TRAP_AFTER) __trap();
+  }
+#else
+  asm volatile(
+      "{.reg .pred p;\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra done;\n"
+      "bra again;\n"
+      "done: }" ::"r"(bar), "r"(parity) : "memory");
+#endif
+}
+// The copy engine sees initialised barriers.
+__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// This thread's ordinary accesses to shared memory come before later ones of the copy engine and of wgmma.
+__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Named barriers of `threads` threads; 0 is __syncthreads.
+__device__ __forceinline__ void named_sync(int name, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_arrive(int name, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+// Start the copy of a box at column, row, head, batch; `bar` counts its bytes.
+__device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+      ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// A tile whose rows of 64 16-bit elements (128 bytes) are swizzled as the copy engine does: its descriptor with the row's
+// elements as K (contraction) ...
+__device__ __forceinline__ u64 rows_descriptor(u32 address) {
+  return (u64)((address & 0x3ffff) >> 4) | 1ull << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// ... or with the rows as K; neighbouring groups of 64 columns are `pitch` bytes apart.
+__device__ __forceinline__ u64 columns_descriptor(u32 address, u32 pitch) {
+  return (u64)((address & 0x3ffff) >> 4) | (u64)(pitch >> 4) << 16 | (u64)(1024 >> 4) << 32 | 1ull << 62;
+}
+// Byte of 16-byte group `group` of row `row` in such a tile of 64 columns.
+__device__ __forceinline__ u32 swizzled(u32 row, u32 group) { return row * 128 + ((group ^ row % 8) * 16); }
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int PENDING> __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Accumulators are not read before this, nor written after it: stands around wgmma in flight.
+template <int COUNT> __device__ __forceinline__ void pin(float (&x)[COUNT]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+template <int REGISTERS> __device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+template <int REGISTERS> __device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+// Two numbers, rounded, in one register: the first in the low half.
+__device__ __forceinline__ u32 pack(float low, float high) {
+  u32 y;
+#if BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+#endif
+  return y;
+}
+__device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b, u32 c, u32 d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void store_matrices(u32 address, u32 a, u32 b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void load_matrices(u32 address, u32& a, u32& b, u32& c, u32& d) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(u32 address) {
+  uint4 x;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
+  return x;
+}

@@ -1,0 +1,158 @@
+"""Hopper's own schedule: its knobs, what it can do, and which knobs a problem gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from ...gpu import Gpu
+from .problem import DTYPE_BYTES, AttentionProblem
+
+_WIDEST = 256
+_PROCESSORS = 132  #: of an H100 and an H200
+_BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
+
+
+def chunks(d: int) -> int:
+    """Pieces of 64 elements, 128 bytes, that hold a row of d elements."""
+    return -(-d // 64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperForwardConfig:
+    """kernels/hopper_forward.cu: warpgroups of 64 queries, keys and values streamed by TMA, products by wgmma."""
+
+    role: Literal["forward"] = "forward"
+    schedule: str = "hopper_forward"  #: the kernel file's name
+    columns: int  #: keys of a step
+    consumers: int = 2  #: warpgroups that multiply
+    stages: int = 2  #: blocks of keys, and of values, in shared memory
+    q_buffers: int = 1  #: tiles of queries in shared memory: with 2 the next one comes while this one is worked on
+    ping_pong: bool = True  #: consumers issue products in turn
+    q_in_registers: bool = False  #: queries are operands from registers, not from shared memory
+    threshold: int = 8  #: a row's reference maximum moves when the weights would exceed 2**threshold
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def num_warps(self) -> int:
+        return 4 * (self.consumers + 1)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a consumer's and of the producer's threads."""
+        return {1: (240, 40), 2: (232, 40), 3: (160, 32)}[self.consumers]
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        knobs = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("role", "schedule")]
+        return f"{self.schedule}:" + ",".join(knobs)
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work: persistent programs share them."""
+        return problem.batch * problem.heads * -(-problem.queries // self.rows)
+
+    def lds_bytes(self, problem: AttentionProblem) -> int:
+        """Dynamic shared memory: queries (later the output), rings of keys and values."""
+        slab = max(chunks(problem.d), chunks(problem.d_v)) * 64 * 128
+        ring = self.stages * self.columns * 128 * (chunks(problem.d) + chunks(problem.d_v))
+        return self.q_buffers * self.consumers * slab + ring + 1024
+
+    def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
+        if problem.dtype not in DTYPE_BYTES:
+            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+            if not 16 <= d <= _WIDEST or d % 8:
+                return f"{name} must be a multiple of 8 from 16 to {_WIDEST}, got {d}"
+        if not problem.scale > 0:
+            return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
+        if self.columns % 16 or not 16 <= self.columns <= 256 or self.consumers not in (1, 2, 3) or self.stages < 1:
+            return (
+                "columns must be a multiple of 16 up to 256, consumers 1 to 3, stages at least 1, got "
+                f"{self.columns}, {self.consumers}, {self.stages}"
+            )
+        registers = self.columns // 2 + problem.d_v // 2 + self.columns // 4
+        registers += problem.d // 4 if self.q_in_registers else 0
+        if registers > self.registers[0] - 24:
+            return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
+        need = self.lds_bytes(problem) + _BARRIER_BYTES
+        if need > gpu.lds_bytes:
+            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperBackwardConfig:
+    """kernels/hopper_backward.cu: two warpgroups of 64 keys, which visit blocks of 64 queries."""
+
+    role: Literal["backward"] = "backward"
+    schedule: str = "hopper_backward"  #: the kernel file's name
+    stages: int = 3  #: blocks of queries, and of their gradients, in shared memory
+
+    rows = 128  #: keys of a tile
+    num_warps = 12
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        return f"{self.schedule}:stages={self.stages}"
+
+    def registers(self, problem: AttentionProblem) -> tuple[int, int]:
+        """Of a consumer's and of the producer's threads."""
+        return (240, 24) if max(problem.d, problem.d_v) > 64 else (232, 40)
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work: persistent programs share them."""
+        return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
+
+    def lds_bytes(self, problem: AttentionProblem) -> int:
+        """Dynamic shared memory: keys and values, two tiles of dS, rings of queries and gradients."""
+        both = chunks(problem.d) + chunks(problem.d_v)
+        return (self.rows * both + 2 * self.rows + self.stages * 64 * both) * 128 + 1024
+
+    def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
+        if problem.dtype not in DTYPE_BYTES:
+            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+            if not 16 <= d <= _WIDEST // 2 or d % 8:
+                return f"{name} must be a multiple of 8 from 16 to {_WIDEST // 2}, got {d}"
+        if self.stages < 1:
+            return f"stages must be at least 1, got {self.stages}"
+        need = self.lds_bytes(problem) + _BARRIER_BYTES
+        if need > gpu.lds_bytes:
+            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
+def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
+    """Configs of the forward, best first."""
+    wide = max(problem.d, problem.d_v)
+    masked = problem.first is not None or problem.last is not None or problem.packed
+    if wide <= 64:
+        found = [HopperForwardConfig(columns=128, consumers=n, q_buffers=2) for n in (3, 2, 1)]
+    elif wide <= 128:
+        few = HopperForwardConfig(columns=128, consumers=1, q_buffers=2)
+        if masked:
+            found = [HopperForwardConfig(columns=128, q_buffers=2, q_in_registers=True), few]
+        else:
+            found = [HopperForwardConfig(columns=160), few]
+    else:
+        found = [HopperForwardConfig(columns=80)]
+    # Fewer tiles than multiprocessors: smaller ones run side by side.
+    fit = [config for config in found if config.tiles(problem) >= _PROCESSORS]
+    return [*fit, *reversed([config for config in found if config not in fit])]
+
+
+def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig]:
+    """Configs of the backward, best first."""
+    return [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]

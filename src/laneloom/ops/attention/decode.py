@@ -1,0 +1,180 @@
+"""`laneloom.attention_decode`: new queries over a cache of keys and values."""
+
+from __future__ import annotations
+
+import sys
+from math import isfinite, sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
+from ..target import active_gpu, expected_device_type
+from .arguments import Tensors, is_direct, strides_of
+from .config_decode import DecodeProblem, plan_decode
+
+if TYPE_CHECKING:
+    import torch
+
+    Operand = torch.Tensor | np.ndarray
+
+_PAGE_STEP = 16
+_DTYPES = {"float16": "fp16", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
+
+
+def attention_decode(
+    q: Operand,
+    k_cache: Operand,
+    v_cache: Operand,
+    *,
+    cache_lengths: Operand,
+    block_table: Operand | None = None,
+    scale: float | None = None,
+    window: int | None = None,
+    return_lse: bool = False,
+) -> Any:
+    """O[b,n,h,:] = sum over j of P[n,j] V[b,j,g,:], P[n,:] the softmax of scale Q[b,n,h,:] . K[b,j,g,:] over the keys
+    j <= L_b - N + n, g = h // (H / H_kv): the N last queries of each sequence, whose L_b keys are in the cache.
+
+    q: [B, N, H, D], fp16 or bf16; N is small (1 for a step of decoding), and the new keys are in the cache already.
+    k_cache, v_cache: [B, S, H_kv, D] and [B, S, H_kv, D_V], or with `block_table` pages of them, [pages, P, H_kv, D]
+        and [pages, P, H_kv, D_V], P a multiple of 16. Dtype as q; D and D_V multiples of 8 from 16 to 512. Contiguous
+        last axis, other strides multiples of 8 elements, rows less than 2**23 elements apart: never copied.
+    cache_lengths: int32 [B], L_b from 0 to S (not checked on a GPU). Keys beyond are not read.
+    block_table: int32 [B, most pages of a sequence], contiguous rows: key j of sequence b is row j % P of page
+        block_table[b, j // P].
+    scale: 1 / sqrt(D) by default. window: how many keys a query sees before its own; None for all.
+    return_lse: return (O, LSE), LSE [B, H, N] fp32, the log of the sum over the seen keys of exp(scale Q . K).
+
+    O is [B, N, H, D_V]. Accumulation and statistics FP32; P is rounded to the operands' dtype before it meets V, O
+    once. The keys are split over programs and put together in their order: the same call gives the same bits. A query
+    that sees no key gives zeros and LSE -inf. No gradients. Torch tensors on the GPU that Triton drives, or on the CPU
+    inside `laneloom.emulated`; numpy arrays only there.
+
+    Raises ArgumentError for operands that do not fit, UnsupportedError for what no schedule can do. Source:
+    "Flash-Decoding" and "PagedAttention"; the arguments are those of flash-attn's flash_attn_with_kvcache.
+    """
+    return _decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, return_lse)
+
+
+def _decode(
+    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None,
+    return_lse: bool,
+) -> Any:  # fmt: skip
+    gpu = active_gpu()
+    torch: Any = sys.modules.get("torch")
+    is_torch = torch is not None and isinstance(q, torch.Tensor)
+    operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
+    if block_table is not None:
+        operands["block_table"] = block_table
+    _check_kinds(operands, gpu, torch.Tensor if is_torch else np.ndarray)
+    problem = _problem(operands, scale, window)
+    config = plan_decode(problem, gpu)
+    empty = _empty_like(q.detach() if is_torch else q)
+    out, lse = empty((*q.shape[:3], v_cache.shape[3]), q.dtype), empty((q.shape[0], q.shape[2], q.shape[1]), None)
+    if 0 in lse.shape:
+        return (out, lse) if return_lse else out
+    if problem.keys == 0:
+        out[...], lse[...] = 0, -float("inf")
+        return (out, lse) if return_lse else out
+    tensors: dict[str, Any] = {
+        "q": q, "k": k_cache, "v": v_cache, "out": out, "lse": lse, "lengths": lengths, "table": block_table,
+    }  # fmt: skip
+    if config.splits > 1:
+        parts = (*lse.shape, config.splits)
+        tensors |= {"sums": empty((*parts, problem.d_v), None), "sums_lse": empty(parts, None)}
+    if is_torch:
+        tensors = {name: x if x is None else x.detach() for name, x in tensors.items()}
+        if not _is_direct(tensors["q"]):
+            tensors["q"] = tensors["q"].contiguous()
+        with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
+            _launch(problem, config, gpu, tensors)
+    else:
+        if not _is_direct(tensors["q"]):
+            tensors["q"] = np.ascontiguousarray(q)
+        _launch(problem, config, gpu, tensors)
+    return (out, lse) if return_lse else out
+
+
+def _launch(problem: DecodeProblem, config: Any, gpu: Gpu, tensors: dict[str, Any]) -> None:
+    from .kernels import decode
+
+    decode.launch(problem, config, gpu, Tensors(tensors))
+
+
+def _empty_like(q: Any) -> Any:
+    """A function that makes arrays where q is; without a dtype, of fp32."""
+    if isinstance(q, np.ndarray):
+        return lambda shape, dtype: np.empty(shape, dtype or np.float32)
+    import torch
+
+    return lambda shape, dtype: q.new_empty(shape, dtype=dtype or torch.float32)
+
+
+def _address(x: Any) -> int:
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+
+
+def _is_direct(x: Any) -> bool:
+    """Whether the kernel reads x [B, N, H, D], whose rows are those of one head, where it lies."""
+    return is_direct(x.swapaxes(1, 2), _address(x))
+
+
+def _check_kinds(operands: dict[str, Any], gpu: Gpu, kind: type) -> None:
+    """One kind of array, one device, the dtypes and the numbers of axes."""
+    q = operands["q"]
+    for name, x in operands.items():
+        if not isinstance(x, kind):
+            raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
+        wanted = "int32" if name in ("cache_lengths", "block_table") else None
+        dtype = str(x.dtype)
+        if wanted and dtype.removeprefix("torch.") != wanted:
+            raise ArgumentError(f"{name}: expected dtype int32, got {dtype}")
+        if not wanted and dtype not in _DTYPES:
+            raise UnsupportedError(f"{name}: expected dtype float16 or bfloat16, got {dtype}")
+        if not wanted and x.dtype != q.dtype:
+            raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {dtype}")
+        if kind is not np.ndarray and x.device != q.device:
+            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
+        axes = {"cache_lengths": 1, "block_table": 2}.get(name, 4)
+        if len(x.shape) != axes:
+            raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
+    if kind is np.ndarray and not gpu.emulated:
+        raise UnsupportedError(f"q: expected a torch tensor on {gpu.name}, a numpy array is for emulation only")
+    if kind is not np.ndarray and q.device.type != (expected := expected_device_type()):
+        raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}")
+
+
+def _problem(operands: dict[str, Any], scale: float | None, window: int | None) -> DecodeProblem:
+    q, k, v, lengths = (operands[name] for name in ("q", "k_cache", "v_cache", "cache_lengths"))
+    table = operands.get("block_table")
+    batch, queries, heads, d = q.shape
+    if k.shape[3] != d or (table is None and k.shape[0] != batch):
+        raise ArgumentError(f"k_cache: expected q's batch {batch} and head dimension {d}, got shape {tuple(k.shape)}")
+    if tuple(v.shape[:3]) != tuple(k.shape[:3]):
+        raise ArgumentError(f"v_cache: expected k_cache's {tuple(k.shape[:3])} and D_V, got shape {tuple(v.shape)}")
+    if heads and (not k.shape[2] or heads % k.shape[2]):
+        raise ArgumentError(f"q: expected a multiple of k_cache's {k.shape[2]} heads, got {heads}")
+    if lengths.shape[0] != batch or strides_of(lengths) != (1,):
+        raise ArgumentError(f"cache_lengths: expected {batch} contiguous elements, got shape {tuple(lengths.shape)}")
+    for name in ("k_cache", "v_cache"):
+        if 0 not in operands[name].shape and not _is_direct(operands[name]):
+            raise ArgumentError(
+                f"{name}: expected contiguous rows at multiples of 16 bytes, got strides {strides_of(operands[name])}"
+            )
+    page, keys = 0, k.shape[1]
+    if table is not None:
+        page, keys = k.shape[1], k.shape[1] * table.shape[1]
+        if page % _PAGE_STEP or page == 0:
+            raise ArgumentError(f"k_cache: expected pages of a multiple of {_PAGE_STEP} keys, got {page}")
+        if table.shape[0] != batch or (table.shape[1] > 1 and strides_of(table)[1] != 1):
+            raise ArgumentError(f"block_table: expected {batch} contiguous rows, got shape {tuple(table.shape)}")
+    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
+        raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+    return DecodeProblem(
+        batch, heads, max(k.shape[2], 1), queries, keys, d, v.shape[3], _DTYPES[str(q.dtype)],
+        1 / sqrt(d or 1) if scale is None else float(scale), window, page,
+    )  # fmt: skip

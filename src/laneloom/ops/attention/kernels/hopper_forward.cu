@@ -1,0 +1,435 @@
+// O = softmax(scale Q K^T) V and the log-sum-exp, by warpgroups of Hopper: one thread streams tiles by TMA, CONSUMERS
+// warpgroups of 64 queries each multiply by wgmma and compute the softmax.
+//
+// A consumer issues the scores of the next block of keys, then the sum of this block's values, and computes the next
+// block's softmax while the values are summed. Named barriers give the matrix units to the consumers in turn, so that one's softmax
+// also runs under the other's products. Weights go from the scores' accumulators to the A operand in registers: the layouts are
+// equal. The reference maximum of a row moves only when a score exceeds it by more than 2^THRESHOLD; sums are exact either way.
+//
+// A tile is CONSUMERS * 64 queries of one head. Programs are persistent: the first tile is the program's number, more come from a
+// counter in global memory, longest first, heads in sections whose keys and values stay in the L2.
+//
+// Compile-time constants: D, D_V (multiples of 8 up to 256), COLUMNS (keys of a step, a multiple of 16), STAGES, Q_BUFFERS,
+// CONSUMERS, HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG, THRESHOLD, BF16. wgmma functions:
+// multiply_scores (64 x COLUMNS x 16), multiply_values (64 x D_V x 16, A in registers).
+
+constexpr int ROWS = 64 * CONSUMERS;
+constexpr int SLAB_BYTES = (CHUNKS(D) > CHUNKS(D_V) ? CHUNKS(D) : CHUNKS(D_V)) * 64 * 128;  // Q, then O
+constexpr int K_BYTES = CHUNKS(D) * COLUMNS * 128, V_BYTES = CHUNKS(D_V) * COLUMNS * 128;
+constexpr int D_STEPS = (D + 15) / 16;
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+
+struct Shared {
+  u64 q_full[Q_BUFFERS][CONSUMERS], q_empty[Q_BUFFERS][CONSUMERS];
+  u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+  u64 tile_full[2], tile_empty[2];
+  int tile[2];
+};
+
+struct Work {
+  int batch, head, row0, queries, keys, q_first, k_first, first, last, begin, end;
+};
+
+struct Sizes {
+  int queries, keys, heads, group, batches, first, last, section, tiles;
+  const int *first_q, *first_k;
+};
+
+// The tile of this number: late rows first within a section of heads.
+__device__ __forceinline__ Work locate(int number, const Sizes& n) {
+  Work w;
+  const int blocks = (n.queries + ROWS - 1) / ROWS;
+  const int per_section = n.section * blocks;
+  const int section = number / per_section, within = number % per_section;
+  const int here = min(n.section, n.batches * n.heads - section * n.section);
+  const int owner = section * n.section + within % here;
+  w.batch = owner / n.heads;
+  w.head = owner % n.heads;
+  w.row0 = (blocks - 1 - within / here) * ROWS;
+  w.queries = n.queries;
+  w.keys = n.keys;
+  w.q_first = w.k_first = 0;
+  w.first = n.first;
+  w.last = n.last;
+#if PACKED
+  w.q_first = n.first_q[w.batch];
+  w.k_first = n.first_k[w.batch];
+  w.queries = n.first_q[w.batch + 1] - w.q_first;
+  w.keys = n.first_k[w.batch + 1] - w.k_first;
+  w.first += BOTTOM_RIGHT ? w.keys - w.queries : 0;
+  w.last += BOTTOM_RIGHT ? w.keys - w.queries : 0;
+#endif
+  const int row_last = min(w.row0 + ROWS, w.queries) - 1;
+  const int low = HAS_FIRST ? max(w.row0 + w.first, 0) : 0;
+  const int high = HAS_LAST ? min(row_last + w.last + 1, w.keys) : w.keys;
+  w.begin = low / COLUMNS;
+  w.end = high > low ? (high + COLUMNS - 1) / COLUMNS : w.begin;
+  return w;
+}
+
+__device__ __forceinline__ void step_ring(int& stage, u32& phase) {
+  if (++stage == STAGES) stage = 0, phase ^= 1;
+}
+
+__device__ __forceinline__ void produce(
+    const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
+    const Sizes& sizes, int* counter) {
+  int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
+  u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
+  int number = blockIdx.x;
+  while (true) {
+    int next = sizes.tiles;
+    if (number < sizes.tiles) {
+      const int taken = atomicAdd(counter, 1);
+      // All programs' requests together are as many as the tiles: the last one leaves the counter as it was.
+      if (taken == sizes.tiles - 1) *counter = 0;
+      next = gridDim.x + taken;
+    }
+    barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
+    shared->tile[slot] = number;
+    barrier_arrive(shared_address(&shared->tile_full[slot]));
+    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    if (number >= sizes.tiles) return;
+    const Work w = locate(number, sizes);
+    const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
+    const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
+    // The scores need a block's keys one step before the sum needs its values.
+    int key = w.k_first + w.end * COLUMNS;
+#pragma unroll 1
+    for (int i = 0; i <= blocks && blocks > 0; ++i) {
+      key -= COLUMNS;
+      if (i < blocks) {
+        const u32 full = shared_address(&shared->k_full[k_stage]);
+        barrier_wait(shared_address(&shared->k_empty[k_stage]), k_phase ^ 1);
+        barrier_expect(full, K_BYTES);
+#pragma unroll 1
+        for (int c = 0; c < CHUNKS(D); ++c)
+          load_box(k_tile + (k_stage * CHUNKS(D) + c) * COLUMNS * 128, k_map, full, c * 64, key, kv_head, batch);
+        step_ring(k_stage, k_phase);
+      }
+      if (i > 0) {
+        const u32 full = shared_address(&shared->v_full[v_stage]);
+        barrier_wait(shared_address(&shared->v_empty[v_stage]), v_phase ^ 1);
+        barrier_expect(full, V_BYTES);
+#pragma unroll 1
+        for (int c = 0; c < CHUNKS(D_V); ++c)
+          load_box(v_tile + (v_stage * CHUNKS(D_V) + c) * COLUMNS * 128, v_map, full, c * 64, key + COLUMNS, kv_head, batch);
+        step_ring(v_stage, v_phase);
+      }
+      if (i == 0) {
+#pragma unroll 1
+        for (int slab = 0; slab < CONSUMERS; ++slab) {
+          const u32 full = shared_address(&shared->q_full[q_buffer][slab]);
+          barrier_wait(shared_address(&shared->q_empty[q_buffer][slab]), q_phase ^ 1);
+          barrier_expect(full, CHUNKS(D) * 64 * 128);
+#pragma unroll 1
+          for (int c = 0; c < CHUNKS(D); ++c)
+            load_box(q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES + c * 64 * 128, q_map, full, c * 64, w.q_first + w.row0 + slab * 64, w.head, batch);
+        }
+        if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+      }
+    }
+    number = next;
+  }
+}
+
+// Scores that the band or the end of the keys hides become -infinity.
+__device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int column, const Work& w) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = row + 8 * half;
+    const int high = (HAS_LAST ? min(i + w.last, w.keys - 1) : w.keys - 1) - column;
+    const int low = HAS_FIRST ? i + w.first - column : 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * j + 2 * half + e];
+        if (8 * j + e > high) x = -INFINITY;
+        if (HAS_FIRST && 8 * j + e < low) x = -INFINITY;
+      }
+  }
+}
+
+// Scores to weights; `fade` is what sums so far are to be multiplied by. One half of the rows after the other: the
+// exponentials of the first run beside the maximum of the second.
+template <bool NEW>
+__device__ __forceinline__ void weigh(float (&s)[COLUMNS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float here = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+    for (int j = 1; j < COLUMNS / 8; ++j) here = fmaxf(here, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 1));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 2));
+    fade[half] = 1;
+    if (NEW) {
+      top[half] = here;
+      sum[half] = 0;
+    } else if ((here - top[half]) * scale2 > THRESHOLD) {
+      fade[half] = exp2_fast((top[half] - here) * scale2);
+      sum[half] *= fade[half];
+      top[half] = here;
+    }
+    const float shift = top[half] == -INFINITY ? 0 : top[half] * scale2;
+    float part = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      float& x = s[4 * j + 2 * half];
+      float& y = s[4 * j + 2 * half + 1];
+      x = exp2_fast(fmaf(x, scale2, -shift));
+      y = exp2_fast(fmaf(y, scale2, -shift));
+      part += x + y;
+    }
+    sum[half] += part;
+  }
+}
+
+__device__ __forceinline__ void to_operand(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4]) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+
+// Queries as the A operand: registers of a whole tile, or a descriptor.
+struct Queries {
+#if Q_IN_REGISTERS
+  u32 a[4 * D_STEPS];
+#else
+  u64 rows;
+#endif
+};
+
+__device__ __forceinline__ void take_queries(Queries& q, u32 q_slab, int warp, int lane) {
+#if Q_IN_REGISTERS
+#pragma unroll
+  for (int i = 0; i < D_STEPS; ++i)
+    load_matrices(q_slab + i / 4 * 64 * 128 + warp * 16 * 128 + swizzled(lane % 16, i % 4 * 2 + lane / 16), q.a[4 * i], q.a[4 * i + 1],
+                  q.a[4 * i + 2], q.a[4 * i + 3]);
+#else
+  q.rows = rows_descriptor(q_slab);
+#endif
+}
+
+__device__ __forceinline__ void issue_scores(float (&s)[COLUMNS / 2], const Queries& q, u32 k_tile) {
+  const u64 k = rows_descriptor(k_tile);
+#pragma unroll
+  for (int i = 0; i < D_STEPS; ++i) {
+    const u64 k_step = k + ((i / 4 * COLUMNS * 128 + i % 4 * 32) >> 4);
+#if Q_IN_REGISTERS
+    multiply_scores(s, q.a[4 * i], q.a[4 * i + 1], q.a[4 * i + 2], q.a[4 * i + 3], k_step, i > 0);
+#else
+    multiply_scores(s, q.rows + ((i / 4 * 64 * 128 + i % 4 * 32) >> 4), k_step, i > 0);
+#endif
+  }
+}
+
+__device__ __forceinline__ void issue_values(float (&o)[D_V / 2], const u32 (&p)[COLUMNS / 4], u32 v_tile) {
+  const u64 v = columns_descriptor(v_tile, COLUMNS * 128);
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 16; ++i)
+    multiply_values(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], v + (i * 16 * 128 >> 4), 1);
+}
+
+struct Output {
+  u16* out;
+  float* lse;
+  i64 out_batch, out_head, out_row, lse_batch, lse_head;
+};
+
+// The warp's 16 rows through shared memory to 16-byte stores, and the log-sum-exp.
+__device__ __forceinline__ void write(float (&o)[D_V / 2], const float (&top)[2], float (&sum)[2], float scale2, const Work& w,
+                                      const Output& to, int slab, int warp, int lane, u32 tile) {
+  constexpr int GROUPS = D_V / 8;
+  const int row_warp = w.row0 + slab * 64 + warp * 16;
+  const i64 batch = PACKED ? 0 : w.batch;
+  float* lse = to.lse + batch * to.lse_batch + w.head * to.lse_head + w.q_first;
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+    factor[half] = sum[half] == 0 ? 0 : __fdividef(1, sum[half]);
+    const int row = row_warp + lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < w.queries)
+      lse[row] = sum[half] == 0 ? -INFINITY : (top[half] * scale2 + __log2f(sum[half])) * 0.6931471805599453f;
+  }
+  const u32 mine = tile + warp * 16 * 128;  // of each chunk
+#pragma unroll
+  for (int g = 0; g < GROUPS; g += 2) {
+    const u32 a = pack(o[4 * g] * factor[0], o[4 * g + 1] * factor[0]);
+    const u32 b = pack(o[4 * g + 2] * factor[1], o[4 * g + 3] * factor[1]);
+    const u32 group = g + lane / 16;
+    const u32 at = mine + group / 8 * 64 * 128 + swizzled(lane % 16, group % 8);
+    if (g + 1 < GROUPS) {
+      const u32 c = pack(o[4 * g + 4] * factor[0], o[4 * g + 5] * factor[0]);
+      const u32 d = pack(o[4 * g + 6] * factor[1], o[4 * g + 7] * factor[1]);
+      store_matrices(at, a, b, c, d);
+    } else {
+      store_matrices(mine + g / 8 * 64 * 128 + swizzled(lane % 16, g % 8), a, b);
+    }
+  }
+  __syncwarp();
+  u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row_warp) * to.out_row;
+  const int rows = w.queries - row_warp;
+#pragma unroll
+  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
+    const int vector = i * 32 + lane;
+    const int row = vector / GROUPS, group = vector % GROUPS;
+    if (row < 16 && row < rows)
+      *(uint4*)(out + row * to.out_row + group * 8) = load_shared(mine + group / 8 * 64 * 128 + swizzled(row, group % 8));
+  }
+}
+
+// Queries without keys: zeros, and the logarithm of nothing. Shared memory belongs to the next tile.
+__device__ __forceinline__ void write_nothing(const Work& w, const Output& to, int row_warp, int lane) {
+  const i64 batch = PACKED ? 0 : w.batch;
+  for (int row = row_warp; row < min(row_warp + 16, w.queries); ++row) {
+    u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row) * to.out_row;
+    if (lane < D_V / 8) *(uint4*)(out + lane * 8) = make_uint4(0, 0, 0, 0);
+    if (lane == 0) to.lse[batch * to.lse_batch + w.head * to.lse_head + w.q_first + row] = -INFINITY;
+  }
+}
+
+__device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared, const Sizes& sizes,
+                                        const Output& to, float scale2) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int turn = 1 + slab, next_turn = 1 + (slab + 1) % CONSUMERS, together = 8 + slab;
+  int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
+  u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
+  if (PING_PONG && slab == CONSUMERS - 1) named_arrive(next_turn, 256);
+  while (true) {
+    barrier_wait(shared_address(&shared->tile_full[slot]), tile_phase);
+    const int number = *(volatile int*)&shared->tile[slot];
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
+    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    if (number >= sizes.tiles) break;
+    const Work w = locate(number, sizes);
+    if (w.row0 >= w.queries) continue;
+    const u32 q_slab = q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES;
+    const int row = w.row0 + slab * 64 + warp * 16 + lane / 4;
+    const int row_slab = w.row0 + slab * 64;
+    float s[COLUMNS / 2], o[D_V / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
+    u32 p[COLUMNS / 4];
+#pragma unroll
+    for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
+    auto release = [&](u64* empty) {
+      if (lane == 0) barrier_arrive(shared_address(empty));
+    };
+    auto hide_if_cut = [&](int block) {
+      const int column = block * COLUMNS;
+      const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
+      const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
+      if (after || before) hide(s, row, column + 2 * (lane % 4), w);
+    };
+    if (w.begin == w.end) {
+      write_nothing(w, to, row_slab + warp * 16, lane);
+    } else {
+      barrier_wait(shared_address(&shared->q_full[q_buffer][slab]), q_phase);
+      barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
+      Queries q;
+      take_queries(q, q_slab, warp, lane);
+      wgmma_fence();
+      issue_scores(s, q, k_tile + k_stage * K_BYTES);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(s);
+      release(&shared->k_empty[k_stage]);
+      step_ring(k_stage, k_phase);
+      hide_if_cut(w.end - 1);
+      weigh<true>(s, top, sum, fade, scale2);
+      to_operand(s, p);
+      for (int block = w.end - 2; block >= w.begin; --block) {
+        barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
+        if (PING_PONG) named_sync(turn, 256);
+        pin(o);
+        wgmma_fence();
+        issue_scores(s, q, k_tile + k_stage * K_BYTES);
+        wgmma_commit();
+        barrier_wait(shared_address(&shared->v_full[v_stage]), v_phase);
+        issue_values(o, p, v_tile + v_stage * V_BYTES);
+        wgmma_commit();
+        if (PING_PONG) named_arrive(next_turn, 256);
+        wgmma_wait<1>();
+        pin(s);
+        release(&shared->k_empty[k_stage]);
+        step_ring(k_stage, k_phase);
+        hide_if_cut(block);
+        weigh<false>(s, top, sum, fade, scale2);
+        // Never true, but the end of a basic block: the compiler would wait for the values before the exponentials.
+        if (sizes.tiles < 0) __nanosleep(1);
+        wgmma_wait<0>();
+        pin(o);
+        release(&shared->v_empty[v_stage]);
+        step_ring(v_stage, v_phase);
+        if (__any_sync(~0u, fade[0] != 1 || fade[1] != 1)) {
+#pragma unroll
+          for (int i = 0; i < D_V / 2; ++i) o[i] *= fade[i / 2 % 2];
+        }
+        to_operand(s, p);
+      }
+      barrier_wait(shared_address(&shared->v_full[v_stage]), v_phase);
+      pin(o);
+      wgmma_fence();
+      issue_values(o, p, v_tile + v_stage * V_BYTES);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(o);
+      release(&shared->v_empty[v_stage]);
+      step_ring(v_stage, v_phase);
+      // The output takes the place of the queries once no warp's product reads them any more.
+      named_sync(together, 128);
+      write(o, top, sum, scale2, w, to, slab, warp, lane, q_slab);
+      fence_async();
+      __syncwarp();
+      release(&shared->q_empty[q_buffer][slab]);
+      if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+    }
+  }
+  // The one turn that nobody took.
+  if (PING_PONG && slab == 0) named_sync(turn, 256);
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention_hopper_forward(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
+    u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
+    i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
+    int section, int tiles) {
+  extern __shared__ char memory[];
+  __shared__ Shared shared_storage;
+  Shared* shared = &shared_storage;
+  const u32 q_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
+  const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
+  const u32 v_tile = k_tile + STAGES * K_BYTES;
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, first_q, first_k};
+  const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Q_BUFFERS * CONSUMERS; ++i) {
+      barrier_init(shared_address(&shared->q_full[0][i]), 1);
+      barrier_init(shared_address(&shared->q_empty[0][i]), 4);
+    }
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(shared_address(&shared->k_full[i]), 1);
+      barrier_init(shared_address(&shared->v_full[i]), 1);
+      barrier_init(shared_address(&shared->k_empty[i]), CONSUMER_WARPS);
+      barrier_init(shared_address(&shared->v_empty[i]), CONSUMER_WARPS);
+    }
+    for (int i = 0; i < 2; ++i) {
+      barrier_init(shared_address(&shared->tile_full[i]), 1);
+      barrier_init(shared_address(&shared->tile_empty[i]), CONSUMER_WARPS);
+    }
+    fence_barrier_init();
+    prefetch_map(&q_map);
+    prefetch_map(&k_map);
+    prefetch_map(&v_map);
+  }
+  __syncthreads();
+  const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
+  if (warpgroup == 0) {
+    shrink_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, counter);
+  } else {
+    grow_registers<CONSUMER_REGISTERS>();
+    consume(warpgroup - 1, q_tile, k_tile, v_tile, shared, sizes, to, scale2);
+  }
+}

@@ -1,0 +1,201 @@
+"""Packed sequences and decoding over a cache on emulated GPUs, strictly, every element against FP64."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import numpy as np
+import pytest
+
+import laneloom
+from laneloom.errors import ArgumentError, UnsupportedError
+from laneloom.ops.attention import reference
+
+torch = pytest.importorskip("torch")
+
+LENGTHS, KEY_LENGTHS = (5, 0, 33, 20, 1), (9, 12, 40, 3, 0)  # a sequence without queries, one without keys
+#: of fp16 and bf16: a rounding of P, of O, and the sum of a few
+TOLERANCE = {torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations():
+    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def exact(x: torch.Tensor) -> np.ndarray:
+    """[positions, H, D] as the reference's [1, H, positions, D]."""
+    return x.detach().double().numpy().swapaxes(0, 1)[None]
+
+
+def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> None:
+    assert not np.isnan(mine).any()
+    assert np.all(np.abs(mine - truth) <= TOLERANCE[dtype] * (1 + np.abs(truth).max(initial=0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "causal", "window"),
+    [
+        ("gfx1201", torch.bfloat16, True, None), ("gfx1201", torch.float16, "top_left", (10, None)),
+        ("gfx1151", torch.float16, False, (6, 4)),
+    ],
+)  # fmt: skip
+def test_packed(name, dtype, causal, window):
+    first_q, first_k = (
+        torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (LENGTHS, KEY_LENGTHS)
+    )
+    sizes = ((LENGTHS, 4), (KEY_LENGTHS, 2), (KEY_LENGTHS, 2))
+    q, k, v = (torch.randn(sum(n), h, 32).to(dtype).requires_grad_() for n, h in sizes)
+    grad = torch.randn(sum(LENGTHS), 4, 32).to(dtype)
+    options = {"causal": causal, "window": window, "cu_seqlens_q": first_q, "cu_seqlens_k": first_k}
+    with laneloom.emulated(name, strict=True) as emulation:
+        out, lse = laneloom.flash_attention(q, k, v, return_lse=True, **options)
+        grads = torch.autograd.grad(out, (q, k, v), grad)
+    assert [launch.kernel for launch in emulation.launches] == ["attention_forward", *["attention_backward"] * 2]
+    assert out.is_contiguous()
+    assert lse.shape == (4, sum(LENGTHS))
+    left, right = window or (None, None)
+    words = {False: "none", True: "bottom_right"}
+    for b in range(len(LENGTHS)):
+        rows, columns = slice(first_q[b], first_q[b + 1]), slice(first_k[b], first_k[b + 1])
+        truth = reference.attention(
+            exact(q[rows]), exact(k[columns]), exact(v[columns]), causal=words.get(causal, causal), left=left,
+            right=right, grad=exact(grad[rows]),
+        )  # fmt: skip
+        assert_close(exact(out[rows]), truth.out, dtype)
+        for mine, at, want in zip(grads, (rows, columns, columns), (truth.dq, truth.dk, truth.dv), strict=True):
+            assert_close(exact(mine[at]), want, dtype)
+        mine = lse[:, rows].detach().double().numpy()[None]
+        assert np.array_equal(np.isinf(mine), np.isinf(truth.lse))
+        np.testing.assert_allclose(mine[np.isfinite(mine)], truth.lse[np.isfinite(mine)], atol=1e-5)
+
+
+def test_packed_is_each_sequence_alone():
+    """The same bits, and max_seqlen may be larger than any."""
+    first = torch.tensor([0, 20, 57], dtype=torch.int32)
+    q, k, v = (torch.randn(57, 2, 32, dtype=torch.float16) for _ in range(3))
+    with laneloom.emulated("gfx1201"):
+        together = laneloom.flash_attention(q, k, v, causal=True, cu_seqlens_q=first, max_seqlen_q=90, max_seqlen_k=64)
+        alone = [
+            laneloom.flash_attention(*(x[at].transpose(0, 1)[None] for x in (q, k, v)), causal=True)[0].transpose(0, 1)
+            for at in (slice(0, 20), slice(20, 57))
+        ]
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_packed_arrays():
+    first = np.array([0, 20, 57], np.int32)
+    q, k, v = (np.random.default_rng(i).standard_normal((57, 2, 32)).astype(np.float16) for i in range(3))
+    with laneloom.emulated("gfx1201"):
+        got = laneloom.flash_attention(q, k, v, causal=True, cu_seqlens_q=first)
+        tensors = [torch.from_numpy(x) for x in (q, k, v)]
+        want = laneloom.flash_attention(*tensors, causal=True, cu_seqlens_q=torch.from_numpy(first))
+    assert np.array_equal(got, want.numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"cu_seqlens_q": None, "cu_seqlens_k": torch.zeros(2, dtype=torch.int32)}, "cu_seqlens_q: expected where"),
+        ({"cu_seqlens_q": torch.zeros(3)}, "int32 vector"),
+        ({"cu_seqlens_q": torch.zeros(1, dtype=torch.int32)}, "sequences"),
+        ({"cu_seqlens_k": torch.zeros(4, dtype=torch.int32)}, "cu_seqlens_k: expected 3 elements"),
+        ({"max_seqlen_q": -1}, "max_seqlen_q: expected"), ({"max_seqlen_k": 1.5}, "max_seqlen_k: expected"),
+        ({"cu_seqlens_q": None, "max_seqlen_q": 4}, "expected None without"),
+    ],
+)  # fmt: skip
+def test_packed_refusals(change, words):
+    x = torch.randn(57, 2, 32, dtype=torch.float16)
+    options = {"cu_seqlens_q": torch.tensor([0, 20, 57], dtype=torch.int32)} | change
+    with laneloom.emulated("gfx1201"), pytest.raises(ArgumentError, match=words):
+        laneloom.flash_attention(x, x, x, **options)
+
+
+def test_packed_wants_three_axes():
+    x = torch.randn(1, 2, 57, 32, dtype=torch.float16)
+    with laneloom.emulated("gfx1201"), pytest.raises(ArgumentError, match="q: expected 3 axes"):
+        laneloom.flash_attention(x, x, x, cu_seqlens_q=torch.tensor([0, 57], dtype=torch.int32))
+
+
+def in_pages(x: torch.Tensor, page: int, order: torch.Tensor) -> torch.Tensor:
+    """[B, S, H, D] in pages in the given order; rows beyond S are NaN."""
+    batch, room, *rest = x.shape
+    pages = -(-room // page)
+    padded = torch.full((batch, pages * page, *rest), torch.nan, dtype=x.dtype)
+    padded[:, :room] = x
+    cache = torch.empty(batch * pages, page, *rest, dtype=x.dtype)
+    cache[order] = padded.view(-1, page, *rest)
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "page", "window", "lengths"),
+    [
+        ("gfx1201", (2, 4, 2, 1, 200, 64, 64), 0, None, (200, 37)),
+        ("gfx1201", (3, 6, 2, 2, 160, 32, 48), 16, None, (160, 0, 17)),
+        ("gfx1201", (1, 2, 2, 3, 300, 80, 24), 32, 20, (290,)),
+        ("gfx1151", (2, 8, 1, 3, 150, 32, 32), 16, None, (150, 1)),
+    ],
+)  # fmt: skip
+def test_decode(name, shape, page, window, lengths):
+    batch, heads, kv_heads, queries, room, d, d_v = shape
+    q = torch.randn(batch, queries, heads, d, dtype=torch.float16)
+    k, v = (torch.randn(batch, room, kv_heads, n, dtype=torch.float16) for n in (d, d_v))
+    caches, table = (k, v), None
+    if page:
+        order = torch.randperm(batch * -(-room // page))
+        caches, table = tuple(in_pages(x, page, order) for x in (k, v)), order.view(batch, -1).int()
+        caches = tuple(torch.nan_to_num(x) for x in caches)
+    with laneloom.emulated(name, strict=True) as emulation:
+        out, lse = laneloom.attention_decode(
+            q, *caches, cache_lengths=torch.tensor(lengths, dtype=torch.int32), block_table=table, window=window,
+            return_lse=True,
+        )  # fmt: skip
+    assert emulation.launches[0].kernel == "attention_decode"
+    for b, n in enumerate(lengths):
+        truth = reference.attention(exact(q[b]), exact(k[b, :n]), exact(v[b, :n]), causal="bottom_right", left=window)
+        assert_close(exact(out[b]), truth.out, torch.float16)
+        mine = lse[b].double().numpy()[None]
+        assert np.array_equal(np.isinf(mine), np.isinf(truth.lse))
+        np.testing.assert_allclose(mine[np.isfinite(mine)], truth.lse[np.isfinite(mine)], atol=1e-5)
+
+
+def test_decode_arrays_and_strided_queries():
+    rng = np.random.default_rng(0)
+    q = rng.standard_normal((2, 2, 1, 32)).astype(np.float16).transpose(0, 2, 1, 3)
+    k, v = (rng.standard_normal((2, 40, 2, 32)).astype(np.float16) for _ in range(2))
+    lengths = np.array([40, 33], np.int32)
+    with laneloom.emulated("gfx1201"):
+        got = laneloom.attention_decode(q, k, v, cache_lengths=lengths)
+        want = laneloom.attention_decode(
+            torch.from_numpy(q.copy()), *map(torch.from_numpy, (k, v)), cache_lengths=torch.from_numpy(lengths))
+    assert np.array_equal(got, want.numpy())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"cache_lengths": torch.zeros(2)}, ArgumentError, "cache_lengths: expected dtype int32"),
+        ({"cache_lengths": torch.zeros(3, dtype=torch.int32)}, ArgumentError, "cache_lengths: expected 2"),
+        ({"k_cache": torch.zeros(2, 40, 2, 16).half()}, ArgumentError, "k_cache: expected q's batch 2"),
+        ({"v_cache": torch.zeros(2, 39, 2, 32).half()}, ArgumentError, "v_cache: expected"),
+        ({"q": torch.zeros(2, 1, 3, 32).half()}, ArgumentError, "multiple of k_cache's 2 heads"),
+        ({"q": torch.zeros(2, 1, 2, 32)}, UnsupportedError, "q: expected dtype float16 or bfloat16"),
+        ({"block_table": torch.zeros(2, 4, dtype=torch.int32)}, ArgumentError, "pages of a multiple of 16"),
+        ({"window": -3}, ArgumentError, "window: expected"),
+        ({"scale": float("nan")}, ArgumentError, "scale: expected"),
+    ],
+)  # fmt: skip
+def test_decode_refusals(change, error, words):
+    cache = torch.zeros(2, 40, 2, 32, dtype=torch.float16)
+    operands = {
+        "q": torch.zeros(2, 1, 2, 32, dtype=torch.float16), "k_cache": cache, "v_cache": cache,
+        "cache_lengths": torch.zeros(2, dtype=torch.int32),
+    } | change  # fmt: skip
+    with laneloom.emulated("gfx1201"), pytest.raises(error, match=words):
+        laneloom.attention_decode(**operands)
