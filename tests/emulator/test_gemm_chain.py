@@ -61,7 +61,10 @@ def check(a0, b0, b1, c1=None, **words):
     return d1
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (3, 5, 7, 2), (67, 37, 45, 70), (64, 32, 64, 64), (65, 33, 31, 129)])
+@pytest.mark.parametrize("sizes", [
+    (1, 1, 1, 1), (3, 5, 7, 2), (67, 37, 45, 70), (64, 32, 64, 64), (65, 33, 31, 129), (3000, 8, 16, 8),
+    (1, 300, 64, 1),
+])  # fmt: skip
 def test_shapes_that_keep_p(gpu, sizes):
     check(*operands(*sizes))
     assert [record.kernel for record in gpu.launches] == ["wmma_chain"]

@@ -49,7 +49,9 @@ def check(x: torch.Tensor, config=None) -> torch.Tensor:
     return y
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (1, 1), (1, 37), (37, 1), (3, 5), (67, 131), (257, 8)])
+@pytest.mark.parametrize("shape", [
+    (0, 5), (5, 0), (0, 0), (1, 1), (1, 37), (37, 1), (3, 5), (67, 131), (257, 8), (3000, 5),
+])  # fmt: skip
 def test_shapes(gfx1151, shape):
     check(bits(*shape))
     assert [record.kernel for record in gfx1151.launches] == (["transpose_tiles"] if 0 not in shape else [])

@@ -15,7 +15,7 @@ import torch
 
 from ..errors import CompileError, LaneloomError
 from ..ops.gemm_chain import execute
-from ..ops.gemm_chain.config import ChainConfig, plan
+from ..ops.gemm_chain.config import ChainConfig, parse_config, plan
 from ..ops.gemm_chain.problem import ChainProblem
 from ..ops.target import active_gpu
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
@@ -156,10 +156,12 @@ def table(records: Iterable[Record]) -> str:
     for by_name in latest.values():
         ours, pair = by_name["laneloom"], by_name["two laneloom products"]
         p = ours.problem
+        sizes = f"{p['m']}, {p['k0']}, {p['n0']}, {p['n1']}" + (" (noisy)" if ours.noisy else "")
+        config = parse_config((ours.config or {})["text"])
+        ran = f"{'keep' if config.keep else 'blocks'}, {config.block_m} x {config.block_n1}, {config.num_warps} warps"
         lines.append(
-            f"| {p['m']}, {p['k0']}, {p['n0']}, {p['n1']} | {ours.median_us:.1f} | {ours.tflops:.0f} | "
-            f"{ours.gbs:.0f} | {ours.ratio_to_reference:.2f} | {pair.median_us / ours.median_us:.2f} | "
-            f"{(ours.config or {})['text']} |"
+            f"| {sizes} | {ours.median_us:.1f} | {ours.tflops:.0f} | {ours.gbs:.0f} | {ours.ratio_to_reference:.2f} | "
+            f"{pair.median_us / ours.median_us:.2f} | {'pair' if config.schedule == 'pair' else ran} |"
         )
     return "\n".join(lines)
 
