@@ -17,7 +17,7 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import laneloom  # noqa: E402
 import laneloom.pytorch  # noqa: E402
-from laneloom.errors import UnsupportedError  # noqa: E402
+from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 
 HALF, WIDE = torch.float16, torch.float64
 
@@ -61,6 +61,14 @@ CASES = {
     "gemm_out": Case(
         lambda n: (random(n, 12), random(12, 16, seed=1), torch.zeros(n, 16, dtype=HALF), None, None, 2.0), writes=True
     ),
+    "gemm_chain": Case(
+        lambda n: (random(n, 16), *(random(16, 16, seed=i) for i in (1, 2)), random(16, seed=3), 0.5, 1.0, 0.25),
+        (0, 1, 2, 3), ((0,), (1, 2), (3,)), (0, 1, 2),
+    ),
+    "gemm_chain_out": Case(
+        lambda n: (random(n, 16), *(random(16, 16, seed=i) for i in (1, 2)), torch.zeros(n, 16, dtype=HALF)),
+        writes=True,
+    ),
     "flash_attention": Case(attention, (0, 1, 2), ((0, 1, 2), (0,)), (0, 1, 2)),
     "flash_attention_backward": Case(attention_backward, batched=((0,),)),
     "transform3d": Case(
@@ -73,6 +81,8 @@ CASES = {
     "transpose": Case(lambda n: (random(2, n, 16),), (0,), ((0,),)),
     "transpose_out": Case(lambda n: (random(2, n, 16), torch.zeros(2, 16, n, dtype=HALF)), writes=True),
 }
+#: operators that no emulated GPU runs; tests/gpu has their checks
+ON_HOPPER = {"grouped_matmul"}
 NAMES = list(CASES)
 RETURNING = [name for name in NAMES if not CASES[name].writes]
 DIFFERENTIABLE = [name for name in NAMES if CASES[name].differentiable]
@@ -104,7 +114,7 @@ def first(result):
 def test_every_operator_is_in_the_table():
     names = {name.removeprefix("laneloom::") for name in torch._C._dispatch_get_all_op_names()
              if name.startswith("laneloom::")}  # fmt: skip
-    assert names == set(CASES)
+    assert names == set(CASES) | ON_HOPPER
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -214,3 +224,27 @@ def test_gradcheck_in_fp64():
     x, t = (random(*shape, seed=i, dtype=WIDE).requires_grad_() for i, shape in enumerate([(2, 2, 2, 2), (3, 2, 2)]))
     assert torch.autograd.gradcheck(laneloom.transform3d, (x, t), fast_mode=True)
     assert torch.autograd.gradgradcheck(laneloom.transform3d, (x, t), fast_mode=True)
+    a, b, c = (random(*shape, seed=i, dtype=WIDE).requires_grad_() for i, shape in enumerate([(2, 3, 4), (4, 5), (5,)]))
+    assert torch.autograd.gradcheck(laneloom.matmul, (a, b), fast_mode=True)
+    assert torch.autograd.gradgradcheck(laneloom.matmul, (a, b), fast_mode=True)
+
+    def product(a, b, c, bias):
+        return laneloom.gemm(a, b, c, alpha=0.5, beta=2.0, bias=bias, activation="silu")
+
+    assert torch.autograd.gradcheck(product, (a, b, c, c.detach().clone().requires_grad_()), fast_mode=True)
+
+
+def test_what_only_hopper_runs_has_fakes():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        a, b = torch.empty(7, 16, dtype=HALF), torch.empty(3, 16, 24, dtype=HALF)
+        ends = torch.empty(3, dtype=torch.int32)
+        out = torch.ops.laneloom.grouped_matmul(a, b, ends)
+        assert (out.shape, out.dtype, out.is_contiguous()) == ((7, 24), HALF, True)
+        assert torch.ops.laneloom.grouped_matmul(a, b, ends, torch.float32).dtype == torch.float32
+        with pytest.raises(ArgumentError, match="expected"):
+            torch.ops.laneloom.grouped_matmul(a, b.mT, ends)
+    compiled = torch.compile(laneloom.grouped_matmul, fullgraph=True, backend="eager")
+    with pytest.raises(UnsupportedError, match="Hopper"):  # traced, and refused when it runs
+        compiled(random(7, 16), random(3, 16, 24), torch.zeros(3, dtype=torch.int32))

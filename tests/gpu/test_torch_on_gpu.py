@@ -1,4 +1,4 @@
-"""PyTorch's side on a real GPU: operators in CUDA graphs and in Inductor's code, `patched` around a model that trains."""
+"""PyTorch on a real GPU: operators in CUDA graphs and in Inductor's code, `patched` around a model that trains."""
 
 from __future__ import annotations
 
@@ -86,6 +86,16 @@ def test_compiled_by_inductor(name):
     for n in (96, 128):
         tensors = operands(n)[name]
         torch.testing.assert_close(compiled(*tensors), torch.relu(function(*tensors)) * 2)
+
+
+def test_grouped_product_is_an_operator():
+    a, b = random(100, 256), random(3, 256, 128, seed=1)
+    ends = torch.tensor([30, 30, 100], dtype=torch.int32, device="cuda")
+    torch.library.opcheck(torch.ops.laneloom.grouped_matmul.default, (a, b, ends))
+    expected = laneloom.grouped_matmul(a, b, ends)
+    assert torch.equal(torch.compile(laneloom.grouped_matmul, fullgraph=True)(a, b, ends), expected)
+    with torch.autocast("cuda", torch.bfloat16):
+        assert torch.equal(laneloom.grouped_matmul(a.float(), b, ends), expected)
 
 
 def test_calls_follow_autocast():

@@ -53,6 +53,17 @@ def call(packet: Any, *args: Any) -> Any:
     return packet(*args)
 
 
+def is_observed(*tensors: Any) -> bool:
+    """Whether something wants to see the operator: a compiler, autocast, a transform, a mode, a kind of tensor."""
+    return (
+        torch.compiler.is_compiling()
+        or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors)
+        or torch.is_autocast_enabled(tensors[0].device.type)
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+    )
+
+
 def _learn_sharding(x: Any) -> None:
     """Register the rules for DTensors, whose module takes seconds to import, when the first one comes."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -116,7 +127,7 @@ def to_front(x: Any, axis: Any, ndim: int | None = None) -> Any:
 
 def aligned(in_dims: Sequence[Any], *tensors: Any) -> list[Any]:
     """Tensors whose batch axes broadcast, with the batched axis as a first one that all of them could have."""
-    axes = in_dims[: len(tensors)]
+    axes = [*in_dims, *[None] * len(tensors)][: len(tensors)]  # of those that were left out: None
     ranks = [x.dim() - (axis is not None) for x, axis in zip(tensors, axes, strict=True) if x is not None]
     return [to_front(x, axis, max(ranks)) for x, axis in zip(tensors, axes, strict=True)]
 

@@ -19,6 +19,7 @@ from ..errors import UnsupportedError
 from .attention import torch_op as _registers_attention  # noqa: F401
 from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
+from .matmul import torch_grouped as _registers_grouped  # noqa: F401
 from .transform3d import torch_op as _registers_transform3d  # noqa: F401
 from .transpose import torch_op as _registers_transpose  # noqa: F401
 
@@ -89,6 +90,11 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
     return strategies([result], inputs, "k" if is_linear else "")
 
 
+def _grouped(a: Any, b: Any, ends: Any, *rest: Any) -> list[Any]:
+    """Rows belong to groups by their number, so that they stay together."""
+    return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * len(rest)], "k")
+
+
 def _chain(a0: Any, b0: Any, b1: Any, c1: Any = None, *rest: Any, given: int) -> list[Any]:
     """The first product is rounded before the second one, so that its sum cannot be left to the mesh."""
     operands = (a0, b0, b1)
@@ -99,8 +105,14 @@ def _chain(a0: Any, b0: Any, b1: Any, c1: Any = None, *rest: Any, given: int) ->
     return strategies([[*batch, "m", "n"]], inputs, "l" if c1 is None else "")
 
 
-def _sees_all(causal: Any = "none", scale: Any = None, left: Any = None, right: Any = None) -> bool:
-    return causal == "none" and left is None and right is None
+def _allowed(causal: Any = "none", scale: Any = None, *bounds: Any) -> str:
+    """Letters that may be sharded. Masks and packed sequences (of `bounds`) count positions from the first query."""
+    return "bh" if causal != "none" or any(x is not None for x in bounds[:3]) else "bhi"
+
+
+def _whole(options: Sequence[Any]) -> list[Axes | None]:
+    """Options, among which are tensors that every rank needs: where packed sequences begin."""
+    return [[None] * len(x.shape) if hasattr(x, "placements") else None for x in options]
 
 
 def _attention_axes(q: Any, k: Any) -> tuple[str, str, str, str]:
@@ -117,18 +129,16 @@ def _letters(axes: str, allowed: str) -> list[str | None]:
 
 def _attention(q: Any, k: Any, v: Any, *options: Any) -> list[Any]:
     queries, keys, out, lse = _attention_axes(q, k)
-    allowed = "bhi" if _sees_all(*options) else "bh"  # a mask counts positions from the first query
-    tensors = [_letters(x, allowed) for x in (out, lse, queries, keys, keys)]
-    return strategies(tensors[:2], [*tensors[2:], *[None] * len(options)])
+    tensors = [_letters(x, _allowed(*options)) for x in (out, lse, queries, keys, keys)]
+    return strategies(tensors[:2], [*tensors[2:], *_whole(options)])
 
 
 def _attention_backward(
     grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any
 ) -> list[Any]:
     queries, keys, result, sums = _attention_axes(q, k)
-    allowed = "bhi" if _sees_all(*options) else "bh"
-    dq, dk, g, s = (_letters(x, allowed) for x in (queries, keys, result, sums))
-    return strategies([dq, dk, dk], [g, None if grad_lse is None else s, dq, dk, dk, g, s, *[None] * len(options)])
+    dq, dk, g, s = (_letters(x, _allowed(*options)) for x in (queries, keys, result, sums))
+    return strategies([dq, dk, dk], [g, None if grad_lse is None else s, dq, dk, dk, g, s, *_whole(options)])
 
 
 def _transform3d(coeffs: Any, matrix: Any, *rest: Any) -> list[Any]:
@@ -155,6 +165,7 @@ def _register(name: str, rule: Callable[..., list[Any]], *, counts: bool = False
 
 _register("matmul", _matmul)
 _register("gemm", _gemm, counts=True)
+_register("grouped_matmul", _grouped)
 _register("gemm_chain", _chain, counts=True)
 _register("flash_attention", _attention)
 _register("flash_attention_backward", _attention_backward)

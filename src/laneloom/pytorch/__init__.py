@@ -9,6 +9,7 @@ from __future__ import annotations
 from ..ops.attention import torch_op as _attention  # noqa: F401
 from ..ops.gemm_chain import torch_op as _gemm_chain  # noqa: F401
 from ..ops.matmul import torch_gemm as _gemm  # noqa: F401
+from ..ops.matmul import torch_grouped as _grouped  # noqa: F401
 from ..ops.matmul import torch_op as _matmul  # noqa: F401
 from ..ops.transform3d import torch_op as _transform3d  # noqa: F401
 from ..ops.transpose import torch_op as _transpose  # noqa: F401

@@ -24,18 +24,19 @@ def ring_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """This rank's queries' rows of `laneloom.flash_attention` over the whole sequence.
 
     q: [B, H, N / ranks, D]; k: [B, H_kv, N / ranks, D]; v: [B, H_kv, N / ranks, D_V]: this rank's part of the sequence,
         of one shape on every rank. Without causal in any order; with it as `zigzag_shard` deals it out, N / ranks even:
         rank r has pieces r and 2 ranks - 1 - r of 2 ranks pieces, so that all ranks do the same work.
-    scale: 1 / sqrt(D) by default. group: the default group if None.
+    scale: 1 / sqrt(D) by default. group: the default group if None. deterministic: as for `flash_attention`.
 
     Each rank computes with one rank's keys while it receives the next one's. Parts are rounded to q's dtype, and merged
     in FP32, in an order that depends on the rank alone; the result is rounded once. In the backward, gradients of keys
-    and values travel with them, in FP32. Deterministic. Second derivatives raise RuntimeError. All ranks of the group
-    have to call.
+    and values travel with them, in FP32, added in an order that depends on the rank alone. Second derivatives raise
+    RuntimeError. All ranks of the group have to call.
 
     Raises ArgumentError for shapes that do not fit.
     """
@@ -47,7 +48,7 @@ def ring_attention(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
         )
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
-    return _RingAttention.apply(q, k, v, group_of(group), causal, factor)
+    return _RingAttention.apply(q, k, v, group_of(group), causal, factor, deterministic)
 
 
 def group_of(group: dist.ProcessGroup | None) -> Any:
@@ -125,7 +126,7 @@ def _wait(requests: list[Any]) -> None:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        q, k, v, group, causal, scale = inputs
+        q, k, v, group, causal, scale, deterministic = inputs
         ring = _Ring(group)
         out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=torch.float32)
         lse = q.new_full(q.shape[:3], -float("inf"), dtype=torch.float32)
@@ -142,13 +143,15 @@ class _RingAttention(torch.autograd.Function):
             here = arriving
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, lse)
-        ctx.how = group, causal, scale
+        ctx.how = group, causal, scale, deterministic
         return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (q, k, v, out, lse), (group, causal, scale) = ctx.saved_tensors, ctx.how
+        (q, k, v, out, lse), (group, causal, scale, deterministic) = ctx.saved_tensors, ctx.how
+        # The operator's options after scale: no window, no packed sequences.
+        options = (None, None, None, None, 0, 0, True) if deterministic else ()
         ring = _Ring(group)
         grad = grads[0].to(q.dtype).contiguous()
         dq = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -162,7 +165,7 @@ class _RingAttention(torch.autograd.Function):
             rows, columns = part.queries, part.keys
             parts = torch.ops.laneloom.flash_attention_backward(
                 grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
-                lse[:, :, rows].contiguous(), part.causal, scale,
+                lse[:, :, rows].contiguous(), part.causal, scale, *options,
             )  # fmt: skip
             dq[:, :, rows] += parts[0]
             _wait(requests)  # the sums of these keys so far, from the rank that had them before
@@ -173,7 +176,7 @@ class _RingAttention(torch.autograd.Function):
             _wait(fetching)
             here = arriving
         _wait(requests)
-        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None
+        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None, None
 
 
 def _merge(out: torch.Tensor, lse: torch.Tensor, partial: torch.Tensor, sums: torch.Tensor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
@@ -49,13 +49,24 @@ def grouped_matmul(
         raise ArgumentError(f"a: expected a torch tensor, got {type(a).__name__}")
     import torch
 
+    for name, operand in (("a", a), ("b", b), ("ends", ends)):
+        if not isinstance(operand, torch.Tensor):
+            raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
+    if out is None and config is None:
+        from .torch_grouped import is_observed
+
+        if is_observed(a, b, ends):
+            return torch.ops.laneloom.grouped_matmul(a, b, ends, out_dtype)
+    return multiply_groups(a, b, ends, out, out_dtype, config)
+
+
+def multiply_groups(a: Any, b: Any, ends: Any, out: Any, out_dtype: Any, config: ClusterConfig | None) -> torch.Tensor:
+    """`grouped_matmul` on torch tensors, checked and launched."""
+    import torch
+
     from .torch_op import dtype_name
 
     tensors = {"a": a, "b": b, "ends": ends}
-    for name, operand in tensors.items():
-        if not isinstance(operand, torch.Tensor):
-            raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
-
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
         raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
     if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
