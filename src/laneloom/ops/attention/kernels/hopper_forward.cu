@@ -356,7 +356,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
         step_ring(k_stage, k_phase);
         hide_if_cut(block);
         weigh<false>(s, top, sum, fade, scale2);
-        // Never true, but the end of a basic block: the compiler would wait for the values before the exponentials.
+        // Never true, but the end of a basic block: the compiler would wait for the values before the maximum else.
         if (sizes.tiles < 0) __nanosleep(1);
         wgmma_wait<0>();
         pin(o);

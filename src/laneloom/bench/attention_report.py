@@ -1,0 +1,150 @@
+"""Tables and the picture of docs/attention.md, from the records of `laneloom.bench.attention`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .attention import COPY, CUDNN, FLASH, KERNEL_SOURCES
+from .records import Record, load
+from .report import OURS, fill_page, geometric_mean
+
+_SWEEP = 16 * 16384  #: heads times positions of the sweep over lengths
+
+
+def _newest(records: Iterable[Record]) -> dict[str, dict[tuple[Any, ...], dict[str, Record]]]:
+    """Operation -> problem -> candidate -> its newest record."""
+    found: dict[str, dict[tuple[Any, ...], dict[str, Record]]] = {}
+    for record in records:
+        problem = tuple(record.problem.items())
+        found.setdefault(record.op, {}).setdefault(problem, {})[record.candidate] = record
+    return found
+
+
+def _words(problem: dict[str, Any]) -> str:
+    heads, lengths = (
+        f"{problem[a]}" if problem[a] == problem[b] else f"{problem[a]}:{problem[b]}"
+        for a, b in (("heads", "kv_heads"), ("queries", "keys"))
+    )
+    words = f"{problem['batch']} x {heads} x {lengths} x {problem['d']} | {'yes' if problem['causal'] else 'no'}"
+    return f"{words} | {problem['dtype']}"
+
+
+def _ratio(by_name: dict[str, Record], other: str) -> float | None:
+    if other not in by_name or OURS not in by_name:
+        return None
+    if by_name[OURS].reference == other:
+        return by_name[OURS].ratio_to_reference
+    return by_name[other].median_us / by_name[OURS].median_us
+
+
+def _is_sweep(problem: dict[str, Any]) -> bool:
+    positions = problem["batch"] * problem["heads"] * problem["queries"]
+    return positions == _SWEEP and problem["d"] == 128 and problem["heads"] == 16
+
+
+def render_products(records: Iterable[Record]) -> str:
+    """Markdown: one row a problem of forward and backward."""
+    found = _newest(records)
+    forward, backward = (found.get(f"attention {what}", {}) for what in ("forward", "backward"))
+    if not forward:
+        return "Nothing measured yet."
+    lines = [
+        "| B x H x N x D | causal | dtype | forward us | TFLOP/s | x cuDNN | x flash | backward us | TFLOP/s | x cuDNN | "
+        "x flash | error / budget |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    ratios: dict[str, list[float]] = {"forward": [], "backward": []}
+    newest = next(iter(forward.values()))[OURS]
+    for problem, by_name in forward.items():
+        row = _words(dict(problem))
+        worst = 0.0
+        for what, names in (("forward", by_name), ("backward", backward.get(problem, {}))):
+            ours = names.get(OURS)
+            if ours is None:
+                row += " | | | |"
+                continue
+            newest = max(newest, ours, key=lambda record: record.time)
+            worst = max(worst, (ours.error or 0) / (ours.error_budget or 1))
+            cudnn, flash = _ratio(names, CUDNN), _ratio(names, FLASH)
+            ratios[what] += [cudnn] if cudnn else []
+            row += f" | {ours.median_us:.1f} | {ours.tflops:.0f} | " + " | ".join(
+                "" if x is None else f"{x:.3f}" for x in (cudnn, flash))
+        lines.append(f"| {row} | {worst:.2f} |")
+    environment = newest.environment
+    stale = " **Stale: the kernels have changed since.**" if newest.is_stale(KERNEL_SOURCES) else ""
+    head = (
+        f"Measured on one {environment.gpu}, {newest.time[:10]}, torch {environment.torch}, driver "
+        f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
+        f"Geometric means over cuDNN: "
+        f"forward {geometric_mean(ratios['forward']):.3f} (least {min(ratios['forward']):.3f}), "
+        f"backward {geometric_mean(ratios['backward']):.3f} (least {min(ratios['backward']):.3f})."
+    )
+    return "\n".join([head, "", *lines])
+
+
+def render_decode(records: Iterable[Record]) -> str:
+    """Markdown: one row a problem of decoding, against copying the keys and values."""
+    lines = [
+        "| B x H x N x D | dtype | us | GB/s | of the copy's GB/s | x torch flash | what ran |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for problem, by_name in _newest(records).get("attention decode", {}).items():
+        ours, copy, flash = by_name[OURS], by_name[COPY], _ratio(by_name, FLASH)
+        words = _words(dict(problem)).replace(" | no |", " |")
+        lines.append(
+            f"| {words} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.gbs / copy.gbs:.2f} | "
+            f"{'' if flash is None else f'{flash:.2f}'} | {(ours.config or {}).get('text', '')} |"
+        )
+    return "\n".join(lines)
+
+
+def plot_lengths(records: Iterable[Record], path: Path) -> None:
+    """TFLOP/s over the length of the sequences, 16,384 positions together, D = 128."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot
+
+    found = _newest(records)
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharex=True)
+    for ax, what in zip(axes, ("forward", "backward"), strict=True):
+        for causal, style in ((False, "-"), (True, "--")):
+            for name, colour in ((OURS, "C0"), (CUDNN, "C1"), (FLASH, "C2")):
+                points = sorted(
+                    (dict(problem)["queries"], by_name[name].tflops)
+                    for problem, by_name in found.get(f"attention {what}", {}).items()
+                    if _is_sweep(dict(problem)) and dict(problem)["causal"] == causal and name in by_name
+                )
+                if points:
+                    label = f"{name}{', causal' if causal else ''}"
+                    ax.plot(*zip(*points, strict=True), style, marker="o", markersize=3, color=colour, label=label)
+        ax.set_xscale("log", base=2)
+        ax.set_xlabel("length")
+        ax.set_title(what)
+        ax.set_ylim(bottom=0)
+    axes[0].set_ylabel("TFLOP/s")
+    axes[0].legend(fontsize=7)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Fill the page's tables and draw its picture from a file of records."""
+    parser = argparse.ArgumentParser(description="Fill docs/attention.md from results/h200/attention.jsonl.")
+    parser.add_argument("records", type=Path)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--picture", type=Path, help="where the picture over lengths goes, an .svg file")
+    arguments = parser.parse_args()
+    records = load(arguments.records)
+    fill_page(arguments.page, {"products": render_products(records), "decode": render_decode(records)})
+    if arguments.picture is not None:
+        plot_lengths(records, arguments.picture)
+
+
+if __name__ == "__main__":
+    main()
