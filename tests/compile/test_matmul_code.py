@@ -8,6 +8,7 @@ from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import Loop, has_spills, hot_loop, loads_are_wide, matrix_overlap, order
 from laneloom.isa.listing import Kind
+from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.config_wmma import WmmaConfig
 from laneloom.ops.matmul.execute import code_object
 from laneloom.ops.matmul.plan_wmma import TILES
@@ -87,6 +88,54 @@ def test_unaligned_operands_do_not_spill(gpu, layout):
     assert not has_spills(code.asm)
     assert matrix_overlap(loop) == 1.0
     assert not any(i.width_bytes < 16 for i in loop.instructions if i.kind is Kind.LDS_LOAD)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_the_plan_for_large_products_has_wide_accesses_only(gpu, layout):
+    """LDS loads and stores and global loads 16 bytes wide, and at least as many matrix instructions as LDS loads."""
+    problem = MatmulProblem.contiguous(4096, 4096, 4096, layout=layout)
+    assert plan(problem, get_gpu(gpu)).schedule == ("wmma" if layout == "nt" else "wmma_wide")
+    code = code_object(problem, get_gpu(gpu))
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    assert not has_spills(code.asm)
+    assert matrix_overlap(loop) == 1.0
+    memory = (Kind.GLOBAL_LOAD, Kind.LDS_LOAD, Kind.LDS_STORE)
+    assert {i.width_bytes for i in loop.instructions if i.kind in memory} == {16}
+    assert loop.count(Kind.MATRIX) >= loop.count(Kind.LDS_LOAD) * (2 if gpu == "gfx1201" else 1)
+
+
+INSTRUCTIONS = {
+    ("int8", "int8", ""): "v_wmma_i32_16x16x16_iu8", ("uint8", "int8", ""): "v_wmma_i32_16x16x16_iu8",
+    ("int4", "uint4", ""): "v_wmma_i32_16x16x16_iu4", ("fp8", "bf8", ""): "v_wmma_f32_16x16x16_f16",
+    ("fp16", "fp16", "fp16"): "v_wmma_f16_16x16x16_f16", ("bf16", "bf16", "bf16"): "v_wmma_bf16_16x16x16_bf16",
+    ("fp32", "fp32", ""): "v_dual_fmac_f32", ("fp64", "fp64", ""): "v_fma_f64",
+}  # fmt: skip
+RDNA_4 = {
+    ("int4", "uint4", ""): "v_wmma_i32_16x16x32_iu4", ("fp8", "bf8", ""): "v_wmma_f32_16x16x16_bf8_fp8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("dtypes", INSTRUCTIONS, ids=lambda dtypes: "_".join(filter(None, dtypes)))
+def test_each_dtype_has_its_instruction(gpu, dtypes):
+    a, b, acc = dtypes
+    problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=a, dtype_b=b, dtype_acc=acc, layout="nt")
+    code = code_object(problem, get_gpu(gpu))
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    assert not has_spills(code.asm)
+    wanted = (RDNA_4 if gpu == "gfx1201" else {}).get(dtypes, INSTRUCTIONS[dtypes])
+    found = [i for i in loop.instructions if i.mnemonic == wanted]
+    multiplying = ("v_wmma", "v_fma", "v_fmac", "v_dual_fmac")
+    assert len(found) >= 0.85 * sum(i.mnemonic.startswith(multiplying) for i in loop.instructions)
+    assert len(found) >= 16
+    if acc == "" and a not in ("fp8", "fp64", "fp32"):
+        assert {i.width_bytes for i in loop.instructions if i.kind in (Kind.LDS_LOAD, Kind.LDS_STORE)} == {16}
+    signs = {("uint8", "int8"): "1,0", ("int4", "uint4"): "0,1", ("int8", "int8"): "1,1"}
+    if (a, b) in signs:  # of B first: the kernel computes the transpose
+        assert all(f"neg_lo:[{signs[a, b]},0]" in i.text for i in found)
 
 
 def test_wmma_does_not_depend_on_masks():

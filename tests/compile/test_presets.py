@@ -207,10 +207,11 @@ def test_presets_differ():
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "sm_90a"])
 def test_the_epilogue_of_its_own_compiles_for_every_family(gpu):
     pointers = {"s_ptr": "*fp32", "c_ptr": "*bf16", "add_ptr": "*fp32", "bias_ptr": "*bf16"}
-    sizes = dict.fromkeys([*epilogue.RUNTIME[6:]], "i32")
+    pointers |= {"scale_a_ptr": "*fp32", "scale_b_ptr": "*fp32", "alpha": "fp32", "beta": "fp32"}
+    sizes = {name: "i32" for name in epilogue.RUNTIME if name not in pointers}
     code = compile_kernel(
-        epilogue.apply_epilogue, gpu=gpu, signature={**pointers, "alpha": "fp32", "beta": "fp32", **sizes}, attrs=(),
-        constants=epilogue.constants("n", "gelu", 32), num_warps=epilogue.NUM_WARPS,
+        epilogue.apply_epilogue, gpu=gpu, signature=pointers | sizes, attrs=(),
+        constants=epilogue.constants("n", "gelu", 32, ("row", "column")), num_warps=epilogue.NUM_WARPS,
     )  # fmt: skip
     assert code.vgpr_spills == 0
 
@@ -220,5 +221,5 @@ def test_hopper_does_the_terms_in_a_launch_of_their_own():
     problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype="bf16", epilogue=terms)
     explanation = explain(problem, gpu="sm_90a")
     assert explanation.config.schedule == "hopper"
-    assert "a launch of its own makes C of FP32 sums: alpha, bias_n_fp32, gelu" in explanation.facts
+    assert "a launch of its own makes C of fp32 sums: alpha, bias_n_fp32, gelu" in explanation.facts
     assert explanation.problem.dtype_out == "fp32"

@@ -86,8 +86,13 @@ def test_plan_is_valid_on_every_rdna_gpu():
 def test_plan_chooses_by_size():
     large = plan(dense(4096, 4096, 4096), GFX1151)
     assert (large.schedule, large.block_m, large.block_n) == ("wmma", 128, 128)
-    assert plan(dense(16, 4096, 4096), GFX1151).block_m == 32
-    assert plan(dense(4096, 16, 4096), GFX1151).block_n == 32
+    for sizes, side in (((16, 4096, 4096), "block_m"), ((4096, 1, 4096), "block_n"), ((1, 4095, 4095), "block_m")):
+        for dtype in ("fp16", "int8", "fp8"):
+            assert getattr(plan(dense(*sizes, dtype=dtype), GFX1151), side) == 16
+    assert plan(dense(4096, 4096, 4096), GFX1151).parts(dense(4096, 4096, 4096)) == 1
+    long = dense(128, 128, 65536)
+    assert plan(long, GFX1151).parts(long) >= 8
+    assert "K in 16 parts" in plan_with_reasons(long, GFX1151).reason
     odd = plan_with_reasons(dense(4095, 4095, 4095), GFX1151)
     assert odd.config.block_m * odd.config.block_n <= 32 * 32 * odd.config.num_warps
     assert any("loads of 1 elements" in why for _, why in odd.passed_over)
@@ -142,7 +147,7 @@ def test_config_text():
     config = WmmaConfig(block_m=128, block_n=64, block_k=32, lds="padded")
     assert config.text == (
         "wmma:block_m=128,block_n=64,block_k=32,num_warps=4,group_m=8,waves_n=2,lds=padded,buffers=2,prefetch=True,"
-        "transpose=registers,stores=staged,control=fences,order=grouped"
+        "transpose=registers,stores=staged,control=fences,order=grouped,split_k=1"
     )
     for known, _ in TILES:
         assert MatmulConfig.parse(known.text) == known

@@ -24,6 +24,7 @@ SCHEDULES = {
     "wmma": "plan_wmma",
     "wmma_coop": "plan_wmma",
     "wmma_pingpong": "plan_wmma",
+    "wmma_wide": "plan_wmma",
     "fma": "plan_wmma",
     "wmma_direct": "config_direct",
     "hopper": "plan_hopper",
@@ -53,6 +54,10 @@ class MatmulConfig:
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         """Why this config cannot do `problem` on `gpu`, or None: the only statement of each constraint."""
         raise NotImplementedError
+
+    def parts(self, problem: MatmulProblem) -> int:
+        """Parts of K whose sums `launch` leaves side by side, for `execute` to add up in their order and to finish."""
+        return 1
 
     @property
     def text(self) -> str:

@@ -43,6 +43,14 @@ class WmmaConfig(MatmulConfig):
     stores: str = "staged"  #: C through LDS into rows; or "direct", from where the sums are
     control: str = "fences"  #: what holds the loop's order; also "waits", or "priority" for multiplying waves
     order: str = "grouped"  #: in which programs visit the tiles: one of `tile_orders.ORDERS`
+    split_k: int = 1  #: parts of K, by programs of their own, at most
+
+    def k_part(self, problem: MatmulProblem) -> int:
+        """Stored elements of K in a part: whole K-tiles."""
+        return -(-problem.k_stored // (self.block_k * self.split_k)) * self.block_k
+
+    def parts(self, problem: MatmulProblem) -> int:
+        return -(-problem.k_stored // self.k_part(problem))
 
     @property
     def loaders(self) -> int:
@@ -91,6 +99,8 @@ class WmmaConfig(MatmulConfig):
                             ("control", CONTROLS), ("order", tuple(ORDERS))):  # fmt: skip
             if getattr(self, name) not in known:
                 return f"{name}: expected {words([*map(repr, known)])}, got {getattr(self, name)!r}"
+        if not 1 <= self.split_k <= 65535:
+            return f"split_k: expected 1 to 65535, got {self.split_k}"
         if self.buffers not in (1, 2):
             return f"buffers: expected 1 or 2, got {self.buffers}"
         if self.group_m < 1:
@@ -126,7 +136,8 @@ class WmmaConfig(MatmulConfig):
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
         vectors, narrow = self.load_vector(problem, gpu)
         sums, held = self.block_m * self.block_n // threads, (self.block_m + self.block_n) * self.block_k // loading
-        if narrow and (sums > NARROW_SUMS or held > 2 * NARROW_SUMS) and (sums + 2 * held > NARROW_REGISTERS):
+        held = held if size == 2 else held // vectors  # loads, with an address each; halves are counted one by one
+        if narrow and (sums > NARROW_SUMS or held > 2 * NARROW_SUMS) and sums + 2 * held > NARROW_REGISTERS:
             return (f"block_m x block_n: expected at most {NARROW_SUMS} elements for each of {threads} threads,"
                     f" or {NARROW_REGISTERS} with the addresses, with loads of {vectors} elements, got {sums} elements "
                     f"and {2 * held} addresses")  # fmt: skip
@@ -166,7 +177,7 @@ class RolesConfig(WmmaConfig):
         return self.num_warps // 2
 
     def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
-        for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences")):
+        for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences"), ("split_k", 1)):
             if getattr(self, name) != only:
                 return f"{name}: the schedule {self.schedule} has {only!r} only, got {getattr(self, name)!r}"
         if self.num_warps < 2 * self.waves_n or self.num_warps < 2:
@@ -179,6 +190,32 @@ class CoopConfig(RolesConfig):
     """kernels/wmma_coop.py: half of the waves load A, the other half B; all multiply."""
 
     schedule: str = "wmma_coop"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideConfig(RolesConfig):
+    """kernels/wmma_wide.py: as CoopConfig, with every access of the loop 16 bytes wide."""
+
+    schedule: str = "wmma_wide"
+    num_warps: int = 4
+
+    def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
+        for name, only in (("lds", "swizzled"), ("transpose", "registers")):
+            if getattr(self, name) != only:
+                return f"{name}: the schedule {self.schedule} has {only!r} only, got {getattr(self, name)!r}"
+        return super()._why_not_knobs(problem)
+
+    def _why_not_tiles(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+        if DTYPE_BYTES[problem.dtype_a] != 2:
+            return f"a: the schedule {self.schedule} takes 16-bit elements, got {problem.dtype_a}"
+        if self.block_m != self.block_n or self.block_m * self.block_k != 64 * 32 * self.loaders:
+            return (f"block_m: the schedule {self.schedule} takes square tiles with 64 elements of each operand for "
+                    f"each thread of half the waves, got {self.text}")  # fmt: skip
+        if min(problem.vector_a, problem.vector_b) < ACROSS:
+            return f"a, b: the schedule {self.schedule} loads 16 bytes at a time, the strides or addresses allow fewer"
+        if needs_wide_offsets(problem, self):
+            return f"a, b: the schedule {self.schedule} has 32-bit offsets inside a tile"
+        return super()._why_not_tiles(problem, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)

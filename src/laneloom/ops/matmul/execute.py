@@ -184,6 +184,8 @@ def checked_config(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | Name
 def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None = None) -> CodeObject:
     """The machine code that a call with this problem runs on `gpu`, compiled on any machine."""
     config = checked_config(problem, gpu, config)
+    if config.parts(problem) > 1:
+        problem = problem_of_sums(problem)
     return schedule_of(config).code_object(problem, config, gpu)
 
 
@@ -240,6 +242,14 @@ def multiply_into(
         apply_terms(sums, out, dtypes[2], terms, sums_dtype(problem))
         return
     chosen = checked_config(problem, gpu, config)
+    parts = chosen.parts(problem)
+    if parts > 1:
+        kind = sums_dtype(problem)
+        sums = _empty_like(out, kind, parts)
+        pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, sums), (*dtypes[:2], kind), strict=True))
+        schedule_of(chosen).launch(problem_of_sums(problem), chosen, gpu, *pointers)
+        apply_terms(sums, out, dtypes[2], terms, kind)
+        return
     pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True))
     taken = terms.arguments(problem.dtype_acc) if problem.epilogue else ()
     schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken)
@@ -267,32 +277,55 @@ def sums_dtype(problem: MatmulProblem) -> str:
     return ACCUMULATORS[problem.dtype_a][0]
 
 
-def _empty_like(out: Any, dtype: str) -> Any:
-    """Row-major fp32, fp64 or int32 of out's shape, on its device."""
+def problem_of_sums(problem: MatmulProblem) -> MatmulProblem:
+    """The bare product with row-major sums, as a schedule leaves those of each part of K.
+
+    Batch axes that `problem_of` merged were neighbours, so the sums lie as those of a row-major result of any shape.
+    """
+    m, n, inner = problem.m, problem.n, problem.batch[1]
+    return replace(problem, epilogue=None, dtype_out=sums_dtype(problem), out=Matrix((inner * m * n, m * n, n, 1)))
+
+
+def _empty_like(out: Any, dtype: str, *parts: int) -> Any:
+    """Row-major fp32, fp64 or int32 of out's shape, with `parts` in front, on its device."""
     name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
     if isinstance(out, np.ndarray):
-        return np.empty(out.shape, name)
+        return np.empty((*parts, *out.shape), name)
     import torch
 
-    return torch.empty(out.shape, dtype=getattr(torch, name), device=out.device)
+    return torch.empty((*parts, *out.shape), dtype=getattr(torch, name), device=out.device)
 
 
 def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms, dtype_sums: str = "fp32") -> None:
-    """out = activation(alpha scale_a sums scale_b + beta D + bias), of sums of out's shape; None are zeros."""
+    """out = activation(alpha scale_a sums scale_b + beta D + bias), of sums of out's shape; None are zeros. One more
+    axis in front of them has parts, which are added up in their order.
+    """
     from .kernels import epilogue
 
     if out.ndim > 4:
         for i in range(out.shape[0]):
-            apply_terms(None if sums is None else sums[i], out[i], dtype_out, terms.part(i), dtype_sums)
+            apply_terms(None if sums is None else sums[..., i, *[slice(None)] * (out.ndim - 1)], out[i], dtype_out,
+                        terms.part(i), dtype_sums)  # fmt: skip
         return
+    parts, stride_part = (1, 0) if sums is None or sums.ndim == out.ndim else (sums.shape[0], strides_of(sums)[0])
     pointer = None if sums is None else _pointer(sums, dtype_sums)
-    strides = [None if x is None else _padded(strides_of(x)) for x in (sums, out, terms.addend)]
+    strides = [None if x is None else _padded(strides_of(x)[-out.ndim :]) for x in (sums, out, terms.addend)]
     sizes = (1,) * (4 - out.ndim) + tuple(out.shape)
     bias = (terms.bias_axis, 0 if terms.bias is None else strides_of(terms.bias)[0])
     arguments = terms.arguments("fp64" if dtype_sums == "fp64" else "fp32")
     scales = terms.epilogue or Epilogue()
     axes = (scales.scale_a, scales.scale_b)
-    epilogue.launch(sizes, strides, bias, axes, terms.activation, pointer, _pointer(out, dtype_out), *arguments)
+    epilogue.launch(
+        sizes,
+        strides,
+        (parts, stride_part),
+        bias,
+        axes,
+        terms.activation,
+        pointer,
+        _pointer(out, dtype_out),
+        *arguments,
+    )
 
 
 def _padded(strides: Sequence[int]) -> tuple[int, ...]:

@@ -29,9 +29,11 @@ SIZES = [
     "stride_bn", "stride_co", "stride_ci", "stride_cm", "stride_cn", "stride_do", "stride_di", "stride_dm",
     "stride_dn", "stride_bias", "batch_inner", "first_program",
 ]  # fmt: skip
+PART_SIZES = ["k_part", "stride_part"]  #: of the schedule that splits K
 POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"]
 #: Not specialised on values: what matters about them are constexprs, so that a new size compiles nothing.
 RUNTIME = [*POINTERS, "alpha", "beta", *SIZES]
+RUNTIME_PARTS = [*RUNTIME, *PART_SIZES]
 
 #: dtype -> Triton's name of a type, in a signature and in the language. What Triton has no matrix instructions for is
 #: given to it as something of the same size, and `codegen.matrix_rewrite` says what it is.
@@ -178,6 +180,13 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     }
 
 
+def part_arguments(problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any]) -> dict[str, int]:
+    """The integers of a kernel that can split K: elements of a part of K, and of a part's sums."""
+    if "SPLIT" not in chosen or not isinstance(config, WmmaConfig):
+        return {}
+    return {"k_part": config.k_part(problem), "stride_part": problem.batches * problem.m * problem.n}
+
+
 def programs(problem: MatmulProblem, config: MatmulConfig) -> int:
     """Workgroups: one for each tile of each product."""
     return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
@@ -206,11 +215,11 @@ def launch_tiles(
         _as(operand, dtype, operand_type(problem, dtype))
         for operand, dtype in ((a, problem.dtype_a), (b, problem.dtype_b))
     )
-    arguments = runtime_arguments(problem) | chosen
-    count = programs(problem, config)
+    arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen) | chosen
+    count, parts = programs(problem, config), config.parts(problem)
     with rewriting(bool(chosen["MARK"])):
         for first in range(0, count, MAX_PROGRAMS):
-            kernel[(min(count - first, MAX_PROGRAMS), 1, 1)](
+            kernel[(min(count - first, MAX_PROGRAMS), parts, 1)](
                 a, b, c, add, bias, alpha, beta, scale_a, scale_b, first_program=first, **arguments,
                 num_warps=config.num_warps, enable_fp_fusion=True,
             )  # fmt: skip
@@ -221,7 +230,7 @@ def compile_tiles(
 ) -> CodeObject:
     """The machine code that `launch_tiles` runs."""
     types = pointer_types(problem)
-    integers = runtime_arguments(problem) | {"first_program": 0}
+    integers = runtime_arguments(problem) | part_arguments(problem, config, chosen) | {"first_program": 0}
     known = {name: kind for name, kind in types.items() if kind is not None}
     known |= {name: "i32" if value < 1 << 31 else "i64" for name, value in integers.items()}
     nothing: dict[str, Any] = {name: None for name, kind in types.items() if kind is None}
@@ -258,6 +267,8 @@ def facts(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> list[str]:
         lines.append(f"the last K-tile has {left} of {config.block_k} columns and is masked")
     if chosen["WIDE"]:
         lines.append("offsets inside a tile need 64 bits")
+    if (parts := config.parts(problem)) > 1:
+        lines.append(f"K in {parts} parts of {config.k_part(problem)}, added up in their order by a second launch")
     if problem.epilogue:
         lines.append(f"the sums become C in FP32 before their one rounding: {problem.epilogue.key.replace('+', ', ')}")
     count = "one buffer" if config.buffers == 1 else "two buffers"

@@ -110,3 +110,36 @@ def shared_layout(rows: int, config: WmmaConfig, along_k: bool, size: int = 2, i
         flipped_row, k = divmod(row * config.block_k ^ flips.get(row, 0) // size, config.block_k)
         bases.append([flipped_row, _step_of_k(k, interleaved)])
     return gl.SharedLinearLayout(bases, alignment=16)
+
+
+def vector_layouts(rows: int, config: WmmaConfig) -> tuple[Any, dict[str, Any]]:
+    """Of `device.wide_tiles`: which lane of half the waves holds which vectors of a tile, and the same as [rows,
+    block_k], by the operand's major, in the order of the stores.
+
+    A lane has 8 vectors: 8 neighbours along K of a block of 8 rows, or 8 rows 16 apart. The lanes that LDS serves at
+    once are all groups of 8 along K and two blocks of 8 rows, or two rows.
+    """
+    groups, vectors = rows // ACROSS, rows * config.block_k // ACROSS
+    bits = _bits(vectors)
+    held = [bit for bit in bits if groups <= bit < ACROSS * groups]
+    rest = [bit for bit in bits if bit >= ACROSS * groups] + [bit for bit in bits if bit < groups]
+    lanes, waves = rest[:5], rest[5:]
+
+    def layout(place: Any, elements: list[list[int]], shape: list[int], last: bool) -> Any:
+        both = [elements, [place(bit) for bit in held]]
+        registers = [*both[1], *both[0]] if last else [*both[0], *both[1]]
+        spread = [[place(bit) for bit in bits] for bits in (lanes, waves)]
+        return gl.DistributedLinearLayout(registers, spread[0], [*spread[1], [0, 0]], [], shape)
+
+    def along(v: int) -> list[int]:
+        return [v % rows, v // rows * ACROSS]
+
+    def across(v: int) -> list[int]:
+        return [v % groups * ACROSS, v // groups]
+
+    eight, shape = _bits(ACROSS), [rows, config.block_k]
+    stores = {
+        "k": layout(along, [[0, e] for e in eight], shape, last=False),
+        "row": layout(across, [[e, 0] for e in eight], shape, last=True),
+    }
+    return layout(lambda v: [v, 0], [[0, e] for e in eight], [vectors, ACROSS], last=False), stores

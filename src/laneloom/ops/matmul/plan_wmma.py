@@ -8,12 +8,13 @@ from dataclasses import replace
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_fma import FmaConfig
-from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig, lds_element_bytes
-from .problem import MatmulProblem
+from .config_wmma import CoopConfig, PingpongConfig, WideConfig, WmmaConfig, lds_element_bytes
+from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import footprint
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
-    "wmma": WmmaConfig, "wmma_coop": CoopConfig, "wmma_pingpong": PingpongConfig, "fma": FmaConfig,
+    "wmma": WmmaConfig, "wmma_coop": CoopConfig, "wmma_pingpong": PingpongConfig,
+    "wmma_wide": WideConfig, "fma": FmaConfig,
 }  # fmt: skip
 
 Tile = WmmaConfig | FmaConfig
@@ -31,24 +32,16 @@ TILES = (
 )
 
 
-def tiles_for(problem: MatmulProblem, gpu: Gpu) -> list[tuple[Tile, float]]:
-    """The tiles that the dtypes allow, with their shares."""
-    if problem.dtype_a in FMA_TILES:
-        return list(FMA_TILES[problem.dtype_a])
-    halves = problem.dtype_acc in ("fp16", "bf16") and gpu.major == 11
-    block_k = LDS_ROW_BYTES // lds_element_bytes(problem, gpu)
-    return [(replace(config, block_k=block_k), share) for config, share in (NARROW_WAVES if halves else TILES)]
-
-
-def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
-    return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-
-
-def _cost(problem: MatmulProblem, config: MatmulConfig, share: float, gpu: Gpu) -> float:
-    """Relative time: the elements that the busiest compute unit makes, over the rate at which it makes them."""
-    return -(-_tiles(problem, config) // gpu.compute_units) * config.block_m * config.block_n / share
-
-
+#: Before the first of TILES, where an operand is contiguous along its rows: the same work, in wider stores to LDS.
+TURNED = (WideConfig(block_m=128, block_n=128, block_k=32), 1.02)
+#: For at most 16 rows or columns: one side is one matrix instruction wide, and the other operand streams past it.
+SKINNY = (
+    (WmmaConfig(block_m=16, block_n=128, block_k=64, waves_n=4), 0.3),
+    (WmmaConfig(block_m=128, block_n=16, block_k=64, waves_n=1), 0.3),
+    (WmmaConfig(block_m=16, block_n=32, block_k=64, num_warps=1, waves_n=1), 0.25),
+    (WmmaConfig(block_m=32, block_n=16, block_k=64, num_warps=1, waves_n=1), 0.25),
+)
+SKINNY_SIDE = 16
 #: For 16-bit sums on RDNA 3, where a wave has 16 columns.
 NARROW_WAVES = (
     (WmmaConfig(block_m=128, block_n=64, block_k=32, waves_n=4), 0.6),
@@ -69,7 +62,65 @@ FMA_TILES = {
         (FmaConfig(block_m=16, block_n=32, block_k=4, num_warps=1), 0.8),
     ),
 }
-LDS_ROW_BYTES = 64  #: of a tile, whatever the dtype
+LDS_ROW_BYTES = 64  #: of a tile, whatever the dtype; of a skinny one twice as many
+SPLITS = (1, 2, 4, 8, 16, 32, 64)  #: parts of K
+LEAST_STEPS = 4  #: K-tiles of a part
+
+# The model behind the order of candidates. Rough figures of what hides what: nothing here is measured.
+STEP_S = 0.6e-6  #: a K-tile takes at least the latency of its loads, however many programs share a compute unit
+EXTRA_STEPS = 3  #: K-tiles that a program's beginning and end cost
+LAUNCH_S = 4e-6  #: what a second launch costs
+UNHIDDEN = 0.1  #: of what is hidden behind something longer
+MOST_TOGETHER = 8  #: programs on a compute unit
+#: dtype -> the peak that it runs at, where that is another's
+RATES = {"uint8": "int8", "uint4": "int4", "bf8": "fp8"}
+
+
+def tiles_for(problem: MatmulProblem, gpu: Gpu) -> list[tuple[Tile, float]]:
+    """The tiles that the dtypes and sizes allow, with their shares."""
+    if problem.dtype_a in FMA_TILES:
+        return list(FMA_TILES[problem.dtype_a])
+    block_k = LDS_ROW_BYTES // lds_element_bytes(problem, gpu)
+    if problem.dtype_acc in ("fp16", "bf16") and gpu.major == 11:
+        return [(replace(config, block_k=block_k), share) for config, share in NARROW_WAVES]
+    tiles: list[tuple[Tile, float]] = [(replace(config, block_k=block_k), share) for config, share in TILES]
+    if DTYPE_BYTES[problem.dtype_a] == 2 and problem.layout != "nt":
+        tiles.insert(0, TURNED)
+    if min(problem.m, problem.n) <= SKINNY_SIDE:
+        tiles += [(replace(config, block_k=k), share) for config, share in SKINNY for k in (2 * block_k, block_k, 32)]
+    return tiles
+
+
+def _with_splits(problem: MatmulProblem, config: Tile, gpu: Gpu) -> Iterator[Tile]:
+    """The config, and where its tiles are few, K in parts for it."""
+    yield config
+    if type(config) is WmmaConfig and _tiles(problem, config) < PROGRAMS_PER_UNIT * gpu.compute_units:
+        steps = -(-problem.k_stored // config.block_k)
+        yield from (replace(config, split_k=parts) for parts in SPLITS[1:] if parts * LEAST_STEPS <= steps)
+
+
+def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
+    return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+
+
+def predicted_seconds(problem: MatmulProblem, config: Tile, share: float, gpu: Gpu) -> float:
+    """The model's time: the busiest compute unit's K-tiles, or what memory takes at least; and adding up parts of K."""
+    peaks = gpu.peak_tflops
+    peak = peaks.get(RATES.get(problem.dtype_a, problem.dtype_a), peaks["fp16"]) * 1e12 / gpu.compute_units * share
+    parts = config.parts(problem)
+    steps = -(-problem.k_stored // (config.block_k * parts)) + EXTRA_STEPS
+    flops = 2 * config.block_m * config.block_n * config.block_k * problem.k // problem.k_stored
+    room = gpu.lds_bytes // config.lds_bytes(problem, gpu) if isinstance(config, WmmaConfig) else 4
+    rounds = -(-_tiles(problem, config) * parts // gpu.compute_units)
+    together = min(rounds, max(1, room), MOST_TOGETHER)
+    busy = -(-rounds // together) * steps * max(together * flops / peak, STEP_S)
+    multiplying = rounds * steps * flops / peak
+    memory = problem.bytes / (gpu.bandwidth_gbs * 1e9)
+    seconds = max(busy, memory) + UNHIDDEN * (min(busy, memory) + multiplying)
+    if parts > 1:
+        sums = 4 * problem.batches * problem.m * problem.n
+        seconds += LAUNCH_S + 2 * parts * sums / (gpu.bandwidth_gbs * 1e9)
+    return seconds
 
 
 #: The orders that are tried after the usual one, and by how much less memory traffic one has to have: each is a kernel
@@ -95,15 +146,24 @@ def with_best_order(problem: MatmulProblem, config: Tile, gpu: Gpu) -> Tile:
 
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
-    """The tiles in the order of the time that `_cost` gives them; larger ones first where it gives the same."""
-    tiles = tiles_for(problem, gpu)
-    ranked = sorted(tiles, key=lambda tile: _cost(problem, tile[0], tile[1], gpu))
-    for place, (config, share) in enumerate(ranked):
+    """Tiles, and parts of K, in the order of the model's time; larger tiles first where it gives the same."""
+    known = [
+        (predicted_seconds(problem, split, share, gpu), split)
+        for config, share in tiles_for(problem, gpu)
+        for split in _with_splits(problem, config, gpu)
+    ]
+    ranked = sorted(known, key=lambda pair: pair[0])
+    for place, (seconds, config) in enumerate(ranked):
         tiles = _tiles(problem, config)
         useful = problem.batches * problem.m * problem.n / (tiles * config.block_m * config.block_n)
         config = with_best_order(problem, config, gpu)
-        yield config, (
-            f"rank {place + 1} of {len(ranked)} by the busiest compute unit's work: {tiles} tiles of "
-            f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product, "
-            f"LDS traffic allows {share:.0%} of the rate; {config.order} order ({config.group_m})"
+        parts = config.parts(problem)
+        split = f", K in {parts} parts" if parts > 1 else ""
+        yield (
+            config,
+            (
+                f"rank {place + 1} of {len(ranked)} by predicted time, {seconds * 1e6:.0f} us: {tiles} tiles of "
+                f"{config.block_m} x {config.block_n} on {gpu.compute_units} units, {useful:.0%} of them in the product"
+                f"{split}; {config.order} order ({config.group_m})"
+            ),
         )

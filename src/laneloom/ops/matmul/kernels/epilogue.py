@@ -1,8 +1,9 @@
 """C = activation(alpha scale_a S scale_b + beta D + bias) as a launch of its own, on sums S that another launch made,
 or on none.
 
-For GPUs whose schedules apply no epilogue, and where there is no product at all (K = 0, alpha = 0). It reads S and
-writes C once, so a schedule that applies the terms itself is better by that traffic. Every GPU that Gluon compiles for.
+For GPUs whose schedules apply no epilogue, for parts of K that other programs summed, added up here in their order, and
+where there is no product at all (K = 0, alpha = 0). It reads S and writes C once, so a schedule that applies the terms
+itself is better by that traffic. Every GPU that Gluon compiles for.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from ....device.epilogue import store_tile
 BLOCK_M, BLOCK_N, NUM_WARPS = 32, 64, 4
 _STRIDES = [f"stride_{matrix}{axis}" for matrix in "scd" for axis in "oimn"]
 _POINTERS = ["s_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"]
-RUNTIME = [*_POINTERS, "alpha", "beta", "M", "N", "batch_inner", *_STRIDES, "stride_bias"]
+RUNTIME = [*_POINTERS, "alpha", "beta", "M", "N", "parts", "stride_part", "batch_inner", *_STRIDES, "stride_bias"]
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def apply_epilogue(
-    s_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, scale_a_ptr, scale_b_ptr, M, N, batch_inner,
+    s_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, scale_a_ptr, scale_b_ptr, M, N, parts, stride_part,
+    batch_inner,
     stride_so, stride_si, stride_sm, stride_sn,
     stride_co, stride_ci, stride_cm, stride_cn,
     stride_do, stride_di, stride_dm, stride_dn, stride_bias,
@@ -52,6 +54,9 @@ def apply_epilogue(
         s_ptr += outer * stride_so + inner * stride_si + m0 * stride_sm + n0 * stride_sn
         offs = offs_m.to(gl.int64)[:, None] * stride_sm + offs_n.to(gl.int64)[None, :] * stride_sn
         acc = gl.load(s_ptr + offs, mask=mask, other=0)  # [BLOCK_M, BLOCK_N]
+        for _ in range(1, parts):
+            s_ptr += stride_part
+            acc += gl.load(s_ptr + offs, mask=mask, other=0)
     else:
         SUMS: gl.constexpr = gl.float64 if c_ptr.dtype.element_ty == gl.float64 else gl.float32
         acc = gl.zeros((BLOCK_M, BLOCK_N), SUMS, LAYOUT)
@@ -78,13 +83,13 @@ def constants(
 
 
 def launch(
-    sizes: Sequence[int], strides: Sequence[Sequence[int] | None], bias_place: tuple[str, int],
+    sizes: Sequence[int], strides: Sequence[Sequence[int] | None], parts: tuple[int, int], bias_place: tuple[str, int],
     scales: tuple[str | None, str | None], activation: str | None,
     sums: Any, c: Any, add: Any, bias: Any, alpha: float | int | None, beta: float | int | None, scale_a: Any,
     scale_b: Any,
 ) -> None:  # fmt: skip
-    """Write c. sizes: outer and inner batch, M, N; strides of sums, c and add along these; bias_place: axis, stride;
-    scales: what each is of, as in Epilogue.
+    """Write c. sizes: outer and inner batch, M, N; strides of sums, c and add along these; parts: how many sums are
+    to be added up, and from one to the next; bias_place: axis, stride; scales: what each is of, as in Epilogue.
     """
     outer, inner, m, n = sizes
     flat = [step for matrix in strides for step in (matrix or (0, 0, 0, 0))]
@@ -92,6 +97,6 @@ def launch(
     axis = "none" if bias is None else bias_place[0]
     grid = (outer * inner * -(-m // BLOCK_M) * -(-n // BLOCK_N), 1, 1)
     apply_epilogue[grid](
-        sums, c, add, bias, alpha, beta, scale_a, scale_b, m, n, inner, *flat, bias_place[1],
+        sums, c, add, bias, alpha, beta, scale_a, scale_b, m, n, *parts, inner, *flat, bias_place[1],
         **constants(axis, activation, wave, scales), num_warps=NUM_WARPS,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """WMMA block GEMM: a workgroup's tiles of A and B go through LDS while the next ones are on their way.
 
-The general schedule of RDNA 3, 3.5 and 4 for fp16 and bf16: any size, any strides. Both tiles lie in LDS with K
+The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts. Both tiles lie in LDS with K
 contiguous, so that fragments are read 16 bytes at a time; an operand that is contiguous along M or N is transposed
 on the way. Its knobs make most presets (docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of
 the fragment layouts: AMD's RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
@@ -33,24 +33,24 @@ from ....device.wmma_tiles import (
 )
 from ....gpu import Gpu
 from ..config_wmma import WmmaConfig
-from ..launch_wmma import RUNTIME, compile_tiles, constants, facts, launch_tiles
+from ..launch_wmma import RUNTIME_PARTS, compile_tiles, constants, facts, launch_tiles
 from ..problem import MatmulProblem
 
 __all__ = ["code_object", "facts", "launch", "wmma_matmul"]
 
 
-@gluon.jit(do_not_specialize=RUNTIME)
+@gluon.jit(do_not_specialize=RUNTIME_PARTS)
 def wmma_matmul(
     a_ptr, b_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, scale_a_ptr, scale_b_ptr, M, N, K,
     stride_ao, stride_ai, stride_am, stride_ak,
     stride_bo, stride_bi, stride_bk, stride_bn,
     stride_co, stride_ci, stride_cm, stride_cn,
     stride_do, stride_di, stride_dm, stride_dn, stride_bias,
-    batch_inner, first_program,
+    batch_inner, first_program, k_part, stride_part,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     ORDER: gl.constexpr, GROUP: gl.constexpr, CHIPLETS: gl.constexpr,
     BUFFERS: gl.constexpr, PREFETCH: gl.constexpr, CONTROL: gl.constexpr,
-    BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
+    SPLIT: gl.constexpr, BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
     A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
     SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
@@ -70,6 +70,14 @@ def wmma_matmul(
     c_ptr += outer * stride_co + inner * stride_ci
     if add_ptr is not None:
         add_ptr += outer * stride_do + inner * stride_di
+    if SPLIT:
+        # this program's part of K, whose sums are a C of their own
+        part = gl.program_id(1)
+        k_first = part * k_part
+        K = gl.minimum(K - k_first, k_part)
+        a_ptr += k_first.to(gl.int64) * stride_ak
+        b_ptr += k_first.to(gl.int64) * stride_bk
+        c_ptr += part.to(gl.int64) * stride_part
     a_tile = a_ptr + m0 * stride_am
     b_tile = b_ptr + n0 * stride_bn
     a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
@@ -138,6 +146,7 @@ def wmma_matmul(
 
 def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
     return constants(problem, config, gpu) | {
+        "SPLIT": config.parts(problem) > 1,
         "BATCHED": problem.batches > 1,
         "BUFFERS": config.buffers,
         "PREFETCH": config.prefetch,
