@@ -8,10 +8,13 @@ pytest.importorskip("torch")
 
 from laneloom.bench.suites import load_suite
 from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
+from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
 from laneloom.ops.matmul.execute import schedule_of
-from laneloom.ops.matmul.problem import MatmulProblem, Matrix
+from laneloom.ops.matmul.plan_hopper import fuses_epilogue
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
 GPU = get_gpu("sm_90a")
 GFX = get_gpu("gfx1151")
@@ -68,9 +71,77 @@ def test_operands_contiguous_along_neither_axis_go_by_pointers():
     assert plan(strided, GPU).schedule == "hopper_plain"
 
 
-def test_batches_take_one_launch_when_small_and_several_when_large():
-    assert plan(problem(64, 64, 64, batch=1000), GPU).schedule == "hopper_plain"
-    assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper"
+def test_batches_take_one_launch():
+    assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_plain"
+    assert plan(problem(64, 64, 64, batch=1000), GPU).schedule == "hopper_cluster"
+    assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper_cluster"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "knobs", "schedule", "words"),
+    [
+        ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 64, "cluster_m": 2}),
+        ((1024, 1024, 1024), {}, "hopper", {}),
+        ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 2}),
+        ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_precise", {"block_n": 256, "copy_a": True, "copy_b": False}),
+        ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_precise", {"copy_a": False}),
+        ((1024, 1024, 1024), {"dtype": "fp64"}, "hopper_precise", {"block_m": 64}),
+        ((2048, 2048, 2048), {"dtype": "fp64"}, "hopper_precise", {"block_m": 128, "copy_b": False}),
+        ((30, 70, 333), {"dtype": "fp64"}, "hopper_plain", {}),
+        ((512, 512, 512), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_cluster", {"pieces": 2, "promote": 1}),
+        ((512, 512, 512), {"dtype": "fp32", "precision": "3xbf16"}, "hopper_cluster", {"pieces": 3, "block_k": 64}),
+        ((512, 512, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
+        ((512, 512, 512), {"dtype": "fp8", "dtype_out": "bf16"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
+        ((333, 129, 517), {"dtype": "fp8", "dtype_out": "fp32"}, "hopper_cluster", {"copy_a": True, "tma_store": False}),
+        ((512, 512, 512), {"dtype": "uint8", "dtype_out": "int32"}, "hopper_cluster", {}),
+        ((512, 512, 512), {"epilogue": Epilogue(scaled=True)}, "hopper_cluster", {"tma_store": True}),
+    ],
+)  # fmt: skip
+def test_the_plan_of_cuda_schedules(sizes, knobs, schedule, words):
+    config = plan(problem(*sizes, **knobs), GPU)
+    assert config.schedule == schedule
+    assert {word: getattr(config, word) for word in words} == words
+
+
+def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
+    epilogue = Epilogue(scaled=True)
+    assert fuses_epilogue(problem(512, 512, 4096, epilogue=epilogue), GPU)
+    assert not fuses_epilogue(problem(16, 4096, 4096, epilogue=epilogue), GPU)
+    assert "launch of its own" in explain(problem(16, 4096, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
+    assert explain(problem(512, 512, 512, epilogue=epilogue), gpu="sm_90a").config.schedule == "hopper_cluster"
+
+
+CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
+PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "of", "word"),
+    [
+        (CLUSTER, problem(64, 64, 64, dtype="fp32"), "does not multiply fp32 by fp32 in precision ieee"),
+        (CLUSTER, problem(63, 63, 63), "need a at multiples of 16 bytes"),
+        (CLUSTER.with_knobs(pieces=2), problem(64, 64, 64), "takes 1 pieces"),
+        (CLUSTER.with_knobs(copy_a=True), problem(64, 64, 64, batch=1000), "at most 256 products"),
+        (CLUSTER, problem(64, 64, 64, dtype_out="int32"), "writes bf16, fp16, fp32"),
+        (CLUSTER, problem(64, 63, 64, layout="nt"), "a TMA store needs C"),
+        (CLUSTER.with_knobs(block_m=96), problem(64, 64, 64), "64 or 128 rows each"),
+        (CLUSTER.with_knobs(block_n=260, tma_store=False), problem(64, 64, 64), "a multiple of 8 up to 256"),
+        (CLUSTER.with_knobs(block_n=72, tma_store=False), problem(64, 64, 64), "panels of 64 columns"),
+        (CLUSTER.with_knobs(block_k=32), problem(64, 64, 64), "a K-slice has 128 bytes"),
+        (CLUSTER.with_knobs(promote=1), problem(64, 64, 64), "sums a thread"),
+        (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),
+        (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
+        (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
+        (PRECISE, problem(64, 64, 64), "fp32 or fp64 throughout"),
+        (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp32 a has to be contiguous along C's axis"),
+        (PRECISE, problem(63, 63, 63, dtype="fp32"), "TMA needs a"),
+        (PRECISE.with_knobs(block_n=64), problem(64, 64, 64, dtype="fp32", layout="tn"), "tiles of 128x256"),
+        (PRECISE.with_knobs(stages=8), problem(64, 64, 64, dtype="fp32", layout="tn"), "bytes of shared memory"),
+        (PRECISE, problem(64, 64, 64, dtype="fp32", precision="tf32"), "full precision"),
+    ],
+)  # fmt: skip
+def test_what_cuda_schedules_refuse(config, of, word):
+    assert word in (config.why_invalid(of, GPU) or "")
 
 
 def test_8_bit_types_keep_to_what_wgmma_takes():

@@ -13,7 +13,7 @@ from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul.api import explain  # noqa: E402
 from laneloom.ops.matmul.config import plan  # noqa: E402
-from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig  # noqa: E402
+from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig  # noqa: E402
 from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
@@ -125,12 +125,11 @@ def test_full_precision(dtype, layout, sizes):
     m, n, k = sizes
     problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
     a, b = operand(m, k, DTYPES[dtype], layout[0], seed=1), operand(k, n, DTYPES[dtype], layout[1], seed=2)
-    blocks = (128, 256) if dtype == "fp32" else (128,)
     in_place = m % 4 == n % 4 == k % 4 == 0
-    for block_n in blocks:
+    for block_m, block_n in PRECISE_TILES[dtype]:
         for copied in (False, True):
             config = PreciseConfig(
-                block_m=128, block_n=block_n, block_k=32 if dtype == "fp32" else 16, stages=3,
+                block_m=block_m, block_n=block_n, block_k=32 if dtype == "fp32" else 16, stages=3,
                 copy_a=copied or not in_place or (dtype == "fp32" and layout[0] == "n"),
                 copy_b=copied or not in_place or (dtype == "fp32" and layout[1] == "t"))  # fmt: skip
             out = run_twice(problem, config, a, b)
@@ -253,7 +252,7 @@ def test_batches(layout, dtype):
                 assert_right(product, a[i], b[i])
         shared = laneloom.matmul(a, b[0].expand(6, k, n), out_dtype=out_dtype)
         alone = laneloom.matmul(a[5], b[0], out_dtype=out_dtype)
-        assert norm_error(shared[5], alone.double()) <= ROUNDING[shared.dtype]
+        assert norm_error(shared[5], alone.double()) <= 4 * k**0.5 * ROUNDING[shared.dtype]
 
 
 GROUPS = {
@@ -309,7 +308,7 @@ def test_groups_that_do_not_fit_are_refused():
         laneloom.grouped_matmul(a, b, ends.long())
     with pytest.raises(ArgumentError, match=r"b: expected \[G, 64, N\]"):
         laneloom.grouped_matmul(a, b[:, :63], ends)
-    with pytest.raises(UnsupportedError, match="TMA"):
+    with pytest.raises(UnsupportedError, match="TMA and wgmma need"):
         laneloom.grouped_matmul(a[:, :63].contiguous(), b[:, :63], ends)
 
 

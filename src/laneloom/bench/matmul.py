@@ -1,13 +1,14 @@
 """Measure `laneloom.matmul` on the gemm suite against what torch gives; `python -m laneloom.bench.matmul --help`.
 
 Every product is checked against FP64 before it is timed. The output buffers are poisoned, and the candidates are what a
-user would call: laneloom.matmul with out=, torch.matmul, torch._scaled_mm (fast accumulation), torch._int_mm.
+user would call: laneloom.matmul with out=, torch.matmul, torch._scaled_mm (fast accumulation), torch._int_mm. The kinds
+"tf32", "3xtf32" and "3xbf16" are FP32 operands with that precision; torch multiplies them in FP32, in TF32 for "tf32".
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,23 +21,33 @@ from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .records import Environment, append, hash_sources, make_record, read_environment
 from .suites import load_suite
-from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing, count_sets, interleave, single_launch
+from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing, count_sets, host_us, interleave, single_launch
 
 PACKAGE = Path(__file__).parents[1]
 #: what a Hopper product's time depends on
 KERNEL_SOURCES = tuple(
     PACKAGE / name
     for name in (
-        "device/hopper.py", "device/repack.py", "device/split_k.py", "ops/matmul/kernels/hopper.py",
-        "ops/matmul/kernels/hopper_plain.py", "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/plan_hopper.py",
+        "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
+        "ops/matmul/kernels/hopper.py", "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
+        "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/plan_cluster.py",
+        "ops/matmul/plan_hopper.py",
     )
 )  # fmt: skip
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn, "int8": torch.int8,
-    "int32": torch.int32,
+    "int32": torch.int32, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
 OUTPUTS = {"fp8": "bf16", "int8": "int32"}  #: where C's dtype is not A's
+PRECISIONS = ("tf32", "3xtf32", "3xbf16")  #: kinds whose operands are FP32
 EIGHT_BIT_SIZES = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096))
+WIDE_SIZES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (4095, 4097, 4099))
+METHOD_HOST = "host: time of a warm call on the host, nothing waits for the GPU, median over rounds"
+HOST_CASES = (
+    ((256, 256, 256), "nn"), ((1000, 1000, 1000), "nn"), ((1, 4096, 4096), "nt"), ((16, 4096, 4096), "nn"),
+    ((127, 129, 131), "nn"),
+)  # fmt: skip
+COMPILED = "torch.compile"  #: inductor's Triton template, tuned
 
 
 @dataclass(frozen=True)
@@ -45,20 +56,38 @@ class Case:
 
     group: str
     layout: str
-    dtype: str
+    dtype: str  #: the kind: a dtype or one of PRECISIONS
     problem: MatmulProblem
 
+    @property
+    def precision(self) -> str | None:
+        """The argument `precision` of the call."""
+        return self.dtype if self.dtype in PRECISIONS else None
 
-def iterate_cases(dtypes: list[str], layouts: list[str]) -> Iterator[Case]:
-    """The suite in 16-bit types and layouts, and some squares in 8-bit types, for which wgmma wants "nt"."""
-    for dtype in dtypes:
-        groups = load_suite("gemm") if dtype in ("bf16", "fp16") else {"eight_bit": list(EIGHT_BIT_SIZES)}
-        for group, sizes in groups.items():
+
+def _sizes_of(kind: str) -> Mapping[str, Sequence[tuple[int, ...]]]:
+    if kind in ("bf16", "fp16"):
+        return load_suite("gemm")
+    if kind in ("fp8", "int8"):
+        return {"eight_bit": list(EIGHT_BIT_SIZES)}
+    return {"wide": list(WIDE_SIZES)}
+
+
+def iterate_cases(kinds: list[str], layouts: list[str]) -> Iterator[Case]:
+    """The suite in 16-bit types, some squares in others; 8-bit types in "nt", for which torch has a product."""
+    for kind in kinds:
+        for group, sizes in _sizes_of(kind).items():
             for m, n, k in sizes:
-                for layout in layouts if dtype in ("bf16", "fp16") else ["nt"]:
-                    problem = MatmulProblem.contiguous(
-                        m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype, dtype), layout=layout)
-                    yield Case(group, layout, dtype, problem)
+                for layout in ["nt"] if kind in ("fp8", "int8") else layouts:
+                    yield _case(group, layout, kind, (m, n, k))
+
+
+def _case(group: str, layout: str, kind: str, sizes: tuple[int, ...]) -> Case:
+    precision, dtype = (kind, "fp32") if kind in PRECISIONS else ("ieee", kind)
+    m, n, k = sizes
+    problem = MatmulProblem.contiguous(
+        m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype, dtype), layout=layout, precision=precision)
+    return Case(group, layout, kind, problem)
 
 
 def _operand(rows: int, columns: int, letter: str, dtype: str, seed: int) -> torch.Tensor:
@@ -90,12 +119,34 @@ def _relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def measure(case: Case, *, rounds: int, single: bool) -> tuple[dict[str, dict[str, Timing]], float, float]:
-    """Timings by method and candidate, laneloom's error and its budget.
+@dataclass(frozen=True)
+class Errors:
+    """Relative norms against FP64: laneloom's, torch's, and what laneloom's may be."""
+
+    ours: float
+    theirs: float
+    budget: float
+
+
+def _compiled_call(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """torch.matmul as inductor compiles it with its own Triton template."""
+    import torch._inductor.config as inductor
+
+    with inductor.patch(max_autotune_gemm_backends="TRITON"):
+        call = torch.compile(torch.matmul, mode="max-autotune-no-cudagraphs", dynamic=False)
+        call(a, b)
+    return call
+
+
+def measure(
+    case: Case, *, rounds: int, single: bool, compiled: bool = False
+) -> tuple[dict[str, dict[str, Timing]], Errors]:
+    """Timings by method and candidate, and the errors.
 
     Raises LaneloomError when the product is wrong: a wrong kernel is not timed.
     """
-    problem, dtype = case.problem, case.dtype
+    problem = case.problem
+    dtype = problem.dtype_a
     sets = count_sets(problem.bytes)
     operands = [
         (_operand(problem.m, problem.k, case.layout[0], dtype, 2 * i),
@@ -108,68 +159,101 @@ def measure(case: Case, *, rounds: int, single: bool) -> tuple[dict[str, dict[st
     out_dtype = out_type if out_type != DTYPES[dtype] else None
     candidates: dict[str, Callable[[int], object]] = {
         name: lambda i: call(*operands[i], outs[i]),
-        "laneloom": lambda i: matmul(*operands[i], out=outs[i], out_dtype=out_dtype),
+        "laneloom": lambda i: matmul(*operands[i], out=outs[i], out_dtype=out_dtype, precision=case.precision),
     }
     a, b = operands[0]
     truth = a.double() @ b.double()
+    torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
     candidates[name](0)
     theirs = _relative_error(outs[0], truth)
     outs[0].fill_(-77 if dtype == "int8" else float("nan"))
     candidates["laneloom"](0)
     error = _relative_error(outs[0], truth)
-    rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11}.get(problem.dtype_out, 0.0)
-    budget = 2 * theirs + rounding
+    # FP64 has no better truth: the bound on both sums' rounding, which grows with the root of K.
+    rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": problem.k**0.5 * 2.0**-53}.get(problem.dtype_out, 0.0)
+    budget = theirs if case.precision in ("3xtf32", "3xbf16") else 2 * theirs + rounding
     if not error <= budget:
         raise LaneloomError(f"{problem.key}: relative error {error:.2e} is over its budget of {budget:.2e}")
     del truth
+    if compiled:
+        product = _compiled_call(a, b)
+        candidates[COMPILED] = lambda i: product(*operands[i])
     timings = {METHOD_SUSTAINED: interleave(candidates, sets, reference=name, rounds=rounds)}
     if single:
         timings[METHOD_SINGLE] = single_launch(candidates, sets, reference=name, rounds=rounds)
-    return timings, error, budget
+    return timings, Errors(error, theirs, budget)
 
 
-def run(path: Path, dtypes: list[str], layouts: list[str], *, rounds: int, single: bool) -> None:
-    """Measure every case and append its records to `path`, one for laneloom and one for torch, by each method."""
+def measure_host(case: Case) -> dict[str, Timing]:
+    """Host time of a warm call of laneloom and of torch, both without out=."""
+    problem = case.problem
+    a = _operand(problem.m, problem.k, case.layout[0], problem.dtype_a, 0)
+    b = _operand(problem.k, problem.n, case.layout[1], problem.dtype_a, 1)
+    theirs = host_us(lambda i: torch.matmul(a, b))
+    ours = host_us(lambda i: matmul(a, b))
+    return {"torch.matmul": Timing(theirs, 0.0, 1.0, False), "laneloom": Timing(ours, 0.0, theirs / ours, False)}
+
+
+def run(
+    path: Path, dtypes: list[str], layouts: list[str], *, rounds: int, single: bool, compiled: bool = False
+) -> None:
+    """Measure every case and append its records to `path`, one for each candidate by each method."""
     environment: Environment = read_environment()
     sources = hash_sources(KERNEL_SOURCES)
     gpu = active_gpu()
+
+    def keep(case: Case, method: str, by_name: dict[str, Timing], errors: Errors | None) -> None:
+        problem, reference = case.problem, next(iter(by_name))
+        config = matmul_config.plan(problem, gpu).text
+        for name, timing in by_name.items():
+            ours = name == "laneloom"
+            error = None if errors is None or name == COMPILED else errors.ours if ours else errors.theirs
+            append(path, make_record(
+                timing, op="matmul", candidate=name, method=method, reference=reference, flops=problem.flops,
+                bytes=problem.bytes, environment=environment, kernel_hash=sources if ours else "",
+                config={"text": config} if ours else None, error=error,
+                error_budget=errors.budget if ours and errors else None,
+                problem={"m": problem.m, "n": problem.n, "k": problem.k, "layout": case.layout,
+                         "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group},
+            ))  # fmt: skip
+
     for case in iterate_cases(dtypes, layouts):
         problem = case.problem
-        timings, error, budget = measure(case, rounds=rounds, single=single)
-        reference = _torch_call(case.dtype)[0]
-        config = matmul_config.plan(problem, gpu).text
+        with_compiled = compiled and (case.group, case.layout, case.dtype) == ("square", "nn", "bf16")
+        timings, errors = measure(case, rounds=rounds, single=single, compiled=with_compiled)
         for method, by_name in timings.items():
-            for name, timing in by_name.items():
-                ours = name == "laneloom"
-                append(path, make_record(
-                    timing, op="matmul", candidate=name, method=method, reference=reference, flops=problem.flops,
-                    bytes=problem.bytes, environment=environment, kernel_hash=sources if ours else "",
-                    config={"text": config} if ours else None, error=error if ours else None,
-                    error_budget=budget if ours else None,
-                    problem={"m": problem.m, "n": problem.n, "k": problem.k, "layout": case.layout,
-                             "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group},
-                ))  # fmt: skip
+            keep(case, method, by_name, errors)
         ours = timings[METHOD_SUSTAINED]["laneloom"]
         print(
             f"{problem.m}x{problem.n}x{problem.k} {case.layout} {case.dtype}: {ours.median_us:.2f} us, "
-            f"{problem.flops / ours.median_us / 1e6:.0f} TFLOP/s, {ours.ratio_to_reference:.3f} x {reference}"
-            f"{' (noisy)' if ours.noisy else ''}, {config}",
+            f"{problem.flops / ours.median_us / 1e6:.0f} TFLOP/s, {ours.ratio_to_reference:.3f} x torch"
+            f"{' (noisy)' if ours.noisy else ''}, error {errors.ours:.1e} (torch {errors.theirs:.1e}), "
+            f"{matmul_config.plan(problem, gpu).text}",
             flush=True,
         )
+    if single:
+        for sizes, layout in HOST_CASES:
+            case = _case("host", layout, "bf16", sizes)
+            timings_host = measure_host(case)
+            keep(case, METHOD_HOST, timings_host, None)
+            ours = timings_host["laneloom"].median_us
+            theirs = timings_host["torch.matmul"].median_us
+            print(f"host {sizes} {layout}: {ours:.1f} us, torch {theirs:.1f}", flush=True)
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure laneloom.matmul on the gemm suite.")
     parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
-    parser.add_argument("--dtypes", default="bf16,fp16,fp8,int8")
+    parser.add_argument("--dtypes", default="bf16,fp16,fp8,int8,fp32,tf32,3xtf32,3xbf16,fp64")
     parser.add_argument("--layouts", default="nn,nt")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--single", action="store_true", help="time single launches on an idle GPU as well")
+    parser.add_argument("--single", action="store_true", help="time single launches on an idle GPU, and the host, too")
+    parser.add_argument("--compiled", action="store_true", help="time torch.compile on the bf16 squares as well")
     arguments = parser.parse_args()
     run(
         arguments.out, arguments.dtypes.split(","), arguments.layouts.split(","), rounds=arguments.rounds,
-        single=arguments.single,
+        single=arguments.single, compiled=arguments.compiled,
     )  # fmt: skip
 
 

@@ -72,6 +72,8 @@ class ClusterConfig(MatmulConfig):
             return f"hopper_cluster: wgmma does not multiply {pair[0]} by {pair[1]} in precision {problem.precision}"
         if self.pieces != pieces:
             return f"hopper_cluster: precision {problem.precision} takes {pieces} pieces, got {self.pieces}"
+        if self.grouped and (self.copy_a or self.copy_b or problem.epilogue or pieces != 1):
+            return "hopper_cluster: groups are read where they lie and written as bare sums"
         for name, matrix, copied in (("a", problem.a, self.copy_a), ("b", problem.b, self.copy_b)):
             if self.pieces > 1 and not copied:
                 return f"hopper_cluster: pieces of {name} have to be made first, by a copy"
@@ -125,6 +127,13 @@ class ClusterConfig(MatmulConfig):
         return None
 
 
+#: dtype -> tiles of hopper_precise with the time of a multiplication in them, in units of the best tile's
+PRECISE_TILES = {
+    "fp32": {(128, 256): 1.0, (128, 128): 1.13, (64, 128): 1.4, (64, 64): 1.8},
+    "fp64": {(128, 128): 1.0, (64, 128): 1.05, (64, 64): 1.15},
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreciseConfig(MatmulConfig):
     """kernels/hopper_precise.cu: FP32 by FMA, FP64 by DMMA; one producer warp, eight warps that multiply."""
@@ -162,9 +171,10 @@ class PreciseConfig(MatmulConfig):
                 return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
             if not copied and problem.dtype_a == "fp32" and matrix.major != across:
                 return f"hopper_precise: fp32 {name} has to be contiguous along C's axis, or copied so"
-        blocks = (128,) if problem.dtype_a == "fp64" else (128, 256)
-        if self.block_m != 128 or self.block_n not in blocks or self.num_warps != 8:
-            return f"hopper_precise: tiles of 128 by {', '.join(map(str, blocks))}, got {self.block_m}x{self.block_n}"
+        tiles = PRECISE_TILES[problem.dtype_a]
+        if (self.block_m, self.block_n) not in tiles or self.num_warps != 8:
+            words = ", ".join(f"{m}x{n}" for m, n in tiles)
+            return f"hopper_precise: tiles of {words}, got {self.block_m}x{self.block_n}"
         if self.block_k != 128 // DTYPE_BYTES[problem.dtype_a] or self.stages < 2 or self.programs < 1:
             return f"hopper_precise: slices of 128 bytes in 2 stages at least, got {self.block_k} elements"
         needed = self.shared_bytes(problem)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config_cluster import PIECES, ClusterConfig, PreciseConfig, piece_dtype
+from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
 from .config_hopper import tma_reads, tma_writes
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -24,9 +24,6 @@ TILE_CLOCKS = 2000
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
-SMALL_SIDE = 32  #: below, an epilogue is a launch of its own behind a schedule for skinny products
-FMA_CLOCKS = 1.15  #: of a multiply-add of hopper_precise, in units of the peak's
-DMMA_CLOCKS = 1.05
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     found = []
     for tile in TILES:
         config = ClusterConfig(
-            block_m=tile.m, block_n=tile.n, block_k=0, stages=8, consumers=tile.consumers, panels=tile.panels,
+            block_m=tile.m, block_n=tile.n, block_k=0, stages=7, consumers=tile.consumers, panels=tile.panels,
             cluster_m=tile.cluster_m, cluster_n=tile.cluster_n, pieces=pieces, promote=promote,
             programs=gpu.compute_units,
         )  # fmt: skip
@@ -124,13 +121,16 @@ def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float
 
 
 def precise(problem: MatmulProblem, gpu: Gpu) -> PreciseConfig:
-    """FP32 by FMA or FP64 by DMMA: the wider tile where it leaves no more SMs idle."""
+    """FP32 by FMA or FP64 by DMMA: the tile whose rounds over all SMs take the least time."""
     size = DTYPE_BYTES[problem.dtype_a]
-    tiles = {n: _ceil(problem.m, 128) * _ceil(problem.n, n) * problem.batches for n in (128, 256)}
-    rounds = {n: _ceil(count, gpu.compute_units) * n for n, count in tiles.items()}
-    wide = size == 4 and rounds[256] <= rounds[128]
+
+    def cost(tile: tuple[int, int]) -> float:
+        tiles = _ceil(problem.m, tile[0]) * _ceil(problem.n, tile[1]) * problem.batches
+        return _ceil(tiles, gpu.compute_units) * tile[0] * tile[1] * PRECISE_TILES[problem.dtype_a][tile]
+
+    block_m, block_n = min(PRECISE_TILES[problem.dtype_a], key=cost)
     config = PreciseConfig(
-        block_m=128, block_n=256 if wide else 128, block_k=SLICE_BYTES // size, stages=6 if size == 8 else 4,
+        block_m=block_m, block_n=block_n, block_k=SLICE_BYTES // size, stages=6,
         copy_a=not tma_reads(problem, "a") or (size == 4 and problem.a.major != "t"),
         copy_b=not tma_reads(problem, "b") or (size == 4 and problem.b.major != "n"), programs=gpu.compute_units,
     )  # fmt: skip

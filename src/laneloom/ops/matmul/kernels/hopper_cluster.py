@@ -22,7 +22,9 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
-from ....device.tma_operand import (
+from ..config_cluster import piece_dtype
+from ..problem import DTYPE_BYTES
+from ..tma_operand import (
     ELEMENT_BYTES,
     UNUSED_PITCH,
     Sizes,
@@ -31,8 +33,6 @@ from ....device.tma_operand import (
     kernel_source,
     shifted,
 )
-from ..config_cluster import piece_dtype
-from ..problem import DTYPE_BYTES
 
 SLICE_BYTES = 128
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}

@@ -182,9 +182,9 @@ __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, con
         }
 }
 #else
-// ---- FP32: lane (u, v) = (lane % 8, lane / 8) multiplies the 8 rows 4 u + 32 (i / 4) + i % 4 by the columns
+// ---- FP32: lane (u, v) = (lane % 8, lane / 8) multiplies the rows 4 u + 32 (i / 4) + i % 4 by the columns
 // 4 v + 16 (j / 4) + j % 4 of its warp's tile.
-#define THREAD_M 8
+#define THREAD_M (WARP_M / 8)
 #define UNROLLED 16  // k, an even number
 #define THREAD_N (WARP_N / 4)
 

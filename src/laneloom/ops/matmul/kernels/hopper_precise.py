@@ -19,8 +19,8 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
-from ....device.tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
 from ..problem import DTYPE_BYTES
+from ..tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
 
 CONSUMER_WARPS = 8
 

@@ -8,8 +8,9 @@ from importlib import resources
 
 import torch
 
-from ..codegen.cuda_call import TensorMap
-from .pieces import PiecesLaunch
+from ... import device
+from ...codegen.cuda_call import TensorMap
+from ...device.pieces import PiecesLaunch
 
 UNUSED_PITCH = 128  #: bytes, of an axis with one element
 ELEMENT_BYTES = {
@@ -83,5 +84,5 @@ def shifted(operand: torch.Tensor, offset: int) -> torch.Tensor:
 
 def kernel_source(package: str, name: str) -> str:
     """The text of a .cu file of a package, with hopper.cuh in front of it."""
-    header = resources.files(__package__).joinpath("hopper.cuh").read_text(encoding="utf-8")
+    header = resources.files(device).joinpath("hopper.cuh").read_text(encoding="utf-8")
     return header + resources.files(package).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,99 @@
+"""Machine code of Hopper's CUDA C++ matmul schedules, compiled by NVRTC without a GPU."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytest.importorskip("cuda.bindings.nvrtc")
+pytest.importorskip("torch")
+
+from laneloom.codegen.nvrtc import nvrtc_version  # noqa: E402
+from laneloom.errors import UnsupportedError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul.config import plan  # noqa: E402
+from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig  # noqa: E402
+from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix  # noqa: E402
+
+try:
+    nvrtc_version()
+except UnsupportedError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+GPU = get_gpu("sm_90a")
+BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
+
+
+def compiled(problem, config):
+    assert config.why_invalid(problem, GPU) is None
+    code = schedule_of(config).code_object(problem, config, GPU)
+    assert code.spills == 0
+    assert code.lds_bytes <= GPU.lds_bytes
+    assert "griddepcontrol.wait" in code.asm
+    assert "griddepcontrol.launch_dependents" in code.asm
+    assert "cp.async.bulk.tensor.4d.shared::cluster.global" in code.asm, "TMA loads"
+    return code
+
+
+def wgmmas(code):
+    return re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", code.asm)
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_a_cluster_multicasts_and_stores_by_tma(layout):
+    code = compiled(MatmulProblem.contiguous(512, 512, 512, dtype="bf16", layout=layout), BIG)
+    assert set(wgmmas(code)) == {"m64n256k16.f32.bf16.bf16"}
+    assert len(wgmmas(code)) == 4, "the four of a slice, once"
+    assert ".multicast::cluster" in code.asm
+    assert "cp.async.bulk.tensor.4d.global" in code.asm, "TMA stores"
+    assert "setmaxnreg" in code.asm
+    # A release of the cluster's scope becomes a memory barrier of the whole GPU, a microsecond for each slice.
+    assert "release.cluster" not in code.asm.replace("mbarrier_init.release.cluster", "")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "precision", "config", "instruction", "count"),
+    [
+        ("fp8", "bf16", "ieee", {"block_k": 128}, "m64n128k32.f32.e4m3.e4m3", 4),
+        ("int8", "int32", "ieee", {"block_k": 128}, "m64n128k32.s32.s8.s8", 4),
+        ("fp32", "fp32", "tf32", {"block_k": 32}, "m64n128k8.f32.tf32.tf32", 4),
+        ("fp32", "fp32", "3xtf32", {"block_k": 32, "pieces": 2, "promote": 1, "stages": 3, "copy_a": True, "copy_b": True},
+         "m64n128k8.f32.tf32.tf32", 12),
+        ("fp32", "fp32", "3xbf16", {"block_k": 64, "pieces": 3, "promote": 1, "stages": 2, "copy_a": True, "copy_b": True},
+         "m64n128k16.f32.bf16.bf16", 24),
+    ],
+)  # fmt: skip
+def test_every_kind_goes_to_its_instruction(dtype, out, precision, config, instruction, count):
+    knobs = {"block_m": 128, "block_n": 128, "stages": 6, **config}
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, dtype_out=out, layout="nt", precision=precision)
+    found = wgmmas(compiled(problem, ClusterConfig(**knobs)))
+    assert set(found) == {instruction}
+    assert len(found) == count
+
+
+def test_an_epilogue_spills_nothing():
+    epilogue = Epilogue(True, Matrix((0, 0, 512, 1)), "bf16", ("n", 1), "fp32", "silu", "row", "column")
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype="bf16", epilogue=epilogue)
+    compiled(problem, BIG)
+    assert schedule_of(plan(problem, GPU)).__name__.endswith("hopper_cluster")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_full_precision_has_no_other_instruction(dtype):
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, layout="tn")
+    for block_m, block_n in PRECISE_TILES[dtype]:
+        config = PreciseConfig(block_m=block_m, block_n=block_n, block_k=128 // (4 if dtype == "fp32" else 8), stages=4)
+        code = compiled(problem, config)
+        assert ("fma.rn.f32" in code.asm) == (dtype == "fp32")
+        assert ("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64" in code.asm) == (dtype == "fp64")
+        assert "tf32" not in code.asm
+
+
+def test_groups_compile():
+    b = Matrix((0, 256 * 512, 512, 1))
+    problem = MatmulProblem(
+        300, 512, 256, "bf16", "bf16", "bf16", (1, 7), Matrix((0, 0, 256, 1)), b, Matrix((0, 0, 512, 1)))
+    config = ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, grouped=True)
+    assert "cp.async.bulk.tensor.4d.global" in compiled(problem, config).asm
