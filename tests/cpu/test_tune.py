@@ -275,7 +275,7 @@ def test_a_damaged_journal_is_mended(cache, damage, caplog):
         assert study(second, 14).tried == 14
     torn = not damage.endswith(b"\n")
     assert len([r for r in caplog.records if "journal" in r.getMessage()]) == (0 if torn else 1)
-    assert len(second.tried) in ((2,) if torn or b"op" not in damage and damage != b"{}\n" else (2, 14))
+    assert len(second.tried) in ((2,) if torn or (b"op" not in damage and damage != b"{}\n") else (2, 14))
 
 
 KILLED = """

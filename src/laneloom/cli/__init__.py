@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import ArgumentError, InvalidConfigError, LaneloomError, UnknownGpuError, UnsupportedError
 from . import (
+    bench,
     compare,
     demo,
     doctor,
@@ -29,6 +30,8 @@ from . import (
     ladder,
     layout,
     predict,
+    profile,
+    report,
     run,
     transformbench,
     tune,
@@ -80,7 +83,8 @@ def _options(
 
 for _command in (
     demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, layout.layout, instructions.instructions,
-    compare.compare, run.run, predict.predict, tune.tune, gpus.gpus,
+    compare.compare, run.run, predict.predict, tune.tune, bench.bench, profile.profile,
+    report.report, gpus.gpus,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
-from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Product, Shape, parse_product
+from .product import AsJson, Dtype, GpuName, Layout, OutDtype, Product, Shape, parse_product
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Row:
 
 
 def compare(
-    operation: Operation,
+    operation: Annotated[str, typer.Argument(metavar="OPERATION|OLD", help="matmul, or a file of records.")],
+    new: Annotated[str | None, typer.Argument(metavar="NEW", help="Another file of records.")] = None,
     gpu: GpuName = "gfx1151",
     shape: Shape = "512,512,512",
     dtype: Dtype = "fp16",
@@ -51,10 +52,16 @@ def compare(
     preset: Annotated[list[str] | None, typer.Option("--preset", help="Only this one; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every preset of a product, side by side.
+    """Compare every preset of a product, side by side; or two files of benchmark records, OLD and NEW.
 
-    Each is compiled for the product, and run and checked in the emulator on a product of at most 1024 in every size.
+    Each preset is compiled for the product, and run and checked in the emulator on a product of at most 1024 in
+    every size.
     """
+    if new is not None:
+        from .changes import compare_files
+
+        compare_files(operation, new, as_json)
+        return
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
     if product.gpu.matrix_instructions != "wmma":
         raise UnsupportedError(f"--gpu: the presets need WMMA instructions, {product.gpu.name} has none")

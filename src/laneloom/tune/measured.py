@@ -15,25 +15,17 @@ from multiprocessing.pool import AsyncResult, Pool
 import torch
 
 from .. import __version__
+from ..bench.products import DTYPES, judge, multiply, operands
 from ..bench.records import read_environment
 from ..bench.timing import count_sets, interleave
 from ..codegen.versions import triton_version
 from ..errors import LaneloomError, UnsupportedError
 from ..gpu import Gpu
-from ..ops.matmul.api import matmul
 from ..ops.matmul.config import MatmulConfig, plan_with_reasons
 from ..ops.matmul.problem import MatmulProblem
-from ..verify import SMALLEST, UNIT_ROUNDOFF
 from .outcome import Outcome
 
-DTYPES = {
-    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int8": torch.int8,
-    "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int32": torch.int32,
-}  # fmt: skip
-#: relative error of a sum that a precision of FP32 operands may have, whatever torch's was
-PRECISION_ERROR = {"ieee": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf16": 2.0**-22}
 GUARD = 4096  #: elements on either side of a result
-ROWS = 1024  #: of C that are judged at a time
 HANGS_S = 120  #: compiling and one launch take longer only if something is stuck
 FAR = 1.3  #: times the best, after a few rounds, at which a config is given up
 LOOK_ROUNDS, CONFIRM_ROUNDS = 3, 31
@@ -146,33 +138,6 @@ class MeasuredEvaluator:
         return [found[i] for i in range(len(configs))]
 
 
-def operands(problem: MatmulProblem, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random A and B, densely stored in the problem's layout."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    pair = []
-    for letter, rows, columns, dtype in (
-        (problem.layout[0], problem.m, problem.k, problem.dtype_a),
-        (problem.layout[1], problem.k, problem.n, problem.dtype_b),
-    ):
-        shape = (rows, columns) if letter == "n" else (columns, rows)
-        if dtype in ("int8", "uint8"):
-            low, high = (-128, 128) if dtype == "int8" else (0, 256)
-            x = torch.randint(low, high, shape, dtype=DTYPES[dtype], device="cuda", generator=generator)
-        else:
-            wide = torch.float64 if dtype == "fp64" else torch.float32
-            x = torch.randn(shape, dtype=wide, device="cuda", generator=generator).to(DTYPES[dtype])
-        pair.append(x if letter == "n" else x.mT)
-    return pair[0], pair[1]
-
-
-def multiply(
-    problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: MatmulConfig | None
-) -> torch.Tensor:
-    """The call that is tuned."""
-    precision = None if problem.precision == "ieee" else problem.precision
-    return matmul(a, b, out=out, out_dtype=out.dtype, precision=precision, config=config)
-
-
 @lru_cache(maxsize=1)
 def _inputs(problem: MatmulProblem) -> tuple[torch.Tensor, torch.Tensor]:
     return operands(problem, 0)
@@ -193,40 +158,10 @@ def why_wrong(problem: MatmulProblem, text: str) -> str | None:
         torch.cuda.synchronize()
         if not (torch.equal(bits[:guard], before) and torch.equal(bits[-guard:], before)):
             return "wrong: it writes outside C"
-        return judge(problem, a, b, out)
+        return judge(problem, a, b, out)[1]
     except LaneloomError as error:
         return str(error)
     except Exception as error:
         words = str(error).strip().partition("\n")[0][:200]
         is_lost = "CUDA" in words or "HIP" in words or "launch" in words
         return f"{_POISONED if is_lost else type(error).__name__}: {words}"
-
-
-def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> str | None:
-    """C against FP64 under the budget of `laneloom.verify`, on the GPU and some rows at a time."""
-    worst = PRECISION_ERROR[problem.precision]
-    integers = problem.dtype_out == "int32"
-    wide_b = b.double()
-    for first in range(0, problem.m, ROWS):
-        rows, got = a[first : first + ROWS], out[first : first + ROWS].double()
-        truth = rows.double() @ wide_b
-        if integers:  # exact in FP64 as long as the sums are below 2^53
-            wrong = got != truth
-        else:
-            magnitude = rows.double().abs() @ wide_b.abs()
-            if problem.dtype_a == "fp64":
-                worst = problem.k * 2.0**-53  # torch's FP64 has the same rounding: what theory allows a sum of K terms
-            else:
-                same = (rows.float() @ b.float()).double()
-                worst = max(worst, ((same - truth).abs() / magnitude.clamp_min(1e-300)).max().item())
-            sums = 2 * worst * magnitude
-            unit, smallest = UNIT_ROUNDOFF[problem.dtype_out], SMALLEST[problem.dtype_out]
-            budget = sums + (unit * (truth.abs() + sums)).clamp_min(smallest / 2)
-            wrong = ~((got - truth).abs() <= budget)  # NaN is wrong
-        if wrong.any():
-            row, column = (int(i) for i in wrong.nonzero()[0])
-            return (
-                f"wrong: {int(wrong.sum())} elements, the first C[{first + row}, {column}], "
-                f"{got[row, column].item():.6g} in place of {truth[row, column].item():.6g}"
-            )
-    return None

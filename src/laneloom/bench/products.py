@@ -1,0 +1,82 @@
+"""Matrix products on a GPU, for benchmarks and the tuner: random operands, the call, a judgement against FP64."""
+
+from __future__ import annotations
+
+import torch
+
+from ..ops.matmul.api import matmul
+from ..ops.matmul.config import MatmulConfig
+from ..ops.matmul.problem import MatmulProblem
+from ..verify import SMALLEST, UNIT_ROUNDOFF
+
+DTYPES = {
+    "fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64, "int8": torch.int8,
+    "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int32": torch.int32,
+}  # fmt: skip
+#: relative error of a sum that a precision of FP32 operands may have, whatever torch's was
+PRECISION_ERROR = {"ieee": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf16": 2.0**-22}
+ROWS = 1024  #: of C that are judged at a time
+
+
+def operands(problem: MatmulProblem, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random A and B, densely stored in the problem's layout."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    pair = []
+    for letter, rows, columns, dtype in (
+        (problem.layout[0], problem.m, problem.k, problem.dtype_a),
+        (problem.layout[1], problem.k, problem.n, problem.dtype_b),
+    ):
+        shape = (rows, columns) if letter == "n" else (columns, rows)
+        if dtype in ("int8", "uint8"):
+            low, high = (-128, 128) if dtype == "int8" else (0, 256)
+            x = torch.randint(low, high, shape, dtype=DTYPES[dtype], device="cuda", generator=generator)
+        else:
+            wide = torch.float64 if dtype == "fp64" else torch.float32
+            x = torch.randn(shape, dtype=wide, device="cuda", generator=generator).to(DTYPES[dtype])
+        pair.append(x if letter == "n" else x.mT)
+    return pair[0], pair[1]
+
+
+def multiply(
+    problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: MatmulConfig | None
+) -> torch.Tensor:
+    """The call that is tuned."""
+    precision = None if problem.precision == "ieee" else problem.precision
+    return matmul(a, b, out=out, out_dtype=out.dtype, precision=precision, config=config)
+
+
+def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[float, str | None]:
+    """C against FP64 under the budget of `laneloom.verify`, some rows at a time.
+
+    Returns the worst element's share of its budget, infinite for NaN, and what is wrong or None.
+    """
+    share = 0.0
+    worst = PRECISION_ERROR[problem.precision]
+    integers = problem.dtype_out == "int32"
+    wide_b = b.double()
+    for first in range(0, problem.m, ROWS):
+        rows, got = a[first : first + ROWS], out[first : first + ROWS].double()
+        truth = rows.double() @ wide_b
+        if integers:  # exact in FP64 as long as the sums are below 2^53
+            wrong = got != truth
+            share = float("inf") if wrong.any() else share
+        else:
+            magnitude = rows.double().abs() @ wide_b.abs()
+            if problem.dtype_a == "fp64":
+                worst = problem.k * 2.0**-53  # torch's FP64 has the same rounding: what theory allows a sum of K terms
+            else:
+                same = (rows.float() @ b.float()).double()
+                worst = max(worst, ((same - truth).abs() / magnitude.clamp_min(1e-300)).max().item())
+            sums = 2 * worst * magnitude
+            unit, smallest = UNIT_ROUNDOFF[problem.dtype_out], SMALLEST[problem.dtype_out]
+            budget = sums + (unit * (truth.abs() + sums)).clamp_min(smallest / 2)
+            error = (got - truth).abs()
+            wrong = ~(error <= budget)  # NaN is wrong
+            share = max(share, (error / budget).nan_to_num(float("inf")).max().item())
+        if wrong.any():
+            row, column = (int(i) for i in wrong.nonzero()[0])
+            return float("inf"), (
+                f"wrong: {int(wrong.sum())} elements, the first C[{first + row}, {column}], "
+                f"{got[row, column].item():.6g} in place of {truth[row, column].item():.6g}"
+            )
+    return share, None
