@@ -9,6 +9,7 @@ from ...gpu import Gpu
 from .problem import DTYPE_BYTES, AttentionProblem
 
 _WIDEST = 256
+_LINE_BYTES = 2 * 64 * 4  #: lse and delta of a block of queries
 _PROCESSORS = 132  #: of an H100 and an H200
 _BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
@@ -128,7 +129,7 @@ class HopperBackwardConfig:
                 return f"{name} must be a multiple of 8 from 16 to {_WIDEST // 2}, got {d}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
-        need = self.lds_bytes(problem) + _BARRIER_BYTES
+        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         return None
