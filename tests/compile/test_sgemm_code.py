@@ -123,3 +123,15 @@ def occupancy_of(code) -> float:
         code.gpu, by_registers=fits, lds_bytes=code.lds_bytes, num_warps=code.num_warps,
         workgroup_processor_mode=code.workgroup_processor_mode,
     ).waves_per_simd  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [1, 3, 7])
+def test_steps_on_hopper_compile_without_spills(number):
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra cuda")
+    config = LADDER[f"sgemm_h{number}"]
+    code = execute.code_object(WHOLE, get_gpu("sm_90a"), config)
+    assert code.spills == 0
+    assert code.vgprs <= 65536 // (32 * config.num_warps)
+    fmas = len(re.findall(r"fma\.rn\.f32", code.asm))
+    assert fmas >= {1: 1, 3: 8 * 64, 7: 16 * 128}[number]
+    assert ("cp.async" in code.asm) == (number == 7)
