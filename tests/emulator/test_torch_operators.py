@@ -71,6 +71,11 @@ CASES = {
     ),
     "flash_attention": Case(attention, (0, 1, 2), ((0, 1, 2), (0,)), (0, 1, 2)),
     "flash_attention_backward": Case(attention_backward, batched=((0,),)),
+    "attention_decode": Case(
+        lambda n: (random(2, 1, 4, 16), *(random(2, 32, 2, 16, seed=i) for i in (1, 2)),
+                   torch.tensor([n, 20], dtype=torch.int32)),
+        batched=((0,), (1, 2)), autocast=(0, 1, 2),
+    ),
     "transform3d": Case(
         lambda n: (random(n, 3, 3, 3, dtype=WIDE), random(3, 3, seed=1, dtype=WIDE)), (0, 1), ((0,), (0, 1))
     ),
@@ -165,6 +170,16 @@ def test_vmap(name, positions, recwarn):
                               strict=True):  # fmt: skip
         torch.testing.assert_close(part, torch.stack(list(expected)))
     assert not [w for w in recwarn if "performance drop" in str(w.message)]
+
+
+def test_decoding_compiles():
+    """It is an operator only where something looks; then it has the same values."""
+    arguments = CASES["attention_decode"].arguments(9)
+    q, k, v, lengths = arguments
+    expected, _ = torch.ops.laneloom.attention_decode(*arguments)
+    compiled = torch.compile(laneloom.attention_decode, fullgraph=True, dynamic=True, backend="aot_eager")
+    for function in (laneloom.attention_decode, compiled):
+        assert torch.equal(function(q, k, v, cache_lengths=lengths), expected)
 
 
 @pytest.mark.parametrize("name", ["matmul", "gemm", "transform3d", "transpose"])

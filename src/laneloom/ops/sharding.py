@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
 from ..errors import UnsupportedError
+from .attention import torch_decode as _registers_decode  # noqa: F401
 from .attention import torch_op as _registers_attention  # noqa: F401
 from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
@@ -141,6 +142,19 @@ def _attention_backward(
     return strategies([dq, dk, dk], [g, None if grad_lse is None else s, dq, dk, dk, g, s, *_whole(options)])
 
 
+def _decode(
+    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any = None, *options: Any, given: int
+) -> list[Any]:
+    """Heads are sharded with their caches; sequences too, unless their pages lie in one pool."""
+    heads, kv_heads = q.shape[2], k_cache.shape[2]
+    h = "h" if heads == kv_heads or kv_heads % q.mesh.size() == 0 else None
+    b = "b" if block_table is None else None
+    cache = [b, None, h, None]
+    table = None if block_table is None else [None, None]
+    inputs = [[b, None, h, None], cache, cache, [b], table, *[None] * len(options)][:given]
+    return strategies([[b, None, h, None], [b, h, None]], inputs)
+
+
 def _transform3d(coeffs: Any, matrix: Any, *rest: Any) -> list[Any]:
     tensors = ["n", None, None, None]
     return strategies([tensors], [tensors, [None] * len(matrix.shape), *[None] * len(rest)])
@@ -169,6 +183,7 @@ _register("grouped_matmul", _grouped)
 _register("gemm_chain", _chain, counts=True)
 _register("flash_attention", _attention)
 _register("flash_attention_backward", _attention_backward)
+_register("attention_decode", _decode, counts=True)
 _register("transform3d", _transform3d)
 _register("transpose", _transpose)
 for _name in ("matmul_out", "gemm_out", "gemm_chain_out", "transform3d_out", "transpose_out"):

@@ -55,20 +55,30 @@ def attention_decode(
     Raises ArgumentError for operands that do not fit, UnsupportedError for what no schedule can do. Source:
     "Flash-Decoding" and "PagedAttention"; the arguments are those of flash-attn's flash_attn_with_kvcache.
     """
-    return _decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, return_lse)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(q, torch.Tensor):
+        from .torch_decode import is_observed
+
+        if is_observed(q):
+            operator = torch.ops.laneloom.attention_decode
+            results = operator(q, k_cache, v_cache, cache_lengths, block_table, scale, window)
+            return results if return_lse else results[0]
+    return decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, return_lse)
 
 
-def _decode(
+def decode(
     q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None,
     return_lse: bool,
 ) -> Any:  # fmt: skip
+    """`attention_decode`, checked and launched."""
     gpu = active_gpu()
-    torch: Any = sys.modules.get("torch")
-    is_torch = torch is not None and isinstance(q, torch.Tensor)
+    torch = sys.modules.get("torch")
+    kind = np.ndarray if torch is None or not isinstance(q, torch.Tensor) else torch.Tensor
+    is_torch = kind is not np.ndarray
     operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
     if block_table is not None:
         operands["block_table"] = block_table
-    _check_kinds(operands, gpu, torch.Tensor if is_torch else np.ndarray)
+    _check_kinds(operands, gpu, kind)
     problem = _problem(operands, scale, window)
     config = plan_decode(problem, gpu)
     empty = _empty_like(q.detach() if is_torch else q)
@@ -85,6 +95,8 @@ def _decode(
         parts = (*lse.shape, config.splits)
         tensors |= {"sums": empty((*parts, problem.d_v), None), "sums_lse": empty(parts, None)}
     if is_torch:
+        import torch
+
         tensors = {name: x if x is None else x.detach() for name, x in tensors.items()}
         if not _is_direct(tensors["q"]):
             tensors["q"] = tensors["q"].contiguous()

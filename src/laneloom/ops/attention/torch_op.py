@@ -11,7 +11,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..operators import call, complete, folded, unfolded
+from ..operators import call, complete, folded, one_by_one, unfolded
 from ..target import active_gpu, expected_device_type
 from . import execute
 from .arguments import is_direct
@@ -32,14 +32,13 @@ def attend_tensors(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
-    _check(q, k, v)
     lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
     for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), lengths[:2], strict=True):
         if x is not None and x.device != q.device:
             raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
-    return torch.ops.laneloom.flash_attention(
-        q, k, v, seen.causal, None if scale is None else float(scale), seen.left, seen.right, *lengths, deterministic
-    )
+    scale = None if scale is None else float(scale)
+    options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic)
+    return call(torch.ops.laneloom.flash_attention, q, k, v, *options)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -178,14 +177,18 @@ def _refuse(ctx, *grads):
 
 
 def _batched(info, in_dims, q, k, v, *options):
-    """vmap's axis is more of B."""
+    """vmap's axis is more of B; packed sequences take a call for every element."""
+    if len(options) > 4 and options[4] is not None:
+        return one_by_one(torch.ops.laneloom.flash_attention, info, in_dims, q, k, v, *options)
     results = torch.ops.laneloom.flash_attention(*folded(info, in_dims, (q, k, v)), *options)
     return tuple(unfolded(info, x) for x in results), (0, 0)
 
 
 def _batched_backward(info, in_dims, grad, grad_lse, q, k, v, out, lse, *options):
-    tensors = folded(info, in_dims, (grad, grad_lse, q, k, v, out, lse))
-    results = torch.ops.laneloom.flash_attention_backward(*tensors, *options)
+    operator, tensors = torch.ops.laneloom.flash_attention_backward, (grad, grad_lse, q, k, v, out, lse)
+    if len(options) > 4 and options[4] is not None:
+        return one_by_one(operator, info, in_dims, *tensors, *options)
+    results = operator(*folded(info, in_dims, tensors), *options)
     return tuple(unfolded(info, x) for x in results), (0, 0, 0)
 
 

@@ -1,0 +1,48 @@
+"""torch.ops.laneloom.attention_decode: decoding as an opaque operator, for compilers, autocast and vmap.
+
+A call that nothing observes does not go through it. It has no gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..operators import complete, is_observed, one_by_one
+from .decode import decode
+
+__all__ = ["is_observed"]
+
+
+def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
+    return decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, True)
+
+
+def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
+    batch, queries, heads, _ = q.shape
+    out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
+    return out, q.new_empty((batch, heads, queries), dtype=torch.float32)
+
+
+def _batched(info, in_dims, *args):
+    """A call for every element, whose caches have to be dense."""
+    batched = [isinstance(axis, int) for axis in in_dims]
+    dense = [
+        x.movedim(axis, 0).contiguous() if moved else x for x, axis, moved in zip(args, in_dims, batched, strict=True)
+    ]
+    axes = [0 if moved else None for moved in batched]
+    return one_by_one(torch.ops.laneloom.attention_decode, info, axes, *dense)
+
+
+_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::attention_decode",
+    _decode,
+    mutates_args=(),
+    schema=(
+        "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_lengths, Tensor? block_table=None, float? scale=None, "
+        "int? window=None) -> (Tensor, Tensor)"
+    ),
+)
+_OPERATOR.register_fake(_decode_fake)
+complete(_OPERATOR, batched=_batched, cast=lambda args: (0, 1, 2))
