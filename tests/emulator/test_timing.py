@@ -22,7 +22,7 @@ from laneloom.timing.caches import Memory
 from laneloom.timing.decode import decode
 from laneloom.timing.simulate import Outcome, Stream, simulate
 
-XTX = machine_of("gfx1100")
+XTX = replace(machine_of("gfx1100"), lds_pace=1.0)  # whole clocks, to count by hand
 WMMA = "v_wmma_f32_16x16x16_f16 v[{0}:{1}], v[64:71], v[72:79], v[{0}:{1}]"
 
 
@@ -85,6 +85,8 @@ def test_lds_moves_128_bytes_a_clock_and_conflicts_add_theirs():
     plain = run(loads, asked={k: [(4, 0)] for k in range(50)})
     assert plain.busy["LDS"] * 2 * plain.cycles == 200
     assert plain.cycles - XTX.wave_start_cycles == pytest.approx(200, abs=4)
+    slow = run(loads, asked={k: [(4, 0)] for k in range(50)}, machine=replace(XTX, lds_pace=0.5))
+    assert slow.busy["LDS"] * 2 * slow.cycles == 400
     worse = run(loads, asked={k: [(4, 3)] for k in range(50)})
     assert worse.cycles - plain.cycles == 49 * 3
     # The other CU has an LDS of its own.
@@ -164,7 +166,7 @@ def arrays(n: int):
 
 @pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
 def test_an_addition_is_limited_by_memory(gpu: str):
-    n = 1 << 24
+    n = 9 << 20  # more than the Infinity Cache holds
     x, y, out = arrays(n)
     prediction = predict(lambda: add[(n // 1024,)](x, y, out, n, BLOCK=1024), gpu)
     machine = machine_of(gpu)

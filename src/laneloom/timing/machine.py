@@ -30,7 +30,7 @@ class Machine:
     gpu: Gpu
     l2_bytes: int  #: [P]
     mall_bytes: int  #: Infinity Cache, 0 where there is none [P]
-    clock_ghz: float  #: while the kernel runs
+    clock_ghz: float  #: while the kernel runs [F]
     valu_latency: int = 5  #: result to dependent instruction [L]
     trans_latency: int = 10  #: [L]; 9 on RDNA 4
     trans_cycles: int = 4  #: quarter rate, beside the VALU [W]
@@ -41,7 +41,7 @@ class Machine:
     matrix_extra: int = 2  #: a dependent WMMA starts 34 cycles after one of 32 [T]
     scalar_latency: int = 40  #: a scalar load that hits its cache: 16 ns [C]
     lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
-    lds_pace: float = 1.0  #: part of its 128 bytes per clock that a CU's LDS reaches; 32 banks of 4 bytes [I]
+    lds_pace: float = 0.6  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
     l0_bytes: int = 32 * KIB  #: of one CU [P]
     l0_ways: int = 4  #: lines of one set [W]
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
@@ -64,16 +64,18 @@ class Machine:
         return self.gpu.compute_units // 2
 
 
-# name: L2, Infinity Cache (MiB), bandwidth of the latter (GB/s), L2 bytes per clock
+# Fitted [F] on gfx1100 and gfx1151; other cards are taken to be like the one, other APUs like the other.
+_CARD, _APU = 0.85, 0.65
+# name: L2, Infinity Cache (MiB), bandwidth of the latter (GB/s), L2 bytes per clock, clock as a part of boost
 _CHIPS = {
-    "gfx1100": (6, 96, 3500, 3072),
-    "gfx1101": (4, 64, 2700, 2048),
-    "gfx1102": (2, 32, 476, 1024),
-    "gfx1103": (2, 0, 0, 512),
-    "gfx1150": (2, 0, 0, 512),
-    "gfx1151": (2, 32, 1000, 1024),
-    "gfx1200": (4, 32, 1400, 1024),
-    "gfx1201": (8, 64, 2800, 2048),
+    "gfx1100": (6, 96, 3500, 3072, _CARD),
+    "gfx1101": (4, 64, 2700, 2048, _CARD),
+    "gfx1102": (2, 32, 476, 1024, _CARD),
+    "gfx1103": (2, 0, 0, 512, _APU),
+    "gfx1150": (2, 0, 0, 512, _APU),
+    "gfx1151": (2, 32, 1000, 1024, _APU),
+    "gfx1200": (4, 32, 1400, 1024, _CARD),
+    "gfx1201": (8, 64, 2800, 2048, _CARD),
 }
 _COPY_SHARE = 0.83  #: of the bus, by a copy [B]
 
@@ -83,8 +85,8 @@ def machine_of(gpu: str | Gpu) -> Machine:
     row = get_gpu(gpu)
     if row.name not in _CHIPS:
         raise UnsupportedError(f"laneloom models the timing of {', '.join(_CHIPS)}, not of {row.name} ({row.family})")
-    l2, mall, mall_gbs, l2_clock = _CHIPS[row.name]
+    l2, mall, mall_gbs, l2_clock, share = _CHIPS[row.name]
     return Machine(
-        row, l2 * MIB, mall * MIB, row.clock_ghz, l2_bytes_per_clock=l2_clock, mall_gbs=mall_gbs,
+        row, l2 * MIB, mall * MIB, share * row.clock_ghz, l2_bytes_per_clock=l2_clock, mall_gbs=mall_gbs,
         memory_gbs=row.bandwidth_gbs * _COPY_SHARE, trans_latency=9 if row.major == 12 else 10,
     )  # fmt: skip
