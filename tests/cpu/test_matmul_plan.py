@@ -85,7 +85,8 @@ def test_plan_is_valid_on_every_rdna_gpu():
 
 def test_plan_chooses_by_size():
     large = plan(dense(4096, 4096, 4096), GFX1151)
-    assert (large.schedule, large.block_m, large.block_n) == ("wmma", 128, 128)
+    assert (large.schedule, large.block_m, large.block_n) == ("wmma_wide", 128, 128)
+    assert plan(dense(4096, 4096, 4096, layout="nt"), GFX1151).schedule == "wmma"
     for sizes, side in (((16, 4096, 4096), "block_m"), ((4096, 1, 4096), "block_n"), ((1, 4095, 4095), "block_m")):
         for dtype in ("fp16", "int8", "fp8"):
             assert getattr(plan(dense(*sizes, dtype=dtype), GFX1151), side) == 16
@@ -100,7 +101,7 @@ def test_plan_chooses_by_size():
 
 def test_explain():
     text = str(explain(dense(4096, 4096, 4000, layout="nn"), gpu="gfx1201"))
-    assert "matmul/nn/fp16_fp16_fp16/b1_m4096_n4096_k4000/v8_8 on gfx1201: wmma:block_m=128" in text
+    assert "matmul/nn/fp16_fp16_fp16/b1_m4096_n4096_k4000/v8_8 on gfx1201: wmma_wide:block_m=128" in text
     assert "B is contiguous along N: loads of 16 bytes, transposed in registers on the way to LDS" in text
     ragged = str(explain(dense(128, 128, 40), gpu="gfx1201"))
     assert "the last K-tile has 8 of 32 columns and is masked" in ragged

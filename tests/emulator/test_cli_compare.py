@@ -78,3 +78,13 @@ def test_large_products_are_checked_on_ragged_smaller_ones():
 @pytest.mark.parametrize("asked", [None, ["opt", "planned"]])
 def test_presets_by_name(asked):
     assert chosen_presets(asked) == (asked or ["planned", *PRESETS])
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int4", "bf8", "fp32"])
+def test_every_dtype(dtype):
+    row = rows("planned", shape="96,72,64", more=("--dtype", dtype))["planned"]
+    assert row["right"]
+    assert row["spills"] == 0
+    assert row["config"].startswith("fma:" if dtype == "fp32" else "wmma:")
+    assert (row["budget"] == 0) == (dtype in ("uint8", "int4"))
+    assert 0 < row["matrix_share"] < 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..emulator.counters import InstructionProfile, Profile
     from ..ops.matmul.config_wmma import WmmaConfig
 
+_MULTIPLY_ADDS = ("v_dual_fmac", "v_fmac", "v_fma_")
 _MOST_CHECKED = 1024  # of M, N and K where a product is emulated: larger ones repeat what smaller ones do
 
 
@@ -34,7 +35,7 @@ class Row:
     occupancy: float | None = None  #: waves per SIMD
     lds_bytes: int | None = None
     lds_bank_conflicts: float | None = None  #: clocks that they cost a wave
-    matrix_share: float | None = None  #: of the instructions
+    matrix_share: float | None = None  #: of the instructions; of multiply-adds for FP32 and FP64
     wide_share: float | None = None  #: of the accesses of LDS and global memory, those of 16 bytes
     prefetch_overlap: float | None = None  #: matrix instructions that the unluckiest load hides behind
     bound: str | None = None  #: predicted: what takes most clocks of a compute unit
@@ -112,10 +113,13 @@ def compare_preset(name: str, product: Product, checked: Product) -> Row:
     record = outcome.launches[0]
     assert record.profile is not None
     hot = analyze(code.asm, code.kernel).hot
-    iterations = -(-checked.k // config.block_k) - 1
-    waves = record.grid[0] * config.num_warps
-    loop = _of_the_loop(record.profile, waves * iterations, waves, checked_lines=_loop_lines(record.asm))
-    roles = config.schedule in ("wmma_coop", "wmma_pingpong")
+    smaller = checked.problem()
+    parts = config.parts(smaller)
+    # the first K-tile of each part comes before the loop
+    executions = record.grid[0] * config.num_warps * (-(-smaller.k_stored // config.block_k) - parts)
+    waves = record.grid[0] * parts * config.num_warps
+    loop = _of_the_loop(record.profile, executions, waves, checked_lines=_loop_lines(record.asm))
+    unread = config.schedule in ("wmma_coop", "wmma_pingpong", "fma")
     row = Row(
         name,
         config.text,
@@ -127,17 +131,17 @@ def compare_preset(name: str, product: Product, checked: Product) -> Row:
         code.vgpr_spills + code.sgpr_spills,
         code_occupancy(code).waves_per_simd,
         code.lds_bytes,
-        # A linear reading of the text cannot follow waves that take different branches.
-        prefetch_overlap=None if roles or hot is None else matrix_overlap(hot),
+        # A linear reading of the text cannot follow waves that take different branches; fma has no matrix instructions.
+        prefetch_overlap=None if unread or hot is None else matrix_overlap(hot),
     )
     if not loop:
         return row
-    clocks = predicted_clocks(loop, waves * iterations, config, product, code)
+    clocks = predicted_clocks(loop, executions, config, product, code)
     bound = max(clocks, key=lambda unit: clocks[unit])
     return replace(
         row,
-        lds_bank_conflicts=sum(i.conflicts for i in loop) / (waves * iterations),
-        matrix_share=_share(loop, lambda i: i.matrix_flops > 0),
+        lds_bank_conflicts=sum(i.conflicts for i in loop) / executions,
+        matrix_share=_share(loop, lambda i: i.matrix_flops > 0 or i.text.startswith(_MULTIPLY_ADDS)),
         wide_share=_share([i for i in loop if _width(i)], lambda i: _width(i) == 16),
         bound=bound,
         bound_share=clocks["matrix"] / clocks[bound],
@@ -185,22 +189,23 @@ def predicted_clocks(
 ) -> dict[str, float]:
     """Clocks of one compute unit that a workgroup's iteration takes of each resource, were it the only one.
 
-    matrix: the unit's peak rate. LDS: 128 bytes a clock, with bank conflicts. issue: one instruction a clock and SIMD.
+    matrix: the unit's peak rate, of multiply-adds for FP32 and FP64. LDS: 128 bytes a clock, with bank conflicts. issue: one instruction a clock and SIMD.
     memory: what the programs that run at once need of A and B, each element fetched once, at the unit's share of the
     device's bandwidth. A model: nothing in it is measured.
     """
-    from ..ops.matmul.plan_wmma import PROGRAMS_PER_UNIT, operand_traffic
+    from ..ops.matmul.plan_wmma import PROGRAMS_PER_UNIT, operand_traffic, peak_of
     from ..ops.matmul.problem import DTYPE_BYTES
 
     gpu, problem = product.gpu, product.problem()
     per_group = config.num_warps / wave_iterations
-    flops_per_clock = gpu.peak_tflops[product.dtype] * 1000 / (gpu.compute_units * gpu.clock_ghz)
+    flops_per_clock = peak_of(product.dtype, gpu) * 1000 / (gpu.compute_units * gpu.clock_ghz)
+    flops = 2 * config.block_m * config.block_n * config.block_k * problem.k // problem.k_stored
     bytes_per_clock = gpu.bandwidth_gbs / (gpu.compute_units * gpu.clock_ghz)
     tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
     together = min(PROGRAMS_PER_UNIT * gpu.compute_units, tiles)
     traffic = operand_traffic(problem, config, config.order, config.group_m, gpu) / together
     return {
-        "matrix": sum(i.matrix_flops for i in loop) * per_group / flops_per_clock,
+        "matrix": flops / flops_per_clock,
         "LDS": sum(i.lds_clocks + i.conflicts for i in loop) * per_group,
         "issue": sum(i.executed for i in loop) * per_group / gpu.simds_per_cu,
         "memory": traffic * config.block_k * DTYPE_BYTES[product.dtype] / bytes_per_clock,

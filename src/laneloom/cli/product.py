@@ -83,13 +83,17 @@ def parse_product(
     if operation not in OPERATIONS:
         raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
     row = get_gpu(gpu)
-    from ..ops.matmul.problem import DTYPE_BYTES
+    from ..ops.matmul.dtypes import DTYPE_BYTES, default_output, stored_k
 
     dtypes = tuple(DTYPE_BYTES)  # which of them a schedule takes, its config says
     _check_choice("--dtype", dtype, dtypes)
-    _check_choice("--out-dtype", out_dtype or dtype, dtypes)
+    out_dtype = out_dtype or default_output(dtype, has_terms=False)
+    _check_choice("--out-dtype", out_dtype, dtypes)
     _check_choice("--layout", layout, _LAYOUTS)
-    return Product(row, *parse_shape(shape), dtype, out_dtype or dtype, layout)
+    sizes = parse_shape(shape)
+    if stored_k(2, dtype) == 1 and sizes[2] % 2:
+        raise ArgumentError(f"--shape: expected an even K, as {dtype} comes in pairs along it, got {sizes[2]}")
+    return Product(row, *sizes, dtype, out_dtype, layout)
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:
@@ -156,10 +160,13 @@ class Outcome:
 
 
 def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
-    """A and B, standard normal, in the storage of their dtype (bf16 as its bits) and in the layout's order."""
+    """A and B in the storage of their dtype (bf16 and 8-bit floats as bits, int4 in pairs) and in the layout's order:
+    standard normal, or integers of the whole range.
+    """
     import numpy as np
 
     from .. import verify
+    from ..ops.matmul.dtypes import stored_k
 
     needed = 8 * (product.m * product.k + product.k * product.n + 5 * product.m * product.n)
     if needed > _MOST_BYTES:
@@ -169,10 +176,16 @@ def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
         )
     rng = np.random.default_rng(seed)
     m, n, k = product.shape
+    k = stored_k(k, product.dtype)
     operands = []
     for letter, rows, columns in ((product.layout[0], m, k), (product.layout[1], k, n)):
         stored = (rows, columns) if letter == "n" else (columns, rows)
-        array = _aligned(verify.encode(rng.standard_normal(stored, np.float32), product.dtype))
+        if "int" in product.dtype:
+            values = rng.integers(0, 256, stored).astype(np.uint8)
+            array = _aligned(values if product.dtype.startswith("u") else values.view(np.int8))
+        else:
+            kind = np.float64 if product.dtype == "fp64" else np.float32
+            array = _aligned(verify.encode(rng.standard_normal(stored, kind), product.dtype))
         operands.append(array if letter == "n" else array.T)
     return operands[0], operands[1]
 
@@ -189,12 +202,21 @@ def _aligned(array: Any) -> Any:
 
 
 def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
-    """C, in its storage, against the product in FP64."""
+    """C, in its storage, against the product in FP64, or in whole numbers."""
     from .. import verify
     from ..ops.matmul import reference
+    from ..ops.matmul.dtypes import ACCUMULATORS, Int4
 
-    values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
-    return reference.judge(verify.decode(c, product.dtype_out), *values, product.dtype_out)
+    accumulator = ACCUMULATORS[product.dtype][0]
+    if product.dtype.endswith("int4"):
+        signed = product.dtype == "int4"
+        values = (Int4(a, signed).unpack(-1), Int4(b, signed).unpack(-2))
+    elif accumulator == "int32":
+        values = (a, b)
+    else:
+        values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
+    got = c if product.dtype_out == "int32" else verify.decode(c, product.dtype_out)
+    return reference.judge(got, *values, product.dtype_out, accumulator)
 
 
 def run_product(
@@ -221,7 +243,7 @@ def run_product(
 
         def __init__(self, array: Any, dtype: str):
             super().__init__(array)
-            self.dtype = dtype
+            self.dtype = {"int32": "i32"}.get(dtype, dtype)
 
         def __setitem__(self, index: Any, value: Any) -> None:
             self.array[index] = value

@@ -103,10 +103,14 @@ def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
     return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
 
 
+def peak_of(dtype: str, gpu: Gpu) -> float:
+    """TFLOP/s or TOP/s of products of operands of a dtype; that of fp16 for those that become fp16 first."""
+    return gpu.peak_tflops.get(RATES.get(dtype, dtype), gpu.peak_tflops["fp16"])
+
+
 def predicted_seconds(problem: MatmulProblem, config: Tile, share: float, gpu: Gpu) -> float:
     """The model's time: the busiest compute unit's K-tiles, or what memory takes at least; and adding up parts of K."""
-    peaks = gpu.peak_tflops
-    peak = peaks.get(RATES.get(problem.dtype_a, problem.dtype_a), peaks["fp16"]) * 1e12 / gpu.compute_units * share
+    peak = peak_of(problem.dtype_a, gpu) * 1e12 / gpu.compute_units * share
     parts = config.parts(problem)
     steps = -(-problem.k_stored // (config.block_k * parts)) + EXTRA_STEPS
     flops = 2 * config.block_m * config.block_n * config.block_k * problem.k // problem.k_stored

@@ -1,9 +1,9 @@
 """WMMA block GEMM: a workgroup's tiles of A and B go through LDS while the next ones are on their way.
 
-The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts. Both tiles lie in LDS with K
-contiguous, so that fragments are read 16 bytes at a time; an operand that is contiguous along M or N is transposed
-on the way. Its knobs make most presets (docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of
-the fragment layouts: AMD's RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts. Both
+tiles lie in LDS with K contiguous, so that fragments are read 16 bytes at a time; an operand that is contiguous along M
+or N is transposed on the way. Its knobs make most presets (docs/presets.md). What was tried, compiled figures:
+docs/matmul.md. Source of the fragment layouts: AMD RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
