@@ -1,12 +1,15 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
-Of each problem the newest record counts, sustained time. Run it after measuring, and commit the table with the records.
+Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Run it after
+measuring, and commit the table with the records.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +20,54 @@ from .timing import METHOD_SUSTAINED
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
 FOLDERS = {"h200": "sm_90a"}  #: results/<folder> -> the GPU's name in the table of GPUs
-ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d", "d_v")
+ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d")
 
 
-def row_of(record: Record) -> dict[str, Any] | None:
-    """The table's row of a record of laneloom's own, None for one that says nothing about torch's time."""
+def _problem_of(record: Record) -> tuple[str, str, tuple[int, ...]] | None:
+    """The table's op, kind and sizes of a record, None for what `patched` has no use for."""
     problem = record.problem
-    # The reference's own time in the same rounds; a record's ratio is the median of the rounds' ratios.
-    ratio = record.ratio_to_reference
-    row = {"torch_us": round(record.median_us * ratio, 3), "ratio": round(ratio, 4)}
+    if record.method != METHOD_SUSTAINED or record.noisy:
+        return None
     if record.op == "matmul" and problem["dtype"] == problem["dtype_out"]:
-        kind = f"{problem['dtype']} {problem['layout']}"
-        sizes = [problem.get("batch", 1), problem["m"], problem["n"], problem["k"]]
-        return {"op": "matmul", "kind": kind, "sizes": sizes, **row}
-    if record.op.startswith("attention") and all(axis in problem for axis in ATTENTION_AXES):
-        direction = "backward" if "backward" in record.op or problem.get("pass") == "backward" else "forward"
-        mask = "causal" if problem.get("causal") else "full"
-        sizes = [problem[axis] for axis in ATTENTION_AXES]
-        return {"op": "attention", "kind": f"{problem['dtype']} {mask} {direction}", "sizes": sizes, **row}
+        sizes = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"])
+        return "matmul", f"{problem['dtype']} {problem['layout']}", sizes
+    if record.op in ("attention forward", "attention backward"):
+        mask = "causal" if problem["causal"] else "full"
+        sizes = tuple(problem[axis] for axis in ATTENTION_AXES)
+        return "attention", f"{problem['dtype']} {mask} {record.op.split()[1]}", (*sizes, problem["d"])
     return None
 
 
-def table_of(records: list[Record]) -> dict[str, Any]:
-    """The table: one row for each problem, from its newest record, and where they come from."""
-    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    used = []
+def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]]:
+    """A row for each record of laneloom's that follows torch's of the same problem, whose fastest counts."""
+    theirs: dict[Any, dict[str, Record]] = defaultdict(dict)
     for record in records:
-        if record.candidate != "laneloom" or record.method != METHOD_SUSTAINED or record.noisy:
+        problem = _problem_of(record)
+        if problem is None:
             continue
-        row = row_of(record)
-        if row is not None:
-            rows[row["op"], row["kind"], *row["sizes"]] = row
-            used.append(record)
-    newest = max(used, key=lambda record: record.time).environment if used else None
+        if record.candidate.startswith("torch"):
+            theirs[problem][record.candidate] = record
+        elif record.candidate == "laneloom" and theirs[problem]:
+            fastest = min(theirs[problem].values(), key=lambda r: r.median_us)
+            # The median of the rounds' ratios is steadier than the ratio of medians.
+            same = fastest.candidate == record.reference
+            ratio = record.ratio_to_reference if same else fastest.median_us / record.median_us
+            op, kind, sizes = problem
+            row = {"op": op, "kind": kind, "sizes": list(sizes)}
+            yield {**row, "torch_us": round(fastest.median_us, 3), "ratio": round(ratio, 4)}, record
+
+
+def table_of(records: Iterable[Record]) -> dict[str, Any]:
+    """The table: one row for each problem, its newest, and where the newest of all comes from."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    newest: Record | None = None
+    for row, record in rows_of(records):
+        rows[row["op"], row["kind"], *row["sizes"]] = row
+        newest = record if newest is None or record.time > newest.time else newest
     return {
         "about": "laneloom's time and torch's; made by `python -m laneloom.bench.measured results` from its records",
         "schema_version": SCHEMA_VERSION,
-        "environment": None if newest is None else vars(newest),
+        "environment": None if newest is None else vars(newest.environment),
         "measurements": [rows[key] for key in sorted(rows)],
     }
 
