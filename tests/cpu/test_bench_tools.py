@@ -127,7 +127,8 @@ class Tags(HTMLParser):
 
 
 def test_the_report_stands_alone(tmp_path):
-    for one in (record(64, ratio=1.2, kernel_hash="0" * 16), record(128, ratio=0.9), record(64, candidate="torch")):
+    large = record(64, ratio=1.2, kernel_hash="0" * 16, bytes=1 << 30, flops=10**12)
+    for one in (large, record(128, ratio=0.9), record(64, candidate="torch")):
         records.append(tmp_path / "gpu" / "matmul.jsonl", one)
     records.append(tmp_path / "gpu" / "odd.jsonl", record(candidate="<b>laneloom", op="x<y"))
     (tmp_path / "predicted").mkdir()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import torch
 
 from ..ops.matmul.api import matmul
@@ -48,10 +50,13 @@ def multiply(
 def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[float, str | None]:
     """C against FP64 under the budget of `laneloom.verify`, some rows at a time.
 
+    A sum of K terms may have an error of sqrt(K) units in the last place, whatever torch's was, which may sum in a
+    better order. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019).
     Returns the worst element's share of its budget, infinite for NaN, and what is wrong or None.
     """
     share = 0.0
-    worst = PRECISION_ERROR[problem.precision]
+    unit_of_sums = UNIT_ROUNDOFF["fp64" if problem.dtype_a == "fp64" else "fp32"]
+    worst = max(PRECISION_ERROR[problem.precision] * (problem.dtype_a != "fp64"), sqrt(problem.k) * unit_of_sums)
     integers = problem.dtype_out == "int32"
     wide_b = b.double()
     for first in range(0, problem.m, ROWS):
@@ -62,9 +67,7 @@ def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.T
             share = float("inf") if wrong.any() else share
         else:
             magnitude = rows.double().abs() @ wide_b.abs()
-            if problem.dtype_a == "fp64":
-                worst = problem.k * 2.0**-53  # torch's FP64 has the same rounding: what theory allows a sum of K terms
-            else:
+            if problem.dtype_a != "fp64":
                 same = (rows.float() @ b.float()).double()
                 worst = max(worst, ((same - truth).abs() / magnitude.clamp_min(1e-300)).max().item())
             sums = 2 * worst * magnitude

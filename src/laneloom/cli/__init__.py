@@ -33,6 +33,7 @@ from . import (
     profile,
     report,
     run,
+    selftest,
     transformbench,
     tune,
 )
@@ -84,7 +85,7 @@ def _options(
 for _command in (
     demo.demo, doctor.doctor, emulate.emulate, isa.isa, explain.explain, layout.layout, instructions.instructions,
     compare.compare, run.run, predict.predict, tune.tune, bench.bench, profile.profile,
-    report.report, gpus.gpus,
+    report.report, selftest.selftest, gpus.gpus,
 ):  # fmt: skip
     app.command()(_command)
 app.add_typer(transformbench.app, name="transformbench")
