@@ -109,7 +109,7 @@ def test_hopper_forward(d, last):
     values = code.asm.count(f"m64n{d}k16.f32.bf16.bf16")
     assert values == 2 * steps_of_columns + (2 * steps_of_d if config.columns == d else 0)
     ops = sass_of(code)
-    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
+    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]
     assert len(products) == 2 * (steps_of_d + steps_of_columns)
     # The loop's: its scores, then its values, all issued before the first wait.
     loop = products[steps_of_d : 2 * steps_of_d + steps_of_columns]
@@ -134,7 +134,7 @@ def test_hopper_backward(d, last):
     assert code.vgpr_spills <= 24
     assert code.lds_bytes + 2048 <= gpu.lds_bytes
     ops = sass_of(code)
-    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
+    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]
     steps = d // 16
     # S before the loop; dP, dV, the next S, dQ, dK in it; dQ of the last block after it
     assert len(products) == steps + (steps + 4 + steps + 8 + 4) + 8

@@ -52,8 +52,8 @@ def render_products(records: Iterable[Record]) -> str:
     if not forward:
         return "Nothing measured yet."
     lines = [
-        "| B x H x N x D | causal | dtype | forward us | TFLOP/s | x cuDNN | x flash | backward us | TFLOP/s | x cuDNN | "
-        "x flash | error / budget |",
+        "| B x H x N x D | causal | dtype | forward us | TFLOP/s | x cuDNN | x flash | backward us | TFLOP/s | x cuDNN "
+        "| x flash | error / budget |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     ratios: dict[str, list[float]] = {"forward": [], "backward": []}

@@ -127,6 +127,8 @@ class HopperBackwardConfig:
         for name, d in (("D", problem.d), ("D of v", problem.d_v)):
             if not 16 <= d <= _WIDEST // 2 or d % 8:
                 return f"{name} must be a multiple of 8 from 16 to {_WIDEST // 2}, got {d}"
+        if not problem.scale > 0:
+            return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
         need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
@@ -142,11 +144,12 @@ def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     if wide <= 64:
         found = [HopperForwardConfig(columns=128, consumers=n, q_buffers=2) for n in (3, 2, 1)]
     elif wide <= 128:
-        few = HopperForwardConfig(columns=128, consumers=1, q_buffers=2)
-        if masked:
-            found = [HopperForwardConfig(columns=128, q_buffers=2, q_in_registers=True), few]
-        else:
-            found = [HopperForwardConfig(columns=160), few]
+        # 160 columns multiply for a block that a mask or the end cuts what 128 do not, and are 2% faster else.
+        padded = -(-problem.keys // 160) * 160
+        narrow = masked or padded > 1.02 * problem.keys
+        in_registers = HopperForwardConfig(columns=128, q_buffers=2, q_in_registers=True)
+        most = in_registers if narrow else HopperForwardConfig(columns=160)
+        found = [most, HopperForwardConfig(columns=128, consumers=1, q_buffers=2)]
     else:
         found = [HopperForwardConfig(columns=80)]
     # Fewer tiles than multiprocessors: smaller ones run side by side.

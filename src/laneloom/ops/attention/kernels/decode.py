@@ -60,14 +60,14 @@ def attention_decode(
     Q_LOAD: gl.constexpr, K_LOAD: gl.constexpr, V_LOAD: gl.constexpr, V_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
     ROWS_SHARED: gl.constexpr, TURNED_SHARED: gl.constexpr,
 ):  # fmt: skip
-    program = gl.program_id(0)
+    # The heads of one position lie side by side: programs that start together read them together.
+    kv_heads = heads // group
+    program = gl.program_id(0) // kv_heads
+    kv_head = (gl.program_id(0) % kv_heads).to(gl.int64)
     split = program % SPLITS
     out0 = program // SPLITS % PARTS * OUT
     row0 = program // (SPLITS * PARTS) % row_tiles * ROWS
-    owner = program // (SPLITS * PARTS) // row_tiles
-    kv_heads = heads // group
-    batch = (owner // kv_heads).to(gl.int64)
-    kv_head = (owner % kv_heads).to(gl.int64)
+    batch = (program // (SPLITS * PARTS) // row_tiles).to(gl.int64)
     dtype: gl.constexpr = q_ptr.dtype.element_ty
     keys = gl.load(lengths_ptr + batch)
     rows = queries * group
