@@ -38,9 +38,9 @@ class SgemmConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         return (
             self._why_not_gpu(gpu)
+            or self._why_not_knobs()
             or self._why_not_problem(problem)
             or self._why_not_strides(problem)
-            or self._why_not_knobs()
         )
 
     def _why_not_gpu(self, gpu: Gpu) -> str | None:
