@@ -10,7 +10,7 @@ import pytest
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.isa.listing import Kind, parse_listing
-from laneloom.ops.transpose.config import IdentityConfig, TilesConfig
+from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 from laneloom.ops.transpose.execute import code_object
 from laneloom.ops.transpose.problem import TransposeProblem
 
@@ -57,14 +57,14 @@ def test_tiles_between_lanes(gpu, size):
     assert found["v_perm_b32"] >= loads * insides
 
 
-@pytest.mark.parametrize(("product", "size", "matrix", "each"), [
+@pytest.mark.parametrize(("by", "size", "matrix", "each"), [
     ("iu8", 1, "v_wmma_i32_16x16x16_iu8", 1), ("iu8", 2, "v_wmma_i32_16x16x16_iu8", 2),
     ("f16", 2, "v_wmma_f16_16x16x16_f16", 1), ("bf16", 2, "v_wmma_f32_16x16x16_bf16", 1),
 ])  # fmt: skip
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
-def test_product_with_the_identity(gpu, product, size, matrix, each):
+def test_product_with_the_identity(gpu, by, size, matrix, each):
     chunks = 4
-    code = compiled(gpu, size, IdentityConfig(block_r=64, chunks=chunks, num_warps=4, product=product))
+    code = compiled(gpu, size, FragmentsConfig(block_r=64, chunks=chunks, num_warps=4, by=by))
     found = counts(code)
     assert code.lds_bytes == 0
     assert {name: n for name, n in found.items() if "wmma" in name} == {matrix: each * chunks}
@@ -72,6 +72,22 @@ def test_product_with_the_identity(gpu, product, size, matrix, each):
     loads = {"gfx1151": 16, "gfx1201": 8 * size}[gpu]  # RDNA 3 holds a row of 16 elements in a lane
     assert widths(code, Kind.GLOBAL_LOAD) == {loads}
     assert widths(code, Kind.GLOBAL_STORE) == {8 * size}
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_fragments_between_lanes(gpu, size):
+    """A fragment's registers after one exchange per bit: the last, on RDNA 4, swaps the half waves' inner halves."""
+    chunks = 4
+    code = compiled(gpu, size, FragmentsConfig(block_r=64, chunks=chunks, num_warps=4, by="lanes"))
+    found = counts(code)
+    registers = {"gfx1151": 16, "gfx1201": 8}[gpu] * size // 4
+    assert code.lds_bytes == 0
+    assert not any("wmma" in name or name.startswith("ds_") for name in found)
+    assert found["v_permlanex16_b32"] == (registers * chunks if gpu == "gfx1201" else 0)
+    whole = registers.bit_length() - 1  # bits of an element's number that are bits of its register's
+    assert len(re.findall(r"v_cndmask_b32\S* .*row_xmask", code.asm)) == whole * registers * chunks
+    assert found["v_perm_b32"] >= {1: 2, 2: 1}[size] * registers * chunks
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])

@@ -47,13 +47,13 @@ def test_transposes_that_cannot_be():
     problem = TransposeProblem.contiguous(64, 64)
     for text, message in (
         ("tiles:through=lanes", "data-parallel primitives"), ("tiles:through=air", "lds or lanes"),
-        ("identity", "WMMA"), ("tiles:block_r=1024,block_c=1024", "lane holds at most"),
+        ("fragments", "WMMA"), ("tiles:block_r=1024,block_c=1024", "lane holds at most"),
     ):  # fmt: skip
         with pytest.raises(InvalidConfigError, match=message):
             transpose.checked_config(problem, gpu, transpose.parse_config(text))
     copied = TransposeProblem(64, 64, 2, (1, 1), Matrix((0, 0, 1, 64)), Matrix((0, 0, 1, 64)))
     with pytest.raises(InvalidConfigError, match="row-major"):
-        transpose.checked_config(copied, get_gpu("gfx1201"), transpose.IdentityConfig())
+        transpose.checked_config(copied, get_gpu("gfx1201"), transpose.FragmentsConfig())
     with pytest.raises(ArgumentError, match="of type int"):
         transpose.parse_config("tiles:block_r=x")
 

@@ -9,7 +9,7 @@ import laneloom
 from laneloom import verify
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.ops.transpose import execute
-from laneloom.ops.transpose.config import IdentityConfig, TilesConfig
+from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 
 torch = pytest.importorskip("torch")
 
@@ -67,16 +67,17 @@ def test_element_sizes_and_tile_edges(gpu, config, size):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
-@pytest.mark.parametrize(("product", "dtype"), [
-    ("iu8", torch.int8), ("iu8", torch.int16), ("f16", torch.float16), ("bf16", torch.bfloat16),
+@pytest.mark.parametrize(("by", "dtype"), [
+    ("iu8", torch.int8), ("iu8", torch.int16), ("f16", torch.float16), ("bf16", torch.bfloat16), ("lanes", torch.int8),
+    ("lanes", torch.int16),
 ])  # fmt: skip
-def test_identity(gpu, product, dtype):
-    config = IdentityConfig(block_r=32, chunks=2, num_warps=2, product=product)
+def test_fragments(gpu, by, dtype):
+    config = FragmentsConfig(block_r=32, chunks=2, num_warps=2, by=by)
     with laneloom.emulated(gpu, strict=True) as emulation:
         for shape in ((32, 32), (2, 40, 24), (33, 65)):
-            x = bits(*shape, size=dtype.itemsize) if product == "iu8" else torch.randn(shape).to(dtype)
+            x = bits(*shape, size=dtype.itemsize) if by in ("iu8", "lanes") else torch.randn(shape).to(dtype)
             check(x, config)
-        assert {record.kernel for record in emulation.launches} == {"transpose_identity"}
+        assert {record.kernel for record in emulation.launches} == {"transpose_fragments"}
 
 
 def test_identity_by_one_float_product_is_for_finite_numbers():
@@ -84,12 +85,12 @@ def test_identity_by_one_float_product_is_for_finite_numbers():
     x = torch.ones(16, 16, dtype=torch.float16)
     x[3, 5], x[4, 6] = torch.inf, -0.0
     with laneloom.emulated("gfx1201"):
-        config = IdentityConfig(block_r=16, chunks=1, num_warps=1, product="f16")
+        config = FragmentsConfig(block_r=16, chunks=1, num_warps=1, by="f16")
         assert laneloom.transpose(x, config=config).isnan().any()
         x[3, 5] = 1
         assert not laneloom.transpose(x, config=config)[6, 4].signbit()
         x[3, 5] = torch.inf
-        exact = laneloom.transpose(x, config=IdentityConfig(block_r=16, chunks=1, num_warps=1))
+        exact = laneloom.transpose(x, config=FragmentsConfig(block_r=16, chunks=1, num_warps=1))
     assert torch.equal(exact.view(torch.int16), x.view(torch.int16).mT)
 
 
@@ -191,7 +192,7 @@ BAD = {
     "out: expected strides": (ArgumentError, lambda x: ((x,), {"out": x[0, :1].expand(6, 4)})),
     "config: unknown knob": (ArgumentError, lambda x: ((x,), {"config": "tiles:size=3"})),
     "config: expected a schedule": (ArgumentError, lambda x: ((x,), {"config": "magic"})),
-    "WMMA moves elements of 1 or 2": (InvalidConfigError, lambda x: ((x,), {"config": "identity"})),
+    "fragments have elements of 1 or 2": (InvalidConfigError, lambda x: ((x,), {"config": "fragments"})),
     "powers of two": (InvalidConfigError, lambda x: ((x,), {"config": "tiles:block_r=3"})),
 }
 

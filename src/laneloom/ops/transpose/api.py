@@ -30,7 +30,7 @@ def transpose(x: Operand, *, out: Operand | None = None, config: TransposeConfig
     config: what runs, a config or its text; by default `plan` chooses.
 
     Bits are moved: every value arrives unchanged, NaN payloads and -0 included, unless a config says otherwise
-    (`IdentityConfig(product="f16")`). The gradient is the transpose of the gradient; second derivatives work as well.
+    (`FragmentsConfig(by="f16")`). The gradient is the transpose of the gradient; second derivatives work as well.
 
     Raises ArgumentError for an operand that does not fit, UnsupportedError for other dtypes and GPUs,
     InvalidConfigError for a config that cannot do this.

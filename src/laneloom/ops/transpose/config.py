@@ -77,21 +77,23 @@ class TilesConfig(TransposeConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentityConfig(TransposeConfig):
-    """kernels/identity.py: the matrix instruction transposes 16 x 16 blocks, by a product with the identity."""
+class FragmentsConfig(TransposeConfig):
+    """kernels/fragments.py: 16 x 16 operands of matrix instructions are transposed in the registers where they lie."""
 
-    schedule: str = "identity"
+    schedule: str = "fragments"
     block_r: int = 64  #: rows of X of a program; a wave has 16 rows of them or more
     chunks: int = 4  #: 16-column blocks of X of a program
     num_warps: int = 4
-    product: str = "iu8"  #: bytes as integers; "f16", "bf16": one product, where NaN and infinity spread and -0 is 0
+    #: "iu8": products of bytes with the identity, exact; "f16", "bf16": one product, where NaN and infinity spread and
+    #: -0 is 0; "lanes": exchanges between lanes, whose result is an operand again
+    by: str = "iu8"
 
     def why_invalid(self, problem: TransposeProblem, gpu: Gpu) -> str | None:
         """See TransposeConfig."""
         if gpu.matrix_instructions != "wmma":
-            return f"the product with the identity is written for WMMA, which {gpu.name} ({gpu.family}) does not have"
+            return f"fragments are those of WMMA, which {gpu.name} ({gpu.family}) does not have"
         if problem.element_bytes > 2:
-            return f"WMMA moves elements of 1 or 2 bytes, got {problem.element_bytes}"
+            return f"fragments have elements of 1 or 2 bytes, got {problem.element_bytes}"
         if not _power_of_two(self.block_r, self.chunks, self.num_warps) or self.block_r < 16 * self.num_warps:
             return (
                 "block_r, chunks and num_warps must be powers of two, block_r at least 16 a wave, got "
@@ -99,15 +101,15 @@ class IdentityConfig(TransposeConfig):
             )
         if problem.fast_axis(problem.x) != "c" or problem.fast_axis(problem.y) != "r":
             return "it loads along X's rows and stores along Y's: X must be row-major, or Y the transpose of its order"
-        if self.product not in ("iu8", "f16", "bf16"):
-            return f"product must be iu8, f16 or bf16, got {self.product!r}"
-        if self.product != "iu8" and problem.element_bytes != 2:
-            return f"product={self.product} moves elements of 2 bytes, got {problem.element_bytes}"
+        if self.by not in ("iu8", "f16", "bf16", "lanes"):
+            return f"by must be iu8, f16, bf16 or lanes, got {self.by!r}"
+        if self.by in ("f16", "bf16") and problem.element_bytes != 2:
+            return f"by={self.by} moves elements of 2 bytes, got {problem.element_bytes}"
         return super().why_invalid(problem, gpu)
 
 
 #: schedule, which is its kernel file's name -> its Config
-SCHEDULES: Mapping[str, type[TransposeConfig]] = {"tiles": TilesConfig, "identity": IdentityConfig}
+SCHEDULES: Mapping[str, type[TransposeConfig]] = {"tiles": TilesConfig, "fragments": FragmentsConfig}
 
 
 def parse_config(text: str) -> TransposeConfig:

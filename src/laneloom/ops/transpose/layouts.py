@@ -12,7 +12,6 @@ from .config import TilesConfig
 from .problem import MAX_VECTOR_BYTES, TransposeProblem
 
 _ROW_BYTES = 128  #: that neighbouring lanes cover of a row before they go on to the next
-_REGISTERS = 4  #: of a 16-byte block's row
 
 
 def _bits(size: int) -> list[int]:
@@ -65,15 +64,16 @@ def tile_layout(
 
 
 @cache
-def lane_exchange(element_bytes: int) -> tuple[str, str]:
-    """Instructions and constraints that transpose blocks, each lane with 16 bytes of one of its block's rows.
+def lane_exchange(element_bytes: int, row_bytes: int = MAX_VECTOR_BYTES, halves: bool = False) -> tuple[str, str]:
+    """Instructions and constraints that transpose blocks, each lane with `row_bytes` of one of its block's rows.
 
     Bit n of an element's number in its lane changes places with bit n of the lane. Where it is a bit of the register's
     number, a lane keeps the half of its registers that stays and takes the other from its partner (`row_xmask`); where
     it lies inside registers, a byte permutation joins own and partner's bytes. Elements of 8 bytes go as two halves, of
-    which this is the exchange of 2 x 2.
+    which this is the exchange of 2 x 2. With `halves`, lanes 8 to 15 change places with lanes 16 to 23 at the end: four
+    blocks of 8 x 8 are one of 16 x 16, as RDNA 4's fragments are.
     """
-    registers = _REGISTERS if element_bytes < 8 else 2
+    registers = row_bytes // 4 if element_bytes < 8 else 2
     inside = {1: 2, 2: 1}.get(element_bytes, 0)  # bits of an element's number that lie inside a register
     width = (registers.bit_length() - 1) + inside
     out, spare = [f"${r}" for r in range(registers)], [f"${registers + r}" for r in range(registers)]
@@ -104,6 +104,12 @@ def lane_exchange(element_bytes: int) -> tuple[str, str]:
             for r in range(registers)
         ]
         lines += [f"v_perm_b32 {out[r]}, {spare[r]}, {out[r]}, {selector}" for r in range(registers)]
+    if halves:
+        # Every lane reads the one of the other row of 16 whose number differs in bit 3; half of them take it.
+        lines += ["s_mov_b32 vcc_lo, 0xfedcba98", "s_mov_b32 vcc_hi, 0x76543210"]
+        lines += [f"v_permlanex16_b32 {spare[r]}, {out[r]}, vcc_lo, vcc_hi" for r in range(registers)]
+        lines.append("s_mov_b32 vcc_lo, 0x00ffff00")
+        lines += [f"v_cndmask_b32 {out[r]}, {out[r]}, {spare[r]}, vcc_lo" for r in range(registers)]
     constraints = ["=&v"] * (3 * registers) + ["v"] * registers + ["~{vcc}"]
     return "\n\t".join(lines), ",".join(constraints)
 

@@ -13,6 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
+from ....device.lane_exchange import blocks_exchanged
 from ....gpu import Gpu
 from ..config import TilesConfig
 from ..layouts import tiles_constants
@@ -61,50 +62,11 @@ def _axes(BLOCK_B: gl.constexpr, BLOCK_R: gl.constexpr, BLOCK_C: gl.constexpr, L
 
 
 @gluon.jit
-def _exchange(x, EXCHANGE: gl.constexpr, CONSTRAINTS: gl.constexpr, PACK: gl.constexpr):
-    """Blocks of PACK x PACK elements, a row of each in one lane, with rows and columns changed inside them."""
-    out = gl.inline_asm_elementwise(
-        EXCHANGE, CONSTRAINTS, [x], dtype=(x.dtype, x.dtype, x.dtype), is_pure=False, pack=PACK
-    )
-    return out[0]
-
-
-@gluon.jit
-def _packed(x):
-    """Four neighbours of 8 bits along the last axis as one number: LLVM takes no vectors of bytes as asm operands."""
-    B: gl.constexpr = x.shape[0]
-    R: gl.constexpr = x.shape[1]
-    C: gl.constexpr = x.shape[2]
-    even, odd = x.to(gl.uint8, bitcast=True).to(gl.int32).reshape([B, R, C // 4, 2, 2]).split()
-    first, third = even.split()
-    second, fourth = odd.split()
-    return first | (second << 8) | (third << 16) | (fourth << 24)
-
-
-@gluon.jit
-def _unpacked(x):
-    """The inverse of `_packed`."""
-    B: gl.constexpr = x.shape[0]
-    R: gl.constexpr = x.shape[1]
-    C: gl.constexpr = 4 * x.shape[2]
-    even = gl.join(x.to(gl.int8), (x >> 16).to(gl.int8))
-    odd = gl.join((x >> 8).to(gl.int8), (x >> 24).to(gl.int8))
-    return gl.join(even, odd).reshape([B, R, C])
-
-
-@gluon.jit
 def _turned(x, FAST: gl.constexpr, EXCHANGE: gl.constexpr, CONSTRAINTS: gl.constexpr, BLOCK: gl.constexpr):
     """x with every lane holding BLOCK neighbours along the other axis than FAST; the values stay where they belong."""
     if FAST == "r":
         x = x.permute([0, 2, 1])
-    if x.dtype == gl.int64:
-        low = _exchange(x.to(gl.int32), EXCHANGE, CONSTRAINTS, BLOCK)
-        high = _exchange((x >> 32).to(gl.int32), EXCHANGE, CONSTRAINTS, BLOCK)
-        x = (high.to(gl.int64) << 32) | (low.to(gl.int64) & 0xFFFFFFFF)
-    elif x.dtype == gl.int8:
-        x = _unpacked(_exchange(_packed(x), EXCHANGE, CONSTRAINTS, BLOCK // 4))
-    else:
-        x = _exchange(x, EXCHANGE, CONSTRAINTS, BLOCK)
+    x = blocks_exchanged(x, EXCHANGE, CONSTRAINTS, BLOCK)
     B: gl.constexpr = x.shape[0]
     R: gl.constexpr = x.shape[1]
     C: gl.constexpr = x.shape[2]
