@@ -203,6 +203,8 @@ def run_study(
                     study.tell(trial, outcome.time_us)
                 else:
                     trial.set_user_attr("why", outcome.why)
+                    if outcome.time_us is not None:
+                        trial.report(outcome.time_us, 0)  # a pruned trial's rank for the sampler
                     study.tell(trial, state=TrialState.PRUNED)
                 known[outcome.config.text] = (outcome.time_us if outcome.finished else None, outcome.why)
                 if on_step:
