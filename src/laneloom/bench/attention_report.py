@@ -79,8 +79,8 @@ def render_products(records: Iterable[Record]) -> str:
         f"Measured on one {environment.gpu}, {newest.time[:10]}, torch {environment.torch}, driver "
         f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
         f"Geometric means over cuDNN: "
-        f"forward {geometric_mean(ratios['forward']):.3f} (least {min(ratios['forward']):.3f}), "
-        f"backward {geometric_mean(ratios['backward']):.3f} (least {min(ratios['backward']):.3f})."
+        f"forward {geometric_mean(ratios['forward']):.3f} (least {min(ratios['forward'], default=0):.3f}), "
+        f"backward {geometric_mean(ratios['backward']):.3f} (least {min(ratios['backward'], default=0):.3f})."
     )
     return "\n".join([head, "", *lines])
 
