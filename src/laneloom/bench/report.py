@@ -40,7 +40,11 @@ def _config_words(record: Record) -> str:
         words.append("one consumer")
     if knobs.get("split_k", "1") != "1":
         words.append(f"K in {knobs['split_k']}")
-    words += [name for knob, name in (("swapped", "transposed"), ("repack_a", "repacked")) if knobs.get(knob) == "True"]
+    peers = (knobs.get("cluster_m", "1"), knobs.get("cluster_n", "1"))
+    if peers != ("1", "1"):
+        words.append(f"{peers[0]}x{peers[1]} CTAs")
+    said = (("swapped", "transposed"), ("repack_a", "repacked"), ("copy_a", "A copied"), ("copy_b", "B copied"))
+    words += [name for knob, name in said if knobs.get(knob) == "True"]
     return ", ".join(words)
 
 
@@ -98,6 +102,82 @@ def summarise(records: Iterable[Record]) -> str:
     return "\n".join(lines)
 
 
+#: kinds of products whose errors are told apart in a table of their own
+WIDE_KINDS = ("fp32", "tf32", "3xtf32", "3xbf16", "fp64")
+
+
+def _sizes(record: Record) -> str:
+    return "{m} x {n} x {k}".format_map(record.problem)
+
+
+def _alone(records: Iterable[Record], record: Record, method: str, candidate: str) -> Record | None:
+    """The newest record of the same problem by another method or candidate."""
+    same = [
+        r for r in records
+        if r.op == record.op and r.problem == record.problem and r.method == method and r.candidate == candidate
+    ]  # fmt: skip
+    return same[-1] if same else None
+
+
+def render_precisions(records: Iterable[Record]) -> str:
+    """Markdown: FP32, its precisions and FP64, with laneloom's and torch's relative errors side by side."""
+    records = list(records)
+    lines = [
+        "| M x N x K | layout | kind | us | TFLOP/s | x sustained | x single | error | torch's error | what ran |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for record in latest(records):
+        problem = record.problem
+        if problem["dtype"] not in WIDE_KINDS:
+            continue
+        alone = _alone(records, record, METHOD_SINGLE, OURS)
+        theirs = _alone(records, record, METHOD_SUSTAINED, record.reference)
+        their_error = "" if theirs is None or theirs.error is None else f"{theirs.error:.1e}"
+        if problem["dtype"] == "fp64":
+            their_error = "the truth"
+        lines.append(
+            f"| {_sizes(record)} | {str(problem['layout']).upper()} | {problem['dtype']} "
+            f"| {record.median_us:.1f} | {record.tflops:.0f} "
+            f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} "
+            f"| {f'{alone.ratio_to_reference:.3f}' if alone else ''} | {record.error or 0:.1e} | {their_error} "
+            f"| {_config_words(record)} |"
+        )
+    return "\n".join(lines)
+
+
+def render_variants(records: Iterable[Record]) -> str:
+    """Markdown: epilogues, scales, batches and groups against what torch has for the same."""
+    lines = ["| what | M x N x K | us | TFLOP/s | against | x sustained | error |", "|---|---|---|---|---|---|---|"]
+    for record in latest(records):
+        problem = record.problem
+        if problem.get("group") != "variants":
+            continue
+        what = f"{record.op}, {problem['dtype']}"
+        if "batch" in problem:
+            what += f", batch of {problem['batch']}"
+        if "groups" in problem:
+            what += f", {problem['groups']} groups, the largest of {problem['largest']} rows"
+        lines.append(
+            f"| {what} | {_sizes(record)} | {record.median_us:.1f} | {record.tflops:.0f} | {record.reference} "
+            f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} | {record.error or 0:.1e} |"
+        )
+    return "\n".join(lines)
+
+
+def render_host(records: Iterable[Record], method: str) -> str:
+    """Markdown: host time of a warm call, ours and torch's."""
+    records = list(records)
+    lines = ["| M x N x K | layout | us | torch.matmul, us | ratio |", "|---|---|---|---|---|"]
+    for record in latest(records, method=method):
+        problem, theirs = record.problem, _alone(records, record, method, record.reference)
+        their_us = theirs.median_us if theirs else math.nan
+        lines.append(
+            f"| {_sizes(record)} | {str(problem['layout']).upper()} "
+            f"| {record.median_us:.1f} | {their_us:.1f} | {record.median_us / their_us:.2f} |"
+        )
+    return "\n".join(lines)
+
+
 def fill_page(page: Path, tables: Mapping[str, str]) -> None:
     """Replace what stands between `<!-- name -->` and `<!-- end of name -->` on a Markdown page.
 
@@ -123,14 +203,16 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
     records = list(records)
     reference = next(r.reference for r in records if r.problem["dtype"] == dtype)
     best = max(r.tflops for r in records if r.problem["dtype"] == dtype and r.method == METHOD_SUSTAINED)
-    for candidate, colour in ((OURS, "#1f6feb"), (reference, "#8b949e")):
+    for candidate, colour in ((OURS, "#1f6feb"), (reference, "#8b949e"), ("torch.compile", "#2da44e")):
         for method, style, word in ((METHOD_SUSTAINED, "-", "sustained"), (METHOD_SINGLE, ":", "single launch")):
             points = [
                 (int(r.problem["m"]), r.tflops)
                 for r in latest(records, candidate=candidate, method=method)
                 if r.problem["dtype"] == dtype and r.problem["layout"] == layout and r.problem["group"] == "square"
             ]
-            axes.plot(*zip(*sorted(points), strict=True), style, marker="o", color=colour, label=f"{candidate}, {word}")
+            if points:
+                label = f"{candidate}, {word}"
+                axes.plot(*zip(*sorted(points), strict=True), style, marker="o", color=colour, label=label)
     axes.axhline(best, color="#d29922", linewidth=0.8, label="most that any product of the suite reached")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
@@ -152,10 +234,16 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="where the picture of the squares goes, an .svg file")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import KERNEL_SOURCES
+    from .matmul import KERNEL_SOURCES, METHOD_HOST
 
-    records = load(arguments.records)
-    tables = {"summary": summarise(records), "table": render_matmul_table(records, sources=KERNEL_SOURCES)}
+    every = load(arguments.records)
+    records = [r for r in every if r.op == "matmul" and r.problem.get("group") != "variants"]
+    narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
+    tables = {
+        "summary": summarise(records), "table": render_matmul_table(narrow, sources=KERNEL_SOURCES),
+        "precisions": render_precisions(records), "variants": render_variants(every),
+        "host": render_host(records, METHOD_HOST),
+    }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.picture is not None:
         plot_squares(records, arguments.picture)
