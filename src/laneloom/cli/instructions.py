@@ -21,10 +21,12 @@ def instructions(
 ) -> None:
     """List the matrix instructions of a GPU: shape, types, rate."""
     from ..gpu import get_gpu
+    from ..isa import find_instruction
     from ..isa import instructions as rows_of
 
     target = get_gpu(gpu)
-    rows = [row for row in rows_of(target) if matching.lower() in row.name]
+    # A text that is in no name may be another spelling of one; if not, the refusal has the nearest names.
+    rows = [row for row in rows_of(target) if matching.lower() in row.name] or [find_instruction(matching, target)]
     if as_json:
         print_json([to_dict(row, target) for row in rows])
         return
