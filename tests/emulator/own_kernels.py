@@ -11,7 +11,7 @@ import torch
 import laneloom
 from laneloom.ops.transform3d.config import ChainedConfig, RowsConfig
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig
-from laneloom.ops.transpose.config import IdentityConfig, TilesConfig
+from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 
 GPUS = ("gfx1151", "gfx1201")
 
@@ -135,7 +135,7 @@ CASES = {
     ),
     "transpose": Case("transpose/tiles", _transpose(TilesConfig()), caught=Counter(wait=1, mask=1), step=6),
     "transpose by WMMA": Case(
-        "transpose/identity", _transpose(IdentityConfig(block_r=32, chunks=2, num_warps=2)), caught=Counter(wait=1),
+        "transpose/fragments", _transpose(FragmentsConfig(block_r=32, chunks=2, num_warps=2)), caught=Counter(wait=1),
         step=6,
     ),
 }  # fmt: skip
