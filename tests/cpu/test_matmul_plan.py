@@ -113,7 +113,8 @@ def test_explain():
         (dense(dtype="fp32", precision="tf32"), "gfx1151", "precision: gfx1151 multiplies fp32 in FP32 only"),
         (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
         (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
-        (dense(), "gfx942", r"gpu: expected one with wmma.* instructions, got gfx942 \(CDNA 3\)"),
+        (dense(dtype="fp32"), "gfx942", "a: the schedule mfma takes fp16, bf16, int8 or fp64, got fp32 and fp32"),
+        (dense(dtype_acc="fp16"), "gfx950", "acc_dtype: gfx950 sums halves in fp32, got fp16"),
     ],
 )
 def test_refused_problems(problem, gpu, message):

@@ -82,7 +82,7 @@ def test_presets_by_name(asked):
 
 @pytest.mark.parametrize("dtype", ["uint8", "int4", "bf8", "fp32"])
 def test_every_dtype(dtype):
-    row = rows("planned", shape="96,72,64", more=("--dtype", dtype))["planned"]
+    row = rows("planned", shape="96,72,640", more=("--dtype", dtype))["planned"]
     assert row["right"]
     assert row["spills"] == 0
     assert row["config"].startswith("fma:" if dtype == "fp32" else "wmma:")

@@ -189,9 +189,9 @@ def predicted_clocks(
 ) -> dict[str, float]:
     """Clocks of one compute unit that a workgroup's iteration takes of each resource, were it the only one.
 
-    matrix: the unit's peak rate, of multiply-adds for FP32 and FP64. LDS: 128 bytes a clock, with bank conflicts. issue: one instruction a clock and SIMD.
-    memory: what the programs that run at once need of A and B, each element fetched once, at the unit's share of the
-    device's bandwidth. A model: nothing in it is measured.
+    matrix: the unit's peak rate, of multiply-adds for FP32 and FP64. LDS: 128 bytes a clock, with bank conflicts.
+    issue: one instruction a clock and SIMD. memory: what the programs that run at once need of A and B, each element
+    fetched once, at the unit's share of the device's bandwidth. A model: nothing in it is measured.
     """
     from ..ops.matmul.plan_wmma import PROGRAMS_PER_UNIT, operand_traffic, peak_of
     from ..ops.matmul.problem import DTYPE_BYTES

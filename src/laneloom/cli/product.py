@@ -243,6 +243,7 @@ def run_product(
 
         def __init__(self, array: Any, dtype: str):
             super().__init__(array)
+            self.ndim = array.ndim
             self.dtype = {"int32": "i32"}.get(dtype, dtype)
 
         def __setitem__(self, index: Any, value: Any) -> None:

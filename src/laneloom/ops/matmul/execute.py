@@ -258,7 +258,7 @@ def multiply_into(
 def fuses_epilogue(gpu: Gpu) -> bool:
     """Whether all of the GPU's schedules apply an epilogue; elsewhere some problems have one that does, see
     `has_fused_schedule`, and for others it is a launch of its own on the sums."""
-    return gpu.matrix_instructions == "wmma"
+    return gpu.vendor == "amd"
 
 
 def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> bool:
@@ -289,7 +289,7 @@ def problem_of_sums(problem: MatmulProblem) -> MatmulProblem:
 def _empty_like(out: Any, dtype: str, *parts: int) -> Any:
     """Row-major fp32, fp64 or int32 of out's shape, with `parts` in front, on its device."""
     name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
-    if isinstance(out, np.ndarray):
+    if not hasattr(out, "device"):  # an array, or one dressed for Triton
         return np.empty((*parts, *out.shape), name)
     import torch
 

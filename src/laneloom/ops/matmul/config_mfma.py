@@ -1,0 +1,82 @@
+"""What can be chosen on CDNA: kernels/mfma.py, and the order in which its tiles are tried. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ...gpu import Gpu
+from .config import MatmulConfig
+from .config_wmma import is_power_of_two
+from .dtypes import outputs, words
+from .problem import DTYPE_BYTES, MatmulProblem
+from .tile_orders import ORDERS
+
+#: dtype -> shape of its matrix instruction, and elements of K that a lane has side by side
+INSTRUCTIONS = {
+    "fp16": ((16, 16, 16), 4), "bf16": ((16, 16, 16), 4), "int8": ((16, 16, 32), 8), "fp64": ((16, 16, 4), 1),
+}  # fmt: skip
+SUM_REGISTERS = 128  #: of a lane
+
+
+@dataclass(frozen=True, kw_only=True)
+class MfmaConfig(MatmulConfig):
+    """kernels/mfma.py: tiles through LDS, the next one loaded during the matrix instructions."""
+
+    schedule: str = "mfma"
+    num_warps: int = 4
+    order: str = "chiplet"  #: in which programs visit the tiles: one of `tile_orders.ORDERS`
+
+    def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+        if gpu.matrix_instructions != "mfma":
+            return f"gpu: the schedule mfma is for CDNA, got {gpu.name} ({gpu.family})"
+        if problem.dtype_a not in INSTRUCTIONS or problem.dtype_b != problem.dtype_a:
+            return f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, got {problem.dtype_a} and {problem.dtype_b}"
+        if problem.dtype_acc in ("fp16", "bf16"):
+            return f"acc_dtype: {gpu.name} sums halves in fp32, got {problem.dtype_acc}"
+        stored = outputs(problem.dtype_a, bool(problem.epilogue))
+        if problem.dtype_out not in stored:
+            return f"out_dtype: expected {words(stored)}, got {problem.dtype_out}"
+        for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
+            if not 0 < size < 1 << 31:
+                return f"{name}: expected 1 to 2**31 - 1, got {size}"
+        for name in ("block_m", "block_n", "block_k", "num_warps"):
+            if not is_power_of_two(getattr(self, name)):
+                return f"{name}: expected a power of two, got {getattr(self, name)}"
+        if self.order not in ORDERS or self.group_m < 1:
+            return f"order: expected {words([*ORDERS])} in groups of at least 1, got {self.order!r}, {self.group_m}"
+        depth, size = INSTRUCTIONS[problem.dtype_a][0][2], DTYPE_BYTES[problem.dtype_a]
+        if self.block_k < depth or min(self.block_m, self.block_n) < 16 * self.num_warps:
+            return f"block_k: expected at least {depth}, and 16 rows and columns a wave, got {self.text}"
+        threads = 64 * self.num_warps
+        registers = self.block_m * self.block_n // threads * max(size, 4) // 4
+        if not 4 <= registers <= SUM_REGISTERS:
+            return f"block_m x block_n: expected 4 to {SUM_REGISTERS} registers of sums, got {registers}"
+        needed = (self.block_m + self.block_n) * (self.block_k * size + 16)
+        if needed > gpu.lds_bytes:
+            return f"block_k: the tiles take {needed} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
+CONFIGS: dict[str, type[MatmulConfig]] = {"mfma": MfmaConfig}
+ROW_BYTES = 64  #: of a tile in LDS
+#: Tiles and the share of the matrix units' rate that their LDS traffic is taken to allow.
+TILES = (
+    (MfmaConfig(block_m=128, block_n=128, block_k=32), 1.0),
+    (MfmaConfig(block_m=64, block_n=64, block_k=32), 0.7),
+    (MfmaConfig(block_m=32, block_n=32, block_k=32, num_warps=2), 0.4),
+)
+
+
+def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """The tiles in the order of the busiest compute unit's work."""
+    size = DTYPE_BYTES[problem.dtype_a]
+
+    def work(config: MatmulConfig, share: float) -> float:
+        tiles = problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+        return -(-tiles // gpu.compute_units) * config.block_m * config.block_n / share
+
+    for config, _ in sorted(TILES, key=lambda tile: work(*tile)):
+        if problem.dtype_a == "fp64":
+            config = replace(config, block_m=min(config.block_m, 64), block_n=min(config.block_n, 64))
+        yield replace(config, block_k=max(8, ROW_BYTES // size)), "least work for the busiest compute unit"

@@ -1,0 +1,190 @@
+"""MFMA block GEMM for CDNA: tiles through padded LDS, the next one loaded during the matrix instructions, waves of 64.
+
+fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp64 (`v_mfma_f64_16x16x4`): any size, any strides, every epilogue.
+Compiled and inspected only: laneloom's emulator has no CDNA, and nobody ran it on one. Source: AMD Instinct MI300 ISA
+guide, "Matrix Arithmetic Instructions".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import gcd
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from ....codegen import CodeObject
+from ....codegen.versions import cta_barrier
+from ....device.epilogue import store_tile
+from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, tile_offsets
+from ....gpu import Gpu
+from ..config_mfma import INSTRUCTIONS, MfmaConfig
+from ..config_wmma import needs_wide_offsets
+from ..launch_wmma import RUNTIME, compile_tiles, language_type, launch_tiles
+from ..problem import DTYPE_BYTES, MatmulProblem
+from ..tile_orders import CHIPLETS
+
+__all__ = ["code_object", "facts", "launch", "mfma_matmul"]
+
+
+@gluon.jit(do_not_specialize=RUNTIME)
+def mfma_matmul(
+    a_ptr, b_ptr, c_ptr, add_ptr, bias_ptr, alpha, beta, scale_a_ptr, scale_b_ptr, M, N, K,
+    stride_ao, stride_ai, stride_am, stride_ak,
+    stride_bo, stride_bi, stride_bk, stride_bn,
+    stride_co, stride_ci, stride_cm, stride_cn,
+    stride_do, stride_di, stride_dm, stride_dn, stride_bias,
+    batch_inner, first_program,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    ORDER: gl.constexpr, GROUP: gl.constexpr, CHIPLETS: gl.constexpr,
+    BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
+    A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
+    A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
+    SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
+    TYPE: gl.constexpr, ACC_TYPE: gl.constexpr, SUMS: gl.constexpr, K_WIDTH: gl.constexpr,
+    A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
+    N_VEC: gl.constexpr, MARK: gl.constexpr,
+):  # fmt: skip
+    outer, inner, m0, n0, rows_m, rows_n = place_tile(
+        M, N, batch_inner, first_program, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+    )  # fmt: skip
+    a_ptr += outer * stride_ao + inner * stride_ai
+    b_ptr += outer * stride_bo + inner * stride_bi
+    c_ptr += outer * stride_co + inner * stride_ci
+    if add_ptr is not None:
+        add_ptr += outer * stride_do + inner * stride_di
+    a_tile = a_ptr + m0 * stride_am
+    b_tile = b_ptr + n0 * stride_bn
+    a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
+    b_r, b_k = tile_offsets(rows_n, stride_bn, stride_bk, BLOCK_N, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD)
+    a_lds = gl.allocate_shared_memory(TYPE, [BLOCK_M, BLOCK_K], A_SHARED)
+    b_lds = gl.allocate_shared_memory(TYPE, [BLOCK_N, BLOCK_K], B_SHARED)
+
+    # The last K-tile, which may be ragged, comes first: the loop needs no masks.
+    steps = (K - 1) // BLOCK_K
+    k_last = steps.to(gl.int64) * BLOCK_K
+    a = load_last_tile(
+        a_tile + k_last * stride_ak, a_r, a_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD
+    )  # fmt: skip
+    b = load_last_tile(
+        b_tile + k_last * stride_bk, b_r, b_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD
+    )  # fmt: skip
+    a_lds.store(a)
+    b_lds.store(b)
+    acc = gl.zeros((BLOCK_M, BLOCK_N), ACC_TYPE, SUMS)
+    a_step = stride_ak.to(gl.int64) * BLOCK_K
+    b_step = stride_bk.to(gl.int64) * BLOCK_K
+    left = steps
+    while left > 0:
+        # the tile that is read below is stored
+        cta_barrier()
+        a = load_tile(a_tile, a_r, a_k, A_MAJOR, A_VEC, WIDE)  # [BLOCK_M, BLOCK_K]
+        b = load_tile(b_tile, b_r, b_k, B_MAJOR, B_VEC, WIDE)  # [BLOCK_N, BLOCK_K]
+        # the loads stay above the matrix instructions
+        left = load_fence(left - 1)
+        acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
+        # Triton puts a barrier here: every wave has read the tile.
+        a_lds.store(a)
+        b_lds.store(b)
+        a_tile += a_step
+        b_tile += b_step
+    cta_barrier()  # the last tile is stored
+    acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
+    rows_n = gl.multiple_of(gl.minimum(rows_n, BLOCK_N), [N_VEC])
+    store_tile(
+        acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
+        alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, SCALE_A, SCALE_B,
+        BIAS_AXIS, ACTIVATION, WIDE, None,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
+    a = a_lds.load(gl.DotOperandLayout(0, acc.type.layout, K_WIDTH))  # [BLOCK_M, BLOCK_K]
+    b = b_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_K, BLOCK_N]
+    return gl.amd.cdna3.mfma(a, b, acc)
+
+
+def _load_layout(rows: int, config: MfmaConfig, along_k: bool, widest: int) -> gl.BlockedLayout:
+    """A lane loads at most 16 bytes along the axis that is contiguous in memory; lanes go along it first."""
+    held = rows * config.block_k // (64 * config.num_warps)
+    extent = config.block_k if along_k else rows
+    vector = min(widest, held, extent)
+    lanes = min(64, extent // vector)
+    if along_k:
+        return gl.BlockedLayout([1, vector], [64 // lanes, lanes], [config.num_warps, 1], [1, 0])
+    return gl.BlockedLayout([vector, 1], [lanes, 64 // lanes], [1, config.num_warps], [0, 1])
+
+
+@cache
+def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str, Any]:
+    size = DTYPE_BYTES[problem.dtype_a]
+    shape, k_width = INSTRUCTIONS[problem.dtype_a]
+    a_major = {"n": "k", "t": "row", "x": "neither"}[problem.a.major]
+    b_major = {"n": "row", "t": "k", "x": "neither"}[problem.b.major]
+    along = [v for v, major in ((problem.vector_a, a_major), (problem.vector_b, b_major)) if major != "row"]
+    padded: Any = gl.PaddedSharedLayout
+    shared = [
+        padded.with_identity_for([[config.block_k, 16 // size]], [rows, config.block_k], [1, 0])
+        for rows in (config.block_m, config.block_n)
+    ]
+    epilogue = problem.epilogue
+    wide = {"element_bitwidth": 64} if problem.dtype_a == "fp64" else {}
+    layout: Any = gl.amd.AMDMFMALayout
+    version = 3 if gpu.name == "gfx942" else 4
+    waves_n = 1 << (config.num_warps.bit_length() - 1) // 2
+    return {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
+        "ORDER": config.order,
+        "GROUP": config.group_m,
+        "CHIPLETS": CHIPLETS,
+        "BATCHED": problem.batches > 1,
+        "WHOLE_K": problem.k % config.block_k == 0,
+        "WIDE": needs_wide_offsets(problem, config),
+        "A_MAJOR": a_major,
+        "B_MAJOR": b_major,
+        "C_CONTIGUOUS": problem.out.major == "n",
+        "ADD_CONTIGUOUS": bool(epilogue and epilogue.addend and epilogue.addend.major == "n"),
+        "A_VEC": problem.vector_a,
+        "B_VEC": problem.vector_b,
+        "C_VEC": problem.vector_out,
+        "ADD_VEC": problem.vector_addend,
+        "K_VEC": gcd(problem.k, max([1, *along])),
+        "SCALE_A": (epilogue.scale_a if epilogue else None) or "none",
+        "SCALE_B": (epilogue.scale_b if epilogue else None) or "none",
+        "BIAS_AXIS": epilogue.bias[0] if epilogue and epilogue.bias else "none",
+        "ACTIVATION": (epilogue.activation if epilogue else None) or "none",
+        "TYPE": language_type(problem.dtype_a),
+        "ACC_TYPE": language_type(problem.dtype_acc),
+        "SUMS": layout(version, list(shape), True, [config.num_warps // waves_n, waves_n], **wide),
+        "K_WIDTH": k_width,
+        "A_LOAD": _load_layout(config.block_m, config, a_major != "row", 16 // size),
+        "B_LOAD": _load_layout(config.block_n, config, b_major != "row", 16 // size),
+        "A_SHARED": shared[0],
+        "B_SHARED": shared[1],
+        "N_VEC": max(problem.vector_out, problem.vector_addend),
+        "MARK": "",
+    }
+
+
+def launch(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, *pointers: Any) -> None:
+    """As `launch_wmma.launch_tiles`."""
+    launch_tiles(mfma_matmul, problem, config, _constants(problem, config, gpu), *pointers)
+
+
+def code_object(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
+    return compile_tiles(mfma_matmul, problem, config, _constants(problem, config, gpu), gpu)
+
+
+def facts(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> list[str]:
+    """What sizes and strides made of the kernel, as sentences."""
+    size = DTYPE_BYTES[problem.dtype_a]
+    lines = [f"compiled for {gpu.name} and inspected, never run: laneloom's emulator has no {gpu.family}"]
+    lines += [f"{name}: loads of {v * size} bytes" for name, v in (("A", problem.vector_a), ("B", problem.vector_b))]
+    if problem.k % config.block_k:
+        lines.append(f"the last K-tile has {problem.k % config.block_k} of {config.block_k} columns and is masked")
+    return lines

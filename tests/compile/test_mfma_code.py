@@ -1,0 +1,48 @@
+"""Machine code of the MFMA schedule: the intended instruction and no spills. The emulator has no CDNA: nothing runs."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from laneloom.gpu import get_gpu
+from laneloom.isa.analysis import has_spills, hot_loop, matrix_overlap
+from laneloom.isa.listing import Kind
+from laneloom.ops.matmul.api import explain
+from laneloom.ops.matmul.execute import code_object
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
+
+INSTRUCTIONS = {
+    "fp16": "v_mfma_f32_16x16x16_f16", "bf16": "v_mfma_f32_16x16x16_bf16", "int8": "v_mfma_i32_16x16x32_i8",
+    "fp64": "v_mfma_f64_16x16x4_f64",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize("dtype", INSTRUCTIONS)
+def test_the_intended_instruction(dtype, layout):
+    problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=dtype, layout=layout)
+    code = code_object(problem, get_gpu("gfx942"))
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    assert not has_spills(code.asm)
+    assert {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX} == {INSTRUCTIONS[dtype]}
+    assert loop.count(Kind.MATRIX) * 2 == len(re.findall(r"^\s+v_mfma", code.asm, re.MULTILINE))  # and the last K-tile
+    assert {i.width_bytes for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD} == {16}
+    assert matrix_overlap(loop) > 0.3  # loads begin before the matrix instructions and are waited for after their first
+
+
+def test_ragged_sizes_and_terms():
+    terms = Epilogue(scaled=True, bias=("n", 1), dtype_bias="fp32", activation="gelu", scale_a="row", scale_b="column")
+    for problem in (
+        MatmulProblem.contiguous(511, 509, 503, dtype="bf16", batch=3),
+        MatmulProblem.contiguous(4096, 4096, 4096, dtype="int8", dtype_out="bf16", epilogue=terms, layout="nt"),
+    ):
+        assert not has_spills(code_object(problem, get_gpu("gfx942")).asm)
+
+
+def test_it_says_that_nobody_ran_it():
+    text = str(explain(MatmulProblem.contiguous(64, 64, 64), gpu="gfx942"))
+    assert "mfma:" in text
+    assert "compiled for gfx942 and inspected, never run: laneloom's emulator has no CDNA 3" in text
