@@ -41,7 +41,7 @@ class Machine:
     matrix_extra: int = 2  #: a dependent WMMA starts 34 cycles after one of 32 [T]
     scalar_latency: int = 40  #: a scalar load that hits its cache: 16 ns [C]
     lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
-    lds_pace: float = 0.6  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
+    lds_pace: float = 0.7  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
     l0_bytes: int = 32 * KIB  #: of one CU [P]
     l0_ways: int = 4  #: lines of one set [W]
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
@@ -65,7 +65,7 @@ class Machine:
 
 
 # Fitted [F] on gfx1100 and gfx1151; other cards are taken to be like the one, other APUs like the other.
-_CARD, _APU = 0.85, 0.65
+_CARD, _APU = 0.8, 0.6
 # name: L2, Infinity Cache (MiB), bandwidth of the latter (GB/s), L2 bytes per clock, clock as a part of boost
 _CHIPS = {
     "gfx1100": (6, 96, 3500, 3072, _CARD),
