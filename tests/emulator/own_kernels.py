@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 import laneloom
+from laneloom.ops.matmul.config_wmma import WideConfig
 from laneloom.ops.transform3d.config import ChainedConfig, RowsConfig
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig
 from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
@@ -23,7 +24,7 @@ class Case:
     file: str  #: of ops/, the kernel in question
     make: Callable[..., Callable[[], tuple[torch.Tensor, ...]]]  #: (seed, more loop iterations) -> the call
     launch: int = -1  #: which of the call's launches is the one in question
-    caught: Counter = field(default_factory=Counter)  #: at least so many deletions of each kind must be caught
+    caught: Counter = field(default_factory=Counter)  #: at least so many deletions of each kind are caught, of all
     step: int = 1  #: of so many mutants one is run, unless all are asked for
     gpus: tuple[str, ...] = GPUS
 
@@ -32,7 +33,7 @@ def _half(*shape: int) -> torch.Tensor:
     return torch.randn(shape).half()
 
 
-def _matmul(m: int, n: int, k: int, layout: str = "nn", config: str | None = None, dtype=torch.float16):
+def _matmul(m: int, n: int, k: int, layout: str = "nn", config=None, dtype=torch.float16):
     def make(seed=0, more=0):
         torch.manual_seed(seed)
         shape = (n, k + more) if layout == "nt" else (k + more, n)
@@ -77,6 +78,13 @@ def _attention(backward: bool):
 _gradients = _attention(True)
 
 
+def _decode(seed=0, more=0):
+    torch.manual_seed(seed)
+    q, k, v = _half(2, 1, 4, 24), _half(2, 130 + more, 2, 24), _half(2, 130 + more, 2, 16)
+    lengths = torch.tensor([130, 37], dtype=torch.int32) + more
+    return lambda: (laneloom.attention_decode(q, k, v, cache_lengths=lengths),)
+
+
 def _transform3d(config):
     def make(seed=0, more=0):
         torch.manual_seed(seed)
@@ -102,6 +110,10 @@ CASES = {
     # masks in every load and store
     "matmul, ragged": Case("matmul/wmma", _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=7),
     "coop": Case("matmul/wmma_coop", _matmul(200, 150, 96, config="coop"), caught=Counter(wait=2), step=20),
+    "wide": Case(
+        "matmul/wmma_wide", _matmul(200, 144, 96, config=WideConfig(block_m=128, block_n=128, block_k=32)),
+        caught=Counter(wait=2, barrier=1), step=20,
+    ),
     "pingpong": Case(
         "matmul/wmma_pingpong", _matmul(200, 150, 96, config="pingpong"), caught=Counter(wait=2, barrier=1), step=20
     ),
@@ -110,24 +122,25 @@ CASES = {
         _matmul(67, 45, 100, "nt", "wmma_direct:block_m=32,block_n=32,block_k=32,num_warps=2", torch.int8),
         caught=Counter(wait=1, mask=1), step=12, gpus=("gfx1201",),
     ),
-    "fma": Case("matmul/fma", _matmul(70, 37, 45, dtype=_FP32), caught=Counter(wait=2, mask=1), step=20),
+    "fma": Case("matmul/fma", _matmul(70, 37, 45, dtype=_FP32), caught=Counter(wait=2, mask=1), step=40),
     "sgemm_k1": Case("matmul/sgemm_naive", _matmul(35, 20, 9, config="sgemm_k1", dtype=_FP32), step=4),
     "sgemm_k2": Case(
         "matmul/sgemm_square", _matmul(35, 40, 37, config="sgemm_k2", dtype=_FP32), caught=Counter(barrier=1), step=4
     ),
     "sgemm_k5": Case(
-        "matmul/sgemm_tiles", _matmul(130, 131, 20, config="sgemm_k5", dtype=_FP32), caught=Counter(wait=2), step=30
+        "matmul/sgemm_tiles", _matmul(131, 20, 20, config="sgemm_k5", dtype=_FP32), caught=Counter(wait=2), step=60
     ),
     "sgemm_k8": Case(
-        "matmul/sgemm_assembly", _matmul(130, 132, 20, config="sgemm_k8", dtype=_FP32), caught=Counter(wait=2), step=8,
+        "matmul/sgemm_assembly", _matmul(131, 20, 20, config="sgemm_k8", dtype=_FP32), caught=Counter(wait=2), step=16,
         gpus=("gfx1151",),
     ),
-    "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=15),
+    "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=30),
     "gemm without K": Case("matmul/epilogue", _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=4),
     "gemm_chain": Case("gemm_chain/wmma", _gemm_chain, caught=Counter(wait=2), step=8),
     "attention": Case("attention/forward", _attention(False), caught=Counter(wait=2), step=12),
     "attention, query's gradient": Case("attention/backward", _gradients, 1, Counter(wait=2), step=16),
     "attention, key's gradient": Case("attention/backward", _gradients, 2, Counter(wait=2), step=16),
+    "decoding": Case("attention/decode", _decode, 0, Counter(wait=2), step=12),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
     "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),
     "transform3d strips": Case(

