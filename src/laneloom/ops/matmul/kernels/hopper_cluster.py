@@ -22,6 +22,7 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
+from ....codegen.wgmma import wgmma_function
 from ..config_cluster import piece_dtype
 from ..problem import DTYPE_BYTES
 from ..tma_operand import (
@@ -36,7 +37,7 @@ from ..tma_operand import (
 
 SLICE_BYTES = 128
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
-_TYPES = {"bf16": "bf16", "fp16": "f16", "tf32": "tf32", "fp8": "e4m3", "bf8": "e5m2", "int8": "s8", "uint8": "u8"}
+_INDEX_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
 _SCALES = {None: 0, "tensor": 1, "row": 2, "column": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
@@ -48,31 +49,6 @@ class _Terms(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("addend_outer", "addend_inner", "addend_m", "addend_n", "bias_step")),
         ("alpha", ctypes.c_float), ("beta", ctypes.c_float),
     )  # fmt: skip
-
-
-def wgmma_function(columns: int, a: str, b: str, a_is_km: bool, b_is_kn: bool) -> str:
-    """CUDA C++ of `wgmma`: acc (64 x columns) = or += A B, of wgmma's types `a` and `b`, both in shared memory."""
-    count = columns // 2
-    integer = a in ("s8", "u8")
-    depth = {"bf16": 16, "f16": 16, "tf32": 8}.get(a, 32)
-    kind = f"m64n{columns}k{depth}.{'s32' if integer else 'f32'}.{a}.{b}"
-    registers = ", ".join(f"%{i}" for i in range(count))
-    flags = "" if integer else ", 1, 1"
-    if a in ("bf16", "f16"):  # others are taken along K only
-        flags += f", {int(a_is_km)}, {int(b_is_kn)}"
-    operand = '"+r"' if integer else '"+f"'
-    outputs = ", ".join(f"{operand}(acc[{i}])" for i in range(count))
-    return f"""
-#define ACCUMULATOR {"int" if integer else "float"}
-#define ACCUMULATOR_OPERAND(x) {operand}(x)
-__device__ __forceinline__ void wgmma(ACCUMULATOR (&acc)[{count}], unsigned long long a, unsigned long long b,
-                                      int accumulate) {{
-    asm volatile(
-        "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
-        "wgmma.mma_async.sync.aligned.{kind} {{{registers}}}, %{count}, %{count + 1}, add{flags};\\n}}"
-        : {outputs} : "l"(a), "l"(b), "r"(accumulate));
-}}
-"""
 
 
 def _is_km(problem, config) -> bool:
@@ -89,6 +65,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     a_is_km, b_is_nk = _is_km(problem, config), _is_nk(problem, config)
     out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
     e = problem.epilogue
+    integer = a in ("int8", "uint8")
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "GROUP_M": config.group_m,
@@ -97,7 +74,8 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
         "STORED": "int" if problem.dtype_out == "int32" else "float",
-        "INTEGER_SUMS_AS_FLOAT": int(_TYPES[a] in ("s8", "u8") and problem.dtype_out != "int32"),
+        "INTEGER_SUMS_AS_FLOAT": int(integer and problem.dtype_out != "int32"),
+        "ACCUMULATOR": "int" if integer else "float", "ACCUMULATOR_OPERAND(x)": '"+r"(x)' if integer else '"+f"(x)',
         "EPILOGUE": int(bool(e)), "HAS_ALPHA": int(bool(e and e.scaled)), "HAS_ADDEND": int(bool(e and e.addend)),
         "SCALE_A": _SCALES[e.scale_a if e else None], "SCALE_B": _SCALES[e.scale_b if e else None],
         "ADDEND_DENSE": int(bool(e and e.addend and e.addend.strides[3] == 1)),
@@ -106,9 +84,10 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ADDEND_TYPE": _TERM_TYPES[e.dtype_addend if e else ""], "BIAS_TYPE": _TERM_TYPES[e.dtype_bias if e else ""],
         "ACTIVATION": ACTIVATIONS[e.activation if e else None],
     }  # fmt: skip
-    multiply = wgmma_function(config.block_n, _TYPES[a], _TYPES[b], a_is_km, not b_is_nk)
+    multiply = wgmma_function(
+        "wgmma", config.block_n, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk)
     return compile_cuda(
-        multiply + kernel_source(__package__, "hopper_cluster.cu"), gpu, constants=constants,
+        _INDEX_TYPES + multiply + kernel_source(__package__, "hopper_cluster.cu"), gpu, constants=constants,
         num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_cluster.cu",
     )  # fmt: skip
 
