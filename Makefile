@@ -5,16 +5,19 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 # The oldest Triton that laneloom supports; the compile tier runs under it as well.
 OLD_TRITON ?= triton==3.6.0
+# What makes the site; nothing else needs it.
+DOCS ?= "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29"
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OLD_PIP := $(VENV)-old/bin/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-old-triton lint clean help
+.PHONY: demo docs test test-old-triton lint clean help
 
 help:
 	@echo "make demo   compile a WMMA matmul for a GPU that is not here, run it, check it, explain it"
 	@echo "make test   all tests that need no GPU"
 	@echo "make lint   ruff, pyright"
+	@echo "make docs   the pages of docs/ and the reference as a site, build/site"
 
 demo: $(VENV)/core.stamp
 	$(BIN)/laneloom demo
@@ -28,6 +31,13 @@ test-old-triton: $(VENV)-old/dev.stamp
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Needs none of laneloom's own dependencies: the reference is read, not imported.
+docs:
+	$(PYTHON) -m venv $(VENV)-docs
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(VENV)-docs/bin/mkdocs build --quiet
+	@echo build/site/index.html
 
 $(VENV)/core.stamp: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -49,4 +59,4 @@ $(VENV)-old/dev.stamp: pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VENV)-old .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-old $(VENV)-docs build/site .pytest_cache .ruff_cache .hypothesis

@@ -183,7 +183,7 @@ def run_study(
     together: proposals that are made before the first of them is tried, so that they can be compiled side by side.
     Raises LaneloomError where another process has the study, or where the cost model's own choice cannot be timed.
     """
-    starts = starting_points(problem, gpu, quick=quick)[: max(1, trials)]
+    starts = starting_points(problem, gpu, quick=quick)
     space = search_space(problem, gpu, starts, quick=quick)
     path = journal_path(problem, gpu, space, evaluator)
     with _locked(path.with_suffix(".lock")):
