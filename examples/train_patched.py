@@ -112,7 +112,7 @@ def main() -> None:
     data = batches(options.steps or (3 if options.emulate else 100), batch, length, device)
     curves: dict[str, list[float]] = {}
     runs = {"fp32": (torch.float32, None), "torch": (torch.bfloat16, None)}
-    context = laneloom.patched(always=options.always or options.emulate is not None)
+    context = laneloom.patched(always=options.always or options.emulate is not None, captured=options.graph)
     for name, (dtype, mode) in {**runs, "laneloom": (torch.bfloat16, context)}.items():
         torch.manual_seed(0)
         model = Model(width, heads, depth, length).to(device)

@@ -126,7 +126,8 @@ def test_without_a_gpu_nothing_is_routed():
 
 
 def measured_at(monkeypatch, *rows):
-    monkeypatch.setattr(routing, "measurements", lambda name: rows if name == "gfx1201" else ())
+    table = measurements.Table(rows, (4.0, 9.0))
+    monkeypatch.setattr(routing, "table_of", lambda name: table if name == "gfx1201" else measurements.Table())
 
 
 def test_measurements_decide(gfx1201, monkeypatch):
@@ -141,6 +142,12 @@ def test_measurements_decide(gfx1201, monkeypatch):
     with laneloom.patched() as p:
         F.linear(A, B.clone().requires_grad_())
     assert not entry(p).routed
+    for captured in (False, True):  # 7.41 us become the 9 that the host needs, torch takes 8.89
+        shorter = measurements.Measurement("matmul", "fp16 nt", (1, 16, 16, 16), 7.9, 1.2)
+        measured_at(monkeypatch, shorter)
+        with laneloom.patched(captured=captured) as p:
+            F.linear(A, B)
+        assert entry(p).routed is captured
     with laneloom.patched() as p:
         F.linear(random(300, 16), B)  # further than twice as large
     assert "nothing measured near" in entry(p).reason
@@ -293,7 +300,7 @@ def test_shipped_tables_are_from_the_records():
         shipped = json.loads(table.read_text())["measurements"]
         assert shipped
         assert all(row in rows for row in shipped)
-        assert len(measurements.measurements(table.stem)) == len(shipped)
+        assert len(measurements.table_of(table.stem).measurements) == len(shipped)
 
 
 DAMAGED = ["", "[]", '{"schema_version": 9}', '{"schema_version": 1, "measurements": [{"op": 1}]}']

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: E402
 import laneloom  # noqa: E402
 import laneloom.pytorch  # noqa: E402
 from laneloom.ops.target import active_gpu  # noqa: E402
-from laneloom.pytorch import measurements  # noqa: E402
+from laneloom.pytorch import measurements, routing  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_patched.py"
 
@@ -108,14 +108,14 @@ def test_calls_follow_autocast():
 
 
 def test_patched_routes_by_measurements():
-    known = measurements.measurements(active_gpu().name)
+    known = measurements.table_of(active_gpu().name).measurements
     for m in (m for m in known if m.op == "matmul" and m.kind == "bf16 nt" and m.sizes[1] in (1, 16, 128)):
         _, rows, columns, depth = m.sizes
         a, w = random(rows, depth), random(columns, depth, seed=1)
-        with laneloom.patched() as p:
+        with laneloom.patched(captured=True) as p:
             out = F.linear(a, w)
         (entry,) = p.report().entries
-        assert entry.routed == (m.ratio > 1), entry
+        assert entry.routed == (m.ratio > routing.LEAST_GAIN), entry
         if entry.routed:
             assert torch.equal(out, laneloom.matmul(a, w.mT))
 

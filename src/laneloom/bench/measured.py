@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..gpu import GPUS
@@ -57,7 +58,18 @@ def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]
             yield {**row, "torch_us": round(fastest.median_us, 3), "ratio": round(ratio, 4)}, record
 
 
-def table_of(records: Iterable[Record]) -> dict[str, Any]:
+def host_of(records: Iterable[Record]) -> dict[str, float] | None:
+    """Median host time of a warm call of torch.matmul and of laneloom.matmul, where both were measured."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for record in records:
+        if record.op == "matmul" and record.method.startswith("host"):
+            times[record.candidate].append(record.median_us)
+    if not {"torch.matmul", "laneloom"} <= times.keys():
+        return None
+    return {name: round(median(times[key]), 2) for name, key in (("torch", "torch.matmul"), ("laneloom", "laneloom"))}
+
+
+def table_of(records: Sequence[Record]) -> dict[str, Any]:
     """The table: one row for each problem, its newest, and where the newest of all comes from."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     newest: Record | None = None
@@ -68,6 +80,7 @@ def table_of(records: Iterable[Record]) -> dict[str, Any]:
         "about": "laneloom's time and torch's; made by `python -m laneloom.bench.measured results` from its records",
         "schema_version": SCHEMA_VERSION,
         "environment": None if newest is None else vars(newest.environment),
+        "host_us": host_of(records),
         "measurements": [rows[key] for key in sorted(rows)],
     }
 

@@ -40,22 +40,32 @@ class Measurement:
         return f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.2f} x"
 
 
+@dataclass(frozen=True)
+class Table:
+    """What is known of a GPU."""
+
+    measurements: tuple[Measurement, ...] = ()
+    host_us: tuple[float, float] = (0.0, 0.0)  #: host time of a warm call of a product, torch's and laneloom's
+
+
 @lru_cache(maxsize=32)
-def measurements(gpu_name: str) -> tuple[Measurement, ...]:
-    """What is known of a GPU; nothing where it has no table. Raises MeasurementsError for a table that is damaged."""
+def table_of(gpu_name: str) -> Table:
+    """The table of a GPU, empty where it has none. Raises MeasurementsError for one that is damaged."""
     path = resources.files("laneloom.pytorch").joinpath("measured", f"{gpu_name}.json")
     if not path.is_file():
-        return ()
+        return Table()
     return parse(path.read_text(encoding="utf-8"), str(path))
 
 
-def parse(text: str, source: str) -> tuple[Measurement, ...]:
-    """The measurements of a table's text. Raises MeasurementsError, naming the source."""
+def parse(text: str, source: str) -> Table:
+    """The table of a text. Raises MeasurementsError, naming the source."""
     try:
         table = json.loads(text)
         if table["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema {table['schema_version']}, this reads {SCHEMA_VERSION}")
-        return tuple(_parse_row(row) for row in table["measurements"])
+        host = table.get("host_us") or {"torch": 0.0, "laneloom": 0.0}
+        rows = tuple(_parse_row(row) for row in table["measurements"])
+        return Table(rows, (float(host["torch"]), float(host["laneloom"])))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MeasurementsError(f"{source} is no table of measurements: {error}") from error
 

@@ -90,9 +90,9 @@ def innermost() -> Patched:
 class Patched(TorchFunctionMode):
     """What `patched` returns: a context, a decorator, and the report of what it did."""
 
-    def __init__(self, *, always: bool = False):
+    def __init__(self, *, always: bool = False, captured: bool = False):
         super().__init__()
-        self.always = always
+        self.always, self.captured = always, captured
         self._counts: Counter[tuple[str, str, bool, str]] = Counter()
         self._traced: set[tuple[str, str, bool, str]] = set()
         self._decisions: dict[Any, tuple[str, Decision]] = {}
@@ -154,10 +154,10 @@ class Patched(TorchFunctionMode):
         if isinstance(request, str):
             shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in (x, y) if isinstance(t, torch.Tensor))
             return shapes, Decision(False, request)
-        return request.text, decide(request, x.device.type, always=self.always)
+        return request.text, decide(request, x.device.type, always=self.always, captured=self.captured)
 
 
-def patched(*, always: bool = False) -> Patched:
+def patched(*, always: bool = False, captured: bool = False) -> Patched:
     """Route torch's products and attention to laneloom where it wins on this GPU.
 
         with laneloom.patched() as p:
@@ -169,14 +169,17 @@ def patched(*, always: bool = False) -> Patched:
 
     Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
     F.scaled_dot_product_attention, and those inside nn.MultiheadAttention. A call is routed if a schedule can do it and
-    the measurements of this GPU say that laneloom is faster, gradients included where they are recorded. always: route
-    all that a schedule can do, measured or not. What laneloom cannot do (a mask tensor, dropout, out=, other dtypes,
+    the measurements of this GPU say that laneloom is faster, gradients included where they are recorded, and the host's
+    time to start a kernel where that is longer than the kernel. captured: the calls go into CUDA graphs, where the host
+    does not count. always: route all that a schedule can do, measured or not.
+
+    What laneloom cannot do (a mask tensor, dropout, out=, other dtypes,
     subclasses of tensors, forward-mode derivatives) goes to torch unchanged; the report says why.
 
     Results differ from torch's by rounding alone: both round the same FP32 sums once, added in another order. A second
     derivative of attention is computed by torch. Other threads are not patched; enter a context in each.
     """
-    return Patched(always=always)
+    return Patched(always=always, captured=captured)
 
 
 def patch_process() -> None:

@@ -18,13 +18,14 @@ from ..ops.attention import config as attention_config
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul import execute
-from ..ops.matmul.problem import MatmulProblem
+from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.target import active_gpu, expected_device_type
-from .measurements import Measurement, measurements, nearest, scaled_us
+from .measurements import Measurement, nearest, scaled_us, table_of
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("nt", "nn", "tn", "tt")
+LEAST_GAIN = 1.02  #: torch's time over laneloom's from which a call is routed: less is within the noise
 
 
 @dataclass(frozen=True)
@@ -203,8 +204,23 @@ def _check_planned(request: Request, gpu: Gpu) -> None:
             attention_config.plan(problem, gpu, role)
 
 
-def decide(request: Request, device_type: str, *, always: bool) -> Decision:
-    """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`)."""
+def _fuses_terms(part: Part, gpu: Gpu) -> bool:
+    """Whether a bias goes with the product's own launch."""
+    dtype, layout = part.kinds[0].split()
+    batch, m, n, k = part.sizes
+    epilogue = Epilogue(bias=("n", 1), dtype_bias=dtype)
+    problem = MatmulProblem.contiguous(
+        m, n, k, dtype=dtype, layout=layout if layout in _LAYOUTS else "nn", batch=batch, epilogue=epilogue
+    )
+    return execute.fuses_epilogue(gpu) or execute.has_fused_schedule(problem, gpu, None)
+
+
+def decide(request: Request, device_type: str, *, always: bool, captured: bool = False) -> Decision:
+    """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`).
+
+    A call takes as long as its kernels or as the host needs to start them, whichever is longer; `captured` ones have no
+    host.
+    """
     try:
         gpu = active_gpu()
         if device_type != expected_device_type():
@@ -214,12 +230,12 @@ def decide(request: Request, device_type: str, *, always: bool) -> Decision:
         return Decision(False, str(error))
     if always:
         return Decision(True, "always")
-    if request.with_terms and not execute.fuses_epilogue(gpu):
-        return Decision(False, f"a bias is a launch of its own on {gpu.name}")
-    known = measurements(gpu.name)
+    if request.with_terms and not _fuses_terms(request.parts[0], gpu):
+        return Decision(False, f"a bias is a launch of its own for these sizes on {gpu.name}")
+    table = table_of(gpu.name)
     found: list[tuple[Measurement, Part]] = []
     for part in request.parts:
-        measured = nearest(known, part.op, part.kinds, part.sizes)
+        measured = nearest(table.measurements, part.op, part.kinds, part.sizes)
         if measured is None:
             sizes = "x".join(map(str, part.sizes))
             return Decision(False, f"nothing measured near {sizes} {part.kinds[0]} on {gpu.name}")
@@ -227,4 +243,8 @@ def decide(request: Request, device_type: str, *, always: bool) -> Decision:
     theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
     ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
     texts = "; ".join(measured.text for measured, _ in found)
-    return Decision(theirs > ours, f"{theirs / ours:.2f} x, measured {texts}")
+    host = (0.0, 0.0) if captured else tuple(len(found) * us for us in table.host_us)
+    if ours < host[1]:
+        texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"
+        theirs, ours = max(theirs, host[0]), host[1]
+    return Decision(theirs > LEAST_GAIN * ours, f"{theirs / ours:.2f} x, measured {texts}")
