@@ -230,7 +230,8 @@ def rewritten_assembly(rewrite: Callable[[str], str], name: str) -> Iterator[Non
     Triton's hook for this belongs to the process. From 3.7 its caches keep what was compiled under the hook, which is
     known by `name`, apart; 3.6 does not, so a kernel has to be compiled under it always or never.
     """
-    before = knobs.runtime.add_stages_inspection_hook
+    runtime: Any = knobs.runtime  # its hook has other arguments in each version
+    before = runtime.add_stages_inspection_hook
 
     def hook(backend=None, stages=None, options=None, language=None, capability=None):
         if stages is None:
@@ -242,8 +243,8 @@ def rewritten_assembly(rewrite: Callable[[str], str], name: str) -> Iterator[Non
         if generate is not None:
             stages["amdgcn"] = lambda source, metadata: rewrite(generate(source, metadata))
 
-    knobs.runtime.add_stages_inspection_hook = hook
+    runtime.add_stages_inspection_hook = hook
     try:
         yield
     finally:
-        knobs.runtime.add_stages_inspection_hook = before
+        runtime.add_stages_inspection_hook = before
