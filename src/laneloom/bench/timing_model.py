@@ -106,8 +106,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return found
 
 
-#: What `fit` tries: the LDS's pace, and the clock of each chip as a part of its boost clock. A card that runs below 80%,
-#: or an APU below 60%, is not believed.
+#: What `fit` tries: the LDS's pace, and the clock of each chip as a part of its boost clock. That a card runs below 80%
+#: of it, or an APU below 60%, is not believed.
 _PACES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 _CLOCKS = {"gfx1100": (1.0, 0.95, 0.9, 0.85, 0.8), "gfx1151": (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)}
 
