@@ -149,6 +149,6 @@ CASES = {
     "transpose": Case("transpose/tiles", _transpose(TilesConfig()), caught=Counter(wait=1, mask=1), step=6),
     "transpose by WMMA": Case(
         "transpose/fragments", _transpose(FragmentsConfig(block_r=32, chunks=2, num_warps=2)), caught=Counter(wait=1),
-        step=6,
+        step=5,
     ),
 }  # fmt: skip
