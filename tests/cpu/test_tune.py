@@ -235,6 +235,35 @@ def study(evaluator, trials, **how):
     return module.run_study(PROBLEM, GPU, evaluator, trials=trials, quick=True, **how)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "kinds", "schedules"),
+    [
+        ("gfx1151", {"dtype": "fp16"}, {"wmma", "wmma_coop", "wmma_pingpong"}),
+        ("gfx1201", {"dtype": "fp8", "layout": "nt"}, {"wmma", "wmma_direct"}),
+        ("gfx1100", {"dtype": "fp32"}, {"fma"}),
+        ("gfx942", {"dtype": "bf16"}, {"mfma"}),
+        ("sm_90a", {"dtype": "bf16"}, {"hopper", "hopper_cluster", "hopper_plain"}),
+        ("sm_90a", {"dtype": "fp32", "precision": "3xtf32"}, {"hopper_cluster"}),
+        ("sm_90a", {"dtype": "fp64"}, {"hopper_precise", "hopper_plain"}),
+    ],
+)
+def test_a_space_has_room_and_the_starting_points(gpu, kinds, schedules):
+    from laneloom.tune.space import make_config, search_space, starting_points
+
+    row, problem = get_gpu(gpu), MatmulProblem.contiguous(1000, 1000, 1000, **kinds)
+    starts = starting_points(problem, row)
+    space = search_space(problem, row, starts, draws=1500)
+    assert schedules <= set(space)
+    assert search_space(problem, row, starts, draws=1500) == space
+    for config in starts:
+        assert all(getattr(config, name) in values for name, values in space[config.schedule].items())
+    rooms = [sum(len(values) > 1 for values in space[name].values()) for name in schedules]
+    assert min(rooms) >= 3
+    for name, knobs in space.items():
+        config = make_config(name, {knob: values[-1] for knob, values in knobs.items()})
+        assert MatmulConfig.parse(config.text) == config
+
+
 def test_a_study_finds_the_minimum_and_goes_on(cache):
     first = Scripted()
     found = study(first, 20)

@@ -37,10 +37,28 @@ def _rdna() -> Space:
         "control": CONTROLS,
     }  # fmt: skip
     return {
-        "wmma": {**knobs, "num_warps": _between(1, 16)},
+        "wmma": {**knobs, "num_warps": _between(1, 16), "split_k": _between(1, 16)},
         "wmma_coop": {**knobs, "num_warps": _between(2, 16)},
         "wmma_pingpong": {**knobs, "num_warps": _between(2, 16)},
-    }
+        "wmma_wide": {**knobs, "num_warps": _between(2, 8)},
+        "wmma_direct": {
+            "block_m": _between(16, 128), "block_n": _between(16, 128), "block_k": _between(16, 128),
+            "num_warps": _between(1, 8), "waves_n": _between(1, 4), "group_m": (1, 4, 8, 16), "doubled": _BOTH,
+        },
+        "fma": {
+            "block_m": _between(16, 256), "block_n": _between(16, 256), "block_k": _between(4, 32),
+            "num_warps": _between(1, 8), "group_m": (1, 4, 8, 16), "order": tuple(ORDERS),
+        },
+    }  # fmt: skip
+
+
+def _cdna() -> Space:
+    return {
+        "mfma": {
+            "block_m": _between(32, 256), "block_n": _between(32, 256), "block_k": _between(16, 128),
+            "num_warps": _between(1, 8), "group_m": (1, 4, 8, 16), "order": tuple(ORDERS),
+        }
+    }  # fmt: skip
 
 
 def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
@@ -105,7 +123,8 @@ def search_space(
 
     quick: only the tile, its waves or stages and the order are searched.
     """
-    wide = _rdna() if gpu.matrix_instructions == "wmma" else _hopper(problem, gpu)
+    by_family = {"wmma": _rdna, "mfma": _cdna, "wgmma": lambda: _hopper(problem, gpu)}
+    wide = by_family[gpu.matrix_instructions]()
     for config in starts:
         wide.setdefault(config.schedule, {})
     space: Space = {}
