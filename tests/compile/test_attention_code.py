@@ -91,7 +91,7 @@ def sass_of(code: CodeObject) -> list[str]:
         file.flush()
         run = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
     text = run.stdout
-    return re.findall(r"\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Z0-9_.]+)", text)
+    return re.findall(r"\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Za-z0-9_.]+)", text)
 
 
 @pytest.mark.parametrize(("d", "last"), [(128, None), (128, 0), (64, 0), (256, None)])

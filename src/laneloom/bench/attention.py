@@ -152,10 +152,10 @@ def _judge(case: Case, what: str, mine: list[torch.Tensor], theirs: list[torch.T
     return max(found, key=lambda pair: pair[0] / pair[1])
 
 
-def _sdpa(case: Case, backend: SDPBackend | list[SDPBackend], operands: list[tuple[torch.Tensor, ...]], i: int) -> torch.Tensor:
+def _sdpa(case: Case, backend: SDPBackend | list[SDPBackend], operands: list[Any], i: int) -> torch.Tensor:
+    q, k, v, _ = operands[i]
     with sdpa_kernel(backend):
-        return scaled_dot_product_attention(
-            *operands[i][:3], is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
+        return scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
 
 
 def measure(case: Case, rounds: int) -> dict[str, tuple[dict[str, Timing], float, float, str]]:
@@ -166,7 +166,8 @@ def measure(case: Case, rounds: int) -> dict[str, tuple[dict[str, Timing], float
     truth = _truth(case, *operands[0])
     gpu = active_gpu()
     seen = execute.band_of(causal, None)
-    problem = execute.problem_of(*operands[0][:3], case.dtype, None, seen)
+    q, k, v, _ = operands[0]
+    problem = execute.problem_of(q, k, v, case.dtype, None, seen)
 
     mine = [flash_attention(*x[:3], causal=causal, return_lse=True) for x in operands]
     if case.causal and case.queries != case.keys:
@@ -277,7 +278,8 @@ def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int]) -> None:
                     moved = 2 * case.bytes(False) if name == COPY else case.bytes(backward)
                     append(path, make_record(
                         timing, op=f"attention {what}", problem=case.problem, candidate=name, method=METHOD_SUSTAINED,
-                        reference=next(n for n in (COPY, CUDNN, DEFAULT) if n in timings), flops=case.flops(backward), bytes=moved,
+                        reference=next(n for n in (COPY, CUDNN, DEFAULT) if n in timings),
+                        flops=case.flops(backward), bytes=moved,
                         environment=environment, kernel_hash=sources if ours else "",
                         config={"text": text} if ours else None, error=error if ours else None,
                         error_budget=budget if ours else None,

@@ -126,3 +126,39 @@ __device__ __forceinline__ uint4 load_shared(u32 address) {
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "r"(address) : "memory");
   return x;
 }
+
+#ifdef STAGES
+__device__ __forceinline__ void step_ring(int& stage, u32& phase) {
+  if (++stage == STAGES) stage = 0, phase ^= 1;
+}
+#endif
+
+// What a launch is about; first_q, first_k: where packed sequences begin.
+struct Sizes {
+  int queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks;
+  const int *first_q, *first_k;
+};
+
+// The tile after this one, from a counter that all programs share. Their requests together are as many as the tiles: the last
+// one leaves the counter zero.
+__device__ __forceinline__ int next_tile(int number, int tiles, int* counter) {
+  if (number >= tiles) return tiles;
+  const int taken = atomicAdd(counter, 1);
+  if (taken == tiles - 1) *counter = 0;
+  return gridDim.x + taken;
+}
+
+// Zeros for a warp's 16 rows, of which `rows` exist.
+template <int WIDTH>
+__device__ __forceinline__ void write_zeros(u16* out, i64 row_stride, int rows, int lane) {
+  for (int row = 0; row < min(16, rows); ++row)
+    if (lane < WIDTH / 8) *(uint4*)(out + row * row_stride + lane * 8) = make_uint4(0, 0, 0, 0);
+}
+
+// Barriers of `count` buffers: filled by one arrival and its bytes, emptied by `readers` warps.
+__device__ __forceinline__ void init_buffers(u64* full, u64* empty, int count, int readers) {
+  for (int i = 0; i < count; ++i) {
+    barrier_init(shared_address(full + i), 1);
+    barrier_init(shared_address(empty + i), readers);
+  }
+}

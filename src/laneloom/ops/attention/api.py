@@ -74,15 +74,15 @@ def flash_attention(
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     torch = sys.modules.get("torch")
-    lengths: Any = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if torch is not None and any(isinstance(x, torch.Tensor) for x in (q, k, v)):
         from .torch_op import attend_tensors
 
-        packing = execute.packing_of(*lengths, torch.int32)
+        packing = execute.packing_of(lengths, torch.int32)
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
         out, lse = attend_tensors(q, k, v, scale, seen, packing, deterministic)
     else:
-        packing = execute.packing_of(*lengths, np.dtype(np.int32))
+        packing = execute.packing_of(lengths, np.dtype(np.int32))
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
         out, lse = _attend_arrays(q, k, v, scale, seen, packing)
     if packing is not None:

@@ -51,8 +51,9 @@ class Packing(NamedTuple):
     max_keys: int
 
 
-def packing_of(first_q: Any, first_k: Any, max_queries: Any, max_keys: Any, int32: Any) -> Packing | None:
-    """`cu_seqlens_q` .. `max_seqlen_k` of `flash_attention`, checked; int32 is the dtype they must have."""
+def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None:
+    """`cu_seqlens_q` .. `max_seqlen_k` of `flash_attention`, checked; int32: the dtype of the first two."""
+    first_q, first_k, max_queries, max_keys = lengths
     if first_q is None and first_k is None:
         if max_queries is not None or max_keys is not None:
             raise ArgumentError("max_seqlen_q, max_seqlen_k: expected None without cu_seqlens_q")
@@ -67,14 +68,14 @@ def packing_of(first_q: Any, first_k: Any, max_queries: Any, max_keys: Any, int3
         raise ArgumentError(
             f"cu_seqlens_k: expected {first_q.shape[0]} elements as cu_seqlens_q has, got {first_k.shape[0]}"
         )
-    lengths = []
+    found = []
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
             longest = int((x[1:] - x[:-1]).max())
         if isinstance(longest, bool) or not isinstance(longest, int) or longest < 0:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
-        lengths.append(longest)
-    return Packing(first_q, first_k, *lengths)
+        found.append(longest)
+    return Packing(first_q, first_k, *found)
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:

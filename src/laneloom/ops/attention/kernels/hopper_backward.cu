@@ -30,11 +30,6 @@ struct Shared {
   __align__(16) float lines[STAGES][2][BLOCK];  // lse2 and delta
 };
 
-struct Sizes {
-  int queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks;
-  const int *first_q, *first_k;
-};
-
 struct Work {
   int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end;
 };
@@ -46,21 +41,16 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   const int section = number / per_section, within = number % per_section;
   const int here = min(n.section, n.batches * heads - section * n.section);
   const int owner = section * n.section + within % here;
-  w.batch = owner / heads;
-  w.head = owner % heads;
+  w.batch = owner / heads, w.head = owner % heads;
   w.key0 = within / here * KEYS;
-  w.queries = n.queries;
-  w.keys = n.keys;
+  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
   w.q_first = w.k_first = 0;
-  w.first = n.first;
-  w.last = n.last;
 #if PACKED
   w.q_first = n.first_q[w.batch];
   w.k_first = n.first_k[w.batch];
   w.queries = n.first_q[w.batch + 1] - w.q_first;
   w.keys = n.first_k[w.batch + 1] - w.k_first;
-  w.first += BOTTOM_RIGHT ? w.keys - w.queries : 0;
-  w.last += BOTTOM_RIGHT ? w.keys - w.queries : 0;
+  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
 #endif
   const int key_last = min(w.key0 + KEYS, w.keys) - 1;
   const int low = HAS_LAST ? max(w.key0 - w.last, 0) : 0;
@@ -68,10 +58,6 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   w.begin = low / BLOCK;
   w.end = high > low && w.key0 < w.keys ? (high + BLOCK - 1) / BLOCK : w.begin;
   return w;
-}
-
-__device__ __forceinline__ void step_ring(int& stage, u32& phase) {
-  if (++stage == STAGES) stage = 0, phase ^= 1;
 }
 
 // Where sums and lines of a head's queries begin, in blocks.
@@ -90,13 +76,7 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
   int stage = 0, slot = 0, number = blockIdx.x;
   u32 phase = 0, tile_phase = 0, kv_phase = 0;
   while (true) {
-    int next = sizes.tiles;
-    if (number < sizes.tiles) {
-      const int taken = atomicAdd(counter, 1);
-      // All programs' requests together are as many as the tiles: the last one leaves the counter as it was.
-      if (taken == sizes.tiles - 1) *counter = 0;
-      next = gridDim.x + taken;
-    }
+    const int next = next_tile(number, sizes.tiles, counter);
     barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
     shared->tile[slot] = number;
     barrier_arrive(shared_address(&shared->tile_full[slot]));
@@ -198,13 +178,6 @@ __device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float fa
     if (row < 16 && row < rows)
       *(uint4*)(out + row * row_stride + group * 8) = load_shared(tile + group / 8 * KEYS * 128 + swizzled(row, group % 8));
   }
-}
-
-// Keys that no query sees. Shared memory belongs to the next tile.
-template <int WIDTH>
-__device__ __forceinline__ void write_zeros(u16* out, i64 row_stride, int rows, int lane) {
-  for (int row = 0; row < min(16, rows); ++row)
-    if (lane < WIDTH / 8) *(uint4*)(out + row * row_stride + lane * 8) = make_uint4(0, 0, 0, 0);
 }
 
 // dQ of one block, the product of both warpgroups' dS with K, and its addition to the sums.
@@ -371,7 +344,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
     const i64 batch = PACKED ? 0 : w.batch;
     u16* const dk_rows = to.dk + batch * to.dk_batch + w.head * to.dk_head + (w.k_first + row_warp) * to.dk_row;
     u16* const dv_rows = to.dv + batch * to.dv_batch + w.head * to.dv_head + (w.k_first + row_warp) * to.dv_row;
-    if (!any) {
+    if (!any) {  // no query sees these keys, and shared memory belongs to the next tile
       write_zeros<D>(dk_rows, to.dk_row, rows, lane);
       write_zeros<D_V>(dv_rows, to.dv_row, rows, lane);
       continue;
@@ -394,32 +367,23 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_backward(
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
     int first, int last, int section, int tiles, int sum_blocks) {
   extern __shared__ char memory[];
-  __shared__ Shared shared_storage;
-  Shared* shared = &shared_storage;
+  __shared__ Shared storage;
+  Shared* const shared = &storage;
   const u32 k_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
   const u32 v_tile = k_tile + K_BYTES, ds_tile = v_tile + V_BYTES;
   const u32 q_tile = ds_tile + 2 * DS_BYTES, g_tile = q_tile + STAGES * Q_BYTES;
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
   if (threadIdx.x == 0) {
-    barrier_init(shared_address(&shared->kv_full), 1);
-    barrier_init(shared_address(&shared->kv_empty), 8);
-    for (int i = 0; i < STAGES; ++i) {
-      barrier_init(shared_address(&shared->q_full[i]), 1);
-      barrier_init(shared_address(&shared->g_full[i]), 1);
-      barrier_init(shared_address(&shared->q_empty[i]), 8);
-      barrier_init(shared_address(&shared->g_empty[i]), 8);
-    }
+    init_buffers(&shared->kv_full, &shared->kv_empty, 1, 8);
+    init_buffers(shared->q_full, shared->q_empty, STAGES, 8);
+    init_buffers(shared->g_full, shared->g_empty, STAGES, 8);
+    init_buffers(shared->tile_full, shared->tile_empty, 2, 8);
     for (int i = 0; i < 2; ++i) {
-      barrier_init(shared_address(&shared->tile_full[i]), 1);
-      barrier_init(shared_address(&shared->tile_empty[i]), 8);
       barrier_init(shared_address(&shared->ds_full[i]), 8);
       barrier_init(shared_address(&shared->ds_empty[i]), 8);
     }
     fence_barrier_init();
-    prefetch_map(&q_map);
-    prefetch_map(&k_map);
-    prefetch_map(&v_map);
-    prefetch_map(&g_map);
+    prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map), prefetch_map(&g_map);
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it

@@ -26,14 +26,7 @@ struct Shared {
   int tile[2];
 };
 
-struct Work {
-  int batch, head, row0, queries, keys, q_first, k_first, first, last, begin, end;
-};
-
-struct Sizes {
-  int queries, keys, heads, group, batches, first, last, section, tiles;
-  const int *first_q, *first_k;
-};
+struct Work { int batch, head, row0, queries, keys, q_first, k_first, first, last, begin, end; };
 
 // The tile of this number: late rows first within a section of heads.
 __device__ __forceinline__ Work locate(int number, const Sizes& n) {
@@ -43,21 +36,16 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   const int section = number / per_section, within = number % per_section;
   const int here = min(n.section, n.batches * n.heads - section * n.section);
   const int owner = section * n.section + within % here;
-  w.batch = owner / n.heads;
-  w.head = owner % n.heads;
+  w.batch = owner / n.heads, w.head = owner % n.heads;
   w.row0 = (blocks - 1 - within / here) * ROWS;
-  w.queries = n.queries;
-  w.keys = n.keys;
+  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
   w.q_first = w.k_first = 0;
-  w.first = n.first;
-  w.last = n.last;
 #if PACKED
   w.q_first = n.first_q[w.batch];
   w.k_first = n.first_k[w.batch];
   w.queries = n.first_q[w.batch + 1] - w.q_first;
   w.keys = n.first_k[w.batch + 1] - w.k_first;
-  w.first += BOTTOM_RIGHT ? w.keys - w.queries : 0;
-  w.last += BOTTOM_RIGHT ? w.keys - w.queries : 0;
+  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
 #endif
   const int row_last = min(w.row0 + ROWS, w.queries) - 1;
   const int low = HAS_FIRST ? max(w.row0 + w.first, 0) : 0;
@@ -67,10 +55,6 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   return w;
 }
 
-__device__ __forceinline__ void step_ring(int& stage, u32& phase) {
-  if (++stage == STAGES) stage = 0, phase ^= 1;
-}
-
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
     const Sizes& sizes, int* counter) {
@@ -78,13 +62,7 @@ __device__ __forceinline__ void produce(
   u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
   int number = blockIdx.x;
   while (true) {
-    int next = sizes.tiles;
-    if (number < sizes.tiles) {
-      const int taken = atomicAdd(counter, 1);
-      // All programs' requests together are as many as the tiles: the last one leaves the counter as it was.
-      if (taken == sizes.tiles - 1) *counter = 0;
-      next = gridDim.x + taken;
-    }
+    const int next = next_tile(number, sizes.tiles, counter);
     barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
     shared->tile[slot] = number;
     barrier_arrive(shared_address(&shared->tile_full[slot]));
@@ -313,9 +291,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
     u32 p[COLUMNS / 4];
 #pragma unroll
     for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
-    auto release = [&](u64* empty) {
-      if (lane == 0) barrier_arrive(shared_address(empty));
-    };
+    auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
     auto hide_if_cut = [&](int block) {
       const int column = block * COLUMNS;
       const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
@@ -396,32 +372,20 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
     i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
     int section, int tiles) {
   extern __shared__ char memory[];
-  __shared__ Shared shared_storage;
-  Shared* shared = &shared_storage;
+  __shared__ Shared storage;
+  Shared* const shared = &storage;
   const u32 q_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
   const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
   const u32 v_tile = k_tile + STAGES * K_BYTES;
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, 0, first_q, first_k};
   const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Q_BUFFERS * CONSUMERS; ++i) {
-      barrier_init(shared_address(&shared->q_full[0][i]), 1);
-      barrier_init(shared_address(&shared->q_empty[0][i]), 4);
-    }
-    for (int i = 0; i < STAGES; ++i) {
-      barrier_init(shared_address(&shared->k_full[i]), 1);
-      barrier_init(shared_address(&shared->v_full[i]), 1);
-      barrier_init(shared_address(&shared->k_empty[i]), CONSUMER_WARPS);
-      barrier_init(shared_address(&shared->v_empty[i]), CONSUMER_WARPS);
-    }
-    for (int i = 0; i < 2; ++i) {
-      barrier_init(shared_address(&shared->tile_full[i]), 1);
-      barrier_init(shared_address(&shared->tile_empty[i]), CONSUMER_WARPS);
-    }
+    init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);
+    init_buffers(shared->k_full, shared->k_empty, STAGES, CONSUMER_WARPS);
+    init_buffers(shared->v_full, shared->v_empty, STAGES, CONSUMER_WARPS);
+    init_buffers(shared->tile_full, shared->tile_empty, 2, CONSUMER_WARPS);
     fence_barrier_init();
-    prefetch_map(&q_map);
-    prefetch_map(&k_map);
-    prefetch_map(&v_map);
+    prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map);
   }
   __syncthreads();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
