@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("cuda.bindings.nvrtc")
 pytest.importorskip("torch")
 
-from laneloom.codegen.nvrtc import nvrtc_version  # noqa: E402
-from laneloom.errors import UnsupportedError  # noqa: E402
-from laneloom.gpu import get_gpu  # noqa: E402
-from laneloom.ops.matmul.config import plan  # noqa: E402
-from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig  # noqa: E402
-from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
-from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix  # noqa: E402
+from laneloom.codegen.nvrtc import nvrtc_version
+from laneloom.errors import UnsupportedError
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config import plan
+from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig
+from laneloom.ops.matmul.execute import schedule_of
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
 try:
     nvrtc_version()
@@ -24,6 +24,7 @@ except UnsupportedError as error:
 
 GPU = get_gpu("sm_90a")
 BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
+IN_PIECES = {"promote": 1, "copy_a": True, "copy_b": True}
 
 
 def compiled(problem, config):
@@ -59,9 +60,9 @@ def test_a_cluster_multicasts_and_stores_by_tma(layout):
         ("fp8", "bf16", "ieee", {"block_k": 128}, "m64n128k32.f32.e4m3.e4m3", 4),
         ("int8", "int32", "ieee", {"block_k": 128}, "m64n128k32.s32.s8.s8", 4),
         ("fp32", "fp32", "tf32", {"block_k": 32}, "m64n128k8.f32.tf32.tf32", 4),
-        ("fp32", "fp32", "3xtf32", {"block_k": 32, "pieces": 2, "promote": 1, "stages": 3, "copy_a": True, "copy_b": True},
+        ("fp32", "fp32", "3xtf32", {"block_k": 32, "pieces": 2, "stages": 3, **IN_PIECES},
          "m64n128k8.f32.tf32.tf32", 12),
-        ("fp32", "fp32", "3xbf16", {"block_k": 64, "pieces": 3, "promote": 1, "stages": 2, "copy_a": True, "copy_b": True},
+        ("fp32", "fp32", "3xbf16", {"block_k": 64, "pieces": 3, "stages": 2, **IN_PIECES},
          "m64n128k16.f32.bf16.bf16", 24),
     ],
 )  # fmt: skip

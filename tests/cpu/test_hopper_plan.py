@@ -92,7 +92,7 @@ def test_batches_take_one_launch():
         ((512, 512, 512), {"dtype": "fp32", "precision": "3xbf16"}, "hopper_cluster", {"pieces": 3, "block_k": 64}),
         ((512, 512, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
         ((512, 512, 512), {"dtype": "fp8", "dtype_out": "bf16"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
-        ((333, 129, 517), {"dtype": "fp8", "dtype_out": "fp32"}, "hopper_cluster", {"copy_a": True, "tma_store": False}),
+        ((333, 129, 517), {"dtype": "fp8", "dtype_out": "fp32"}, "hopper_cluster", {"copy_a": True, "copy_b": True}),
         ((512, 512, 512), {"dtype": "uint8", "dtype_out": "int32"}, "hopper_cluster", {}),
         ((512, 512, 512), {"epilogue": Epilogue(scaled=True)}, "hopper_cluster", {"tma_store": True}),
     ],
