@@ -3,8 +3,8 @@
 Both products run with exchanged operands (`transposed` accumulators), so that a lane ends up with neighbours of a row
 of P: on RDNA 4 that is the layout in which WMMA wants its first operand, and nothing moves. On RDNA 3 the two half
 waves, which both need whole rows, exchange what they have (`v_permlanex16_b32`). P touches no LDS and no memory; A0, B0
-and B1 go through LDS, where all waves share them. Derivation and instruction counts: docs/gemm-chain.md. Source: AMD's RDNA 3
-and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+and B1 go through LDS, where all waves share them. Derivation and instruction counts: docs/gemm-chain.md. Source: AMD's
+RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
