@@ -109,6 +109,33 @@ def render_decode(records: Iterable[Record]) -> str:
     return "\n".join(lines)
 
 
+def render_summary(records: Iterable[Record]) -> str:
+    """Markdown: the suite's geometric means and least ratios over cuDNN, one row a head dimension."""
+    found = _newest(records)
+    (sizes,) = load_suite("attention").values()
+    suite = {tuple(size) for size in sizes}
+    lines = [
+        "| D | cases | forward x cuDNN | least | x torch flash | backward x cuDNN | least | x torch flash |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    ratios: dict[int, dict[tuple[str, str], list[float]]] = {}
+    for what in ("forward", "backward"):
+        for problem, by_name in found.get(f"attention {what}", {}).items():
+            if problem_sizes(dict(problem)) in suite:
+                row = ratios.setdefault(int(dict(problem)["d"]), {})
+                for other in (CUDNN, FLASH):
+                    ratio = _ratio(by_name, other)
+                    row.setdefault((what, other), []).extend([] if ratio is None else [ratio])
+    for d, row in sorted(ratios.items()):
+        cells = [str(d), str(len(row["forward", CUDNN]))]
+        for what in ("forward", "backward"):
+            cudnn, flash = row.get((what, CUDNN), []), row.get((what, FLASH), [])
+            cells += [f"{geometric_mean(cudnn):.2f}", f"{min(cudnn):.2f}"] if cudnn else ["", ""]
+            cells += [f"{geometric_mean(flash):.2f}"] if flash else [""]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def plot_lengths(records: Iterable[Record], path: Path) -> None:
     """TFLOP/s over the length of the sequences, 16,384 positions together, D = 128."""
     import matplotlib as mpl
@@ -147,9 +174,12 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--picture", type=Path, help="where the picture over lengths goes, an .svg file")
+    parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     records = load(arguments.records)
     fill_page(arguments.page, {"products": render_products(records), "decode": render_decode(records)})
+    if arguments.readme is not None:
+        fill_page(arguments.readme, {"attention": render_summary(records)})
     if arguments.picture is not None:
         plot_lengths(records, arguments.picture)
 

@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--picture", type=Path, help="where the picture of the squares goes, an .svg file")
+    parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
     from .matmul import KERNEL_SOURCES, METHOD_HOST
@@ -245,6 +246,8 @@ def main() -> None:
         "host": render_host(records, METHOD_HOST),
     }  # fmt: skip
     fill_page(arguments.page, tables)
+    if arguments.readme is not None:
+        fill_page(arguments.readme, {"matmul": tables["summary"]})
     if arguments.picture is not None:
         plot_squares(records, arguments.picture)
 
