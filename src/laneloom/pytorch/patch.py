@@ -173,8 +173,8 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
     time to start a kernel where that is longer than the kernel. captured: the calls go into CUDA graphs, where the host
     does not count. always: route all that a schedule can do, measured or not.
 
-    What laneloom cannot do (a mask tensor, dropout, out=, other dtypes,
-    subclasses of tensors, forward-mode derivatives) goes to torch unchanged; the report says why.
+    What laneloom cannot do (a mask tensor, dropout, out=, other dtypes, subclasses of tensors, forward-mode
+    derivatives) goes to torch unchanged; the report says why.
 
     Results differ from torch's by rounding alone: both round the same FP32 sums once, added in another order. A second
     derivative of attention is computed by torch. Other threads are not patched; enter a context in each.
