@@ -390,6 +390,15 @@ def test_the_command_tunes_by_prediction(cache):
     assert plan_with_reasons(problem, GPU).config.text == told["config"]
 
 
+def test_what_workers_are_sent_can_be_sent():
+    from laneloom.tune.predicted import try_named
+
+    arguments = pickle.loads(pickle.dumps((PROBLEM, GPU.name, FASTER)))
+    outcome = try_named(*arguments)
+    assert outcome.finished
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
+
+
 def test_verification_sees_a_wrong_result(monkeypatch):
     pytest.importorskip("optuna")
     from laneloom.ops.matmul import execute

@@ -136,6 +136,8 @@ class _Progress:
             self._console.print(f"{step.outcome.config.text}: {step.outcome.why}", style="bold red", soft_wrap=True)
         if step.best_us != self._best:
             self._best = step.best_us
+            if step.outcome.time_us != step.best_us:  # a study that goes on: the best is an earlier run's
+                return
             self._console.print(f"{step.tried}: {step.best_us:.2f} us  {step.outcome.config.text}", soft_wrap=True)
 
 

@@ -24,6 +24,7 @@ from ..gpu import Gpu
 from ..ops.matmul.config import MatmulConfig, plan_with_reasons
 from ..ops.matmul.problem import MatmulProblem
 from .outcome import Outcome
+from .workers import start_worker
 
 GUARD = 4096  #: elements on either side of a result
 HANGS_S = 120  #: compiling and one launch take longer only if something is stuck
@@ -116,7 +117,7 @@ class MeasuredEvaluator:
         while len(found) < len(configs):
             left = [i for i in range(len(configs)) if i not in found][: 1 if alone else None]
             if self._pool is None:
-                self._pool = multiprocessing.get_context("spawn").Pool(self._jobs)
+                self._pool = multiprocessing.get_context("spawn").Pool(self._jobs, start_worker)
             waiting: list[tuple[int, AsyncResult[str | None]]] = [
                 (i, self._pool.apply_async(why_wrong, (self.problem, configs[i].text))) for i in left
             ]

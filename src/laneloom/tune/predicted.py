@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
@@ -14,13 +14,14 @@ from ..bench.predicted import sample_matmul
 from ..codegen.versions import triton_version
 from ..emulator.driver import emulated
 from ..errors import LaneloomError, UnsupportedError
-from ..gpu import Gpu
+from ..gpu import Gpu, get_gpu
 from ..ops.matmul import execute, reference
 from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.dtypes import Arithmetic
 from ..ops.matmul.problem import MatmulProblem
 from ..timing import machine_of
 from .outcome import Outcome, cut
+from .workers import start_worker
 
 _INTEGERS = {"int8": (-128, 128), "uint8": (0, 256)}
 
@@ -40,12 +41,30 @@ class PredictedEvaluator:
         self.problem, self.gpu = problem, gpu
         self.where: dict[str, str | int | bool] = {"gpu": gpu.product, "triton": triton_version()}
         self.where["laneloom"] = __version__
-        context = multiprocessing.get_context("spawn")
-        self._pool = None if jobs == 1 else ProcessPoolExecutor(jobs, mp_context=context)
+        self._jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
 
     def evaluate(self, configs: Sequence[MatmulConfig], best_us: float | None) -> Iterator[Outcome]:
-        run = map if self._pool is None else self._pool.map
-        yield from run(try_config, repeat(self.problem), repeat(self.gpu), configs)
+        if self._jobs == 1:
+            yield from (try_config(self.problem, self.gpu, config) for config in configs)
+            return
+        futures = [self._submit(config) for config in configs]
+        for config, future in zip(configs, futures, strict=True):
+            try:
+                yield future.result()
+            except BrokenProcessPool:  # a worker died, and took what waited behind it along: each once more, alone
+                self.close()
+                try:
+                    yield self._submit(config).result()
+                except BrokenProcessPool:
+                    self.close()
+                    yield Outcome(config, None, "its process died")
+
+    def _submit(self, config: MatmulConfig) -> Future[Outcome]:
+        if self._pool is None:
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=start_worker)
+        return self._pool.submit(try_named, self.problem, self.gpu.name, config.text)
 
     def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> tuple[MatmulConfig, float, float]:
         """The first that strict mode finds nothing in."""
@@ -63,6 +82,12 @@ class PredictedEvaluator:
     def close(self) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def try_named(problem: MatmulProblem, gpu: str, config: str) -> Outcome:
+    """`try_config` of what a process can send: names."""
+    return try_config(problem, get_gpu(gpu), MatmulConfig.parse(config))
 
 
 def try_config(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig) -> Outcome:
