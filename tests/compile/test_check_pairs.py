@@ -11,7 +11,7 @@ import pytest
 from laneloom.codegen import versions
 from laneloom.codegen.diagnostics import captured_stderr
 from laneloom.gpu import get_gpu
-from laneloom.isa.check_pairs import opcodes, why_illegal
+from laneloom.isa.check_pairs import opcodes, ports, why_illegal
 from laneloom.isa.parse import instruction
 
 LITERALS = ("0x41234567", "0x12345678")
@@ -48,12 +48,25 @@ def test_verdicts_are_those_of_the_assembler(gpu: str):
         pairs.append(f"{half(rng, x)} :: {half(rng, y)}")
     with captured_stderr() as printed, contextlib.suppress(RuntimeError, ValueError):
         versions.assembler()("".join(f"\t{p}\n" for p in pairs), gpu, versions.assembler_features(row))
-    refused = {int(n) - 1 for n in re.findall(r":(\d+):\d+: error", printed[0])}
+    # Triton before 3.9 prints no line numbers, but every version prints the line.
+    excerpts = re.findall(r"^(?:[^\n:]*:\d+:\d+: )?error: [^\n]*\n([^\n]*)", printed[0], re.MULTILINE)
+    refused = {" ".join(text.split()) for text in excerpts}
     ours = set()
-    for number, text in enumerate(pairs):
+    for text in pairs:
         ins = instruction(*text.split(" ", 1))
         assert ins.second is not None
         if why_illegal(ins, ins.second, row.major):
-            ours.add(number)
+            ours.add(text)
     assert 500 < len(refused) < 2900
-    assert [pairs[n] for n in sorted(ours ^ refused)] == []
+    apart = ours ^ refused
+    if row.major == 12 and versions.triton_version() < "3.9":
+        # The LLVM of Triton 3.6 does not know yet that both halves may read one register through one port.
+        apart = {text for text in apart if text in ours or not shares_a_register(text)}
+    assert sorted(apart) == []
+
+
+def shares_a_register(text: str) -> bool:
+    """Whether both halves read one register through the same port."""
+    x = instruction(*text.split(" ", 1))
+    assert x.second is not None
+    return any(a is not None and a == b for a, b in zip(ports(x), ports(x.second), strict=True))

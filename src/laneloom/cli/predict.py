@@ -30,7 +30,9 @@ def predict(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a product's time on RDNA by a timing model of one workgroup processor.
+    """Predict a product's time on RDNA.
+
+    By a timing model of one workgroup processor, driven by the emulator.
 
     A model's figure, not a measurement: docs/timing-model.md says how far off it was where figures are published.
     """
