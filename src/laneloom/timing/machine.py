@@ -43,7 +43,7 @@ class Machine:
     lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
     lds_pace: float = 0.7  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
     l0_bytes: int = 32 * KIB  #: of one CU [P]
-    l0_ways: int = 4  #: lines of one set [W]
+    l0_ways: int = 4  #: lines of one set [W], of RDNA 1's half as large cache
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
     l0_lanes_per_clock: int = 4  #: addresses that a CU's texture unit makes per clock [W]
     l0_latency: int = 120  #: a vector load that hits L0 [A]
@@ -51,7 +51,7 @@ class Machine:
     l2_bytes_per_clock: float = 2048.0  #: of the whole GPU [A]: 64 bytes for each of its channels
     mall_latency_ns: float = 150.0  #: [C]
     memory_latency_ns: float = 300.0  #: [A]
-    mall_gbs: float = 0.0  #: [P]
+    mall_gbs: float = 0.0  #: [P] or [A], see _CHIPS
     memory_gbs: float = 0.0  #: what a copy reaches
     branch_cycles: int = 16  #: from a taken branch to the wave's next instruction [A]; LLVM says 32
     barrier_cycles: int = 16  #: from the last arrival to the first to go on [A]
@@ -66,7 +66,8 @@ class Machine:
 
 # Fitted [F] on gfx1100 and gfx1151; other cards are taken to be like the one, other APUs like the other.
 _CARD, _APU = 0.8, 0.6
-# name: L2, Infinity Cache (MiB), bandwidth of the latter (GB/s), L2 bytes per clock, clock as a part of boost
+# name: L2, Infinity Cache (MiB) [P], bandwidth of the latter (GB/s; [P] for gfx1100 to gfx1102, else [A]), L2 bytes per
+# clock [A], clock as a part of boost [F]
 _CHIPS = {
     "gfx1100": (6, 96, 3500, 3072, _CARD),
     "gfx1101": (4, 64, 2700, 2048, _CARD),
