@@ -1,6 +1,7 @@
 """README: its Python runs, its commands exist, its links lead somewhere, its table agrees with the GPU table."""
 
 import importlib.util
+import itertools
 import re
 import shlex
 import subprocess
@@ -52,7 +53,8 @@ def test_commands_exist(words):
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert words[1] in targets
     elif words[0] == "laneloom":
-        shown = CliRunner().invoke(app, [words[1], "--help"], env={"COLUMNS": "200"})
+        spoken = list(itertools.takewhile(lambda word: not word.startswith("--"), words[1:]))
+        shown = CliRunner().invoke(app, [*spoken, "--help"], env={"COLUMNS": "200"})
         assert shown.exit_code == 0
         for option in (word for word in words if word.startswith("--")):
             assert option in shown.stdout
