@@ -231,3 +231,89 @@ def test_the_judge_on_tensors_passes_what_is_right_and_nothing_else(dtype):
         share, why = judge(problem, a, b, damaged)
         assert why is not None
         assert share == float("inf")
+
+
+@pytest.fixture
+def emulated_cuda(monkeypatch):
+    """Code for device "cuda", on CPU tensors and in the emulator."""
+    from laneloom import emulated
+    from laneloom.bench import products, works
+    from laneloom.emulator.cuda_on_cpu import cuda_on_cpu
+    from laneloom.gpu import get_gpu
+
+    gpu = get_gpu("gfx1151")
+    monkeypatch.setattr(works, "count_sets", lambda size: 1)
+    monkeypatch.setattr(products, "seeded", lambda seed: torch.Generator().manual_seed(seed))
+    with emulated(gpu), cuda_on_cpu(gpu):
+        yield gpu
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda w, gpu: w.gemm_work(50, 60, 70, "fp16", "nt", "g", gpu),
+        lambda w, gpu: w.gemm_work(40, 60, 70, "int8", "nn", "g", gpu),
+        lambda w, gpu: w.attention_work((1, 4, 2, 70, 90, 64, 1), "fp16"),
+        lambda w, gpu: w.attention_work((2, 2, 2, 64, 64, 64, 0), "bf16"),
+        lambda w, gpu: w.transform_work(6, 5, "fp64"),
+        lambda w, gpu: w.transform_work(4, 5, "complex128"),
+    ],
+)
+def test_what_is_measured_is_right_and_so_is_its_rival(make, emulated_cuda):
+    from laneloom.bench import works
+    from laneloom.errors import LaneloomError
+
+    work = make(works, emulated_cuda)
+    assert 0 <= work.check() <= 1
+    assert work.flops > 0
+    theirs = work.torch(*work.arguments[0]) if work.problem["dtype"] != "int8" else None
+    ours = work.ours(0)
+    if theirs is not None and isinstance(ours, torch.Tensor):
+        assert torch.allclose(ours.to(theirs.dtype), theirs, rtol=2e-2, atol=2e-2)
+    # A kernel that is wrong is found: the same check of operands that changed behind its back.
+    changed = {"matmul": "multiply", "attention": "flash_attention", "transform3d": "transform3d"}[work.op]
+    whole = getattr(works, changed)
+
+    def broken(*given, **how):
+        result = whole(*given, **how)
+        target = result if work.op == "attention" else (how.get("out") if "out" in how else given[3])
+        target.view(-1)[-1:] += 3
+        return result
+
+    works.__dict__[changed] = broken
+    try:
+        with pytest.raises(LaneloomError):
+            work.check()
+    finally:
+        works.__dict__[changed] = whole
+
+
+def test_the_selftest_runs_emulated_and_sees_a_wrong_kernel(tmp_path, monkeypatch):
+    from laneloom.bench import selftest
+
+    out = tmp_path / "selftest.json"
+    words = ["selftest", "--emulate", "gfx1151", "--most", "2", "-o", str(out)]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    told = json.loads(out.read_text())
+    assert told["counts"] == {"right": 2, "wrong": 0, "refused": 0, "failed": 0}
+    assert told["how"] == "emulated"
+    assert str(Path.home()) not in out.read_text()
+    whole = selftest.matmul
+
+    def broken(a, b, *, out=None, **how):
+        result = whole(a, b, out=out, **how)
+        result[-1, -1] += 1
+        return result
+
+    monkeypatch.setattr(selftest, "matmul", broken)
+    assert CliRunner().invoke(app, words).exit_code == 1
+    assert json.loads(out.read_text())["counts"]["wrong"] == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_the_selftest_without_a_gpu_says_so(tmp_path):
+    out = tmp_path / "selftest.json"
+    shown = CliRunner().invoke(app, ["selftest", "-o", str(out)])
+    assert shown.exit_code == 2
+    assert "--emulate gfx1151" in shown.stderr
+    assert not out.exists()

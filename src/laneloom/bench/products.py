@@ -20,9 +20,14 @@ PRECISION_ERROR = {"ieee": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf
 ROWS = 1024  #: of C that are judged at a time
 
 
+def seeded(seed: int) -> torch.Generator:
+    """Random numbers of the GPU."""
+    return torch.Generator("cuda").manual_seed(seed)
+
+
 def operands(problem: MatmulProblem, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Random A and B, densely stored in the problem's layout."""
-    generator = torch.Generator("cuda").manual_seed(seed)
+    generator = seeded(seed)
     pair = []
     for letter, rows, columns, dtype in (
         (problem.layout[0], problem.m, problem.k, problem.dtype_a),

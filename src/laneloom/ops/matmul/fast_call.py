@@ -28,6 +28,8 @@ _DEFAULT_OUTPUTS = {
     torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32, torch.int8: torch.int32,
 }  # fmt: skip
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+#: torch without CUDA has none, and its tensors only say "cuda" where they are emulated: then no device is the current
+_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _UNKNOWN = object()
 _prepared: dict[tuple[Any, ...], Any] = {}  #: what runs, or None where the operator has to be called
 
@@ -51,7 +53,7 @@ def call_prepared(
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
         return None
     device = a.get_device()
-    if device < 0 or b.get_device() != device or torch._C._cuda_getDevice() != device:
+    if device < 0 or b.get_device() != device or _current_device() != device:
         return None
     if (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or _is_observed():
         return None
