@@ -1,0 +1,77 @@
+"""Schedules beside the general one: K in parts, skinny tiles, wide accesses by waves with different operands."""
+
+from __future__ import annotations
+
+import pytest
+
+import laneloom
+from laneloom.errors import InvalidConfigError
+from laneloom.ops.matmul import reference
+from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations():
+    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).half()
+
+
+def check(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    """c is a @ b under the derived budget, every element."""
+    verdict = reference.judge(c.double().numpy(), a.double().numpy(), b.double().numpy(), "fp16")
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("name", ["gfx1151", "gfx1201"])
+def test_split_k(name):
+    """Parts of K, the last one shorter, and their terms; the same bits twice, and more parts than K has tiles."""
+    with laneloom.emulated(name, strict=True) as emulation:
+        for shape_a, shape_b, parts in (((33, 200), (200, 31), 3), ((2, 1, 8, 70), (3, 70, 24), 50)):
+            config = WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=1, waves_n=1, split_k=parts)
+            a, b, bias = random(*shape_a), random(*shape_b), random(shape_b[-1])
+            got = laneloom.gemm(a, b, bias=bias, alpha=0.5, activation="silu", config=config)
+            terms = {"bias": bias.double().numpy(), "alpha": 0.5, "activation": "silu"}
+            values = (x.double().numpy() for x in (got, a, b))
+            assert reference.judge_gemm(*values, "fp16", **terms).ok
+            assert torch.equal(got, laneloom.gemm(a, b, bias=bias, alpha=0.5, activation="silu", config=config))
+        assert [record.kernel for record in emulation.launches] == 4 * ["wmma_matmul", "apply_epilogue"]
+        assert [record.grid[1] for record in emulation.launches[::2]] == [3, 3, 3, 3]
+
+
+def test_plan_splits_k_and_takes_skinny_tiles():
+    a, b = random(9, 520), random(520, 40)
+    with laneloom.emulated("gfx1151", strict=True) as emulation:
+        check(a, b, laneloom.matmul(a, b))
+        explanation = laneloom.explain(a, b)
+    assert isinstance(explanation.config, WmmaConfig)
+    assert explanation.config.block_m == 16
+    assert any("parts of" in fact for fact in explanation.facts) == (explanation.config.split_k > 1)
+    assert emulation.launches[0].kernel == "wmma_matmul"
+
+
+@pytest.mark.parametrize(("name", "layout"), [("gfx1151", "nn"), ("gfx1201", "tt"), ("gfx1151", "tn")])
+def test_wide_accesses(name, layout):
+    """Every access of the loop is 16 bytes wide, without bank conflicts, by waves with different operands."""
+    config = WideConfig(block_m=128, block_n=128, block_k=32)
+    with laneloom.emulated(name, strict=True, seed=7, profile=True) as emulation:
+        for m, n, k in ((136, 8, 72), (8, 136, 104)):
+            a = random(m, k) if layout[0] == "n" else random(k, m).T
+            b = random(k, n) if layout[1] == "n" else random(n, k).T
+            check(a, b, laneloom.matmul(a, b, config=config))
+            profile = emulation.launches[-1].profile
+            assert profile is not None
+            assert sum(i.conflicts for i in profile.instructions) == 0
+        with pytest.raises(InvalidConfigError, match="loads 16 bytes at a time, the strides or addresses allow fewer"):
+            laneloom.matmul(random(8, 9), random(9, 8), config=config)
+        with pytest.raises(InvalidConfigError, match="wmma_wide takes 16-bit elements, got int8"):
+            laneloom.matmul(*(torch.ones(16, 16, dtype=torch.int8),) * 2, config=config)
