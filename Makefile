@@ -47,7 +47,7 @@ $(VENV)/core.stamp: pyproject.toml
 
 $(VENV)/dev.stamp: $(VENV)/core.stamp
 	$(if $(TORCH),$(PIP) "$(TORCH)")
-	$(PIP) --editable ".[dev,report,cuda]"
+	$(PIP) --editable ".[dev,report,tune,cuda]"
 	$(if $(TORCH),$(PIP) --editable ".[packages]")
 	@touch $@
 

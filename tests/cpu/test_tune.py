@@ -359,6 +359,7 @@ def test_writers_and_readers_together(cache):
 
 
 def test_shipping_replaces_the_same_product(cache):
+    pytest.importorskip("optuna")
     from laneloom.tune.tables import ship
 
     other = MatmulProblem.contiguous(64, 64, 64)
