@@ -40,8 +40,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Int4", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul", "matmul", "patched",
-    "transform3d", "transpose",
+    "Int4", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul",
+    "matmul", "patched", "transform3d", "transpose",
 ]  # fmt: skip
 
 

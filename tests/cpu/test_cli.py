@@ -158,7 +158,8 @@ def test_explain_json():
     assert result.exit_code == 0
     shown = json.loads(result.stdout)
     assert list(shown) == [
-        "gpu", "shape", "dtype", "out_dtype", "layout", "schedule", "config", "knobs", "reason", "facts", "passed_over",
+        "gpu", "shape", "dtype", "out_dtype", "layout", "schedule", "config", "knobs", "source", "reason", "facts",
+        "passed_over",
     ]  # fmt: skip
     assert (shown["gpu"], shown["shape"], shown["dtype"], shown["out_dtype"], shown["layout"]) == (
         "gfx1100", [4096, 4096, 4097], "fp16", "fp32", "nn",

@@ -109,7 +109,7 @@ def test_bf16_rounds_to_nearest_even(value):
 
 
 def test_formats():
-    with pytest.raises(UnsupportedError, match="dtype: expected one of fp64, fp32, fp16, bf16, .*, got fp4"):
+    with pytest.raises(UnsupportedError, match=r"dtype: expected one of fp64, fp32, fp16, bf16, .*, got fp4"):
         verify.encode(np.zeros(1), "fp4")
     for dtype, largest in verify.LARGEST.items():
         assert rounded(np.array([largest]), dtype)[0] == largest

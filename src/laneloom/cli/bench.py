@@ -30,9 +30,10 @@ def bench(
     gpu: Annotated[str | None, typer.Option("--gpu", help="Predict for this GPU of RDNA; nothing is measured.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a suite: each case checked, then timed beside what torch gives, in one run.
+    """Measure a suite: each case checked, then timed.
 
-    Needs a GPU, and PyTorch. With --gpu gfx1151, which need not be here, the gemm suite is predicted by a timing model.
+    Each case is timed beside what torch gives, in one run. Needs a GPU, and PyTorch. With --gpu gfx1151, which need not
+    be here, the gemm suite is predicted by a timing model.
     """
     if suite not in _SUITES:
         raise ArgumentError(f"unknown suite {suite!r}; there are {', '.join(_SUITES)}")

@@ -53,7 +53,7 @@ def compare(
     preset: Annotated[list[str] | None, typer.Option("--preset", help="Only this one; may be repeated.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare every preset of a product, side by side; or two files of benchmark records, OLD and NEW.
+    """Compare presets of a product, or two files of records.
 
     Each preset is compiled for the product, and run and checked in the emulator on a product of at most 1024 in
     every size.

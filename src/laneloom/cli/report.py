@@ -17,9 +17,10 @@ def report(
         Path | None, typer.Option("--results", metavar="FOLDER", help="Of *.jsonl records; by default the checkout's.")
     ] = None,
 ) -> None:
-    """Write one page with every record: roofline, sweeps, tables, tuned configs, what is out of date.
+    """Write one page with every record.
 
-    It holds its pictures and fetches nothing. Needs no GPU.
+    Roofline, sweeps, tables, tuned configs, and what is out of date. It holds its pictures and fetches nothing. Needs no
+    GPU.
     """
     from ..bench.html_report import report_page
 

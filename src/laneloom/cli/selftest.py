@@ -26,9 +26,10 @@ def selftest(
     most: Annotated[int | None, typer.Option("--most", min=1, help="Only the first checks of the list.")] = None,
     no_bench: Annotated[bool, typer.Option("--no-bench", help="Check only, time nothing.")] = False,
 ) -> None:
-    """Check every operation on this machine's GPU, time a few beside torch, and write one file for an issue.
+    """Check every operation on this machine's GPU.
 
-    The file names GPU, driver and versions, and no person, host or path. Exit 1 where something is wrong.
+    A few are timed beside torch, and one file tells it all to an issue. It names GPU, driver and versions, and no person,
+    host or path. Exit 1 where something is wrong.
     """
     from ..bench import selftest as list_of
     from ..ops.target import active_gpu

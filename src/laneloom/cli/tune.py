@@ -40,7 +40,7 @@ def tune(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the fastest config of a product and keep it for `matmul`.
+    """Search the fastest config of a product and keep it.
 
     Every config is verified before it is timed. A run that ended in whatever way goes on where it was. On this
     machine's GPU times are measured, interleaved with the cost model's choice; for another they are the timing model's,
