@@ -19,8 +19,8 @@ def report(
 ) -> None:
     """Write one page with every record.
 
-    Roofline, sweeps, tables, tuned configs, and what is out of date. It holds its pictures and fetches nothing. Needs no
-    GPU.
+    Roofline, sweeps, tables, tuned configs, and what is out of date. It holds its pictures and fetches nothing. Needs
+    no GPU.
     """
     from ..bench.html_report import report_page
 

@@ -28,8 +28,8 @@ def selftest(
 ) -> None:
     """Check every operation on this machine's GPU.
 
-    A few are timed beside torch, and one file tells it all to an issue. It names GPU, driver and versions, and no person,
-    host or path. Exit 1 where something is wrong.
+    A few are timed beside torch, and one file tells it all to an issue. It names GPU, driver and versions, and no
+    person, host or path. Exit 1 where something is wrong.
     """
     from ..bench import selftest as list_of
     from ..ops.target import active_gpu
