@@ -178,15 +178,18 @@ def _file_section(name: str, records: list[Record], is_stale: Callable[[Record],
     if ours:
         from .report import geometric_mean
 
-        least = min(ours, key=lambda r: r.ratio_to_reference)
-        stale = sum(bool(is_stale and is_stale(r)) for r in ours)
-        references = ", ".join(dict.fromkeys(r.reference for r in ours))
-        parts.append(
-            f"<p>{len(ours)} figures; {geometric_mean([r.ratio_to_reference for r in ours]):.3f} x "
-            f"{escape(references)} in the geometric mean, least {least.ratio_to_reference:.3f} x "
-            f"({escape(problem_words(least))})."
-            + (f' <span class="stale">{stale} are stale.</span>' if stale else "") + "</p>"
-        )  # fmt: skip
+        groups: dict[tuple[str, str, str], list[Record]] = {}
+        for r in ours:
+            groups.setdefault((r.op, r.reference, r.method.partition(":")[0]), []).append(r)
+        for (op, reference, method), mine in groups.items():
+            least = min(mine, key=lambda r: r.ratio_to_reference)
+            stale = sum(bool(is_stale and is_stale(r)) for r in mine)
+            parts.append(
+                f"<p>{escape(op)}, {escape(method)}: {geometric_mean([r.ratio_to_reference for r in mine]):.3f} x "
+                f"{escape(reference)} in the geometric mean of {len(mine)}, least {least.ratio_to_reference:.3f} x "
+                f"({escape(problem_words(least))})."
+                + (f' <span class="stale">{stale} are stale.</span>' if stale else "") + "</p>"
+            )  # fmt: skip
     head = ("problem", "candidate", "us", "IQR", "TFLOP/s", "GB/s", "x reference", "error/budget", "date", "method")
     lines = ["<tr>" + "".join(f"<th>{word}</th>" for word in head) + "</tr>"]
     for r in rows:

@@ -10,7 +10,8 @@ from html import escape
 WIDTH, HEIGHT = 640, 400  #: without the legend, which stands below
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 48
 LEGEND_COLUMNS, LEGEND_ROW = 3, 20
-COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#6b7280")
+COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#6b7280",
+           "#1e3a8a", "#92400e", "#14532d", "#7f1d1d", "#a78bfa")  # fmt: skip
 
 
 @dataclass(frozen=True)

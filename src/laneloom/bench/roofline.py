@@ -37,10 +37,15 @@ def ceilings(records: Iterable[Record]) -> Ceilings:
     rates: dict[str, float] = {}
     for r in records:
         if r.flops:
-            dtype = str(r.problem.get("dtype", ""))
+            dtype = dtype_of(r)
             rates[dtype] = max(rates.get(dtype, 0.0), r.tflops)
     large = [r.gbs for r in records if r.bytes >= _BEYOND_CACHES]
     return Ceilings(max(large, default=0.0), rates)
+
+
+def dtype_of(record: Record) -> str:
+    """The first word: what follows says what else a call did, such as "bf16 bias gelu"."""
+    return str(record.problem.get("dtype", "")).partition(" ")[0]
 
 
 def ceiling_works() -> Iterator[Callable[[Any], Work]]:
@@ -93,7 +98,7 @@ def roofline_svg(records: Iterable[Record], limits: Ceilings) -> str:
         chart.line("memory", [(low, low * limits.gbs / 1e3), (ridge, top)], dashed=True)
         chart.note(low, low * limits.gbs / 1e3, f"{limits.gbs:.0f} GB/s")
     for dtype, rate in sorted(limits.tflops.items(), key=lambda item: -item[1]):
-        mine_of = [r for r in mine if r.problem.get("dtype") == dtype]
+        mine_of = [r for r in mine if dtype_of(r) == dtype]
         if not mine_of:
             continue
         start = rate * 1e3 / limits.gbs if limits.gbs else low
