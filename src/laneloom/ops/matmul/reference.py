@@ -20,19 +20,18 @@ def truth(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> np.ndarray
 def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> np.ndarray:
     """A B with products and sums in `accumulator`, not rounded further; in FP64.
 
-    For 16-bit sums each product is added to the sum of those before it, and the sum rounded, which is how much a chain
-    of matrix instructions may lose.
+    For 16-bit and FP64 sums each product is added to the sum of those before it, and the sum rounded, which is how much
+    a chain of matrix instructions or multiply-adds may lose; numpy adds FP64 in several chains, which lose less.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        if accumulator in ("fp16", "bf16"):
+        if accumulator in ("fp16", "bf16", "fp64"):
             a, b = a.astype(np.float64), b.astype(np.float64)
             total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
             for k in range(a.shape[-1]):
                 total = total + a[..., :, k, None] * b[..., None, k, :]
                 total = verify.decode(verify.encode(total, accumulator), accumulator)
             return total
-        kind = np.float64 if accumulator == "fp64" else np.float32
-        return np.matmul(a.astype(kind), b.astype(kind)).astype(np.float64)
+        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
 
 
 def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32") -> verify.Verdict:
