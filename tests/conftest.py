@@ -30,3 +30,14 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["LANELOOM_CACHE_DIR"]
     else:
         os.environ["LANELOOM_CACHE_DIR"] = former
+
+
+@pytest.fixture
+def poisoned_allocations() -> Iterator[None]:
+    """torch.empty is filled with NaN or the largest integer: an element that no kernel writes is wrong. Seeded."""
+    torch = pytest.importorskip("torch")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(before)

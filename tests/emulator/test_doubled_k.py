@@ -16,18 +16,10 @@ from laneloom.ops.matmul.problem import MatmulProblem
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+
 SHAPES = [(32, 64, 128), (67, 45, 100), (1, 1, 1)]
 DTYPES = {torch.int8: torch.int32, torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32}
-
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN or the largest integer, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def random(rows: int, columns: int, dtype: torch.dtype) -> torch.Tensor:

@@ -16,6 +16,8 @@ from laneloom.ops.matmul.config_wmma import WmmaConfig
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 SMALL = WmmaConfig(block_m=64, block_n=64, block_k=32)
 
@@ -30,16 +32,6 @@ def gpu(request):
 def gfx1151():
     with laneloom.emulated("gfx1151") as emulation:
         yield emulation
-
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def random(*shape: int, dtype=torch.float16) -> torch.Tensor:

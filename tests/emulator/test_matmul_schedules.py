@@ -11,15 +11,7 @@ from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig
 
 torch = pytest.importorskip("torch")
 
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
 
 def random(*shape: int) -> torch.Tensor:

@@ -13,6 +13,8 @@ from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 
 torch = pytest.importorskip("torch")
 
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+
 LANES = TilesConfig(block_r=32, block_c=32, num_warps=2, through="lanes")
 GPUS = ("gfx1151", "gfx1201")
 
@@ -21,16 +23,6 @@ GPUS = ("gfx1151", "gfx1201")
 def gfx1151():
     with laneloom.emulated("gfx1151", strict=True) as emulation:
         yield emulation
-
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN or the largest integer, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
 
 
 def bits(*shape: int, size: int = 2) -> torch.Tensor:
