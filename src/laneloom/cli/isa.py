@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from .check import read_text
 from .product import AsJson, Dtype, Layout, OutDtype, Shape, compile_product, parse_product
 from .terminal import new_console, print_json
 
@@ -56,11 +55,14 @@ def isa(
     is_file = target == "-" or Path(target).is_file() or "/" in target or target.endswith(_FILE_ENDINGS)
     if profile is not None and not check:
         raise ArgumentError("--profile belongs to --check")
-    if is_file and check:
-        _check(read_text(target), gpu, kernel, profile, as_json)
-        return
     if is_file:
-        code = _assemble(read_text(target), target, gpu, kernel)
+        from .check import read_text
+
+        text = read_text(target)
+        if check:
+            _check(text, gpu, kernel, profile, as_json)
+            return
+        code = _assemble(text, target, gpu, kernel)
     else:
         product = parse_product(target, gpu or "gfx1151", shape, dtype, out_dtype, layout)
         if kernel is not None:
