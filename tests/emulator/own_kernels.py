@@ -108,7 +108,7 @@ CASES = {
     # four waves, several K-tiles, no masks
     "matmul": Case("matmul/wmma", _matmul(256, 512, 96, "nt"), caught=Counter(wait=3, barrier=1)),
     # masks in every load and store
-    "matmul, ragged": Case("matmul/wmma", _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=7),
+    "matmul, ragged": Case("matmul/wmma", _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=25),
     "coop": Case("matmul/wmma_coop", _matmul(200, 150, 96, config="coop"), caught=Counter(wait=2), step=20),
     "wide": Case(
         "matmul/wmma_wide", _matmul(200, 144, 96, config=WideConfig(block_m=128, block_n=128, block_k=32)),
@@ -134,7 +134,7 @@ CASES = {
         "matmul/sgemm_assembly", _matmul(131, 20, 20, config="sgemm_k8", dtype=_FP32), caught=Counter(wait=2), step=16,
         gpus=("gfx1151",),
     ),
-    "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=30),
+    "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=60),
     "gemm without K": Case("matmul/epilogue", _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=4),
     "gemm_chain": Case("gemm_chain/wmma", _gemm_chain, caught=Counter(wait=2), step=8),
     "attention": Case("attention/forward", _attention(False), caught=Counter(wait=2), step=12),

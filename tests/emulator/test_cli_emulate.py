@@ -144,7 +144,7 @@ def test_demo_notices_a_wrong_product(small_demo, monkeypatch):
 
 
 def test_demo_notices_a_check_that_cannot_fail(small_demo, monkeypatch):
-    monkeypatch.setattr("laneloom.cli.damage.judge", lambda *_: Verdict(True, 0.0, 0.5, (0, 0)))
+    monkeypatch.setattr(product, "judge", lambda *_: Verdict(True, 0.0, 0.5, (0, 0)))
     result = run("demo", "--gpu", "gfx1151")
     assert result.exit_code == 1
     assert "a missing v_wmma_f32_16x16x16_f16 went unnoticed" in result.stdout

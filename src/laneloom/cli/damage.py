@@ -7,15 +7,14 @@ land at once and waves move together: strict mode has to report it.
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import EmulationError, HazardError
 from ..isa.analysis import hot_loop
 from ..isa.listing import Instruction, Kind
-from .product import Product, judge, random_operands
+from .product import Product, random_operands, run_product
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
@@ -57,38 +56,23 @@ def run_without(
     code: CodeObject, left_out: Sequence[Instruction], config: MatmulConfig, product: Product, seed: int, strict: bool
 ) -> tuple[Verdict | None, EmulationError | None]:
     """Run the rest of `code` on a product of its constants: what the check says, or why the emulator stopped."""
-    from .. import verify
-    from ..emulator.launch import launch
-    from ..emulator.memory import Region
+    from ..emulator.launch import LaunchRecord, launch
     from ..emulator.program import Program
-    from ..ops.matmul import execute
 
     lines = code.asm.split("\n")
     for instruction in left_out:
         lines[instruction.line - 1] = "\ts_nop 0"
+    damaged = Program("\n".join(lines), code.gpu, code.kernel, strict=strict)
+
+    def launch_damaged(program: Program, *args: Any, **how: Any) -> LaunchRecord:
+        return launch(damaged if program.kernel == code.kernel else program, *args, **how)
+
     a, b = random_operands(product, seed)
-    c = verify.Guarded((product.m, product.n), product.dtype_out)
-    arrays = {"a_ptr": a, "b_ptr": b, "c_ptr": c.array}
-    values = execute.schedule_of(config).runtime_arguments(product.problem())
-    values |= {name: array.ctypes.data for name, array in arrays.items()}
-    block = bytearray(code.kernarg_bytes)
-    for argument in code.arguments:
-        # What has no name is Triton's scratch memory, of which this kernel needs none.
-        data = struct.pack("<q", values.get(argument.name or "", 0))[: argument.size]
-        block[argument.offset : argument.offset + len(data)] = data
-    tiles = -(-product.m // config.block_m) * -(-product.n // config.block_n)
     try:
-        launch(
-            Program("\n".join(lines), code.gpu, code.kernel, strict=strict),
-            (tiles,),
-            bytes(block),
-            workgroup_size=code.workgroup_size,
-            lds_bytes=code.lds_bytes,
-            regions=[Region(name, x.ctypes.data, x.nbytes, x) for name, x in arrays.items()],
-        )
+        outcome = run_product(product, a, b, strict=strict, chosen=config, launcher=launch_damaged)
     except EmulationError as error:
         return None, error
-    return judge(product, a, b, c.array), None
+    return outcome.verdict, None
 
 
 def run_damaged(code: CodeObject, config: MatmulConfig, product: Product, seed: int) -> list[Damage]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -228,10 +228,12 @@ def run_product(
     seed: int = 0,
     profile: bool = False,
     chosen: MatmulConfig | None = None,
+    launcher: Callable[..., LaunchRecord] | None = None,
 ) -> Outcome:
     """Multiply in the emulator as `laneloom.matmul` does, into a guarded and poisoned C, and judge the result.
 
-    strict, seed, profile: as for `laneloom.emulated`. chosen: what runs, by default what `plan` chooses.
+    strict, seed, profile: as for `laneloom.emulated`. chosen: what runs, by default what `plan` chooses. launcher: runs
+    each kernel in place of `emulator.launch.launch`.
     Raises UnsupportedError for a GPU that is not emulated.
     """
     from .. import verify
@@ -252,6 +254,7 @@ def run_product(
     c = verify.Guarded((product.m, product.n), product.dtype_out)
     dtypes = (product.dtype, product.dtype, product.dtype_out)
     with emulated(product.gpu, strict=strict, seed=seed, profile=profile) as emulation:
+        emulation.launcher = launcher or emulation.launcher
         stored_a, stored_b, stored_c = map(Stored, (a, b, c.array), dtypes)
         began = time.perf_counter()
         execute.multiply_into(stored_a, stored_b, stored_c, dtypes, product.gpu, chosen)
