@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from laneloom.codegen.versions import parse_version
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import has_spills, hot_loop, matrix_overlap
 from laneloom.isa.listing import Kind
@@ -30,7 +31,8 @@ def test_the_intended_instruction(dtype, layout):
     assert {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX} == {INSTRUCTIONS[dtype]}
     assert loop.count(Kind.MATRIX) * 2 == len(re.findall(r"^\s+v_mfma", code.asm, re.MULTILINE))  # and the last K-tile
     assert {i.width_bytes for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD} == {16}
-    assert matrix_overlap(loop) > 0.3  # loads begin before the matrix instructions and are waited for after their first
+    # Loads begin before the matrix instructions and are waited for after the first of them; 3.6's LLVM waits earlier.
+    assert matrix_overlap(loop) > (0.3 if parse_version(code.triton_version) >= (3, 9) else 0)
 
 
 def test_ragged_sizes_and_terms():
