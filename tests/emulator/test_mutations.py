@@ -27,7 +27,9 @@ WAIT = re.compile(r"s_waitcnt\b|s_waitcnt_vscnt|s_wait_(load|store|ds|km)cnt")
 BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
 # A masked lane is switched off, or sent to an offset that no buffer reaches.
 OFFSET = re.compile(r"v_(dual_)?cndmask_b32\S* (v\d+), 0x80000000, (v\d+)(, (?:s\d+|vcc_lo))?")
-MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{OFFSET.pattern}")
+# How assembly written by hand masks lanes; switching all on again is no mask.
+SET_EXEC = re.compile(r"s_(mov|and)_b32 exec_lo, (?!-1\b)")
+MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{SET_EXEC.pattern}|{OFFSET.pattern}")
 
 
 def mutants(asm: str):
@@ -35,7 +37,7 @@ def mutants(asm: str):
     lines = asm.split("\n")
     for i, line in enumerate(lines):
         code = line.split(";")[0].strip()
-        if WAIT.match(code) or BARRIER.match(code) or code.startswith("v_cmpx_"):
+        if WAIT.match(code) or BARRIER.match(code) or SET_EXEC.match(code) or code.startswith("v_cmpx_"):
             new = ""
         elif code.startswith("s_and_saveexec_b32"):
             new = f"\ts_mov_b32 {code.split()[1].rstrip(',')}, exec_lo"

@@ -185,14 +185,7 @@ class Counters:
     def count_global(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         """An access of global memory: addresses [wave, lane], or [wave, 1] of a scalar load."""
         self._add_bytes(address, nbytes, active)
-        line, last = address // LINE_BYTES, (address + (nbytes - 1)) // LINE_BYTES
-        if (line != last).any():
-            line = np.concatenate([line, last], axis=1)
-            active = None if active is None else np.concatenate([active, active], axis=1)
-        line = line.copy() if active is None else np.where(active, line, -1)
-        line.sort(axis=1)
-        new = line >= 0
-        new[:, 1:] &= line[:, 1:] != line[:, :-1]
+        line, new = distinct_lines(address, nbytes, active)
         wanted = line[new]
         self.sums["transactions"][self.now] += len(wanted)
         if self.now not in self.touched:
@@ -233,3 +226,16 @@ class Counters:
     def _union(self, rows: Sequence[InstructionProfile], kinds: Sequence[Kind]) -> int:
         mine = [self.touched[k] for k, row in enumerate(rows) if row.kind in kinds and k in self.touched]
         return int(np.count_nonzero(np.logical_or.reduce(mine))) if mine else 0
+
+
+def distinct_lines(address: np.ndarray, nbytes: int, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """Lines [wave, n] in ascending order, and which of them are an active lane's and differ from the one before."""
+    line, last = address // LINE_BYTES, (address + (nbytes - 1)) // LINE_BYTES
+    if (line != last).any():
+        line = np.concatenate([line, last], axis=1)
+        active = None if active is None else np.concatenate([active, active], axis=1)
+    line = line.copy() if active is None else np.where(active, line, -1)
+    line.sort(axis=1)
+    new = line >= 0
+    new[:, 1:] &= line[:, 1:] != line[:, :-1]
+    return line, new

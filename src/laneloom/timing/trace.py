@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..emulator.alu import Step
+from ..emulator.counters import LINE_BYTES, distinct_lines
 from ..emulator.memory import GlobalMemory
 from ..emulator.observer import Enough
 from ..emulator.program import Program
 from ..emulator.state import Waves
 from ..isa.lds_banks import access_cycles
 
-LINE_BYTES = 128
 _KEPT_PATTERNS = 4096  #: LDS address patterns whose cost is remembered
 
 
@@ -162,16 +162,3 @@ class Reach(_Watching):
             return 0, 0
         both = np.unique(np.concatenate(self.lines))
         return len(both), len(np.unique(both // self.units))
-
-
-def distinct_lines(address: np.ndarray, nbytes: int, active: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-    """Lines [wave, n] in ascending order, and which of them are an active lane's and differ from the one before."""
-    line, last = address // LINE_BYTES, (address + (nbytes - 1)) // LINE_BYTES
-    if (line != last).any():
-        line = np.concatenate([line, last], axis=1)
-        active = None if active is None else np.concatenate([active, active], axis=1)
-    line = line.copy() if active is None else np.where(active, line, -1)
-    line.sort(axis=1)
-    new = line >= 0
-    new[:, 1:] &= line[:, 1:] != line[:, :-1]
-    return line, new

@@ -18,6 +18,7 @@ from ...codegen import CodeObject
 from ...emulator.driver import ArrayArgument
 from ...errors import ArgumentError, InvalidConfigError
 from ...gpu import Gpu
+from ..axes import merge_axes
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, IEEE, Arithmetic
 from .problem import Epilogue, MatmulProblem, Matrix
@@ -114,19 +115,6 @@ def check_distinct(out: Any) -> None:
         reach += (size - 1) * stride
 
 
-def _merged(out: Any, *others: Any) -> list[tuple[int, ...]]:
-    """Batch axes of two elements or more as (size, stride in C, in the others), neighbours merged where they can be."""
-    axes: list[tuple[int, ...]] = []
-    for size, *strides in zip(out.shape[:-2], *(strides_of(x)[:-2] for x in (out, *others)), strict=True):
-        if size == 1:
-            continue
-        if axes and all(outer == size * inner for outer, inner in zip(axes[-1][1:], strides, strict=True)):
-            axes[-1] = (axes[-1][0] * size, *strides)
-        else:
-            axes.append((size, *strides))
-    return axes
-
-
 def _alignment(operand: Any) -> int:
     address = address_of(operand)
     return min(16, address & -address) if address else 16
@@ -141,7 +129,7 @@ def problem_of(
     A batch that B does not have becomes more rows of A and C, if their strides allow it.
     """
     operands = [out, a, b] + ([] if terms.addend is None else [terms.addend])
-    axes = _merged(*operands)
+    axes = merge_axes(out.shape[:-2], *(strides_of(x)[:-2] for x in operands))
     m, n = out.shape[-2:]
     k = a.shape[-1] * (2 if dtypes[0] in ("int4", "uint4") else 1)
     row = [strides_of(x)[-2] for x in operands]

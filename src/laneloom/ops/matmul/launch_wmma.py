@@ -16,6 +16,8 @@ from ...codegen.versions import wmma_layout
 from ...emulator.driver import ArrayArgument
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .config_fma import FmaConfig
+from .config_mfma import MfmaConfig
 from .config_wmma import WmmaConfig, is_upcast, lds_element_bytes, needs_wide_offsets
 from .layouts_wmma import halves_interleaved, load_layout, shared_layout
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -113,26 +115,32 @@ def epilogue_pieces(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> int
     return next((pieces for pieces in (1, 2, 4) if wanted <= pieces <= most), most)
 
 
-@cache
-def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
-    """The constexprs that every WMMA kernel has."""
-    version = 1 if gpu.major == 11 else 2
-    size = lds_element_bytes(problem, gpu)
-    swaps = halves_interleaved(size, config.block_k, version)
+def majors(problem: MatmulProblem) -> tuple[str, str]:
+    """Along what A and B are contiguous: "k", "row" (of A; column of B) or "neither"."""
     a_major = {"n": "k", "t": "row", "x": "neither"}[problem.a.major]
-    b_major = {"n": "row", "t": "k", "x": "neither"}[problem.b.major]
-    a_along, b_along = a_major != "row", b_major != "row"
-    vector_c = 16 // DTYPE_BYTES[problem.dtype_out]
-    pieces = epilogue_pieces(problem, config, gpu)
-    lanes_n = min(32, config.block_n // pieces // vector_c)
-    # The mask at the end of K has to be whole vectors only where vectors lie along K.
-    vector_k = max([1] + [v for v, along in ((problem.vector_a, a_along), (problem.vector_b, b_along)) if along])
+    return a_major, {"n": "row", "t": "k", "x": "neither"}[problem.b.major]
+
+
+def load_along(rows: int, config: FmaConfig | MfmaConfig, along_k: bool, widest: int, wave: int) -> gl.BlockedLayout:
+    """A lane loads at most 16 bytes along the axis that is contiguous in memory; the lanes of a wave go along it first.
+
+    widest: elements in 16 bytes.
+    """
+    held = rows * config.block_k // (wave * config.num_warps)
+    extent = config.block_k if along_k else rows
+    vector = min(widest, held, extent)
+    lanes = min(wave, extent // vector)
+    if along_k:
+        return gl.BlockedLayout([1, vector], [wave // lanes, lanes], [config.num_warps, 1], [1, 0])
+    return gl.BlockedLayout([vector, 1], [lanes, wave // lanes], [1, config.num_warps], [0, 1])
+
+
+def problem_constants(problem: MatmulProblem, config: WmmaConfig | FmaConfig | MfmaConfig) -> dict[str, Any]:
+    """The constexprs of every kernel that `launch_tiles` launches: tile, order, where operands and terms lie."""
     epilogue = problem.epilogue
-    staged = gl.BlockedLayout([1, vector_c], [32 // lanes_n, lanes_n], [config.num_warps, 1], [1, 0])
-    held = gl.float16 if is_upcast(problem, gpu) else None
-    types = [held or _LANGUAGE[operand_type(problem, dtype)] for dtype in (problem.dtype_a, problem.dtype_b)]
-    halves = problem.dtype_acc in ("fp16", "bf16")
-    gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
+    a_major, b_major = majors(problem)
+    # The mask at the end of K has to be whole vectors only where vectors lie along K.
+    along = [v for v, major in ((problem.vector_a, a_major), (problem.vector_b, b_major)) if major != "row"]
     return {
         "BLOCK_M": config.block_m,
         "BLOCK_N": config.block_n,
@@ -150,11 +158,32 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "B_VEC": problem.vector_b,
         "C_VEC": problem.vector_out,
         "ADD_VEC": problem.vector_addend,
-        "K_VEC": gcd(problem.k_stored, vector_k),
+        "K_VEC": gcd(problem.k_stored, max([1, *along])),
         "SCALE_A": (epilogue.scale_a if epilogue else None) or "none",
         "SCALE_B": (epilogue.scale_b if epilogue else None) or "none",
         "BIAS_AXIS": epilogue.bias[0] if epilogue and epilogue.bias else "none",
         "ACTIVATION": (epilogue.activation if epilogue else None) or "none",
+        "N_VEC": max(problem.vector_out, problem.vector_addend),
+    }
+
+
+@cache
+def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
+    """The constexprs that every WMMA kernel has."""
+    version = 1 if gpu.major == 11 else 2
+    size = lds_element_bytes(problem, gpu)
+    swaps = halves_interleaved(size, config.block_k, version)
+    a_major, b_major = majors(problem)
+    a_along, b_along = a_major != "row", b_major != "row"
+    vector_c = 16 // DTYPE_BYTES[problem.dtype_out]
+    pieces = epilogue_pieces(problem, config, gpu)
+    lanes_n = min(32, config.block_n // pieces // vector_c)
+    staged = gl.BlockedLayout([1, vector_c], [32 // lanes_n, lanes_n], [config.num_warps, 1], [1, 0])
+    held = gl.float16 if is_upcast(problem, gpu) else None
+    types = [held or _LANGUAGE[operand_type(problem, dtype)] for dtype in (problem.dtype_a, problem.dtype_b)]
+    halves = problem.dtype_acc in ("fp16", "bf16")
+    gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
+    return problem_constants(problem, config) | {
         "VERSION": version,
         "K_WIDTH": 16 if version == 1 else 8,
         "INTERLEAVED": swaps,
@@ -174,7 +203,6 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "B_SHUFFLE": shuffles and b_major == "row",
         "C_STORE": staged if config.stores == "staged" else None,
         "C_PIECES": pieces,
-        "N_VEC": max(problem.vector_out, problem.vector_addend),
         "A_SHARED": shared_layout(config.block_m, config, a_along, size, swaps),
         "B_SHARED": shared_layout(config.block_n, config, b_along, size, swaps),
     }

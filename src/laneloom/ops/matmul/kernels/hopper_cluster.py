@@ -210,7 +210,7 @@ def _prepare_on(problem, config, gpu, device: torch.device):
 
 
 def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
-    """Run `config` on what lies as `problem` says. terms: addend, bias, alpha, beta, both scales; the ends of groups."""
+    """Run `config` on what lies as `problem` says. terms: addend, bias, alpha, beta, both scales; ends of groups."""
     _prepare_on(problem, config, gpu, out.device)(a, b, out, *terms)
 
 

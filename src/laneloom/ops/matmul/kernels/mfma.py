@@ -8,7 +8,6 @@ guide, "Matrix Arithmetic Instructions".
 from __future__ import annotations
 
 from functools import cache
-from math import gcd
 from typing import Any
 
 from triton.experimental import gluon
@@ -20,10 +19,16 @@ from ....device.epilogue import store_tile
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import INSTRUCTIONS, MfmaConfig
-from ..config_wmma import needs_wide_offsets
-from ..launch_wmma import RUNTIME, compile_tiles, language_type, launch_tiles
+from ..launch_wmma import (
+    RUNTIME,
+    compile_tiles,
+    language_type,
+    launch_tiles,
+    load_along,
+    majors,
+    problem_constants,
+)
 from ..problem import DTYPE_BYTES, MatmulProblem
-from ..tile_orders import CHIPLETS
 
 __all__ = ["code_object", "facts", "launch", "mfma_matmul"]
 
@@ -106,66 +111,30 @@ def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
     return gl.amd.cdna3.mfma(a, b, acc)
 
 
-def _load_layout(rows: int, config: MfmaConfig, along_k: bool, widest: int) -> gl.BlockedLayout:
-    """A lane loads at most 16 bytes along the axis that is contiguous in memory; lanes go along it first."""
-    held = rows * config.block_k // (64 * config.num_warps)
-    extent = config.block_k if along_k else rows
-    vector = min(widest, held, extent)
-    lanes = min(64, extent // vector)
-    if along_k:
-        return gl.BlockedLayout([1, vector], [64 // lanes, lanes], [config.num_warps, 1], [1, 0])
-    return gl.BlockedLayout([vector, 1], [lanes, 64 // lanes], [1, config.num_warps], [0, 1])
-
-
 @cache
 def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str, Any]:
     size = DTYPE_BYTES[problem.dtype_a]
     shape, k_width = INSTRUCTIONS[problem.dtype_a]
-    a_major = {"n": "k", "t": "row", "x": "neither"}[problem.a.major]
-    b_major = {"n": "row", "t": "k", "x": "neither"}[problem.b.major]
-    along = [v for v, major in ((problem.vector_a, a_major), (problem.vector_b, b_major)) if major != "row"]
+    a_major, b_major = majors(problem)
     padded: Any = gl.PaddedSharedLayout
     shared = [
         padded.with_identity_for([[config.block_k, 16 // size]], [rows, config.block_k], [1, 0])
         for rows in (config.block_m, config.block_n)
     ]
-    epilogue = problem.epilogue
     wide = {"element_bitwidth": 64} if problem.dtype_a == "fp64" else {}
     layout: Any = gl.amd.AMDMFMALayout
     version = 3 if gpu.name == "gfx942" else 4
     waves_n = 1 << (config.num_warps.bit_length() - 1) // 2
-    return {
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "BLOCK_K": config.block_k,
-        "ORDER": config.order,
-        "GROUP": config.group_m,
-        "CHIPLETS": CHIPLETS,
+    return problem_constants(problem, config) | {
         "BATCHED": problem.batches > 1,
-        "WHOLE_K": problem.k % config.block_k == 0,
-        "WIDE": needs_wide_offsets(problem, config),
-        "A_MAJOR": a_major,
-        "B_MAJOR": b_major,
-        "C_CONTIGUOUS": problem.out.major == "n",
-        "ADD_CONTIGUOUS": bool(epilogue and epilogue.addend and epilogue.addend.major == "n"),
-        "A_VEC": problem.vector_a,
-        "B_VEC": problem.vector_b,
-        "C_VEC": problem.vector_out,
-        "ADD_VEC": problem.vector_addend,
-        "K_VEC": gcd(problem.k, max([1, *along])),
-        "SCALE_A": (epilogue.scale_a if epilogue else None) or "none",
-        "SCALE_B": (epilogue.scale_b if epilogue else None) or "none",
-        "BIAS_AXIS": epilogue.bias[0] if epilogue and epilogue.bias else "none",
-        "ACTIVATION": (epilogue.activation if epilogue else None) or "none",
         "TYPE": language_type(problem.dtype_a),
         "ACC_TYPE": language_type(problem.dtype_acc),
         "SUMS": layout(version, list(shape), True, [config.num_warps // waves_n, waves_n], **wide),
         "K_WIDTH": k_width,
-        "A_LOAD": _load_layout(config.block_m, config, a_major != "row", 16 // size),
-        "B_LOAD": _load_layout(config.block_n, config, b_major != "row", 16 // size),
+        "A_LOAD": load_along(config.block_m, config, a_major != "row", 16 // size, 64),
+        "B_LOAD": load_along(config.block_n, config, b_major != "row", 16 // size, 64),
         "A_SHARED": shared[0],
         "B_SHARED": shared[1],
-        "N_VEC": max(problem.vector_out, problem.vector_addend),
         "MARK": "",
     }
 
