@@ -37,8 +37,7 @@ _prepared: dict[tuple[Any, ...], Any] = {}  #: what runs, or None where the oper
 def _is_observed() -> bool:
     """Whether something between the caller and the kernel wants to see the operator."""
     return (
-        torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cuda")
+        torch.is_autocast_enabled("cuda")
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,6 +49,8 @@ def call_prepared(
     precision: str | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """The product, in `out` if that is given, or None where the operator has to be called."""
+    if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
+        return None
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
         return None
     device = a.get_device()
