@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -68,7 +68,7 @@ def flash_attention(
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
     """
     seen = execute.band_of(causal, window)
-    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
     for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
         if not isinstance(flag, bool):

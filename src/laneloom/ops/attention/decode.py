@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from math import isfinite, sqrt
+from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,7 +182,7 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
             raise ArgumentError(f"k_cache: expected pages of a multiple of {_PAGE_STEP} keys, got {page}")
         if table.shape[0] != batch or (table.shape[1] > 1 and strides_of(table)[1] != 1):
             raise ArgumentError(f"block_table: expected {batch} contiguous rows, got shape {tuple(table.shape)}")
-    if scale is not None and not (isinstance(scale, int | float) and isfinite(scale)):
+    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")

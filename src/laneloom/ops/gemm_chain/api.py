@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from math import isfinite
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +60,7 @@ def gemm_chain(
     """
     config = parse_config(config) if isinstance(config, str) else config
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
     factors = Factors(float(alpha0), float(alpha1), float(beta1) if c1 is not None else 0.0)
     torch = sys.modules.get("torch")

@@ -1,0 +1,89 @@
+"""torch.compile traces every public function on CUDA tensors, with no GPU: they are fake, Dynamo sees the same code.
+
+On CPU tensors the warm path steps aside before it asks CUDA anything, so that tests with those never met its questions.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.ops.matmul import fast_call  # noqa: E402
+from laneloom.pytorch import patch  # noqa: E402
+from laneloom.pytorch.routing import Decision  # noqa: E402
+
+
+def tensor(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="cuda")
+
+
+def whole(*shape):
+    return tensor(*shape, dtype=torch.int32)
+
+
+#: public function -> (how it is called, its operands)
+CALLS = {
+    "matmul": (laneloom.matmul, lambda: (tensor(64, 32), tensor(32, 16))),
+    "matmul_out": (
+        lambda a, b, out: laneloom.matmul(a, b, out=out),
+        lambda: (tensor(64, 32), tensor(32, 16), tensor(64, 16)),
+    ),
+    "gemm": (
+        lambda a, b, c: laneloom.gemm(a, b, c, alpha=0.7, beta=0.5, activation="gelu"),
+        lambda: (tensor(64, 32), tensor(32, 16), tensor(16)),
+    ),
+    "grouped_matmul": (laneloom.grouped_matmul, lambda: (tensor(64, 32), tensor(3, 32, 16), whole(3))),
+    "gemm_chain": (
+        lambda a, b, c: laneloom.gemm_chain(a, b, c, alpha0=0.5),
+        lambda: (tensor(64, 32), tensor(32, 16), tensor(16, 24)),
+    ),
+    "flash_attention": (
+        lambda q, k, v: laneloom.flash_attention(q, k, v, causal=True, scale=0.1),
+        lambda: tuple(tensor(2, 4, 64, 32) for _ in range(3)),
+    ),
+    "attention_decode": (
+        lambda q, k, v, lengths: laneloom.attention_decode(q, k, v, cache_lengths=lengths, scale=0.1),
+        lambda: (tensor(2, 1, 4, 32), tensor(2, 64, 2, 32), tensor(2, 64, 2, 32), whole(2)),
+    ),
+    "transform3d": (
+        laneloom.transform3d,
+        lambda: (tensor(5, 6, 6, 6, dtype=torch.float64), tensor(6, 6, dtype=torch.float64)),
+    ),
+    "transpose": (laneloom.transpose, lambda: (tensor(64, 32),)),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def torch_with_cuda(monkeypatch):
+    """What torch's CUDA build has and its CPU build has not: a function that Dynamo cannot trace."""
+    torch._dynamo.reset()
+    monkeypatch.setattr(fast_call, "_current_device", torch._dynamo.disable(lambda: 0))
+
+
+def test_every_public_function_is_called():
+    functions = set(laneloom.__all__) - {"Int4", "emulated", "explain", "patched"}
+    assert functions | {"matmul_out"} == set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_graph(name):
+    """fullgraph with symbolic sizes. No gradients: without CUDA torch has no streams to record them for."""
+    function, operands = CALLS[name]
+    with FakeTensorMode():
+        compiled = torch.compile(lambda *x: function(*x) * 2, fullgraph=True, dynamic=True, backend="eager")
+        assert compiled(*operands()).device.type == "cuda"
+
+
+def test_patched_linear(monkeypatch):
+    """`patched` routes a call inside a compiled graph, as it does where a GPU is."""
+    monkeypatch.setattr(patch, "decide", lambda *args, **kwargs: Decision(True, "always"))
+    with FakeTensorMode():
+        x, weight = tensor(64, 32), tensor(16, 32)
+        compiled = torch.compile(torch.nn.functional.linear, fullgraph=True, backend="eager")
+        with laneloom.patched() as p:
+            assert compiled(x, weight).shape == (64, 16)
+    assert [entry.routed for entry in p.report().entries] == [True]
