@@ -32,10 +32,12 @@ def cache(tmp_path, monkeypatch):
     tuned.forget()
 
 
-def entry(problem=PROBLEM, config=FASTER, *, gain=2.0, objective="measured", origin="cache", time_us=10.0):
+def entry(
+    problem=PROBLEM, config=FASTER, *, gain=2.0, objective="measured", origin="cache", time_us=10.0, torch_us=None
+):
     return tuned.TunedEntry(
         problem.key, tuned.kind_of(problem), tuned.sizes_of(problem), config, time_us, time_us * gain, objective,
-        {"date": "2026-11-20"}, origin,
+        {"date": "2026-11-20"}, torch_us, origin,
     )  # fmt: skip
 
 
@@ -124,7 +126,8 @@ HOSTILE = {
     "infinite": _fields().replace(b'"time_us": 10.0', b'"time_us": 1e999'), "negative": _fields(time_us=-1),
     "sizes": _fields(sizes=[1, 2, 3]), "sizes of text": _fields(sizes=["1", 2, 3, 4]), "zero": _fields(sizes=[0] * 4),
     "objective": _fields(objective="guessed"), "config of a number": _fields(config=7),
-    "long config": _fields(config="wmma:" + "x" * 5000), "provenance": _fields(provenance=[1]),
+    "time of torch": _fields(torch_us=-1), "long config": _fields(config="wmma:" + "x" * 5000),
+    "provenance": _fields(provenance=[1]),
 }  # fmt: skip
 
 
@@ -185,6 +188,35 @@ def test_explain_names_who_chose(cache):
     assert ask("4096,4096,4096")["source"] == "cost model"
 
 
+def test_what_was_written_before_torch_was_timed_is_read(cache):
+    path = put(entry())
+    path.write_bytes(_fields().replace(b'"torch_us": null, ', b""))
+    assert b"torch_us" not in path.read_bytes()
+    tuned.forget()
+    assert plan_with_reasons(PROBLEM, GPU).source == "tuned, exact"
+
+
+def test_explain_says_what_patched_makes_of_the_users_table(cache):
+    pytest.importorskip("torch")
+    from laneloom.cli import app
+
+    def ask(shape):
+        words = ["explain", "matmul", "--gpu", "gfx1151", "--shape", shape]
+        assert CliRunner().invoke(app, words).exit_code == 0
+        return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["patched"]
+
+    put(entry())
+    assert ask("200,200,200") is None  # nothing was timed beside torch
+    put(entry(gain=2.0, torch_us=15.0))
+    assert ask("200,200,200") == {
+        "routed": True, "reason": "1.50 x, measured 1x200x200x200 fp16 nn: 1.50 x, tuned on this machine 2026-11-20"
+    }  # fmt: skip
+    near = ask("208,200,200")  # there the cost model's choice counts
+    assert not near["routed"]
+    assert "0.75 x" in near["reason"]
+    assert "nothing measured near" in ask("2000,200,200")["reason"]
+
+
 def test_the_packages_tables_are_in_order():
     from pathlib import Path
 
@@ -217,7 +249,9 @@ class Scripted:
                 yield Outcome(config, time_of(config))
 
     def confirm(self, configs, model):
-        return configs[0], time_of(configs[0]), time_of(model)
+        from laneloom.tune.outcome import Confirmed
+
+        return Confirmed(configs[0], time_of(configs[0]), time_of(model))
 
     def close(self):
         pass

@@ -20,6 +20,8 @@ import laneloom  # noqa: E402
 from laneloom.bench import measured  # noqa: E402
 from laneloom.bench.records import load  # noqa: E402
 from laneloom.gpu import GPUS  # noqa: E402
+from laneloom.ops.matmul import tuned  # noqa: E402
+from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 from laneloom.pytorch import measurements, routing  # noqa: E402
 
 HALF = torch.float16
@@ -151,6 +153,35 @@ def test_measurements_decide(gfx1201, monkeypatch):
     with laneloom.patched() as p:
         F.linear(random(300, 16), B)  # further than twice as large
     assert "nothing measured near" in entry(p).reason
+
+
+def test_the_users_tuned_tables_decide(gfx1201, monkeypatch, tmp_path):
+    """On a GPU that the package has no measurements of: what `laneloom tune` timed beside torch routes a call."""
+    monkeypatch.setenv("LANELOOM_CACHE_DIR", str(tmp_path))
+    problem = MatmulProblem.contiguous(18, 16, 16, layout="nt")
+    slow = "wmma:block_m=32,block_n=32,block_k=64,num_warps=1,waves_n=1"
+    for torch_us, routed in ((9.0, False), (12.0, True)):
+        entry_of = tuned.TunedEntry(
+            problem.key, tuned.kind_of(problem), tuned.sizes_of(problem), slow, 10.0, 11.0, "measured",
+            {"date": "2026-11-20"}, torch_us,
+        )  # fmt: skip
+        path = tuned.cache_path(problem.key, "gfx1201")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(tuned.render_table([entry_of], "gfx1201"))
+        tuned.forget()
+        with laneloom.patched() as p:
+            got = F.linear(A, B)
+        assert entry(p).routed is routed
+        assert entry(p).reason.endswith("tuned on this machine 2026-11-20")
+        torch.testing.assert_close(got, F.linear(A, B))
+    assert len(gfx1201.launches) == 1
+    with laneloom.patched() as p:  # a bias makes it another product: the cost model's choice, 1.09 x
+        F.linear(A, B, BIAS)
+    assert entry(p).reason.startswith("1.09 x")
+    with laneloom.patched() as p:
+        F.linear(A, B.clone().requires_grad_())  # nobody tuned the gradient
+    assert "nothing measured near 1x16x16x18" in entry(p).reason
+    tuned.forget()
 
 
 def test_nests_and_belongs_to_one_thread(gfx1201):

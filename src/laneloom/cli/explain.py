@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
+from importlib import resources
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Product, Shape, parse_product
@@ -10,6 +12,7 @@ from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
     from ..ops.matmul.api import Explanation
+    from ..pytorch.routing import Decision
 
 
 def explain(
@@ -29,10 +32,27 @@ def explain(
     from ..ops.matmul import api
 
     explanation = api.explain(product.problem(), gpu=product.gpu)
+    decision = patched_decision(product)
     if as_json:
-        print_json(to_dict(product, explanation))
+        print_json(to_dict(product, explanation) | {"patched": None if decision is None else asdict(decision)})
     else:
-        _show(product, explanation)
+        _show(product, explanation, decision)
+
+
+def patched_decision(product: Product) -> Decision | None:
+    """What `laneloom.patched` does with the product where no gradients are recorded; None where nothing is measured."""
+    from ..ops.matmul import tuned
+
+    shipped = resources.files("laneloom").joinpath("pytorch", "measured", f"{product.gpu.name}.json").is_file()
+    measured = shipped or any(entry.torch_us for entry in tuned.entries(product.gpu.name))
+    if not measured or product.dtype != product.dtype_out or 0 in product.shape or find_spec("torch") is None:
+        return None
+    from ..pytorch.routing import DTYPES, Request, product_part, weigh
+
+    if product.dtype not in DTYPES.values():
+        return None
+    part = product_part(product.dtype, product.layout, 1, *product.shape)
+    return weigh(Request(product.text, (part,)), product.gpu)
 
 
 def knobs_of(explanation: Explanation) -> dict[str, Any]:
@@ -59,7 +79,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _show(product: Product, explanation: Explanation) -> None:
+def _show(product: Product, explanation: Explanation, decision: Decision | None) -> None:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -75,6 +95,8 @@ def _show(product: Product, explanation: Explanation) -> None:
     table.add_row("Why", explanation.reason)
     if explanation.facts:
         table.add_row("So", Group(*(Text(fact) for fact in explanation.facts)))
+    if decision is not None:
+        table.add_row("Patched", ("runs here: " if decision.routed else "stays torch's: ") + decision.reason)
     refused = [
         Text.assemble((text, "dim"), "\n", why, overflow="fold") for text, why in explanation.passed_over
     ]

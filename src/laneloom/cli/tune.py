@@ -153,6 +153,9 @@ def _show(
     table.add_row(evaluator.objective.capitalize(), f"{result.time_us:.2f} us, {rate:.1f} TFLOP/s")
     kept = " (that is the best)" if result.config == result.model else ""
     table.add_row("Cost model", f"{result.model_us:.2f} us: {result.model_us / result.time_us:.3f} x{kept}")
+    if result.torch_us is not None:
+        ratio = result.torch_us / result.time_us
+        table.add_row("torch.matmul", f"{result.torch_us:.2f} us: {ratio:.3f} x; laneloom.patched decides by that")
     table.add_row("Tried", f"{result.tried} configs, {len(result.wrong)} of them wrong")
     for path in written:
         table.add_row("Written", Text(str(path), overflow="fold"))

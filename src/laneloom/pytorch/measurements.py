@@ -15,6 +15,7 @@ from math import log2, prod
 from typing import Any
 
 from ..errors import LaneloomError
+from ..ops.matmul import tuned
 
 SCHEMA_VERSION = 1
 REACH = 1.0  #: a measurement speaks for sizes that are at most this many doublings away, in each of them
@@ -33,11 +34,13 @@ class Measurement:
     sizes: tuple[int, ...]
     torch_us: float
     ratio: float  #: torch's time over laneloom's
+    source: str = ""  #: who measured, if it was not the package's authors
 
     @property
     def text(self) -> str:
         """ "4096x4096x4096 bf16 nt: 1.01 x"."""
-        return f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.2f} x"
+        text = f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.2f} x"
+        return f"{text}, {self.source}" if self.source else text
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,27 @@ def table_of(gpu_name: str) -> Table:
     if not path.is_file():
         return Table()
     return parse(path.read_text(encoding="utf-8"), str(path))
+
+
+def tuned_beside(gpu_name: str, sizes: Sequence[int], *, bare: bool) -> list[Measurement]:
+    """What `laneloom tune` measured of products on this GPU beside torch, the user's first.
+
+    An entry's own config runs where the product has its sizes and nothing is added (`bare`); elsewhere it is taken to
+    be the cost model's choice, whose time the entry has too.
+    """
+    found = []
+    for entry in sorted(tuned.entries(gpu_name), key=lambda entry: entry.origin != "cache"):
+        _, layout, dtypes, *rest = entry.kind.split("/")
+        dtype = dtypes.partition("_")[0]
+        plain = len(rest) == 1 and rest[0].startswith("v")  # no precision, no epilogue: vector widths alone
+        if entry.objective != "measured" or entry.torch_us is None or not plain:
+            continue
+        ours = entry.time_us if bare and entry.sizes == tuple(sizes) else entry.model_us
+        whose = "tuned on this machine" if entry.origin == "cache" else "tuned by the authors"
+        source = f"{whose} {entry.provenance.get('date', '')}".strip()
+        ratio = entry.torch_us / ours
+        found.append(Measurement("matmul", f"{dtype} {layout}", entry.sizes, entry.torch_us, ratio, source))
+    return found
 
 
 def parse(text: str, source: str) -> Table:

@@ -20,7 +20,7 @@ from ..ops.matmul import config as matmul_config
 from ..ops.matmul import execute
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.target import active_gpu, expected_device_type
-from .measurements import Measurement, nearest, scaled_us, table_of
+from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -102,6 +102,12 @@ def _flipped(letter: str) -> str:
     return {"n": "t", "t": "n"}.get(letter, letter)
 
 
+def product_part(dtype: str, layout: str, *sizes: int) -> Part:
+    """The launch of a product; sizes: the batch, M, N, K."""
+    kinds = [layout, *(other for other in _LAYOUTS if other != layout)]
+    return Part("matmul", tuple(f"{dtype} {kind}" for kind in kinds), sizes)
+
+
 RANKS = {"mm": 2, "addmm": 2, "bmm": 3}  #: functions whose operands have so many axes
 
 
@@ -136,15 +142,11 @@ def product_request(function: str, a: Any, b: Any, term: Any) -> Request | str:
         m, batch = m * batch, 1
     first, second, dtype = _letter(a), _letter(b), DTYPES[dtype_in_force(a)]
 
-    def part(layout: str, *sizes: int) -> Part:
-        kinds = [layout, *(other for other in _LAYOUTS if other != layout)]
-        return Part("matmul", tuple(f"{dtype} {kind}" for kind in kinds), (batch, *sizes))
-
-    parts = [part(first + second, m, n, k)]
+    parts = [product_part(dtype, first + second, batch, m, n, k)]
     if torch.is_grad_enabled() and a.requires_grad:
-        parts.append(part("n" + _flipped(second), m, k, n))
+        parts.append(product_part(dtype, "n" + _flipped(second), batch, m, k, n))
     if torch.is_grad_enabled() and b.requires_grad:
-        parts.append(part(_flipped(first) + "n", k, n, m))
+        parts.append(product_part(dtype, _flipped(first) + "n", batch, k, n, m))
     shape = f"{m}x{n}x{k}" if batch == 1 else f"{batch}x{m}x{n}x{k}"
     request = Request(f"{shape} {dtype} {first}{second}", tuple(parts), term is not None)
     return request if term is None else _why_term_kept(function, a, n, term) or request
@@ -216,11 +218,7 @@ def _fuses_terms(part: Part, gpu: Gpu) -> bool:
 
 
 def decide(request: Request, device_type: str, *, always: bool, captured: bool = False) -> Decision:
-    """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`).
-
-    A call takes as long as its kernels or as the host needs to start them, whichever is longer; `captured` ones have no
-    host.
-    """
+    """Whether laneloom takes the call: whether it can, and wins by what was measured on this GPU (or `always`)."""
     try:
         gpu = active_gpu()
         if device_type != expected_device_type():
@@ -228,14 +226,22 @@ def decide(request: Request, device_type: str, *, always: bool, captured: bool =
         _check_planned(request, gpu)
     except LaneloomError as error:
         return Decision(False, str(error))
-    if always:
-        return Decision(True, "always")
+    return Decision(True, "always") if always else weigh(request, gpu, captured=captured)
+
+
+def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
+    """Whether a call that laneloom can take wins on a GPU: by the package's measurements and those of the tuner.
+
+    A call takes as long as its kernels or as the host needs to start them, whichever is longer; `captured` ones have no
+    host.
+    """
     if request.with_terms and not _fuses_terms(request.parts[0], gpu):
         return Decision(False, f"a bias is a launch of its own for these sizes on {gpu.name}")
     table = table_of(gpu.name)
     found: list[tuple[Measurement, Part]] = []
     for part in request.parts:
-        measured = nearest(table.measurements, part.op, part.kinds, part.sizes)
+        known = [*tuned_beside(gpu.name, part.sizes, bare=not request.with_terms), *table.measurements]
+        measured = nearest(known, part.op, part.kinds, part.sizes)
         if measured is None:
             sizes = "x".join(map(str, part.sizes))
             return Decision(False, f"nothing measured near {sizes} {part.kinds[0]} on {gpu.name}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from multiprocessing.pool import AsyncResult, Pool
 
@@ -17,19 +17,20 @@ import torch
 from .. import __version__
 from ..bench.products import DTYPES, judge, multiply, operands
 from ..bench.records import read_environment
-from ..bench.timing import count_sets, interleave
+from ..bench.timing import Launch, count_sets, interleave
 from ..codegen.versions import triton_version
 from ..errors import LaneloomError, UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import MatmulConfig, plan_with_reasons
 from ..ops.matmul.problem import MatmulProblem
-from .outcome import Outcome
+from .outcome import Confirmed, Outcome
 from .workers import start_worker
 
 GUARD = 4096  #: elements on either side of a result
 HANGS_S = 120  #: compiling and one launch take longer only if something is stuck
 FAR = 1.3  #: times the best, after a few rounds, at which a config is given up
 LOOK_ROUNDS, CONFIRM_ROUNDS = 3, 31
+PATCHED_DTYPES = ("fp16", "bf16", "fp32", "fp64")  #: of products that torch.matmul does, and `patched` can route
 _POISONED = "device error"  #: the worker's context is lost
 
 
@@ -74,17 +75,22 @@ class MeasuredEvaluator:
                 best_us = min(outcome.time_us, best_us or outcome.time_us)
             yield outcome
 
-    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> tuple[MatmulConfig, float, float]:
-        """All of them and the model's choice in one run, with more rounds."""
-        candidates = {"model": self._launch(model)}
+    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> Confirmed:
+        """All of them, the model's choice and torch in one run, with more rounds."""
+        candidates: dict[str, Launch] = {"model": self._launch(model)}
         candidates |= {config.text: self._launch(config) for config in configs}
+        p = self.problem
+        if p.dtype_a == p.dtype_b == p.dtype_out and p.dtype_a in PATCHED_DTYPES and p.precision == "ieee":
+            candidates["torch"] = lambda i: torch.matmul(*self._operands[i], out=self._outs[i])
         times = interleave(candidates, len(self._outs), rounds=CONFIRM_ROUNDS)
         best = max(configs, key=lambda config: times[config.text].ratio_to_reference)
         model_us = times["model"].median_us
         # Noise is not a gain: the model's choice stays unless another beats it.
         if best != model and times[best.text].ratio_to_reference <= 1:
             best = model
-        return best, (model_us if best == model else model_us / times[best.text].ratio_to_reference), model_us
+        time_us = model_us if best == model else model_us / times[best.text].ratio_to_reference
+        torch_us = model_us / times["torch"].ratio_to_reference if "torch" in times else None
+        return Confirmed(best, time_us, model_us, torch_us)
 
     def close(self) -> None:
         if self._pool is not None:
@@ -92,7 +98,7 @@ class MeasuredEvaluator:
             self._pool.join()
             self._pool = None
 
-    def _launch(self, config: MatmulConfig) -> Callable[[int], object]:
+    def _launch(self, config: MatmulConfig) -> Launch:
         return lambda i: multiply(self.problem, *self._operands[i], self._outs[i], config)
 
     def _time(self, config: MatmulConfig, best_us: float | None) -> Outcome:

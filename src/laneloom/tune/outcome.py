@@ -26,6 +26,16 @@ class Outcome:
         return self.why is None and self.time_us is not None
 
 
+@dataclass(frozen=True)
+class Confirmed:
+    """What the last look at a study's best found, in one run."""
+
+    config: MatmulConfig
+    time_us: float
+    model_us: float  #: of the cost model's choice
+    torch_us: float | None = None  #: of torch.matmul, where that can do the product
+
+
 class Evaluator(Protocol):
     """How configs of one problem are tried: on the GPU, or by the timing model."""
 
@@ -37,8 +47,8 @@ class Evaluator(Protocol):
         """Each config verified, and timed only if it is right; an outcome as soon as it is known."""
         ...
 
-    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> tuple[MatmulConfig, float, float]:
-        """The best of a few, looked at closely: it, its time, and the time of the cost model's choice."""
+    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> Confirmed:
+        """The best of a few, looked at closely, beside the cost model's choice."""
         ...
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.dtypes import Arithmetic
 from ..ops.matmul.problem import MatmulProblem
 from ..timing import machine_of
-from .outcome import Outcome, cut
+from .outcome import Confirmed, Outcome, cut
 from .workers import start_worker
 
 _INTEGERS = {"int8": (-128, 128), "uint8": (0, 256)}
@@ -66,7 +66,7 @@ class PredictedEvaluator:
             self._pool = ProcessPoolExecutor(self._jobs, mp_context=context, initializer=start_worker)
         return self._pool.submit(try_named, self.problem, self.gpu.name, config.text)
 
-    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> tuple[MatmulConfig, float, float]:
+    def confirm(self, configs: Sequence[MatmulConfig], model: MatmulConfig) -> Confirmed:
         """The first that strict mode finds nothing in."""
         reasons = []
         for config in configs:
@@ -74,7 +74,7 @@ class PredictedEvaluator:
             if why is None:
                 mine, its = (try_config(self.problem, self.gpu, c).time_us for c in (config, model))
                 if mine and its:
-                    return (config, mine, its) if mine < its else (model, its, its)
+                    return Confirmed(config, mine, its) if mine < its else Confirmed(model, its, its)
                 why = "it, or the cost model's choice, cannot be timed"
             reasons.append(f"{config.text}: {why}")
         raise LaneloomError("no config passed the last check: " + "; ".join(reasons))

@@ -54,6 +54,7 @@ class Result:
     time_us: float
     model: MatmulConfig  #: the cost model's choice
     model_us: float
+    torch_us: float | None  #: torch.matmul's, beside them, where it can do the product
     tried: int
     wrong: tuple[str, ...]  #: configs whose result was wrong, with how: each is a defect to report
     journal: Path
@@ -214,9 +215,9 @@ def run_study(
             why = known.get(starts[0].text, (None, "it was not tried"))[1]
             raise LaneloomError(f"the cost model's own choice {starts[0].text} was not timed: {why}")
         best = [MatmulConfig.parse(text) for _, text in ranked[:CONFIRMED]]
-        config, time_us, model_us = evaluator.confirm(best, starts[0])
+        last = evaluator.confirm(best, starts[0])
     wrong = tuple(f"{text}: {why}" for text, (_, why) in known.items() if why and why.startswith("wrong"))
-    return Result(config, time_us, starts[0], model_us, len(known), wrong, path)
+    return Result(last.config, last.time_us, starts[0], last.model_us, last.torch_us, len(known), wrong, path)
 
 
 def _best(known: dict[str, tuple[float | None, str | None]]) -> float | None:

@@ -27,6 +27,7 @@ def make_entry(problem: MatmulProblem, result: Result, evaluator: Evaluator) -> 
     return tuned.TunedEntry(
         problem.key, tuned.kind_of(problem), tuned.sizes_of(problem), result.config.text, round(result.time_us, 4),
         round(result.model_us, 4), evaluator.objective, provenance,
+        None if result.torch_us is None else round(result.torch_us, 4),
     )  # fmt: skip
 
 

@@ -48,6 +48,7 @@ class TunedEntry:
     model_us: float  #: what the cost model's own choice took, in the same study
     objective: str  #: "measured" on the GPU, or "predicted" by the timing model
     provenance: dict[str, str | int | bool]  #: GPU, versions, commit, date, method, trials
+    torch_us: float | None = None  #: what torch.matmul took in the same run, where it can do the product
     origin: str = "cache"  #: or "package"
 
     @property
@@ -59,8 +60,8 @@ class TunedEntry:
         """As JSON holds it."""
         return {
             "key": self.key, "kind": self.kind, "sizes": list(self.sizes), "config": self.config,
-            "time_us": self.time_us, "model_us": self.model_us, "objective": self.objective,
-            "provenance": self.provenance,
+            "time_us": self.time_us, "model_us": self.model_us, "torch_us": self.torch_us,
+            "objective": self.objective, "provenance": self.provenance,
         }  # fmt: skip
 
 
@@ -102,12 +103,13 @@ def sizes_of(problem: MatmulProblem) -> tuple[int, int, int, int]:
 
 def parse_entry(fields: Any, origin: str) -> TunedEntry:
     """The entry of a JSON object. Raises ValueError for anything that is none."""
-    if not isinstance(fields, dict) or set(fields) != set(TunedEntry.__dataclass_fields__) - {"origin"}:
+    if not isinstance(fields, dict) or {*fields, "torch_us"} != set(TunedEntry.__dataclass_fields__) - {"origin"}:
         raise ValueError("its fields are not those of an entry")
     texts = [fields[name] for name in ("key", "kind", "config", "objective")]
     if not all(isinstance(text, str) and 0 < len(text) <= _MOST_TEXT for text in texts):
         raise ValueError(f"expected texts of 1 to {_MOST_TEXT} characters")
-    sizes, times = fields["sizes"], (fields["time_us"], fields["model_us"])
+    sizes, torch_us = fields["sizes"], fields.get("torch_us")
+    times = [fields["time_us"], fields["model_us"], *([] if torch_us is None else [torch_us])]
     if not isinstance(sizes, list) or len(sizes) != 4 or not all(type(n) is int and 0 < n < 1 << 40 for n in sizes):
         raise ValueError("expected four positive sizes")
     if not all(type(t) in (int, float) and math.isfinite(t) and t > 0 for t in times):
