@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "laneloom"
-# cli -> tune -> bench -> pytorch -> ops, timing -> codegen, device, emulator -> isa -> gpu, errors
+# cli -> tune -> bench -> pytorch -> ops, timing -> device -> codegen, emulator -> isa -> gpu, errors
 LEVELS = {
-    "cli": 7, "tune": 6, "compat": 6, "bench": 5, "pytorch": 4, "ops": 3, "timing": 3, "verify": 2, "codegen": 2,
-    "device": 2, "emulator": 2, "isa": 1, "gpu": 0, "errors": -1,
+    "cli": 8, "tune": 7, "compat": 7, "bench": 6, "pytorch": 5, "ops": 4, "timing": 4, "verify": 3, "device": 3,
+    "codegen": 2, "emulator": 2, "isa": 1, "gpu": 0, "errors": -1,
 }  # fmt: skip
 TORCH_FREE = ("isa", "emulator", "timing", "codegen", "gpu", "errors")
 

@@ -1,18 +1,20 @@
 """Launches of one CUDA kernel with tensor maps, clusters and programmatic dependent launch, with little host time each.
 
-`CudaKernel` packs every argument anew. Here arguments are ctypes objects that the caller changes in place, and the
-descriptors of the copy engine (TMA) are encoded by the driver once per address.
+`CudaKernel` packs every argument anew. Here arguments are ctypes objects that are changed in place, and the descriptors
+of the copy engine (TMA) are encoded by the driver once per address.
 """
 
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
-from ..errors import LaneloomError, UnsupportedError
+from ..errors import LaneloomError
 from .code_object import CodeObject
+from .cuda_context import NO_CONTEXT, driver, make_current
 from .cuda_launch import CudaKernel
 
 #: element types of a tensor map: CUtensorMapDataType of cuda.h
@@ -21,9 +23,8 @@ TENSOR_MAP_TYPES = {
 }  # fmt: skip
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  #: bytes -> CUtensorMapSwizzle
 _L2_PROMOTION_128B = 2  #: with 256, rows at 16-byte pitches came 10% slower on one H200
-_MOST_ADDRESSES = 64  #: encoded maps that are kept of one view
+_MOST_ADDRESSES = 1024  #: encoded maps that are kept of one view
 _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  #: CUlaunchAttributeID
-_NO_CONTEXT = 201  #: CUDA_ERROR_INVALID_CONTEXT
 
 
 class _Attribute(ctypes.Structure):
@@ -37,12 +38,12 @@ class _LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
-@cache
-def _driver() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise UnsupportedError("CUDA C++ kernels are launched through NVIDIA's driver, which is not there") from error
+class Pointer(ctypes.c_void_p):
+    """An address as an argument of a kernel."""
+
+    def set_address(self, address: int) -> None:
+        """Let it point to `address`."""
+        self.value = address
 
 
 class TensorMap:
@@ -50,6 +51,8 @@ class TensorMap:
 
     The innermost axis comes first and is dense. An argument of kernels: `parameter` points to 128 bytes.
     """
+
+    device = 0  #: of the kernel that takes the map, which tells it
 
     def __init__(
         self, dtype: str, sizes: Sequence[int], strides: Sequence[int], box: Sequence[int], swizzle: int
@@ -64,19 +67,24 @@ class TensorMap:
         self._storage = ctypes.create_string_buffer(192)
         self.parameter = -(-ctypes.addressof(self._storage) // 64) * 64  # the driver asks for 64-byte alignment
         self._encoded: dict[int, bytes] = {}
+        self._address = -1  #: of what `parameter` points to
 
     def set_address(self, address: int) -> None:
         """Let the map begin at `address`, a multiple of 16."""
+        if address == self._address:
+            return
         encoded = self._encoded.get(address)
         if encoded is None:
             encoded = self._encode(address)
         ctypes.memmove(self.parameter, encoded, 128)
+        self._address = address
 
     def _encode(self, address: int) -> bytes:
-        status = _driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(self.parameter), self._type, self._rank, ctypes.c_void_p(address), self._sizes,
-            self._strides, self._box, self._steps, 0, self._swizzle, _L2_PROMOTION_128B, 0,
-        )  # fmt: skip
+        self._address = -1
+        status = self._ask_driver(address)
+        if status == NO_CONTEXT:
+            make_current(self.device)
+            status = self._ask_driver(address)
         if status != 0:
             raise LaneloomError(
                 f"the CUDA driver refuses a tensor map (error {status}): sizes {list(self._sizes)}, strides "
@@ -87,17 +95,53 @@ class TensorMap:
         encoded = self._encoded[address] = ctypes.string_at(self.parameter, 128)
         return encoded
 
+    def _ask_driver(self, address: int) -> int:
+        return driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(self.parameter), self._type, self._rank, ctypes.c_void_p(address), self._sizes,
+            self._strides, self._box, self._steps, 0, self._swizzle, _L2_PROMOTION_128B, 0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CudaFunction:
+    """A kernel that is loaded on a device, and what each launch of it takes."""
+
+    name: str
+    handle: int  #: the driver's CUfunction
+    threads: int
+    shared_bytes: int
+    owner: Any  #: keeps it loaded
+
+
+def load_function(code: CodeObject, device: int) -> CudaFunction:
+    """Load a kernel into the primary context of a device."""
+    kernel = CudaKernel(code, (), device)
+    return CudaFunction(code.kernel, kernel.handle, code.workgroup_size, code.lds_bytes, kernel)
+
 
 class CudaCall:
     """A kernel with its grid, ready to be launched again and again with other addresses."""
 
     def __init__(
-        self, code: CodeObject, arguments: Sequence[Any], device: int, *, ctas: int, cluster: int = 1, pdl: bool = False
+        self,
+        kernel: CodeObject | CudaFunction,
+        arguments: Sequence[Any],
+        device: int,
+        *,
+        ctas: int | tuple[int, int, int],
+        cluster: int = 1,
+        pdl: bool = False,
     ) -> None:
         """`arguments`: TensorMaps and ctypes objects, in the kernel's order, read at each launch; `cluster`: CTAs in a
         cluster, which divide `ctas`; `pdl`: may start while the kernel ahead still drains."""
-        self._kernel = CudaKernel(code, (), device)
+        self._kernel = load_function(kernel, device) if isinstance(kernel, CodeObject) else kernel
+        self._device = device
         self._arguments = tuple(arguments)
+        for argument in arguments:
+            if isinstance(argument, TensorMap):
+                argument.device = device
+        #: what `launch_at` takes addresses for, in the kernel's order
+        self._places = [argument for argument in arguments if isinstance(argument, (TensorMap, Pointer))]
         addresses = [a.parameter if isinstance(a, TensorMap) else ctypes.addressof(a) for a in arguments]
         self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
         attributes = []
@@ -106,20 +150,29 @@ class CudaCall:
         if pdl:
             attributes.append(_Attribute(_PROGRAMMATIC_SERIALIZATION, 0, (ctypes.c_uint * 16)(1)))
         self._attributes = (_Attribute * max(len(attributes), 1))(*attributes)
+        grid = ctas if isinstance(ctas, tuple) else (ctas, 1, 1)
         self._config = _LaunchConfig(
-            (ctypes.c_uint * 3)(ctas, 1, 1), (ctypes.c_uint * 3)(code.workgroup_size, 1, 1), code.lds_bytes, None,
-            ctypes.cast(self._attributes, ctypes.POINTER(_Attribute)), len(attributes),
+            (ctypes.c_uint * 3)(*grid), (ctypes.c_uint * 3)(self._kernel.threads, 1, 1), self._kernel.shared_bytes,
+            None, ctypes.cast(self._attributes, ctypes.POINTER(_Attribute)), len(attributes),
         )  # fmt: skip
         self._function = ctypes.c_void_p(self._kernel.handle)
-        self._launch = _driver().cuLaunchKernelEx
+        self._launch = driver().cuLaunchKernelEx
         self._by_config = ctypes.byref(self._config)
+        self._lock = threading.Lock()
 
     def __call__(self, stream: int) -> None:
-        """Launch on a stream of the current context; asynchronous, and captured if the stream is being captured."""
+        """Launch on a stream of the device; asynchronous, and captured if the stream is being captured."""
         self._config.stream = stream
         status = self._launch(self._by_config, self._function, self._parameters, None)
-        if status == _NO_CONTEXT:  # a thread of torch's autograd engine, before it has met the device
-            self._kernel.make_current()
+        if status == NO_CONTEXT:
+            make_current(self._device)
             status = self._launch(self._by_config, self._function, self._parameters, None)
         if status != 0:
-            raise LaneloomError(f"kernel {self._kernel.code.kernel}: the CUDA driver says error {status}")
+            raise LaneloomError(f"kernel {self._kernel.name}: the CUDA driver says error {status}")
+
+    def launch_at(self, stream: int, *addresses: int) -> None:
+        """Launch with these addresses in the TensorMaps and Pointers among the arguments, in the kernel's order."""
+        with self._lock:  # the arguments are filled in place
+            for place, address in zip(self._places, addresses, strict=True):
+                place.set_address(address)
+            self(stream)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import LaneloomError, UnsupportedError
 from .code_object import CodeObject
+from .cuda_context import make_current
 
 
 class CudaKernel:
@@ -19,10 +20,8 @@ class CudaKernel:
         self.code = code
         self._driver = _driver()
         self._types = tuple(argument_types)
-        self._check(self._driver.cuInit(0))
-        ordinal = self._check(self._driver.cuDeviceGet(device))
-        self._context = self._check(self._driver.cuDevicePrimaryCtxRetain(ordinal))
-        self._check(self._driver.cuCtxSetCurrent(self._context))
+        self._device = device
+        make_current(device)
         self._module = self._check(self._driver.cuModuleLoadData(code.binary))
         self._function = self._check(self._driver.cuModuleGetFunction(self._module, code.kernel.encode()))
         attribute = self._driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -33,14 +32,9 @@ class CudaKernel:
         """The driver's CUfunction."""
         return int(self._function)
 
-    def make_current(self) -> None:
-        """Make the kernel's context the calling thread's."""
-        self._check(self._driver.cuCtxSetCurrent(self._context))
-
     def launch(self, ctas: int, stream: int, arguments: Sequence[int]) -> None:
         """Launch `ctas` CTAs in one dimension; asynchronous, and captured if the stream is being captured."""
-        # A thread of torch's autograd engine may not have met the context yet.
-        self.make_current()
+        make_current(self._device)
         self._check(
             self._driver.cuLaunchKernel(
                 self._function, ctas, 1, 1, self.code.workgroup_size, 1, 1, self.code.lds_bytes, stream,

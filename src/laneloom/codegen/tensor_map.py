@@ -7,13 +7,14 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import LaneloomError, UnsupportedError
+from .cuda_context import make_current
 
 
 @lru_cache(maxsize=4096)
 def tensor_map(
-    address: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
+    address: int, device: int, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...]
 ) -> Any:
-    """The map of a tensor of 16-bit elements: axes from the last, contiguous one on, boxes of 64 elements a row.
+    """The map of a tensor on a device: axes from the last, contiguous one on, boxes of 128 bytes a row.
 
     shape, box: in elements. strides: bytes between neighbours along each further axis, multiples of 16. Rows of a box
     are 128 bytes of shared memory, swizzled; what lies outside the tensor is zero. A kernel takes it by value.
@@ -27,6 +28,7 @@ def tensor_map(
         "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
     }[dtype]  # fmt: skip
+    make_current(device)
     status, encoded = cuda.cuTensorMapEncodeTiled(
         kind, len(shape), address, [sizes[0](n) for n in shape], [sizes[0](n) for n in strides],
         [sizes[1](n) for n in box], [sizes[1](1)] * len(shape),

@@ -74,23 +74,23 @@ class PiecesLaunch:
         """`dtype` of the copy; "tf32" and more than one piece of "bf16" are made of FP32. `strides`: of rows, and of k,
         along which the copy is contiguous."""
         self._dtype = _TORCH[dtype]
-        self._cut = dtype == "tf32" or pieces > 1
+        cut = dtype == "tf32" or pieces > 1
         self.pitch = line_pitch(k, self._dtype.itemsize)
         self._shape = (pieces, rows, self.pitch)
-        kind = dtype if self._cut else "as it is"
-        self._arguments = (
+        kind = dtype if cut else "as it is"
+        bits = None if cut else _BITS[self._dtype.itemsize]  # bits are bits: one kernel for every type of a size
+        arguments = (
             rows, k, *strides, self.pitch, rows * self.pitch, pieces, kind, strides[0] == 1 and strides[1] != 1,
             BLOCK_ROWS, BLOCK_K, pdl,
         )  # fmt: skip
         grid = (triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(k, BLOCK_K),)
-        self._launch = PreparedLaunch(cut_into_pieces, grid, num_warps=4, launch_pdl=pdl)
+        self._launch = PreparedLaunch(
+            cut_into_pieces, grid, lambda *tensors: (*(x.view(bits) if bits else x for x in tensors), *arguments),
+            num_warps=4, launch_pdl=pdl,
+        )  # fmt: skip
 
     def __call__(self, source: torch.Tensor) -> torch.Tensor:
         """The copy, [pieces, rows, pitch], of the matrix at `source`; columns past K hold anything."""
         copy = torch.empty(self._shape, dtype=self._dtype, device=source.device)
-        if self._cut:
-            self._launch(source, copy, *self._arguments)
-        else:  # bits are bits: one kernel for every type of a size
-            bits = _BITS[self._dtype.itemsize]
-            self._launch(source.view(bits), copy.view(bits), *self._arguments)
+        self._launch(source, copy)
         return copy

@@ -6,36 +6,57 @@ kernel of 30 arguments. The kernel that it found can be launched by itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import torch
+
+from ..codegen.cuda_call import CudaCall
+from ..codegen.cuda_context import make_current
+from ..codegen.triton_call import call_of, launches_are_observed
+
+#: the stream of torch on a device, as the driver knows it; torch without CUDA has none
+current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
 
 
 class PreparedLaunch:
-    """One kernel with its grid and options. The first call goes through the JIT, later ones straight to what it
-    compiled.
-
-    All calls pass the arguments in the kernel's order, constexprs among them, and differ at most in what the JIT does
-    not specialise on: pointers of equal alignment and dtype, integers marked `do_not_specialize`. One device.
+    """One kernel with its grid and options on one CUDA device. The first call goes through the JIT, later ones straight
+    to what it compiled. Calls differ in the addresses of their tensors only.
     """
 
-    __slots__ = ("_grid", "_kernel", "_options", "_run")
+    __slots__ = ("_arguments", "_grid", "_kernel", "_launches", "_options")
 
-    def __init__(self, kernel: Any, grid: tuple[int, ...], **options: Any) -> None:
+    def __init__(
+        self, kernel: Any, grid: tuple[int, ...], arguments: Callable[..., tuple[Any, ...]], **options: Any
+    ) -> None:
+        """`arguments(*tensors)`: all of the kernel's, for the tensors of one call."""
         self._kernel = kernel
         self._grid = (*grid, 1, 1)[:3]
+        self._arguments = arguments
         self._options = options
-        self._run: Any = None
+        #: by what the JIT specialises on: which addresses 16 divides, 0 if it divides all
+        self._launches: dict[tuple[bool, ...] | int, CudaCall | None] = {}
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the next call skips the JIT."""
-        return self._run is not None
-
-    def __call__(self, *arguments: Any) -> None:
-        if self._run is None:
-            self._run = self._kernel[self._grid](*arguments, **self._options)[self._grid]
+    def __call__(self, *tensors: torch.Tensor) -> None:
+        """Launch on the current stream. `tensors`: one for each pointer and descriptor, in the kernel's order."""
+        addresses = [x.data_ptr() for x in tensors]
+        low_bits = 0
+        for address in addresses:
+            low_bits |= address
+        key = tuple(address % 16 == 0 for address in addresses) if low_bits & 15 else 0
+        launch = self._launches.get(key)
+        if launch is None or launches_are_observed():
+            self._launches[key] = self._launch_by_jit(tensors)
         else:
-            self._run(*arguments)
+            launch.launch_at(current_stream(tensors[0].get_device()), *addresses)
+
+    def _launch_by_jit(self, tensors: tuple[torch.Tensor, ...]) -> CudaCall | None:
+        device = tensors[0].get_device()
+        # Triton encodes descriptors before it looks for a context.
+        make_current(device)
+        arguments = self._arguments(*tensors)
+        kernel = self._kernel[self._grid](*arguments, **self._options)
+        return call_of(kernel, self._grid, arguments, device)
 
 
 def specialise(

@@ -69,15 +69,24 @@ class RepackLaunch:
 
     def __init__(self, *, pdl: bool) -> None:
         self._pdl = pdl
-        self._launch: PreparedLaunch | None = None
+        self._launches: dict[tuple[int, ...], PreparedLaunch] = {}  #: by alignment of the sources
 
     def __call__(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Copy the first of each of one or two (source, copy) pairs into the second; both contiguous along the last
         axis.
 
-        A copy has at least the source's columns. Every call has the same shapes and sources of equal alignment.
+        A copy has at least the source's columns. Every call has the same shapes and strides.
         """
-        arguments: list[object] = []
+        # No program reaches the second of two pairs that are the same.
+        tensors = [x for pair in (pairs * 2)[:2] for x in pair]
+        alignments = tuple(source.data_ptr() % 16 for source, _ in pairs)
+        launch = self._launches.get(alignments)
+        if launch is None:
+            launch = self._launches[alignments] = self._prepare(pairs)
+        launch(*tensors)
+
+    def _prepare(self, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> PreparedLaunch:
+        sizes: list[list[int]] = []
         vectors: list[int] = []
         blocks = 0
         for source, copy in pairs:
@@ -85,12 +94,12 @@ class RepackLaunch:
             pitch = source.stride(0)
             # Elements of the widest aligned load of at most 16 bytes.
             vectors.append(gcd(columns, pitch, 16 // source.element_size()) if source.data_ptr() % 16 == 0 else 1)
-            arguments += [source, copy, rows, columns // vectors[-1], pitch // vectors[-1], copy.stride(0)]
+            sizes.append([rows, columns // vectors[-1], pitch // vectors[-1], copy.stride(0)])
             blocks += triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(columns, BLOCK_COLUMNS)
-        if len(pairs) == 1:
-            # No program reaches the second pair.
-            arguments += arguments[:6]
-            vectors *= 2
-        if self._launch is None:
-            self._launch = PreparedLaunch(repack, (blocks,), num_warps=4, launch_pdl=self._pdl)
-        self._launch(*arguments, *vectors, BLOCK_ROWS, BLOCK_COLUMNS, self._pdl)
+        (first, second), (a_vector, b_vector) = (sizes * 2)[:2], (vectors * 2)[:2]
+        return PreparedLaunch(
+            repack, (blocks,),
+            lambda a, a_copy, b, b_copy: (
+                a, a_copy, *first, b, b_copy, *second, a_vector, b_vector, BLOCK_ROWS, BLOCK_COLUMNS, self._pdl),
+            num_warps=4, launch_pdl=self._pdl,
+        )  # fmt: skip

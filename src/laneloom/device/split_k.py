@@ -51,7 +51,6 @@ class ReduceLaunch:
     def __init__(self, *, pdl: bool) -> None:
         self._pdl = pdl
         self._launch: PreparedLaunch | None = None
-        self._arguments: tuple[object, ...] = ()
 
     def __call__(self, parts: torch.Tensor, out: torch.Tensor) -> None:
         """Reduce `parts` (fp32 or int32, [splits, >= M, >= N]) into `out` ([M, N]), fewer than 2^31 elements.
@@ -61,7 +60,7 @@ class ReduceLaunch:
         if self._launch is None:
             self._prepare(parts, out)
         assert self._launch is not None
-        self._launch(parts, out, *self._arguments)
+        self._launch(parts, out)
 
     def _prepare(self, parts: torch.Tensor, out: torch.Tensor) -> None:
         (rows, columns), splits = out.shape, parts.shape[0]
@@ -73,6 +72,8 @@ class ReduceLaunch:
         # Small enough that every SM has work, large enough for 16-byte loads by each thread.
         block = 16 if chunk > 1 else 1024 if elements >= 1024 * 528 else 512 if elements >= 512 * 264 else 256
         dense = c_strides == (columns, 1) and p_strides[1:] == (columns, 1)
-        self._arguments = (elements, columns, *p_strides, *c_strides, splits, chunk, block, dense)
+        arguments = (elements, columns, *p_strides, *c_strides, splits, chunk, block, dense)
         self._launch = PreparedLaunch(
-            reduce_splits, (triton.cdiv(elements, block),), num_warps=4 if block > 256 else 2, launch_pdl=self._pdl)
+            reduce_splits, (triton.cdiv(elements, block),), lambda *tensors: (*tensors, *arguments),
+            num_warps=4 if block > 256 else 2, launch_pdl=self._pdl,
+        )  # fmt: skip

@@ -1,5 +1,4 @@
-"""TMA's view of a matrix, from the host: what the JIT asks for at the first launch, and the little that later ones
-need."""
+"""TMA's view of a matrix, from the host."""
 
 from __future__ import annotations
 
@@ -28,18 +27,6 @@ def _shared_layout(dtype: torch.dtype, *block: int) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(block), GLUON_TYPES[dtype])
 
 
-class TmaBox:
-    """What Triton's launcher reads of a tensor descriptor, without the checks that its own class repeats each time."""
-
-    __slots__ = ("base", "padding", "shape", "strides")
-
-    def __init__(self, base: torch.Tensor, shape: list[int], strides: list[int]) -> None:
-        self.base = base
-        self.shape = shape
-        self.strides = strides
-        self.padding = "zero"
-
-
 class TmaView:
     """A matrix, contiguous along its columns, that TMA moves in boxes of `block`; its address comes with each call."""
 
@@ -51,10 +38,6 @@ class TmaView:
     def descriptor(self, base: torch.Tensor) -> TensorDescriptor:
         """For the JIT; `base` gives address and dtype."""
         return TensorDescriptor(base, self.shape, self.strides, self.block, _shared_layout(base.dtype, *self.block))
-
-    def box(self, base: torch.Tensor) -> TmaBox:
-        """For what the JIT has compiled."""
-        return TmaBox(base, self.shape, self.strides)
 
     def signature(self, kind: str) -> str:
         """Triton's type of the descriptor of elements of Triton's type `kind`."""

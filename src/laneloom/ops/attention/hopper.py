@@ -57,7 +57,7 @@ def box_map(x: Any, dtype: str, rows: int) -> Any:
     size = DTYPE_BYTES[dtype]
     # An axis of one element may have any stride; the copy engine wants a multiple of 16 bytes.
     strides = tuple(16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True))
-    return tensor_map(x.data_ptr(), dtype, shape, strides, (64, rows, 1, 1))
+    return tensor_map(x.data_ptr(), x.device.index, dtype, shape, strides, (64, rows, 1, 1))
 
 
 def is_boxed(x: Any) -> bool:

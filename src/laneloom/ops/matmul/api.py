@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,14 +69,22 @@ def matmul(
     config = named_config(config)
     a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(x, torch.Tensor) for x in (a, b, out)):
-        from .torch_op import matmul_tensors
-
-        return matmul_tensors(a, b, out, out_dtype, config, precision, acc_dtype, packed)
+    # Not a loop, nor an import at each call: a microsecond is a tenth of a warm call.
+    if torch is not None and (
+        isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or isinstance(out, torch.Tensor)
+    ):
+        return _on_tensors()(a, b, out, out_dtype, config, precision, acc_dtype, packed)
     for name, operand in (("a", a), ("b", b), ("out", out)):
         if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
     return _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed)
+
+
+@cache
+def _on_tensors() -> Callable[..., Any]:
+    from .torch_op import matmul_tensors
+
+    return matmul_tensors
 
 
 def dtype_name(name: str, dtype: np.dtype) -> str:

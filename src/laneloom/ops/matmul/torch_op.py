@@ -69,15 +69,15 @@ def matmul_tensors(
     packed: tuple[str, str] | None,
 ) -> torch.Tensor:
     """`laneloom.matmul` on torch tensors."""
-    for name, operand in (("a", a), ("b", b), ("out", out)):
-        if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
-            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
     if config is acc_dtype is packed is None:
         result = call_prepared(a, b, out_dtype, out, precision)
         if result is not None:
             return result
+    for name, operand in (("a", a), ("b", b), ("out", out)):
+        if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
+            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     text = None if config is None else config.text
     how = (precision, accumulator_name(acc_dtype), packed)
     a, b, extra = execute.as_matrices(a, b)

@@ -273,8 +273,8 @@ class _Prepared:
         self.sum_dtype = torch.int32 if problem.dtype_a == "int8" else torch.float32
         items = triton.cdiv(m, config.block_m) * triton.cdiv(n, config.block_n) * config.split_k
         self.launch = PreparedLaunch(
-            matmul_hopper, (min(items, config.programs),), num_warps=config.num_warps, maxnreg=config.max_registers,
-            launch_pdl=config.pdl,
+            matmul_hopper, (min(items, config.programs),), self._arguments, num_warps=config.num_warps,
+            maxnreg=config.max_registers, launch_pdl=config.pdl,
         )  # fmt: skip
         self.sizes = (*strides, part_step, m, n, k)
         self.knobs = (
@@ -298,16 +298,19 @@ class _Prepared:
         target = out
         if self.parts_shape is not None:
             target = torch.empty(self.parts_shape, dtype=self.sum_dtype, device=out.device)
-        if self.launch.is_compiled:
-            a_desc, b_desc = self.a.box(a), self.b.box(b)
-            c_desc = self.c.box(target) if self.c else None
+        if self.c is None:
+            self.launch(a, b, target)
         else:
-            a_desc, b_desc = self.a.descriptor(a), self.b.descriptor(b)
-            c_desc = self.c.descriptor(target) if self.c else None
-        self.launch(
-            a_desc, b_desc, c_desc, target, *self.sizes, *self.knobs, GLUON_TYPES[target.dtype], *self.more_knobs)
+            self.launch(a, b, target, target)
         if self.parts_shape is not None:
             self.reduce(target, out.as_strided(self.out_shape, self.out_strides))
+
+    def _arguments(self, a: torch.Tensor, b: torch.Tensor, target: torch.Tensor, *again: torch.Tensor) -> tuple:
+        """All of the kernel's, for the JIT."""
+        return (
+            self.a.descriptor(a), self.b.descriptor(b), self.c.descriptor(target) if self.c else None, target,
+            *self.sizes, *self.knobs, GLUON_TYPES[target.dtype], *self.more_knobs,
+        )  # fmt: skip
 
     def a_copy(self, a: torch.Tensor) -> torch.Tensor:
         return a.new_empty((self.a_shape[0], self.a.strides[0]))

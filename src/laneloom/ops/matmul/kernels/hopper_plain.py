@@ -70,9 +70,10 @@ def _count_programs(problem, config) -> int:
 def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """What runs `config` (a PlainConfig) on tensors that lie as `problem` says, call after call, on one device."""
     arguments = _arguments(problem, config)
-    multiply = PreparedLaunch(
-        matmul_plain, (_count_programs(problem, config),), num_warps=config.num_warps, launch_pdl=config.pdl)
-    return lambda a, b, out: multiply(a, b, out, *arguments)
+    return PreparedLaunch(
+        matmul_plain, (_count_programs(problem, config),), lambda *tensors: (*tensors, *arguments),
+        num_warps=config.num_warps, launch_pdl=config.pdl,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,6 @@ Source: PTX ISA, `mma.m16n8k8` for .f64; NVIDIA CUTLASS, "Efficient GEMM in CUDA
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 
 from ....codegen import CodeObject
-from ....codegen.cuda_call import CudaCall
+from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
+from ....device.prepared import current_stream
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
 
@@ -74,26 +74,19 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
-        self.pointer = ctypes.c_void_p()
-        self.alpha = (ctypes.c_double if problem.dtype_a == "fp64" else ctypes.c_float)(1)
+        alpha = (ctypes.c_double if problem.dtype_a == "fp64" else ctypes.c_float)(1)
         items = count_tiles(problem, config)
         sizes = Sizes(
             problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps,
             *problem.out.strides)  # fmt: skip
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (self.a.map, self.b.map, self.pointer, sizes, self.alpha), device,
+            code_object(problem, config, gpu), (self.a.map, self.b.map, Pointer(), sizes, alpha), device,
             ctas=min(items, config.programs), pdl=config.pdl,
         )  # fmt: skip
-        self.lock = threading.Lock()
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         a, b = self.a.place(a), self.b.place(b)
-        stream = torch.cuda.current_stream(out.device).cuda_stream
-        with self.lock:  # the arguments are filled in place
-            self.a.map.set_address(a.data_ptr())
-            self.b.map.set_address(b.data_ptr())
-            self.pointer.value = out.data_ptr()
-            self.launch(stream)
+        self.launch.launch_at(current_stream(out.get_device()), a.data_ptr(), b.data_ptr(), out.data_ptr())
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:

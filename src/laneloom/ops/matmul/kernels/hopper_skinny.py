@@ -97,16 +97,19 @@ def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch
     out_shape, out_strides = (problem.m, problem.n), problem.out.strides[2:]
     arguments = _arguments(problem, config)
     grid = (triton.cdiv(problem.n, config.block_n), config.split_k)
-    multiply = PreparedLaunch(matmul_skinny, grid, num_warps=config.num_warps, launch_pdl=config.pdl)
+    multiply = PreparedLaunch(
+        matmul_skinny, grid, lambda *tensors: (*tensors, *arguments), num_warps=config.num_warps,
+        launch_pdl=config.pdl,
+    )  # fmt: skip
     reduce = ReduceLaunch(pdl=config.pdl)
 
     def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         if config.split_k == 1:
-            multiply(a, b, out, *arguments)
+            multiply(a, b, out)
             return
         parts = torch.empty(
             (config.split_k, *out_shape), dtype=torch.float32, device=out.device)
-        multiply(a, b, parts, *arguments)
+        multiply(a, b, parts)
         reduce(parts, out.as_strided(out_shape, out_strides))
 
     return run
