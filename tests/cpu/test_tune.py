@@ -361,6 +361,29 @@ def test_a_killed_study_loses_the_running_trial_at_most(cache):
     assert len(after.tried) == 6  # 8 were told before
 
 
+class DiesAtOnce(Scripted):
+    """Ends its process while the first of many proposals is tried."""
+
+    def evaluate(self, configs, best_us):
+        os.kill(os.getpid(), 9)
+
+
+@pytest.mark.parametrize("trials", [5, 14])
+def test_a_study_killed_in_its_first_batch_tries_the_starting_points_again(cache, trials):
+    pytest.importorskip("optuna")
+    child = multiprocessing.get_context("fork").Process(target=study, args=(DiesAtOnce(), 14), kwargs={"together": 8})
+    child.start()
+    child.join()
+    assert child.exitcode == -9
+    after, fresh = Scripted(), Scripted()
+    found = study(after, trials, together=8)
+    assert found.model.text in after.tried
+    assert found.tried == len(set(after.tried)) == len(after.tried)
+    found.journal.unlink()
+    study(fresh, trials, together=8)
+    assert after.tried[:5] == fresh.tried[:5]
+
+
 def test_two_processes_do_not_share_a_study(cache):
     from laneloom.tune.study import _locked
 

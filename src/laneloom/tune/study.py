@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +111,7 @@ def _load(path: Path, name: str) -> optuna.Study:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, group=True, constant_liar=True)
     study = optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
-    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):  # what a process died with
         study.tell(trial.number, state=TrialState.FAIL)
     return study
 
@@ -149,19 +149,23 @@ def journal_path(problem: MatmulProblem, gpu: Gpu, space: Space, evaluator: Eval
 
 
 def _ask(
-    study: optuna.Study, space: Space, problem: MatmulProblem, gpu: Gpu, known: dict[str, Any], wanted: int
-) -> tuple[list[tuple[optuna.Trial, MatmulConfig]], int]:
-    """Up to `wanted` new and valid proposals, and how many invalid ones came between."""
+    study: optuna.Study, space: Space, problem: MatmulProblem, gpu: Gpu, known: dict[str, Any],
+    starts: Sequence[MatmulConfig], wanted: int,
+) -> tuple[list[tuple[optuna.Trial, MatmulConfig]], int]:  # fmt: skip
+    """Up to `wanted` new and valid proposals, the starting points before others, and how many were invalid."""
     asked: list[tuple[optuna.Trial, MatmulConfig]] = []
     invalid = misses = 0
     while len(asked) < wanted and misses < MOST_MISSES:
+        asked_for = {config.text for _, config in asked}
+        if first := next((c for c in starts if c.text not in known and c.text not in asked_for), None):
+            study.enqueue_trial(params_of(first, space))
         trial = study.ask()
         config = propose(trial, space)
         if config.why_invalid(problem, gpu) is not None:
             trial.set_constraint("why_invalid", 1.0)
             study.tell(trial, state=TrialState.PRUNED)
             invalid, misses = invalid + 1, misses + 1
-        elif config.text in known or any(config.text == other.text for _, other in asked):
+        elif config.text in known or config.text in asked_for:
             time_us, why = known.get(config.text, (None, "asked for"))
             if time_us is not None and why is None:
                 study.tell(trial, time_us)
@@ -189,12 +193,10 @@ def run_study(
     path = journal_path(problem, gpu, space, evaluator)
     with _locked(path.with_suffix(".lock")):
         study = open_study(path, problem.key)
-        if not study.get_trials(deepcopy=False):
-            for config in starts:
-                study.enqueue_trial(params_of(config, space))
         known, invalid = _known(study), 0
-        while len(known) < trials:
-            batch, refused = _ask(study, space, problem, gpu, known, min(together, trials - len(known)))
+        while len(known) < trials or starts[0].text not in known:  # that one may have died with a process
+            wanted = max(1, min(together, trials - len(known)))
+            batch, refused = _ask(study, space, problem, gpu, known, starts, wanted)
             invalid += refused
             if not batch:
                 break
