@@ -39,6 +39,11 @@ class GpuProfile:
     memory_share: float  #: of the GPU table's bandwidth
 
     @property
+    def overlaps(self) -> bool:
+        """Whether kernels begin before the one before them ends, by programmatic launch: their times then share."""
+        return sum(k.us for k in self.kernels) > 1.05 * self.call_us
+
+    @property
     def bottleneck(self) -> str:
         """The sentence."""
         return measured_bottleneck(self)
@@ -85,7 +90,7 @@ def profile_work(work: Work, gpu: Gpu) -> GpuProfile:
     timing = interleave({"laneloom": work.ours}, work.sets, rounds=7)["laneloom"]
     issued = host_us(work.ours, calls=_CALLS)
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as trace:
         for i in range(_CALLS):
             work.ours(i % work.sets)
         torch.cuda.synchronize()

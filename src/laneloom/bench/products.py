@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import sqrt
 
 import torch
@@ -52,15 +53,34 @@ def multiply(
     return matmul(a, b, out=out, out_dtype=out.dtype, precision=precision, config=config)
 
 
+@lru_cache(maxsize=64)
+def fp8_error_of_sums(k: int) -> float:
+    """The worst error of torch's sums of k fp8 products on this GPU, for each unit of what was summed.
+
+    Hopper's tensor cores keep about 14 bits of such a sum. Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024),
+    3.3.2; torch has the same sums with use_fast_accum.
+    """
+    whole = -(-k // 16) * 16  # torch takes no others
+    a, b = (torch.randn(256, whole, device="cuda", generator=seeded(i)).to(torch.float8_e4m3fn) for i in range(2))
+    one = torch.ones((), device="cuda")
+    out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+        a, b.mT, one, one, out_dtype=torch.float32, use_fast_accum=True
+    )
+    a, b = a.double(), b.double()
+    return ((out.double() - a @ b.mT).abs() / (a.abs() @ b.abs().mT)).max().item()
+
+
 def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> tuple[float, str | None]:
     """C against FP64 under the budget of `laneloom.verify`, some rows at a time.
 
     A sum of K terms may have an error of sqrt(K) units in the last place, whatever torch's was, which may sum in a
-    better order. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019).
+    better order; one of 8-bit floats on an NVIDIA GPU what torch's tensor cores have. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019).
     Returns the worst element's share of its budget, infinite for NaN, and what is wrong or None.
     """
     share = 0.0
     unit_of_sums = UNIT_ROUNDOFF["fp64" if problem.dtype_a == "fp64" else "fp32"]
+    if problem.dtype_a in ("fp8", "bf8") and a.is_cuda and torch.version.hip is None:
+        unit_of_sums = max(unit_of_sums, fp8_error_of_sums(problem.k) / sqrt(problem.k))
     worst = max(PRECISION_ERROR[problem.precision] * (problem.dtype_a != "fp64"), sqrt(problem.k) * unit_of_sums)
     integers = problem.dtype_out == "int32"
     wide_b = b.double()

@@ -59,7 +59,7 @@ def run_checks(device: str, *, most: int | None = None) -> Iterator[Check]:
         share, detail = None, ""
         try:
             share, why = check()
-            verdict, detail = (RIGHT, "") if why is None else (WRONG, why)
+            verdict, detail = (RIGHT, "") if why is None else (WRONG, why.removeprefix("wrong: "))
         except UnsupportedError as error:
             verdict, detail = REFUSED, str(error)
         except Exception as error:  # the file is to say what happened, whatever it was

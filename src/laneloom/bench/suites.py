@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib import resources
 
 from ..errors import ArgumentError
 
 SUITES = ("gemm", "attention", "transform3d")
+
+
+def quick_cases(cases: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Three cases of a group: its first, its middle and its last one."""
+    return [cases[i] for i in sorted({0, len(cases) // 2, len(cases) - 1})]
 
 
 def load_suite(name: str) -> dict[str, list[tuple[int, ...]]]:

@@ -28,7 +28,7 @@ from ..verify import UNIT_ROUNDOFF
 from . import products
 from .products import DTYPES, judge, multiply, operands
 from .records import Environment, Record, hash_sources, make_record
-from .suites import load_suite
+from .suites import load_suite, quick_cases
 from .timing import METHOD_SUSTAINED, Launch, count_sets, interleave
 
 RIVALS = ("torch", "compile")
@@ -69,7 +69,7 @@ def suite_works(suite: str, *, dtype: str, layout: str, groups: list[str] | None
             continue
         if suite == "transform3d" and dtype != group and not groups:
             continue
-        for case in cases[:3] if quick else cases:
+        for case in quick_cases(cases) if quick else cases:
             if suite == "gemm":
                 m, n, k = case
                 yield lambda gpu, m=m, n=n, k=k, g=group: gemm_work(m, n, k, dtype, layout, g, gpu)

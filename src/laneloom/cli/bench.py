@@ -147,7 +147,7 @@ def _predict(
     suite: str, gpu: str, dtype: str, layout: str, group: list[str] | None, quick: bool
 ) -> list[dict[str, Any]]:
     from ..bench.predicted import predict_matmul
-    from ..bench.suites import load_suite
+    from ..bench.suites import load_suite, quick_cases
     from ..ops.matmul.problem import MatmulProblem
     from .product import parse_product
 
@@ -161,7 +161,7 @@ def _predict(
         raise ArgumentError(f"--group: expected one of {', '.join(known)}, got {unknown[0]!r}")
     rows, console = [], new_console(stderr=True)
     for name in group or known:
-        for m, n, k in known[name][:3] if quick else known[name]:
+        for m, n, k in quick_cases(known[name]) if quick else known[name]:
             problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
             try:
                 found = predict_matmul(m, n, k, gpu, dtype=dtype, dtype_out=problem.dtype_out, layout=layout)

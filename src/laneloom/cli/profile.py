@@ -152,6 +152,8 @@ def _show_measured(operation: str, sizes: list[int], dtype: str, gpu: Gpu, found
     table.add_row("Rates", f"{found.tflops:.1f} TFLOP/s{peak}, {found.gbs:.0f} GB/s ({found.memory_share:.0%})")
     for kernel in found.kernels[:8]:
         table.add_row("Kernel", Text(f"{kernel.us:9.2f} us  {kernel.name}", overflow="ellipsis", no_wrap=True))
+    if found.overlaps:
+        table.add_row("", "each begins before the one before it ends: their times add up to more than the calls'")
     table.add_row("Bottleneck", Text(found.bottleneck, style="bold"))
     new_console().print(table)
 
