@@ -206,15 +206,14 @@ def test_explain_says_what_patched_makes_of_the_users_table(cache):
         return json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["patched"]
 
     put(entry())
-    assert ask("200,200,200") is None  # nothing was timed beside torch
+    assert ask("200,200,200") == {}  # nothing was timed beside torch
     put(entry(gain=2.0, torch_us=15.0))
-    assert ask("200,200,200") == {
-        "routed": True, "reason": "1.50 x, measured 1x200x200x200 fp16 nn: 1.50 x, tuned on this machine 2026-11-20"
-    }  # fmt: skip
-    near = ask("208,200,200")  # there the cost model's choice counts
+    reason = "1.500 x, measured 1x200x200x200 fp16 nn: 1.500 x, tuned on this machine 2026-11-20"
+    assert ask("200,200,200") == dict.fromkeys(("eager", "captured"), {"routed": True, "reason": reason})
+    near = ask("208,200,200")["eager"]  # there the cost model's choice counts
     assert not near["routed"]
-    assert "0.75 x" in near["reason"]
-    assert "nothing measured near" in ask("2000,200,200")["reason"]
+    assert "0.750 x" in near["reason"]
+    assert "nothing measured near" in ask("2000,200,200")["eager"]["reason"]
 
 
 def test_the_packages_tables_are_in_order():

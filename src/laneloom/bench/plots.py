@@ -26,11 +26,14 @@ class Axis:
         return math.log10(value) if self.log else value
 
     def ticks(self, low: float, high: float) -> list[float]:
-        """Where labels stand, between two lengths: at powers of ten (and their 2 and 5 on a short axis), or evenly."""
+        """Where labels stand, between two lengths: at powers of ten (on a short axis, multiples too), or evenly."""
         if self.log:
-            digits = (1, 2, 5) if high - low < 2.2 else (1,)
-            powers = range(math.floor(low), math.ceil(high) + 1)
-            return [v for p in powers for d in digits if low <= math.log10(v := d * 10.0**p) <= high]
+            powers, found = range(math.floor(low), math.ceil(high) + 1), []
+            for digits in ((1,), (1, 2, 5), range(1, 10)):
+                found = [v for p in powers for d in digits if low <= math.log10(v := d * 10.0**p) <= high]
+                if len(found) > 2:
+                    return found
+            return found if len(found) > 1 else [10**low, 10**high]
         step = 10 ** math.floor(math.log10(max(high - low, 1e-12) / 4))
         step *= next(f for f in (1, 2, 2.5, 5, 10) if (high - low) / (step * f) <= 7)
         return [step * n for n in range(math.ceil(low / step), math.floor(high / step) + 1)]
@@ -44,7 +47,6 @@ class Chart:
     y: Axis
     lines: list[tuple[str, list[tuple[float, float]], bool]] = field(default_factory=list)
     points: list[tuple[str, list[tuple[float, float, str]]]] = field(default_factory=list)
-    notes: list[tuple[float, float, str]] = field(default_factory=list)
 
     def line(self, name: str, points: Sequence[tuple[float, float]], *, dashed: bool = False) -> None:
         """A line; its name up to a colon is its colour's."""
@@ -54,12 +56,8 @@ class Chart:
         """Points with their tooltips."""
         self.points.append((name, list(points)))
 
-    def note(self, x: float, y: float, text: str) -> None:
-        """A few words beside a point."""
-        self.notes.append((x, y, text))
-
-    def svg(self) -> str:
-        """The picture; it takes its text's colour and font from where it stands."""
+    def svg(self, *, alone: bool = False) -> str:
+        """The picture; it takes its text's colour from where it stands, or is dark on white (`alone`, for a file)."""
         everything = [p for _, points, _ in self.lines for p in points] + [p[:2] for _, ps in self.points for p in ps]
         everything = [(x, y) for x, y in everything if (x > 0 or not self.x.log) and (y > 0 or not self.y.log)]
         if not everything:
@@ -94,9 +92,6 @@ class Chart:
                 )
             if not any(known.partition(":")[0] == name for known in legend):
                 legend[name] = colour(name)
-        for x, y, text in self.notes:
-            right, down = at(x, y)
-            parts.append(f'<text x="{right + 8:.1f}" y="{down - 8:.1f}" opacity="0.75">{escape(text)}</text>')
         for place, (name, shade) in enumerate(legend.items()):
             x = LEFT + place % LEGEND_COLUMNS * (WIDTH - LEFT) // LEGEND_COLUMNS
             y = HEIGHT + 14 + LEGEND_ROW * (place // LEGEND_COLUMNS)
@@ -108,6 +103,8 @@ class Chart:
             f'font-family="ui-sans-serif, system-ui, sans-serif" font-size="12" fill="currentColor" '
             f'aria-label="{escape(self.y.title)} over {escape(self.x.title)}">'
         )
+        if alone:
+            head += '<style>svg { color: #1f2328; background: #fff }</style>'
         return "\n".join([head, *parts, "</svg>"])
 
     def _axes(self, at, x_range: tuple[float, float], y_range: tuple[float, float]) -> list[str]:
@@ -137,4 +134,4 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 
 def _number(value: float) -> str:
-    return f"{value:g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.0e}"
+    return f"{value:.5g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.0e}"

@@ -74,7 +74,8 @@ def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.T
     """C against FP64 under the budget of `laneloom.verify`, some rows at a time.
 
     A sum of K terms may have an error of sqrt(K) units in the last place, whatever torch's was, which may sum in a
-    better order; one of 8-bit floats on an NVIDIA GPU what torch's tensor cores have. Source: Higham and Mary, "A new approach to probabilistic rounding error analysis" (2019).
+    better order; one of 8-bit floats on an NVIDIA GPU what torch's tensor cores have. Source: Higham and Mary, "A new
+    approach to probabilistic rounding error analysis" (2019).
     Returns the worst element's share of its budget, infinite for NaN, and what is wrong or None.
     """
     share = 0.0

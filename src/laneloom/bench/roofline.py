@@ -48,14 +48,16 @@ def dtype_of(record: Record) -> str:
     return str(record.problem.get("dtype", "")).partition(" ")[0]
 
 
-def ceiling_works() -> Iterator[Callable[[Any], Work]]:
-    """What `laneloom bench roofline` measures: a copy, and a large product of each dtype."""
+def ceiling_works(dtype: str | None = None) -> Iterator[Callable[[Any], Work]]:
+    """What `laneloom bench roofline` measures: a copy, and a large product of each dtype, or of one."""
     from . import works
 
     yield lambda gpu: _copy_work()
-    for dtype, layout in PEAK_DTYPES:
-        size = PEAK_SIZE if dtype not in ("fp32", "fp64") else PEAK_SIZE // 2
-        yield lambda gpu, dtype=dtype, layout=layout, n=size: works.gemm_work(n, n, n, dtype, layout, "roofline", gpu)
+    for kind, layout in PEAK_DTYPES:
+        if dtype not in (None, kind):
+            continue
+        size = PEAK_SIZE if kind not in ("fp32", "fp64") else PEAK_SIZE // 2
+        yield lambda gpu, dtype=kind, layout=layout, n=size: works.gemm_work(n, n, n, dtype, layout, "roofline", gpu)
 
 
 def _copy_work() -> Work:
@@ -83,8 +85,11 @@ def _copy_work() -> Work:
     return Work("transpose", problem, 0, COPY_BYTES, 1, ours, lambda a: out.copy_(a), [(x,)], check)
 
 
-def roofline_svg(records: Iterable[Record], limits: Ceilings) -> str:
-    """The picture: TFLOP/s over FLOP per byte, both logarithmic, a dot for each of laneloom's records."""
+def roofline_svg(records: Iterable[Record], limits: Ceilings, *, alone: bool = False) -> str:
+    """The picture: TFLOP/s over FLOP per byte, both logarithmic, a dot for each of laneloom's records.
+
+    alone: with colours of its own, for a file.
+    """
     mine = [
         r for r in records
         if r.candidate == "laneloom" and r.bytes and r.tflops >= LEAST_TFLOPS and r.method.startswith("sustained")
@@ -95,16 +100,16 @@ def roofline_svg(records: Iterable[Record], limits: Ceilings) -> str:
     top = max(limits.tflops.values(), default=0.0)
     if limits.gbs and top:
         ridge = top * 1e3 / limits.gbs
-        chart.line("memory", [(low, low * limits.gbs / 1e3), (ridge, top)], dashed=True)
-        chart.note(low, low * limits.gbs / 1e3, f"{limits.gbs:.0f} GB/s")
+        low = min(low, ridge / 16)  # so that the slope is seen
+        chart.line(f"memory: {limits.gbs:.0f} GB/s", [(low, low * limits.gbs / 1e3), (ridge, top)], dashed=True)
     for dtype, rate in sorted(limits.tflops.items(), key=lambda item: -item[1]):
         mine_of = [r for r in mine if dtype_of(r) == dtype]
         if not mine_of:
             continue
         start = rate * 1e3 / limits.gbs if limits.gbs else low
-        chart.line(f"{dtype}: {rate:.0f} TFLOP/s", [(start, rate), (max(high, start), rate)], dashed=True)
+        chart.line(f"{dtype}: {rate:.0f} TFLOP/s", [(start, rate), (max(high, 2 * start), rate)], dashed=True)
         chart.dots(dtype, [(r.flops / r.bytes, r.tflops, _tip(r)) for r in mine_of])
-    return chart.svg()
+    return chart.svg(alone=alone)
 
 
 def _tip(record: Record) -> str:

@@ -53,8 +53,9 @@ def bench(
     if plot is not None:
         from ..bench.roofline import ceilings, roofline_svg
 
+        roofs = records if suite == "roofline" else records + _measure_roofs(dtype, quiet=as_json)
         try:
-            plot.write_text(roofline_svg(records, ceilings(records)))
+            plot.write_text(roofline_svg(records, ceilings(roofs), alone=True))
         except OSError as error:
             raise ArgumentError(f"--plot: cannot write {plot}: {error.strerror or error}") from None
     if as_json:
@@ -69,19 +70,16 @@ def _measure(
     suite: str, rivals: list[str], dtype: str, layout: str, group: list[str] | None, quick: bool, out: Path | None,
     *, quiet: bool,
 ) -> list[Record]:  # fmt: skip
-    from rich.progress import track
-
     from ..ops.target import active_gpu
 
     try:
-        row = active_gpu()
+        active_gpu()
     except UnsupportedError:
         raise UnsupportedError(
             "this machine has no GPU to measure on: `laneloom bench gemm --gpu gfx1151` predicts instead, and "
             "`laneloom report` shows the records of others"
         ) from None
     from ..bench import works
-    from ..bench.records import append, read_environment
 
     if suite == "roofline":
         from ..bench.roofline import ceiling_works
@@ -89,10 +87,32 @@ def _measure(
         makers: list[Any] = list(ceiling_works())
     else:
         makers = list(works.suite_works(suite, dtype=dtype, layout=layout, groups=group, quick=quick))
-    environment, console, found = read_environment(), new_console(stderr=quiet), []
-    import torch
+    found = _run(suite, makers, rivals, out, quick=quick, quiet=quiet)
+    if not found:
+        raise LaneloomError(f"no case of {suite} could be measured here")
+    return found
 
-    title = f"{suite} on {environment.gpu}"
+
+def _measure_roofs(dtype: str, *, quiet: bool) -> list[Record]:
+    """A copy and a large product: what the picture's dots stand under."""
+    from ..bench.roofline import ceiling_works
+
+    return _run("roofline", list(ceiling_works(dtype)), [], None, quick=True, quiet=quiet)
+
+
+def _run(
+    title: str, makers: list[Any], rivals: list[str], out: Path | None, *, quick: bool, quiet: bool
+) -> list[Record]:
+    """The records of the works that could be measured; each is appended to `out` as soon as it is there."""
+    import torch
+    from rich.progress import track
+
+    from ..bench import works
+    from ..bench.records import append, read_environment
+    from ..ops.target import active_gpu
+
+    row, environment, console, found = active_gpu(), read_environment(), new_console(stderr=quiet), []
+    title = f"{title} on {environment.gpu}"
     for make in track(makers, description=title, console=console, disable=not console.is_terminal):
         try:
             records = works.measure(make(row), rivals, environment, rounds=5 if quick else 15)
@@ -107,8 +127,6 @@ def _measure(
                 append(out, record)
         found += records
         torch.cuda.empty_cache()
-    if not found:
-        raise LaneloomError(f"no case of {suite} could be measured here")
     return found
 
 

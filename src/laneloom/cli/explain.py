@@ -32,27 +32,31 @@ def explain(
     from ..ops.matmul import api
 
     explanation = api.explain(product.problem(), gpu=product.gpu)
-    decision = patched_decision(product)
+    decisions = patched_decisions(product)
     if as_json:
-        print_json(to_dict(product, explanation) | {"patched": None if decision is None else asdict(decision)})
+        patched = {name: asdict(decision) for name, decision in decisions.items()}
+        print_json(to_dict(product, explanation) | {"patched": patched})
     else:
-        _show(product, explanation, decision)
+        _show(product, explanation, decisions)
 
 
-def patched_decision(product: Product) -> Decision | None:
-    """What `laneloom.patched` does with the product where no gradients are recorded; None where nothing is measured."""
+def patched_decisions(product: Product) -> dict[str, Decision]:
+    """What `laneloom.patched` does with the product, eager and captured in a CUDA graph, if no gradients are recorded.
+
+    Empty where nothing was measured.
+    """
     from ..ops.matmul import tuned
 
     shipped = resources.files("laneloom").joinpath("pytorch", "measured", f"{product.gpu.name}.json").is_file()
     measured = shipped or any(entry.torch_us for entry in tuned.entries(product.gpu.name))
     if not measured or product.dtype != product.dtype_out or 0 in product.shape or find_spec("torch") is None:
-        return None
+        return {}
     from ..pytorch.routing import DTYPES, Request, product_part, weigh
 
     if product.dtype not in DTYPES.values():
-        return None
-    part = product_part(product.dtype, product.layout, 1, *product.shape)
-    return weigh(Request(product.text, (part,)), product.gpu)
+        return {}
+    request = Request(product.text, (product_part(product.dtype, product.layout, 1, *product.shape),))
+    return {name: weigh(request, product.gpu, captured=name == "captured") for name in ("eager", "captured")}
 
 
 def knobs_of(explanation: Explanation) -> dict[str, Any]:
@@ -79,7 +83,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _show(product: Product, explanation: Explanation, decision: Decision | None) -> None:
+def _show(product: Product, explanation: Explanation, decisions: dict[str, Decision]) -> None:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -95,8 +99,10 @@ def _show(product: Product, explanation: Explanation, decision: Decision | None)
     table.add_row("Why", explanation.reason)
     if explanation.facts:
         table.add_row("So", Group(*(Text(fact) for fact in explanation.facts)))
-    if decision is not None:
-        table.add_row("Patched", ("runs here: " if decision.routed else "stays torch's: ") + decision.reason)
+    for name, decision in decisions.items():
+        if name == "eager" or decision.routed != decisions["eager"].routed:
+            place = "Patched" if name == "eager" else "In a CUDA graph"
+            table.add_row(place, ("runs here: " if decision.routed else "stays torch's: ") + decision.reason)
     refused = [
         Text.assemble((text, "dim"), "\n", why, overflow="fold") for text, why in explanation.passed_over
     ]

@@ -38,8 +38,8 @@ class Measurement:
 
     @property
     def text(self) -> str:
-        """ "4096x4096x4096 bf16 nt: 1.01 x"."""
-        text = f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.2f} x"
+        """ "4096x4096x4096 bf16 nt: 1.012 x"."""
+        text = f"{'x'.join(map(str, self.sizes))} {self.kind}: {self.ratio:.3f} x"
         return f"{text}, {self.source}" if self.source else text
 
 

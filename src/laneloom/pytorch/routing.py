@@ -253,4 +253,4 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     if ours < host[1]:
         texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"
         theirs, ours = max(theirs, host[0]), host[1]
-    return Decision(theirs > LEAST_GAIN * ours, f"{theirs / ours:.2f} x, measured {texts}")
+    return Decision(theirs > LEAST_GAIN * ours, f"{theirs / ours:.3f} x, measured {texts}")
