@@ -17,6 +17,8 @@ from ..errors import UnsupportedError
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _functions: dict[Any, type[torch.autograd.Function]] = {}
+_bodies: dict[Any, Callable[..., Any]] = {}  #: what an operator runs
+_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def complete(
@@ -33,6 +35,7 @@ def complete(
     the arguments that autocast brings to its dtype, of the arguments of a call; without it autocast changes nothing.
     """
     definition.register_vmap(batched)
+    _bodies[_packet(definition)] = definition._init_fn
     if gradients is not None:
         definition.register_autograd(gradients, setup_context=remember)
         _functions[_packet(definition)] = _function_of(definition, batched, remember, gradients)
@@ -42,10 +45,18 @@ def complete(
 
 
 def call(packet: Any, *args: Any) -> Any:
-    """`packet(*args)`, `packet` one of torch.ops.laneloom: of DTensors and under torch.func's transforms too."""
+    """`packet(*args)`, `packet` one of torch.ops.laneloom: of DTensors and under torch.func's transforms too.
+
+    Where nothing wants to see the operator it is its body that is called: the dispatcher takes tens of microseconds.
+    """
     if torch.compiler.is_compiling():
         return packet(*args)
-    if type(args[0]) not in (torch.Tensor, torch.nn.Parameter):
+    tensors = [x for x in args if isinstance(x, torch.Tensor)]
+    if not is_observed(*tensors) and torch._C._get_tracing_state() is None:
+        if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+            return _bodies[packet](*args)
+        return packet(*args)
+    if type(args[0]) not in _PLAIN_TENSORS:
         _learn_sharding(args[0])
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     if transformed and packet in _functions:
@@ -57,7 +68,7 @@ def is_observed(*tensors: Any) -> bool:
     """Whether something wants to see the operator: a compiler, autocast, a transform, a mode, a kind of tensor."""
     return (
         torch.compiler.is_compiling()
-        or any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in tensors)
+        or any(type(x) not in _PLAIN_TENSORS for x in tensors)
         or torch.is_autocast_enabled(tensors[0].device.type)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
