@@ -192,15 +192,34 @@ def test_source_modifiers_act_on_the_sign_bit(execute):
     np.testing.assert_array_equal(negated, x.view(np.uint32) ^ np.uint32(0x80000000))
 
 
-def test_clamp_and_output_scale(execute):
+def test_clamp(execute):
     x = np.array([-1.0, 0.25, 0.75, 3.0, np.nan, -0.0, np.inf], np.float32)
     clamped = execute("v_add_f32_e64 v0, v2, 0 clamp", v={2: x}).vector(0, np.float32)
     np.testing.assert_array_equal(clamped, np.array([0, 0.25, 0.75, 1, 0, 0, 1], np.float32))
     assert not np.signbit(clamped).any()
-    scaled = execute("v_mul_f32_e64 v0, v2, 1.0 mul:4", v={2: x}).vector(0, np.float32)
-    np.testing.assert_array_equal(scaled, x * 4)
-    halved = execute("v_mul_f32_e64 v0, v2, 1.0 div:2", v={2: x}).vector(0, np.float32)
-    np.testing.assert_array_equal(halved, x / 2)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "directive", "mode", "scales"),
+    [
+        ("gfx1151", "", 15, False),
+        ("gfx1151", "", 12, False),  # IEEE mode, as compilers for compute have it
+        ("gfx1151", "\t\t.amdhsa_ieee_mode 0", 15, False),
+        ("gfx1151", "\t\t.amdhsa_ieee_mode 0", 12, True),
+        ("gfx1201", "", 15, False),
+        ("gfx1201", "", 12, True),
+    ],
+)
+def test_output_scale_where_the_hardware_heeds_it(execute, gpu, directive, mode, scales):
+    """Ignored where denormal results are kept, and in gfx11's IEEE mode (ISA guides, "Output Modifiers")."""
+    x = np.array([-1.0, 0.25, 0.75, 3.0, np.nan, -0.0, np.inf, 2.0**-126], np.float32)
+    for text, factor in (("mul:2", 2), ("mul:4", 4), ("div:2", 0.5)):
+        code = f"s_denorm_mode {mode}\nv_mul_f32_e64 v0, v2, 1.0 {text}"
+        got = execute(code, gpu=gpu, v={2: x}, directives=directive).vector(0, np.float32)
+        want = x * np.float32(factor) if scales else x.copy()
+        if scales:
+            want[np.abs(want) < 2.0**-126] = 0
+        np.testing.assert_array_equal(got.view(np.uint32)[~np.isnan(x)], want.view(np.uint32)[~np.isnan(x)])
 
 
 def test_denormals_follow_the_mode(execute):

@@ -59,6 +59,9 @@ def test_permlane64(execute):
     x = np.arange(64, dtype=np.uint32)
     got = execute("v_permlane64_b32 v0, v2", v={2: x}, lanes=64).vector(0, np.uint32)
     np.testing.assert_array_equal(got, x ^ 32)
+    # "Supported in wave64 ONLY; treated as scalar NOP in wave32" (RDNA 3 ISA guide).
+    got = execute("v_permlane64_b32 v0, v2", v={2: x[:32], 0: x[32:]}).vector(0, np.uint32)
+    np.testing.assert_array_equal(got, x[32:])
 
 
 CONTROLS = {

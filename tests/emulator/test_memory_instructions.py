@@ -33,6 +33,7 @@ k:
 # Three arrays of 16 bytes a lane follow each other: memory's image, the registers at first, the registers after.
 START = """
 s_load_b64 s[2:3], s[0:1], 0x0
+{waits}
 s_mov_b32 s4, s2
 s_mov_b32 s5, s3
 s_movk_i32 s6, 0x200
@@ -69,14 +70,17 @@ PLAIN = re.compile(
 PAIR = re.compile(r"ds_(load|store)_2addr_(stride64_)?b(32|64)$")
 SCALAR = re.compile(r"s_(buffer_)?load_([uib])(\d+)$")
 ATOMIC = re.compile(r"(global|flat|buffer)_atomic_(?:pk_add_(b?f16)|(\w+)_([uibf])(32|64))$")
-LDS_ATOMIC = re.compile(r"ds_(?!load|store_|b?permute|swizzle)(?:pk_add(_rtn)?_(b?f16)|(\w+?)(_rtn)?_([uibf])(32|64))$")
+LDS_ATOMIC = re.compile(
+    r"ds_(?!load|store_|b?permute|swizzle|condxchg|storexchg_2)"
+    r"(?:pk_add(_rtn)?_(b?f16)|(\w+?)(_rtn)?_([uibf])(32|64))$"
+)
 
 
 def cases(pattern: re.Pattern) -> list:
     return [(gpu, name) for gpu, name in CASES if pattern.match(name)]
 
 
-def run(gpu: str, body: str, image: np.ndarray, registers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def run(gpu: str, body: str, image: np.ndarray, registers: np.ndarray, strict=False):
     """image, registers: [lane, 16] bytes at first; both after."""
     memory = np.zeros(4096, np.uint8)
     memory[:512], memory[512:1024] = image.reshape(-1), registers.reshape(-1)
@@ -85,7 +89,7 @@ def run(gpu: str, body: str, image: np.ndarray, registers: np.ndarray) -> tuple[
     lines = "\n".join("\t" + line for line in code.strip().splitlines() if line)
     address = memory.ctypes.data
     launch(
-        Program(KERNEL.format(code=lines), gpu), [1], address.to_bytes(8, "little"), workgroup_size=32,
+        Program(KERNEL.format(code=lines), gpu, strict=strict), [1], address.to_bytes(8, "little"), workgroup_size=32,
         regions=[Region("x", address, memory.nbytes, memory)],
     )  # fmt: skip
     return memory[:512].reshape(32, 16), memory[1024:1536].reshape(32, 16)
@@ -208,6 +212,7 @@ def combine(op: str, letter: str, bits: int, memory: bytes, data: bytes, compare
         "add": m + d, "sub": m - d, "rsub": d - m, "and": m & d, "or": m | d, "xor": m ^ d,
         "min": min(m, d), "max": max(m, d), "inc": 0 if m >= d else m + 1, "dec": d if m == 0 or m > d else m - 1,
         "csub": max(m - d, 0), "sub_clamp": max(m - d, 0), "cond_sub": m - d if m >= d else m,
+        "mskor": m & ~d | c, "wrap": m - d if m >= d else m + c,
         "swap": d, "storexchg": d, "cmpswap": d if m == c else m, "cmpstore": d if m == c else m,
     }  # fmt: skip
     return (results[op] & (1 << bits) - 1).to_bytes(bits // 8, "little")
@@ -276,7 +281,7 @@ def test_lds_atomic(gpu, name, exact):
     bits, returns = int(bits or 32), bool(packed_returns or other_returns)
     size = bits // 8
     pair = (lambda n: f"v[{n}:{n + 1}]") if size == 8 else (lambda n: f"v{n}")
-    data = pair(8) + (f", {pair(8 + size // 4)}" if op == "cmpstore" else "")
+    data = pair(8) + (f", {pair(8 + size // 4)}" if op in ("cmpstore", "mskor", "wrap") else "")
     head = f"{pair(14)}, v1" if returns else "v1"
     moved = "".join(f"\nv_mov_b32 v{8 + k}, v{14 + k}" for k in range(size // 4)) if returns else ""
     image, registers = atomic_bytes(letter, bits, packed, exact)

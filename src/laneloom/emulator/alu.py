@@ -223,18 +223,25 @@ def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _C
 
 
 def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
-    """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done."""
+    """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done.
+
+    The hardware ignores omod where denormal results are kept, and on gfx11 in IEEE mode too; it turns -0 into +0.
+    """
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
+    if not target.mode.flushes_results(kind) or (target.mode.ieee and target.gpu.major == 11):
+        scale = None
     clamp = ins.flag("clamp") and kind in FLOATS and kind != "bf16"
     flushed = flushes and target.mode.flushes_results(kind)
     if scale is None and not clamp and not flushed:
         return None
 
     def modify(x: np.ndarray) -> np.ndarray:
+        if scale is not None:
+            x = x * x.dtype.type(scale)
         if flushed:
             x = flush(x, kind)
         if scale is not None:
-            x = x * x.dtype.type(scale)
+            x = x + x.dtype.type(0)
         if clamp:
             one = x.dtype.type(1)
             x = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0

@@ -20,6 +20,10 @@ from .state import U32, Waves
 Combine = Callable[..., np.ndarray]  #: (memory, data) or, for compare-and-swap, (memory, data, compare)
 
 
+def _replace(m, d):
+    return d
+
+
 def _wrap_inc(m, d):
     return np.where(m >= d, m.dtype.type(0), m + m.dtype.type(1))
 
@@ -53,12 +57,14 @@ def _packed(kind: str) -> Combine:
 
 # name -> (combination, dtype letter); the operand's width comes from the mnemonic
 OPERATIONS: dict[str, tuple[Combine, str]] = {
-    "swap": (lambda m, d: d, "u"), "storexchg": (lambda m, d: d, "u"),
+    "swap": (_replace, "u"), "storexchg": (_replace, "u"),
     "add": (np.add, "u"), "sub": (np.subtract, "u"), "rsub": (lambda m, d: d - m, "u"),
     "csub": (_sub_clamp, "u"), "sub_clamp": (_sub_clamp, "u"), "cond_sub": (_cond_sub, "u"),
     "and": (np.bitwise_and, "u"), "or": (np.bitwise_or, "u"), "xor": (np.bitwise_xor, "u"),
     "inc": (_wrap_inc, "u"), "dec": (_wrap_dec, "u"),
     "min": (np.minimum, ""), "max": (np.maximum, ""), "min_num": (np.fmin, ""), "max_num": (np.fmax, ""),
+    "mskor": (lambda m, d, set_bits: m & ~d | set_bits, "u"),
+    "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
     "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
 }  # fmt: skip
 _NAME = re.compile(
@@ -127,6 +133,11 @@ def _step(where, operation, data: list[int], destination: int | None, memory: st
         store = g.memory if memory == "global" else g.lds
         items = store.view(dtype.itemsize).view(dtype)
         index = at[active] // dtype.itemsize
+        if memory == "lds" and g.undefined_lds is not None:
+            if destination is not None and combine is _replace:
+                g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
+            else:
+                g.undefined_lds.combine(g, at, dtype.itemsize, active)
         values = tuple(_data(g, n, dtype, active) for n in data)
         if destination is None and combine is np.add and len(values) == 1:
             # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.

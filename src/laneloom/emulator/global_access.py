@@ -14,7 +14,7 @@ from .state import U32, Waves
 
 Addresses = Callable[[Waves], np.ndarray]  #: int64 [wave, lane]
 
-_ACCESS = re.compile(r"(load|store)_(d16_hi_|d16_)?([bui])(8|16|32|64|96|128)$")
+_ACCESS = re.compile(r"(load|store)_(addtid_|d16_hi_|d16_)?([bui])(8|16|32|64|96|128)$")
 
 
 class Access:
@@ -80,14 +80,21 @@ def global_addresses(vaddr: Operand, saddr: Operand, offset: int) -> Addresses:
     return lambda g: g.pair(n).view(np.int64) + offset
 
 
+def _word_of_lane(saddr: Operand, offset: int, lanes: int) -> Addresses:
+    base = global_addresses(Operand("symbol", value="off"), saddr, offset)
+    places = 4 * np.arange(lanes)
+    return lambda g: base(g) + places
+
+
 def _build_global(ins: Instruction, target: Target) -> Step:
     access = Access(ins.name.split("_", 1)[1])
     nbytes = access.nbytes
-    if access.load:
-        data, vaddr, saddr = ins.operands
+    if "_addtid_" in ins.name:
+        data, saddr = ins.operands
+        address = _word_of_lane(saddr, signed_offset(ins), target.lanes)
     else:
-        vaddr, data, saddr = ins.operands
-    address = global_addresses(vaddr, saddr, signed_offset(ins))
+        data, vaddr = ins.operands[:2] if access.load else ins.operands[1::-1]
+        address = global_addresses(vaddr, ins.operands[2], signed_offset(ins))
     n = data.index
     if data.half:
         access.half = data.half

@@ -15,7 +15,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from . import atomics, calls, lds_access, matrix
+from . import atomics, calls, lds_access, lds_special, matrix
 from .alu import SCALAR, VECTOR
 from .program import CONDITIONS, ORDERING, find_builder, is_ordering
 
@@ -57,7 +57,8 @@ def _memory_names() -> set[str]:
     names |= {f"ds_{way}_{width}{half}" for way, width, half in in_lds}
     names |= {f"ds_{w}_2addr_{s}{b}" for w, s, b in product(("load", "store"), ("", "stride64_"), ("b32", "b64"))}
     names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
-    return names | set(lds_access.OTHERS)
+    names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
+    return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 
 
 def _atomic_names() -> set[str]:

@@ -115,10 +115,12 @@ special("v_permlanex16_var_b32", lambda ins, t: _permute(ins, t, _selected_by_la
 
 
 def _swap_halves_of_wave(ins: Instruction, target: Target) -> Step:
-    """v_permlane64: lanes 0 to 31 and 32 to 63 exchange; EXEC masks the write only. A move in wave32."""
+    """v_permlane64: lanes 0 to 31 and 32 to 63 exchange; EXEC masks the write only. Wave32 skips it."""
     destination, source = ins.operands
     value, n = read(source, "b32"), destination.index
-    index = np.arange(target.lanes) ^ (32 if target.lanes == 64 else 0)
+    if target.lanes == 32:
+        return lambda g: None
+    index = np.arange(64) ^ 32
     return lambda g: g.put(n, np.broadcast_to(value(g), (g.count, g.lanes))[:, index])
 
 

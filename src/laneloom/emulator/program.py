@@ -13,7 +13,7 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
-from . import atomics, calls, global_access, hostcall, lds_access, matrix, tables  # noqa: F401 (they fill the tables)
+from . import atomics, calls, global_access, hostcall, lds_access, lds_special, matrix, tables  # noqa: F401 (they fill the tables)
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
@@ -338,7 +338,7 @@ def find_builder(name: str) -> Builder | None:
         return _build_nothing
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
-    for module in (lds_access, global_access, atomics):
+    for module in (lds_access, lds_special, global_access, atomics):
         builder = module.find(name)
         if builder:
             return builder

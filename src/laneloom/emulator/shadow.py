@@ -180,6 +180,24 @@ class UndefinedBits(LocalMemory):
             self.looks += 1
             self.clean = not self.view(8).any()
 
+    def combine(self, g: Waves, at: np.ndarray, nbytes: int, active: np.ndarray) -> None:
+        """An atomic makes new words out of these, so somebody must have written them."""
+        if self.clean:
+            return
+        bad = self.gather(at, nbytes).any(axis=-1) & active
+        if bad.any():
+            wave, lane = (int(x[0]) for x in np.nonzero(bad))
+            raise Found("undefined", "an atomic combines bits of LDS that nobody wrote", int(g.ids[wave]), lane)
+
+    def exchange(self, g: Waves, at: np.ndarray, nbytes: int, active: np.ndarray, destination: int) -> None:
+        """Defined words replace these; the registers from `destination` on take what was undefined."""
+        if self.clean:
+            return
+        found = self.gather(at, nbytes)
+        self.scatter(at, np.zeros_like(found), nbytes, active)
+        for k in range(found.shape[-1]):
+            g.shadow.put(g, destination + k, found[..., k])
+
 
 def bits_of(mask: int):
     while mask:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import HazardError
-from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
+from ..isa.parse import EXEC, M0, NULL, TTMP, VCC, Instruction, Listing, Operand
 from ..isa.registers import is_scalar_load, mask_of, raises, results, uses, waits
 from .alu import Step, Target
 from .global_access import Access, Buffer
@@ -221,7 +221,7 @@ class Guard:
         ops = self.ins.operands
         if self.memory == "load" or self.scalar_load:
             return None
-        if self.ins.name.startswith("buffer"):
+        if self.ins.name.startswith("buffer") or "_addtid_" in self.ins.name:
             return ops[0]
         return ops[results(self.ins) + 1]
 
@@ -230,7 +230,8 @@ class Guard:
             return 0xFFFFFFFF
         access = Access(self.ins.name.split("_", 1)[1])
         low = (1 << 8 * min(access.nbytes, 4)) - 1
-        return low << 16 if access.half == "h" or self.ins.operands[1].half == "h" else low
+        data = self._data_operand()
+        return low << 16 if access.half == "h" or (data is not None and data.half == "h") else low
 
     def _loaded_part(self) -> int:
         if self.memory != "load":
@@ -265,15 +266,19 @@ class Guard:
     def _follow_lds(self, step: Step) -> Callable[[Waves], None]:
         """The access itself, run on the undefined bits of LDS and registers."""
         count = results(self.ins)
-        address = self.ins.operands[count]
+        address: Operand | None = self.ins.operands[count] if len(self.ins.operands) > count else None
+        base = address
+        if re.search("addtid|append|consume", self.ins.name):  # the address is made of M0; gfx12 counts without it
+            address, base = None, Operand("s", M0, count=int("addtid" in self.ins.name or self.target.gpu.major == 11))
         wrote = self.uses.writes_v
         halves = "_d16" in self.ins.name or bool(self.ins.operands[0].half)  # the other half stays as it was
 
         def follow(g: Waves) -> None:
             shadow: Shadow = g.shadow
-            self._require(g, address, g.active(), "the LDS address depends on a value that nobody wrote")
+            assert base is not None
+            self._require(g, base, g.active(), "the LDS address depends on a value that nobody wrote")
             if self.atomic:
-                for o in self.ins.operands[count + 1 :]:
+                for o in self.ins.operands[count + (address is not None) :]:
                     self._require(g, o, g.active(), "an atomic combines bits that nobody wrote")
                 shadow.clean(g, self.uses)
                 return

@@ -15,7 +15,7 @@ _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co(_ci)?_u32|v_div_scale_f(32|64)
 _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|v_cmpx|(global|flat|buffer|scratch)_store"
-    r"|ds_store|ds_nop|(global|buffer)_(inv|wb|gl)"
+    r"|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
     r"v_(pk_)?fmac|v_swmmac|v_dot\dc?acc|v_dot2c|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
