@@ -14,6 +14,7 @@ from laneloom.errors import UnsupportedError
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig
+from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
@@ -88,8 +89,31 @@ def test_full_precision_has_no_other_instruction(dtype):
         config = PreciseConfig(block_m=block_m, block_n=block_n, block_k=128 // (4 if dtype == "fp32" else 8), stages=4)
         code = compiled(problem, config)
         assert ("fma.rn.f32" in code.asm) == (dtype == "fp32")
-        assert ("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64" in code.asm) == (dtype == "fp64")
+        assert ("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64" in code.asm) == (dtype == "fp64")
         assert "tf32" not in code.asm
+
+
+def test_c_without_vectors_passes_through_shared_memory():
+    problem = MatmulProblem.contiguous(511, 513, 512, dtype="fp32")
+    config = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4, copy_a=True, copy_b=True)
+    aligned = compiled(MatmulProblem.contiguous(512, 512, 512, dtype="fp32", layout="tn"), config)
+    code = compiled(problem, config)
+    assert code.lds_bytes == aligned.lds_bytes + 8 * 4096
+    assert ("st.global.v4" in aligned.asm, "st.global.v4" in code.asm) == (True, False)
+    assert "st.shared.v4" in code.asm
+
+
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_an_operand_of_tf32_in_registers(layout):
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype="fp32", layout=layout, precision="tf32")
+    config = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=6)
+    code = compiled(problem, config)
+    assert set(wgmmas(code)) == {"m64n128k8.f32.tf32.tf32"}
+    # Four registers for the fragment of A where a descriptor would be one.
+    fragments = re.findall(r"wgmma\.mma_async\S+\s+\{[^}]*\}, \{([^}]*)\}, %rd", code.asm)
+    assert len(fragments) == len(wgmmas(code)) == 16, "four slices of the loop, four each"
+    assert all(len(fragment.split(",")) == 4 for fragment in fragments)
+    assert "cp.async.bulk.tensor.4d.global" in code.asm, "TMA stores"
 
 
 def test_groups_compile():

@@ -12,6 +12,7 @@ from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
 from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
+from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_hopper import fuses_epilogue
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
@@ -90,7 +91,14 @@ def test_batches_take_one_launch():
         ((30, 70, 333), {"dtype": "fp64"}, "hopper_plain", {}),
         ((512, 512, 512), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_cluster", {"pieces": 2, "promote": 1}),
         ((512, 512, 512), {"dtype": "fp32", "precision": "3xbf16"}, "hopper_cluster", {"pieces": 3, "block_k": 64}),
-        ((512, 512, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
+        ((512, 512, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_registers", {"copy_other": False}),
+        ((2048, 1024, 512), {"dtype": "fp32", "precision": "tf32", "layout": "tn"}, "hopper_registers",
+         {"copy_other": True}),
+        ((2048, 2048, 512), {"dtype": "fp32", "precision": "tf32", "layout": "tt"}, "hopper_registers",
+         {"block_m": 128, "block_n": 256}),
+        ((2048, 2048, 512), {"dtype": "fp32", "precision": "tf32", "layout": "nt"}, "hopper_cluster", {}),
+        ((333, 130, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_cluster", {"copy_b": True}),
+        ((4095, 4097, 4099), {"dtype": "fp32"}, "hopper_precise", {"block_m": 128, "block_n": 128}),
         ((512, 512, 512), {"dtype": "fp8", "dtype_out": "bf16"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
         ((333, 129, 517), {"dtype": "fp8", "dtype_out": "fp32"}, "hopper_cluster", {"copy_a": True, "copy_b": True}),
         ((512, 512, 512), {"dtype": "uint8", "dtype_out": "int32"}, "hopper_cluster", {}),
@@ -113,6 +121,8 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4)
+REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
+TF32 = {"dtype": "fp32", "precision": "tf32"}
 
 
 @pytest.mark.parametrize(
@@ -127,6 +137,14 @@ PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4)
         (CLUSTER.with_knobs(block_m=96), problem(64, 64, 64), "64 or 128 rows each"),
         (CLUSTER.with_knobs(block_n=260, tma_store=False), problem(64, 64, 64), "a multiple of 8 up to 256"),
         (CLUSTER.with_knobs(block_n=72, tma_store=False), problem(64, 64, 64), "panels of 64 columns"),
+        (REGISTERS, problem(64, 64, 64), "bare products of fp32 in precision tf32"),
+        (REGISTERS, problem(64, 64, 64, layout="nt", **TF32), "not contiguous along K"),
+        (REGISTERS, problem(64, 64, 64, layout="tn", **TF32), "wgmma takes a along K only"),
+        (REGISTERS.with_knobs(copy_other=True), problem(64, 64, 64, layout="tn", batch=1000, **TF32), "256 products"),
+        (REGISTERS, problem(64, 66, 64, layout="tt", **TF32), "writes C by TMA"),
+        (REGISTERS.with_knobs(block_m=32), problem(64, 64, 64, **TF32), "got 128x32"),
+        (REGISTERS.with_knobs(stages=1), problem(64, 64, 64, **TF32), "at least 2 stages"),
+        (REGISTERS.with_knobs(stages=8), problem(64, 64, 64, **TF32), "bytes of shared memory"),
         (CLUSTER.with_knobs(block_k=32), problem(64, 64, 64), "a K-slice has 128 bytes"),
         (CLUSTER.with_knobs(promote=1), problem(64, 64, 64), "sums a thread"),
         (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),

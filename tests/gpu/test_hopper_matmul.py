@@ -200,6 +200,18 @@ def test_strided_and_batched_operands():
         assert_right(product, large[i], other[i])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_products_of_a_batch_may_begin_at_any_address(dtype):
+    """Copies are made for each product: the first of a batch lies at whole 16 bytes, the second does not."""
+    m, n, k = (645, 502, 1002) if dtype == torch.bfloat16 else (260, 192, 128)
+    batch = torch.randn(2 * m * k + 1, device="cuda", dtype=torch.float64).to(dtype).as_strided(
+        (2, m, k), (m * k + (0 if m % 2 else 1), k, 1))  # fmt: skip
+    other = torch.randn(2, k, n, device="cuda", dtype=torch.float64).to(dtype)
+    assert batch[1].data_ptr() % 16 != 0
+    for i, product in enumerate(matmul(batch, other)):
+        assert_right(product, batch[i], other[i])
+
+
 def test_out_may_be_strided_transposed_or_an_operand():
     a, b = operand(256, 256, torch.bfloat16, seed=1), operand(256, 256, torch.bfloat16, seed=2)
     expected = matmul(a, b)

@@ -30,7 +30,8 @@ KERNEL_SOURCES = tuple(
     for name in (
         "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
         "ops/matmul/kernels/hopper.py", "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
-        "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/plan_cluster.py",
+        "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
+        "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/config_registers.py", "ops/matmul/plan_cluster.py",
         "ops/matmul/plan_hopper.py",
     )
 )  # fmt: skip

@@ -85,6 +85,10 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             **walk, "block_m": (128,), "block_n": (128, 256), "block_k": (slice_elements,),
             "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
+        "hopper_registers": {
+            **walk, "block_m": (64, 128, 256), "block_n": (64, 128, 256), "block_k": (slice_elements,),
+            "stages": tuple(range(2, 9)), "copy_other": _BOTH, "programs": (gpu.compute_units,),
+        },
         "hopper_skinny": {
             **walk, "block_m": (16,), "block_n": _between(4, 128), "block_k": _between(16, 2048),
             "num_warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 5), "split_k": _between(1, 16), "use_dot": _BOTH,

@@ -33,6 +33,7 @@ SCHEDULES = {
     "hopper_plain": "plan_hopper",
     "hopper_cluster": "plan_hopper",
     "hopper_precise": "plan_hopper",
+    "hopper_registers": "plan_hopper",
     "sgemm_naive": "config_sgemm",
     "sgemm_square": "config_sgemm",
     "sgemm_tiles": "config_sgemm",

@@ -129,7 +129,7 @@ class ClusterConfig(MatmulConfig):
 
 #: dtype -> tiles of hopper_precise with the time of a multiplication in them, in units of the best tile's
 PRECISE_TILES = {
-    "fp32": {(128, 256): 1.0, (128, 128): 1.13, (64, 128): 1.4, (64, 64): 1.8},
+    "fp32": {(128, 256): 1.0, (128, 128): 1.06, (64, 128): 1.4, (64, 64): 1.8},
     "fp64": {(128, 128): 1.0, (64, 128): 1.05, (64, 64): 1.15},
 }
 
@@ -152,7 +152,8 @@ class PreciseConfig(MatmulConfig):
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
-        return self.stages * (self.block_m + self.block_n) * 128 + 16 * self.stages
+        staging = 8 * 4096 if problem.dtype_out == "fp32" and problem.vector_out < 4 else 0
+        return self.stages * (self.block_m + self.block_n) * 128 + 16 * self.stages + staging
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":

@@ -27,12 +27,13 @@ from .config_hopper import (
     tma_reads,
     tma_writes,
 )
+from .config_registers import RegistersConfig, in_registers
 from .plan_cluster import best_cluster, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
-    "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig,
+    "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig, "hopper_registers": RegistersConfig,
 }  # fmt: skip
 
 SLICE_BYTES = 128  #: of a row, in one K-slice
@@ -234,6 +235,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         yield from _cluster(problem, gpu, "applies the epilogue to the sums in registers")
     if problem.dtype_a in ("fp32", "fp64"):
         yield from _wide_types(problem, gpu)
+        if problem.precision == "tf32" and (found := in_registers(problem, gpu)) is not None:
+            yield found[0], f"an operand that is not contiguous along K, in registers; estimate {found[1]:.1f} us"
         yield from _cluster(problem, gpu, f"{problem.dtype_a} in precision {problem.precision} on the tensor cores")
         return
     multiplications = problem.m * problem.n * problem.k

@@ -1,8 +1,8 @@
 // C = alpha A B in full precision on Hopper: FP32 by FMA, FP64 by matrix instructions (DMMA). One warp fills a ring of
 // K-slices by TMA, eight warps multiply; persistent.
 //
-// FP64 lies in shared memory in panels of 8 elements, 64 bytes, of whichever axis is contiguous, swizzled by TMA so that
-// a half warp's 8-byte reads meet no bank twice.
+// FP64 lies in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so that
+// a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the requests.
 // FP32 lies there in rows along M (N), as a launch ahead copies an operand that is contiguous along K: neighbours of a row
 // are then neighbours in registers, and an FMA rarely reads two registers of one bank (one in ten; one in three where A
 // comes in rows along K, whose elements of one k all stand in registers of one parity).
@@ -18,17 +18,16 @@
 #define STAGE_BYTES (A_BYTES + B_BYTES)
 #define WARP_M (BLOCK_M / WARPS_M)
 #define WARP_N (BLOCK_N / WARPS_N)
+#define STAGING_BYTES (IS_FP64 || WIDE_STORE ? 0 : 4096)  // of one warp, for 16 rows of C
 
 __device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 barrier, bool along_k, int block, int k,
                                              int row, int inner, int outer) {
-    if (IS_FP64 && along_k) {
-#pragma unroll 1
-        for (int group = 0; group < BLOCK_K / 8; ++group)
-            load_box(map, to + group * (block * 64), barrier, 1, k + 8 * group, row, inner, outer);
+    if (along_k) {
+        load_box(map, to, barrier, 1, k, row, inner, outer);
     } else if (IS_FP64) {
 #pragma unroll 1
-        for (int panel = 0; panel < block / 8; ++panel)
-            load_box(map, to + panel * (BLOCK_K * 64), barrier, 1, row + 8 * panel, k, inner, outer);
+        for (int panel = 0; panel < block / 16; ++panel)
+            load_box(map, to + panel * (BLOCK_K * 128), barrier, 1, row + 16 * panel, k, inner, outer);
     } else {
         load_box(map, to, barrier, 1, row, k, inner, outer);
     }
@@ -57,94 +56,94 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
 }
 
 #if IS_FP64
-// ---- FP64: mma m16n8k8. Lane (r, q) = (lane / 4, lane % 4) has A[r, q], B[q, r] and C[r, 2 q] of each 8 x 4 (4 x 8, 8 x 8)
-// block. Which k stands at q is free, as long as A and B agree: element q % 2 + q / 2 * 4 + 2 s of a group of 8 in step s,
-// so that 16 lanes, of which 4 rows and all q, read 128 different bytes of a panel's 128-byte period.
+// ---- FP64: mma m16n8k16. Lane (r, q) = (lane / 4, lane % 4) has A[r, q], B[q, r] and C[r, 2 q] of each 8 x 4 (4 x 8, 8 x 8)
+// block. Which k stands at q and which row (column) at r is free, as long as A, B and C agree: k = q % 2 + q / 2 * 4 +
+// s % 2 * 2 + s / 2 * 8 in step s of a slice, row place(r) of a block of 8. Then the 16 lanes of 4 r and all q read 16
+// different eighths of the 128 bytes over which the banks repeat, whichever axis is contiguous.
 #define BLOCKS_M (WARP_M / 16)
 #define BLOCKS_N (WARP_N / 8)
 
 struct Sums { double x[BLOCKS_M][BLOCKS_N][4]; };
 
-// Where lane (r, q) finds its element of step s, relative to its block of 8 rows (columns) in the group of 8 k.
-__device__ __forceinline__ int lane_offset(bool along_k, int r, int q, int s) {
-    const int k = q % 2 + q / 2 * 4 + 2 * s;
-    const int chunk = (r / 2 ^ k / 2) & 3;
-    return (along_k ? r : k) * 64 + chunk * 16 + (along_k ? k % 2 : r % 2) * 8;
+__device__ __forceinline__ int place(int r) { return r % 2 + r / 2 % 2 * 4 + r / 4 * 2; }
+
+// Where lane (r, q) finds its element of step s in block `block` of 8 rows (columns). The swizzle exchanges the 16-byte
+// chunks of a line of 128 bytes by the number of the line. Lanes hold this for `way`s of s and block; the rest, `beyond`,
+// is the same for all of them.
+__device__ __forceinline__ int lane_offset(bool along_k, int r, int q, int s, int block) {
+    const int k = q % 2 + q / 2 * 4 + s % 2 * 2 + s / 2 * 8, row = 8 * block + place(r);
+    const int line = along_k ? row : row / 16 * BLOCK_K + k, x = along_k ? k : row % 16;
+    return line * 128 + ((x / 2) ^ (line & 7)) * 16 + x % 2 * 8;
 }
 
-// Where block `row` / 8 of an operand's rows starts in group `group`.
-__device__ __forceinline__ int block_offset(bool along_k, int block, int row, int group) {
-    return along_k ? group * (block * 64) + row * 64 : row / 8 * (BLOCK_K * 64) + group * 8 * 64;
+__device__ __forceinline__ constexpr int way(bool along_k, int s, int block) {
+    return along_k ? s : s % 2 + block % 2 * 2;
+}
+__device__ __forceinline__ constexpr int beyond(bool along_k, int s, int block) {
+    return along_k ? block * 8 * 128 : s / 2 * 8 * 128 + block / 2 * BLOCK_K * 128;
 }
 
-// What one lane holds of A and B between steps: one block of rows of A ahead, one group of 8 k of B ahead.
-struct Fragments { double a[2][2][2], b[2][BLOCKS_N][2]; };
+// What one lane holds of a slice of A and B: two blocks of 16 rows of A, all columns of B, by step.
+struct Fragments { double a[2][4][2], b[BLOCKS_N][4]; };
 
-// Offsets of this lane in a slice of A and of B, for both steps s of a group.
-struct Lane { int a[2], b[2]; };
+// Offsets of this lane in a slice of A and of B, by `way`.
+struct Lane { int a[4], b[4]; };
 
 __device__ __forceinline__ Lane place_lane(int warp_m, int warp_n, int lane) {
     Lane result;
 #pragma unroll
-    for (int s = 0; s < 2; ++s) {
-        result.a[s] = lane_offset(!A_IS_KM, lane / 4, lane % 4, s) + block_offset(!A_IS_KM, BLOCK_M, warp_m * WARP_M, 0);
-        result.b[s] =
-            A_BYTES + lane_offset(B_IS_NK, lane / 4, lane % 4, s) + block_offset(B_IS_NK, BLOCK_N, warp_n * WARP_N, 0);
+    for (int i = 0; i < 4; ++i) {
+        const int r = lane / 4, q = lane % 4;
+        result.a[i] = beyond(!A_IS_KM, 0, warp_m * WARP_M / 8) +
+                      (A_IS_KM ? lane_offset(false, r, q, i % 2, i / 2) : lane_offset(true, r, q, i, 0));
+        result.b[i] = A_BYTES + beyond(B_IS_NK, 0, warp_n * WARP_N / 8) +
+                      (B_IS_NK ? lane_offset(true, r, q, i, 0) : lane_offset(false, r, q, i % 2, i / 2));
     }
     return result;
 }
 
-__device__ __forceinline__ void fetch_a(Fragments &f, const char *slice, const Lane &lane, int i, int group) {
+__device__ __forceinline__ void fetch_a(Fragments &f, const char *slice, const Lane &lane, int i) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
+    for (int s = 0; s < 4; ++s)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            f.a[i % 2][h][s] =
-                *(const double *)(slice + lane.a[s] + block_offset(!A_IS_KM, BLOCK_M, 16 * i + 8 * h, group));
+            f.a[i % 2][s][h] =
+                *(const double *)(slice + lane.a[way(!A_IS_KM, s, 2 * i + h)] + beyond(!A_IS_KM, s, 2 * i + h));
 }
 
-__device__ __forceinline__ void fetch_b(Fragments &f, const char *slice, const Lane &lane, int j, int group) {
+__device__ __forceinline__ void fetch_b(Fragments &f, const char *slice, const Lane &lane, int j) {
 #pragma unroll
-    for (int s = 0; s < 2; ++s)
-        f.b[group % 2][j][s] = *(const double *)(slice + lane.b[s] + block_offset(B_IS_NK, BLOCK_N, 8 * j, group));
+    for (int s = 0; s < 4; ++s)
+        f.b[j][s] = *(const double *)(slice + lane.b[way(B_IS_NK, s, j)] + beyond(B_IS_NK, s, j));
 }
 
 __device__ __forceinline__ void fetch_first(Fragments &f, const char *slice, const Lane &lane) {
-    fetch_a(f, slice, lane, 0, 0);
+    fetch_a(f, slice, lane, 0);
 #pragma unroll
-    for (int j = 0; j < BLOCKS_N; ++j) fetch_b(f, slice, lane, j, 0);
+    for (int j = 0; j < BLOCKS_N; ++j) fetch_b(f, slice, lane, j);
 }
 
-// Multiply one slice, whose first fragments are there, and fetch those of `next`, once it is full. Without `more` slices
-// in this tile, what is fetched is not used.
+// Multiply one slice, whose first fragments are there, and fetch those of `next`, once it is full: each as soon as the
+// products that need its registers have begun. Without `more` slices in this tile, what is fetched is not used.
 __device__ __forceinline__ void multiply(Sums &sums, Fragments &f, const char *slice, const char *next, bool more,
                                          u32 next_full, u32 next_phase, const Lane &lane) {
-    constexpr int GROUPS = BLOCK_K / 8;
 #pragma unroll
-    for (int group = 0; group < GROUPS; ++group) {
-        const bool last = group == GROUPS - 1;
+    for (int i = 0; i < BLOCKS_M; ++i) {
+        const bool last = i == BLOCKS_M - 1;
         if (last && more) wait_barrier(next_full, next_phase);
+        fetch_a(f, last ? next : slice, lane, last ? 0 : i + 1);
 #pragma unroll
-        for (int i = 0; i < BLOCKS_M; ++i) {
-            if (i < BLOCKS_M - 1) fetch_a(f, slice, lane, i + 1, group);
-            else if (!last) fetch_a(f, slice, lane, 0, group + 1);
-            else fetch_a(f, next, lane, 0, 0);
-#pragma unroll
-            for (int j = i * BLOCKS_N / BLOCKS_M; j < (i + 1) * BLOCKS_N / BLOCKS_M; ++j) {
-                if (!last) fetch_b(f, slice, lane, j, group + 1);
-                else fetch_b(f, next, lane, j, 0);
-            }
-#pragma unroll
-            for (int j = 0; j < BLOCKS_N; ++j) {
-                double(&c)[4] = sums.x[i][j];
-                const double(&a)[2][2] = f.a[i % 2];
-                const double(&b)[2] = f.b[group % 2][j];
-                asm volatile(
-                    "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                    "{%0, %1, %2, %3};"
-                    : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
-                    : "d"(a[0][0]), "d"(a[1][0]), "d"(a[0][1]), "d"(a[1][1]), "d"(b[0]), "d"(b[1]));
-            }
+        for (int j = 0; j < BLOCKS_N; ++j) {
+            double(&c)[4] = sums.x[i][j];
+            const double(&a)[4][2] = f.a[i % 2];
+            const double(&b)[4] = f.b[j];
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
+                "{%12, %13, %14, %15}, {%0, %1, %2, %3};"
+                : "+d"(c[0]), "+d"(c[1]), "+d"(c[2]), "+d"(c[3])
+                : "d"(a[0][0]), "d"(a[0][1]), "d"(a[1][0]), "d"(a[1][1]), "d"(a[2][0]), "d"(a[2][1]), "d"(a[3][0]),
+                  "d"(a[3][1]), "d"(b[0]), "d"(b[1]), "d"(b[2]), "d"(b[3]));
+            if (last) fetch_b(f, next, lane, j);
         }
     }
 }
@@ -159,18 +158,18 @@ __device__ __forceinline__ void clear(Sums &sums) {
 }
 
 __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, const Tile &tile, int warp_m,
-                                      int warp_n, int lane, double alpha) {
+                                      int warp_n, int lane, double alpha, char *) {
     const int r = lane / 4, q = lane % 4;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const int m = tile.m + warp_m * WARP_M + 16 * i + 8 * h + r;
+            const int m = tile.m + warp_m * WARP_M + 16 * i + 8 * h + place(r);
             if (m >= s.M) continue;
             double *row = c + m * s.c_m;
 #pragma unroll
             for (int j = 0; j < BLOCKS_N; ++j) {
-                const int n = tile.n + warp_n * WARP_N + 8 * j + 2 * q;
+                const int n = tile.n + warp_n * WARP_N + 8 * j + place(2 * q);
                 const double x[2] = {alpha * sums.x[i][j][2 * h], alpha * sums.x[i][j][2 * h + 1]};
                 if (WIDE_STORE) {
                     if (n < s.N) *(double2 *)(row + n) = make_double2(x[0], x[1]);
@@ -261,27 +260,34 @@ __device__ __forceinline__ void clear(Sums &sums) {
         for (int j = 0; j < THREAD_N; ++j) sums.x[i][j] = 0;
 }
 
+// Where C takes no vectors, two rows of each lane pass through shared memory, so that a warp writes neighbours.
 __device__ __forceinline__ void store(Sums &sums, float *c, const Sizes &s, const Tile &tile, int warp_m, int warp_n,
-                                      int lane, float alpha) {
+                                      int lane, float alpha, char *staging) {
     const int u = lane % 8, v = lane / 8;
+    const int first_m = tile.m + warp_m * WARP_M, first_n = tile.n + warp_n * WARP_N;
 #pragma unroll
     for (int i = 0; i < THREAD_M; ++i) {
-        const int m = tile.m + warp_m * WARP_M + row_of(i, u);
-        if (m >= s.M) continue;
-        float *row = c + m * s.c_m;
-#pragma unroll
-        for (int j = 0; j < THREAD_N; ++j) sums.x[i][j] *= alpha;
+        float *row = c + (first_m + row_of(i, u)) * s.c_m;
+        if (!WIDE_STORE && i % 2 == 0) __syncwarp();
 #pragma unroll
         for (int j = 0; j < THREAD_N; j += 4) {
-            const int n = tile.n + warp_n * WARP_N + column_of(j, v);
-            if (WIDE_STORE) {
-                if (n < s.N) *(float4 *)(row + n) = make_float4(sums.x[i][j], sums.x[i][j + 1], sums.x[i][j + 2], sums.x[i][j + 3]);
-            } else {
+            float4 x = make_float4(sums.x[i][j], sums.x[i][j + 1], sums.x[i][j + 2], sums.x[i][j + 3]);
+            x.x *= alpha, x.y *= alpha, x.z *= alpha, x.w *= alpha;
+            const int n = first_n + column_of(j, v);
+            if (!WIDE_STORE) *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ (u % (WARP_N / 4))) * 16) = x;
+            else if (n < s.N && first_m + row_of(i, u) < s.M) *(float4 *)(row + n) = x;
+        }
+        if (WIDE_STORE || i % 2 == 0) continue;
+        __syncwarp();
+#pragma unroll 4
+        for (int slot = 0; slot < 16; ++slot) {
+            const int m = first_m + row_of(i - 1 + slot / 8, slot % 8);
+            const float *from = (const float *)(staging + slot * (WARP_N * 4));
+            float *to = c + m * s.c_m;
 #pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    const int column = tile.n + warp_n * WARP_N + column_of(j + e, v);
-                    if (column < s.N) row[column * s.c_n] = sums.x[i][j + e];
-                }
+            for (int x = lane; x < WARP_N; x += 32) {
+                const int n = first_n + x;
+                if (m < s.M && n < s.N) to[n * s.c_n] = from[((x / 4) ^ (slot % 8 % (WARP_N / 4))) * 4 + x % 4];
             }
         }
     }
@@ -292,7 +298,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, VALUE *c,
                       const __grid_constant__ Sizes sizes, VALUE alpha) {
     extern __shared__ __align__(1024) char shared[];
-    const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
+    char *staging = shared + STAGES * STAGE_BYTES;
+    const u32 ring = shared_address(shared), full = shared_address(staging + CONSUMER_WARPS * STAGING_BYTES);
+    const u32 empty = full + 8 * STAGES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -333,6 +341,6 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
             if (lane == 0) arrive(empty + 8 * here);
         }
         store(sums, c + tile.outer * sizes.c_outer + tile.inner * sizes.c_inner, sizes, tile, warp_m, warp_n, lane,
-              alpha);
+              alpha, staging + warp * STAGING_BYTES);
     }
 }

@@ -55,7 +55,7 @@ def _operand(problem, config, name: str) -> TmaOperand:
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
     along_k = _along_k(problem, config, name)
     if problem.dtype_a == "fp64":
-        box, swizzle = (8, block if along_k else config.block_k), 64
+        box, swizzle = (16, block if along_k else config.block_k), 128
     else:
         box, swizzle = (block, config.block_k), 0
     return TmaOperand(

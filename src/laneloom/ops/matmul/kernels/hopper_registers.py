@@ -1,0 +1,125 @@
+"""hopper_registers.cu: TF32 with the operand that is not contiguous along K in registers, so that nobody transposes it.
+
+Wins for precision "tf32" in every layout but "nt", where TMA reads that operand. Where it is B, C's transpose is
+multiplied and turned on its way out. CUDA C++: Triton has no clusters, and copies such an operand. Hopper (sm_90a).
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments of A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from ....codegen import CodeObject
+from ....codegen.cuda_call import CudaCall, TensorMap
+from ....codegen.nvrtc import compile_cuda
+from ....codegen.wgmma import wgmma_function
+from ....device.prepared import current_stream
+from ..config_registers import register_operand
+from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, each_product, kernel_source, shifted
+
+
+def code_object(problem, config, gpu) -> CodeObject:
+    """The machine code of the multiplication that `launch` runs; a copy of an operand is a kernel of its own."""
+    rows, columns = config.tile(problem)
+    constants = {
+        "BLOCK_M": rows, "BLOCK_N": columns, "STAGES": config.stages, "CLUSTER_M": 1, "CLUSTER_N": 1,
+        "GROUP_M": config.group_m, "GROUPED": 0, "TURNED": int(register_operand(problem) == "b"),
+    }  # fmt: skip
+    multiply = wgmma_function("multiply_step", columns, "tf32", a_in_registers=True)
+    types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+    return compile_cuda(
+        types + multiply + kernel_source(__package__, "hopper_registers.cu"), gpu, constants=constants,
+        num_warps=4 * (rows // 64 + 1), lds_bytes=config.shared_bytes(problem), name="hopper_registers.cu",
+    )  # fmt: skip
+
+
+def count_tiles(problem, config) -> int:
+    """Tiles of every product of the batch."""
+    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batches
+
+
+class _Prepared:
+    """All that does not depend on the addresses, computed once per device."""
+
+    def __init__(self, problem, config, gpu, device: int) -> None:
+        self.turned = register_operand(problem) == "b"
+        columns = config.tile(problem)[1]
+        outer, inner, step_k, row = problem.b.strides
+        a, b = (problem.a.strides, problem.m), ((outer, inner, row, step_k), problem.n)
+        (first, m), (second, n) = (b, a) if self.turned else (a, b)
+        self.first = TmaOperand(
+            first, "tf32", m, problem.k, problem.batch, along_k=False, box=(32, 32), swizzle=128, copied=False,
+            pieces=1, pdl=config.pdl)  # fmt: skip
+        self.second = TmaOperand(
+            second, "tf32", n, problem.k, problem.batch, along_k=True, box=(32, columns), swizzle=128,
+            copied=config.copy_other, pieces=1, pdl=config.pdl)  # fmt: skip
+        outer, inner, row, _ = problem.out.strides
+        strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
+        box = (32, 32 if self.turned else 64, 1, 1)
+        c = TensorMap("fp32", (problem.n, problem.m, *problem.batch[::-1]), strides, box, 128)
+        items = count_tiles(problem, config)
+        sizes = Sizes(m, n, problem.k, problem.batch[1], items, *self.first.steps, *self.second.steps)
+        self.launch = CudaCall(
+            code_object(problem, config, gpu), (self.first.map, self.second.map, c, sizes), device,
+            ctas=min(items, config.programs), pdl=config.pdl,
+        )  # fmt: skip
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        first, second = (b, a) if self.turned else (a, b)
+        second = self.second.place(second)
+        self.launch.launch_at(current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), out.data_ptr())
+
+
+def prepare(problem, config, gpu) -> Callable[..., None]:
+    """What runs `config` (a RegistersConfig) on tensors that lie as `problem` says, call after call, on one device."""
+    if problem.batches > 1 and config.copy_other:
+        return _product_by_product(problem, config, gpu)
+    prepared: list[_Prepared] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        if not prepared:
+            prepared.append(_Prepared(problem, config, gpu, out.device.index))
+        prepared[0](a, b, out)
+
+    return run
+
+
+def _product_by_product(problem, config, gpu) -> Callable[..., None]:
+    """Launches for a batch whose operand is copied: a copy is of one product."""
+    run = prepare(problem.one_product(), config, gpu)
+
+    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        strides = [problem.a.strides, problem.b.strides, problem.out.strides]
+        for at_a, at_b, at_out in each_product(problem.batch, strides):
+            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out))
+
+    return run_batch
+
+
+@lru_cache(maxsize=1024)
+def _prepare_on(problem, config, gpu, device: torch.device):
+    return prepare(problem, config, gpu)
+
+
+def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
+    """Run `config` on what lies as `problem` says."""
+    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+
+
+def facts(problem, config, gpu) -> list[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    found = register_operand(problem)
+    name, other = ("B", "A") if found == "b" else ("A", "B")
+    lines = [
+        f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n}",
+        f"{name} reaches the tensor cores through registers: it is not contiguous along K",
+    ]
+    if found == "b":
+        lines.append("C's transpose is computed, and turned on its way out")
+    if config.copy_other:
+        lines.append(f"{other} is copied first, contiguous along K")
+    return lines
