@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError, UnsupportedError
 from ..gpu import Gpu, get_gpu
+from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
 from .parse import FILE, LOC, Instruction, Source, file_name, instruction
@@ -61,6 +62,7 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     GPU that is not of gfx11 or gfx12.
     """
     text, symbols = _as_assembly(text)
+    text = as_printed(text)
     named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
     if gpu is None and named is None:
         raise ArgumentError("the text has no .amdgcn_target line: say with --gpu which GPU it is for")

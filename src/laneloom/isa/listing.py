@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
+from .handwritten import as_printed
 from .metadata import parse_metadata, select_kernel
 
 
@@ -97,6 +98,7 @@ def parse_listing(asm: str, kernel: str | None = None) -> Listing:
 
     Raises ArgumentError for an unknown kernel, or for several kernels and no choice.
     """
+    asm = as_printed(asm)
     if parse_metadata(asm) or kernel is not None:
         kernel = select_kernel(asm, kernel).name
     instructions: list[Instruction] = []

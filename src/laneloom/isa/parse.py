@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 from ..errors import EmulationError
+from .handwritten import as_printed
 
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
@@ -104,6 +105,7 @@ def kernel_names(text: str) -> list[str]:
 
 def parse(text: str, kernel: str | None = None) -> Listing:
     """Parse one kernel of an assembly text (`kernel` may be left out where there is only one)."""
+    text = as_printed(text)
     names = kernel_names(text)
     if kernel is None:
         if len(names) != 1:
@@ -135,9 +137,12 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
         if not line:
             continue
         if line[0] not in " \t":
-            if match := _LABEL.match(line):
+            match = _LABEL.match(line)
+            if match:
                 listing.labels[match[1]] = len(listing.instructions)
-            continue
+            line = line[match.end() :] if match else ""
+            if not line.strip():
+                continue
         if line.lstrip()[0] == ".":
             if match := LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.

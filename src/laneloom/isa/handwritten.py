@@ -1,0 +1,125 @@
+"""Assembly that a person wrote, brought to the form that compilers print, line for line.
+
+LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon, integer expressions, symbols of `.set`,
+block comments, numbered labels, instructions at the start of a line or behind a label. Macros are refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Mapping
+
+from ..errors import EmulationError
+
+__all__ = ["as_printed"]
+
+# What compilers print has none of these: at the start of a line, and inside a line that may be an instruction.
+_ODD_LINE = re.compile(
+    r"^[ \t]*\.(?:macro|rept|irpc?|include|altmacro|if\w*)\b"
+    r"|^[ \t]*(?:\.(?:set|equ|equiv)[ \t]+[A-Za-z_]\w*[ \t]*,|[A-Za-z_]\w*[ \t]*=(?!=))"
+    r"|^(?:s_|v_|ds_|global_|flat_|buffer_|scratch_)\w+(?:[ \t]|$)|^\d+:|^[.\w$@]+:[ \t]*[a-z]\w+[ \t]",
+    re.M,
+)
+_ODD_PART = re.compile(r"\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t")
+_INSTRUCTION = re.compile(r"[ \t]+[a-z]\w+[ \t][^;/]*$")
+_EXPANDED = re.compile(r"^\s*\.(macro|rept|irpc?|include|altmacro|if\w*)\b")
+_SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w*)\s*=(?!=))\s*(.+?)\s*$")
+_NUMBERED = re.compile(r"^\s*(\d+):")
+_SYMBOL = re.compile(r"(?<![\w.$@])[A-Za-z_]\w*(?![\w.(])")
+_EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
+_OPERATORS = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
+}  # fmt: skip
+
+
+def as_printed(text: str) -> str:
+    """The same program as compilers print it, each line where it was. Compilers' own text comes back as it is.
+
+    Raises EmulationError for what an assembler would have to expand (`.macro`, `.rept`, `.if`, `.include`).
+    """
+    if not _is_odd(text):
+        return text
+    text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n") or " ", text, flags=re.S)
+    symbols: dict[str, int] = {}
+    labels: dict[str, int] = {}
+    lines = []
+    for number, line in enumerate(text.split("\n"), 1):
+        code = re.split(r";|//", line, maxsplit=1)[0]
+        if match := _EXPANDED.match(code):
+            raise EmulationError(
+                f"line {number} uses .{match[1]}, which an assembler expands: give the text that it makes of it"
+            )
+        if match := _SET.match(code):
+            value = _value(_replaced(match[3], symbols))
+            if value is not None:
+                symbols[match[1] or match[2]] = value
+            lines.append("")
+            continue
+        if match := _NUMBERED.match(code):
+            labels[match[1]] = labels.get(match[1], -1) + 1
+            code = f".Lnumber{match[1]}_{labels[match[1]]}:" + code[match.end() :]
+        lines.append(_line(code, symbols, labels) if code.strip() and not code.lstrip().startswith(".amd") else line)
+    return "\n".join(lines)
+
+
+def _is_odd(text: str) -> bool:
+    if "/*" in text or _ODD_LINE.search(text):
+        return True
+    places = (m.start() for m in _ODD_PART.finditer(text))
+    return any(_INSTRUCTION.match(text, text.rfind("\n", 0, at) + 1, at) for at in places)
+
+
+def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> str:
+    label = ""
+    if match := re.match(r"[.\w$@]+:(?!:)", code):
+        label, code = match[0], code[match.end() :]
+    if not code.strip() or code.lstrip().startswith(".") or code.lstrip().startswith(tuple("0123456789-")):
+        return label + code
+    mnemonic, _, rest = code.strip().replace("\t", " ").partition(" ")
+    if "branch" in mnemonic:
+        target = re.fullmatch(r"\s*(\d+)([bf])\s*", rest)
+        if target:
+            count = labels.get(target[1], -1) + (target[2] == "f")
+            return f"{label}\t{mnemonic} .Lnumber{target[1]}_{count}"
+        return f"{label}\t{mnemonic} {rest.strip()}"
+    if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
+        return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
+    rest = _replaced(re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest), symbols)
+    rest = re.sub(r"\[([^\]]*)\]", lambda m: "[" + re.sub(r"[^,:]+", _computed, m[1].replace(" ", "")) + "]", rest)
+    rest = _EXPRESSION.sub(_computed, rest)
+    return f"{label}\t{mnemonic} {rest.strip()}"
+
+
+def _replaced(text: str, symbols: Mapping[str, int]) -> str:
+    """Names of symbols as their numbers; a modifier's own name, before its colon, stays."""
+    if not symbols:
+        return text
+    return _SYMBOL.sub(lambda m: str(symbols[m[0]]) if m[0] in symbols and text[m.end() :][:1] != ":" else m[0], text)
+
+
+def _computed(match: re.Match) -> str:
+    value = _value(match[0])
+    return match[0] if value is None else str(value)
+
+
+def _value(text: str) -> int | None:
+    """The value of an integer expression; None where it is none."""
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _evaluate(node: ast.expr) -> int:
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
+        value = _evaluate(node.operand)
+        return -value if isinstance(node.op, ast.USub) else ~value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError("no integer expression")

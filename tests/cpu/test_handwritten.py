@@ -1,0 +1,89 @@
+"""Assembly as people write it against the same program as compilers print it: LLVM makes the same bytes of both."""
+
+from __future__ import annotations
+
+import pytest
+
+from laneloom.codegen import versions
+from laneloom.errors import EmulationError
+from laneloom.gpu import get_gpu
+from laneloom.isa.check_code import read_code
+from laneloom.isa.handwritten import as_printed
+from laneloom.isa.parse import parse
+
+WRITTEN = """
+/* A kernel as a person writes it;
+   its second line of comment */
+.set BASE, 8
+STRIDE = BASE * 4 + 0x10
+.text
+k:
+s_load_b64 s[BASE+2:BASE+3], s[0:1], 0x0
+\ts_waitcnt lgkmcnt(0) // nothing: else
+\tv_mov_b32 v[BASE-7], STRIDE<<1\t; a comment: with [ odd ] things - in it
+\tv_lshlrev_b32\tv2,\t2,  v0
+\tds_load_b64 v[ 4 : 5 ],  v2  offset: 8
+\tds_load_2addr_b32 v[6:7], v2\toffset0: 1 offset1:(STRIDE / 8)
+\tv_add_f32_e64 v8, -v4, |v5| clamp
+\tv_dual_fmac_f32 v10, v4, v7 :: v_dual_mul_f32 v11, 2.0, v6
+\ts_movk_i32 s4, -3
+1:\ts_add_i32 s4, s4, 1
+\ts_cmp_lt_i32 s4, BASE - 10
+\ts_cbranch_scc1 1b
+\ts_cbranch_scc0 1f
+\ts_nop 0
+1: s_nop 0
+last: s_branch done
+done:
+\tglobal_store_b32 v2, v8, s[10:11] offset:BASE*2 glc
+s_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_next_free_vgpr 16
+\t\t.amdhsa_next_free_sgpr 16
+\t\t.amdhsa_wavefront_size32 1
+\t.end_amdhsa_kernel
+"""
+
+
+def assembled(text: str) -> bytes:
+    gpu = get_gpu("gfx1151")
+    return bytes(versions.assembler()(text, gpu.name, versions.assembler_features(gpu)))
+
+
+def code_of(binary: bytes) -> bytes:
+    """From the s_load to the s_endpgm: symbol tables differ by the symbols that are gone."""
+    end = bytes.fromhex("0000b0bf")
+    start = binary.index(assembled("s_load_b64 s[10:11], s[0:1], 0x0\ns_endpgm\n").partition(end)[0][-8:])
+    return binary[start : binary.index(end, start)]
+
+
+def test_llvm_makes_the_same_code_of_both():
+    printed = as_printed(WRITTEN)
+    assert printed != WRITTEN
+    assert printed.count("\n") == WRITTEN.count("\n")
+    assert code_of(assembled(printed)) == code_of(assembled(WRITTEN))
+    assert as_printed(printed) == printed
+
+
+def test_operands_and_labels():
+    listing = parse(WRITTEN)
+    by_name = {ins.name: ins for ins in listing.instructions}
+    assert len(listing.instructions) == 18
+    assert (by_name["s_load_b64"].operands[0].index, by_name["s_load_b64"].operands[0].count) == (10, 2)
+    assert by_name["ds_load_b64"].number("offset") == 8
+    assert (by_name["ds_load_2addr_b32"].number("offset0"), by_name["ds_load_2addr_b32"].number("offset1")) == (1, 6)
+    assert by_name["v_mov_b32"].operands[1].value == 96
+    assert by_name["global_store_b32"].number("offset") == 16
+    back, forward = (next(i for i in listing.instructions if i.name == f"s_cbranch_scc{n}") for n in (1, 0))
+    names = [ins.name for ins in listing.instructions]
+    assert names[listing.labels[back.operands[0].value]] == "s_add_i32"
+    assert listing.labels[forward.operands[0].value] == names.index("s_branch") - 1
+    assert [i.line for i in listing.instructions][:2] == [8, 9]
+    (code,) = read_code(WRITTEN, "gfx1151")
+    assert len(code.steps) == 18
+
+
+@pytest.mark.parametrize("directive", [".macro add a", ".rept 4", ".if BASE", '.include "x.s"'])
+def test_what_must_be_expanded_is_refused(directive):
+    with pytest.raises(EmulationError, match=f"line 4 uses {directive.split()[0]}, which an assembler expands"):
+        parse(WRITTEN.replace(".set BASE, 8", directive))
