@@ -178,6 +178,44 @@ def two_mesh_axes(ranks):
     check_product(out.full_tensor(), a, b)
 
 
+def dtensor_decode_and_groups(ranks):
+    from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+    from laneloom.ops.matmul import torch_grouped
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+
+    def placed(tensors, placements):
+        return [distribute_tensor(t, mesh, [p]) for t, p in zip(tensors, placements, strict=True)]
+
+    lengths = torch.tensor([9, 20], dtype=torch.int32)
+    operands = (random(2, 1, 4, 16), random(2, 32, 2, 16, seed=1), random(2, 32, 2, 16, seed=2), lengths)
+    expected = laneloom.attention_decode(*operands[:3], cache_lengths=lengths)
+    whole = Replicate()
+    for places, result in (([Shard(2), Shard(2), Shard(2), whole], Shard(2)), ([Shard(0)] * 4, Shard(0))):
+        q, k, v, n = placed(operands, places)
+        out = laneloom.attention_decode(q, k, v, cache_lengths=n)
+        assert out.placements == (result,), out.placements
+        assert torch.equal(out.full_tensor(), expected)
+
+    def by_group(a, b, ends, out, out_dtype, config):
+        """The operator's meaning, in place of the kernel that no emulated GPU runs."""
+        bounds = [0, *ends.tolist()]
+        parts = [a[i:j] @ x for i, j, x in zip(bounds, bounds[1:], b, strict=True)]
+        return torch.cat(parts).to(out_dtype or a.dtype)
+
+    torch_grouped.multiply_groups = by_group
+    a, b, ends = random(8, 16), random(2, 16, 12, seed=1), torch.tensor([3, 8], dtype=torch.int32)
+    truth = by_group(a.double(), b.double(), ends, None, None, None)
+    size = by_group(a.double().abs(), b.double().abs(), ends, None, None, None)
+    columns, depth = ([whole, Shard(2), whole], Shard(1)), ([Shard(1), Shard(1), whole], Partial())
+    rows = ([Shard(0), whole, whole], whole)  # groups are counted from the first row: gathered
+    for places, result in (columns, depth, rows):
+        out = laneloom.grouped_matmul(*placed((a, b, ends), places))
+        assert out.placements == (result,), out.placements
+        check(out.full_tensor(), truth, size, 2 * ranks)
+
+
 def gathered_product(ranks):
     from laneloom.pytorch.distributed import all_gather_matmul
 
@@ -237,9 +275,31 @@ def attention_in_a_ring(ranks):
         ring_attention(*[random(1, 1, 3, 16)] * 3, causal=True)
 
 
+def benchmark(ranks):
+    """What `laneloom.bench.distributed` times is right, and so are the results of torch that it stands beside."""
+    from laneloom.bench import distributed
+
+    cases = [
+        *distributed.product_cases("cpu", ((8, 16, 24),)), *distributed.transform_cases("cpu", ((3, 4),)),
+        *distributed.attention_cases("cpu", ((2, 1, 16),), 16),
+    ]  # fmt: skip
+    assert {case.op for case in cases} == set(distributed.OPERATIONS)
+    for case in cases:
+        runs, error, budget = distributed.check(case)
+        assert len(runs) >= 2 or case.op == "ring_attention"  # context_parallel needs CUDA
+        assert error <= budget
+        for floor in case.floors.values():
+            floor()
+    wrong = cases[0].candidates[distributed.OURS]
+    cases[0].candidates[distributed.OURS] = lambda: wrong() * 1.1
+    with pytest.raises(laneloom.errors.LaneloomError, match="over its budget"):
+        distributed.check(cases[0])
+
+
 CHECKS = {
-    2: [dtensor_matmul, dtensor_gemm, dtensor_attention, dtensor_others, dtensor_chain, gathered_product,
-        scattered_product, attention_in_a_ring],
+    2: [dtensor_matmul, dtensor_gemm, dtensor_attention, dtensor_others, dtensor_chain,
+        dtensor_decode_and_groups, gathered_product,
+        scattered_product, attention_in_a_ring, benchmark],
     4: [two_mesh_axes, gathered_product, scattered_product, attention_in_a_ring],
 }  # fmt: skip
 

@@ -15,13 +15,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from ..errors import LaneloomError
+from ..ops.matmul.api import matmul
+from ..ops.transform3d.api import transform3d
 from ..pytorch.distributed import (
     all_gather_matmul,
     all_gather_single,
@@ -29,17 +31,24 @@ from ..pytorch.distributed import (
     ring_attention,
     zigzag_shard,
 )
-from .records import append, make_record, read_environment
+from ..pytorch.symmetric import multiply_and_exchange
+from .records import append, hash_sources, make_record, read_environment
 from .timing import Timing
+from .works import sources
 
-METHOD = "distributed: CUDA events around 10 calls after a barrier, candidates in rotated order, slowest rank, median"
-CALLS, ROUNDS = 10, 15
+METHOD = "distributed: CUDA events around up to 10 calls after a barrier, order rotated, slowest rank, median"
+CALLS, ROUNDS, ROUND_US = 10, 11, 10_000.0
+OURS = "laneloom"
+ALONE = "the product alone"  #: nothing is communicated: what no overlap can beat
 #: torch 2.13's name for it, or the one before
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+#: what the kernels of a case belong to
+OPERATIONS = {"all_gather_matmul": "matmul", "matmul_reduce_scatter": "matmul", "ring_attention": "attention",
+              "transform3d": "transform3d"}  # fmt: skip
 #: rows, hidden width and width of the feed-forward layer: two model sizes, prefill and a larger batch
 PRODUCTS = ((2048, 4096, 14336), (8192, 4096, 14336), (2048, 8192, 28672), (8192, 8192, 28672))
 #: heads, heads of keys, length of the whole sequence
-ATTENTIONS = ((32, 32, 8192), (32, 8, 32768), (32, 8, 131072))
+ATTENTIONS = ((32, 32, 8192), (32, 8, 32768))
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,7 @@ class Case:
     truth: Callable[[], torch.Tensor]
     candidates: dict[str, Callable[[], torch.Tensor]]
     contexts: Mapping[str, Callable[[], AbstractContextManager[object]]] = field(default_factory=dict)
+    floors: Mapping[str, Callable[[], torch.Tensor]] = field(default_factory=dict)  #: timed beside, no candidates
 
 
 def _tensor(*shape: int, seed: int, device: str, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -72,29 +82,34 @@ def product_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCT
         x, w = (_tensor(*s, seed=rank, device=device) for s in ((m // ranks, hidden), (hidden, wide // ranks)))
         candidates = {
             "torch: all_gather, matmul": lambda x=x, w=w: _all_gather(x) @ w,
-            "laneloom, p2p": lambda x=x, w=w: all_gather_matmul(x, w),
+            OURS: lambda x=x, w=w: all_gather_matmul(x, w),
         }
         if device == "cuda":
-            candidates["laneloom, symmetric"] = lambda x=x, w=w: all_gather_matmul(x, w, transport="symmetric")
+            candidates["laneloom, p2p"] = lambda x=x, w=w: all_gather_matmul(x, w, transport="p2p")
             candidates["torch: fused_all_gather_matmul"] = lambda x=x, w=w: (
                 torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, group_name)[1][0]
             )
+        whole = _all_gather(x)
         yield Case("all_gather_matmul", {"m": m, "n": wide, "k": hidden, "ranks": ranks, "dtype": "bf16"},
                    2 * m * hidden * wide // ranks, lambda x=x, w=w: _all_gather(x).double() @ w.double(),
-                   candidates)  # fmt: skip
+                   candidates, floors={ALONE: lambda x=whole, w=w: matmul(x, w)})  # fmt: skip
         x, w = (_tensor(*s, seed=rank + ranks, device=device) for s in ((m, wide // ranks), (wide // ranks, hidden)))
         candidates = {
             "torch: matmul, reduce_scatter": lambda x=x, w=w: _reduce_scatter(x @ w),
-            "laneloom, p2p": lambda x=x, w=w: matmul_reduce_scatter(x, w),
+            OURS: lambda x=x, w=w: matmul_reduce_scatter(x, w),
         }
         if device == "cuda":
-            candidates["laneloom, symmetric"] = lambda x=x, w=w: matmul_reduce_scatter(x, w, transport="symmetric")
+            candidates["laneloom, p2p"] = lambda x=x, w=w: matmul_reduce_scatter(x, w, transport="p2p")
+            candidates["laneloom, stored directly"] = lambda x=x, w=w, ranks=ranks: (
+                multiply_and_exchange(x.unflatten(0, (ranks, -1)), w, dist.group.WORLD, direct=True)
+                .sum(0, dtype=torch.float32).to(x.dtype)
+            )  # fmt: skip
             candidates["torch: fused_matmul_reduce_scatter"] = lambda x=x, w=w: (
                 torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group_name)
             )
         yield Case("matmul_reduce_scatter", {"m": m, "n": hidden, "k": wide, "ranks": ranks, "dtype": "bf16"},
                    2 * m * hidden * wide // ranks, lambda x=x, w=w: _reduce_scatter(x.double() @ w.double()),
-                   candidates)  # fmt: skip
+                   candidates, floors={ALONE: lambda x=x, w=w: matmul(x, w)})  # fmt: skip
 
 
 def _reduce_scatter(y: torch.Tensor) -> torch.Tensor:
@@ -131,8 +146,10 @@ def attention_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = ATTEN
                 "torch: context_parallel": lambda b=buffers, c=causal, g=grouped: F.scaled_dot_product_attention(
                     *b, is_causal=c, enable_gqa=g
                 ),
-                "laneloom: ring_attention": lambda p=parts, c=causal: ring_attention(*p, causal=c),
+                OURS: lambda p=parts, c=causal: ring_attention(*p, causal=c),
             }
+            if device == "cuda":
+                candidates["laneloom, p2p"] = lambda p=parts, c=causal: ring_attention(*p, causal=c, transport="p2p")
             contexts = {
                 "torch: context_parallel": lambda b=buffers: context_parallel(mesh, buffers=b, buffer_seq_dims=[2] * 3)
             }
@@ -146,13 +163,42 @@ def attention_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = ATTEN
             yield Case("ring_attention", problem, 4 * heads * pairs * d, truth, candidates, contexts)
 
 
+def transform_cases(device: str, sizes: tuple[tuple[int, int], ...] = ((10, 65536), (16, 32768))) -> Iterator[Case]:
+    """The batched 3-D transform of a DTensor whose batch is sharded: no communication."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    ranks, rank = dist.get_world_size(), dist.get_rank()
+    mesh = init_device_mesh(device, (ranks,))
+    for k, count in sizes:
+        part = _tensor(count // ranks, k, k, k, seed=rank, device=device, dtype=torch.float64)
+        t = _tensor(k, k, seed=99, device=device, dtype=torch.float64)
+        x = DTensor.from_local(part, mesh, [Shard(0)])
+        matrix = DTensor.from_local(t, mesh, [Replicate()])
+
+        def products(x: torch.Tensor, t: torch.Tensor, k: int = k) -> torch.Tensor:
+            for _ in range(3):  # each takes the first axis and puts the new one last
+                x = (x.reshape(-1, k, k * k).mT @ t).reshape(-1, k, k, k)
+            return x
+
+        yield Case(
+            "transform3d", {"k": k, "count": count, "ranks": ranks, "dtype": "fp64"}, 6 * count // ranks * k**4,
+            lambda x=part, t=t: torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t),
+            {
+                "torch: three products": lambda x=part, t=t: products(x, t),
+                OURS: lambda x=x, t=matrix: cast(DTensor, transform3d(x, t)).to_local(),
+            },
+            floors={"without DTensor": lambda x=part, t=t: transform3d(x, t)},
+        )  # fmt: skip
+
+
 def _gathered_sequence(x: torch.Tensor) -> torch.Tensor:
     return _all_gather(x.movedim(2, 0)).movedim(0, 2)
 
 
 def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
     """|| got - truth || / || truth || of the last rows that truth has; infinite where an element is NaN."""
-    axis = 2 if truth.dim() == 4 else 0
+    axis = next((i for i, (n, kept) in enumerate(zip(got.shape, truth.shape, strict=True)) if n != kept), 0)
     got = got.narrow(axis, got.shape[axis] - truth.shape[axis], truth.shape[axis])
     error = ((got.double() - truth).norm() / truth.norm()).item()
     return error if error == error else float("inf")
@@ -170,7 +216,7 @@ def check(case: Case) -> tuple[dict[str, Callable[[], torch.Tensor]], float, flo
                 errors[name] = relative_error(call(), truth)
             runs[name] = call
         except (RuntimeError, TypeError, AttributeError, NotImplementedError) as error:
-            if name.startswith("laneloom") and "symmetric" not in name:
+            if name == OURS:
                 raise
             if dist.get_rank() == 0:
                 print(f"{case.op} {case.problem}: {name} does not run: {error}", flush=True)
@@ -184,8 +230,9 @@ def check(case: Case) -> tuple[dict[str, Callable[[], torch.Tensor]], float, flo
 
 def measure(case: Case, candidates: dict[str, Callable[[], torch.Tensor]]) -> dict[str, Timing]:
     """Timings by candidate, of the slowest rank."""
-    samples: dict[str, list[float]] = {name: [] for name in candidates}
-    names = list(samples)
+    everything = {**candidates, **case.floors}
+    samples: dict[str, list[float]] = {name: [] for name in everything}
+    names, calls = list(samples), 1
     for r in range(ROUNDS + 2):
         shift = r % len(names)
         for name in names[shift:] + names[:shift]:
@@ -194,14 +241,17 @@ def measure(case: Case, candidates: dict[str, Callable[[], torch.Tensor]]) -> di
                 dist.barrier()
                 torch.cuda.synchronize()
                 start.record()
-                for _ in range(CALLS):
-                    candidates[name]()
+                for _ in range(calls):
+                    everything[name]()
                 end.record()
                 torch.cuda.synchronize()
-            slowest = torch.tensor(1000 * start.elapsed_time(end) / CALLS, device="cuda")
+            slowest = torch.tensor(1000 * start.elapsed_time(end) / calls, device="cuda")
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            if r >= 2:
-                samples[name].append(slowest.item())
+            samples[name].append(slowest.item())
+        if r == 1:  # warm now: the same number of calls on every rank, whose slowest times are the same
+            longest = max(values[-1] for values in samples.values())
+            calls = max(1, min(CALLS, int(ROUND_US / longest)))
+            samples = {name: [] for name in names}
     return {name: Timing.from_samples(values, samples[names[0]]) for name, values in samples.items()}
 
 
@@ -214,10 +264,11 @@ def run(path: Path, cases: Iterator[Case]) -> None:
         if dist.get_rank() != 0:
             continue
         for name, timing in timings.items():
-            ours = name.startswith("laneloom")
+            ours = name == OURS
             append(path, make_record(
                 timing, op=case.op, problem=case.problem, candidate=name, config=None, method=METHOD,
-                reference=next(iter(timings)), flops=case.flops, bytes=0, kernel_hash="", environment=environment,
+                reference=next(iter(timings)), flops=case.flops, bytes=0, environment=environment,
+                kernel_hash=hash_sources(sources(OPERATIONS[case.op])) if ours else "",
                 error=error if ours else None, error_budget=budget if ours else None,
             ))  # fmt: skip
             rate = case.flops / timing.median_us / 1e6
@@ -225,18 +276,20 @@ def run(path: Path, cases: Iterator[Case]) -> None:
                   f"{timing.ratio_to_reference:.3f} x{' (noisy)' if timing.noisy else ''}", flush=True)  # fmt: skip
 
 
+SUITES = {"products": product_cases, "transform3d": transform_cases, "attention": attention_cases}
+
+
 def main() -> None:
     """Command line, one process for each GPU."""
     parser = argparse.ArgumentParser(description="Measure products and attention over several GPUs; run by torchrun.")
     parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
-    parser.add_argument("--only", choices=("products", "attention"), help="one part of the suite")
+    parser.add_argument("--only", choices=SUITES, help="one part of the suite")
     arguments = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl", device_id=torch.device("cuda", int(os.environ["LOCAL_RANK"])))
-    if arguments.only != "attention":
-        run(arguments.out, product_cases("cuda"))
-    if arguments.only != "products":
-        run(arguments.out, attention_cases("cuda"))
+    for name, cases in SUITES.items():
+        if arguments.only in (None, name):
+            run(arguments.out, cases("cuda"))
     dist.destroy_process_group()
 
 

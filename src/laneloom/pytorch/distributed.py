@@ -7,15 +7,15 @@ that no GPU holds whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
 from ..ops import sharding as _sharding  # noqa: F401
 from ..ops.matmul.api import matmul
+from . import symmetric
 from .ring import group_of, ring_attention, zigzag_shard, zigzag_unshard
 
 __all__ = ["all_gather_matmul", "matmul_reduce_scatter", "ring_attention", "zigzag_shard", "zigzag_unshard"]
@@ -26,13 +26,14 @@ all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_
 
 
 def all_gather_matmul(
-    x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None, *, transport: Transport = "p2p"
+    x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None, *, transport: Transport | None = None
 ) -> torch.Tensor:
     """Y[M, N] = (the rows of all ranks' X, in rank order) W: all-gather and product, overlapped.
 
     x: [M / ranks, K], of one shape on every rank. w: [K, N]: this rank's columns of a weight sharded by columns.
-    group: the default group if None. transport: "p2p", a send and a receive for each pair of ranks through the group's
-        backend; "symmetric", torch's symmetric memory, which CUDA tensors on GPUs connected to each other can use.
+    group: the default group if None.
+    transport: "symmetric", copies over torch's symmetric memory, for GPUs of one host that can reach each other; "p2p",
+        a send and a receive for each pair of ranks through the group's backend. None: symmetric where it can be.
 
     Each shard is multiplied when it is there, this rank's own first; every row is laneloom.matmul's of that row. The
     backward is `matmul_reduce_scatter` for x, and for w one product of the gathered rows, which are gathered again.
@@ -40,12 +41,13 @@ def all_gather_matmul(
 
     Raises ArgumentError for operands that do not fit, UnsupportedError for a transport that is not there.
     """
-    _check(x, w, transport)
-    return _AllGatherMatmul.apply(x, w, group_of(group), transport)
+    _check(x, w)
+    group = group_of(group)
+    return _AllGatherMatmul.apply(x, w, group, symmetric.transport_of(transport, x, group))
 
 
 def matmul_reduce_scatter(
-    x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None, *, transport: Transport = "p2p"
+    x: torch.Tensor, w: torch.Tensor, group: dist.ProcessGroup | None = None, *, transport: Transport | None = None
 ) -> torch.Tensor:
     """Y[M / ranks, N] = this rank's rows of the sum of all ranks' X W: product and reduce-scatter, overlapped.
 
@@ -57,23 +59,19 @@ def matmul_reduce_scatter(
     `all_gather_matmul`.
     Raises as `all_gather_matmul` does.
     """
-    _check(x, w, transport)
+    _check(x, w)
     group = group_of(group)
     if x.shape[0] % dist.get_world_size(group):
         raise ArgumentError(f"x: expected a multiple of {dist.get_world_size(group)} ranks rows, got {x.shape[0]}")
-    return _MatmulReduceScatter.apply(x, w, group, transport)
+    return _MatmulReduceScatter.apply(x, w, group, symmetric.transport_of(transport, x, group))
 
 
-def _check(x: Any, w: Any, transport: str) -> None:
+def _check(x: Any, w: Any) -> None:
     for name, operand in (("x", x), ("w", w)):
         if not isinstance(operand, torch.Tensor) or operand.dim() != 2:
             raise ArgumentError(f"{name}: expected a tensor with 2 axes, got {tuple(getattr(operand, 'shape', ()))}")
     if x.shape[1] != w.shape[0]:
         raise ArgumentError(f"w: expected {x.shape[1]} rows, as many as x has columns, got {tuple(w.shape)}")
-    if transport not in ("p2p", "symmetric"):
-        raise ArgumentError(f"transport: expected 'p2p' or 'symmetric', got {transport!r}")
-    if transport == "symmetric" and not x.is_cuda:
-        raise UnsupportedError(f"transport: symmetric memory is for CUDA tensors, x is on {x.device}; use 'p2p'")
 
 
 def exchange(send: torch.Tensor, to: int, receive: torch.Tensor, source: int, group: Any) -> list[Any]:
@@ -84,18 +82,19 @@ def exchange(send: torch.Tensor, to: int, receive: torch.Tensor, source: int, gr
     ])  # fmt: skip
 
 
-def _gather_and_multiply(x: Any, w: Any, group: Any, transport: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Y and the gathered rows."""
+def _gather_and_multiply(
+    x: Any, w: Any, group: Any, transport: str, keeps: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Y and the gathered rows, which are whole only if the caller `keeps` them."""
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     x = x.contiguous()
     gathered = x.new_empty(ranks, *x.shape)
     y = x.new_empty(ranks, x.shape[0], w.shape[1])
     if transport == "symmetric":
-        _symmetric("_pipelined_multi_all_gather_and_consume")(
-            [x], lambda shards, source: matmul(shards[0], w, out=y[source]), [gathered.flatten(0, 1)], group.group_name
-        )
+        symmetric.gather_and_multiply(x, w, gathered, y, group, keeps)
         return y.flatten(0, 1), gathered.flatten(0, 1)
-    gathered[rank] = x
+    if keeps:
+        gathered[rank] = x
     arriving = [
         exchange(x, (rank - step) % ranks, gathered[(rank + step) % ranks], (rank + step) % ranks, group)
         for step in range(1, ranks)
@@ -112,14 +111,10 @@ def _gather_and_multiply(x: Any, w: Any, group: Any, transport: str) -> tuple[to
 def _multiply_and_scatter(x: Any, w: Any, group: Any, transport: str) -> torch.Tensor:
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     rows = x.unflatten(0, (ranks, -1))
-    parts = x.new_empty(ranks, rows.shape[1], w.shape[1])  # of this rank's rows, from every rank
     if transport == "symmetric":
-
-        def produce(target: int, out: torch.Tensor) -> None:
-            matmul(rows[target], w, out=out)
-
-        _symmetric("_pipelined_produce_and_all2all")(produce, parts.flatten(0, 1), group.group_name)
+        parts = symmetric.multiply_and_exchange(rows, w, group)
     else:
+        parts = x.new_empty(ranks, rows.shape[1], w.shape[1])  # of this rank's rows, from every rank
         leaving = []
         for step in range(1, ranks):
             target, source = (rank + step) % ranks, (rank - step) % ranks
@@ -131,16 +126,6 @@ def _multiply_and_scatter(x: Any, w: Any, group: Any, transport: str) -> torch.T
                 request.wait()
     wide = torch.promote_types(parts.dtype, torch.float32)
     return parts.sum(0, dtype=wide).to(x.dtype)
-
-
-def _symmetric(name: str) -> Callable[..., None]:
-    """torch's own pipeline over symmetric memory, which takes what multiplies."""
-    import torch.distributed._symmetric_memory as symmetric_memory
-
-    pipeline = getattr(symmetric_memory, name, None)
-    if pipeline is None:
-        raise UnsupportedError(f"transport: torch {torch.__version__} has no {name}; use 'p2p'")
-    return pipeline
 
 
 class _AllGatherMatmul(torch.autograd.Function):
@@ -180,5 +165,6 @@ class _MatmulReduceScatter(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
         (x, w), (group, transport) = ctx.saved_tensors, ctx.how
-        grad_x, gathered = _gather_and_multiply(grads[0].to(x.dtype), w.mT, group, transport)
-        return grad_x, matmul(x.mT, gathered) if ctx.needs_input_grad[1] else None, None, None
+        keeps = ctx.needs_input_grad[1]
+        grad_x, gathered = _gather_and_multiply(grads[0].to(x.dtype), w.mT, group, transport, keeps)
+        return grad_x, matmul(x.mT, gathered) if keeps else None, None, None

@@ -6,7 +6,7 @@ Exact: with O_j, L_j of the keys of rank j, L = log sum_j exp(L_j) and O = sum_j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ArgumentError
+from .merge import merge_parts
+from .symmetric import pull, transport_of
 
 
 def ring_attention(
@@ -25,6 +27,7 @@ def ring_attention(
     causal: bool = False,
     scale: float | None = None,
     deterministic: bool = False,
+    transport: str | None = None,
 ) -> torch.Tensor:
     """This rank's queries' rows of `laneloom.flash_attention` over the whole sequence.
 
@@ -32,6 +35,7 @@ def ring_attention(
         of one shape on every rank. Without causal in any order; with it as `zigzag_shard` deals it out, N / ranks even:
         rank r has pieces r and 2 ranks - 1 - r of 2 ranks pieces, so that all ranks do the same work.
     scale: 1 / sqrt(D) by default. group: the default group if None. deterministic: as for `flash_attention`.
+    transport: as for `all_gather_matmul`, of the forward; the backward sends and receives.
 
     Each rank computes with one rank's keys while it receives the next one's. Parts are rounded to q's dtype, and merged
     in FP32, in an order that depends on the rank alone; the result is rounded once. In the backward, gradients of keys
@@ -48,7 +52,8 @@ def ring_attention(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
         )
     factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
-    return _RingAttention.apply(q, k, v, group_of(group), causal, factor, deterministic)
+    group = group_of(group)
+    return _RingAttention.apply(q, k, v, group, causal, factor, deterministic, transport_of(transport, q, group))
 
 
 def group_of(group: dist.ProcessGroup | None) -> Any:
@@ -104,6 +109,18 @@ class _Ring:
         """Whose tensors this rank has after so many steps."""
         return (self.rank - step) % self.ranks
 
+    def visit(self, k: torch.Tensor, v: torch.Tensor, transport: str) -> Iterator[Sequence[torch.Tensor]]:
+        """Keys and values of every rank, this one's first; the next ones arrive while the caller computes."""
+        if transport == "symmetric":
+            yield from pull(k, v, self.group)
+            return
+        here: Sequence[torch.Tensor] = (k, v)
+        for step in range(self.ranks):
+            requests, arriving = ([], here) if step == self.ranks - 1 else self.send(here)
+            yield here
+            _wait(requests)
+            here = arriving
+
     def send(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], Sequence[torch.Tensor]]:
         """Begin to pass tensors on: what to wait for, and where those of the rank before arrive."""
         if self.ranks == 1:
@@ -126,21 +143,27 @@ def _wait(requests: list[Any]) -> None:
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        q, k, v, group, causal, scale, deterministic = inputs
+        q, k, v, group, causal, scale, deterministic, transport = inputs
         ring = _Ring(group)
-        out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=torch.float32)
-        lse = q.new_full(q.shape[:3], -float("inf"), dtype=torch.float32)
-        here: Sequence[torch.Tensor] = (k.contiguous(), v.contiguous())
-        for step in range(ring.ranks):
-            requests, arriving = ([], here) if step == ring.ranks - 1 else ring.send(here)
-            keys, values = here
+        k, v = k.contiguous(), v.contiguous()
+        out = lse = q
+        for step, (keys, values) in enumerate(ring.visit(k, v, transport)):
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
             partial, sums = torch.ops.laneloom.flash_attention(
                 q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys], part.causal, scale
             )
-            _merge(out[:, :, part.queries], lse[:, :, part.queries], partial, sums)
-            _wait(requests)
-            here = arriving
+            if step == 0:  # every query meets the keys of its own rank
+                out, lse = partial.contiguous(), sums.contiguous()
+                continue
+            whole = part.queries == slice(None)
+            if not whole and out.dtype != torch.float32:
+                out = out.float()
+            last = step == ring.ranks - 1
+            dtype = out.dtype if not whole else q.dtype if last else torch.float32
+            target = out if out.dtype == dtype and dtype == torch.float32 else torch.empty_like(out, dtype=dtype)
+            first = part.queries.start or 0
+            merge_parts(out, lse, partial.contiguous(), sums.contiguous(), target, first)
+            out = target
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, lse)
         ctx.how = group, causal, scale, deterministic
@@ -176,13 +199,4 @@ class _RingAttention(torch.autograd.Function):
             _wait(fetching)
             here = arriving
         _wait(requests)
-        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None, None
-
-
-def _merge(out: torch.Tensor, lse: torch.Tensor, partial: torch.Tensor, sums: torch.Tensor) -> None:
-    """Add a part of the keys to O and LSE, in place. A query that has seen no key yet has LSE = -inf."""
-    total = torch.logaddexp(lse, sums)
-    seen = total > -float("inf")
-    mine, theirs = (torch.where(seen, torch.exp(x - total), 0.0).unsqueeze(-1) for x in (lse, sums))
-    out.mul_(mine).add_(partial * theirs)
-    lse.copy_(total)
+        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None, None, None

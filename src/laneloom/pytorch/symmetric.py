@@ -1,0 +1,205 @@
+"""Products and attention that overlap with copies between the GPUs of one host, over torch's symmetric memory.
+
+Copy engines move shards over NVLink while all SMs multiply; NCCL's sends take SMs from the product. Nothing here uses
+multicast. Products alternate between two streams, so that one fills the SMs that the tail of the other leaves idle.
+
+Why no call waits for its peers to be done with memory that it writes: calls alternate between the halves of a buffer,
+and each passes one barrier. A peer that has arrived at a call's barrier has finished what it did two calls ago.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..errors import ArgumentError, UnsupportedError
+from ..ops.matmul.api import matmul
+
+
+class Exchange:
+    """A group's symmetric memory on one GPU, in two halves; a stream for copies and a second one for products."""
+
+    def __init__(self, group: Any, device: torch.device):
+        self.group, self.device = group, device
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        self.copies, self.products = (torch.cuda.Stream(device) for _ in range(2))
+        self._half_bytes, self._half = 0, 0
+        self._memory: torch.Tensor | None = None
+        self._handle: Any = None
+
+    def turn(self, nbytes: int) -> None:
+        """Begin a call that needs so many bytes of every rank; all ranks ask for as many."""
+        self._half = 1 - self._half
+        if nbytes <= self._half_bytes:
+            return
+        symmetric_memory = _module()
+        if self._memory is not None:  # a peer may still read it
+            torch.cuda.synchronize(self.device)
+            dist.barrier(self.group)
+        self._half_bytes = -(-nbytes // 2**21) * 2**21
+        self._memory = symmetric_memory.empty(2 * self._half_bytes, dtype=torch.uint8, device=self.device)
+        try:
+            self._handle = symmetric_memory.rendezvous(self._memory, self.group)
+        except RuntimeError as error:
+            words = str(error).strip().partition("\n")[0]
+            raise UnsupportedError(
+                f"transport: these GPUs cannot share memory ({words}); use transport='p2p'"
+            ) from error
+
+    def buffer(self, rank: int, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
+        """A rank's memory of this call, from `offset` bytes on."""
+        first = (self._half * self._half_bytes + offset) // dtype.itemsize
+        return self._handle.get_buffer(rank, list(shape), dtype, storage_offset=first)
+
+    def barrier(self) -> None:
+        """All ranks' copies before this one in the current stream are done."""
+        self._handle.barrier(channel=0)
+
+    def alternate(self, number: int) -> torch.cuda.Stream:
+        """The stream of a call's product of this number."""
+        return self.products if number % 2 else torch.cuda.current_stream(self.device)
+
+
+_exchanges: dict[tuple[str, int], Exchange] = {}
+
+
+def exchange_of(group: Any, device: torch.device) -> Exchange:
+    """The exchange of a group on a GPU."""
+    key = group.group_name, device.index
+    if key not in _exchanges:
+        _exchanges[key] = Exchange(group, device)
+    return _exchanges[key]
+
+
+def _module() -> Any:
+    import torch.distributed._symmetric_memory as symmetric_memory
+
+    if not hasattr(symmetric_memory, "rendezvous"):
+        raise UnsupportedError(f"transport: torch {torch.__version__} has no symmetric memory; use transport='p2p'")
+    return symmetric_memory
+
+
+def transport_of(transport: str | None, x: torch.Tensor, group: Any) -> str:
+    """"symmetric" or "p2p": the one asked for, or the faster one that is there. Collective where none is asked for.
+
+    Raises ArgumentError for another name, UnsupportedError for symmetric memory of CPU tensors.
+    """
+    if transport not in (None, "p2p", "symmetric"):
+        raise ArgumentError(f"transport: expected None, 'p2p' or 'symmetric', got {transport!r}")
+    if transport == "symmetric" and not x.is_cuda:
+        raise UnsupportedError(f"transport: symmetric memory is for CUDA tensors, x is on {x.device}; use 'p2p'")
+    return transport or ("symmetric" if x.is_cuda and _connected(group.group_name, x.device.index) else "p2p")
+
+
+@lru_cache(maxsize=64)
+def _connected(group_name: str, device: int) -> bool:
+    """Whether all ranks of a group are on one host, each on a GPU of its own that this one can copy from."""
+    resolve: Any = c10d._resolve_process_group  # pyright: ignore[reportPrivateImportUsage]
+    group = resolve(group_name)
+    places: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(places, (socket.gethostname(), device), group=group)
+    others = [other for _, other in places if other != device]
+    reachable = torch.version.hip is None and all(
+        other < torch.cuda.device_count() and torch.cuda.can_device_access_peer(device, other) for other in others
+    )
+    together = len({host for host, _ in places}) == 1 and len(set(places)) == len(places)
+    verdicts: list[Any] = [None] * len(places)
+    dist.all_gather_object(verdicts, reachable and together, group=group)
+    return all(verdicts)
+
+
+def pull(k: torch.Tensor, v: torch.Tensor, group: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of every rank, this one's first, each copied while the caller computes with the one before."""
+    box = exchange_of(group, k.device)
+    box.turn(k.nbytes + v.nbytes)
+    here = torch.cuda.current_stream(k.device)
+    box.copies.wait_stream(here)
+    rooms = [(torch.empty_like(k), torch.empty_like(v)) for _ in range(min(2, box.ranks - 1))]
+    with torch.cuda.stream(box.copies):
+        box.buffer(box.rank, k.shape, k.dtype).copy_(k)
+        box.buffer(box.rank, v.shape, v.dtype, k.nbytes).copy_(v)
+        box.barrier()
+
+    def fetch(step: int) -> Any:
+        owner, room = (box.rank - step) % box.ranks, rooms[step % 2 - 1]
+        with torch.cuda.stream(box.copies):
+            room[0].copy_(box.buffer(owner, k.shape, k.dtype))
+            room[1].copy_(box.buffer(owner, v.shape, v.dtype, k.nbytes))
+            return box.copies.record_event()
+
+    arrived = fetch(1) if box.ranks > 1 else None
+    yield k, v
+    for step in range(1, box.ranks):
+        assert arrived is not None
+        here.wait_event(arrived)
+        if step + 1 < box.ranks:  # into the room that the step before this one has left
+            box.copies.wait_stream(here)
+            arrived = fetch(step + 1)
+        yield rooms[step % 2 - 1]
+    here.wait_stream(box.copies)
+
+
+def gather_and_multiply(
+    x: torch.Tensor, w: torch.Tensor, gathered: torch.Tensor, y: torch.Tensor, group: Any, keeps: bool
+) -> None:
+    """y[r] = X_r W for every rank r; gathered[r] = X_r, of this rank's own only if it `keeps` them."""
+    box = exchange_of(group, x.device)
+    box.turn(x.nbytes)
+    here = torch.cuda.current_stream(x.device)
+    box.copies.wait_stream(here)
+    arrived = []
+    with torch.cuda.stream(box.copies):
+        box.buffer(box.rank, x.shape, x.dtype).copy_(x)
+        box.barrier()
+        for step in range(1, box.ranks):
+            source = (box.rank + step) % box.ranks
+            gathered[source].copy_(box.buffer(source, x.shape, x.dtype))
+            arrived.append(box.copies.record_event())
+        if keeps:
+            gathered[box.rank].copy_(x)
+    box.products.wait_stream(here)
+    matmul(x, w, out=y[box.rank])
+    for step, event in enumerate(arrived, start=1):
+        source, stream = (box.rank + step) % box.ranks, box.alternate(step)
+        stream.wait_event(event)
+        with torch.cuda.stream(stream):
+            matmul(gathered[source], w, out=y[source])
+    here.wait_stream(box.products)
+    here.wait_stream(box.copies)
+
+
+def multiply_and_exchange(
+    rows: torch.Tensor, w: torch.Tensor, group: Any, *, direct: bool = False
+) -> torch.Tensor:
+    """Every rank's product of this rank's rows, [ranks, M / ranks, N]; rows: [ranks, M / ranks, K / ranks]."""
+    box = exchange_of(group, rows.device)
+    shape, dtype = (box.ranks, rows.shape[1], w.shape[1]), rows.dtype
+    box.turn(shape[0] * shape[1] * shape[2] * dtype.itemsize)
+    here = torch.cuda.current_stream(rows.device)
+    box.copies.wait_stream(here)
+    box.products.wait_stream(here)
+    leaving = rows.new_empty(shape if not direct else (0,))
+    for step in range(1, box.ranks):
+        target, stream = (box.rank + step) % box.ranks, box.alternate(step - 1)
+        slot = box.buffer(target, shape, dtype)[box.rank]
+        with torch.cuda.stream(stream):
+            matmul(rows[target], w, out=slot if direct else leaving[target])
+            done = stream.record_event()
+        with torch.cuda.stream(box.copies):
+            box.copies.wait_event(done)
+            if not direct:
+                slot.copy_(leaving[target])
+    mine = box.buffer(box.rank, shape, dtype)
+    with torch.cuda.stream(box.alternate(box.ranks - 1)):
+        matmul(rows[box.rank], w, out=mine[box.rank])
+    with torch.cuda.stream(box.copies):
+        box.barrier()
+    here.wait_stream(box.products)
+    here.wait_stream(box.copies)
+    return mine
