@@ -15,7 +15,9 @@ from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import hot_loop, loads_are_wide, order
 from laneloom.isa.listing import Kind
 from laneloom.ops.attention.config import plan, plan_backward
+from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, plan_decode
 from laneloom.ops.attention.execute import code_object
+from laneloom.ops.attention.kernels import hopper_decode
 from laneloom.ops.attention.problem import AttentionProblem
 
 ROLES = ("forward", "query", "key")
@@ -144,3 +146,50 @@ def test_hopper_backward(d, last):
     assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == 3, "dK, dP and dV of the step"
     assert sum(op == "MUFU.EX2" for op in inside) == 32
     assert sum(op.startswith("RED") for op in ops) == 16, "dQ leaves in 8 additions of 16 bytes, in two places"
+
+
+@pytest.mark.parametrize(("d", "d_v", "last"), [(256, 256, 0), (192, 128, None)])
+def test_hopper_backward_wide(d, d_v, last):
+    """dK and dV stay in registers of two warpgroups; the third one's next S is issued before dQ, nothing is spilled."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    gpu = get_gpu("sm_90a")
+    problem = AttentionProblem(2, 8, 8, 2048, 2048, d, d_v, "bf16", d**-0.5, None, last)
+    (config,) = plan_backward(problem, gpu)
+    assert config.schedule == "hopper_backward_wide"
+    code = code_object(problem, gpu, "backward")
+    # The producer's one thread may keep a few addresses in memory; the products' threads nothing.
+    assert code.vgpr_spills <= 24
+    assert code.lds_bytes + 1536 <= gpu.lds_bytes
+    ops = sass_of(code)
+    scores, parts = d // 16 + d_v // 16, -(-d // 64)
+    products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
+    # S and dP before the loop; dP, S and dQ in it; dV and dK in one or two instructions of each of four steps
+    sums = 4 * sum(-(-n // 128) for n in (d, d_v))
+    assert len(products) == 2 * scores + 4 * parts + sums
+    loop = products[scores : 2 * scores + 4 * parts]
+    inside = ops[loop[0] : loop[-1]]
+    assert not [op for op in inside if op.startswith(("STL", "LDL"))]
+    assert sum(op.startswith("RED") for op in inside) == 8 * (parts - 1), "the last part leaves under the next dP"
+    assert sum(op.startswith("RED") for op in ops) == 8 * parts
+    assert sum(op == "MUFU.EX2" for op in ops) == 32
+    assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == parts - 1
+
+
+@pytest.mark.parametrize(("d", "page", "left"), [(128, 0, None), (256, 16, 100)])
+def test_hopper_decode(d, page, left):
+    """Copies of the keys and values run ahead of mma, and one launch puts the parts together."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    gpu = get_gpu("sm_90a")
+    problem = DecodeProblem(16, 32, 8, 1, 8192, d, d, "bf16", d**-0.5, left, page)
+    config = plan_decode(problem, gpu)
+    assert isinstance(config, HopperDecodeConfig)
+    code = hopper_decode.code_object(problem, config, gpu)
+    assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
+    programs = 2 if d == 128 else 1
+    assert programs * (code.lds_bytes + 2048) <= gpu.lds_bytes
+    ops = sass_of(code)
+    assert sum(op.startswith("UTMALDG.4D") for op in ops) == 2 * d // 64
+    assert sum(op.startswith("HMMA.16816.F32.BF16") for op in ops) == 2 * d // 16 + 2 * d // 16
+    assert sum(op.startswith("ATOMG.E.INC") for op in ops) == 1
+    wide = {op for op in ops if op.startswith("LDG") and ".128" in op}
+    assert wide == {"LDG.E.128.STRONG.GPU"}, "of the parts; keys and values do not pass through registers"

@@ -11,8 +11,8 @@ from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.attention import execute, reference
 from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, plan, plan_backward
-from laneloom.ops.attention.config_decode import DecodeProblem, plan_decode
-from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperForwardConfig
+from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, plan_decode
+from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
 from laneloom.ops.attention.hopper import section
 from laneloom.ops.attention.problem import AttentionProblem, band
 
@@ -84,7 +84,8 @@ def test_hopper_takes_its_own_schedule_where_it_can():
     assert plan(problem(128), gpu).schedule == plan(problem(256), gpu).schedule == "hopper_forward"
     assert plan(problem(264), gpu).schedule == plan(problem(128, scale=-1.0), gpu).schedule == "forward"
     assert [config.schedule for config in plan_backward(problem(128), gpu)] == ["hopper_backward"]
-    for case, deterministic in ((problem(136), False), (problem(64), True)):
+    assert [config.schedule for config in plan_backward(problem(64, 136), gpu)] == ["hopper_backward_wide"]
+    for case, deterministic in ((problem(264), False), (problem(64), True), (problem(256), True)):
         roles = [config.role for config in plan_backward(case, gpu, deterministic=deterministic)]
         assert roles == ["query", "key"]
     # Few tiles: smaller ones, so that no multiprocessor idles.
@@ -105,6 +106,8 @@ def test_hopper_configs_that_cannot(change, words):
     assert "wgmma" in str(HopperForwardConfig(columns=128).why_invalid(problem(128), get_gpu("gfx1151")))
     assert "shared memory" in str(HopperBackwardConfig(stages=8).why_invalid(problem(128), gpu))
     assert "16 to 128" in str(HopperBackwardConfig().why_invalid(problem(136), gpu))
+    assert "16 to 256" in str(HopperBackwardWideConfig().why_invalid(problem(264), gpu))
+    assert "shared memory" in str(HopperBackwardWideConfig(stages=3).why_invalid(problem(256), gpu))
 
 
 def test_sections_of_heads_are_even_and_hold_enough_tiles():
@@ -117,15 +120,34 @@ def test_sections_of_heads_are_even_and_hold_enough_tiles():
 def test_decode_splits_the_keys_until_the_gpu_is_full():
     gpu = get_gpu("sm_90a")
     one = DecodeProblem(1, 32, 8, 1, 131072, 128, 128, "bf16")
-    config = plan_decode(one, gpu)
-    assert config.splits == 132
+    config = plan_decode(one, gpu, boxed=False)
+    assert (config.schedule, config.splits) == ("decode", 132)
     assert config.programs(one) == 8 * 132
-    assert plan_decode(dataclasses.replace(one, batch=512), gpu).splits == 1
-    assert plan_decode(dataclasses.replace(one, keys=100), gpu).splits == 1, "a program has some blocks at least"
-    assert plan_decode(dataclasses.replace(one, page=16), gpu).columns == 16
-    assert "page" in str(dataclasses.replace(config, columns=32).why_invalid(dataclasses.replace(one, page=48), gpu))
+    assert plan_decode(dataclasses.replace(one, batch=512), gpu, boxed=False).splits == 1
+    sixteen = dataclasses.replace(one, batch=16)
+    assert plan_decode(sixteen, gpu, boxed=False).programs(sixteen) == 8 * 128, "no more than run at once"
+    assert plan_decode(dataclasses.replace(one, keys=100), gpu, boxed=False).splits == 1, "some blocks for a program"
+    paged = plan_decode(dataclasses.replace(one, page=16), gpu, boxed=False)
+    assert isinstance(paged, DecodeConfig)
+    assert paged.columns == 16
+    assert "page" in str(dataclasses.replace(paged, columns=32).why_invalid(dataclasses.replace(one, page=48), gpu))
     with pytest.raises(UnsupportedError, match="16 to 512"):
         plan_decode(dataclasses.replace(one, d=12), gpu)
+
+
+def test_hopper_decodes_with_the_fewest_programs_that_keep_the_memory_busy():
+    gpu = get_gpu("sm_90a")
+    for batch, keys, d, splits in ((1, 131072, 128, 16), (16, 8192, 128, 1), (8, 2048, 128, 2), (16, 4096, 256, 1)):
+        case = DecodeProblem(batch, 32, 8 if d == 128 else 4, 1, keys, d, d, "bf16")
+        config = plan_decode(case, gpu)
+        assert isinstance(config, HopperDecodeConfig)
+        assert (config.stages, config.splits) == (3, splits)
+        for change in ({"d": 264}, {"page": 24}):
+            assert config.why_invalid(dataclasses.replace(case, **change), gpu) is not None
+        assert plan_decode(dataclasses.replace(case, d=264), gpu).schedule == "decode"
+        assert plan_decode(case, get_gpu("gfx1151")).schedule == "decode"
+        boxes = [config.box(dataclasses.replace(case, page=page)) for page in (0, 16, 48, 64, 96, 256)]
+        assert boxes == [64, 16, 16, 64, 32, 64]
 
 
 @pytest.mark.parametrize("d", [0, 8, 12, 20, 520])

@@ -17,7 +17,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import execute  # noqa: E402
-from laneloom.ops.attention.config import plan  # noqa: E402
+from laneloom.ops.attention.config import plan, plan_backward  # noqa: E402
+from laneloom.ops.attention.config_decode import DecodeProblem, plan_decode  # noqa: E402
 
 GPU = get_gpu("sm_90a")
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -120,11 +121,12 @@ def test_masks_and_groups(d, dtype, mask, group):
     q, k, v = operands(2, 4, 4 // group, 333, 471, d, dtype=dtype)
     problem = execute.problem_of(q, k, v, NAMES[dtype], None, execute.band_of(causal, window))
     assert plan(problem, GPU).schedule == "hopper_forward"
+    assert [c.schedule for c in plan_backward(problem, GPU)] == [f"hopper_backward{'_wide' if d > 128 else ''}"]
     check(q, k, v, causal, window)
 
 
 @pytest.mark.parametrize(
-    ("d", "d_v"), [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (192, 128), (264, 264), (512, 64)]
+    ("d", "d_v"), [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (192, 128), (136, 256), (264, 264), (512, 64)]
 )
 def test_head_dimensions(d, d_v):
     check(*operands(1, 2, 2, 200, 190, d, d_v), causal=True)
@@ -176,7 +178,7 @@ def test_deterministic():
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-@pytest.mark.parametrize("d", [64, 128, 264])
+@pytest.mark.parametrize("d", [64, 128, 256, 264])
 @pytest.mark.parametrize("mask", ["all", "causal", "top_left", "window"])
 def test_packed(mask, d):
     """The same as each sequence by itself, empty ones, ones without keys and neighbours included."""
@@ -225,14 +227,40 @@ def test_graph_capture_and_streams():
     assert torch.equal(other, want)
 
 
+def test_decode_in_graphs_on_two_streams():
+    """Two graphs whose runs of keys are put together at the same time, over tickets of their own, again and again."""
+    cases = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        sizes = (1, 8), (4096, 2), (4096, 2)
+        q, k, v = (torch.randn(2, n, h, 128, device="cuda", dtype=torch.bfloat16) for n, h in sizes)
+        lengths = torch.tensor([4096, 4000], dtype=torch.int32, device="cuda")
+        want = laneloom.attention_decode(q, k, v, cache_lengths=lengths)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = [laneloom.attention_decode(q, k, v, cache_lengths=lengths) for _ in range(3)]
+        cases.append((graph, got, want, torch.cuda.Stream(), (q, k, v, lengths)))
+    torch.cuda.synchronize()
+    for _ in range(20):
+        for graph, _got, _want, stream, _ in cases:
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for _graph, got, want, _stream, _ in cases:
+        assert all(torch.equal(x, want) for x in got)
+
+
 @pytest.mark.parametrize("page", [0, 16, 64])
-@pytest.mark.parametrize(("d", "d_v", "window"), [(64, 64, None), (128, 128, 100), (80, 48, None), (256, 256, None)])
+@pytest.mark.parametrize(
+    ("d", "d_v", "window"), [(64, 64, None), (128, 128, 100), (80, 48, None), (256, 256, None), (264, 64, 50)]
+)
 def test_decode(page, d, d_v, window):
     batch, heads, kv_heads, queries, room = 3, 16, 4, 2, 1024
     lengths = torch.tensor([1024, 0, 777], dtype=torch.int32, device="cuda")
     q = torch.randn(batch, queries, heads, d, device="cuda", dtype=torch.bfloat16)
     k = torch.randn(batch, room, kv_heads, d, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(batch, room, kv_heads, d_v, device="cuda", dtype=torch.bfloat16)
+    k[1], v[2, 777:] = math.nan, math.nan  # what no query sees
     caches, table = (k, v), None
     if page:
         order = torch.randperm(batch * room // page, device="cuda")
@@ -240,6 +268,8 @@ def test_decode(page, d, d_v, window):
         caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
         for cache, x in zip(caches, (k, v), strict=True):
             cache[order] = x.view(-1, page, *x.shape[2:])
+    config = plan_decode(DecodeProblem(batch, heads, kv_heads, queries, room, d, d_v, "bf16", 0.1, window, page), GPU)
+    assert config.schedule == ("hopper_decode" if d <= 256 else "decode")
     out, lse = laneloom.attention_decode(
         q, *caches, cache_lengths=lengths, block_table=table, window=window, return_lse=True)
     again = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, window=window)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import log2
+from dataclasses import dataclass, replace
+from math import gcd, log2
 
 from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import padded
+from .config_hopper import chunks
 from .problem import DTYPE_BYTES
 
 _ROWS = 16
 _MOST_SPLITS = 256
 _PROGRAMS_PER_PROCESSOR = 8  #: enough of one wave each to keep the memory's queues full
 _LEAST_STEPS = 4  #: blocks of keys of a program
+_WIDEST_HOPPER = 256
+_STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
+_BYTES_AHEAD = 12 << 20  #: that all programs together must have asked for, for the memory to be busy
+_TILES_TO_START = 2  #: a program's beginning and end last as long as so many tiles
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,21 @@ class DecodeProblem:
             f"_d{self.d}:{self.d_v}_page{self.page}"
         )
 
-    def decode_scalars(self, config: DecodeConfig) -> tuple[float | int, ...]:
-        """The kernel's scalar arguments: scale2, queries, heads, group, row_tiles, left."""
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of the rows that share a head of keys: the queries of its heads."""
+        return -(-self.queries * self.group // _ROWS)
+
+    @property
+    def code_key(self) -> DecodeProblem:
+        """This problem without what compiled code does not depend on."""
+        left = None if self.left is None else 0
+        return replace(self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left)
+
+    def decode_scalars(self) -> tuple[float | int, ...]:
+        """The kernels' scalar arguments: scale2, queries, heads, group, row_tiles, left."""
         left = 0 if self.left is None else min(self.left, self.keys)
-        return self.scale * log2(2.718281828459045), self.queries, self.heads, self.group, config.row_tiles(self), left
+        return self.scale * log2(2.718281828459045), self.queries, self.heads, self.group, self.row_tiles, left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +74,7 @@ class DecodeConfig:
     columns: int  #: keys of a step
     out: int  #: columns of the result that a program sums
     splits: int  #: programs that share a row's keys
+    schedule: str = "decode"  #: the kernel file's name
     rows: int = _ROWS
     combine_warps: int = 4
     combine_step: int = 32
@@ -71,13 +88,9 @@ class DecodeConfig:
         """Programs that share a row's columns."""
         return -(-problem.d_v // self.out)
 
-    def row_tiles(self, problem: DecodeProblem) -> int:
-        """Tiles of the rows that share a head of keys: the queries of its heads."""
-        return -(-problem.queries * problem.group // self.rows)
-
     def programs(self, problem: DecodeProblem) -> int:
         """Workgroups."""
-        return problem.batch * problem.kv_heads * self.row_tiles(problem) * self.parts(problem) * self.splits
+        return problem.batch * problem.kv_heads * problem.row_tiles * self.parts(problem) * self.splits
 
     def lds_bytes(self, problem: DecodeProblem) -> int:
         """LDS of a program."""
@@ -108,13 +121,94 @@ class DecodeConfig:
         return None
 
 
-def plan_decode(problem: DecodeProblem, gpu: Gpu) -> DecodeConfig:
-    """The config that `attention_decode` runs. Pure; raises UnsupportedError where there is none."""
+@dataclass(frozen=True, kw_only=True)
+class HopperDecodeConfig:
+    """kernels/hopper_decode.cu: four warps of 16 rows, which read a run of the keys from a ring that TMA fills."""
+
+    splits: int  #: programs that share a row's keys
+    stages: int  #: tiles of 64 keys and their values in shared memory
+    schedule: str = "hopper_decode"  #: the kernel file's name
+
+    tile = 64  #: keys
+    num_warps = 5
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        return f"{self.schedule}:stages={self.stages},splits={self.splits}"
+
+    def box(self, problem: DecodeProblem) -> int:
+        """Keys of one copy, which lie within a page."""
+        return gcd(problem.page, self.tile)
+
+    def programs(self, problem: DecodeProblem) -> int:
+        """Workgroups."""
+        return problem.batch * problem.kv_heads * problem.row_tiles * self.splits
+
+    def lds_bytes(self, problem: DecodeProblem) -> int:
+        """Dynamic shared memory: the ring, at its end four warps' sums."""
+        ring = self.stages * self.tile * 128 * (chunks(problem.d) + chunks(problem.d_v))
+        return max(ring, 4 * _ROWS * (problem.d_v + 4) * 4, (_ROWS * self.splits + _ROWS) * 4) + 1024
+
+    def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"the kernel reads by Hopper's copy engine, {gpu.name} ({gpu.family}) has none"
+        if problem.dtype not in DTYPE_BYTES:
+            return f"q, k_cache and v_cache must be fp16 or bf16, got {problem.dtype}"
+        for name, d in (("D", problem.d), ("D of v_cache", problem.d_v)):
+            if not 16 <= d <= _WIDEST_HOPPER or d % 8:
+                return f"{name} must be a multiple of 8 from 16 to {_WIDEST_HOPPER}, got {d}"
+        if problem.page % _ROWS:
+            return f"pages must be multiples of {_ROWS} keys, got {problem.page}"
+        if not 1 <= self.splits <= _MOST_SPLITS or self.stages < 1:
+            return f"splits must be from 1 to {_MOST_SPLITS}, stages at least 1, got {self.splits} and {self.stages}"
+        need = self.lds_bytes(problem) + _STATIC_BYTES
+        if need > gpu.lds_bytes:
+            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+        if self.programs(problem) >= 1 << 24:
+            return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
+        return None
+
+
+def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
+    """Two programs a processor with a ring of half its memory each, if three tiles fit.
+
+    Splits: all programs that run at once share the memory's rate; the fewest of those that keep it busy as long.
+    """
+    tile_bytes = HopperDecodeConfig.tile * 128 * (chunks(problem.d) + chunks(problem.d_v))
+    per_program = gpu.lds_bytes // 2 - _STATIC_BYTES - 1024
+    together = 2 if per_program >= 3 * tile_bytes else 1
+    stages = max(1, (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes)
+    slots = together * gpu.compute_units
+    alone = HopperDecodeConfig(splits=1, stages=stages).programs(problem)
+    tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
+
+    least = _BYTES_AHEAD // (stages * tile_bytes)
+
+    def cost(splits: int) -> float:
+        programs = alone * splits
+        return -(-tiles // splits) * max(programs, least) / slots + -(-programs // slots) * _TILES_TO_START
+
+    splits = min(range(1, min(tiles, _MOST_SPLITS) + 1), key=cost)
+    return HopperDecodeConfig(splits=splits, stages=stages)
+
+
+def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:
+    """The config that `attention_decode` runs. Pure; raises UnsupportedError where there is none.
+
+    boxed: the copy engine can read the caches, whose strides are above 0.
+    """
+    if boxed and gpu.matrix_instructions == "wgmma":
+        own = _plan_hopper(problem, gpu)
+        if own.why_invalid(problem, gpu) is None:
+            return own
     wide = max(padded(problem.d), padded(problem.d_v))
     twice = gpu.vendor == "amd" and gpu.major == 11  # fragments lie in both halves of a wave
     columns = 32 if wide <= (64 if twice else 128) and problem.page % 32 == 0 else 16
     alone = DecodeConfig(columns=columns, out=min(128, padded(problem.d_v)), splits=1)
-    wanted = -(-_PROGRAMS_PER_PROCESSOR * gpu.compute_units // max(alone.programs(problem), 1))
+    # No program more than run at once: the last ones would run alone.
+    wanted = _PROGRAMS_PER_PROCESSOR * gpu.compute_units // max(alone.programs(problem), 1)
     most = max(1, problem.keys // (_LEAST_STEPS * columns))
     config = DecodeConfig(columns=columns, out=alone.out, splits=max(1, min(wanted, most, _MOST_SPLITS)))
     why = config.why_invalid(problem, gpu)

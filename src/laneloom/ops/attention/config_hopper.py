@@ -137,6 +137,51 @@ class HopperBackwardConfig:
         return None
 
 
+@dataclass(frozen=True, kw_only=True)
+class HopperBackwardWideConfig:
+    """kernels/hopper_backward_wide.cu: 64 keys, a warpgroup each for dK, for dV, and for scores and dQ."""
+
+    role: Literal["backward"] = "backward"
+    schedule: str = "hopper_backward_wide"  #: the kernel file's name
+    stages: int = 2  #: blocks of queries, and of their gradients, in shared memory
+
+    rows = 64  #: keys of a tile
+    num_warps = 16
+    registers = (152, 168, 24)  #: of a scorer's, of a sum's and of the producer's threads
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        return f"{self.schedule}:stages={self.stages}"
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work: persistent programs share them."""
+        return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
+
+    def lds_bytes(self, problem: AttentionProblem) -> int:
+        """Dynamic shared memory: keys and values, two tiles each of P and dS, rings of queries and gradients."""
+        both = chunks(problem.d) + chunks(problem.d_v)
+        return (self.rows * both + 4 * 64 + self.stages * 64 * both) * 128 + 1024
+
+    def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
+        if problem.dtype not in DTYPE_BYTES:
+            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+            if not 16 <= d <= _WIDEST or d % 8:
+                return f"{name} must be a multiple of 8 from 16 to {_WIDEST}, got {d}"
+        if not problem.scale > 0:
+            return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
+        if self.stages < 1:
+            return f"stages must be at least 1, got {self.stages}"
+        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
+        if need > gpu.lds_bytes:
+            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
 def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     """Configs of the forward, best first."""
     wide = max(problem.d, problem.d_v)
@@ -157,6 +202,7 @@ def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     return [*fit, *reversed([config for config in found if config not in fit])]
 
 
-def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig]:
+def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig | HopperBackwardWideConfig]:
     """Configs of the backward, best first."""
-    return [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
+    narrow = [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
+    return [*narrow, HopperBackwardWideConfig()]

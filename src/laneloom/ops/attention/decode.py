@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from ...gpu import Gpu
 from ..target import active_gpu, expected_device_type
 from .arguments import Tensors, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
+from .hopper import is_boxed
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +82,7 @@ def decode(
         operands["block_table"] = block_table
     _check_kinds(operands, gpu, kind)
     problem = _problem(operands, scale, window)
-    config = plan_decode(problem, gpu)
+    config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
     empty = _empty_like(q.detach() if is_torch else q)
     out, lse = empty((*q.shape[:3], v_cache.shape[3]), q.dtype), empty((q.shape[0], q.shape[2], q.shape[1]), None)
     if 0 in lse.shape:
@@ -110,9 +112,8 @@ def decode(
 
 
 def _launch(problem: DecodeProblem, config: Any, gpu: Gpu, tensors: dict[str, Any]) -> None:
-    from .kernels import decode
-
-    decode.launch(problem, config, gpu, Tensors(tensors))
+    schedule = import_module(f".kernels.{config.schedule}", __package__)
+    schedule.launch(problem, config, gpu, Tensors(tensors))
 
 
 def _empty_like(q: Any) -> Any:

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from ctypes import byref, c_int, c_uint64, c_void_p
 from functools import cache
 from importlib import resources
 from typing import Any
 
+from ...codegen.cuda_context import driver
 from ...codegen.tensor_map import tensor_map
-from ...errors import UnsupportedError
 from .arguments import strides_of
 from .problem import DTYPE_BYTES, AttentionProblem
 
 _SECTION_BYTES = 24 << 20  #: what heads that run side by side read again and again: half of the L2
 _TILES_PER_SECTION = 3 * 132
-_COUNTERS = 4096
-_COUNTER_BYTES = 128  #: programs of two launches do not share a line
+_ZEROS = 1 << 20  #: 32-bit counters that are allocated together
+_LEAST_ZEROS = 32  #: of a stream: programs of two launches do not share a line
 
 
-def source_text(name: str, functions: list[str]) -> str:
-    """CUDA C++ of a kernel file after what it needs of Hopper's instructions and its wgmma functions."""
+def source_text(name: str, functions: list[str], *headers: str) -> str:
+    """CUDA C++ of a kernel file after Hopper's instructions, further headers, and its wgmma functions."""
     root = resources.files("laneloom")
-    header = root.joinpath("device", "attention_hopper.cuh").read_text(encoding="utf-8")
+    texts = [root.joinpath("device", h).read_text(encoding="utf-8") for h in ("attention_hopper.cuh", *headers)]
     kernel = root.joinpath("ops", "attention", "kernels", name).read_text(encoding="utf-8")
-    return "\n".join([header, *functions, kernel])
+    return "\n".join([*texts, *functions, kernel])
 
 
 def band_constants(problem: AttentionProblem) -> dict[str, int]:
@@ -73,36 +74,60 @@ def processors(device: int) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-class _Counters:
-    """Zeros that launches count tiles with, one launch at a time, and leave zero."""
+class _Zeros:
+    """Zeros that launches count with and leave zero: for launches of one stream, which follow each other.
+
+    Those of a capture have zeros of their own, because its graph may be replayed beside anything else.
+    """
 
     def __init__(self, device: int) -> None:
+        self.device = f"cuda:{device}"
+        self.blocks: dict[tuple[int, int], tuple[int, int]] = {}
+        self.memory: list[Any] = []
+        self.next, self.left = 0, 0
+
+    def address(self, stream: int, capture: int, count: int) -> int:
+        address, room = self.blocks.get((stream, capture), (0, 0))
+        if room < count:
+            room = max(_LEAST_ZEROS, 1 << (count - 1).bit_length())
+            address = self.take(room, captured=capture != 0)
+            self.blocks[stream, capture] = address, room
+        return address
+
+    def take(self, count: int, *, captured: bool) -> int:
+        # A capture cannot fill memory but as a part of its graph: what it may want is there before.
+        if not captured and self.left < count + _ZEROS // 2:
+            self.next, self.left = self.allocate(max(_ZEROS, 2 * count)), max(_ZEROS, 2 * count)
+        if self.left < count:
+            return self.allocate(count)
+        address = self.next
+        self.next, self.left = self.next + 4 * count, self.left - count
+        return address
+
+    def allocate(self, count: int) -> int:
         import torch
 
-        self.memory = torch.zeros(_COUNTERS * _COUNTER_BYTES // 4, dtype=torch.int32, device=f"cuda:{device}")
-        self.of_stream: dict[int, int] = {}
-        self.taken = 0
-
-    def address(self, stream: int, captured: bool) -> int:
-        if not captured and stream in self.of_stream:
-            return self.of_stream[stream]
-        if self.taken == _COUNTERS:
-            raise UnsupportedError(f"more than {_COUNTERS} launches of flash_attention in CUDA graphs and streams")
-        address = self.memory.data_ptr() + self.taken * _COUNTER_BYTES
-        self.taken += 1
-        if not captured:
-            self.of_stream[stream] = address
-        return address
+        self.memory.append(torch.zeros(count, dtype=torch.int32, device=self.device))
+        return self.memory[-1].data_ptr()
 
 
 @cache
-def _counters(device: int) -> _Counters:
-    return _Counters(device)
+def _zeros(device: int) -> _Zeros:
+    return _Zeros(device)
 
 
-def counter(device: int, stream: int) -> int:
-    """Address of a zero: launches of a stream, which follow each other, share it; one that is captured has its own,
-    because its graph may be replayed beside any other."""
+def counter(device: int, stream: int, count: int = 1) -> int:
+    """Address of `count` 32-bit zeros for a launch on this stream or in what it captures; it leaves them zero."""
+    return _zeros(device).address(stream, _capture_of(stream), count)
+
+
+def _capture_of(stream: int) -> int:
+    """The number of the capture that the stream is in; 0 where it is in none."""
     import torch
 
-    return _counters(device).address(stream, torch.cuda.is_current_stream_capturing())
+    if not torch.cuda.is_current_stream_capturing():
+        return 0
+    capturing, number = c_int(), c_uint64()
+    rest = (None, None, None)
+    driver().cuStreamGetCaptureInfo_v2(c_void_p(stream), byref(capturing), byref(number), *rest)
+    return number.value

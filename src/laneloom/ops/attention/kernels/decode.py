@@ -227,7 +227,7 @@ def launch(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu, tensors: Tens
     """Write out [B, N, H, D_V] and lse [B, H, N]; sums and sums_lse have room for the parts where there are several."""
     attention_decode[(config.programs(problem),)](
         *tensors.pointers("q", "k", "v", "out", "lse", "sums", "sums_lse", "lengths", "table"),
-        *problem.decode_scalars(config), tensors.table_stride(), *tensors.strides("q", "k", "v"),
+        *problem.decode_scalars(), tensors.table_stride(), *tensors.strides("q", "k", "v"),
         **_constants(problem, config, gpu), num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     if config.splits > 1:

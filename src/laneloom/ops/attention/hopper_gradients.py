@@ -1,0 +1,94 @@
+"""The three launches of Hopper's backward: what stands before, the schedule's own kernel, what stands after."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from typing import Any
+
+from ...codegen.code_object import CodeObject
+from ...codegen.cuda_launch import CudaKernel, argument_types
+from ...codegen.nvrtc import compile_cuda
+from ...gpu import Gpu
+from .arguments import Tensors
+from .config_hopper import chunks
+from .hopper import band_constants, box_map, counter, processors, section, source_text
+from .problem import DTYPE_BYTES, AttentionProblem
+
+BLOCK = 64  #: queries of a step
+_SUMS = 64 * 64
+_START_THREADS = 256
+# g, out, lse, dlse, lines, sums, first_q; eight strides, vectors; queries .. sum_blocks
+_START = argument_types("pppppppqqqqqqqqqiiiii")
+# q, k, v, g maps; lines, sums, dk, dv, first_q, first_k, counter; six strides; scale2, scale; queries .. sum_blocks
+_MAIN = (
+    None, None, None, None, *argument_types("pppppppqqqqqq"), ctypes.c_float, ctypes.c_float,
+    *argument_types("iiiiiiiiii"),
+)  # fmt: skip
+# sums, dq, first_q; three strides; scale; queries, heads, blocks, sum_blocks
+_FINISH = (*argument_types("pppqqq"), ctypes.c_float, *argument_types("iiii"))
+
+
+def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool) -> CodeObject:
+    constants = band_constants(problem) | {"START": int(start)}
+    return compile_cuda(
+        source_text("hopper_backward_ends.cu", []),
+        gpu,
+        constants=constants,
+        num_warps=_START_THREADS // 32 if start else 4,
+        lds_bytes=0,
+        name="hopper_backward_ends.cu",
+    )
+
+
+@cache
+def _ends(problem: AttentionProblem, gpu: Gpu, device: int) -> tuple[CudaKernel, CudaKernel]:
+    start, finish = (_end_code(problem, gpu, start=flag) for flag in (True, False))
+    return CudaKernel(start, _START, device), CudaKernel(finish, _FINISH, device)
+
+
+def main_kernel(code: CodeObject, device: int) -> CudaKernel:
+    """A schedule's own kernel, which takes the arguments that `launch` gives."""
+    return CudaKernel(code, _MAIN, device)
+
+
+def launch(problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, main: CudaKernel) -> None:
+    """Write dq, dk and dv; see `Tensors`. `config.rows` keys of a tile, `config.tiles` of them."""
+    import torch
+
+    q, k, v, g, out, lse, dlse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse", "dlse"))
+    dq, dk, dv = (tensors.tensor(name) for name in ("dq", "dk", "dv"))
+    device = q.device.index
+    stream = torch.cuda.current_stream(q.device).cuda_stream
+    start, finish = _ends(problem.code_key, gpu, device)
+    first_q, first_k = tensors.lengths()
+    blocks = -(-problem.queries // BLOCK)
+    # Where sequences are packed, block b of sequence i is the (first query of i) // 64 + i + b-th.
+    sum_blocks = q.shape[2] // BLOCK + problem.batch + 1 if problem.packed else blocks
+    all_blocks = problem.heads * sum_blocks * (1 if problem.packed else problem.batch)
+    sums = torch.empty(all_blocks * chunks(problem.d) * _SUMS, dtype=torch.float32, device=q.device)
+    lines = torch.empty(all_blocks * 2 * BLOCK, dtype=torch.float32, device=q.device)
+    rows = problem.batch * problem.heads * blocks * BLOCK
+    start.launch(
+        min(-(-rows * 16 // _START_THREADS), 16 * processors(device)), stream,
+        (g.data_ptr(), out.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), lines.data_ptr(),
+         sums.data_ptr(), first_q, *g.stride()[:3], *out.stride()[:3], *lse.stride()[:2], sums.numel() // 4,
+         problem.queries, problem.heads, problem.batch, blocks, sum_blocks),
+    )  # fmt: skip
+    tiles = config.tiles(problem)
+    q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
+    heads = section(problem, q_bytes, -(-problem.keys // config.rows))
+    scale2, *sizes, first, last = problem.scalars()
+    arguments: tuple[Any, ...] = (
+        box_map(q, problem.dtype, BLOCK), box_map(k, problem.dtype, config.rows),
+        box_map(v, problem.dtype, config.rows), box_map(g, problem.dtype, BLOCK), lines.data_ptr(),
+        sums.data_ptr(), dk.data_ptr(), dv.data_ptr(),
+        first_q, first_k, counter(device, stream), *dk.stride()[:3], *dv.stride()[:3],
+        scale2, problem.scale, *sizes, problem.batch, first, last, heads, tiles, sum_blocks,
+    )  # fmt: skip
+    main.launch(min(tiles, processors(device)), stream, arguments)
+    arguments = (
+        sums.data_ptr(), dq.data_ptr(), first_q, *dq.stride()[:3], problem.scale, problem.queries, problem.heads,
+        blocks, sum_blocks,
+    )  # fmt: skip
+    finish.launch(problem.batch * problem.heads * blocks * chunks(problem.d), stream, arguments)

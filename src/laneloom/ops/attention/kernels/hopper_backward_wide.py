@@ -1,0 +1,62 @@
+"""Gradients of attention by Hopper's warpgroups for 128 to 256 columns (hopper_backward_wide.cu), compiled by NVRTC.
+
+dK and dV of 64 keys fill a warpgroup's registers each, a third warpgroup computes scores and dQ: five products, dQ by
+atomics. Wins on sm_90a where D or D of V is above 128. As in hopper_backward.cu the last bits of dQ may change from
+call to call, and `deterministic=True` takes the general schedule. Source: as for that one; the roles are laneloom's.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ....codegen.code_object import CodeObject
+from ....codegen.cuda_launch import CudaKernel
+from ....codegen.nvrtc import compile_cuda
+from ....codegen.wgmma import wgmma_function
+from ....gpu import Gpu
+from .. import hopper_gradients
+from ..arguments import Tensors
+from ..config_hopper import HopperBackwardWideConfig
+from ..hopper import band_constants, source_text
+from ..problem import AttentionProblem
+
+_BLOCK = hopper_gradients.BLOCK
+_MOST_COLUMNS = 128  #: of one instruction: its sums have to fit the registers that a thread of the launch begins with
+
+
+def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu) -> CodeObject:
+    """The machine code of the main kernel that `launch` runs."""
+    scorer, sums, producer = config.registers
+    constants = {
+        **band_constants(problem),
+        "KEYS": config.rows,
+        "STAGES": config.stages,
+        "SCORER_REGISTERS": scorer,
+        "SUM_REGISTERS": sums,
+        "PRODUCER_REGISTERS": producer,
+    }
+    parts = {n for d in (problem.d, problem.d_v) for n in (min(d, _MOST_COLUMNS), d - _MOST_COLUMNS) if n > 0}
+    functions = [
+        wgmma_function("multiply_block", _BLOCK, problem.dtype),
+        wgmma_function("multiply_keys", _BLOCK, problem.dtype, a_in_registers=True, b_by_row=True),
+        *(wgmma_function("add_rows", n, problem.dtype, a_by_column=True, b_by_row=True) for n in sorted(parts)),
+    ]
+    return compile_cuda(
+        source_text("hopper_backward_wide.cu", functions, "attention_hopper_backward.cuh"),
+        gpu,
+        constants=constants,
+        num_warps=config.num_warps,
+        lds_bytes=config.lds_bytes(problem),
+        name="hopper_backward_wide.cu",
+    )
+
+
+def launch(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu, tensors: Tensors) -> None:
+    """Write dq, dk and dv; see `Tensors`. Three launches. Raises UnsupportedError without the extra `cuda`."""
+    main = _load(problem.code_key, config, gpu, tensors.tensor("q").device.index)
+    hopper_gradients.launch(problem, config, gpu, tensors, main)
+
+
+@cache
+def _load(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu, device: int) -> CudaKernel:
+    return hopper_gradients.main_kernel(code_object(problem, config, gpu), device)
