@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 import laneloom
-from laneloom.ops.matmul.config_wmma import WideConfig
+from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig
 from laneloom.ops.transform3d.config import ChainedConfig, RowsConfig
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig
 from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
@@ -113,6 +113,11 @@ CASES = {
     "wide": Case(
         "matmul/wmma_wide", _matmul(200, 144, 96, config=WideConfig(block_m=128, block_n=128, block_k=32)),
         caught=Counter(wait=2, barrier=1), step=20,
+    ),
+    "stream-K's sums": Case(
+        "matmul/stream_sums", _matmul(40, 40, 136, config=WmmaConfig(
+            block_m=32, block_n=32, block_k=32, num_warps=2, waves_n=2, stream_k=1)),
+        caught=Counter(wait=1, mask=1), step=8,
     ),
     "pingpong": Case(
         "matmul/wmma_pingpong", _matmul(200, 150, 96, config="pingpong"), caught=Counter(wait=2, barrier=1), step=20

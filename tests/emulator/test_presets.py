@@ -41,7 +41,8 @@ def check(name, m: int, n: int, k: int, layout: str = "nn") -> None:
 def test_ragged(name):
     with laneloom.emulated("gfx1151", strict=True, seed=5) as emulation:
         check(name, 129, 67, 33)
-    assert len(emulation.launches) == 1
+    # stream_k: pieces of tiles, which are fewer than would fill the GPU, and their sums
+    assert len(emulation.launches) == (2 if name == "stream_k" else 1)
 
 
 @pytest.mark.parametrize("name", PRESETS)

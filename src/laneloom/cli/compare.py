@@ -14,7 +14,9 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..codegen import CodeObject
     from ..emulator.counters import InstructionProfile, Profile
+    from ..gpu import Gpu
     from ..ops.matmul.config_wmma import WmmaConfig
+    from ..ops.matmul.problem import MatmulProblem
 
 _MULTIPLY_ADDS = ("v_dual_fmac", "v_fmac", "v_fma_")
 _MOST_CHECKED = 1024  # of M, N and K where a product is emulated: larger ones repeat what smaller ones do
@@ -114,10 +116,10 @@ def compare_preset(name: str, product: Product, checked: Product) -> Row:
     assert record.profile is not None
     hot = analyze(code.asm, code.kernel).hot
     smaller = checked.problem()
-    parts = config.parts(smaller)
-    # the first K-tile of each part comes before the loop
-    executions = record.grid[0] * config.num_warps * (-(-smaller.k_stored // config.block_k) - parts)
-    waves = record.grid[0] * parts * config.num_warps
+    depths = _depths(config, smaller, product.gpu, record.grid)
+    # the first K-tile of each program comes before the loop
+    executions = config.num_warps * sum(depth - 1 for depth in depths if depth)
+    waves = config.num_warps * len(depths)
     loop = _of_the_loop(record.profile, executions, waves, checked_lines=_loop_lines(record.asm))
     unread = config.schedule in ("wmma_coop", "wmma_pingpong", "fma")
     row = Row(
@@ -146,6 +148,15 @@ def compare_preset(name: str, product: Product, checked: Product) -> Row:
         bound=bound,
         bound_share=clocks["matrix"] / clocks[bound],
     )
+
+
+def _depths(config: Any, problem: MatmulProblem, gpu: Gpu, grid: tuple[int, int, int]) -> list[int]:
+    """The K-tiles of each program of a product's first launch."""
+    steps = -(-problem.k_stored // config.block_k)
+    if getattr(config, "stream_k", 0) and not (shares := config.shares(problem, gpu)).whole:
+        return [end - first for _, first, end, _ in map(shares.piece, range(grid[0]))]
+    part = config.k_part(problem) // config.block_k if config.parts(problem) > 1 else steps
+    return grid[0] * [min(part, steps - first) for first in range(0, steps, part)]
 
 
 def _loop_lines(asm: str) -> tuple[int, int] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from .wmma_tiles import schedule_fence, tile_pointers
+from .wmma_tiles import complete, schedule_fence, tile_pointers
 
 
 @gluon.jit
@@ -38,6 +38,18 @@ def pinned(acc):
             "; sums", "=v,=v,=v,=v,=v,=v,=v,=v,0,1,2,3,4,5,6,7", [bits], dtype=gl.int32, is_pure=False, pack=8
         )
     return bits if acc.dtype == gl.int32 else bits.to(acc.dtype, bitcast=True)
+
+
+@gluon.jit
+def above_stores(acc, HOLD: gl.constexpr):
+    """acc, made here: LLVM would sink the last matrix instructions into pieces or masked stores. By `pinned`, by
+    `complete`, or as it is ("none") where one store through LDS follows, which holds them as well.
+    """
+    if HOLD == "pinned":
+        acc = pinned(acc)
+    elif HOLD == "complete":
+        complete(acc)
+    return acc
 
 
 @gluon.jit

@@ -173,15 +173,14 @@ def marked(x, MARK: gl.constexpr):
 
 @gluon.jit
 def place_tile(
-    M, N, batch_inner, first_program, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ORDER: gl.constexpr,
+    program, M, N, batch_inner, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ORDER: gl.constexpr,
     GROUP: gl.constexpr, CHIPLETS: gl.constexpr, BATCHED: gl.constexpr,
 ):  # fmt: skip
-    """Which tile of C is this program's: its product's outer and inner number, its first row and column, and how many
-    of its rows and columns exist.
+    """Which tile of C has the number `program`: its product's outer and inner number, its first row and column, and
+    how many of its rows and columns exist.
     """
     tiles_m = (M - 1) // BLOCK_M + 1
     tiles_n = (N - 1) // BLOCK_N + 1
-    program = gl.program_id(0) + first_program
     outer = gl.to_tensor(0).to(gl.int64)
     inner = gl.to_tensor(0).to(gl.int64)
     if BATCHED:

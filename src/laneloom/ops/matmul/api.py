@@ -203,7 +203,7 @@ def explain(
     extra = []
     fuses = execute.fuses_epilogue(row) or execute.has_fused_schedule(problem, row, config)
     if problem.epilogue and not fuses:
-        sums = execute.sums_dtype(problem)
+        sums = problem.dtype_sums
         extra.append(f"a launch of its own makes C of {sums} sums: {problem.epilogue.key.replace('+', ', ')}")
         problem = replace(problem, epilogue=None, dtype_out=sums)
     planned = None if config else plan_with_reasons(problem, row)

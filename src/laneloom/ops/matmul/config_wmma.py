@@ -8,6 +8,7 @@ from ...gpu import Gpu
 from .config import MatmulConfig
 from .dtypes import ACCUMULATORS, MIXED, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
+from .stream_k import Shares
 from .tile_orders import ORDERS
 
 VECTOR_BYTES = 16  #: of the widest access of a lane
@@ -44,6 +45,7 @@ class WmmaConfig(MatmulConfig):
     control: str = "fences"  #: what holds the loop's order; also "waits", or "priority" for multiplying waves
     order: str = "grouped"  #: in which programs visit the tiles: one of `tile_orders.ORDERS`
     split_k: int = 1  #: parts of K, by programs of their own, at most
+    stream_k: int = 0  #: the last round of tiles is shared by so many workgroups for each compute unit; 0: it is not
 
     def k_part(self, problem: MatmulProblem) -> int:
         """Stored elements of K in a part: whole K-tiles."""
@@ -51,6 +53,16 @@ class WmmaConfig(MatmulConfig):
 
     def parts(self, problem: MatmulProblem) -> int:
         return -(-problem.k_stored // self.k_part(problem))
+
+    def shares(self, problem: MatmulProblem, gpu: Gpu) -> Shares:
+        """What the programs of stream-K make."""
+        tiles = problem.batches * -(-problem.m // self.block_m) * -(-problem.n // self.block_n)
+        return Shares.of(tiles, -(-problem.k_stored // self.block_k), self.stream_k * gpu.compute_units)
+
+    def workspace(self, problem: MatmulProblem, gpu: Gpu) -> tuple[int, int, int] | None:
+        """How many parts of tiles stream-K leaves, and their two sizes; None if all tiles are finished."""
+        slots = self.shares(problem, gpu).slots if self.stream_k else 0
+        return (slots, self.block_m, self.block_n) if slots else None
 
     @property
     def loaders(self) -> int:
@@ -101,6 +113,8 @@ class WmmaConfig(MatmulConfig):
                 return f"{name}: expected {words([*map(repr, known)])}, got {getattr(self, name)!r}"
         if not 1 <= self.split_k <= 65535:
             return f"split_k: expected 1 to 65535, got {self.split_k}"
+        if not 0 <= self.stream_k <= 32 or (self.stream_k and self.split_k > 1):
+            return f"stream_k: expected 0 to 32, and 0 with split_k, got {self.stream_k} and split_k={self.split_k}"
         if self.buffers not in (1, 2):
             return f"buffers: expected 1 or 2, got {self.buffers}"
         if self.group_m < 1:
@@ -144,6 +158,8 @@ class WmmaConfig(MatmulConfig):
         if self.stores == "direct" and self.block_m * self.block_n > 64 * threads:
             return (f"stores: 'direct' takes at most 64 sums for each of {threads} threads, got "
                     f"{self.block_m} x {self.block_n}")  # fmt: skip
+        if self.stream_k and (shares := self.shares(problem, gpu)).units * shares.workers >= 1 << 31:
+            return f"stream_k: K is too long for 32-bit numbers of K-tiles, {shares.steps} for a tile"
         if (needed := self.lds_bytes(problem, gpu)) > gpu.lds_bytes:
             return f"block_k: the tiles take {needed} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
         return None
@@ -177,7 +193,7 @@ class RolesConfig(WmmaConfig):
         return self.num_warps // 2
 
     def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
-        for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences"), ("split_k", 1)):
+        for name, only in (("buffers", 2), ("prefetch", True), ("control", "fences"), ("split_k", 1), ("stream_k", 0)):
             if getattr(self, name) != only:
                 return f"{name}: the schedule {self.schedule} has {only!r} only, got {getattr(self, name)!r}"
         if self.num_warps < 2 * self.waves_n or self.num_warps < 2:

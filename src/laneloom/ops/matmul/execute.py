@@ -20,7 +20,8 @@ from ...errors import ArgumentError, InvalidConfigError
 from ...gpu import Gpu
 from ..axes import merge_axes
 from .config import MatmulConfig, NamedPlan, plan
-from .dtypes import ACCUMULATORS, IEEE, Arithmetic
+from .config_wmma import WmmaConfig
+from .dtypes import IEEE, Arithmetic
 from .problem import Epilogue, MatmulProblem, Matrix
 
 
@@ -173,7 +174,7 @@ def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPl
     """The machine code that a call with this problem runs on `gpu`, compiled on any machine."""
     config = checked_config(problem, gpu, config)
     if config.parts(problem) > 1:
-        problem = problem_of_sums(problem)
+        problem = problem.of_sums()
     return schedule_of(config).code_object(problem, config, gpu)
 
 
@@ -225,21 +226,28 @@ def multiply_into(
             multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i), arithmetic)
         return
     if problem.epilogue and not fuses_epilogue(gpu) and not has_fused_schedule(problem, gpu, config):
-        sums = _empty_like(out, sums_dtype(problem))
-        multiply_into(a, b, sums, (*dtypes[:2], sums_dtype(problem)), gpu, config, arithmetic=arithmetic)
-        apply_terms(sums, out, dtypes[2], terms, sums_dtype(problem))
+        sums = _empty_like(out, problem.dtype_sums, out.shape)
+        multiply_into(a, b, sums, (*dtypes[:2], problem.dtype_sums), gpu, config, arithmetic=arithmetic)
+        apply_terms(sums, out, dtypes[2], terms, problem.dtype_sums)
         return
     chosen = checked_config(problem, gpu, config)
     parts = chosen.parts(problem)
     if parts > 1:
-        kind = sums_dtype(problem)
-        sums = _empty_like(out, kind, parts)
+        kind = problem.dtype_sums
+        sums = _empty_like(out, kind, (parts, *out.shape))
         pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, sums), (*dtypes[:2], kind), strict=True))
-        schedule_of(chosen).launch(problem_of_sums(problem), chosen, gpu, *pointers)
+        schedule_of(chosen).launch(problem.of_sums(), chosen, gpu, *pointers)
         apply_terms(sums, out, dtypes[2], terms, kind)
         return
-    pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True))
+    pointers = [_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True)]
     taken = terms.arguments(problem.dtype_acc) if problem.epilogue else ()
+    if isinstance(chosen, WmmaConfig) and (shape := chosen.workspace(problem, gpu)):
+        from .kernels import stream_sums
+
+        pieces = _pointer(_empty_like(out, problem.dtype_sums, shape), problem.dtype_sums)
+        schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken, parts=pieces)
+        stream_sums.launch(problem, chosen, gpu, pieces, pointers[2], *taken)
+        return
     schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken)
 
 
@@ -260,28 +268,14 @@ def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | 
     return isinstance(config, MatmulConfig) and config.why_invalid(problem, gpu) is None
 
 
-def sums_dtype(problem: MatmulProblem) -> str:
-    """What the bare product is stored as for `apply_terms`: what it is summed in by default."""
-    return ACCUMULATORS[problem.dtype_a][0]
-
-
-def problem_of_sums(problem: MatmulProblem) -> MatmulProblem:
-    """The bare product with row-major sums, as a schedule leaves those of each part of K.
-
-    Batch axes that `problem_of` merged were neighbours, so the sums lie as those of a row-major result of any shape.
-    """
-    m, n, inner = problem.m, problem.n, problem.batch[1]
-    return replace(problem, epilogue=None, dtype_out=sums_dtype(problem), out=Matrix((inner * m * n, m * n, n, 1)))
-
-
-def _empty_like(out: Any, dtype: str, *parts: int) -> Any:
-    """Row-major fp32, fp64 or int32 of out's shape, with `parts` in front, on its device."""
+def _empty_like(out: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """Row-major fp32, fp64 or int32 on out's device."""
     name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
     if not hasattr(out, "device"):  # an array, or one dressed for Triton
-        return np.empty((*parts, *out.shape), name)
+        return np.empty(shape, name)
     import torch
 
-    return torch.empty((*parts, *out.shape), dtype=getattr(torch, name), device=out.device)
+    return torch.empty(tuple(shape), dtype=getattr(torch, name), device=out.device)
 
 
 def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms, dtype_sums: str = "fp32") -> None:

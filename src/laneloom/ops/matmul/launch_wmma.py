@@ -32,10 +32,11 @@ SIZES = [
     "stride_dn", "stride_bias", "batch_inner", "first_program",
 ]  # fmt: skip
 PART_SIZES = ["k_part", "stride_part"]  #: of the schedule that splits K
+SHARE_SIZES = ["whole", "shared", "workers", "copies", "inverse"]  #: of its stream-K, fields of `stream_k.Shares`
 POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"]
 #: Not specialised on values: what matters about them are constexprs, so that a new size compiles nothing.
 RUNTIME = [*POINTERS, "alpha", "beta", *SIZES]
-RUNTIME_PARTS = [*RUNTIME, *PART_SIZES]
+RUNTIME_PARTS = [*RUNTIME, *PART_SIZES, *SHARE_SIZES]
 
 #: dtype -> Triton's name of a type, in a signature and in the language. What Triton has no matrix instructions for is
 #: given to it as something of the same size, and `codegen.matrix_rewrite` says what it is.
@@ -203,16 +204,20 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "B_SHUFFLE": shuffles and b_major == "row",
         "C_STORE": staged if config.stores == "staged" else None,
         "C_PIECES": pieces,
+        # what keeps fewer registers under either version of LLVM
+        "HOLD": "pinned" if problem.epilogue else "complete" if config.stores == "direct" or pieces > 1 else "none",
         "A_SHARED": shared_layout(config.block_m, config, a_along, size, swaps),
         "B_SHARED": shared_layout(config.block_n, config, b_along, size, swaps),
     }
 
 
-def part_arguments(problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any]) -> dict[str, int]:
-    """The integers of a kernel that can split K: elements of a part of K, and of a part's sums."""
+def part_arguments(problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], gpu: Gpu) -> dict[str, int]:
+    """The integers of a kernel that can split K: elements of a part of K and of its sums; who shares tiles."""
     if "SPLIT" not in chosen or not isinstance(config, WmmaConfig):
         return {}
-    return {"k_part": config.k_part(problem), "stride_part": problem.batches * problem.m * problem.n}
+    shares = config.shares(problem, gpu) if config.stream_k else None
+    parts = {"k_part": config.k_part(problem), "stride_part": problem.batches * problem.m * problem.n}
+    return parts | {name: getattr(shares, name, 0) for name in SHARE_SIZES}
 
 
 def programs(problem: MatmulProblem, config: MatmulConfig) -> int:
@@ -232,19 +237,19 @@ def _as(operand: Any, dtype: str, taken_for: str) -> Any:
 
 
 def launch_tiles(
-    kernel: Any, problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], a: Any, b: Any, c: Any,
+    kernel: Any, problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], gpu: Gpu, a: Any, b: Any, c: Any,
     add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
-    scale_a: Any = None, scale_b: Any = None,
+    scale_a: Any = None, scale_b: Any = None, *, count: int | None = None,
 ) -> None:  # fmt: skip
     """Write activation(alpha scale_a (a b) scale_b + beta add + bias) into c: what Triton takes for pointers, None for
-    no term. `chosen` are the kernel's constexprs.
+    no term. `chosen` are the kernel's constexprs, count its programs if they are not one for each tile.
     """
     a, b = (
         _as(operand, dtype, operand_type(problem, dtype))
         for operand, dtype in ((a, problem.dtype_a), (b, problem.dtype_b))
     )
-    arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen) | chosen
-    count, parts = programs(problem, config), config.parts(problem)
+    arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen, gpu) | chosen
+    count, parts = programs(problem, config) if count is None else count, config.parts(problem)
     with rewriting(bool(chosen["MARK"])):
         for first in range(0, count, MAX_PROGRAMS):
             kernel[(min(count - first, MAX_PROGRAMS), parts, 1)](
@@ -258,7 +263,7 @@ def compile_tiles(
 ) -> CodeObject:
     """The machine code that `launch_tiles` runs."""
     types = pointer_types(problem)
-    integers = runtime_arguments(problem) | part_arguments(problem, config, chosen) | {"first_program": 0}
+    integers = runtime_arguments(problem) | part_arguments(problem, config, chosen, gpu) | {"first_program": 0}
     known = {name: kind for name, kind in types.items() if kind is not None}
     known |= {name: "i32" if value < 1 << 31 else "i64" for name, value in integers.items()}
     nothing: dict[str, Any] = {name: None for name, kind in types.items() if kind is None}
@@ -297,6 +302,11 @@ def facts(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> list[str]:
         lines.append("offsets inside a tile need 64 bits")
     if (parts := config.parts(problem)) > 1:
         lines.append(f"K in {parts} parts of {config.k_part(problem)}, added up in their order by a second launch")
+    if config.stream_k and (shares := config.shares(problem, gpu)).shared:
+        lines.append(
+            f"{shares.whole} whole tiles, then {shares.shared} that {shares.workers} workgroups share: their parts are "
+            "added up in their order by a launch of its own"
+        )
     if problem.epilogue:
         lines.append(f"the sums become C in FP32 before their one rounding: {problem.epilogue.key.replace('+', ', ')}")
     count = "one buffer" if config.buffers == 1 else "two buffers"

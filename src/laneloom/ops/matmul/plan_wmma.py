@@ -65,11 +65,13 @@ FMA_TILES = {
 LDS_ROW_BYTES = 64  #: of a tile, whatever the dtype; of a skinny one twice as many
 SPLITS = (1, 2, 4, 8, 16, 32, 64)  #: parts of K
 LEAST_STEPS = 4  #: K-tiles of a part
+STREAMS = (1, 2, 4)  #: programs of a compute unit that share the last round of tiles
 
 # The model behind the order of candidates. Rough figures of what hides what: nothing here is measured.
 STEP_S = 0.6e-6  #: a K-tile takes at least the latency of its loads, however many programs share a compute unit
 EXTRA_STEPS = 3  #: K-tiles that a program's beginning and end cost
 LAUNCH_S = 4e-6  #: what a second launch costs
+DRAIN = 1.05  #: of stream-K, whose launches wait for each other's slowest workgroup
 UNHIDDEN = 0.1  #: of what is hidden behind something longer
 MOST_TOGETHER = 8  #: programs on a compute unit
 #: dtype -> the peak that it runs at, where that is another's
@@ -92,11 +94,18 @@ def tiles_for(problem: MatmulProblem, gpu: Gpu) -> list[tuple[Tile, float]]:
 
 
 def _with_splits(problem: MatmulProblem, config: Tile, gpu: Gpu) -> Iterator[Tile]:
-    """The config, and where its tiles are few, K in parts for it."""
+    """The config, and where its tiles are few or fill their last round badly, K in parts for it."""
     yield config
-    if type(config) is WmmaConfig and _tiles(problem, config) < PROGRAMS_PER_UNIT * gpu.compute_units:
-        steps = -(-problem.k_stored // config.block_k)
+    if type(config) is not WmmaConfig:
+        return
+    steps = -(-problem.k_stored // config.block_k)
+    if _tiles(problem, config) < PROGRAMS_PER_UNIT * gpu.compute_units:
         yield from (replace(config, split_k=parts) for parts in SPLITS[1:] if parts * LEAST_STEPS <= steps)
+    for each in STREAMS:
+        shared = replace(config, stream_k=each)
+        shares = shared.shares(problem, gpu)
+        if each <= _room(problem, config, gpu) and shares.workers > shares.shared > 0:
+            yield shared
 
 
 def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
@@ -108,22 +117,41 @@ def peak_of(dtype: str, gpu: Gpu) -> float:
     return gpu.peak_tflops.get(RATES.get(dtype, dtype), gpu.peak_tflops["fp16"])
 
 
+def _room(problem: MatmulProblem, config: Tile, gpu: Gpu) -> int:
+    """Programs that a compute unit has LDS for."""
+    room = gpu.lds_bytes // config.lds_bytes(problem, gpu) if isinstance(config, WmmaConfig) else 4
+    return min(max(1, room), MOST_TOGETHER)
+
+
 def predicted_seconds(problem: MatmulProblem, config: Tile, share: float, gpu: Gpu) -> float:
     """The model's time: the busiest compute unit's K-tiles, or what memory takes at least; and adding up parts of K."""
     peak = peak_of(problem.dtype_a, gpu) * 1e12 / gpu.compute_units * share
-    parts = config.parts(problem)
-    steps = -(-problem.k_stored // (config.block_k * parts)) + EXTRA_STEPS
     flops = 2 * config.block_m * config.block_n * config.block_k * problem.k // problem.k_stored
-    room = gpu.lds_bytes // config.lds_bytes(problem, gpu) if isinstance(config, WmmaConfig) else 4
-    rounds = -(-_tiles(problem, config) * parts // gpu.compute_units)
-    together = min(rounds, max(1, room), MOST_TOGETHER)
-    busy = -(-rounds // together) * steps * max(together * flops / peak, STEP_S)
-    multiplying = rounds * steps * flops / peak
-    memory = problem.bytes / (gpu.bandwidth_gbs * 1e9)
-    seconds = max(busy, memory) + UNHIDDEN * (min(busy, memory) + multiplying)
-    if parts > 1:
-        sums = 4 * problem.batches * problem.m * problem.n
-        seconds += LAUNCH_S + 2 * parts * sums / (gpu.bandwidth_gbs * 1e9)
+    bandwidth = gpu.bandwidth_gbs * 1e9
+    tiles, room = _tiles(problem, config), _room(problem, config, gpu)
+    steps = -(-problem.k_stored // config.block_k)
+    parts = config.parts(problem)
+    if isinstance(config, WmmaConfig) and config.stream_k:
+        shares = config.shares(problem, gpu)
+        together = config.stream_k
+        # a share may be two pieces, with a beginning and an end each
+        rounds = shares.whole // (together * gpu.compute_units)
+        longest = rounds * (steps + EXTRA_STEPS) + -(-shares.units // shares.workers) + 2 * EXTRA_STEPS
+        multiplied = tiles * steps / gpu.compute_units
+        moved = 8 * shares.programs * config.block_m * config.block_n
+        # each launch waits for the last workgroup of the one before
+        seconds = moved / bandwidth + LAUNCH_S * (2 if shares.whole else 1)
+        longest *= DRAIN
+    else:
+        programs = -(-tiles * parts // gpu.compute_units)
+        together = min(programs, room)
+        longest = -(-programs // together) * (-(-steps // parts) + EXTRA_STEPS)
+        multiplied = programs * (-(-steps // parts) + EXTRA_STEPS)
+        moved = 8 * parts * problem.batches * problem.m * problem.n
+        seconds = moved / bandwidth + LAUNCH_S if parts > 1 else 0.0
+    busy = longest * max(together * flops / peak, STEP_S)
+    memory = problem.bytes / bandwidth
+    seconds += max(busy, memory) + UNHIDDEN * (min(busy, memory) + multiplied * flops / peak)
     return seconds
 
 
@@ -163,6 +191,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         config = with_best_order(problem, config, gpu)
         parts = config.parts(problem)
         split = f", K in {parts} parts" if parts > 1 else ""
+        if isinstance(config, WmmaConfig) and config.stream_k:
+            split = f", the last {config.shares(problem, gpu).shared} shared by {config.shares(problem, gpu).workers}"
         yield (
             config,
             (

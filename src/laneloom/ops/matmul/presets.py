@@ -3,7 +3,8 @@
     laneloom.matmul(a, b, config="kunroll")
 
 The seed wmma_ops had a kernel per name; here most are knobs of one schedule, and three have loops of their own. Where
-its description and its code differ, the name counts. All are for RDNA 3, 3.5 and 4, fp16 or bf16, any size and stride.
+its description and its code differ, the name counts. stream_k is laneloom's own. All are for RDNA 3, 3.5 and 4, any
+size and stride.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ PRESETS: Mapping[str, MatmulConfig | NamedPlan] = MappingProxyType({
     "pingpong": PingpongConfig(block_m=128, block_n=128, block_k=16, order="row"),
     "hilbert": replace(STANDARD, order="hilbert"),
     "opt": replace(STANDARD, block_n=128, transpose="shuffle"),
+    "stream_k": WmmaConfig(block_m=128, block_n=64, block_k=32, num_warps=8, stream_k=2),
 })  # fmt: skip
 
 PLANNERS: Mapping[str, Callable[[MatmulProblem, Gpu], MatmulConfig]] = MappingProxyType({"adaptive": adaptive})

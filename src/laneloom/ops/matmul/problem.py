@@ -133,6 +133,19 @@ class MatmulProblem:
         return replace(self, batch=(1, 1))
 
     @property
+    def dtype_sums(self) -> str:
+        """What the bare product is stored as for a launch that finishes it: what it is summed in by default."""
+        return ACCUMULATORS[self.dtype_a][0]
+
+    def of_sums(self) -> MatmulProblem:
+        """The bare product with row-major sums, as a schedule leaves those of each part of K.
+
+        Batch axes that were merged were neighbours, so sums lie as those of a row-major result of any shape.
+        """
+        out = Matrix((self.batch[1] * self.m * self.n, self.m * self.n, self.n, 1))
+        return replace(self, epilogue=None, dtype_out=self.dtype_sums, out=out)
+
+    @property
     def batches(self) -> int:
         """Independent products."""
         return prod(self.batch)

@@ -52,7 +52,7 @@ def fma_matmul(
     B_SHARED: gl.constexpr, N_VEC: gl.constexpr, MARK: gl.constexpr,
 ):  # fmt: skip
     outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        M, N, batch_inner, first_program, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+        gl.program_id(0) + first_program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
     )  # fmt: skip
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
@@ -138,7 +138,7 @@ def _constants(problem: MatmulProblem, config: FmaConfig, gpu: Gpu) -> dict[str,
 
 def launch(problem: MatmulProblem, config: FmaConfig, gpu: Gpu, *pointers: Any) -> None:
     """As `launch_wmma.launch_tiles`."""
-    launch_tiles(fma_matmul, problem, config, _constants(problem, config, gpu), *pointers)
+    launch_tiles(fma_matmul, problem, config, _constants(problem, config, gpu), gpu, *pointers)
 
 
 def code_object(problem: MatmulProblem, config: FmaConfig, gpu: Gpu) -> CodeObject:

@@ -1,13 +1,15 @@
 """WMMA block GEMM: a workgroup's tiles of A and B go through LDS while the next ones are on their way.
 
-The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts. Both
-tiles lie in LDS with K contiguous, so that fragments are read 16 bytes at a time; an operand that is contiguous along M
-or N is transposed on the way. Its knobs make most presets (docs/presets.md). What was tried, compiled figures:
-docs/matmul.md. Source of the fragment layouts: AMD RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts, or
+the last round of tiles shared (stream-K). Both tiles lie in LDS with K contiguous, so that fragments are read 16 bytes
+at a time; an operand that is contiguous along M or N is transposed on the way. Its knobs make most presets
+(docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of the fragment layouts: AMD RDNA 3 and
+RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from triton.experimental import gluon
@@ -15,7 +17,8 @@ from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
-from ....device.epilogue import pinned, store_tile_in_pieces
+from ....device.epilogue import above_stores, store_tile_in_pieces
+from ....device.stream_k import stream_piece
 from ....device.wmma_tiles import (
     load_fence,
     load_last_tile,
@@ -46,11 +49,11 @@ def wmma_matmul(
     stride_bo, stride_bi, stride_bk, stride_bn,
     stride_co, stride_ci, stride_cm, stride_cn,
     stride_do, stride_di, stride_dm, stride_dn, stride_bias,
-    batch_inner, first_program, k_part, stride_part,
+    batch_inner, first_program, k_part, stride_part, whole, shared, workers, copies, inverse,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     ORDER: gl.constexpr, GROUP: gl.constexpr, CHIPLETS: gl.constexpr,
     BUFFERS: gl.constexpr, PREFETCH: gl.constexpr, CONTROL: gl.constexpr,
-    SPLIT: gl.constexpr, BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
+    SPLIT: gl.constexpr, STREAM: gl.constexpr, BATCHED: gl.constexpr, WHOLE_K: gl.constexpr, WIDE: gl.constexpr,
     A_MAJOR: gl.constexpr, B_MAJOR: gl.constexpr, C_CONTIGUOUS: gl.constexpr, ADD_CONTIGUOUS: gl.constexpr,
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
     SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
@@ -58,16 +61,27 @@ def wmma_matmul(
     ACC_TYPE: gl.constexpr, SUMS_TYPE: gl.constexpr, ACCUMULATOR: gl.constexpr, A_TYPE: gl.constexpr,
     B_TYPE: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
     A_OPAQUE: gl.constexpr, B_OPAQUE: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
-    C_STORE: gl.constexpr, C_PIECES: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
+    C_STORE: gl.constexpr, C_PIECES: gl.constexpr, HOLD: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
     B_SHARED: gl.constexpr,
 ):  # fmt: skip
     K = marked(K, MARK)
+    tile = gl.program_id(0) + first_program
+    if STREAM:
+        # a piece of a tile that several programs share
+        steps_of_tile = (K - 1) // BLOCK_K + 1
+        tile, first_step, end_step, slot = stream_piece(tile, steps_of_tile, shared, workers, copies, inverse)
+        tile += whole
+        k_first = first_step * BLOCK_K
+        K = gl.minimum(K, end_step * BLOCK_K) - k_first
+        a_ptr += k_first.to(gl.int64) * stride_ak
+        b_ptr += k_first.to(gl.int64) * stride_bk
     outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        M, N, batch_inner, first_program, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+        tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
     )  # fmt: skip
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
-    c_ptr += outer * stride_co + inner * stride_ci
+    if not STREAM:
+        c_ptr += outer * stride_co + inner * stride_ci
     if add_ptr is not None:
         add_ptr += outer * stride_do + inner * stride_di
     if SPLIT:
@@ -133,10 +147,17 @@ def wmma_matmul(
         b_tile += b_step
     cta_barrier()  # the last tile is stored
     acc = multiply(a_lds.index(0), b_lds.index(0), acc, VERSION, K_WIDTH)
-    if C_STORE is None or C_PIECES > 1:
-        acc = pinned(acc)
+    acc = above_stores(acc, HOLD)
     if SUMS_TYPE is not None:
         acc = acc.to(SUMS_TYPE, bitcast=True)
+    if STREAM:
+        # the whole block, for kernels/stream_sums.py
+        c_ptr += slot.to(gl.int64) * (BLOCK_M * BLOCK_N)
+        m0 *= 0
+        n0 *= 0
+        rows_m = rows_m * 0 + BLOCK_M
+        rows_n = rows_n * 0 + BLOCK_N
+        stride_cm = stride_cm * 0 + BLOCK_N
     store_tile_in_pieces(
         acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
         alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, SCALE_A, SCALE_B,
@@ -145,20 +166,35 @@ def wmma_matmul(
 
 
 def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
+    stream = config.stream_k > 0
     return constants(problem, config, gpu) | {
         "SPLIT": config.parts(problem) > 1,
+        "STREAM": stream,
         "BATCHED": problem.batches > 1,
         "BUFFERS": config.buffers,
         "PREFETCH": config.prefetch,
         "CONTROL": config.control,
+        # the sums of a piece are a whole block, whatever C is
+        **({"C_CONTIGUOUS": True, "C_VEC": 4, "N_VEC": 4} if stream else {}),
     }
 
 
-def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, *pointers: Any) -> None:
-    """As `launch_wmma.launch_tiles`."""
-    launch_tiles(wmma_matmul, problem, config, _constants(problem, config, gpu), *pointers)
+def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, *pointers: Any, parts: Any = None) -> None:
+    """As `launch_wmma.launch_tiles`. With stream-K a launch makes the whole tiles, another leaves the pieces of the
+    others in `parts`, of the shape that the config says, for kernels/stream_sums.py.
+    """
+    whole = replace(config, stream_k=0)
+    shares = config.shares(problem, gpu) if config.stream_k else None
+    chosen = _constants(problem, whole, gpu)
+    launch_tiles(wmma_matmul, problem, whole, chosen, gpu, *pointers, count=shares and shares.whole)
+    if shares and shares.shared:
+        pieces = problem.of_sums()
+        chosen, a, b = _constants(pieces, config, gpu), *pointers[:2]
+        launch_tiles(wmma_matmul, pieces, config, chosen, gpu, a, b, parts, count=shares.programs)
 
 
 def code_object(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> CodeObject:
-    """The machine code that `launch` runs."""
+    """The machine code that `launch` runs; with stream-K, what makes the pieces."""
+    if config.stream_k:
+        problem = problem.of_sums()
     return compile_tiles(wmma_matmul, problem, config, _constants(problem, config, gpu), gpu)

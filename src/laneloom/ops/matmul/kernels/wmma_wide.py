@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
-from ....device.epilogue import pinned, store_tile_in_pieces
+from ....device.epilogue import above_stores, store_tile_in_pieces
 from ....device.waves import wave_number
 from ....device.wide_tiles import load_last_vectors, load_vectors, store_vectors, vector_offsets
 from ....device.wmma_tiles import (
@@ -53,12 +53,12 @@ def wmma_wide_matmul(
     ACC_TYPE: gl.constexpr, SUMS_TYPE: gl.constexpr, ACCUMULATOR: gl.constexpr, A_TYPE: gl.constexpr,
     B_TYPE: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
     A_OPAQUE: gl.constexpr, B_OPAQUE: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
-    C_STORE: gl.constexpr, C_PIECES: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
+    C_STORE: gl.constexpr, C_PIECES: gl.constexpr, HOLD: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
     B_SHARED: gl.constexpr, HALF: gl.constexpr, VECTORS: gl.constexpr,
 ):  # fmt: skip
     K = marked(K, MARK)
     outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        M, N, batch_inner, first_program, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+        gl.program_id(0) + first_program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
     )  # fmt: skip
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
@@ -116,8 +116,7 @@ def wmma_wide_matmul(
         tile += step
     cta_barrier()  # the last tile is stored
     acc = multiply(a_lds.index(0), b_lds.index(0), acc, VERSION, K_WIDTH)
-    if C_STORE is None or C_PIECES > 1:
-        acc = pinned(acc)
+    acc = above_stores(acc, HOLD)
     if SUMS_TYPE is not None:
         acc = acc.to(SUMS_TYPE, bitcast=True)
     store_tile_in_pieces(
@@ -141,7 +140,7 @@ def _constants(problem: MatmulProblem, config: WideConfig, gpu: Gpu) -> dict[str
 
 def launch(problem: MatmulProblem, config: WideConfig, gpu: Gpu, *pointers: Any) -> None:
     """As `launch_wmma.launch_tiles`."""
-    launch_tiles(wmma_wide_matmul, problem, config, _constants(problem, config, gpu), *pointers)
+    launch_tiles(wmma_wide_matmul, problem, config, _constants(problem, config, gpu), gpu, *pointers)
 
 
 def code_object(problem: MatmulProblem, config: WideConfig, gpu: Gpu) -> CodeObject:
