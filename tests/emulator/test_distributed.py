@@ -201,7 +201,7 @@ def dtensor_decode_and_groups(ranks):
     def by_group(a, b, ends, out, out_dtype, config):
         """The operator's meaning, in place of the kernel that no emulated GPU runs."""
         bounds = [0, *ends.tolist()]
-        parts = [a[i:j] @ x for i, j, x in zip(bounds, bounds[1:], b, strict=True)]
+        parts = [a[i:j] @ x for i, j, x in zip(bounds[:-1], bounds[1:], b, strict=True)]
         return torch.cat(parts).to(out_dtype or a.dtype)
 
     torch_grouped.multiply_groups = by_group

@@ -61,7 +61,8 @@ def fp8_error_of_sums(k: int) -> float:
     3.3.2; torch has the same sums with use_fast_accum.
     """
     whole = -(-k // 16) * 16  # torch takes no others
-    a, b = (torch.randn(256, whole, device="cuda", generator=seeded(i)).to(torch.float8_e4m3fn) for i in range(2))
+    shapes = ((2048, whole), (4096, whole))  # tiles enough for every SM: with fewer, K may be split and errors smaller
+    a, b = (torch.randn(s, device="cuda", generator=seeded(i)).to(torch.float8_e4m3fn) for i, s in enumerate(shapes))
     one = torch.ones((), device="cuda")
     out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
         a, b.mT, one, one, out_dtype=torch.float32, use_fast_accum=True

@@ -56,8 +56,6 @@ def call(packet: Any, *args: Any) -> Any:
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return _bodies[packet](*args)
         return packet(*args)
-    if type(args[0]) not in _PLAIN_TENSORS:
-        _learn_sharding(args[0])
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     if transformed and packet in _functions:
         return _functions[packet].apply(*args)
@@ -66,10 +64,14 @@ def call(packet: Any, *args: Any) -> Any:
 
 def is_observed(*tensors: Any) -> bool:
     """Whether something wants to see the operator: a compiler, autocast, a transform, a mode, a kind of tensor."""
+    if torch.compiler.is_compiling():
+        return True
+    for x in tensors:
+        if type(x) not in _PLAIN_TENSORS:
+            _learn_sharding(x)
+            return True
     return (
-        torch.compiler.is_compiling()
-        or any(type(x) not in _PLAIN_TENSORS for x in tensors)
-        or torch.is_autocast_enabled(tensors[0].device.type)
+        torch.is_autocast_enabled(tensors[0].device.type)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     )
