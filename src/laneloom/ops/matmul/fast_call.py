@@ -1,7 +1,7 @@
 """The warm path of `matmul` on CUDA tensors: from a table, past PyTorch's dispatcher and the planner.
 
 The operator torch.ops.laneloom.matmul costs tens of microseconds of host time per call, more than a small product
-takes. Where nothing needs it (no gradient, autocast, tracing, functional transform or dispatch mode), two 2-D tensors
+takes. Where nothing needs it (no autocast, tracing, functional transform or dispatch mode), two 2-D tensors
 go straight to what was prepared for their shapes, strides, dtypes and alignment. Same kernel, same bits.
 """
 
@@ -38,17 +38,35 @@ def _is_observed() -> bool:
     """Whether something between the caller and the kernel wants to see the operator."""
     return (
         torch.is_autocast_enabled("cuda")
+        or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._len_torch_function_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     )
 
 
+def can_skip_operator(*tensors: torch.Tensor | None) -> bool:
+    """Whether nothing needs to see the operator: plain tensors on the current device, no gradients."""
+    if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
+        return False
+    device, recorded = _current_device(), torch.is_grad_enabled()
+    for x in tensors:
+        if x is None:
+            continue
+        if type(x) not in _PLAIN_TENSORS or x.get_device() != device or (recorded and x.requires_grad):
+            return False
+    return device >= 0 and not _is_observed()
+
+
 def call_prepared(
     a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, out: torch.Tensor | None = None,
-    precision: str | None = None,
+    precision: str | None = None, differentiate: Callable[..., torch.Tensor] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
-    """The product, in `out` if that is given, or None where the operator has to be called."""
+    """The product, in `out` if that is given, or None where the operator has to be called.
+
+    Where gradients are recorded it comes from `differentiate(a, b, out_dtype, precision, run)`, which records them and
+    calls `multiply`; without that the operator is called.
+    """
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return None
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
@@ -56,7 +74,8 @@ def call_prepared(
     device = a.get_device()
     if device < 0 or b.get_device() != device or _current_device() != device:
         return None
-    if (torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)) or _is_observed():
+    recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
+    if (recorded and (differentiate is None or out is not None)) or _is_observed():
         return None
     key = (
         a.shape, a.stride(), a.dtype, a.data_ptr() & 15, b.shape, b.stride(), b.dtype, b.data_ptr() & 15, out_dtype,
@@ -73,9 +92,20 @@ def call_prepared(
         run = _prepared[key] = _prepare(a, b, out_dtype, out, precision)
     if run is None:
         return None
+    if recorded:
+        assert differentiate is not None
+        return differentiate(a, b, out_dtype, precision, run)
     if out is None:
-        shape = (a.shape[0], b.shape[1])
-        out = a.new_empty(shape, dtype=out_dtype or _DEFAULT_OUTPUTS.get(a.dtype))
+        return multiply(a, b, out_dtype, run)
+    run(a, b, out)
+    return out
+
+
+def multiply(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None, run: Callable[..., None]
+) -> torch.Tensor:
+    """A new tensor with the product, by what was prepared for it."""
+    out = a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or _DEFAULT_OUTPUTS.get(a.dtype))
     run(a, b, out)
     return out
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 
 from ...gpu import Gpu
@@ -205,6 +206,7 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
     return PlainConfig(block_m=64, block_n=64, block_k=64, num_warps=4, stages=3)
 
 
+@lru_cache(maxsize=4096)
 def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
     rows or columns and a long K, which other schedules stream or split."""

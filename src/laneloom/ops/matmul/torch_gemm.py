@@ -17,6 +17,7 @@ from ..operators import aligned, call, complete, one_by_one, refuse_out, to_fron
 from . import execute
 from .config import MatmulConfig, NamedPlan
 from .dtypes import Arithmetic
+from .fast_gemm import Checked, call_prepared_gemm
 from .gemm import check_shapes, check_term, needs_copy
 from .torch_op import (
     accumulator_name,
@@ -50,6 +51,18 @@ def gemm_tensors(
     for name in ("scale_a", "scale_b"):
         if torch.is_grad_enabled() and operands[name] is not None and operands[name].requires_grad:
             raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
+    if config is acc_dtype is packed is out is None:
+        used = (None if beta == 0 else c, bias, scale_a, scale_b)
+
+        def check_operands() -> Checked:
+            shape, names, arithmetic = _check(a, b, *used, precision, acc_dtype, packed)
+            has_terms = alpha != 1 or activation is not None or any(x is not None for x in used)
+            dtype = output_dtype(names[0], out_dtype, has_terms)
+            return shape, dtype, (*names, dtype_name("out_dtype", dtype)), arithmetic
+
+        result = call_prepared_gemm(a, b, used, alpha, beta, activation, out_dtype, precision, check_operands)
+        if result is not None:
+            return result
     text = None if config is None else config.text
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)
     rest = (scale_a, scale_b, precision, accumulator_name(acc_dtype), packed)

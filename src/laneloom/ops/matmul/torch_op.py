@@ -18,7 +18,7 @@ from ..target import active_gpu, expected_device_type
 from . import execute
 from .config import MatmulConfig, NamedPlan
 from .dtypes import IEEE, Arithmetic, check_arithmetic, check_pair, default_output
-from .fast_call import call_prepared
+from .fast_call import call_prepared, multiply
 from .presets import named_config
 
 _NAMES = {
@@ -72,7 +72,7 @@ def matmul_tensors(
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
     if config is acc_dtype is packed is None:
-        result = call_prepared(a, b, out_dtype, out, precision)
+        result = call_prepared(a, b, out_dtype, out, precision, _Product.apply)
         if result is not None:
             return result
     for name, operand in (("a", a), ("b", b), ("out", out)):
@@ -175,6 +175,9 @@ def summed_product(
 
     def product(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if alpha == 1:
+            prepared = call_prepared(x, y, out_dtype, None, how[0], _Product.apply) if how[1] is None else None
+            if prepared is not None:
+                return prepared
             return call(torch.ops.laneloom.matmul, x, y, out_dtype, None, *how, None)
         terms = (None, None, alpha, 0.0, None, out_dtype, None, None, None)
         return call(torch.ops.laneloom.gemm, x, y, *terms, *how, None)
@@ -187,6 +190,20 @@ def summed_product(
         y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
         return product(x, y).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
+
+
+class _Product(torch.autograd.Function):
+    """A product with its gradients past PyTorch's dispatcher; see `call_prepared`."""
+
+    @staticmethod
+    def forward(ctx, a, b, out_dtype, precision, run):
+        ctx.save_for_backward(a, b)
+        ctx.how = (precision, None)
+        return multiply(a, b, out_dtype, run)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return *_gradients(ctx, *grads)[:2], None, None, None
 
 
 def _batched(info, in_dims, a, b, *how):
