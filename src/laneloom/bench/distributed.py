@@ -31,7 +31,6 @@ from ..pytorch.distributed import (
     ring_attention,
     zigzag_shard,
 )
-from ..pytorch.symmetric import multiply_and_exchange
 from .records import append, hash_sources, make_record, read_environment
 from .timing import Timing
 from .works import sources
@@ -100,10 +99,6 @@ def product_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCT
         }
         if device == "cuda":
             candidates["laneloom, p2p"] = lambda x=x, w=w: matmul_reduce_scatter(x, w, transport="p2p")
-            candidates["laneloom, stored directly"] = lambda x=x, w=w, ranks=ranks: (
-                multiply_and_exchange(x.unflatten(0, (ranks, -1)), w, dist.group.WORLD, direct=True)
-                .sum(0, dtype=torch.float32).to(x.dtype)
-            )  # fmt: skip
             candidates["torch: fused_matmul_reduce_scatter"] = lambda x=x, w=w: (
                 torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group_name)
             )

@@ -125,6 +125,7 @@ def pull(k: torch.Tensor, v: torch.Tensor, group: Any) -> Iterator[tuple[torch.T
         box.buffer(box.rank, k.shape, k.dtype).copy_(k)
         box.buffer(box.rank, v.shape, v.dtype, k.nbytes).copy_(v)
         box.barrier()
+    here.wait_stream(box.copies)  # a kernel that fills the SMs would keep the barrier's waiting, and with it the copies
 
     def fetch(step: int) -> Any:
         owner, room = (box.rank - step) % box.ranks, rooms[step % 2 - 1]
@@ -157,6 +158,7 @@ def gather_and_multiply(
     with torch.cuda.stream(box.copies):
         box.buffer(box.rank, x.shape, x.dtype).copy_(x)
         box.barrier()
+        ready = box.copies.record_event()
         for step in range(1, box.ranks):
             source = (box.rank + step) % box.ranks
             gathered[source].copy_(box.buffer(source, x.shape, x.dtype))
@@ -164,6 +166,7 @@ def gather_and_multiply(
         if keeps:
             gathered[box.rank].copy_(x)
     box.products.wait_stream(here)
+    here.wait_event(ready)  # a kernel that fills the SMs would keep the barrier's waiting, and with it the copies
     matmul(x, w, out=y[box.rank])
     for step, event in enumerate(arrived, start=1):
         source, stream = (box.rank + step) % box.ranks, box.alternate(step)
@@ -174,9 +177,7 @@ def gather_and_multiply(
     here.wait_stream(box.copies)
 
 
-def multiply_and_exchange(
-    rows: torch.Tensor, w: torch.Tensor, group: Any, *, direct: bool = False
-) -> torch.Tensor:
+def multiply_and_exchange(rows: torch.Tensor, w: torch.Tensor, group: Any) -> torch.Tensor:
     """Every rank's product of this rank's rows, [ranks, M / ranks, N]; rows: [ranks, M / ranks, K / ranks]."""
     box = exchange_of(group, rows.device)
     shape, dtype = (box.ranks, rows.shape[1], w.shape[1]), rows.dtype
@@ -184,17 +185,16 @@ def multiply_and_exchange(
     here = torch.cuda.current_stream(rows.device)
     box.copies.wait_stream(here)
     box.products.wait_stream(here)
-    leaving = rows.new_empty(shape if not direct else (0,))
+    leaving = rows.new_empty(shape)
     for step in range(1, box.ranks):
         target, stream = (box.rank + step) % box.ranks, box.alternate(step - 1)
         slot = box.buffer(target, shape, dtype)[box.rank]
         with torch.cuda.stream(stream):
-            matmul(rows[target], w, out=slot if direct else leaving[target])
+            matmul(rows[target], w, out=leaving[target])
             done = stream.record_event()
         with torch.cuda.stream(box.copies):
             box.copies.wait_event(done)
-            if not direct:
-                slot.copy_(leaving[target])
+            slot.copy_(leaving[target])
     mine = box.buffer(box.rank, shape, dtype)
     with torch.cuda.stream(box.alternate(box.ranks - 1)):
         matmul(rows[box.rank], w, out=mine[box.rank])
