@@ -8,6 +8,8 @@ import numpy as np
 
 from ... import verify
 
+_SHORT = 64  #: products of a sum that are added one after another to learn what FP32 loses
+
 
 def truth(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> np.ndarray:
     """A B in FP64, for FP64 sums in numpy's longest float; exact products of half-precision inputs, sums with an error
@@ -21,7 +23,8 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
     """A B with products and sums in `accumulator`, not rounded further; in FP64.
 
     For 16-bit and FP64 sums each product is added to the sum of those before it, and the sum rounded, which is how much
-    a chain of matrix instructions or multiply-adds may lose; numpy adds FP64 in several chains, which lose less.
+    a chain of matrix instructions or multiply-adds may lose; numpy adds in several chains, as many as the machine's
+    vectors have lanes, which lose less. With few products that matters for FP32 operands as well.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if accumulator in ("fp16", "bf16", "fp64"):
@@ -31,7 +34,19 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
                 total = total + a[..., :, k, None] * b[..., None, k, :]
                 total = verify.decode(verify.encode(total, accumulator), accumulator)
             return total
-        return np.matmul(a.astype(np.float32), b.astype(np.float32)).astype(np.float64)
+        single = a.astype(np.float32), b.astype(np.float32)
+        if a.shape[-1] <= _SHORT and not all(_has_exact_products(x) for x in single):
+            total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.float32)
+            for k in range(a.shape[-1]):
+                products = single[0][..., :, k, None].astype(np.float64) * single[1][..., None, k, :]
+                total = (total + products).astype(np.float32)
+            return total.astype(np.float64)
+        return np.matmul(*single).astype(np.float64)
+
+
+def _has_exact_products(x: np.ndarray) -> bool:
+    """Whether the values have at most 12 significant bits, so that FP32 holds their products: halves, bytes."""
+    return not (x.view(np.uint32) & 0xFFF).any()
 
 
 def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32") -> verify.Verdict:
