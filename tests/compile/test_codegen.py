@@ -349,3 +349,26 @@ def test_versions():
         versions.check_triton("3.99.0")
     with pytest.raises(UnsupportedError, match="cannot read"):
         versions.check_triton("nightly")
+
+
+@gluon.jit
+def asm_on_bytes(x_ptr, out_ptr, LAYOUT: gl.constexpr):
+    offs = gl.arange(0, 128, LAYOUT)
+    x = gl.load(x_ptr + offs)
+    y = gl.inline_asm_elementwise("v_mov_b32 $0, $1", "=v,v", [x], dtype=gl.int8, is_pure=True, pack=4)
+    gl.store(out_ptr + offs, y)
+
+
+@pytest.mark.skipif(
+    versions.parse_version(triton.__version__) < (3, 9), reason="LLVM ends the process after printing its error"
+)
+def test_what_llvm_left_out_is_an_error(capfd):
+    """LLVM takes no operand of four bytes: it says so on descriptor 2 and leaves an empty kernel."""
+    layout = gl.BlockedLayout([4], [32], [1], [0])
+    message = "asm_on_bytes does not compile for gfx1151: LLVM left out what it could not generate, because it could "
+    with pytest.raises(CompileError, match=message + "not allocate output register for constraint 'v'"):
+        compile_kernel(
+            asm_on_bytes, gpu="gfx1151", signature={"x_ptr": "*i8", "out_ptr": "*i8"}, constants={"LAYOUT": layout},
+            num_warps=1,
+        )  # fmt: skip
+    assert capfd.readouterr().err == ""

@@ -19,7 +19,7 @@ from ..errors import ArgumentError, CompileError
 from ..gpu import Gpu, get_gpu
 from . import cache, versions
 from .code_object import CodeObject, from_amdgcn, from_cubin
-from .diagnostics import COMPILER_LOCK, captured_stderr, captured_stdout, explain_triton_error
+from .diagnostics import COMPILER_LOCK, captured_stderr, captured_stdout, explain_triton_error, llvm_errors
 
 _DIVISIBLE_BY_16 = ["tt.divisibility", 16]
 _SPANS_LESS_THAN_2_GIB = ["tt.pointer_range", 32]
@@ -116,12 +116,17 @@ def _compile(
 
     with COMPILER_LOCK, versions.knob_values(buffer_ops=buffer_ops):
         try:
-            with captured_stdout() as printed:
+            with captured_stdout() as printed, llvm_errors() as unnoticed:
                 compiled = run()
         except Exception as error:
             diagnostics = _diagnose(run) if _speaks_on_stderr(error) else ""
             message = explain_triton_error(error, diagnostics)
             raise CompileError(f"{name} does not compile for {gpu.name}: {message}") from error
+    if unnoticed:
+        raise CompileError(
+            f"{name} does not compile for {gpu.name}: LLVM left out what it could not generate, because it "
+            f"{'; '.join(dict.fromkeys(unnoticed))}"
+        )
     version = versions.triton_version()
     if gpu.vendor == "nvidia":
         return from_cubin(

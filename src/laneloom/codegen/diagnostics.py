@@ -11,7 +11,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+import triton
 from triton.compiler.errors import CompilationError
+
+from .versions import parse_version
 
 COMPILER_LOCK = threading.RLock()
 """Held while a compilation changes process-wide state: Triton's knobs, sys.stdout, file descriptor 2."""
@@ -33,6 +36,28 @@ def captured_stderr() -> Iterator[list[str]]:
             os.close(saved)
             file.seek(0)
             captured.append(file.read().decode(errors="replace"))
+
+
+@contextmanager
+def llvm_errors() -> Iterator[list[str]]:
+    """Collect the errors of LLVM's code generator, one line each, which Triton does not look at; what else native code
+    prints meanwhile is passed on after the block.
+
+    LLVM goes on after such an error and leaves out what it cannot generate. Under Triton before 3.9 it ends the process
+    after printing it instead, so there nothing is collected.
+    """
+    found: list[str] = []
+    if parse_version(triton.__version__) < (3, 9):
+        yield found
+        return
+    printed: list[str] = []
+    try:
+        with captured_stderr() as printed:
+            yield found
+    finally:
+        errors = re.compile(r"^error: ([^\n]+)\n?", re.MULTILINE)
+        found.extend(errors.findall(printed[0]))
+        sys.stderr.write(errors.sub("", printed[0]))
 
 
 class _ThreadStdout:
