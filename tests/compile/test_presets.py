@@ -216,11 +216,11 @@ def test_the_epilogue_of_its_own_compiles_for_every_family(gpu):
     assert code.vgpr_spills == 0
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-def test_a_schedule_without_terms_has_them_in_a_launch_of_their_own(dtype):
+@pytest.mark.parametrize(("dtype", "schedule"), [("fp32", "hopper_stream"), ("fp64", "hopper_precise")])
+def test_a_schedule_without_terms_has_them_in_a_launch_of_their_own(dtype, schedule):
     terms = Epilogue(scaled=True, bias=("n", 1), dtype_bias="fp32", activation="gelu")
     problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=dtype, epilogue=terms)
     explanation = explain(problem, gpu="sm_90a")
-    assert explanation.config.schedule == "hopper_precise"
+    assert explanation.config.schedule == schedule
     assert f"a launch of its own makes C of {dtype} sums: alpha, bias_n_fp32, gelu" in explanation.facts
     assert explanation.problem.dtype_out == dtype

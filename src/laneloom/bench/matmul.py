@@ -31,7 +31,8 @@ KERNEL_SOURCES = tuple(
         "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
         "ops/matmul/kernels/hopper.py", "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
         "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
-        "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/config_registers.py", "ops/matmul/plan_cluster.py",
+        "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/kernels/hopper_stream.cu",
+        "ops/matmul/config_registers.py", "ops/matmul/config_stream.py", "ops/matmul/plan_cluster.py",
         "ops/matmul/plan_hopper.py",
     )
 )  # fmt: skip

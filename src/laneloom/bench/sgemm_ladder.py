@@ -56,7 +56,7 @@ def step_names(gpu: Gpu) -> list[str]:
 def sources(name: str) -> list[Path]:
     """The files that a step's time depends on."""
     if name == PLANNED:
-        return [path for path in KERNELS.iterdir() if path.name.startswith("hopper_precise")]
+        return [path for path in KERNELS.iterdir() if path.name.startswith("hopper_stream")]
     return [KERNELS / "sgemm_hopper.cu", KERNELS / "sgemm_hopper.py"]
 
 

@@ -85,6 +85,11 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             **walk, "block_m": (128,), "block_n": (128, 256), "block_k": (slice_elements,),
             "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
+        "hopper_stream": {
+            **walk, "block_m": (64, 128), "block_n": (64, 128, 256), "block_k": (8, 12, 14, 24, 32),
+            "stages": tuple(range(2, 13)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
+            "programs": (gpu.compute_units,),
+        },
         "hopper_registers": {
             **walk, "block_m": (64, 128, 256), "block_n": (64, 128, 256), "block_k": (slice_elements,),
             "stages": tuple(range(2, 9)), "copy_other": _BOTH, "programs": (gpu.compute_units,),

@@ -29,12 +29,14 @@ from .config_hopper import (
     tma_writes,
 )
 from .config_registers import RegistersConfig, in_registers
+from .config_stream import StreamConfig, stream
 from .plan_cluster import best_cluster, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
     "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig, "hopper_registers": RegistersConfig,
+    "hopper_stream": StreamConfig,
 }  # fmt: skip
 
 SLICE_BYTES = 128  #: of a row, in one K-slice
@@ -220,8 +222,10 @@ def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig
         plain = _plain(problem), "takes any strides"
         if problem.m * problem.n * problem.k <= SMALL_MULTIPLICATIONS or min(problem.m, problem.n) < SKINNY_ROWS:
             yield plain
-        how = "FMA" if problem.dtype_a == "fp32" else "matrix instructions"
-        yield precise(problem, gpu), f"{problem.dtype_a} by {how}, operands by TMA"
+        if problem.dtype_a == "fp32":
+            yield stream(problem, gpu), "fp32 by FMA, operands by TMA"
+        else:
+            yield precise(problem, gpu), "fp64 by matrix instructions, operands by TMA"
         yield plain
 
 
