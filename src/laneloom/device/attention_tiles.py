@@ -81,7 +81,9 @@ def load_rows(
     c = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
     tile = base + row0.to(gl.int64) * stride
     if D % WIDTH == 0:
-        tile += column0
+        # The other tensor may be wider than this one: beyond its end, its last columns.
+        if D > WIDTH:
+            tile += gl.minimum(column0, D - WIDTH)
     else:
         c = gl.where(c < D - column0, column0 + c, c % 8)
     # A 64-bit scalar base and an unsigned 32-bit byte offset per lane: one address register.
