@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import sqrt
 
@@ -53,6 +54,16 @@ def multiply(
     return matmul(a, b, out=out, out_dtype=out.dtype, precision=precision, config=config)
 
 
+def torch_product(dtype: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """What a user of torch would call for operands of a dtype; fp8 as FP32, with its faster sums."""
+    if dtype == "fp8":
+        one = torch.ones((), device="cuda")
+        return lambda a, b: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+            a, b, one, one, out_dtype=torch.float32, use_fast_accum=True
+        )
+    return torch._int_mm if dtype == "int8" else torch.matmul  # pyright: ignore[reportPrivateImportUsage]
+
+
 @lru_cache(maxsize=64)
 def fp8_error_of_sums(k: int) -> float:
     """The worst error of torch's sums of k fp8 products on this GPU, for each unit of what was summed.
@@ -63,10 +74,7 @@ def fp8_error_of_sums(k: int) -> float:
     whole = -(-k // 16) * 16  # torch takes no others
     shapes = ((2048, whole), (4096, whole))  # tiles enough for every SM: with fewer, K may be split and errors smaller
     a, b = (torch.randn(s, device="cuda", generator=seeded(i)).to(torch.float8_e4m3fn) for i, s in enumerate(shapes))
-    one = torch.ones((), device="cuda")
-    out = torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-        a, b.mT, one, one, out_dtype=torch.float32, use_fast_accum=True
-    )
+    out = torch_product("fp8")(a, b.mT)
     a, b = a.double(), b.double()
     return ((out.double() - a @ b.mT).abs() / (a.abs() @ b.abs().mT)).max().item()
 

@@ -29,10 +29,10 @@ from ..ops.transform3d.api import transform3d
 from ..ops.transform3d.problem import Transform3dProblem
 from ..verify import UNIT_ROUNDOFF
 from . import products
-from .products import DTYPES, judge, multiply, operands
+from .products import DTYPES, judge, multiply, operands, torch_product
 from .records import Environment, Record, hash_sources, make_record
 from .suites import load_suite, quick_cases
-from .timing import METHOD_SUSTAINED, Launch, count_sets, interleave
+from .timing import METHOD_SUSTAINED, Launch, Timing, count_sets, interleave
 
 RIVALS = ("torch", "compile")
 PACKAGE = Path(__file__).parents[1]
@@ -101,7 +101,7 @@ def gemm_work(m: int, n: int, k: int, dtype: str, layout: str, group: str, gpu: 
     return Work(
         "matmul",
         {"m": m, "n": n, "k": k, "layout": layout, "dtype": dtype, "dtype_out": problem.dtype_out, "group": group},
-        problem.flops, problem.bytes, sets, lambda i: multiply(problem, *pairs[i], outs[i], None), torch.matmul,
+        problem.flops, problem.bytes, sets, lambda i: multiply(problem, *pairs[i], outs[i], None), torch_product(dtype),
         list(pairs), check, matmul_config.plan(problem, gpu).text,
     )  # fmt: skip
 
@@ -215,10 +215,19 @@ def measure(work: Work, rivals: list[str], environment: Environment, *, rounds: 
     launches["laneloom"] = work.ours
     reference = next(iter(launches))
     failed: dict[str, str] = {}
-    timings = interleave(
-        launches, work.sets, reference=reference if reference == "laneloom" else None, rounds=rounds,
-        on_failure=lambda name, error: failed.update({name: str(error)}),
-    )  # fmt: skip
+
+    def timed() -> dict[str, Timing]:
+        return interleave(
+            launches, work.sets, reference=reference, rounds=rounds,
+            on_failure=lambda name, error: failed.update({name: str(error)}),
+        )  # fmt: skip
+
+    try:
+        timings = timed()
+    except KeyError:  # the reference cannot do this
+        launches = {name: launch for name, launch in launches.items() if name not in failed}
+        reference = next(iter(launches), "laneloom")
+        timings = timed() if launches else {}
     if "laneloom" in failed:
         raise LaneloomError(f"{work.op} {work.problem}: {failed['laneloom']}")
     return [
