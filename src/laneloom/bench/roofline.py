@@ -100,7 +100,8 @@ def roofline_svg(records: Iterable[Record], limits: Ceilings, *, alone: bool = F
     top = max(limits.tflops.values(), default=0.0)
     if limits.gbs and top:
         ridge = top * 1e3 / limits.gbs
-        low = min(low, ridge / 16)  # so that the slope is seen
+        lowest = min(limits.tflops.values()) * 1e3 / limits.gbs
+        low = min(low, ridge / 16, lowest / 2)  # so that the slope is seen, and every roof meets it
         chart.line(f"memory: {limits.gbs:.0f} GB/s", [(low, low * limits.gbs / 1e3), (ridge, top)], dashed=True)
     for dtype, rate in sorted(limits.tflops.items(), key=lambda item: -item[1]):
         mine_of = [r for r in mine if dtype_of(r) == dtype]

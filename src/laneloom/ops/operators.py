@@ -52,7 +52,8 @@ def call(packet: Any, *args: Any) -> Any:
     if torch.compiler.is_compiling():
         return packet(*args)
     tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    if not is_observed(*tensors) and torch._C._get_tracing_state() is None:
+    hidden = torch._C._len_torch_function_stack() == 0 and torch._C._get_tracing_state() is None
+    if hidden and not is_observed(*tensors):
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return _bodies[packet](*args)
         return packet(*args)
