@@ -150,29 +150,31 @@ def test_hopper_backward(d, last):
 
 @pytest.mark.parametrize(("d", "d_v", "last"), [(256, 256, 0), (192, 128, None)])
 def test_hopper_backward_wide(d, d_v, last):
-    """dK and dV stay in registers of two warpgroups; the third one's next S is issued before dQ, nothing is spilled."""
+    """dK and dV stay in registers of two warpgroups; the third one's next S is issued before dQ; two CTAs share loads."""
     pytest.importorskip("cuda.bindings.nvrtc")
     gpu = get_gpu("sm_90a")
     problem = AttentionProblem(2, 8, 8, 2048, 2048, d, d_v, "bf16", d**-0.5, None, last)
     (config,) = plan_backward(problem, gpu)
     assert config.schedule == "hopper_backward_wide"
     code = code_object(problem, gpu, "backward")
-    # The producer's one thread may keep a few addresses in memory; the products' threads nothing.
-    assert code.vgpr_spills <= 24
+    # The producer's one thread keeps addresses in memory, a scorer's at most one number, under its exponentials.
+    assert code.vgpr_spills <= 28
     assert code.lds_bytes + 1536 <= gpu.lds_bytes
     ops = sass_of(code)
-    scores, parts = d // 16 + d_v // 16, -(-d // 64)
+    scores, parts = d // 16 + d_v // 16, -(-d // 128)  # parts: of 64 columns of dQ, in each of two CTAs
     products = [i for i, op in enumerate(ops) if op.startswith("HGMMA")]
-    # S and dP before the loop; dP, S and dQ in it; dV and dK in one or two instructions of each of four steps
+    # S and dP before the loop; in it S, dQ from this CTA's keys and the other one's, dP; dV and dK in one or two
+    # instructions of each of four steps
     sums = 4 * sum(-(-n // 128) for n in (d, d_v))
-    assert len(products) == 2 * scores + 4 * parts + sums
-    loop = products[scores : 2 * scores + 4 * parts]
+    assert len(products) == 2 * scores + 8 * parts + sums
+    loop = products[scores : 2 * scores + 8 * parts]
     inside = ops[loop[0] : loop[-1]]
     assert not [op for op in inside if op.startswith(("STL", "LDL"))]
+    assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == parts - 1
     assert sum(op.startswith("RED") for op in inside) == 8 * (parts - 1), "the last part leaves under the next dP"
     assert sum(op.startswith("RED") for op in ops) == 8 * parts
     assert sum(op == "MUFU.EX2" for op in ops) == 32
-    assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == parts - 1
+    assert sum(op.startswith("UTMALDG.4D.MULTICAST") for op in ops) == 2, "each CTA fetches half of Q and dO for both"
 
 
 @pytest.mark.parametrize(("d", "page", "left"), [(128, 0, None), (256, 16, 100)])

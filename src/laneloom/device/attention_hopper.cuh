@@ -64,6 +64,29 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
+// Clusters.
+__device__ __forceinline__ u32 cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// What lies at this address in the shared memory of a CTA of the cluster.
+__device__ __forceinline__ u32 at_rank(u32 address, u32 rank) {
+  u32 remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
+}
+__device__ __forceinline__ void arrive_at(u64* barrier, u32 rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(at_rank(shared_address(barrier), rank)) : "memory");
+}
+__device__ __forceinline__ void arrive_at_both(u64* barrier) { arrive_at(barrier, 0), arrive_at(barrier, 1); }
+__device__ __forceinline__ void load_box_for_both(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;"
+      ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch), "h"((u16)3) : "memory");
+}
+
 // A tile whose rows of 64 16-bit elements (128 bytes) are swizzled as the copy engine does: its descriptor with the row's
 // elements as K (contraction) ...
 __device__ __forceinline__ u64 rows_descriptor(u32 address) {
@@ -141,11 +164,11 @@ struct Sizes {
 
 // The tile after this one, from a counter that all programs share. Their requests together are as many as the tiles: the last
 // one leaves the counter zero.
-__device__ __forceinline__ int next_tile(int number, int tiles, int* counter) {
+__device__ __forceinline__ int next_tile(int number, int tiles, int* counter, int programs = gridDim.x) {
   if (number >= tiles) return tiles;
   const int taken = atomicAdd(counter, 1);
   if (taken == tiles - 1) *counter = 0;
-  return gridDim.x + taken;
+  return programs + taken;
 }
 
 // Zeros for a warp's 16 rows, of which `rows` exist.

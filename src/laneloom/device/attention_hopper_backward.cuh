@@ -1,22 +1,11 @@
-// What the backward kernels of attention for Hopper share: tiles of keys and their blocks of queries, in which order, and the
-// thread that fetches them. It comes after attention_hopper.cuh.
+// What the backward kernels of attention for Hopper share: which keys a tile has, which blocks of queries see them, and how a
+// warp's sums leave. It comes after attention_hopper.cuh.
 //
-// Compile-time constants: D, D_V, KEYS (of a tile), STAGES (blocks of Q and dO in shared memory), HAS_FIRST, HAS_LAST, PACKED,
-// BOTTOM_RIGHT, BF16.
+// Compile-time constants: D, D_V, KEYS (of a tile), HAS_FIRST, HAS_LAST, PACKED, BOTTOM_RIGHT.
 
 constexpr int BLOCK = 64;  // queries of a step
-constexpr int K_BYTES = CHUNKS(D) * KEYS * 128, V_BYTES = CHUNKS(D_V) * KEYS * 128;
 constexpr int Q_BYTES = CHUNKS(D) * BLOCK * 128, G_BYTES = CHUNKS(D_V) * BLOCK * 128;
 constexpr int D_STEPS = (D + 15) / 16, V_STEPS = (D_V + 15) / 16;
-
-// Barriers and lines of every kernel: full ones count the copy engine's bytes, empty ones the warps that have read.
-struct Rings {
-  u64 kv_full, kv_empty;
-  u64 q_full[STAGES], q_empty[STAGES], g_full[STAGES], g_empty[STAGES];
-  u64 tile_full[2], tile_empty[2];
-  int tile[2];
-  __align__(16) float lines[STAGES][2][BLOCK];  // lse2 and delta
-};
 
 struct Work {
   int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end;
@@ -53,67 +42,41 @@ __device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes&
   return PACKED ? (i64)head * n.sum_blocks + w.q_first / BLOCK + w.batch : ((i64)w.batch * n.heads + head) * n.sum_blocks;
 }
 
-// The next tile's number, as the producer says it; all of a warp ask.
-__device__ __forceinline__ int hear_tile(Rings* rings, int& slot, u32& phase, int lane) {
-  barrier_wait(shared_address(&rings->tile_full[slot]), phase);
-  const int number = *(volatile int*)&rings->tile[slot];
-  __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&rings->tile_empty[slot]));
-  if (++slot == 2) slot = 0, phase ^= 1;
-  return number;
-}
-
+// lse2 and delta of a block.
 __device__ __forceinline__ void load_line(u32 target, const float* from, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(target), "l"(from), "n"(2 * BLOCK * 4), "r"(bar) : "memory");
 }
 
-__device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
-                                        const TensorMap* g_map, u32 q_tile, u32 k_tile, u32 v_tile, u32 g_tile, Rings* rings,
-                                        const Sizes& sizes, const float* lines, int* counter) {
-  int stage = 0, slot = 0, number = blockIdx.x;
-  u32 phase = 0, tile_phase = 0, kv_phase = 0;
-  while (true) {
-    const int next = next_tile(number, sizes.tiles, counter);
-    barrier_wait(shared_address(&rings->tile_empty[slot]), tile_phase ^ 1);
-    rings->tile[slot] = number;
-    barrier_arrive(shared_address(&rings->tile_full[slot]));
-    if (++slot == 2) slot = 0, tile_phase ^= 1;
-    if (number >= sizes.tiles) return;
-    const Work w = locate(number, sizes);
-    const int batch = PACKED ? 0 : w.batch;
-    int head = w.head * sizes.group, block = w.begin;
-    if (w.begin < w.end) {
-      const u32 full = shared_address(&rings->kv_full);
-      barrier_wait(shared_address(&rings->kv_empty), kv_phase ^ 1);
-      barrier_expect(full, K_BYTES + V_BYTES);
-#pragma unroll 1
-      for (int c = 0; c < CHUNKS(D); ++c)
-        load_box(k_tile + c * KEYS * 128, k_map, full, c * 64, w.k_first + w.key0, w.head, batch);
-#pragma unroll 1
-      for (int c = 0; c < CHUNKS(D_V); ++c)
-        load_box(v_tile + c * KEYS * 128, v_map, full, c * 64, w.k_first + w.key0, w.head, batch);
-      kv_phase ^= 1;
-    }
-#pragma unroll 1
-    for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
-      const u32 q_full = shared_address(&rings->q_full[stage]), g_full = shared_address(&rings->g_full[stage]);
-      const int row = w.q_first + block * BLOCK;
-      barrier_wait(shared_address(&rings->q_empty[stage]), phase ^ 1);
-      barrier_expect(q_full, Q_BYTES + 2 * BLOCK * 4);
-#pragma unroll 1
-      for (int c = 0; c < CHUNKS(D); ++c)
-        load_box(q_tile + (stage * CHUNKS(D) + c) * BLOCK * 128, q_map, q_full, c * 64, row, head, batch);
-      load_line(shared_address(rings->lines[stage]), lines + (first_block(w, head, sizes) + block) * 2 * BLOCK, q_full);
-      barrier_wait(shared_address(&rings->g_empty[stage]), phase ^ 1);
-      barrier_expect(g_full, G_BYTES);
-#pragma unroll 1
-      for (int c = 0; c < CHUNKS(D_V); ++c)
-        load_box(g_tile + (stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
-      step_ring(stage, phase);
-      if (++block == w.end) block = w.begin, ++head;
-    }
-    number = next;
-  }
+// Four lanes with four registers each exchange them: lane i has then the i-th of each.
+__device__ __forceinline__ uint4 exchange(u32 a, u32 b, u32 c, u32 d, int lane) {
+  const bool odd = lane % 2, high = lane / 2 % 2;
+  const u32 ab = __shfl_xor_sync(~0u, odd ? a : b, 1), cd = __shfl_xor_sync(~0u, odd ? c : d, 1);
+  if (odd) a = ab, c = cd;
+  else b = ab, d = cd;
+  const u32 ac = __shfl_xor_sync(~0u, high ? a : c, 2), bd = __shfl_xor_sync(~0u, high ? b : d, 2);
+  if (high) a = ac, b = bd;
+  else c = ac, d = bd;
+  return make_uint4(a, b, c, d);
 }
 
+// A warp's 16 rows x WIDTH.
+template <int WIDTH>
+__device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float factor, u16* out, i64 row_stride, int rows, int lane) {
+  constexpr int GROUPS = WIDTH / 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g += 4) {
+      u32 y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * min(g + i, GROUPS - 1) + 2 * half;
+        y[i] = pack(x[at] * factor, x[at + 1] * factor);
+      }
+      const uint4 eight = exchange(y[0], y[1], y[2], y[3], lane);
+      if (row < rows && g + lane % 4 < GROUPS) *(uint4*)(out + row * row_stride + (g + lane % 4) * 8) = eight;
+    }
+  }
+}

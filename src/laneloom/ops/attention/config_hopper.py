@@ -139,29 +139,32 @@ class HopperBackwardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HopperBackwardWideConfig:
-    """kernels/hopper_backward_wide.cu: 64 keys, a warpgroup each for dK, for dV, and for scores and dQ."""
+    """kernels/hopper_backward_wide.cu: 64 keys for each of two CTAs, a warpgroup for dK, for dV, for scores and dQ."""
 
     role: Literal["backward"] = "backward"
     schedule: str = "hopper_backward_wide"  #: the kernel file's name
-    stages: int = 2  #: blocks of queries, and of their gradients, in shared memory
+    stages: int = 2  #: blocks of queries in shared memory
+    g_stages: int = 1  #: of their gradients
 
-    rows = 64  #: keys of a tile
+    rows = 128  #: keys of a tile
+    cluster = 2  #: CTAs that share a tile
     num_warps = 16
     registers = (152, 168, 24)  #: of a scorer's, of a sum's and of the producer's threads
 
     @property
     def text(self) -> str:
         """The config as one word."""
-        return f"{self.schedule}:stages={self.stages}"
+        return f"{self.schedule}:stages={self.stages},g_stages={self.g_stages}"
 
     def tiles(self, problem: AttentionProblem) -> int:
         """Tiles of work: persistent programs share them."""
         return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
-        """Dynamic shared memory: keys and values, two tiles each of P and dS, rings of queries and gradients."""
-        both = chunks(problem.d) + chunks(problem.d_v)
-        return (self.rows * both + 4 * 64 + self.stages * 64 * both) * 128 + 1024
+        """Dynamic shared memory: keys and values, keys of the other CTA, P and dS, rings of queries and gradients."""
+        d, d_v = chunks(problem.d), chunks(problem.d_v)
+        blocks = d + d_v + (d + 1) // 2 + 6 + self.stages * d + self.g_stages * d_v
+        return blocks * 64 * 128 + 1024
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
@@ -174,8 +177,8 @@ class HopperBackwardWideConfig:
                 return f"{name} must be a multiple of 8 from 16 to {_WIDEST}, got {d}"
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
-        if self.stages < 1:
-            return f"stages must be at least 1, got {self.stages}"
+        if min(self.stages, self.g_stages) < 1:
+            return f"stages and g_stages must be at least 1, got {self.stages} and {self.g_stages}"
         need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
@@ -205,4 +208,4 @@ def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
 def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig | HopperBackwardWideConfig]:
     """Configs of the backward, best first."""
     narrow = [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
-    return [*narrow, HopperBackwardWideConfig()]
+    return [*narrow, HopperBackwardWideConfig(g_stages=2), HopperBackwardWideConfig()]

@@ -53,7 +53,7 @@ def main_kernel(code: CodeObject, device: int) -> CudaKernel:
 
 
 def launch(problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, main: CudaKernel) -> None:
-    """Write dq, dk and dv; see `Tensors`. `config.rows` keys of a tile, `config.tiles` of them."""
+    """Write dq, dk and dv; see `Tensors`. A tile is `config.rows` keys, which `config.cluster` CTAs share."""
     import torch
 
     q, k, v, g, out, lse, dlse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse", "dlse"))
@@ -77,16 +77,17 @@ def launch(problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, m
     )  # fmt: skip
     tiles = config.tiles(problem)
     q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    heads = section(problem, q_bytes, -(-problem.keys // config.rows))
+    heads = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
+    box = config.rows // config.cluster
     scale2, *sizes, first, last = problem.scalars()
     arguments: tuple[Any, ...] = (
-        box_map(q, problem.dtype, BLOCK), box_map(k, problem.dtype, config.rows),
-        box_map(v, problem.dtype, config.rows), box_map(g, problem.dtype, BLOCK), lines.data_ptr(),
+        box_map(q, problem.dtype, BLOCK), box_map(k, problem.dtype, box),
+        box_map(v, problem.dtype, box), box_map(g, problem.dtype, BLOCK), lines.data_ptr(),
         sums.data_ptr(), dk.data_ptr(), dv.data_ptr(),
         first_q, first_k, counter(device, stream), *dk.stride()[:3], *dv.stride()[:3],
         scale2, problem.scale, *sizes, problem.batch, first, last, heads, tiles, sum_blocks,
     )  # fmt: skip
-    main.launch(min(tiles, processors(device)), stream, arguments)
+    main.launch(config.cluster * min(tiles, processors(device) // config.cluster), stream, arguments)
     arguments = (
         sums.data_ptr(), dq.data_ptr(), first_q, *dq.stride()[:3], problem.scale, problem.queries, problem.heads,
         blocks, sum_blocks,

@@ -1,28 +1,140 @@
-// dQ, dK, dV of attention with up to 256 columns, by three warpgroups of Hopper. A tile is 64 keys of one head of keys: its dK and
-// dV are 128 registers of a thread each, so that each of them has a warpgroup, and the third one has the rest. They visit the
-// blocks of 64 queries, of all query heads of the group, that see the keys:
+// dQ, dK, dV of attention with up to 256 columns, by clusters of two CTAs of Hopper. A tile is 128 keys of one head of keys, 64 of
+// each CTA: their dK and dV are 128 registers of a thread each, so that each has a warpgroup, and a third one has the rest. The
+// CTAs visit the same blocks of 64 queries, of all query heads of the group, that see the keys:
 //
-//   scorer    S = Q K^T, dP = dO V^T, P = 2^(scale2 S - lse2), dS = P (dP - delta), dQ += dS K      64 x 64, and 64 x D
-//   values    dV += P^T dO                                                                          64 x D_V
-//   keys      dK += dS^T Q                                                                          64 x D
+//   scorer    S = Q K^T, dP = dO V^T, P = 2^(scale2 S - lse2), dS = P (dP - delta)           64 x 64, of the CTA's own keys
+//             dQ += dS K                                                                     of all 128 keys, half of the columns
+//   values    dV += P^T dO                                                                   64 x D_V
+//   keys      dK += dS^T Q                                                                   64 x D
 //
-// P and dS go through shared memory, two of each, so that the sums are up to two blocks late: their products run under the scorer's
-// exponentials. In the scorer the next block's S and dP are under way while this block's dQ leaves by additions in the L2, 64
-// columns at a time, in the order of the accumulators' registers; attention_hopper_finish puts them in rows.
+// Each CTA fetches half of Q and dO, for both. A scorer's dS goes to the other CTA too, so that dQ leaves once for 128 keys: its
+// additions in the L2 and the reads from there are what bounds tiles of 64. P and dS go through shared memory, two of each, so that the
+// sums are up to two blocks late: their products run under the scorer's exponentials. dQ is added in the order of the accumulators'
+// registers, 64 columns at a time, under the next block's S and dP; attention_hopper_finish puts it in rows.
 //
-// Compile-time constants: those of attention_hopper_backward.cuh, SCORER_REGISTERS, SUM_REGISTERS, PRODUCER_REGISTERS. wgmma
-// functions: multiply_block (64 x 64 x 16), multiply_keys (the same, A in registers, B by row), add_rows (64 x n x 16, both by the
-// other axis, for the first up to 128 columns of D and D_V and for the others: the compiler takes no instruction with more
-// registers than a thread of the launch has).
+// Compile-time constants: those of attention_hopper_backward.cuh, BF16, STAGES and G_STAGES (blocks of Q and of dO in shared memory),
+// SCORER_REGISTERS, SUM_REGISTERS, PRODUCER_REGISTERS. wgmma functions: multiply_block, multiply_keys, multiply_others (64 x 64 x 16: both
+// with the contraction contiguous, A in registers and B by row, B by row), add_rows (64 x n x 16, both by the other axis, for the first up
+// to 128 columns of D and D_V and for the others: the compiler takes no instruction with more registers than a thread begins with).
 
+constexpr int MINE = KEYS / 2;
+constexpr int K_BYTES = CHUNKS(D) * MINE * 128, V_BYTES = CHUNKS(D_V) * MINE * 128;
 constexpr int DS_BYTES = BLOCK * 128;
 constexpr int SUMS = 64 * 64;  // of dQ, in one block and 64 columns
-constexpr int PARTS = CHUNKS(D);
+constexpr int PARTS = CHUNKS(D), MY_PARTS = (PARTS + 1) / 2;  // a CTA has parts rank and rank + 2 of dQ's columns
+constexpr int READERS = 14;  // of a tile's number, in a CTA: the consumers' warps, the producer, the sender
 
 struct Shared {
-  Rings rings;
-  u64 p_full[2], p_empty[2], ds_full[2], ds_empty[2];
+  u64 kv_full, kv_empty;
+  u64 q_full[STAGES], q_empty[STAGES], g_full[G_STAGES], g_empty[G_STAGES];
+  u64 p_full[2], p_empty[2], ds_full[2], ds_empty[2], other_full[2];
+  u64 tile_full[2], tile_empty[2];
+  int tile[2];
+  __align__(16) float lines[STAGES][2][BLOCK];  // lse2 and delta
 };
+
+// Addresses of tiles in shared memory; others: the other CTA's keys, of this one's columns of dQ; other_ds: what it sends.
+struct Tiles {
+  u32 k, others, v, p, ds, other_ds, q, g;
+};
+
+template <int COUNT> __device__ __forceinline__ void step(int& stage, u32& phase) {
+  if (++stage == COUNT) stage = 0, phase ^= 1;
+}
+
+// The next tile's number, which the first CTA's producer sends to both; one thread of a warp.
+__device__ __forceinline__ int hear_tile(Shared* shared, int& slot, u32& phase) {
+  barrier_wait(shared_address(&shared->tile_full[slot]), phase);
+  const int number = *(volatile int*)&shared->tile[slot];
+  arrive_at(&shared->tile_empty[slot], 0);
+  step<2>(slot, phase);
+  return number;
+}
+__device__ __forceinline__ int hear_tile_as_warp(Shared* shared, int& slot, u32& phase, int lane) {
+  barrier_wait(shared_address(&shared->tile_full[slot]), phase);
+  const int number = *(volatile int*)&shared->tile[slot];
+  __syncwarp();
+  if (lane == 0) arrive_at(&shared->tile_empty[slot], 0);
+  step<2>(slot, phase);
+  return number;
+}
+__device__ __forceinline__ void send_tile(Shared* shared, int slot, int number) {
+#pragma unroll
+  for (u32 rank = 0; rank < 2; ++rank)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+                 ::"r"(at_rank(shared_address(&shared->tile[slot]), rank)), "r"(number),
+                   "r"(at_rank(shared_address(&shared->tile_full[slot]), rank)) : "memory");
+}
+
+__device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
+                                        const TensorMap* g_map, const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes,
+                                        const float* lines, int* counter) {
+  int stage = 0, g_stage = 0, slot = 0, next = blockIdx.x / 2;
+  u32 phase = 0, g_phase = 0, tile_phase = 0, kv_phase = 0;
+  while (true) {
+    barrier_expect(shared_address(&shared->tile_full[slot]), 4);
+    if (rank == 0) {
+      barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
+      send_tile(shared, slot, next);
+      next = next_tile(next, sizes.tiles, counter, gridDim.x / 2);
+    }
+    const int number = hear_tile(shared, slot, tile_phase);
+    if (number >= sizes.tiles) return;
+    const Work w = locate(number, sizes);
+    if (w.begin >= w.end) continue;
+    const int batch = PACKED ? 0 : w.batch;
+    int head = w.head * sizes.group, block = w.begin;
+    const u32 full = shared_address(&shared->kv_full);
+    const int key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
+    barrier_wait(shared_address(&shared->kv_empty), kv_phase ^ 1);
+    barrier_expect(full, K_BYTES + V_BYTES + MY_PARTS * MINE * 128);
+#pragma unroll 1
+    for (int c = 0; c < CHUNKS(D); ++c) load_box(at.k + c * MINE * 128, k_map, full, c * 64, key, w.head, batch);
+#pragma unroll 1
+    for (int c = 0; c < CHUNKS(D_V); ++c) load_box(at.v + c * MINE * 128, v_map, full, c * 64, key, w.head, batch);
+#pragma unroll 1
+    for (int i = 0; i < MY_PARTS; ++i)
+      load_box(at.others + i * MINE * 128, k_map, full, min(2 * i + (int)rank, PARTS - 1) * 64, other, w.head, batch);
+    kv_phase ^= 1;
+#pragma unroll 1
+    for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
+      const u32 q_full = shared_address(&shared->q_full[stage]), g_full = shared_address(&shared->g_full[g_stage]);
+      const int row = w.q_first + block * BLOCK;
+      barrier_wait(shared_address(&shared->q_empty[stage]), phase ^ 1);
+      barrier_expect(q_full, Q_BYTES + 2 * BLOCK * 4);
+#pragma unroll 1
+      for (int c = rank; c < CHUNKS(D); c += 2)
+        load_box_for_both(at.q + (stage * CHUNKS(D) + c) * BLOCK * 128, q_map, q_full, c * 64, row, head, batch);
+      load_line(shared_address(shared->lines[stage]), lines + (first_block(w, head, sizes) + block) * 2 * BLOCK, q_full);
+      barrier_wait(shared_address(&shared->g_empty[g_stage]), g_phase ^ 1);
+      barrier_expect(g_full, G_BYTES);
+#pragma unroll 1
+      for (int c = rank; c < CHUNKS(D_V); c += 2)
+        load_box_for_both(at.g + (g_stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
+      step<STAGES>(stage, phase), step<G_STAGES>(g_stage, g_phase);
+      if (++block == w.end) block = w.begin, ++head;
+    }
+  }
+}
+
+// dS goes to the other CTA.
+__device__ __forceinline__ void send(const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes) {
+  int slot = 0;
+  u32 tile_phase = 0, number_of = 0;
+  while (true) {
+    const int number = hear_tile(shared, slot, tile_phase);
+    if (number >= sizes.tiles) return;
+    const Work w = locate(number, sizes);
+#pragma unroll 1
+    for (int left = (w.end - w.begin) * sizes.group; left > 0; --left, ++number_of) {
+      const u32 turn = number_of % 2;
+      barrier_wait(shared_address(&shared->ds_full[turn]), number_of / 2 % 2);
+      asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                   ::"r"(at_rank(at.other_ds + turn * DS_BYTES, 1 - rank)), "r"(at.ds + turn * DS_BYTES), "n"(DS_BYTES),
+                     "r"(at_rank(shared_address(&shared->other_full[turn]), 1 - rank)) : "memory");
+    }
+  }
+}
 
 // Scores of pairs that the band or the ends hide become -infinity.
 __device__ __forceinline__ void hide(float (&s)[32], int query, int key, const Work& w) {
@@ -48,16 +160,20 @@ __device__ __forceinline__ void issue_block(float (&acc)[32], u32 a_tile, u32 b_
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < STEPS; ++i)
-    multiply_block(acc, a + ((i / 4 * BLOCK * 128 + i % 4 * 32) >> 4), b + ((i / 4 * KEYS * 128 + i % 4 * 32) >> 4), i > 0);
+    multiply_block(acc, a + ((i / 4 * BLOCK * 128 + i % 4 * 32) >> 4), b + ((i / 4 * MINE * 128 + i % 4 * 32) >> 4), i > 0);
   wgmma_commit();
 }
 
-// 64 columns of dQ.
-__device__ __forceinline__ void issue_queries(float (&dq)[32], const u32 (&ds)[16], u32 k_part) {
+// 64 columns of dQ, from this CTA's keys and from the other one's.
+__device__ __forceinline__ void begin_queries(float (&dq)[32], const u32 (&ds)[16], u32 k_part) {
   const u64 k = columns_descriptor(k_part, 0);
-  wgmma_fence();  // the additions have read these registers
 #pragma unroll
   for (int j = 0; j < 4; ++j) multiply_keys(dq, ds[4 * j], ds[4 * j + 1], ds[4 * j + 2], ds[4 * j + 3], k + (j * 16 * 128 >> 4), j > 0);
+}
+__device__ __forceinline__ void end_queries(float (&dq)[32], u32 other_ds, u32 k_part) {
+  const u64 ds = rows_descriptor(other_ds), k = columns_descriptor(k_part, 0);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) multiply_others(dq, ds + (j * 32 >> 4), k + (j * 16 * 128 >> 4), 1);
   wgmma_commit();
 }
 
@@ -76,77 +192,83 @@ __device__ __forceinline__ void store_block(u32 to, const u32 (&x)[16], u64* ful
   if (lane == 0) barrier_arrive(shared_address(full));
 }
 
-__device__ __forceinline__ void score(u32 q_tile, u32 k_tile, u32 v_tile, u32 g_tile, u32 p_tile, u32 ds_tile, Shared* shared,
-                                      const Sizes& sizes, float* dq_sums, float scale2) {
-  Rings* const rings = &shared->rings;
+__device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes, float* dq_sums, float scale2) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int my_row = thread / 32 * 16 + lane / 4;  // of a block, and this + 8
   // Group g of this warp's rows is at this address with bits 5 and 6 exchanged by g, which is even.
   const u32 my_store = thread / 32 * 16 * 128 + swizzled(lane % 16, lane / 16);
-  int stage = 0, slot = 0;
-  u32 phase = 0, tile_phase = 0, kv_phase = 0, step = 0;  // step: of all tiles together
+  int stage = 0, g_stage = 0, slot = 0;
+  u32 phase = 0, g_phase = 0, tile_phase = 0, kv_phase = 0, number_of = 0;  // number_of: blocks of all tiles together
   while (true) {
-    const int number = hear_tile(rings, slot, tile_phase, lane);
+    const int number = hear_tile_as_warp(shared, slot, tile_phase, lane);
     if (number >= sizes.tiles) break;
     const Work w = locate(number, sizes);
     if (w.begin >= w.end) continue;
-    float s[32], t[32], dq[2][32];
+    const int key0 = w.key0 + rank * MINE;
+    float s[32], t[32], dq[MY_PARTS][32];
     u32 p[16];
-    barrier_wait(shared_address(&rings->kv_full), kv_phase);
+    barrier_wait(shared_address(&shared->kv_full), kv_phase);
     kv_phase ^= 1;
-    barrier_wait(shared_address(&rings->q_full[stage]), phase);
-    issue_block<D_STEPS>(s, q_tile + stage * Q_BYTES, k_tile);
-    barrier_wait(shared_address(&rings->g_full[stage]), phase);
-    issue_block<V_STEPS>(t, g_tile + stage * G_BYTES, v_tile);
+    barrier_wait(shared_address(&shared->q_full[stage]), phase);
+    issue_block<D_STEPS>(s, at.q + stage * Q_BYTES, at.k);
+    barrier_wait(shared_address(&shared->g_full[g_stage]), g_phase);
+    issue_block<V_STEPS>(t, at.g + g_stage * G_BYTES, at.v);
     wgmma_wait<1>();
     pin(s);
     int block = w.begin;
-    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + block) * (PARTS * SUMS) + thread * 4;
+    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + block) * (PARTS * SUMS) + rank * SUMS + thread * 4;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
-      const float lse2[2] = {rings->lines[stage][0][my_row], rings->lines[stage][0][my_row + 8]};
-      const float delta[2] = {rings->lines[stage][1][my_row], rings->lines[stage][1][my_row + 8]};
+      const float lse2[2] = {shared->lines[stage][0][my_row], shared->lines[stage][0][my_row + 8]};
+      const float delta[2] = {shared->lines[stage][1][my_row], shared->lines[stage][1][my_row + 8]};
+      const u32 turn = number_of % 2, round = number_of / 2 % 2;
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&rings->q_empty[stage]));
+      if (lane == 0) arrive_at_both(&shared->q_empty[stage]);
+      if (thread == 0) barrier_expect(shared_address(&shared->other_full[turn]), DS_BYTES);
       const int row = block * BLOCK;
-      const bool cut = w.key0 + KEYS > w.keys || (HAS_LAST && w.key0 + KEYS - 1 - row > w.last) ||
-                       (HAS_FIRST && w.key0 - (row + BLOCK - 1) < w.first);
-      if (cut) hide(s, row + my_row, w.key0 + 2 * (lane % 4), w);
+      const bool cut = key0 + MINE > w.keys || (HAS_LAST && key0 + MINE - 1 - row > w.last) ||
+                       (HAS_FIRST && key0 - (row + BLOCK - 1) < w.first);
+      if (cut) hide(s, row + my_row, key0 + 2 * (lane % 4), w);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = exp2_fast(fmaf(s[i], scale2, -lse2[i / 2 % 2]));
 #pragma unroll
       for (int j = 0; j < 16; ++j) p[j] = pack(s[2 * j], s[2 * j + 1]);
-      const u32 turn = step % 2, even = step / 2 % 2 ^ 1;
-      barrier_wait(shared_address(&shared->p_empty[turn]), even);
-      store_block(p_tile + turn * DS_BYTES + my_store, p, &shared->p_full[turn], lane);
+      barrier_wait(shared_address(&shared->p_empty[turn]), round ^ 1);
+      store_block(at.p + turn * DS_BYTES + my_store, p, &shared->p_full[turn], lane);
       wgmma_wait<0>();
       pin(t);
-      if (lane == 0) barrier_arrive(shared_address(&rings->g_empty[stage]));
+      if (lane == 0) arrive_at_both(&shared->g_empty[g_stage]);
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] *= t[i] - delta[i / 2 % 2];
 #pragma unroll
       for (int j = 0; j < 16; ++j) p[j] = pack(s[2 * j], s[2 * j + 1]);
-      barrier_wait(shared_address(&shared->ds_empty[turn]), even);
-      store_block(ds_tile + turn * DS_BYTES + my_store, p, &shared->ds_full[turn], lane);
-      step_ring(stage, phase);
-      if (left > 1) barrier_wait(shared_address(&rings->q_full[stage]), phase);
+      // Free where this CTA's dK and the other one's dQ have read it.
+      barrier_wait(shared_address(&shared->ds_empty[turn]), round ^ 1);
+      store_block(at.ds + turn * DS_BYTES + my_store, p, &shared->ds_full[turn], lane);
+      step<STAGES>(stage, phase), step<G_STAGES>(g_stage, g_phase);
+      if (left > 1) barrier_wait(shared_address(&shared->q_full[stage]), phase);
       // After the last block it multiplies what is there, and nobody looks.
-      issue_block<D_STEPS>(s, q_tile + stage * Q_BYTES, k_tile);
-      issue_queries(dq[0], p, k_tile);
+      issue_block<D_STEPS>(s, at.q + stage * Q_BYTES, at.k);
+      wgmma_fence();  // the additions have read these registers
 #pragma unroll
-      for (int part = 1; part < PARTS; ++part) {
-        issue_queries(dq[part % 2], p, k_tile + part * KEYS * 128);
+      for (int i = 0; i < MY_PARTS; ++i) begin_queries(dq[i], p, at.k + min(2 * i + (int)rank, PARTS - 1) * MINE * 128);
+      wgmma_commit();
+      barrier_wait(shared_address(&shared->other_full[turn]), round);
+#pragma unroll
+      for (int i = 0; i < MY_PARTS; ++i) end_queries(dq[i], at.other_ds + turn * DS_BYTES, at.others + i * MINE * 128);
+      if (MY_PARTS == 2) {
         wgmma_wait<1>();
-        pin(dq[(part - 1) % 2]);
-        add_queries(dq[(part - 1) % 2], sums + (part - 1) * SUMS);
+        pin(dq[0]);
+        add_queries(dq[0], sums);
       }
-      if (left > 1) barrier_wait(shared_address(&rings->g_full[stage]), phase);
-      issue_block<V_STEPS>(t, g_tile + stage * G_BYTES, v_tile);
+      if (left > 1) barrier_wait(shared_address(&shared->g_full[g_stage]), g_phase);
+      issue_block<V_STEPS>(t, at.g + g_stage * G_BYTES, at.v);
       wgmma_wait<1>();
       pin(s);
-      pin(dq[(PARTS - 1) % 2]);
-      add_queries(dq[(PARTS - 1) % 2], sums + (PARTS - 1) * SUMS);
-      ++step;
+      pin(dq[MY_PARTS - 1]);
+      if (lane == 0) arrive_at(&shared->ds_empty[turn], 1 - rank);
+      if (PARTS % 2 == 0 || rank == 0) add_queries(dq[MY_PARTS - 1], sums + (MY_PARTS - 1) * 2 * SUMS);
+      ++number_of;
       sums += PARTS * SUMS;
       if (++block == w.end) {
         block = w.begin;
@@ -155,58 +277,25 @@ __device__ __forceinline__ void score(u32 q_tile, u32 k_tile, u32 v_tile, u32 g_
     }
     wgmma_wait<0>();
     pin(t);
-    if (lane == 0) barrier_arrive(shared_address(&rings->kv_empty));
-  }
-}
-
-// Four lanes with four registers each exchange them: lane i has then the i-th of each.
-__device__ __forceinline__ uint4 exchange(u32 a, u32 b, u32 c, u32 d, int lane) {
-  const bool odd = lane % 2, high = lane / 2 % 2;
-  const u32 ab = __shfl_xor_sync(~0u, odd ? a : b, 1), cd = __shfl_xor_sync(~0u, odd ? c : d, 1);
-  if (odd) a = ab, c = cd;
-  else b = ab, d = cd;
-  const u32 ac = __shfl_xor_sync(~0u, high ? a : c, 2), bd = __shfl_xor_sync(~0u, high ? b : d, 2);
-  if (high) a = ac, b = bd;
-  else c = ac, d = bd;
-  return make_uint4(a, b, c, d);
-}
-
-// A warp's 16 rows x WIDTH.
-template <int WIDTH>
-__device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float factor, u16* out, i64 row_stride, int rows, int lane) {
-  constexpr int GROUPS = WIDTH / 8;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + 8 * half;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g += 4) {
-      u32 y[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * min(g + i, GROUPS - 1) + 2 * half;
-        y[i] = pack(x[at] * factor, x[at + 1] * factor);
-      }
-      const uint4 eight = exchange(y[0], y[1], y[2], y[3], lane);
-      if (row < rows && g + lane % 4 < GROUPS) *(uint4*)(out + row * row_stride + (g + lane % 4) * 8) = eight;
-    }
+    if (lane == 0) barrier_arrive(shared_address(&shared->kv_empty));
   }
 }
 
 // One of the sums over queries, [keys, WIDTH]: weights^T rows, of P and dO or of dS and Q.
-template <int WIDTH>
+template <int WIDTH, int COUNT>
 __device__ __forceinline__ void sum_rows(u32 weights, u32 rows_tile, u64* weights_full, u64* weights_empty, u64* rows_full,
-                                         u64* rows_empty, Rings* rings, const Sizes& sizes, u16* out, i64 out_batch, i64 out_head,
-                                         i64 out_row, float factor) {
+                                         u64* rows_empty, u32 rank, Shared* shared, const Sizes& sizes, u16* out, i64 out_batch,
+                                         i64 out_head, i64 out_row, float factor) {
   constexpr int LEFT = WIDTH < 128 ? WIDTH : 128, RIGHT = WIDTH - LEFT;
   const int warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
   int stage = 0, slot = 0;
-  u32 phase = 0, tile_phase = 0, step = 0;
+  u32 phase = 0, tile_phase = 0, number_of = 0;
   while (true) {
-    const int number = hear_tile(rings, slot, tile_phase, lane);
+    const int number = hear_tile_as_warp(shared, slot, tile_phase, lane);
     if (number >= sizes.tiles) break;
     const Work w = locate(number, sizes);
     if (w.key0 >= w.keys) continue;
-    const int row_warp = w.key0 + warp * 16, rows = w.keys - row_warp;
+    const int row_warp = w.key0 + rank * MINE + warp * 16, rows = w.keys - row_warp;
     u16* const to = out + (PACKED ? 0 : w.batch) * out_batch + w.head * out_head + (w.k_first + row_warp) * out_row;
     if (w.begin >= w.end) {  // no query sees these keys
       write_zeros<WIDTH>(to, out_row, rows, lane);
@@ -219,9 +308,9 @@ __device__ __forceinline__ void sum_rows(u32 weights, u32 rows_tile, u64* weight
     for (int i = 0; i < (RIGHT > 0 ? RIGHT / 2 : 1); ++i) right_sum[i] = 0;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
-      const u32 turn = step % 2;
+      const u32 turn = number_of % 2;
       barrier_wait(shared_address(rows_full + stage), phase);
-      barrier_wait(shared_address(weights_full + turn), step / 2 % 2);
+      barrier_wait(shared_address(weights_full + turn), number_of / 2 % 2);
       const u64 a = columns_descriptor(weights + turn * DS_BYTES, 0);
       const u64 b = columns_descriptor(rows_tile + stage * (CHUNKS(WIDTH) * BLOCK * 128), BLOCK * 128);
       pin(left_sum), pin(right_sum);
@@ -236,17 +325,17 @@ __device__ __forceinline__ void sum_rows(u32 weights, u32 rows_tile, u64* weight
       pin(left_sum), pin(right_sum);
       if (lane == 0) {
         barrier_arrive(shared_address(weights_empty + turn));
-        barrier_arrive(shared_address(rows_empty + stage));
+        arrive_at_both(rows_empty + stage);
       }
-      step_ring(stage, phase);
-      ++step;
+      step<COUNT>(stage, phase);
+      ++number_of;
     }
     write_rows<LEFT>(left_sum, factor, to, out_row, rows, lane);
     if constexpr (RIGHT > 0) write_rows<RIGHT>(right_sum, factor, to + LEFT, out_row, rows, lane);
   }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 1) attention_hopper_backward_wide(
+extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attention_hopper_backward_wide(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
     const __grid_constant__ TensorMap g_map, const float* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
@@ -255,38 +344,45 @@ extern "C" __global__ void __launch_bounds__(512, 1) attention_hopper_backward_w
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
-  Rings* const rings = &storage.rings;
-  const u32 k_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
-  const u32 v_tile = k_tile + K_BYTES, p_tile = v_tile + V_BYTES, ds_tile = p_tile + 2 * DS_BYTES;
-  const u32 q_tile = ds_tile + 2 * DS_BYTES, g_tile = q_tile + STAGES * Q_BYTES;
+  Tiles at;
+  at.k = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
+  at.others = at.k + K_BYTES, at.v = at.others + MY_PARTS * MINE * 128, at.p = at.v + V_BYTES;
+  at.ds = at.p + 2 * DS_BYTES, at.other_ds = at.ds + 2 * DS_BYTES;
+  at.q = at.other_ds + 2 * DS_BYTES, at.g = at.q + STAGES * Q_BYTES;
+  const u32 rank = cluster_rank();
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
   if (threadIdx.x == 0) {
-    init_buffers(&rings->kv_full, &rings->kv_empty, 1, 4);
-    init_buffers(rings->q_full, rings->q_empty, STAGES, 8);
-    init_buffers(rings->g_full, rings->g_empty, STAGES, 8);
-    init_buffers(rings->tile_full, rings->tile_empty, 2, 12);
+    init_buffers(&shared->kv_full, &shared->kv_empty, 1, 4);
+    init_buffers(shared->q_full, shared->q_empty, STAGES, 16);
+    init_buffers(shared->g_full, shared->g_empty, G_STAGES, 16);
+    init_buffers(shared->tile_full, shared->tile_empty, 2, 2 * READERS);
     for (int i = 0; i < 2; ++i) {
       barrier_init(shared_address(&shared->p_full[i]), 4), barrier_init(shared_address(&shared->p_empty[i]), 4);
-      barrier_init(shared_address(&shared->ds_full[i]), 4), barrier_init(shared_address(&shared->ds_empty[i]), 4);
+      barrier_init(shared_address(&shared->ds_full[i]), 4), barrier_init(shared_address(&shared->ds_empty[i]), 8);
+      barrier_init(shared_address(&shared->other_full[i]), 1);
     }
     fence_barrier_init();
     prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map), prefetch_map(&g_map);
   }
   __syncthreads();
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");  // both CTAs' barriers are there
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, &g_map, q_tile, k_tile, v_tile, g_tile, rings, sizes, lines, counter);
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, &g_map, at, rank, shared, sizes, lines, counter);
+    if (threadIdx.x == 32) send(at, rank, shared, sizes);
   } else if (warpgroup == 1) {
     grow_registers<SCORER_REGISTERS>();
-    score(q_tile, k_tile, v_tile, g_tile, p_tile, ds_tile, shared, sizes, dq_sums, scale2);
+    score(at, rank, shared, sizes, dq_sums, scale2);
   } else if (warpgroup == 2) {
     grow_registers<SUM_REGISTERS>();
-    sum_rows<D_V>(p_tile, g_tile, shared->p_full, shared->p_empty, rings->g_full, rings->g_empty, rings, sizes, dv, dv_batch,
-                  dv_head, dv_row, 1);
+    sum_rows<D_V, G_STAGES>(at.p, at.g, shared->p_full, shared->p_empty, shared->g_full, shared->g_empty, rank, shared, sizes, dv,
+                            dv_batch, dv_head, dv_row, 1);
   } else {
     grow_registers<SUM_REGISTERS>();
-    sum_rows<D>(ds_tile, q_tile, shared->ds_full, shared->ds_empty, rings->q_full, rings->q_empty, rings, sizes, dk, dk_batch,
-                dk_head, dk_row, scale);
+    sum_rows<D, STAGES>(at.ds, at.q, shared->ds_full, shared->ds_empty, shared->q_full, shared->q_empty, rank, shared, sizes, dk,
+                        dk_batch, dk_head, dk_row, scale);
   }
+  // The other CTA may still write here, or arrive.
+  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
 }

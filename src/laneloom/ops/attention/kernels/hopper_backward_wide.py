@@ -31,6 +31,7 @@ def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu
         **band_constants(problem),
         "KEYS": config.rows,
         "STAGES": config.stages,
+        "G_STAGES": config.g_stages,
         "SCORER_REGISTERS": scorer,
         "SUM_REGISTERS": sums,
         "PRODUCER_REGISTERS": producer,
@@ -39,6 +40,7 @@ def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu
     functions = [
         wgmma_function("multiply_block", _BLOCK, problem.dtype),
         wgmma_function("multiply_keys", _BLOCK, problem.dtype, a_in_registers=True, b_by_row=True),
+        wgmma_function("multiply_others", _BLOCK, problem.dtype, b_by_row=True),
         *(wgmma_function("add_rows", n, problem.dtype, a_by_column=True, b_by_row=True) for n in sorted(parts)),
     ]
     return compile_cuda(
