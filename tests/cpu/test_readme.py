@@ -58,6 +58,10 @@ def test_commands_exist(words):
         assert shown.exit_code == 0
         for option in (word for word in words if word.startswith("--")):
             assert option in shown.stdout
+    elif words[0] == "python":
+        script = (ROOT / words[1]).read_text()
+        for option in (word for word in words if word.startswith("--")):
+            assert f'"{option}"' in script
     else:
         assert words[:2] == ["pip", "install"]
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
