@@ -210,18 +210,22 @@ def conflicts(offsets: list[int], width: int) -> int:
     return int(access_cycles(address, 2 * width)[1].sum())
 
 
-@pytest.mark.parametrize("along_k", [True, False])
+@pytest.mark.parametrize(("along_k", "stored"), [(True, 2), (False, 2), (True, 1)])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.text.removeprefix("wmma:"))
-def test_layouts(config, along_k):
-    """Every element once; 16-byte global loads; no bank conflicts in the stores to LDS and the reads of fragments."""
+def test_layouts(config, along_k, stored):
+    """Every element once; 16-byte global loads; no bank conflicts in the stores to LDS and the reads of fragments.
+
+    stored: bytes in memory of what is a half in LDS.
+    """
     rows, block_k = config.block_m, config.block_k
-    load, store = (load_layout(rows, config, along_k, reorder) for reorder in (False, True))
+    load, store = (load_layout(rows, config, along_k, reorder, stored=stored) for reorder in (False, True))
     registers = 1 << len(load.reg_bases)
     held = {elements(load, r, lane, w) for r in range(registers) for lane in range(32) for w in range(config.num_warps)}
     assert len(held) == rows * block_k
     assert registers * 32 * config.num_warps == rows * block_k
     assert sorted(load.reg_bases) == sorted(store.reg_bases)
     assert load.reg_bases[:3] == ([[0, 1], [0, 2], [0, 4]] if along_k else [[1, 0], [2, 0], [4, 0]])
+    assert not along_k or ([0, 8] in load.reg_bases[:4]) == (stored == 1 and config.lds != "padded" and registers >= 16)
 
     where = addresses(shared_layout(rows, config, along_k), rows, block_k)
     assert len(np.unique(where)) == rows * block_k

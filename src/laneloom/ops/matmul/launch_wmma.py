@@ -18,7 +18,7 @@ from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_fma import FmaConfig
 from .config_mfma import MfmaConfig
-from .config_wmma import WmmaConfig, is_upcast, lds_element_bytes, needs_wide_offsets
+from .config_wmma import ACROSS, VECTOR_BYTES, WmmaConfig, is_upcast, lds_element_bytes, needs_wide_offsets
 from .layouts_wmma import halves_interleaved, load_layout, shared_layout
 from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import CHIPLETS
@@ -183,6 +183,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     held = gl.float16 if is_upcast(problem, gpu) else None
     types = [held or _LANGUAGE[operand_type(problem, dtype)] for dtype in (problem.dtype_a, problem.dtype_b)]
     halves = problem.dtype_acc in ("fp16", "bf16")
+    how = {"size": size, "stored": DTYPE_BYTES[problem.dtype_a]}
     gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
     return problem_constants(problem, config) | {
         "VERSION": version,
@@ -194,10 +195,10 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "ACCUMULATOR": wmma_layout(version, config.num_warps // config.waves_n, config.waves_n, transposed=True),
         "A_TYPE": types[0],
         "B_TYPE": types[1],
-        "A_LOAD": load_layout(config.block_m, config, a_along, size=size),
-        "B_LOAD": load_layout(config.block_n, config, b_along, size=size),
-        "A_STORE": load_layout(config.block_m, config, a_along, reorder=True, size=size, interleaved=swaps),
-        "B_STORE": load_layout(config.block_n, config, b_along, reorder=True, size=size, interleaved=swaps),
+        "A_LOAD": load_layout(config.block_m, config, a_along, **how),
+        "B_LOAD": load_layout(config.block_n, config, b_along, **how),
+        "A_STORE": load_layout(config.block_m, config, a_along, reorder=True, interleaved=swaps, **how),
+        "B_STORE": load_layout(config.block_n, config, b_along, reorder=True, interleaved=swaps, **how),
         "A_OPAQUE": problem.vector_a == 1 or (gathers and a_major == "row"),
         "B_OPAQUE": problem.vector_b == 1 or (gathers and b_major == "row"),
         "A_SHUFFLE": shuffles and a_major == "row",
@@ -282,12 +283,14 @@ def facts(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> list[str]:
         "gather": "gathered along K", "shuffle": "transposed between lanes on the way to LDS",
     }  # fmt: skip
     lines = []
+    held_bytes = lds_element_bytes(problem, gpu)
+    widest = VECTOR_BYTES // (held_bytes if config.lds == "padded" else DTYPE_BYTES[problem.dtype_a])
     for name, major, dtype in (("A", chosen["A_MAJOR"], problem.dtype_a), ("B", chosen["B_MAJOR"], problem.dtype_b)):
         along = {"k": "K", "row": "M" if name == "A" else "N", "neither": "no axis"}[major]
         rows = config.block_m if name == "A" else config.block_n
         held = 1 if major == "row" and config.transpose == "gather" else rows * config.block_k // 32 // config.loaders
         way = ways[config.transpose] if major == "row" else "stored to LDS as loaded"
-        loaded = min(chosen[f"{name}_VEC"], held, config.widest_load(problem, gpu, major != "row"))
+        loaded = min(chosen[f"{name}_VEC"], held, ACROSS if major == "row" else widest)
         lines.append(f"{name} is contiguous along {along}: loads of {loaded * DTYPE_BYTES[dtype]} bytes, {way}")
     stored = chosen["C_VEC"] * DTYPE_BYTES[problem.dtype_out]
     lines.append(f"C is stored {stored} bytes at a time" if config.stores == "staged" else "C is stored by its sums")

@@ -38,20 +38,25 @@ def _step_of_k(k: int, interleaved: bool) -> int:
 
 
 def load_layout(
-    rows: int, config: WmmaConfig, along_k: bool, reorder: bool = False, size: int = 2, interleaved: bool = False
-) -> gl.DistributedLinearLayout:
+    rows: int, config: WmmaConfig, along_k: bool, reorder: bool = False, size: int = 2, interleaved: bool = False,
+    stored: int = 0,
+) -> gl.DistributedLinearLayout:  # fmt: skip
     """Which lane holds what of a [rows, block_k] tile between its global loads and its LDS stores.
 
     Along K, a lane loads 16 bytes of a row. Across, by default, it loads 8 rows at each of up to 8 neighbours along
     K, and stores these neighbours together. transpose="scalar" has no neighbours, "gather" loads neighbours along K one
     by one, and "shuffle" loads 8 rows and stores 8 neighbours along K, which it has from 7 other lanes. The lanes that
     LDS serves at once fall on different banks. `reorder` gives what is stored: registers in that order, and K by the
-    fragments' names. size: bytes of an element in LDS.
+    fragments' names. size: bytes of an element in LDS; stored: in memory, if that differs.
     """
     row_bits, k_bits = _bits(rows), _bits(config.block_k)
     held = rows * config.block_k // (32 * config.loaders)
     widest = VECTOR_BYTES // size
-    vector = min(widest if along_k or config.transpose == "gather" else ACROSS, held)
+    # Two stores of neighbours along K would meet on the banks of padded rows.
+    if along_k and stored and config.lds != "padded":
+        vector = min(VECTOR_BYTES // stored, held)
+    else:
+        vector = min(widest if along_k or config.transpose == "gather" else ACROSS, held)
     turns = False
     if along_k:
         registers = [[0, k] for k in k_bits if k < vector]
