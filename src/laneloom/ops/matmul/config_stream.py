@@ -17,7 +17,8 @@ from .problem import DTYPE_BYTES, MatmulProblem
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM, in the best tile
 _TILE_US = 2.5  #: a tile's first slice and its last store
-_PART_US = 5.0  #: a part is written and read again
+_PART_US = 2.5  #: a part is waited for
+_PART_BYTES_PER_US = 37_000  #: and written or read again, by one SM
 _LEAST_SLICES = 4  #: of a CTA's share
 _MOST_SLICES = 1 << 31  #: of all tiles that are cut
 
@@ -134,9 +135,9 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
         return -(-tiles // ctas) * tile_us
     shared = tiles - whole
     # A tile's finisher adds the parts of all others that had a share of it.
-    parts = 1 + max(ctas // shared, 1)
-    part_us = _PART_US * parts * config.block_m * config.block_n / (128 * 256)
-    return whole // ctas * tile_us + shared * tile_us / ctas + part_us
+    parts = 1 - (-ctas // shared)
+    part_us = _PART_US + config.block_m * config.block_n * DTYPE_BYTES["fp32"] / _PART_BYTES_PER_US
+    return whole // ctas * tile_us + shared * tile_us / ctas + parts * part_us
 
 
 def stream(problem: MatmulProblem, gpu: Gpu) -> StreamConfig:
