@@ -283,3 +283,26 @@ def test_decode(page, d, d_v, window):
         assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
         if n:
             assert (lse[b].double() - exact_lse[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("page", [0, 32])
+def test_decode_of_many_rows(page):
+    """More rows that share a head of keys than one program has: its tiles of rows have tickets of their own."""
+    heads, kv_heads, queries, keys, d = 24, 1, 3, 2000, 128
+    q = torch.randn(2, queries, heads, d, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2048, kv_heads, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    lengths = torch.tensor([keys, 1], dtype=torch.int32, device="cuda")
+    problem = DecodeProblem(2, heads, kv_heads, queries, 2048, d, d, "bf16", 0.1, None, page)
+    config = plan_decode(problem, GPU)
+    assert config.schedule == "hopper_decode"
+    assert (problem.row_tiles, config.splits > 1) == (5, True)
+    table = torch.arange(2 * 2048 // page, dtype=torch.int32, device="cuda").view(2, -1) if page else None
+    caches = [x.view(-1, page, kv_heads, d) if page else x for x in (k, v)]
+    out, lse = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, return_lse=True)
+    for b, n in enumerate(lengths.tolist()):
+        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
+        mask = seen(queries, n, True, None)
+        exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
+        plain, _ = attend(*rows, mask, d**-0.5, torch.bfloat16)
+        judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.bfloat16)
+        assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
