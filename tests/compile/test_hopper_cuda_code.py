@@ -82,25 +82,14 @@ def test_an_epilogue_spills_nothing():
     assert schedule_of(plan(problem, GPU)).__name__.endswith("hopper_cluster")
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
-def test_full_precision_has_no_other_instruction(dtype):
-    problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, layout="tn")
-    for block_m, block_n in PRECISE_TILES[dtype]:
-        config = PreciseConfig(block_m=block_m, block_n=block_n, block_k=128 // (4 if dtype == "fp32" else 8), stages=4)
-        code = compiled(problem, config)
-        assert ("fma.rn.f32" in code.asm) == (dtype == "fp32")
-        assert ("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64" in code.asm) == (dtype == "fp64")
-        assert "tf32" not in code.asm
-
-
-def test_c_without_vectors_passes_through_shared_memory():
-    problem = MatmulProblem.contiguous(511, 513, 512, dtype="fp32")
-    config = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4, copy_a=True, copy_b=True)
-    aligned = compiled(MatmulProblem.contiguous(512, 512, 512, dtype="fp32", layout="tn"), config)
-    code = compiled(problem, config)
-    assert code.lds_bytes == aligned.lds_bytes + 8 * 4096
-    assert ("st.global.v4" in aligned.asm, "st.global.v4" in code.asm) == (True, False)
-    assert "st.shared.v4" in code.asm
+def test_fp64_goes_to_dmma():
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype="fp64", layout="tn")
+    for block_m, block_n in PRECISE_TILES:
+        code = compiled(problem, PreciseConfig(block_m=block_m, block_n=block_n, block_k=16, stages=4))
+        # Of a slice, once: a warp's share of the tile in pieces of 16 by 8.
+        count = code.asm.count("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64")
+        assert count == block_m // 2 // 16 * (block_n // 4 // 8)
+        assert "fma.rn.f64" not in code.asm
 
 
 @pytest.mark.parametrize("layout", ["nn", "tt"])

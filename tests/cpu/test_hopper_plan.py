@@ -90,6 +90,7 @@ def test_batches_take_one_launch():
         ((2048, 2048, 2048), {"dtype": "fp32"}, "hopper_stream", {"split": False}),
         ((1536, 1536, 1536), {"dtype": "fp32"}, "hopper_stream", {"block_n": 128, "split": True}),
         ((512, 512, 8192), {"dtype": "fp32"}, "hopper_stream", {"block_m": 64, "split": True}),
+        ((1024, 1024, 1024), {"dtype": "fp32"}, "hopper_stream", {"block_m": 64, "block_n": 128, "split": False}),
         ((1024, 1024, 1024), {"dtype": "fp64"}, "hopper_precise", {"block_m": 64}),
         ((2048, 2048, 2048), {"dtype": "fp64"}, "hopper_precise", {"block_m": 128, "copy_b": False}),
         ((30, 70, 333), {"dtype": "fp64"}, "hopper_plain", {}),
@@ -124,7 +125,7 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 
 
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
-PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=32, stages=4)
+PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
 
@@ -154,12 +155,12 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),
         (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
-        (PRECISE, problem(64, 64, 64), "fp32 or fp64 throughout"),
-        (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp32 a has to be contiguous along C's axis"),
-        (PRECISE, problem(63, 63, 63, dtype="fp32"), "TMA needs a"),
-        (PRECISE.with_knobs(block_n=64), problem(64, 64, 64, dtype="fp32", layout="tn"), "tiles of 128x256"),
-        (PRECISE.with_knobs(stages=8), problem(64, 64, 64, dtype="fp32", layout="tn"), "bytes of shared memory"),
-        (PRECISE, problem(64, 64, 64, dtype="fp32", precision="tf32"), "full precision"),
+        (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
+        (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),
+        (PRECISE.with_knobs(copy_a=True), problem(64, 64, 64, dtype="fp64", batch=1000), "at most 256 products"),
+        (PRECISE.with_knobs(block_n=64), problem(64, 64, 64, dtype="fp64"), "tiles of 128x128"),
+        (PRECISE.with_knobs(block_k=32), problem(64, 64, 64, dtype="fp64"), "slices of 128 bytes"),
+        (PRECISE.with_knobs(stages=8), problem(64, 64, 64, dtype="fp64"), "bytes of shared memory"),
     ],
 )  # fmt: skip
 def test_what_cuda_schedules_refuse(config, of, word):

@@ -82,7 +82,7 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "copy_b": _BOTH, "pieces": pieces, "promote": (0, 1, 2, 4), "programs": (gpu.compute_units,),
         },
         "hopper_precise": {
-            **walk, "block_m": (128,), "block_n": (128, 256), "block_k": (slice_elements,),
+            **walk, "block_m": (64, 128), "block_n": (64, 128), "block_k": (slice_elements,),
             "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_stream": {

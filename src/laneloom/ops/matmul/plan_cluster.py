@@ -121,18 +121,16 @@ def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float
 
 
 def precise(problem: MatmulProblem, gpu: Gpu) -> PreciseConfig:
-    """FP32 by FMA or FP64 by DMMA: the tile whose rounds over all SMs take the least time."""
-    size = DTYPE_BYTES[problem.dtype_a]
+    """FP64 by DMMA: the tile whose rounds over all SMs take the least time."""
 
     def cost(tile: tuple[int, int]) -> float:
         tiles = _ceil(problem.m, tile[0]) * _ceil(problem.n, tile[1]) * problem.batches
-        return _ceil(tiles, gpu.compute_units) * tile[0] * tile[1] * PRECISE_TILES[problem.dtype_a][tile]
+        return _ceil(tiles, gpu.compute_units) * tile[0] * tile[1] * PRECISE_TILES[tile]
 
-    block_m, block_n = min(PRECISE_TILES[problem.dtype_a], key=cost)
+    block_m, block_n = min(PRECISE_TILES, key=cost)
     config = PreciseConfig(
-        block_m=block_m, block_n=block_n, block_k=SLICE_BYTES // size, stages=6,
-        copy_a=not tma_reads(problem, "a") or (size == 4 and problem.a.major != "t"),
-        copy_b=not tma_reads(problem, "b") or (size == 4 and problem.b.major != "n"), programs=gpu.compute_units,
+        block_m=block_m, block_n=block_n, block_k=16, stages=6, copy_a=not tma_reads(problem, "a"),
+        copy_b=not tma_reads(problem, "b"), programs=gpu.compute_units,
     )  # fmt: skip
     while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
         config = config.with_knobs(stages=config.stages - 1)

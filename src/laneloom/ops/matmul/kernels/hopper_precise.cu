@@ -1,35 +1,30 @@
-// C = alpha A B in full precision on Hopper: FP32 by FMA, FP64 by matrix instructions (DMMA). One warp fills a ring of
-// K-slices by TMA, eight warps multiply; persistent.
+// C = alpha A B in FP64 on Hopper, by matrix instructions (DMMA). One warp fills a ring of K-slices by TMA, eight warps
+// multiply; persistent.
 //
-// FP64 lies in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so that
-// a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the requests.
-// FP32 lies there in rows along M (N), as a launch ahead copies an operand that is contiguous along K: neighbours of a row
-// are then neighbours in registers, and an FMA rarely reads two registers of one bank (one in ten; one in three where A
-// comes in rows along K, whose elements of one k all stand in registers of one parity).
+// Operands lie in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so
+// that a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the
+// requests.
 // device/hopper.cuh comes in front of this text.
 
 #define WARPS_M 2
 #define WARPS_N 4
 #define CONSUMER_WARPS (WARPS_M * WARPS_N)
 #define THREADS (32 * CONSUMER_WARPS + 128)  // registers are handed over between whole warpgroups
-#define BLOCK_K (128 / (int)sizeof(VALUE))
+#define BLOCK_K 16
 #define A_BYTES (BLOCK_M * 128)
 #define B_BYTES (BLOCK_N * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
 #define WARP_M (BLOCK_M / WARPS_M)
 #define WARP_N (BLOCK_N / WARPS_N)
-#define STAGING_BYTES (IS_FP64 || WIDE_STORE ? 0 : 4096)  // of one warp, for 16 rows of C
 
 __device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 barrier, bool along_k, int block, int k,
                                              int row, int inner, int outer) {
     if (along_k) {
         load_box(map, to, barrier, 1, k, row, inner, outer);
-    } else if (IS_FP64) {
+    } else {
 #pragma unroll 1
         for (int panel = 0; panel < block / 16; ++panel)
             load_box(map, to + panel * (BLOCK_K * 128), barrier, 1, row + 16 * panel, k, inner, outer);
-    } else {
-        load_box(map, to, barrier, 1, row, k, inner, outer);
     }
 }
 
@@ -55,8 +50,7 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     }
 }
 
-#if IS_FP64
-// ---- FP64: mma m16n8k16. Lane (r, q) = (lane / 4, lane % 4) has A[r, q], B[q, r] and C[r, 2 q] of each 8 x 4 (4 x 8, 8 x 8)
+// mma m16n8k16: lane (r, q) = (lane / 4, lane % 4) has A[r, q], B[q, r] and C[r, 2 q] of each 8 x 4 (4 x 8, 8 x 8)
 // block. Which k stands at q and which row (column) at r is free, as long as A, B and C agree: k = q % 2 + q / 2 * 4 +
 // s % 2 * 2 + s / 2 * 8 in step s of a slice, row place(r) of a block of 8. Then the 16 lanes of 4 r and all q read 16
 // different eighths of the 128 bytes over which the banks repeat, whichever axis is contiguous.
@@ -158,7 +152,7 @@ __device__ __forceinline__ void clear(Sums &sums) {
 }
 
 __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, const Tile &tile, int warp_m,
-                                      int warp_n, int lane, double alpha, char *) {
+                                      int warp_n, int lane, double alpha) {
     const int r = lane / 4, q = lane % 4;
 #pragma unroll
     for (int i = 0; i < BLOCKS_M; ++i)
@@ -180,127 +174,12 @@ __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, con
             }
         }
 }
-#else
-// ---- FP32: lane (u, v) = (lane % 8, lane / 8) multiplies the rows 4 u + 32 (i / 4) + i % 4 by the columns
-// 4 v + 16 (j / 4) + j % 4 of its warp's tile.
-#define THREAD_M (WARP_M / 8)
-#define UNROLLED 16  // k, an even number
-#define THREAD_N (WARP_N / 4)
-
-struct Sums { float x[THREAD_M][THREAD_N]; };
-
-__device__ __forceinline__ int row_of(int i, int u) { return 4 * u + i / 4 * 32 + i % 4; }
-__device__ __forceinline__ int column_of(int j, int v) { return 4 * v + j / 4 * 16 + j % 4; }
-
-// What one lane holds of A and B between steps: this k and the next.
-struct Fragments { float a[2][THREAD_M], b[2][THREAD_N]; };
-
-// Offsets of this lane in a slice of A and of B.
-struct Lane { int a, b; };
-
-__device__ __forceinline__ Lane place_lane(int warp_m, int warp_n, int lane) {
-    return {(warp_m * WARP_M + row_of(0, lane % 8)) * 4, A_BYTES + (warp_n * WARP_N + column_of(0, lane / 8)) * 4};
-}
-
-// From where this lane's part of row 0 of A and of B lies.
-__device__ __forceinline__ void fetch(Fragments &f, const char *a, const char *b, int k) {
-#pragma unroll
-    for (int i = 0; i < THREAD_M; i += 4) {
-        const float4 x = *(const float4 *)(a + (k * BLOCK_M + row_of(i, 0)) * 4);
-        f.a[k % 2][i] = x.x, f.a[k % 2][i + 1] = x.y, f.a[k % 2][i + 2] = x.z, f.a[k % 2][i + 3] = x.w;
-    }
-#pragma unroll
-    for (int j = 0; j < THREAD_N; j += 4) {
-        const float4 x = *(const float4 *)(b + (k * BLOCK_N + column_of(j, 0)) * 4);
-        f.b[k % 2][j] = x.x, f.b[k % 2][j + 1] = x.y, f.b[k % 2][j + 2] = x.z, f.b[k % 2][j + 3] = x.w;
-    }
-}
-
-__device__ __forceinline__ void fetch_first(Fragments &f, const char *slice, const Lane &lane) {
-    fetch(f, slice + lane.a, slice + lane.b, 0);
-}
-
-// Multiply one slice, whose first fragments are there, and fetch those of `next`, once it is full. Without `more` slices
-// in this tile, what is fetched is not used.
-__device__ __forceinline__ void multiply(Sums &sums, Fragments &f, const char *slice, const char *next, bool more,
-                                         u32 next_full, u32 next_phase, const Lane &lane) {
-    // Not all of a slice is unrolled: its code would not stay in the instruction cache.
-#pragma unroll 1
-    for (int first = 0; first < BLOCK_K; first += UNROLLED) {
-        const char *a = slice + lane.a + first * BLOCK_M * 4, *b = slice + lane.b + first * BLOCK_N * 4;
-        const bool last = first + UNROLLED == BLOCK_K;
-#pragma unroll
-        for (int k = 0; k < UNROLLED; ++k) {
-            if (k < UNROLLED - 1) {
-                fetch(f, a, b, k + 1);
-            } else {
-                if (last && more) wait_barrier(next_full, next_phase);
-                fetch(f, last ? next + lane.a : a + UNROLLED * BLOCK_M * 4, last ? next + lane.b : b + UNROLLED * BLOCK_N * 4,
-                      0);
-            }
-            const float(&x)[THREAD_M] = f.a[k % 2];
-            const float(&y)[THREAD_N] = f.b[k % 2];
-            // Two columns at a time, down and up the rows: an FMA finds one of its factors where the last one left it.
-#pragma unroll
-            for (int j = 0; j < THREAD_N; j += 2)
-#pragma unroll
-                for (int r = 0; r < THREAD_M; ++r) {
-                    const int i = j % 4 ? THREAD_M - 1 - r : r, e = r & 1;
-                    sums.x[i][j + e] = fmaf(x[i], y[j + e], sums.x[i][j + e]);
-                    sums.x[i][j + 1 - e] = fmaf(x[i], y[j + 1 - e], sums.x[i][j + 1 - e]);
-                }
-        }
-    }
-}
-
-__device__ __forceinline__ void clear(Sums &sums) {
-#pragma unroll
-    for (int i = 0; i < THREAD_M; ++i)
-#pragma unroll
-        for (int j = 0; j < THREAD_N; ++j) sums.x[i][j] = 0;
-}
-
-// Where C takes no vectors, two rows of each lane pass through shared memory, so that a warp writes neighbours.
-__device__ __forceinline__ void store(Sums &sums, float *c, const Sizes &s, const Tile &tile, int warp_m, int warp_n,
-                                      int lane, float alpha, char *staging) {
-    const int u = lane % 8, v = lane / 8;
-    const int first_m = tile.m + warp_m * WARP_M, first_n = tile.n + warp_n * WARP_N;
-#pragma unroll
-    for (int i = 0; i < THREAD_M; ++i) {
-        float *row = c + (first_m + row_of(i, u)) * s.c_m;
-        if (!WIDE_STORE && i % 2 == 0) __syncwarp();
-#pragma unroll
-        for (int j = 0; j < THREAD_N; j += 4) {
-            float4 x = make_float4(sums.x[i][j], sums.x[i][j + 1], sums.x[i][j + 2], sums.x[i][j + 3]);
-            x.x *= alpha, x.y *= alpha, x.z *= alpha, x.w *= alpha;
-            const int n = first_n + column_of(j, v);
-            if (!WIDE_STORE) *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ (u % (WARP_N / 4))) * 16) = x;
-            else if (n < s.N && first_m + row_of(i, u) < s.M) *(float4 *)(row + n) = x;
-        }
-        if (WIDE_STORE || i % 2 == 0) continue;
-        __syncwarp();
-#pragma unroll 4
-        for (int slot = 0; slot < 16; ++slot) {
-            const int m = first_m + row_of(i - 1 + slot / 8, slot % 8);
-            const float *from = (const float *)(staging + slot * (WARP_N * 4));
-            float *to = c + m * s.c_m;
-#pragma unroll
-            for (int x = lane; x < WARP_N; x += 32) {
-                const int n = first_n + x;
-                if (m < s.M && n < s.N) to[n * s.c_n] = from[((x / 4) ^ (slot % 8 % (WARP_N / 4))) * 4 + x % 4];
-            }
-        }
-    }
-}
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, VALUE *c,
-                      const __grid_constant__ Sizes sizes, VALUE alpha) {
+matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, double *c,
+                      const __grid_constant__ Sizes sizes, double alpha) {
     extern __shared__ __align__(1024) char shared[];
-    char *staging = shared + STAGES * STAGE_BYTES;
-    const u32 ring = shared_address(shared), full = shared_address(staging + CONSUMER_WARPS * STAGING_BYTES);
-    const u32 empty = full + 8 * STAGES;
+    const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
@@ -341,6 +220,6 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
             if (lane == 0) arrive(empty + 8 * here);
         }
         store(sums, c + tile.outer * sizes.c_outer + tile.inner * sizes.c_inner, sizes, tile, warp_m, warp_n, lane,
-              alpha, staging + warp * STAGING_BYTES);
+              alpha);
     }
 }

@@ -1,9 +1,8 @@
-"""hopper_precise.cu: FP32 by FMA and FP64 by DMMA, operands by TMA through a ring, one producer warp, persistent.
+"""hopper_precise.cu: FP64 by DMMA, operands by TMA through a ring, one producer warp, persistent.
 
-Wins for FP32 (precision "ieee") and FP64 wherever TMA can read the operands, or copies of them, and C has enough tiles.
-FP64 in all four layouts as they lie; FP32 that is contiguous along K is copied first. CUDA C++: the inner loops need
-registers that are indexed by hand. Hopper (sm_90a).
-Source: PTX ISA, `mma.m16n8k8` for .f64; NVIDIA CUTLASS, "Efficient GEMM in CUDA".
+Wins wherever TMA can read the operands, or copies of them, and C has enough tiles; all four layouts as they lie. CUDA
+C++: the inner loop needs registers that are indexed by hand. Hopper (sm_90a).
+Source: PTX ISA, `mma.m16n8k16` for .f64; NVIDIA CUTLASS, "Efficient GEMM in CUDA".
 """
 
 from __future__ import annotations
@@ -27,11 +26,9 @@ CONSUMER_WARPS = 8
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
-    is_fp64 = problem.dtype_a == "fp64"
     constants = {
-        "VALUE": "double" if is_fp64 else "float", "IS_FP64": int(is_fp64), "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n, "STAGES": config.stages, "GROUP_M": config.group_m, "CLUSTER_M": 1,
-        "CLUSTER_N": 1, "GROUPED": 0,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "GROUP_M": config.group_m,
+        "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),
     }  # fmt: skip
@@ -43,8 +40,7 @@ def code_object(problem, config, gpu) -> CodeObject:
 
 def _along_k(problem, config, name: str) -> bool:
     matrix, copied, along = (problem.a, config.copy_a, "n") if name == "a" else (problem.b, config.copy_b, "t")
-    # FP32 is multiplied from rows along M (N), FP64 from either.
-    return problem.dtype_a == "fp64" if copied else matrix.major == along
+    return copied or matrix.major == along
 
 
 def _operand(problem, config, name: str) -> TmaOperand:
@@ -54,13 +50,9 @@ def _operand(problem, config, name: str) -> TmaOperand:
         outer, inner, step_k, row = problem.b.strides
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
     along_k = _along_k(problem, config, name)
-    if problem.dtype_a == "fp64":
-        box, swizzle = (16, block if along_k else config.block_k), 128
-    else:
-        box, swizzle = (block, config.block_k), 0
     return TmaOperand(
-        strides, problem.dtype_a, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=swizzle,
-        copied=copied, pieces=1, pdl=config.pdl,
+        strides, "fp64", rows, problem.k, problem.batch, along_k=along_k,
+        box=(16, block if along_k else config.block_k), swizzle=128, copied=copied, pieces=1, pdl=config.pdl,
     )  # fmt: skip
 
 
@@ -74,13 +66,12 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
-        alpha = (ctypes.c_double if problem.dtype_a == "fp64" else ctypes.c_float)(1)
         items = count_tiles(problem, config)
         sizes = Sizes(
             problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps,
             *problem.out.strides)  # fmt: skip
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (self.a.map, self.b.map, Pointer(), sizes, alpha), device,
+            code_object(problem, config, gpu), (self.a.map, self.b.map, Pointer(), sizes, ctypes.c_double(1)), device,
             ctas=min(items, config.programs), pdl=config.pdl,
         )  # fmt: skip
 
@@ -127,10 +118,8 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    how = "matrix instructions (DMMA)" if problem.dtype_a == "fp64" else "FMA"
-    lines = [f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n} by {how}"]
+    lines = [f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n} by matrix instructions (DMMA)"]
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
-            axis = "K" if problem.dtype_a == "fp64" else "M" if name == "A" else "N"
-            lines.append(f"{name} is copied first: contiguous along {axis}, rows of whole 128-byte lines")
+            lines.append(f"{name} is copied first: contiguous along K, rows of whole 128-byte lines")
     return lines
