@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +27,7 @@ _NAMES = {
     "bfloat16": "bf16", "float8_e4m3fn": "fp8", "float8_e5m2": "bf8",  # ml_dtypes'
 }  # fmt: skip
 _ARRAYS = {name: array for array, name in _NAMES.items()}
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
 
 
 def matmul(
@@ -73,18 +72,14 @@ def matmul(
     if torch is not None and (
         isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor) or isinstance(out, torch.Tensor)
     ):
-        return _on_tensors()(a, b, out, out_dtype, config, precision, acc_dtype, packed)
+        torch_op = sys.modules.get(_ON_TENSORS)
+        if torch_op is None:
+            from . import torch_op
+        return torch_op.matmul_tensors(a, b, out, out_dtype, config, precision, acc_dtype, packed)
     for name, operand in (("a", a), ("b", b), ("out", out)):
         if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
     return _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed)
-
-
-@cache
-def _on_tensors() -> Callable[..., Any]:
-    from .torch_op import matmul_tensors
-
-    return matmul_tensors
 
 
 def dtype_name(name: str, dtype: np.dtype) -> str:
