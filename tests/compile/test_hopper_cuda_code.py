@@ -75,10 +75,13 @@ def test_every_kind_goes_to_its_instruction(dtype, out, precision, config, instr
     assert len(found) == count
 
 
-def test_an_epilogue_spills_nothing():
-    epilogue = Epilogue(True, Matrix((0, 0, 512, 1)), "bf16", ("n", 1), "fp32", "silu", "row", "column")
+@pytest.mark.parametrize(("addend", "activation"), [("bf16", "silu"), ("fp32", "gelu")])
+def test_an_epilogue_spills_nothing(addend, activation):
+    epilogue = Epilogue(True, Matrix((0, 0, 512, 1)), addend, ("n", 1), "fp32", activation, "row", "column")
     problem = MatmulProblem.contiguous(512, 512, 512, dtype="bf16", epilogue=epilogue)
-    compiled(problem, BIG)
+    code = compiled(problem, BIG)
+    assert ("ld.global.v4" in code.asm) == (addend == "bf16"), "rows of 16 bits come 16 bytes at a time"
+    assert code.asm.count("ex2.approx") == 128, "one for each of a thread's sums"
     assert schedule_of(plan(problem, GPU)).__name__.endswith("hopper_cluster")
 
 
@@ -103,6 +106,19 @@ def test_an_operand_of_tf32_in_registers(layout):
     assert len(fragments) == len(wgmmas(code)) == 16, "four slices of the loop, four each"
     assert all(len(fragment.split(",")) == 4 for fragment in fragments)
     assert "cp.async.bulk.tensor.4d.global" in code.asm, "TMA stores"
+
+
+@pytest.mark.parametrize(
+    ("columns", "layout", "stored"),
+    [(144, "nt", "st.global.v4"), (240, "nn", "st.global.v4"), (192, "nn", "tensor.4d.global")],
+)
+def test_tiles_of_any_width_are_stored_in_pieces_of_16_bytes(columns, layout, stored):
+    config = ClusterConfig(
+        block_m=128, block_n=columns, block_k=64, stages=4, tma_store=columns % 64 == 0, cluster_m=2)  # fmt: skip
+    code = compiled(MatmulProblem.contiguous(512, 1000, 512, dtype="bf16", layout=layout), config)
+    assert set(wgmmas(code)) == {f"m64n{columns}k16.f32.bf16.bf16"}
+    assert stored in code.asm
+    assert "st.global.u16" not in code.asm
 
 
 def test_groups_compile():

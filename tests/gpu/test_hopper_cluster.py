@@ -112,10 +112,23 @@ def test_every_cluster_in_every_layout(name, layout, dtype):
 
 
 @pytest.mark.parametrize("columns", [8, 48, 72, 144, 248])
-def test_tiles_of_any_multiple_of_8_columns(columns):
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiles_of_any_multiple_of_8_columns(layout, columns):
     config = ClusterConfig(block_m=128, block_n=columns, block_k=64, stages=4, tma_store=False)
-    a, b = operand(300, 264, torch.bfloat16, seed=1), operand(264, 520, torch.bfloat16, "t", seed=2)
-    assert_right(run_twice(MatmulProblem.contiguous(300, 520, 264, dtype="bf16", layout="nt"), config, a, b), a, b)
+    a, b = operand(296, 264, torch.bfloat16, layout[0], seed=1), operand(264, 520, torch.bfloat16, layout[1], seed=2)
+    assert_right(run_twice(MatmulProblem.contiguous(296, 520, 264, dtype="bf16", layout=layout), config, a, b), a, b)
+
+
+@pytest.mark.parametrize("sizes", [(129, 130 * 8, 64), (72, 8, 128), (8, 200, 72), (1000, 264, 1000), (65, 1001, 96)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tiles_at_the_edges(layout, sizes):
+    m, n, k = sizes
+    a, b = operand(m, k, torch.float16, layout[0], seed=1), operand(k, n, torch.float16, layout[1], seed=2)
+    problem = MatmulProblem.contiguous(m, n, k, dtype="fp16", layout=layout)
+    for knobs in ({"cluster_m": 2}, {"cluster_n": 2}, {"block_n": 160}):
+        config = ClusterConfig(**{"block_m": 128, "block_n": 128, "block_k": 64, "stages": 3, **knobs}, tma_store=False)
+        if config.why_invalid(problem, GPU) is None:
+            assert_right(run_twice(problem, config, a, b), a, b)
 
 
 @pytest.mark.parametrize("sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203)])

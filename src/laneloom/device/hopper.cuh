@@ -46,6 +46,11 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
         "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(rank) : "memory");
 }
 
+// Bring a tensor map near before its first use.
+__device__ __forceinline__ void prefetch_map(const TensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 __device__ __forceinline__ void load_box(const TensorMap *map, u32 to, u32 barrier, u32 mask, int x, int y, int z,
                                          int w) {
     if (mask & (mask - 1)) {
@@ -138,5 +143,11 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     const int within = within_group - band * (GROUP_M * tiles_n);
     tile.m = first + ((band * GROUP_M + within % rows) * CLUSTER_M + rank_m) * BLOCK_M;
     tile.n = (within / rows * CLUSTER_N + rank_n) * BLOCK_N;
+#ifdef EDGE_STEP_M
+    // The copy engine takes 2.7 times as long for a row that is not there: the last tiles are moved back to end inside.
+    // What two tiles share, both write, with the same bits.
+    tile.m = min(tile.m, max((s.M - BLOCK_M + EDGE_STEP_M - 1) / EDGE_STEP_M * EDGE_STEP_M, 0));
+    tile.n = min(tile.n, max((s.N - BLOCK_N + EDGE_STEP_N - 1) / EDGE_STEP_N * EDGE_STEP_N, 0));
+#endif
     return true;
 }

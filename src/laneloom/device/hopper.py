@@ -39,6 +39,16 @@ def locate_tile(tile, tiles_m, tiles_n, GROUP_M: gl.constexpr):
 
 
 @gluon.jit
+def start_of_tile(tile, BLOCK: gl.constexpr, SIZE, STEP: gl.constexpr):
+    """First element of a tile along an axis of SIZE; the last tile is moved back, by multiples of STEP, to end inside.
+
+    The copy engine takes 2.7 times as long for a row that is not there. What two tiles share, both write, with the same
+    bits.
+    """
+    return gl.minimum(tile * BLOCK, gl.maximum(gl.cdiv(SIZE - BLOCK, STEP) * STEP, 0))
+
+
+@gluon.jit
 def advance_ring(stage, phase, STAGES: gl.constexpr):
     """The next stage of a ring of STAGES buffers, and the parity of its barriers, which flips at each turn."""
     wraps = stage + 1 == STAGES

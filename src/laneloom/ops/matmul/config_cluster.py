@@ -55,9 +55,24 @@ class ClusterConfig(MatmulConfig):
         """The same config with some knobs changed."""
         return replace(self, **knobs)
 
+    @property
+    def peers(self) -> int:
+        """CTAs of a cluster."""
+        return self.cluster_m * self.cluster_n
+
+    @property
+    def strips(self) -> int:
+        """wgmmas of 64 rows of one consumer."""
+        return self.block_m // self.consumers // 64
+
+    def b_columns(self, problem: MatmulProblem, block_n: int = 0) -> int:
+        """Columns of B that a slice holds, of a tile `block_n` wide: contiguous along N, it comes in panels of 64."""
+        wide = block_n or self.block_n
+        return -(-wide // 64) * 64 if problem.b.major == "n" and not self.copy_b else wide
+
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
-        ring = self.stages * self.pieces * (self.block_m + self.block_n) * 128
+        ring = self.stages * self.pieces * (self.block_m + self.b_columns(problem)) * 128
         return ring + self.consumers * 4 * self.panels * 2048 + 16 * self.stages
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
@@ -104,8 +119,6 @@ class ClusterConfig(MatmulConfig):
             return f"hopper_cluster: 1 to 3 consumers take 64 or 128 rows each, got {self.block_m} for {self.consumers}"
         if self.block_n % 8 or not 8 <= self.block_n <= 256:
             return f"hopper_cluster: block_n is a multiple of 8 up to 256, got {self.block_n}"
-        if problem.b.major == "n" and not self.copy_b and self.block_n % 64:
-            return f"hopper_cluster: B contiguous along N comes in panels of 64 columns, got block_n = {self.block_n}"
         size = 4 if piece_dtype(problem, self, "a") == "tf32" else DTYPE_BYTES[piece_dtype(problem, self, "a")]
         if self.block_k != 128 // size:
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
@@ -114,12 +127,12 @@ class ClusterConfig(MatmulConfig):
         if accumulators > room:
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
         clusters = (1, 2, 4, 8)
-        if self.cluster_m not in clusters or self.cluster_n not in clusters or self.cluster_m * self.cluster_n > 8:
+        if self.cluster_m not in clusters or self.cluster_n not in clusters or self.peers > 8:
             return f"hopper_cluster: clusters of 1, 2, 4 or 8 CTAs, got {self.cluster_m} by {self.cluster_n}"
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):
             return f"hopper_cluster: a cluster of {self.cluster_m} by {self.cluster_n} cannot share the tile out evenly"
-        if self.stages < 2 or self.panels < 1 or self.promote < 0 or self.programs < self.cluster_m * self.cluster_n:
+        if self.stages < 2 or self.panels < 1 or self.promote < 0 or self.programs < self.peers:
             return "hopper_cluster: at least 2 stages, one panel, one cluster"
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:

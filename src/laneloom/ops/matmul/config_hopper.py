@@ -57,6 +57,20 @@ def tma_writes(problem: MatmulProblem) -> bool:
     return problem.out.strides[3] == 1 and _suits_tma(problem.out, problem.out.strides[2], problem.dtype_out)
 
 
+def stores_lines(problem: MatmulProblem) -> bool:
+    """Whether C's rows are whole pieces of 16 bytes."""
+    return tma_writes(problem) and problem.n * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0
+
+
+def adds_lines(problem: MatmulProblem) -> bool:
+    """Whether the epilogue adds rows of a 16-bit type that are whole pieces of 16 bytes."""
+    e = problem.epilogue
+    if e is None or e.addend is None or e.dtype_addend not in ("bf16", "fp16"):
+        return False
+    whole = problem.n * DTYPE_BYTES[e.dtype_addend] % TMA_BYTES == 0
+    return whole and e.addend.strides[3] == 1 and _suits_tma(e.addend, e.addend.strides[2], e.dtype_addend)
+
+
 @dataclass(frozen=True, kw_only=True)
 class HopperConfig(MatmulConfig):
     """kernels/hopper.py: TMA ring, one producer warp, one or two consumer warpgroups, persistent."""

@@ -82,7 +82,7 @@ def shifted(operand: torch.Tensor, offset: int) -> torch.Tensor:
     return operand.as_strided((1,), (1,), operand.storage_offset() + offset)
 
 
-def kernel_source(package: str, name: str) -> str:
-    """The text of a .cu file of a package, with hopper.cuh in front of it."""
+def kernel_source(package: str, *names: str) -> str:
+    """The texts of a package's files, one behind the other, with hopper.cuh in front of them."""
     header = resources.files(device).joinpath("hopper.cuh").read_text(encoding="utf-8")
-    return header + resources.files(package).joinpath(name).read_text(encoding="utf-8")
+    return header + "".join(resources.files(package).joinpath(name).read_text(encoding="utf-8") for name in names)

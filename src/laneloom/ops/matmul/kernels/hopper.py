@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from ....codegen import CodeObject, compile_kernel
 from ....codegen.versions import tma_load, tma_store
-from ....device.hopper import advance_ring, locate_tile, release_successor, wait_for_predecessor
+from ....device.hopper import advance_ring, locate_tile, release_successor, start_of_tile, wait_for_predecessor
 from ....device.prepared import PreparedLaunch, specialise
 from ....device.repack import RepackLaunch, line_pitch
 from ....device.split_k import ReduceLaunch
@@ -48,9 +48,23 @@ def _locate_item(item, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BL
 
 
 @gluon.jit
+def _locate_tile(tile_m, tile_n, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr,
+                 A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr, TMA_STORE: gl.constexpr):
+    """First row and column of a tile. Along an axis that lies in memory it moves by whole sectors of 32 bytes: rows
+    that break them are slow as well. Two consumers that store through pointers have no registers left for this."""
+    if TMA_STORE or CONSUMERS == 1:
+        m = start_of_tile(tile_m, BLOCK_M, M, 16 if A_IS_KM else 1)
+        n = start_of_tile(tile_n, BLOCK_N, N, 1 if B_IS_NK else 16)
+    else:
+        m = tile_m * BLOCK_M
+        n = tile_n * BLOCK_N
+    return m, n
+
+
+@gluon.jit
 def _produce(a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
              BLOCK_K: gl.constexpr, STAGES: gl.constexpr, CONSUMERS: gl.constexpr, GROUP_M: gl.constexpr,
-             SPLIT_K: gl.constexpr, A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr):
+             SPLIT_K: gl.constexpr, A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr, TMA_STORE: gl.constexpr):
     """One warp: fill the ring with the slices of all of this program's tiles, in the consumers' order."""
     SLAB: gl.constexpr = BLOCK_M // CONSUMERS
     BYTES: gl.constexpr = CONSUMERS * a_desc.block_type.nbytes + b_desc.block_type.nbytes
@@ -61,8 +75,7 @@ def _produce(a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M: gl.c
     phase = 0
     for item in range(gl.program_id(0), items, gl.num_programs(0)):
         tile_m, tile_n, _, k_first, k_last = _locate_item(item, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, GROUP_M, SPLIT_K)
-        m = tile_m * BLOCK_M
-        n = tile_n * BLOCK_N
+        m, n = _locate_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, CONSUMERS, A_IS_KM, B_IS_NK, TMA_STORE)
         for k_slice in range(k_first, k_last):
             k = k_slice * BLOCK_K
             # A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
@@ -174,8 +187,8 @@ def _consume(slab: gl.constexpr, c_desc, c_ptr, stride_cm, stride_cn, part_step,
             stage, phase = advance_ring(stage, phase, STAGES)
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc, ))
         mbarrier.arrive(empty.index(held), count=1)
-        m = tile_m * BLOCK_M + slab * SLAB
-        n = tile_n * BLOCK_N
+        m, n = _locate_tile(tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, CONSUMERS, A_IS_KM, B_IS_NK, TMA_STORE)
+        m += slab * SLAB
         pieces = _cut(acc.to(staging.dtype), PIECES)
         for number in gl.static_range(PIECES):
             _store_piece(pieces[number], number, slab, c_desc, c_ptr, stride_cm, stride_cn, staging, part * part_step,
@@ -216,7 +229,7 @@ def matmul_hopper(a_desc, b_desc, c_desc, c_ptr, stride_cm, stride_cn, part_step
                         M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
                         B_IS_NK, PIECES, TMA_STORE, C_IS_NM, BUFFERS, LEAD)),
             (_produce, (a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-                        CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK)),
+                        CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK, TMA_STORE)),
         ], [1], [24])
     else:
         gl.warp_specialize([
@@ -227,7 +240,7 @@ def matmul_hopper(a_desc, b_desc, c_desc, c_ptr, stride_cm, stride_cn, part_step
                         M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM,
                         B_IS_NK, PIECES, TMA_STORE, C_IS_NM, BUFFERS, LEAD)),
             (_produce, (a_desc, b_desc, a_ring, b_ring, full, empty, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, STAGES,
-                        CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK)),
+                        CONSUMERS, GROUP_M, SPLIT_K, A_IS_KM, B_IS_NK, TMA_STORE)),
         ], [4, 1], [CONSUMER_REGISTERS, 24])
 
 

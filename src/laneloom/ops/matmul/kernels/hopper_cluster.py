@@ -23,7 +23,9 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
+from ....device.prepared import current_stream
 from ..config_cluster import piece_dtype
+from ..config_hopper import adds_lines, stores_lines
 from ..problem import DTYPE_BYTES
 from ..tma_operand import (
     ELEMENT_BYTES,
@@ -36,6 +38,7 @@ from ..tma_operand import (
 )
 
 SLICE_BYTES = 128
+_EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine that break one are slow
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
 _INDEX_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
@@ -68,27 +71,30 @@ def code_object(problem, config, gpu) -> CodeObject:
     integer = a in ("int8", "uint8")
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
-        "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "GROUP_M": config.group_m,
+        "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n,
+        "STRIPS": config.strips, "B_COLUMNS": config.b_columns(problem), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "PANELS": config.panels, "PIECES": config.pieces, "PROMOTE": config.promote,
-        "TMA_STORE": int(config.tma_store),
+        "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
         "STORED": "int" if problem.dtype_out == "int32" else "float",
-        "INTEGER_SUMS_AS_FLOAT": int(integer and problem.dtype_out != "int32"),
         "ACCUMULATOR": "int" if integer else "float", "ACCUMULATOR_OPERAND(x)": '"+r"(x)' if integer else '"+f"(x)',
         "EPILOGUE": int(bool(e)), "HAS_ALPHA": int(bool(e and e.scaled)), "HAS_ADDEND": int(bool(e and e.addend)),
         "SCALE_A": _SCALES[e.scale_a if e else None], "SCALE_B": _SCALES[e.scale_b if e else None],
         "ADDEND_DENSE": int(bool(e and e.addend and e.addend.strides[3] == 1)),
-        "BIAS_DENSE": int(bool(e and e.bias and e.bias[1] == 1)),
+        "ADDEND_IN_LINES": int(adds_lines(problem)),
         "BIAS_AXIS": {None: 0, "m": 1, "n": 2}[e.bias[0] if e and e.bias else None],
         "ADDEND_TYPE": _TERM_TYPES[e.dtype_addend if e else ""], "BIAS_TYPE": _TERM_TYPES[e.dtype_bias if e else ""],
         "ACTIVATION": ACTIVATIONS[e.activation if e else None],
     }  # fmt: skip
+    if not config.grouped and not (e and e.addend):  # groups end anywhere; an addend may be what C overwrites
+        constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
     multiply = wgmma_function(
         "wgmma", config.block_n, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk)
     return compile_cuda(
-        _INDEX_TYPES + multiply + kernel_source(__package__, "hopper_cluster.cu"), gpu, constants=constants,
-        num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_cluster.cu",
+        _INDEX_TYPES + multiply + kernel_source(__package__, "hopper_cluster_epilogue.cuh", "hopper_cluster.cu"), gpu,
+        constants=constants, num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem),
+        name="hopper_cluster.cu",
     )  # fmt: skip
 
 
@@ -133,7 +139,7 @@ class _Prepared:
             terms.addend_outer, terms.addend_inner, terms.addend_m, terms.addend_n = e.addend.strides
         self.terms.bias_step = e.bias[1] if e and e.bias else 0
         self.pointer = ctypes.c_void_p()
-        peers = config.cluster_m * config.cluster_n
+        peers = config.peers
         arguments = (self.a.map, self.b.map, self.c or self.a.map, self.pointer, self.sizes, self.terms)
         most = config.programs // peers * peers
         self.launch = CudaCall(
@@ -146,7 +152,7 @@ class _Prepared:
         self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
     ) -> None:
         a, b = self.a.place(a), self.b.place(b)
-        stream = torch.cuda.current_stream(out.device).cuda_stream
+        stream = current_stream(out.get_device())
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())
             self.b.map.set_address(b.data_ptr())
@@ -216,7 +222,7 @@ def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    peers = config.cluster_m * config.cluster_n
+    peers = config.peers
     lines = [
         f"{count_cluster_tiles(problem, config)} tiles of {config.block_m * config.cluster_m}x"
         f"{config.block_n * config.cluster_n}, each by a cluster of {peers}, on at most {config.programs} programs"
