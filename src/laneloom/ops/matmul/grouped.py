@@ -113,8 +113,8 @@ def _plan(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
     rows = -(-problem.m // problem.batches)
     for config, _ in cluster_configs(replace(problem, m=rows), gpu):
-        grouped = config.with_knobs(grouped=True, cluster_m=1, cluster_n=1)
-        if grouped.why_invalid(problem, gpu) is None:
+        grouped = config.with_knobs(grouped=True)
+        if grouped.peers == 1 and grouped.why_invalid(problem, gpu) is None:
             return grouped
     any_tile = ClusterConfig(
         block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,

@@ -1,19 +1,12 @@
-"""Which schedule a product runs as on Hopper. Pure: a table of tiles and a cost model, fitted to one H200.
-
-The model: a program that owns a tile needs, for each K-slice of 128 bytes, the longer of two times: the wgmma's, and
-that of bringing BLOCK_M + BLOCK_N rows of 128 bytes from the L2 at BYTES_PER_CLOCK. A tile costs its slices and
-TILE_CLOCKS for filling the ring and storing; a product costs as many tiles as the busiest SM walks over, at least the
-time of its bytes in device memory; a split K adds the traffic of its parts and their reduction, repacking a copy.
-
-Fitted on one H200, 2026-11-20, triton 3.6.0; docs/hopper-gemm.md has what was measured and what was tried.
-"""
+"""Which schedule a product runs as on Hopper. Pure: a table of tiles, ranked by `model_hopper`, and a few rules for
+products with one short side; docs/hopper-gemm.md has what was measured and what was tried."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import islice, product
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -30,7 +23,8 @@ from .config_hopper import (
 )
 from .config_registers import RegistersConfig, in_registers
 from .config_stream import StreamConfig, stream
-from .plan_cluster import best_cluster, precise
+from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, product_us
+from .plan_cluster import best_cluster, cluster_configs, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
@@ -39,22 +33,13 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_stream": StreamConfig,
 }  # fmt: skip
 
-SLICE_BYTES = 128  #: of a row, in one K-slice
-CLOCKS_PER_US = 1900  #: near the boost clock; long products run slower, all alike
-BYTES_PER_CLOCK = 56  #: from the L2 to one SM
-MMA_BYTES_PER_CLOCK = 4096  #: BLOCK_M x BLOCK_N x bytes of a slice that the tensor cores take in one clock
-TILE_CLOCKS = 1500
-CONSUMER_CLOCKS = 400  #: more to start and to finish, for a second consumer
-ONE_CONSUMER_FACTOR = 1.04  #: on the time of a slice: nobody multiplies while it waits
-SECTOR_BYTES = 32
-BROKEN_SECTORS_FACTOR = 2.2  #: on loading rows whose pitch is no multiple of a sector, as TMA brings them
-LAUNCH_US = 2.0
-REPACK_US = 2.5  #: the product waits for the whole copy
+LAUNCH_US = 1.5
+REPACK_US = 2.0  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 3.3e6  #: read and written
 PART_US = 0.08  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
-MEMORY_BYTES_PER_US = 4.1e6
-SKINNY_ROWS = 64  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
+STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
+SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
 SMALL_MULTIPLICATIONS = 4 << 20  #: up to here one launch of plain loads beats repacking
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
@@ -71,12 +56,6 @@ class Tile:
     pieces: int
     slice_bytes: int = SLICE_BYTES
 
-    def clocks_per_slice(self, a_factor: float, b_factor: float) -> float:
-        """Of 128 bytes: multiplying or loading, whichever takes longer."""
-        multiply = self.m * self.n * SLICE_BYTES / MMA_BYTES_PER_CLOCK
-        load = (self.m * a_factor + self.n * b_factor) * SLICE_BYTES / BYTES_PER_CLOCK
-        return max(multiply, load) * (ONE_CONSUMER_FACTOR if self.consumers == 1 else 1)
-
 
 #: In the order in which equal costs are resolved.
 TILES = (
@@ -91,13 +70,9 @@ TILES = (
 SPLITS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def _ceil(x: int, y: int) -> int:
-    return -(-x // y)
-
-
 def _load_factor(matrix: Matrix, dtype: str) -> float:
     pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
-    return BROKEN_SECTORS_FACTOR if pitch * DTYPE_BYTES[dtype] % SECTOR_BYTES else 1.0
+    return BROKEN_FACTOR if pitch * DTYPE_BYTES[dtype] % SECTOR_BYTES else 1.0
 
 
 def estimate_us(
@@ -105,15 +80,11 @@ def estimate_us(
 ) -> float:
     """The model's time of one product, in microseconds."""
     size = DTYPE_BYTES[problem.dtype_a]
-    slices = _ceil(problem.k * size, SLICE_BYTES)
-    items = _ceil(problem.m, tile.m) * _ceil(problem.n, tile.n) * split_k
-    slice_clocks = tile.clocks_per_slice(
+    factors = (
         1.0 if repack_a else _load_factor(problem.a, problem.dtype_a),
         1.0 if repack_b else _load_factor(problem.b, problem.dtype_b),
     )
-    tile_clocks = TILE_CLOCKS + CONSUMER_CLOCKS * (tile.consumers - 1)
-    clocks = _ceil(items, gpu.compute_units) * (_ceil(slices, split_k) * slice_clocks + tile_clocks)
-    time_us = max(clocks / CLOCKS_PER_US, problem.bytes / problem.batches / MEMORY_BYTES_PER_US)
+    time_us = product_us(problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k)
     if split_k > 1:
         time_us += LAUNCH_US + PART_US * split_k + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
     copied = repack_a * problem.m * problem.k + repack_b * problem.k * problem.n
@@ -139,7 +110,7 @@ def _tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, flo
     for tile in TILES:
         if problem.dtype_a == "int8" and tile.n > 128:
             continue
-        slices = _ceil(problem.k * size, tile.slice_bytes)
+        slices = ceil_div(problem.k * size, tile.slice_bytes)
         for split_k in SPLITS:
             if split_k > max(1, slices // 4):
                 break
@@ -171,9 +142,9 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     swapped = problem.m <= problem.n
     short, long = sorted((problem.m, problem.n))
     size = DTYPE_BYTES[problem.dtype_a]
-    tiles = _ceil(long, 64)
+    tiles = ceil_div(long, 64)
     block_k = 2 * SLICE_BYTES // size
-    slices = _ceil(problem.k, block_k)
+    slices = ceil_div(problem.k, block_k)
     # Three programs fit an SM with 4 stages. Fewer tiles than SMs need longer rings, or parts of K, to fill the memory.
     if tiles >= 2 * gpu.compute_units:
         stages, split_k = 4, 1
@@ -255,7 +226,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _plain(problem), "many small products: one launch takes them all"
     if movable and (in_place or multiplications > SMALL_MULTIPLICATIONS):
         short, long = sorted((problem.m, problem.n))
-        if _ceil(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2:
+        if ceil_div(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2:
             yield (
                 _short_k(problem, gpu),
                 "K of at most two slices: two programs an SM, so that one stores while the other loads",
@@ -265,29 +236,17 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
                 SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
                 "one row against rows of B: streamed once, multiplied by FMA",
             )
-        if (short <= SKINNY_ROWS and 4 * short <= long) or short <= 16:
+        if (short <= STREAMED_ROWS and 4 * short <= long) or short <= 16:
             yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
-        ranked = sorted(_tiled(problem, gpu), key=lambda pair: pair[1])
-        if in_place and _shares_loads(problem, gpu):
-            best = best_cluster(problem, gpu)
-            if best is not None and ranked and best[1] < ranked[0][1]:
-                yield best[0], f"bound by loads, which a cluster shares; shortest estimate, {best[1]:.1f} us"
-        for config, time_us in ranked[:4]:
+        clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
+        clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
+        for config, time_us in sorted((*_tiled(problem, gpu), *clusters), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {time_us:.1f} us"
     if not movable or not in_place or DTYPE_BYTES[problem.dtype_a] == 1:
         large = multiplications > SMALL_MULTIPLICATIONS or problem.dtype_a not in PLAIN_DTYPES
         if large and problem.dtype_a != "fp16" and problem.dtype_a != "bf16":
             yield from _cluster(problem, gpu, "operands that wgmma takes along K only, copied so")
     yield _plain(problem), "takes any strides"
-
-
-def _shares_loads(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether a cluster was measured to win: slow pitches, and up to 128 rows against rows of B that give every SM a
-    tile."""
-    slow = _load_factor(problem.a, problem.dtype_a) > 1 or _load_factor(problem.b, problem.dtype_b) > 1
-    few_rows = SKINNY_ROWS < problem.m <= 128 and problem.layout == "nt"
-    ctas = 2 * _ceil(problem.n, 128)
-    return slow or (few_rows and gpu.compute_units // 2 < ctas <= gpu.compute_units)
 
 
 def _short_k(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
