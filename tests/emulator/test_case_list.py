@@ -25,7 +25,7 @@ GPUS = ("gfx1100", "gfx1151", "gfx1201")
 DTYPES = (
     ("fp16", "fp16"), ("bf16", "bf16"), ("int8", "int8"), ("uint8", "int8"), ("int8", "uint8"), ("uint8", "uint8"),
     ("int4", "int4"), ("uint4", "int4"), ("fp8", "fp8"), ("fp8", "bf8"), ("bf8", "fp8"), ("bf8", "bf8"),
-    ("fp32", "fp32"), ("fp64", "fp64"),
+    ("fp32", "fp32"), ("fp64", "fp64"), ("fp16/fp16", "fp16"), ("bf16/bf16", "bf16"),
 )  # fmt: skip
 #: m, n, k and layout: 1, primes, around the tiles, one short side, a short K, strides
 CASES = (
@@ -77,17 +77,18 @@ def _placed(x: torch.Tensor, stored: str) -> torch.Tensor:
 def test_case(job):
     name, (dtype_a, dtype_b), gpu, (m, n, k, layout) = job
     torch.manual_seed(crc32(repr(job).encode()))
+    dtype_a, _, summed = dtype_a.partition("/")
     stored = layout if len(layout) == 2 else "ss"
     values_a, a = _operand(dtype_a, m, k, -1, stored[0])
     values_b, b = _operand(dtype_b, k, n, -2, stored[1])
-    accumulator = ACCUMULATORS[dtype_a][0]
+    accumulator = summed or ACCUMULATORS[dtype_a][0]
     out_name = accumulator if accumulator != "fp32" or dtype_a in ("fp8", "bf8") else dtype_a
     with laneloom.emulated(gpu, strict=True, seed=crc32(name.encode())):
         guarded = verify.Guarded((m, n), out_name)
         out = torch.from_numpy(guarded.array)
         out = out.view(torch.bfloat16) if out_name == "bf16" else out
         try:
-            laneloom.matmul(a, b, out=out, config=None if name == "planned" else name)
+            laneloom.matmul(a, b, out=out, acc_dtype=summed or None, config=None if name == "planned" else name)
         except InvalidConfigError as error:  # a preset says itself what it does not take
             pytest.skip(str(error))
     assert guarded.untouched_outside()

@@ -128,13 +128,15 @@ def wmma_layout(
     warps_n: int,
     transposed: bool,
     instr_shape: tuple[int, int, int] = (16, 16, 16),
+    pairs: bool = False,
 ) -> Any:
     """Gluon's accumulator layout of `warps_m` x `warps_n` waves, each with one matrix-instruction tile at a
-    time.
+    time, or with two that are neighbours along M.
 
     `version` is 1 on RDNA 3 and 3.5, 2 on RDNA 4. Wave numbers run along N first. `transposed` puts
-    consecutive elements of a lane along N instead of M. Raises ArgumentError unless both wave counts are
-    powers of two.
+    consecutive elements of a lane along N instead of M. RDNA 3 has 16-bit sums of two tiles in the halves of
+    one register; Triton 3.9 mixes them up unless a wave has `pairs` or one row of tiles. 3.6 has no pairs and
+    needs none. Raises ArgumentError unless both wave counts are powers of two.
     """
     for name, count in (("warps_m", warps_m), ("warps_n", warps_n)):
         if count < 1 or count & (count - 1):
@@ -144,8 +146,8 @@ def wmma_layout(
         return layout(version, transposed, [warps_m, warps_n], list(instr_shape))
     # From 3.7 each bit of the wave's number has a basis vector, in units of instruction tiles.
     bases = [[0, 1 << bit] for bit in range(warps_n.bit_length() - 1)]
-    bases += [[1 << bit, 0] for bit in range(warps_m.bit_length() - 1)]
-    return layout(version, transposed, bases, [], list(instr_shape))
+    bases += [[1 << bit + pairs, 0] for bit in range(warps_m.bit_length() - 1)]
+    return layout(version, transposed, bases, [[1, 0]] if pairs else [], list(instr_shape))
 
 
 def check_layout(name: str, value: Any, gpu: Gpu) -> None:

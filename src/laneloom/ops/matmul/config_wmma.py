@@ -128,10 +128,6 @@ class WmmaConfig(MatmulConfig):
         if self.block_m < 16 * waves_m or self.block_n < 16 * self.waves_n:
             return (f"block_m and block_n: expected at least 16 x 16 for each of {waves_m} x {self.waves_n} waves, "
                     f"got {self.block_m} x {self.block_n}")  # fmt: skip
-        if gpu.major == 11 and problem.dtype_acc in ("fp16", "bf16") and self.block_n != 16 * self.waves_n:
-            # RDNA 3 packs two tiles of 16-bit sums in a register's halves; Triton 3.9 mixes up pairs side by side.
-            return (f"acc_dtype: {problem.dtype_acc} sums on {gpu.family} need waves with 16 columns, got "
-                    f"{self.block_n // self.waves_n}")  # fmt: skip
         threads = 32 * self.num_warps
         if self.block_m * self.block_n < STAGED * threads:
             return (f"block_m x block_n: expected at least {STAGED} elements for each of {threads} threads, got "

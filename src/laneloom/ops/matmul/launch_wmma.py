@@ -183,6 +183,8 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     held = gl.float16 if is_upcast(problem, gpu) else None
     types = [held or _LANGUAGE[operand_type(problem, dtype)] for dtype in (problem.dtype_a, problem.dtype_b)]
     halves = problem.dtype_acc in ("fp16", "bf16")
+    waves_m = config.num_warps // config.waves_n
+    pairs = halves and version == 1 and config.block_m >= 32 * waves_m
     how = {"size": size, "stored": DTYPE_BYTES[problem.dtype_a]}
     gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
     return problem_constants(problem, config) | {
@@ -192,7 +194,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
         "ACC_TYPE": gl.float16 if halves else language_type(problem.dtype_acc),
         "SUMS_TYPE": gl.bfloat16 if problem.dtype_acc == "bf16" else None,
         "MARK": instruction_mark(problem),
-        "ACCUMULATOR": wmma_layout(version, config.num_warps // config.waves_n, config.waves_n, transposed=True),
+        "ACCUMULATOR": wmma_layout(version, waves_m, config.waves_n, transposed=True, pairs=pairs),
         "A_TYPE": types[0],
         "B_TYPE": types[1],
         "A_LOAD": load_layout(config.block_m, config, a_along, **how),

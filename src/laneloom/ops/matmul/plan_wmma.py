@@ -42,12 +42,6 @@ SKINNY = (
     (WmmaConfig(block_m=32, block_n=16, block_k=64, num_warps=1, waves_n=1), 0.25),
 )
 SKINNY_SIDE = 16
-#: For 16-bit sums on RDNA 3, where a wave has 16 columns.
-NARROW_WAVES = (
-    (WmmaConfig(block_m=128, block_n=64, block_k=32, waves_n=4), 0.6),
-    (WmmaConfig(block_m=64, block_n=64, block_k=32, waves_n=4), 0.5),
-    (WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=2, waves_n=2), 0.4),
-)
 #: For FP32 and FP64, whose rate is that of the multiply-adds.
 FMA_TILES = {
     "fp32": (
@@ -83,8 +77,6 @@ def tiles_for(problem: MatmulProblem, gpu: Gpu) -> list[tuple[Tile, float]]:
     if problem.dtype_a in FMA_TILES:
         return list(FMA_TILES[problem.dtype_a])
     block_k = LDS_ROW_BYTES // lds_element_bytes(problem, gpu)
-    if problem.dtype_acc in ("fp16", "bf16") and gpu.major == 11:
-        return [(replace(config, block_k=block_k), share) for config, share in NARROW_WAVES]
     tiles: list[tuple[Tile, float]] = [(replace(config, block_k=block_k), share) for config, share in TILES]
     if DTYPE_BYTES[problem.dtype_a] == 2 and problem.layout != "nt":
         tiles.insert(0, TURNED)
