@@ -240,6 +240,8 @@ def test_spills():
     assert "4 spilled VGPRs" in text
     assert "16 bytes" in text
     assert rules("scratch_store_b128 off, v[0:3], s32") == ["spill"]
+    ((_, text),) = described(scratch=256, body="scratch_load_b32 v1, v0, off")
+    assert text == "loads 4 bytes per lane, of a private array or a call: nothing is spilled"
 
 
 def test_occupancy():

@@ -31,6 +31,8 @@ TURNS_BEFORE_OTHERS = 2000
 # Turns of a batch without a wave ending after which the next batch starts beside it: it may be what this one waits for.
 TURNS_BEFORE_NEXT_BATCH = 16_384
 TURNS_BETWEEN_DEADLOCK_CHECKS = 4096
+# As a runtime aligns it: so many lines do scalar loads touch each time, and a predicted time is always the same.
+_KERNARG_ALIGNMENT = 256
 POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
 
 
@@ -231,7 +233,10 @@ class _Run:
         hidden = self.program.hidden_arguments
         end = max((a.offset + a.size for a in hidden), default=0)
         # Scalar loads may fetch whole 64-byte lines past the last argument.
-        block = np.zeros((max(len(kernarg), end) + 127) & ~63, np.uint8)
+        size = (max(len(kernarg), end) + 127) & ~63
+        octets = np.zeros(size + _KERNARG_ALIGNMENT, np.uint8)
+        skip = -octets.ctypes.data % _KERNARG_ALIGNMENT
+        block = octets[skip : skip + size]
         block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
         values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or self.grid[k] * self.size[k] > 1)}
         values["hidden_dynamic_lds_size"] = self.lds_bytes

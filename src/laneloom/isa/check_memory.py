@@ -131,11 +131,14 @@ def _wide(run: list[tuple[Step, int, int]], major: int) -> Iterator[Finding]:
 
 def check_spills(code: Code) -> Iterator[Finding]:
     """Scratch accesses, and what the metadata says of spilled registers."""
-    scratch = [step for step in code.steps if step.kind is Kind.SCRATCH]
-    for step in scratch:
-        nbytes, _ = memory_width(step.ins.name)
-        yield found("spill", step.ins, f"{'loads' if 'load' in step.ins.name else 'stores'} {nbytes} bytes per lane")
     m = code.metadata
+    # Without spills it is an array that the code indexes, or what a function keeps for itself.
+    whose = ", of a private array or a call: nothing is spilled" if m and not (m.vgpr_spills or m.sgpr_spills) else ""
+    for step in code.steps:
+        if step.kind is Kind.SCRATCH:
+            nbytes, _ = memory_width(step.ins.name)
+            verb = "loads" if "load" in step.ins.name else "stores"
+            yield found("spill", step.ins, f"{verb} {nbytes} bytes per lane{whose}")
     if m is not None and (m.vgpr_spills or m.sgpr_spills) and code.steps:
         text = f"the metadata counts {m.vgpr_spills} spilled VGPRs and {m.sgpr_spills} SGPRs"
         if m.scratch_bytes:

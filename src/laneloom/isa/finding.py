@@ -73,8 +73,9 @@ RULES: Mapping[str, Rule] = MappingProxyType({
     ),
     "spill": Rule(
         Severity.WARNING, "derived: scratch accesses and the kernel's metadata",
-        "Registers that did not fit go through memory.",
-        "Use smaller tiles or more waves per tile, or permit more registers (fewer waves per SIMD).",
+        "Registers that did not fit, and arrays that no register can be indexed for, go through memory.",
+        "Use smaller tiles or more waves per tile, or permit more registers (fewer waves per SIMD); index arrays by "
+        "constants, with loops unrolled.",
     ),
     "occupancy": Rule(
         Severity.HINT, "documented: register file, LDS and wave slots of the GPU table",
