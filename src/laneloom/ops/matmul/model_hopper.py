@@ -4,9 +4,9 @@ For each K-slice of 128 bytes a tile takes the longest of multiplying, of loadin
 copy engine ask of shared memory. A tile is its slices and a beginning and an end; a product is as many tiles as the
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
-Fitted on one H200, 2026-11-20, to 1500 measured pairs of product and config: 46 sizes in layouts NN and NT, 10 to 17
-configs each. What the model chooses is 1.6% slower than the fastest measured, on average over the products.
-docs/hopper-gemm.md has the facts behind the terms.
+Fitted on one H200, 2026-11-20, to the 1491 pairs of product and config in results/h200/tiles.csv (44 sizes, layouts NN
+and NT): of what the plan offers and was measured, the config that the model prefers is 0.8% slower than the fastest,
+on average. docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations

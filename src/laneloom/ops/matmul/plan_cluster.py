@@ -40,6 +40,19 @@ def _factor(matrix: Matrix, size: int, copied: bool) -> float:
     return BROKEN_FACTOR if not copied and _pitch(matrix) * size % SECTOR_BYTES else 1.0
 
 
+def estimate_us(
+    problem: MatmulProblem, config: ClusterConfig, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int]
+) -> float:
+    """The model's time in microseconds, without copies of operands, by another tile and cluster than `config`'s."""
+    kind = piece_dtype(problem, config, "a")
+    size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
+    factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
+    columns = config.b_columns(problem, tile[1])
+    return product_us(
+        problem, gpu, size, tile, columns=columns, cluster=cluster, factors=factors, pieces=config.pieces, cuda=True
+    )
+
+
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
     """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first."""
     pieces = PIECES[problem.precision] or 1
@@ -53,7 +66,6 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         block_k=SLICE_BYTES // size, copy_a=_needs_copy(problem, "a", pieces, a),
         copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
-    factors = _factor(problem.a, size, any_tile.copy_a), _factor(problem.b, size, any_tile.copy_b)
     found = []
     for m, (consumers, most, clusters) in ROWS.items():
         if consumers == 3 and problem.epilogue:
@@ -61,12 +73,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         if any_tile.promote:  # both sets of sums
             most //= 2
         for n in range(min(LEAST_COLUMNS, max(32, ceil_div(problem.n, 16) * 16)), most + 1, COLUMN_STEP):
-            columns = any_tile.b_columns(problem, n)
-            for cluster in clusters:
-                time_us = product_us(
-                    problem, gpu, size, (m, n), columns=columns, cluster=cluster, factors=factors, pieces=pieces,
-                    cuda=True)  # fmt: skip
-                found.append((time_us, m, n, consumers, cluster))
+            found += [(estimate_us(problem, any_tile, gpu, (m, n), c), m, n, consumers, c) for c in clusters]
     panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
     for time_us, m, n, consumers, (cluster_m, cluster_n) in sorted(found):
         config = any_tile.with_knobs(

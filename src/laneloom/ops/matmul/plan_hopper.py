@@ -103,7 +103,7 @@ def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
     yield from product(*ways)
 
 
-def _tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
+def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
     """Every tile, split and way of repacking with its estimate."""
     size = DTYPE_BYTES[problem.dtype_a]
     writes = tma_writes(problem)
@@ -240,7 +240,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
         clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
-        for config, time_us in sorted((*_tiled(problem, gpu), *clusters), key=lambda pair: pair[1])[:6]:
+        for config, time_us in sorted((*tiled(problem, gpu), *clusters), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {time_us:.1f} us"
     if not movable or not in_place or DTYPE_BYTES[problem.dtype_a] == 1:
         large = multiplications > SMALL_MULTIPLICATIONS or problem.dtype_a not in PLAIN_DTYPES

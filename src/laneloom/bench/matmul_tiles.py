@@ -1,0 +1,139 @@
+"""Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
+
+`python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
+both tiled schedules, each product checked against FP64, all interleaved with torch.matmul.
+`tests/cpu/test_hopper_model.py` holds the model against the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import LaneloomError
+from ..gpu import Gpu
+from ..ops.matmul.config_cluster import ClusterConfig
+from ..ops.matmul.config_hopper import HopperConfig
+from ..ops.matmul.execute import schedule_of
+from ..ops.matmul.plan_cluster import cluster_configs
+from ..ops.matmul.plan_hopper import tiled
+from ..ops.matmul.problem import MatmulProblem
+from ..ops.target import active_gpu
+from .timing import count_sets, interleave
+
+#: of decoding, of linear layers, of squares that no tile divides
+SIZES = (
+    (64, 4096, 11008), (64, 14336, 4096), (96, 4096, 4096), (128, 8192, 8192), (128, 2048, 2048), (160, 4096, 4096),
+    (192, 6144, 4096), (256, 1024, 4096), (256, 14336, 4096), (320, 5120, 5120), (384, 4096, 4096), (512, 4096, 4096),
+    (512, 14336, 4096), (512, 4096, 14336), (768, 768, 768), (768, 3072, 768), (1024, 4096, 1024), (1024, 1024, 4096),
+    (1024, 8192, 8192), (1536, 1536, 1536), (2048, 5120, 5120), (2048, 2048, 8192), (3000, 3000, 3000),
+    (3072, 3072, 3072), (5000, 5000, 5000), (6000, 6000, 6000), (4096, 4096, 512), (4096, 4096, 256),
+    (16384, 1024, 1024), (32768, 512, 512), (100000, 256, 256), (1280, 1280, 1280), (1000, 4096, 1000),
+    (200, 200, 8192), (2000, 2000, 2000), (4000, 4000, 4000), (8192, 8192, 1024), (640, 640, 640), (896, 896, 896),
+    (128, 6144, 4096), (128, 4096, 4096), (1000, 1000, 1000), (2048, 11008, 4096), (1024, 1024, 1024),
+)  # fmt: skip
+LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config of one product and its time, beside torch.matmul's in the same rounds."""
+
+    m: int
+    n: int
+    k: int
+    layout: str
+    torch_us: float
+    schedule: str
+    block_m: int
+    block_n: int
+    cluster_m: int
+    cluster_n: int
+    split_k: int
+    repacked: str  #: "A", "B", "AB" or nothing
+    us: float
+
+
+def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, str]:
+    """What a row says of a config."""
+    if isinstance(config, ClusterConfig):
+        return config.schedule, config.block_m, config.block_n, config.cluster_m, config.cluster_n, 1, ""
+    repacked = "A" * config.repack_a + "B" * config.repack_b
+    return config.schedule, config.block_m, config.block_n, 1, 1, config.split_k, repacked
+
+
+def iterate_configs(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[HopperConfig | ClusterConfig]:
+    """The `most` shortest estimates of each schedule."""
+    for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[:most]:
+        if config.why_invalid(problem, gpu) is None:
+            yield config
+    yield from (config for config, _ in islice(cluster_configs(problem, gpu), most))
+
+
+def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int) -> list[Row]:
+    """Every config's row. Raises LaneloomError for a wrong product."""
+    sets = count_sets(problem.bytes)
+    a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
+    b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
+    if layout == "nt":
+        b = [x.mT.contiguous().mT for x in b]
+    outs = [torch.empty((problem.m, problem.n), dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
+    truth = a[0].double() @ b[0].double()
+    candidates: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
+    configs = {config.text: config for config in iterate_configs(problem, gpu, most)}
+    for text, config in configs.items():
+        call = schedule_of(config).prepare(problem, config, gpu)
+        outs[0].fill_(float("nan"))
+        call(a[0], b[0], outs[0])
+        error = ((outs[0].double() - truth).norm() / truth.norm()).item()
+        if not error <= LARGEST_ERROR:
+            raise LaneloomError(f"{problem.key} by {text}: relative error {error:.2e}")
+        candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
+    timings = interleave(candidates, sets, rounds=rounds, graph_us=250.0)
+    sizes, torch_us = (problem.m, problem.n, problem.k, layout), round(timings["torch"].median_us, 2)
+    return [Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2)) for text, c in configs.items()]
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """The rows as CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        out.writeheader()
+        out.writerows(asdict(row) for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that `write` made."""
+    words = {"layout", "schedule", "repacked"}
+    kinds: dict[str, Any] = {field.name: str if field.name in words else int for field in fields(Row)}
+    kinds |= {"us": float, "torch_us": float}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure many configs of products in bf16 on Hopper.")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    rows = []
+    for sizes in SIZES:
+        for layout in ("nn", "nt"):
+            problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
+            rows += measure(problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds)
+            best = min(rows[-arguments.most :], key=lambda row: row.us)
+            print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
+        write(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

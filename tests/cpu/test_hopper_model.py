@@ -1,0 +1,82 @@
+"""The model that ranks Hopper's tiles, held against what was measured: pure, no GPU."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+
+pytest.importorskip("torch")
+
+from laneloom.bench.matmul_tiles import Row, describe, iterate_configs, read, write
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul import model_hopper, plan_cluster, plan_hopper
+from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.problem import MatmulProblem
+
+GPU = get_gpu("sm_90a")
+ROWS = read(Path(__file__).parents[2] / "results" / "h200" / "tiles.csv")
+TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
+ANY = ClusterConfig(block_m=128, block_n=128, block_k=64, stages=4)
+
+
+def estimate(row):
+    problem = MatmulProblem.contiguous(row.m, row.n, row.k, dtype="bf16", layout=row.layout)
+    if row.schedule == "hopper_cluster":
+        cluster = (row.cluster_m, row.cluster_n)
+        return plan_cluster.estimate_us(problem, ANY, GPU, (row.block_m, row.block_n), cluster)
+    copies = {"repack_a": "A" in row.repacked, "repack_b": "B" in row.repacked}
+    return plan_hopper.estimate_us(problem, TILES[row.block_m, row.block_n], row.split_k, GPU, **copies)
+
+
+def is_offered(row):
+    """Whether the plan has such a tile to choose."""
+    if row.schedule == "hopper":
+        return True
+    return (
+        row.block_n >= plan_cluster.LEAST_COLUMNS
+        and (row.cluster_m, row.cluster_n) in plan_cluster.ROWS[row.block_m][2]
+    )
+
+
+def regrets():
+    """Of each product, by how much what the model prefers of the measured configs is slower than the fastest."""
+    products = defaultdict(list)
+    for row in filter(is_offered, ROWS):
+        products[row.m, row.n, row.k, row.layout].append(row)
+    assert len(products) == 88
+    return [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in products.values()]
+
+
+def test_what_the_model_prefers_is_near_the_fastest_measured():
+    found = regrets()
+    assert mean(found) < 0.015
+    assert sum(regret > 0.05 for regret in found) <= 8
+
+
+def test_the_estimates_are_times():
+    ratios = [row.us / estimate(row) for row in ROWS]
+    assert 0.9 < median(ratios) < 1.4, "long products run below the boost clock"
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [("ROW_CLOCKS", 0.5), ("BROKEN_FACTOR", 1.0), ("MEMORY_BYTES_PER_US", 1e9), ("MMA_BYTES_PER_CLOCK", 1e9)],
+)
+def test_every_term_is_needed(monkeypatch, constant, value):
+    usual = mean(regrets())
+    for module in (model_hopper, plan_cluster, plan_hopper):
+        if hasattr(module, constant):
+            monkeypatch.setattr(module, constant, value)
+    assert mean(regrets()) > usual
+
+
+def test_rows_are_written_and_read(tmp_path):
+    problem = MatmulProblem.contiguous(1000, 1000, 1000, dtype="bf16", layout="nt")
+    configs = list(iterate_configs(problem, GPU, 3))
+    assert {config.schedule for config in configs} == {"hopper", "hopper_cluster"}
+    rows = [Row(1000, 1000, 1000, "nt", 8.0, *describe(config), 7.5) for config in configs]
+    write(tmp_path / "tiles.csv", rows)
+    assert read(tmp_path / "tiles.csv") == rows
