@@ -73,12 +73,16 @@ def _all_gather(x: torch.Tensor) -> torch.Tensor:
     return whole
 
 
-def product_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCTS) -> Iterator[Case]:
+def product_cases(
+    device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCTS, dtype: torch.dtype = torch.bfloat16
+) -> Iterator[Case]:
     """The two products of a feed-forward layer whose weights are sharded, the rows between them too."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     group_name = dist.group.WORLD.group_name if dist.group.WORLD is not None else ""
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
     for m, hidden, wide in sizes:
-        x, w = (_tensor(*s, seed=rank, device=device) for s in ((m // ranks, hidden), (hidden, wide // ranks)))
+        shapes = ((m // ranks, hidden), (hidden, wide // ranks))
+        x, w = (_tensor(*s, seed=rank, device=device, dtype=dtype) for s in shapes)
         candidates = {
             "torch: all_gather, matmul": lambda x=x, w=w: _all_gather(x) @ w,
             OURS: lambda x=x, w=w: all_gather_matmul(x, w),
@@ -89,10 +93,11 @@ def product_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCT
                 torch.ops.symm_mem.fused_all_gather_matmul(x, [w], 0, group_name)[1][0]
             )
         whole = _all_gather(x)
-        yield Case("all_gather_matmul", {"m": m, "n": wide, "k": hidden, "ranks": ranks, "dtype": "bf16"},
+        yield Case("all_gather_matmul", {"m": m, "n": wide, "k": hidden, "ranks": ranks, "dtype": name},
                    2 * m * hidden * wide // ranks, lambda x=x, w=w: _all_gather(x).double() @ w.double(),
                    candidates, floors={ALONE: lambda x=whole, w=w: matmul(x, w)})  # fmt: skip
-        x, w = (_tensor(*s, seed=rank + ranks, device=device) for s in ((m, wide // ranks), (wide // ranks, hidden)))
+        shapes = ((m, wide // ranks), (wide // ranks, hidden))
+        x, w = (_tensor(*s, seed=rank + ranks, device=device, dtype=dtype) for s in shapes)
         candidates = {
             "torch: matmul, reduce_scatter": lambda x=x, w=w: _reduce_scatter(x @ w),
             OURS: lambda x=x, w=w: matmul_reduce_scatter(x, w),
@@ -102,7 +107,7 @@ def product_cases(device: str, sizes: tuple[tuple[int, int, int], ...] = PRODUCT
             candidates["torch: fused_matmul_reduce_scatter"] = lambda x=x, w=w: (
                 torch.ops.symm_mem.fused_matmul_reduce_scatter(x, w, "sum", 0, group_name)
             )
-        yield Case("matmul_reduce_scatter", {"m": m, "n": hidden, "k": wide, "ranks": ranks, "dtype": "bf16"},
+        yield Case("matmul_reduce_scatter", {"m": m, "n": hidden, "k": wide, "ranks": ranks, "dtype": name},
                    2 * m * hidden * wide // ranks, lambda x=x, w=w: _reduce_scatter(x.double() @ w.double()),
                    candidates, floors={ALONE: lambda x=x, w=w: matmul(x, w)})  # fmt: skip
 
