@@ -160,6 +160,7 @@ def test_explain_json():
     assert list(shown) == [
         "gpu", "shape", "dtype", "out_dtype", "layout", "schedule", "config", "knobs", "source", "reason", "facts",
         "passed_over",
+        "patched",
     ]  # fmt: skip
     assert (shown["gpu"], shown["shape"], shown["dtype"], shown["out_dtype"], shown["layout"]) == (
         "gfx1100", [4096, 4096, 4097], "fp16", "fp32", "nn",
