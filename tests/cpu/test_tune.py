@@ -268,6 +268,18 @@ def study(evaluator, trials, **how):
     return module.run_study(PROBLEM, GPU, evaluator, trials=trials, quick=True, **how)
 
 
+def test_the_last_steps_of_the_ladder_are_tried_where_a_plan_takes_none():
+    from laneloom.tune.space import starting_points
+
+    def steps(gpu, **kinds):
+        problem = MatmulProblem.contiguous(1000, 1000, 1000, **kinds)
+        return [c.step for c in starting_points(problem, get_gpu(gpu), quick=True) if c.schedule.startswith("sgemm")]
+
+    assert steps("gfx1100", dtype="fp32") == ["k5", "k6", "k7", "k8"]
+    assert steps("gfx1100", dtype="fp32", layout="nt") == steps("gfx1151", dtype="fp16") == []
+    assert steps("sm_90a", dtype="fp32") == []
+
+
 @pytest.mark.parametrize(
     ("gpu", "kinds", "schedules"),
     [
@@ -278,6 +290,7 @@ def study(evaluator, trials, **how):
         ("sm_90a", {"dtype": "bf16"}, {"hopper", "hopper_cluster", "hopper_plain"}),
         ("sm_90a", {"dtype": "fp32", "precision": "3xtf32"}, {"hopper_cluster"}),
         ("sm_90a", {"dtype": "fp64"}, {"hopper_precise", "hopper_plain"}),
+        ("sm_90a", {"dtype": "fp32"}, {"hopper_stream"}),
     ],
 )
 def test_a_space_has_room_and_the_starting_points(gpu, kinds, schedules):

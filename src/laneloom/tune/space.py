@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
+from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem
@@ -19,6 +20,8 @@ from ..ops.matmul.tile_orders import ORDERS
 Space = dict[str, dict[str, tuple[Any, ...]]]  #: schedule -> knob -> values; other knobs keep their defaults
 
 DRAWS = 4000  #: random configs of a schedule, of which the valid ones show what is worth proposing
+#: steps of the FP32 ladder that a measurement may prefer to what the plan takes
+_LAST_STEPS = ("sgemm_k5", "sgemm_k6", "sgemm_k7", "sgemm_k8")
 _POWERS = tuple(1 << n for n in range(13))
 _BOTH = (False, True)
 
@@ -110,7 +113,8 @@ SLOW_KNOBS = ("lds", "buffers", "prefetch", "transpose", "stores", "control", "p
 
 
 def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) -> list[MatmulConfig]:
-    """Configs that are tried first: the cost model's choice, its other candidates and, unless quick, the presets.
+    """Configs that are tried first: the cost model's choice, its other candidates and, unless quick, the presets; the
+    last steps of the FP32 ladder, which no plan takes by itself.
 
     Raises UnsupportedError where no schedule can do the product.
     """
@@ -119,6 +123,7 @@ def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) ->
     others = [config for config, _ in family.candidates(problem, gpu)]
     if gpu.matrix_instructions == "wmma" and not quick:
         others += [config for config in PRESETS.values() if isinstance(config, MatmulConfig)]
+    others += [LADDER[step] for step in _LAST_STEPS]
     for config in others:
         if config not in found and config.why_invalid(problem, gpu) is None:
             found.append(config)
