@@ -1,6 +1,6 @@
 """The FP32 ladder on Hopper (sgemm_hopper.cu): seven steps by FMA, from a naive kernel to banks of registers.
 
-There to be compared (docs/sgemm-ladder.md); the ladder ends with what `matmul` runs, kernels/hopper_precise.py.
+There to be compared (docs/sgemm-ladder.md); the ladder ends with what `matmul` runs, kernels/hopper_stream.py.
 A, B and C row-major, any sizes and pitches. CUDA C++ through NVRTC.
 """
 
