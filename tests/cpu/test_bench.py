@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 from laneloom.bench import records, report
-from laneloom.bench.suites import SUITES, load_suite
+from laneloom.bench.suites import SUITES, load_suite, quick_cases
 from laneloom.bench.timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing
 from laneloom.errors import ArgumentError
 
@@ -31,6 +31,8 @@ def test_suites_are_lists_of_sizes():
         for cases in load_suite(name).values():
             assert cases
             assert all(isinstance(size, int) for case in cases for size in case)
+            assert {quick_cases(cases)[0], quick_cases(cases)[-1]} == {cases[0], cases[-1]}
+            assert len(quick_cases(cases)) == min(3, len(cases))
     with pytest.raises(ArgumentError, match="unknown suite"):
         load_suite("nothing")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from laneloom.bench.changes import compare_records
 from laneloom.bench.html_report import newest, report_page
 from laneloom.bench.plots import Axis, Chart
 from laneloom.bench.products import judge
-from laneloom.bench.roofline import ceilings, roofline_svg
+from laneloom.bench.roofline import Ceilings, ceilings, roofline_svg
 from laneloom.bench.timing import METHOD_SUSTAINED
 from laneloom.cli import app
 from laneloom.errors import ArgumentError
@@ -105,6 +106,28 @@ def test_a_chart_is_whole_and_inside_its_frame(log):
     assert circles[0][0] < circles[1][0]
     assert circles[0][1] < circles[1][1]
     assert "Nothing" in Chart(Axis("x"), Axis("y")).svg()
+
+
+@pytest.mark.parametrize("span", [(10, 10000), (622, 680), (13, 790), (0.2, 0.9), (5, 5.01), (1e-3, 1e5)])
+def test_an_axis_has_labels(span):
+    """Whatever its range: at least two, in order and inside."""
+    low, high = (math.log10(value) for value in span)
+    ticks = Axis("rate", log=True).ticks(low, high)
+    assert len(ticks) >= 2
+    assert ticks == sorted(set(ticks))
+    assert all(low - 1e-9 <= math.log10(tick) <= high + 1e-9 for tick in ticks)
+
+
+def test_every_roof_meets_the_slope():
+    """The line of memory begins below the lowest ridge, however few dots there are."""
+    limits = Ceilings(4000.0, {"bf16": 800.0, "fp64": 60.0})
+    sizes = {"flops": 10**12, "bytes": 10**9, "us": 10_000.0}
+    rows = [record(**sizes), record(**sizes, problem={"m": 1, "dtype": "fp64"})]
+    picture = ElementTree.fromstring(roofline_svg(rows, limits))
+    slope, *roofs = [[tuple(map(float, p.split(","))) for p in line.get("points").split()]
+                     for line in picture.iter("{http://www.w3.org/2000/svg}polyline")]  # fmt: skip
+    assert len(roofs) == 2
+    assert all(slope[0][0] < roof[0][0] <= slope[1][0] + 0.1 for roof in roofs)
 
 
 class Tags(HTMLParser):

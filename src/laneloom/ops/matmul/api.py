@@ -56,8 +56,9 @@ def matmul(
         the GPU has such an instruction: every step rounds.
     config: what runs, a config or a preset's name; by default `plan` chooses, see `explain`.
 
-    Products of halves and 8-bit floats are exact and their sums FP32, in an order that depends on the config alone;
-    one rounding to out_dtype, to nearest even. Integer sums are exact modulo 2**32. The same call gives the same bits.
+    Products of halves and 8-bit floats are exact and their sums FP32, in an order that depends on the config alone
+    (Hopper's tensor cores keep about 14 bits of sums of 8-bit floats); one rounding to out_dtype, to nearest even.
+    Integer sums are exact modulo 2**32. The same call gives the same bits.
     Gradients are products by the same kernels, of the incoming gradient rounded to a's dtype; second derivatives work
     as well; fp8 and bf8 operands have none.
 
