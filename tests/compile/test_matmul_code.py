@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from laneloom.codegen import CodeObject
@@ -50,6 +52,15 @@ def test_large_tile(gpu, layout):
 def test_planned_tiles(gpu, tile):
     for layout in ("nt", "nn"):
         check(*compiled(gpu, tile[0], layout))
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_pieces_of_shared_tiles_are_the_plain_loop(gpu):
+    code, loop = compiled(gpu, replace(LARGE, stream_k=1), "nn")
+    check(code, loop)
+    assert loop.count(Kind.MATRIX) == 32
+    stores = {line.split()[0] for line in code.asm.splitlines() if line.strip().startswith("global_store")}
+    assert stores == {"global_store_b128"}
 
 
 @pytest.mark.parametrize("gpu", GPUS)
