@@ -138,7 +138,7 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
 
 
 def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
-    """A short side of at most SKINNY_ROWS: the long one takes wgmma's 64 rows, and its operand streams."""
+    """A short side of at most STREAMED_ROWS: the long one takes wgmma's 64 rows, and its operand streams."""
     swapped = problem.m <= problem.n
     short, long = sorted((problem.m, problem.n))
     size = DTYPE_BYTES[problem.dtype_a]
