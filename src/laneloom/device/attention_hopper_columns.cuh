@@ -132,6 +132,13 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
   }
 }
 
+// threadIdx.x, read once: the compiler would read it again wherever it is needed, which takes longer than a register is worth.
+__device__ __forceinline__ u32 thread_number() {
+  u32 number;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(number));
+  return number;
+}
+
 // Rows of 16 bytes, 8 of them together, without swizzle; zeros, the second half of K, lie behind.
 __device__ __forceinline__ u64 line_descriptor(const void* line, const Shared* shared) {
   const u32 at = shared_address(line), half = shared_address(shared->zeros) - at;

@@ -12,8 +12,7 @@ constexpr int DQ_PARTS = CHUNKS(D);  // 2: a warpgroup computes 64 columns of dQ
 
 __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* shared, const Sizes& sizes, const Output& to,
                                         float* dq_sums, float scale2) {
-  u32 thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // once: reading it again takes longer than a register is worth
+  const u32 thread = thread_number();
   const int warp = thread / 32 % 4, lane = thread % 32;
   const u32 k_slab = at.k + slab * 64 * 128, v_slab = at.v + slab * 64 * 128;
   const u32 k_part = at.k + (DQ_PARTS == 2 ? slab * KEYS * 128 : 0);

@@ -45,8 +45,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
 
 __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* shared, const Sizes& sizes, const Output& to,
                                         float scale2) {
-  u32 thread;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));  // once: reading it again takes longer than a register is worth
+  const u32 thread = thread_number();
   const int warp = thread / 32 % 4, lane = thread % 32;
   const u32 k_slab = at.k + slab * 64 * 128, v_slab = at.v + slab * 64 * 128;
   const u32 ds_store = at.ds + (slab * 64 + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
