@@ -105,7 +105,7 @@ def sgemm(
         print_json(found.to_dict())
     else:
         # A pipe has no width: lines as long as the table needs.
-        console = new_console() if sys.stdout.isatty() else new_console(width=150)
+        console = new_console() if sys.stdout.isatty() else new_console(width=180)
         console.print(f"FP32 product of {size} cubed on {found.product} ({found.gpu}), {found.label}")
         console.print(_sgemm_table(found))
         if found.fma_tflops:
@@ -130,8 +130,7 @@ def _sgemm_table(found: sgemm_rungs.Ladder) -> Table:
     names[2:2] = ["pairs", "in pairs", "conflicts"] if emulated else []
     names += ["predicted us", "published us", "TFLOP/s", "x vendor", "limiter"] if emulated else ["us", "TFLOP/s"]
     names += [] if emulated else ["x vendor", "of FMA"]
-    for name in names:
-        table.add_column(name, justify="right")
+    rows = []
     for r in found.rungs:
         share = r.error / r.budget if r.error is not None and r.budget else None
         rate = found.tflops(r.predicted_us if emulated else r.measured_us)
@@ -143,5 +142,11 @@ def _sgemm_table(found: sgemm_rungs.Ladder) -> Table:
         else:
             of_fma = rate / found.fma_tflops if rate and found.fma_tflops else None
             cells += [text(r.measured_us, ".1f"), text(rate, ".1f"), text(r.x_vendor, ".3f"), text(of_fma, ".0%")]
-        table.add_row(r.step, r.technique, *cells)
+        rows.append(cells)
+    # What nobody knows of any step has no column.
+    known = [k for k in range(len(names)) if any(cells[k] != "-" for cells in rows)]
+    for k in known:
+        table.add_column(names[k], justify="right")
+    for r, cells in zip(found.rungs, rows, strict=True):
+        table.add_row(r.step, r.technique, *(cells[k] for k in known))
     return table
