@@ -40,8 +40,10 @@ constexpr u32 WINDOW = 1 << 18, STATIC_AT = WINDOW - 16384;  // of shared memory
 
 struct Index { int x; };
 struct uint4 { u32 x, y, z, w; };
+struct float4 { float x, y, z, w; };
 struct TensorMap { u64 words[16]; };  // data, columns, rows, heads, batches, strides of the last three, rows of a box
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __int_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(u32 x) { return __int_as_float(x); }
 
@@ -132,6 +134,11 @@ inline u32 __shfl_sync(u32, u32 x, int from) {
   return y;
 }
 inline u32 __shfl_xor_sync(u32 all, u32 x, int far) { return __shfl_sync(all, x, threadIdx.x % 32 ^ far); }
+inline float __shfl_xor_sync(u32 all, float x, int far) {
+  u32 y;
+  memcpy(&y, &x, 4);
+  return __uint_as_float(__shfl_xor_sync(all, y, far));
+}
 inline int atomicAdd(int* p, int x) { return *p += x, *p - x; }
 
 inline float exp2_fast(float x) { return exp2f(x); }
@@ -156,6 +163,7 @@ inline float widen(u16 x) {
   return y;
 #endif
 }
+inline float low_half(u32 x) { return widen(x & 0xffff); }
 inline u32 pack(float low, float high) { return narrow(low) | (u32)narrow(high) << 16; }
 
 inline void store_shared(u32 at, u32 a, u32 b) {
@@ -262,6 +270,7 @@ template <int PENDING> void wgmma_wait() {
     for (auto& product : committed.front()) product();
   __syncwarp();
 }
+#ifdef KEYS
 inline void multiply_block(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, false, b, false, accumulate); }
 inline void multiply_queries(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, true, b, true, accumulate); }
 inline void add_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
@@ -270,6 +279,7 @@ inline void add_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 
 inline void add_keys(float (&d)[D / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
   multiply_registers<D>(d, {a0, a1, a2, a3}, b, accumulate);
 }
+#endif
 
 // CTAs one after the other: they share tiles by a counter, and do not wait for each other.
 static std::function<void()> body;

@@ -21,6 +21,7 @@ from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper import band_constants, section, source_text  # noqa: E402
+from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
@@ -67,26 +68,28 @@ def without_assembly(text: str) -> str:
     return "".join([*kept, text[at:]])
 
 
-def compiled(problem, config, folder: Path) -> ctypes.CDLL:
-    name = f"{config.schedule}.cu"
-    text = source_text(name, [], "attention_hopper_backward.cuh", "attention_hopper_columns.cuh")
+def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ctypes.CDLL:
     text = without_assembly(text)
     text = re.sub(r"struct __align__\(64\) TensorMap.*", "", text)
     text = text.replace("extern __shared__ char memory[];", "char* const memory = arena;")
     text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
     assert "asm" not in text
     assert "__shared__" not in text
-    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
-    kernel = re.findall(r"\b(attention_hopper_backward\w*)\(", text)[-1]
-    lines = [f"#define {key} {value}" for key, value in (constants | {"KERNEL": kernel}).items()]
+    lines = [f"#define {key} {value}" for key, value in constants.items()]
     source = folder / "kernel.cpp"
     header = Path(__file__).with_name("hopper_model.h")
-    source.write_text("\n".join([*lines, f'#include "{header}"', text, LAUNCH]))
+    source.write_text("\n".join([*lines, f'#include "{header}"', text, launch]))
     library = folder / "kernel.so"
     command = [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:2000]
     return ctypes.CDLL(str(library))
+
+
+def compiled(problem, config, folder: Path) -> ctypes.CDLL:
+    text = source_text(f"{config.schedule}.cu", [], "attention_hopper_backward.cuh", "attention_hopper_columns.cuh")
+    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
+    return built(text, constants, LAUNCH.replace("KERNEL", f"attention_{config.schedule}"), folder)
 
 
 def tensor_map(x, rows):
@@ -97,11 +100,11 @@ def tensor_map(x, rows):
 
 
 def pieces(x, dtype):
-    """[..., 8]: x as 1024 a + b + c in 16 bits, and zeros, as attention_hopper_start writes it."""
-    a = (x / 1024).to(dtype)
-    rest = torch.where(x.isinf(), 0.0, x - 1024 * a.float())
-    b = rest.to(dtype)
-    return torch.stack([a, b, (rest - b.float()).to(dtype), *[torch.zeros_like(a)] * 5], -1)
+    """[..., 8]: x as 2^15 a + 16 b + c in 16 bits, and zeros, as attention_hopper_start writes it."""
+    a = (x / 2**15).to(dtype)
+    rest = torch.where(x.isinf(), 0.0, x - 2**15 * a.float())
+    b = (rest / 16).to(dtype)
+    return torch.stack([a, b, (rest - 16 * b.float()).to(dtype), *[torch.zeros_like(a)] * 5], -1)
 
 
 def exact(q, k, v, g, sequences, causal, window):
@@ -189,6 +192,51 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
         for mine, want in zip((dq[..., :d] * problem.scale, dk, dv), grads, strict=True):
             assert not mine.isnan().any()
             assert (mine.double() - want).norm() <= BUDGET[dtype] * want.norm()
+
+
+START = """
+extern "C" void launch(const u16* g, const u16* out, const float* lse, const float* dlse, Line* lines, float4* sums,
+                       int heads, int n) {
+  const int blocks = (n + 63) / 64;
+  const i64 row = D_V, head = row * n;
+  run_grid(2, 256, false, [=] {
+    attention_hopper_start(g, out, lse, dlse, lines, sums, nullptr, 0, head, row, 0, head, row, 0, n, 0.25f, 10, n,
+                           heads, 1, blocks, blocks);
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_start(tmp_path, kind):
+    """lse and delta of all sizes, rows without keys and beyond the last, as FP32 or in pieces."""
+    heads, n, d = 2, 100, 40
+    problem = AttentionProblem(1, heads, heads, n, n, d, d, "fp16")
+    constants = band_constants(problem) | {"START": 1, "PIECES": kind}
+    library = built(source_text("hopper_backward_ends.cu", []), constants, START, tmp_path)
+    g, out = (torch.randn(heads, n, d, generator=torch.Generator().manual_seed(i)).half() for i in range(2))
+    g *= torch.logspace(-5, 3, n)[:, None].half()
+    lse, dlse = torch.linspace(-3e4, 3e4, heads * n).view(heads, n), torch.randn(heads, n)
+    lse[0, 7] = -torch.inf
+    lines = torch.full((heads * 2, 2, BLOCK, 8), torch.nan, dtype=torch.float16)
+    lines = lines if kind else torch.full((heads * 2, 2, BLOCK), torch.nan)
+    sums = torch.full((44,), torch.nan)
+    library.launch(*(ctypes.c_void_p(x.data_ptr()) for x in (g, out, lse, dlse, lines, sums)), heads, n)
+    assert torch.equal(sums[:40], torch.zeros(40))
+    assert sums[40:].isnan().all(), "beyond `vectors`"
+    delta = (g.double() * out.double()).sum(-1) - dlse
+    wide = lines.double()
+    got = wide[..., :3] @ torch.tensor([2.0**15, 16, 1], dtype=torch.float64) if kind else wide
+    got = got.view(heads, 2, 2, BLOCK).transpose(1, 2).reshape(heads, 2, 2 * BLOCK)
+    want = [-lse.double() / 0.25, -delta] if kind else [lse.double() * 1.4426950408889634, delta]
+    dead = -torch.inf if kind else torch.inf
+    want[0][0, 7] = dead
+    assert torch.equal(got[:, 0, n:], torch.full_like(got[:, 0, n:], dead))
+    for mine, expected in zip((got[:, 0, :n], got[:, 1, :n]), want, strict=True):
+        assert torch.equal(mine.isinf(), expected.isinf())
+        finite = ~expected.isinf()
+        assert ((mine - expected).abs() <= 2e-6 * expected.abs() + 2e-5)[finite].all()
+    assert not kind or not wide[..., 3:].any()
 
 
 MASKS = {"all": (False, None), "causal": (True, None), "window": (False, (70, 30))}

@@ -18,7 +18,7 @@ constexpr int ONES_BYTES = 64 * 128;
 constexpr int WARPS = KEYS / 16;  // that own keys
 
 // A full barrier counts the copy engine's bytes, an empty one the warps that have read. Of lines, 8 elements a query: -lse / scale,
-// or -delta, as 1024 a + b + c, and zeros. The second half of this operand's K is zeros for all of them.
+// or -delta, as 2^15 a + 16 b + c, and zeros. The second half of this operand's K is zeros for all of them.
 struct Shared {
   u64 kv_full, kv_empty;
   u64 q_full[STAGES], q_empty[STAGES], g_full[STAGES], g_empty[STAGES];
@@ -45,13 +45,13 @@ __device__ __forceinline__ Tiles place_tiles(const void* memory) {
   return at;
 }
 
-// All threads. Each row of ones is {1024, 1, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told the tiles'
+// All threads. Each row of ones is {2^15, 16, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told the tiles'
 // numbers, ds_readers: those that read a whole tile of dS.
 __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int listeners, int ds_readers) {
   for (int i = threadIdx.x; i < BLOCK * 4; i += blockDim.x) ((u32*)shared->zeros)[i] = 0;
   for (int i = threadIdx.x; i < 64 * 8; i += blockDim.x) {
     const bool first = i % 8 == 0;
-    store_shared(at.ones + swizzled(i / 8, i % 8), first ? (BF16 ? 0x3f804480 : 0x3c006400) : 0, first ? (BF16 ? 0x3f80 : 0x3c00) : 0);
+    store_shared(at.ones + swizzled(i / 8, i % 8), first ? (BF16 ? 0x41804700 : 0x4c007800) : 0, first ? (BF16 ? 0x3f80 : 0x3c00) : 0);
   }
   fence_async();
   if (threadIdx.x == 0) {

@@ -13,6 +13,7 @@ _LINE_BYTES = 2 * 64 * 4  #: lse and delta of a block of queries
 _PIECES_BYTES = 2 * 64 * 16  #: the same as operands of the matrix units
 _ONES_BYTES = 64 * 128  #: what those are multiplied by
 _ZEROS_BYTES = 64 * 16  #: half of them
+_LEAST_SCALE = 1e-7  #: of fp16: the logarithm of the number of keys over it stays below 2**31
 _PROCESSORS = 132  #: of an H100 and an H200
 _BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
@@ -132,6 +133,8 @@ class HopperBackwardConfig:
                 return f"{name} must be a multiple of 8 from 16 to {self.widest}, got {d}"
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
+        if problem.dtype == "fp16" and problem.scale < _LEAST_SCALE:
+            return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
         need = self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + _BARRIER_BYTES // 4

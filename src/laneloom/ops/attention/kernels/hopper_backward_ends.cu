@@ -30,12 +30,13 @@ __device__ __forceinline__ float dot(u32 a, u32 b) { return low_half(a) * low_ha
 #if START
 #if PIECES
 typedef uint4 Line;
-// x as 1024 a + b + c, 16-bit numbers: a takes what is large, b and c what is left, so that neither format loses any.
+// x as 2^15 a + 16 b + c, 16-bit numbers: a takes what is large, b and c what is left, so that neither format loses any. What lies
+// beyond 2^15 of fp16's largest number, 2^31, becomes NaN.
 __device__ __forceinline__ uint4 in_pieces(float x) {
-  const u32 a = pack(x / 1024, 0) & 0xffff;
-  const float rest = x == -INFINITY ? 0 : x - 1024 * low_half(a);
-  const u32 b = pack(rest, 0) & 0xffff;
-  const u32 c = pack(rest - low_half(b), 0) & 0xffff;
+  const u32 a = pack(x / 32768, 0) & 0xffff;
+  const float rest = x == -INFINITY ? 0 : x - 32768 * low_half(a);
+  const u32 b = pack(rest / 16, 0) & 0xffff;
+  const u32 c = pack(rest - 16 * low_half(b), 0) & 0xffff;
   return make_uint4(a | b << 16, c, 0, 0);
 }
 #else
