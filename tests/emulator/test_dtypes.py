@@ -110,9 +110,9 @@ def test_sums_in_halves(gpu, dtype):
     assert (halves - exact).abs().max() > (singles.to(dtype) - exact).abs().max()
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (32, 32), (128, 64)])
-def test_sums_in_halves_of_several_tiles_a_wave(gpu, rows, columns):
-    """Waves of 2 x 2, 1 x 1 and 4 x 2 tiles, of which RDNA 3 has two in one register; small integers, so exact."""
+@pytest.mark.parametrize(("rows", "columns"), [(32, 32), (128, 64)])
+def test_sums_in_halves_of_several_tiles_a_wave(gfx1151, rows, columns):
+    """Waves of 1 x 1 and 4 x 2 tiles, of which RDNA 3 has two in one register; small integers, so exact."""
     config = WmmaConfig(block_m=rows, block_n=columns, block_k=32)
     a, b = (torch.randint(-2, 3, shape).half() for shape in ((rows + 24, 40), (40, columns + 24)))
     want = a.float() @ b.float()
