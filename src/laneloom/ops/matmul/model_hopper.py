@@ -5,7 +5,7 @@ copy engine ask of shared memory. A tile is its slices and a beginning and an en
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
 Fitted on one H200, 2026-11-20, to the 1491 pairs of product and config in results/h200/tiles.csv (44 sizes, layouts NN
-and NT): of what the plan offers and was measured, the config that the model prefers is 0.8% slower than the fastest,
+and NT): of what the plan offers and was measured, the config that the model prefers is 0.7% slower than the fastest,
 on average. docs/hopper-gemm.md has the facts behind the terms.
 """
 
@@ -18,7 +18,7 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock; long products run slower, all alike
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 ROW_CLOCKS = 2.02  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.85  #: for those that a neighbour in the cluster asks for and multicasts
+SHARED_ROW_CLOCKS = 1.92  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.64  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
 SHARED_MEMORY_FACTOR = 0.94  #: on the clocks in which shared memory passes 128 bytes each

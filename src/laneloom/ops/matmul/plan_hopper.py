@@ -33,6 +33,7 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_stream": StreamConfig,
 }  # fmt: skip
 
+WIDE_SLICE_FACTOR = 0.98  #: on the time with slices of 256 bytes: half the signals
 LAUNCH_US = 1.5
 REPACK_US = 2.0  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 3.3e6  #: read and written
@@ -85,6 +86,8 @@ def estimate_us(
         1.0 if repack_b else _load_factor(problem.b, problem.dtype_b),
     )
     time_us = product_us(problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k)
+    if tile.slice_bytes > SLICE_BYTES:
+        time_us *= WIDE_SLICE_FACTOR
     if split_k > 1:
         time_us += LAUNCH_US + PART_US * split_k + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
     copied = repack_a * problem.m * problem.k + repack_b * problem.k * problem.n
