@@ -49,13 +49,16 @@ def can_skip_operator(*tensors: torch.Tensor | None) -> bool:
     """Whether nothing needs to see the operator: plain tensors on the current device, no gradients."""
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return False
-    device, recorded = _current_device(), torch.is_grad_enabled()
+    device = next((x.get_device() for x in tensors if x is not None), -1)
+    if device < 0 or device != _current_device():  # in this order: without a GPU there is no current device to ask for
+        return False
+    recorded = torch.is_grad_enabled()
     for x in tensors:
         if x is None:
             continue
         if type(x) not in _PLAIN_TENSORS or x.get_device() != device or (recorded and x.requires_grad):
             return False
-    return device >= 0 and not _is_observed()
+    return not _is_observed()
 
 
 def call_prepared(
