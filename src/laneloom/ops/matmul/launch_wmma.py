@@ -185,7 +185,7 @@ def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str,
     halves = problem.dtype_acc in ("fp16", "bf16")
     waves_m = config.num_warps // config.waves_n
     pairs = halves and version == 1 and config.block_m >= 32 * waves_m
-    how = {"size": size, "stored": DTYPE_BYTES[problem.dtype_a]}
+    how: dict[str, Any] = {"size": size, "stored": DTYPE_BYTES[problem.dtype_a]}
     gathers, shuffles = config.transpose == "gather", config.transpose == "shuffle"
     return problem_constants(problem, config) | {
         "VERSION": version,
