@@ -29,9 +29,6 @@ MASKS = {
 }  # fmt: skip
 
 
-KINDS = {64: "_narrow", 128: "", 256: "_wide"}  # of the backward, by head dimension
-
-
 @pytest.fixture(autouse=True)
 def poisoned_allocations():
     """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
@@ -124,13 +121,12 @@ def test_masks_and_groups(d, dtype, mask, group):
     q, k, v = operands(2, 4, 4 // group, 333, 471, d, dtype=dtype)
     problem = execute.problem_of(q, k, v, NAMES[dtype], None, execute.band_of(causal, window))
     assert plan(problem, GPU).schedule == "hopper_forward"
-    assert [c.schedule for c in plan_backward(problem, GPU)] == [f"hopper_backward{KINDS[d]}"]
+    assert [c.schedule for c in plan_backward(problem, GPU)] == [f"hopper_backward{'_wide' if d > 128 else ''}"]
     check(q, k, v, causal, window)
 
 
 @pytest.mark.parametrize(
-    ("d", "d_v"),
-    [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (64, 128), (192, 128), (136, 256), (264, 264), (512, 64)],
+    ("d", "d_v"), [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (192, 128), (136, 256), (264, 264), (512, 64)]
 )
 def test_head_dimensions(d, d_v):
     check(*operands(1, 2, 2, 200, 190, d, d_v), causal=True)
@@ -170,24 +166,6 @@ def test_large_scores_do_not_overflow():
     exact, exact_lse = attend(q, k, v, seen(300, 700, False, None), 128**-0.5, torch.float64)
     assert (out.double() - exact).abs().max() < 0.05
     assert (lse.double() - exact_lse).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("d", [64, 128])
-@pytest.mark.parametrize(("values", "grads", "queries_by"), [(60.0, 400.0, 0.05), (1.0, 1e-6, 1000.0)])
-def test_gradients_of_any_size(d, values, grads, queries_by):
-    """dO . O beyond fp16's largest number, and near its smallest: it is added in the matrix units, in three pieces."""
-    q, k, v = (x.detach() for x in operands(1, 2, 2, 200, 40, d, dtype=torch.float16))
-    q, k, v = q * queries_by, k * (0.05 if values > 1 else 1e-3), v * values
-    grad = torch.randn_like(q) * grads
-    got = torch.autograd.grad(laneloom.flash_attention(*(x.requires_grad_() for x in (q, k, v))), (q, k, v), grad)
-    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
-    exact, _ = attend(*wide, seen(200, 40, False, None), d**-0.5, torch.float64)
-    delta = (exact.detach() * grad.double()).sum(-1).abs().max()
-    assert delta > 65504 if values > 1 else delta < 1e-4
-    for mine, want in zip(got, torch.autograd.grad(exact, wide, grad.double()), strict=True):
-        assert want.abs().max() < 65504
-        # fp16 has numbers 2^-24 apart at the least
-        assert (mine.double() - want).norm() < 4e-3 * want.norm() + 2**-24 * want.numel() ** 0.5
 
 
 def test_deterministic():
