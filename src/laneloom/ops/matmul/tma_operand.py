@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import resources
+from typing import Any
 
 import torch
 
@@ -70,16 +71,48 @@ class TmaOperand:
         return operand if self.copy is None else self.copy(operand)
 
 
-def each_product(batch: tuple[int, int], strides: Sequence[tuple[int, ...] | None]) -> Iterator[list[int]]:
+def _each_product(batch: tuple[int, int], strides: Sequence[tuple[int, ...] | None]) -> Iterator[list[int]]:
     """The offset of each operand, in elements, for every product of a batch; `strides` of what is not there is None."""
     for outer in range(batch[0]):
         for inner in range(batch[1]):
             yield [0 if s is None else outer * s[0] + inner * s[1] for s in strides]
 
 
-def shifted(operand: torch.Tensor, offset: int) -> torch.Tensor:
+def _shifted(operand: torch.Tensor, offset: int) -> torch.Tensor:
     """What begins `offset` elements behind `operand`'s first."""
     return operand.as_strided((1,), (1,), operand.storage_offset() + offset)
+
+
+def prepare_launches(
+    make: Callable[..., Callable[..., None]], problem: Any, config: Any, gpu: Any, *, copied: bool
+) -> Callable[..., None]:
+    """What runs `make(problem, config, gpu, device)` call after call; it is made at the first one.
+
+    copied: whether an operand is copied ahead. A copy is of one product, so that a batch goes product by product then.
+    """
+    if problem.batches > 1 and copied:
+        return _product_by_product(problem, prepare_launches(make, problem.one_product(), config, gpu, copied=copied))
+    prepared: list[Callable[..., None]] = []
+
+    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
+        if not prepared:
+            prepared.append(make(problem, config, gpu, out.device.index))
+        prepared[0](a, b, out, *terms)
+
+    return run
+
+
+def _product_by_product(problem: Any, run: Callable[..., None]) -> Callable[..., None]:
+    e = problem.epilogue
+    addend = e.addend.strides if e and e.addend else None
+
+    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: Any = None, *terms: Any) -> None:
+        strides = [problem.a.strides, problem.b.strides, problem.out.strides, addend]
+        for at_a, at_b, at_out, at_add in _each_product(problem.batch, strides):
+            rest = (None if add is None else _shifted(add, at_add), *terms) if e else ()
+            run(_shifted(a, at_a), _shifted(b, at_b), _shifted(out, at_out), *rest)
+
+    return run_batch
 
 
 def kernel_source(package: str, *names: str) -> str:

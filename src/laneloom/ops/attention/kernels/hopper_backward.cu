@@ -12,13 +12,9 @@
 // PACKED, BOTTOM_RIGHT, BF16, CONSUMER_REGISTERS, PRODUCER_REGISTERS. wgmma functions: multiply_block (64 x 64 x 16), add_values
 // (64 x D_V x 16, A in registers), add_keys (64 x D x 16), multiply_queries (64 x 64 x 16, A by column).
 
-constexpr int KEYS = 128;
-constexpr int BLOCK = 64;  // queries of a step
 constexpr int DQ_PARTS = CHUNKS(D);  // 2: a warpgroup computes 64 columns of dQ each; 1: they take turns
 constexpr int K_BYTES = CHUNKS(D) * KEYS * 128, V_BYTES = CHUNKS(D_V) * KEYS * 128;
-constexpr int Q_BYTES = CHUNKS(D) * BLOCK * 128, G_BYTES = CHUNKS(D_V) * BLOCK * 128;
 constexpr int DS_BYTES = KEYS * 128;
-constexpr int D_STEPS = (D + 15) / 16, V_STEPS = (D_V + 15) / 16;
 constexpr int SUMS = 64 * 64;  // of dQ, by one warpgroup in one block
 constexpr float LOG2E = 1.4426950408889634f;
 
@@ -29,46 +25,6 @@ struct Shared {
   int tile[2];
   __align__(16) float lines[STAGES][2][BLOCK];  // lse2 and delta
 };
-
-struct Work {
-  int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end;
-};
-
-__device__ __forceinline__ Work locate(int number, const Sizes& n) {
-  Work w;
-  const int blocks = (n.keys + KEYS - 1) / KEYS, heads = n.heads / n.group;
-  const int per_section = n.section * blocks;
-  const int section = number / per_section, within = number % per_section;
-  const int here = min(n.section, n.batches * heads - section * n.section);
-  const int owner = section * n.section + within % here;
-  w.batch = owner / heads, w.head = owner % heads;
-  w.key0 = within / here * KEYS;
-  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
-  w.q_first = w.k_first = 0;
-#if PACKED
-  w.q_first = n.first_q[w.batch];
-  w.k_first = n.first_k[w.batch];
-  w.queries = n.first_q[w.batch + 1] - w.q_first;
-  w.keys = n.first_k[w.batch + 1] - w.k_first;
-  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
-#endif
-  const int key_last = min(w.key0 + KEYS, w.keys) - 1;
-  const int low = HAS_LAST ? max(w.key0 - w.last, 0) : 0;
-  const int high = HAS_FIRST ? min(key_last - w.first + 1, w.queries) : w.queries;
-  w.begin = low / BLOCK;
-  w.end = high > low && w.key0 < w.keys ? (high + BLOCK - 1) / BLOCK : w.begin;
-  return w;
-}
-
-// Where sums and lines of a head's queries begin, in blocks.
-__device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes& n) {
-  return PACKED ? (i64)head * n.sum_blocks + w.q_first / BLOCK + w.batch : ((i64)w.batch * n.heads + head) * n.sum_blocks;
-}
-
-__device__ __forceinline__ void load_line(u32 target, const float* from, u32 bar) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-               ::"r"(target), "l"(from), "n"(2 * BLOCK * 4), "r"(bar) : "memory");
-}
 
 __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                         const TensorMap* g_map, u32 q_tile, u32 k_tile, u32 v_tile, u32 g_tile, Shared* shared,

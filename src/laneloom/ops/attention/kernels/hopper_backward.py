@@ -26,6 +26,7 @@ def code_object(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gp
     consumer_registers, producer_registers = config.registers(problem)
     constants = {
         **band_constants(problem),
+        "KEYS": config.rows,
         "STAGES": config.stages,
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
@@ -37,7 +38,7 @@ def code_object(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gp
         wgmma_function("multiply_queries", 64, problem.dtype, a_by_column=True, b_by_row=True),
     ]
     return compile_cuda(
-        source_text("hopper_backward.cu", functions),
+        source_text("hopper_backward.cu", functions, "attention_hopper_backward.cuh"),
         gpu,
         constants=constants,
         num_warps=config.num_warps,

@@ -32,9 +32,8 @@ from ..tma_operand import (
     UNUSED_PITCH,
     Sizes,
     TmaOperand,
-    each_product,
     kernel_source,
-    shifted,
+    prepare_launches,
 )
 
 SLICE_BYTES = 128
@@ -183,31 +182,7 @@ def count_cluster_tiles(problem, config) -> int:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a ClusterConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    if problem.batches > 1 and (config.copy_a or config.copy_b):
-        return _product_by_product(problem, config, gpu)
-    prepared: list[_Prepared] = []
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
-        if not prepared:
-            prepared.append(_Prepared(problem, config, gpu, out.device.index))
-        prepared[0](a, b, out, *terms)
-
-    return run
-
-
-def _product_by_product(problem, config, gpu) -> Callable[..., None]:
-    """Launches for a batch whose operands are copied: a copy is of one product."""
-    e = problem.epilogue
-    addend = e.addend.strides if e and e.addend else None
-    run = prepare(problem.one_product(), config, gpu)
-
-    def run_batch(a, b, out, add=None, *terms: Any) -> None:
-        strides = [problem.a.strides, problem.b.strides, problem.out.strides, addend]
-        for at_a, at_b, at_out, at_add in each_product(problem.batch, strides):
-            rest = (None if add is None else shifted(add, at_add), *terms) if e else ()
-            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out), *rest)
-
-    return run_batch
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream
 from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
+from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
 
 CONSUMER_WARPS = 8
 
@@ -82,28 +82,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a PreciseConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    if problem.batches > 1 and (config.copy_a or config.copy_b):
-        return _product_by_product(problem, config, gpu)
-    prepared: list[_Prepared] = []
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
-        if not prepared:
-            prepared.append(_Prepared(problem, config, gpu, out.device.index))
-        prepared[0](a, b, out, *terms)
-
-    return run
-
-
-def _product_by_product(problem, config, gpu) -> Callable[..., None]:
-    """Launches for a batch whose operands are copied: a copy is of one product."""
-    run = prepare(problem.one_product(), config, gpu)
-
-    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        strides = [problem.a.strides, problem.b.strides, problem.out.strides]
-        for at_a, at_b, at_out in each_product(problem.batch, strides):
-            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out))
-
-    return run_batch
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
 @lru_cache(maxsize=1024)

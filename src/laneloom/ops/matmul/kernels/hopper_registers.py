@@ -19,7 +19,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream
 from ..config_registers import register_operand
-from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, each_product, kernel_source, shifted
+from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, prepare_launches
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -76,28 +76,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a RegistersConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    if problem.batches > 1 and config.copy_other:
-        return _product_by_product(problem, config, gpu)
-    prepared: list[_Prepared] = []
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        if not prepared:
-            prepared.append(_Prepared(problem, config, gpu, out.device.index))
-        prepared[0](a, b, out)
-
-    return run
-
-
-def _product_by_product(problem, config, gpu) -> Callable[..., None]:
-    """Launches for a batch whose operand is copied: a copy is of one product."""
-    run = prepare(problem.one_product(), config, gpu)
-
-    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        strides = [problem.a.strides, problem.b.strides, problem.out.strides]
-        for at_a, at_b, at_out in each_product(problem.batch, strides):
-            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out))
-
-    return run_batch
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_other)
 
 
 @lru_cache(maxsize=1024)

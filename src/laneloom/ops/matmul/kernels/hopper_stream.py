@@ -22,7 +22,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, each_product, kernel_source, shifted
+from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
 
 #: A launch's flags hold its number once a part is there. What memory held before is no number of these, but by a chance
 #: of one in 2^62; and a part's reader writes another one, so that the same launch in a graph begins anew.
@@ -87,28 +87,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a StreamConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    if problem.batches > 1 and (config.copy_a or config.copy_b):
-        return _product_by_product(problem, config, gpu)
-    prepared: list[_Prepared] = []
-
-    def run(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *terms: Any) -> None:
-        if not prepared:
-            prepared.append(_Prepared(problem, config, gpu, out.device.index))
-        prepared[0](a, b, out, *terms)
-
-    return run
-
-
-def _product_by_product(problem, config, gpu) -> Callable[..., None]:
-    """Launches for a batch whose operands are copied: a copy is of one product."""
-    run = prepare(problem.one_product(), config, gpu)
-
-    def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        strides = [problem.a.strides, problem.b.strides, problem.out.strides]
-        for at_a, at_b, at_out in each_product(problem.batch, strides):
-            run(shifted(a, at_a), shifted(b, at_b), shifted(out, at_out))
-
-    return run_batch
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
 @lru_cache(maxsize=1024)
