@@ -82,8 +82,11 @@ def render_matmul_table(records: Iterable[Record], *, sources: Iterable[str | Pa
     return "\n".join([f"Measured on {days} at commit {commits}.{stale}", "", *lines])
 
 
-def summarise(records: Iterable[Record]) -> str:
-    """Markdown: the geometric mean, the least ratio and where, for each dtype and both methods."""
+def summarise(records: Iterable[Record], sources: Iterable[str | Path] = ()) -> str:
+    """Markdown: the geometric mean, the least ratio and where, for each dtype and both methods.
+
+    Below it stands of which dtypes a record is older than `sources`, the kernels and what plans them.
+    """
     records = list(records)
     lines = [
         "| dtype | reference | products | mean x sustained | least x | where | mean x single |",
@@ -99,6 +102,9 @@ def summarise(records: Iterable[Record]) -> str:
             f"| {dtype} | {least.reference} | {len(mine)} | {geometric_mean([r.ratio_to_reference for r in mine]):.3f} "
             f"| {least.ratio_to_reference:.3f} | {where} | {alone:.3f} |"
         )
+    older = dict.fromkeys(r.problem["dtype"] for r in sustained if sources and r.is_stale(sources))
+    if older:
+        lines += ["", f"Kernels or plans have changed since these were measured: {', '.join(older)}."]
     return "\n".join(lines)
 
 
@@ -241,7 +247,7 @@ def main() -> None:
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") != "variants"]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
-        "summary": summarise(records), "table": render_matmul_table(narrow, sources=KERNEL_SOURCES),
+        "summary": summarise(records, KERNEL_SOURCES), "table": render_matmul_table(narrow, sources=KERNEL_SOURCES),
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
     }  # fmt: skip
