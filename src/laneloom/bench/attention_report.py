@@ -133,7 +133,8 @@ def render_summary(records: Iterable[Record]) -> str:
             cells += [f"{geometric_mean(cudnn):.2f}", f"{min(cudnn):.2f}"] if cudnn else ["", ""]
             cells += [f"{geometric_mean(flash):.2f}"] if flash else [""]
         lines.append(f"| {' | '.join(cells)} |")
-    if any(r.is_stale(KERNEL_SOURCES) for rows in found.values() for by_name in rows.values() for r in by_name.values()):
+    everything = [r for rows in found.values() for by_name in rows.values() for r in by_name.values()]
+    if any(r.is_stale(KERNEL_SOURCES) for r in everything):
         lines += ["", "Kernels have changed since some of these were measured: the page says which."]
     return "\n".join(lines)
 
