@@ -383,34 +383,3 @@ def test_without_a_gpu():
         pytest.skip("there is a GPU")
     with pytest.raises(UnsupportedError, match=r"there is no GPU that Triton can use here: put the call inside"):
         laneloom.matmul(random(3, 4), random(4, 6))
-
-
-def test_every_tile_order_is_a_bijection(gfx1151):
-    """The kernel of every group height writes each tile of ragged grids once: the guarded output has no NaN left."""
-    for group_m, (m, n) in ((1, (70, 100)), (2, (170, 100)), (3, (230, 70)), (8, (40, 300))):
-        config = WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=1, waves_n=1, group_m=group_m)
-        a, b = random(m, 8), random(8, n)
-        check(a, b, laneloom.matmul(a, b, config=config))
-
-
-def test_a_product_may_take_several_launches(gfx1151, monkeypatch):
-    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 5)
-    a, b = random(2, 100, 16), random(2, 16, 72)
-    check(a, b, laneloom.matmul(a, b, config=SMALL))
-    assert [record.grid for record in gfx1151.launches] == [(5, 1, 1), (3, 1, 1)]
-
-
-def test_more_than_2_to_the_31_elements(gfx1151):
-    """Tiles that begin past element 2**31 of A, B and C: rows far apart in memory of which little is touched."""
-    pitch, rows, k = 1 << 23, 300, 16
-    store = torch.from_numpy(np.zeros(rows * pitch, np.float16))  # untouched pages take no memory
-    a = store.as_strided((rows, k), (pitch, 1))
-    a.copy_(random(rows, k))
-    b = random(k, 8)
-    assert "offsets inside a tile need 64 bits" not in laneloom.explain(a, b, config=SMALL).facts
-    check(a, b, laneloom.matmul(a, b, config=SMALL))
-    check(b.T, a.T, laneloom.matmul(b.T, a.T, config=SMALL))
-    out = torch.from_numpy(np.zeros(rows * pitch, np.float16)).as_strided((rows, 8), (pitch, 1))
-    near = a.clone()
-    laneloom.matmul(near, b, out=out, config=SMALL)
-    check(near, b, out)

@@ -1,7 +1,8 @@
-"""Schedules beside the general one: K in parts, skinny tiles, wide accesses by waves with different operands."""
+"""Schedules beside the general one, tile orders, and operands that reach beyond 2**31 elements."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import laneloom
@@ -12,6 +13,14 @@ from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+
+SMALL = WmmaConfig(block_m=64, block_n=64, block_k=32)
+
+
+@pytest.fixture
+def gfx1151():
+    with laneloom.emulated("gfx1151") as emulation:
+        yield emulation
 
 
 def random(*shape: int) -> torch.Tensor:
@@ -67,3 +76,34 @@ def test_wide_accesses(name, layout):
             laneloom.matmul(random(8, 9), random(9, 8), config=config)
         with pytest.raises(InvalidConfigError, match="wmma_wide takes 16-bit elements, got int8"):
             laneloom.matmul(*(torch.ones(16, 16, dtype=torch.int8),) * 2, config=config)
+
+
+def test_every_tile_order_is_a_bijection(gfx1151):
+    """The kernel of every group height writes each tile of ragged grids once: the guarded output has no NaN left."""
+    for group_m, (m, n) in ((1, (70, 100)), (2, (170, 100)), (3, (230, 70)), (8, (40, 300))):
+        config = WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=1, waves_n=1, group_m=group_m)
+        a, b = random(m, 8), random(8, n)
+        check(a, b, laneloom.matmul(a, b, config=config))
+
+
+def test_a_product_may_take_several_launches(gfx1151, monkeypatch):
+    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 5)
+    a, b = random(2, 100, 16), random(2, 16, 72)
+    check(a, b, laneloom.matmul(a, b, config=SMALL))
+    assert [record.grid for record in gfx1151.launches] == [(5, 1, 1), (3, 1, 1)]
+
+
+def test_more_than_2_to_the_31_elements(gfx1151):
+    """Tiles that begin past element 2**31 of A, B and C: rows far apart in memory of which little is touched."""
+    pitch, rows, k = 1 << 23, 300, 16
+    store = torch.from_numpy(np.zeros(rows * pitch, np.float16))  # untouched pages take no memory
+    a = store.as_strided((rows, k), (pitch, 1))
+    a.copy_(random(rows, k))
+    b = random(k, 8)
+    assert "offsets inside a tile need 64 bits" not in laneloom.explain(a, b, config=SMALL).facts
+    check(a, b, laneloom.matmul(a, b, config=SMALL))
+    check(b.T, a.T, laneloom.matmul(b.T, a.T, config=SMALL))
+    out = torch.from_numpy(np.zeros(rows * pitch, np.float16)).as_strided((rows, 8), (pitch, 1))
+    near = a.clone()
+    laneloom.matmul(near, b, out=out, config=SMALL)
+    check(near, b, out)
