@@ -87,3 +87,21 @@ def test_patched_linear(monkeypatch):
         with laneloom.patched() as p:
             assert compiled(x, weight).shape == (64, 16)
     assert [entry.routed for entry in p.report().entries] == [True]
+
+
+def test_meta_tensors_have_the_results_shapes():
+    """On the device "meta" only shapes exist: the operators know them, and nothing is launched."""
+
+    def meta(*shape: int, dtype=torch.float16) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    q, k = meta(1, 2, 5, 16), meta(1, 2, 7, 16)
+    cube, matrix = meta(2, 6, 6, 6, dtype=torch.float64), meta(6, 6, dtype=torch.float64)
+    results = (
+        laneloom.matmul(meta(3, 4), meta(4, 5)), laneloom.gemm(meta(3, 4), meta(4, 5), bias=meta(5)),
+        laneloom.transpose(meta(3, 4)), laneloom.flash_attention(q, k, k),
+        laneloom.gemm_chain(meta(16, 16), meta(16, 32), meta(32, 16)), laneloom.transform3d(cube, matrix),
+    )  # fmt: skip
+    assert all(x.device.type == "meta" for x in results)
+    shapes = [(3, 5), (3, 5), (4, 3), (1, 2, 5, 16), (16, 16), (2, 6, 6, 6)]
+    assert [tuple(x.shape) for x in results] == shapes

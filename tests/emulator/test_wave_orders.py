@@ -12,7 +12,7 @@ from own_kernels import CASES  # noqa: E402
 import laneloom  # noqa: E402
 
 ORDERS = 50
-FEW = 50 if os.environ.get("LANELOOM_ALL_ORDERS") else 8  #: on the second GPU of a call, in turn
+FEW = 50 if os.environ.get("LANELOOM_ALL_ORDERS") else 4  #: on the second GPU of a call, in turn
 CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several kernels of one call need one run
 
 

@@ -71,8 +71,10 @@ def is_observed(*tensors: Any) -> bool:
         if type(x) not in _PLAIN_TENSORS:
             _learn_sharding(x)
             return True
+    kind = tensors[0].device.type
     return (
-        torch.is_autocast_enabled(tensors[0].device.type)
+        kind not in AUTOCAST_DEVICES  # meta tensors: only the operator knows their shapes
+        or torch.is_autocast_enabled(kind)
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     )
