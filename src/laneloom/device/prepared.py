@@ -7,6 +7,7 @@ kernel of 30 arguments. The kernel that it found can be launched by itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ from ..codegen.triton_call import call_of, launches_are_observed
 
 #: the stream of torch on a device, as the driver knows it; torch without CUDA has none
 current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+
+
+@lru_cache(maxsize=8192)
+def prepared_on(prepare: Callable[..., Callable[..., None]], problem: Any, config: Any, gpu: Any, device: torch.device):
+    """What a schedule's `prepare(problem, config, gpu)` gave for a device, made once."""
+    return prepare(problem, config, gpu)
 
 
 class PreparedLaunch:

@@ -19,6 +19,18 @@ def chunks(d: int) -> int:
     return -(-d // 64)
 
 
+def _why_not_wgmma(problem: AttentionProblem, gpu: Gpu, widest: int) -> str | None:
+    """What every schedule by wgmma wants: the instruction, 16-bit operands, head dimensions up to `widest`."""
+    if gpu.matrix_instructions != "wgmma":
+        return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
+    if problem.dtype not in DTYPE_BYTES:
+        return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+    for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+        if not 16 <= d <= widest or d % 8:
+            return f"{name} must be a multiple of 8 from 16 to {widest}, got {d}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class HopperForwardConfig:
     """kernels/hopper_forward.cu: warpgroups of 64 queries, keys and values streamed by TMA, products by wgmma."""
@@ -65,13 +77,8 @@ class HopperForwardConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions != "wgmma":
-            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
-        if problem.dtype not in DTYPE_BYTES:
-            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
-        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
-            if not 16 <= d <= _WIDEST or d % 8:
-                return f"{name} must be a multiple of 8 from 16 to {_WIDEST}, got {d}"
+        if why := _why_not_wgmma(problem, gpu, _WIDEST):
+            return why
         if not problem.scale > 0:
             return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
         if self.columns % 16 or not 16 <= self.columns <= 256 or self.consumers not in (1, 2, 3) or self.stages < 1:
@@ -121,13 +128,8 @@ class HopperBackwardConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions != "wgmma":
-            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
-        if problem.dtype not in DTYPE_BYTES:
-            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
-        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
-            if not 16 <= d <= _WIDEST // 2 or d % 8:
-                return f"{name} must be a multiple of 8 from 16 to {_WIDEST // 2}, got {d}"
+        if why := _why_not_wgmma(problem, gpu, _WIDEST // 2):
+            return why
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if self.stages < 1:
@@ -169,13 +171,8 @@ class HopperBackwardWideConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions != "wgmma":
-            return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
-        if problem.dtype not in DTYPE_BYTES:
-            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
-        for name, d in (("D", problem.d), ("D of v", problem.d_v)):
-            if not 16 <= d <= _WIDEST or d % 8:
-                return f"{name} must be a multiple of 8 from 16 to {_WIDEST}, got {d}"
+        if why := _why_not_wgmma(problem, gpu, _WIDEST):
+            return why
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if min(self.stages, self.g_stages) < 1:

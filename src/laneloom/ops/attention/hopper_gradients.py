@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -47,13 +48,20 @@ def _ends(problem: AttentionProblem, gpu: Gpu, device: int) -> tuple[CudaKernel,
     return CudaKernel(start, _START, device), CudaKernel(finish, _FINISH, device)
 
 
-def main_kernel(code: CodeObject, device: int) -> CudaKernel:
-    """A schedule's own kernel, which takes the arguments that `launch` gives."""
-    return CudaKernel(code, _MAIN, device)
+@cache
+def _main(
+    code_object: Callable[..., CodeObject], problem: AttentionProblem, config: Any, gpu: Gpu, device: int
+) -> CudaKernel:
+    return CudaKernel(code_object(problem, config, gpu), _MAIN, device)
 
 
-def launch(problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, main: CudaKernel) -> None:
-    """Write dq, dk and dv; see `Tensors`. A tile is `config.rows` keys, which `config.cluster` CTAs share."""
+def launch(
+    problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, code_object: Callable[..., CodeObject]
+) -> None:
+    """Write dq, dk and dv; see `Tensors`. A tile is `config.rows` keys, which `config.cluster` CTAs share.
+
+    code_object(problem, config, gpu): the schedule's own kernel. Raises UnsupportedError without the extra `cuda`.
+    """
     import torch
 
     q, k, v, g, out, lse, dlse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse", "dlse"))
@@ -61,6 +69,7 @@ def launch(problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, m
     device = q.device.index
     stream = torch.cuda.current_stream(q.device).cuda_stream
     start, finish = _ends(problem.code_key, gpu, device)
+    main = _main(code_object, problem.code_key, config, gpu, device)
     first_q, first_k = tensors.lengths()
     blocks = -(-problem.queries // BLOCK)
     # Where sequences are packed, block b of sequence i is the (first query of i) // 64 + i + b-th.

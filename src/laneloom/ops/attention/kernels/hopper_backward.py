@@ -7,10 +7,7 @@ Ramani, Dao, "FlashAttention-3", arXiv:2407.08608.
 
 from __future__ import annotations
 
-from functools import cache
-
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_launch import CudaKernel
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....gpu import Gpu
@@ -49,10 +46,4 @@ def code_object(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gp
 
 def launch(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gpu, tensors: Tensors) -> None:
     """Write dq, dk and dv; see `Tensors`. Three launches. Raises UnsupportedError without the extra `cuda`."""
-    main = _load(problem.code_key, config, gpu, tensors.tensor("q").device.index)
-    hopper_gradients.launch(problem, config, gpu, tensors, main)
-
-
-@cache
-def _load(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gpu, device: int) -> CudaKernel:
-    return hopper_gradients.main_kernel(code_object(problem, config, gpu), device)
+    hopper_gradients.launch(problem, config, gpu, tensors, code_object)

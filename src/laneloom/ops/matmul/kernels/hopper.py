@@ -13,7 +13,6 @@ Source: NVIDIA CUTLASS, "Efficient GEMM in CUDA", warp specialisation and persis
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 import torch
 import triton
@@ -30,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ....codegen import CodeObject, compile_kernel
 from ....codegen.versions import tma_load, tma_store
 from ....device.hopper import advance_ring, locate_tile, release_successor, start_of_tile, wait_for_predecessor
-from ....device.prepared import PreparedLaunch, specialise
+from ....device.prepared import PreparedLaunch, prepared_on, specialise
 from ....device.repack import RepackLaunch, line_pitch
 from ....device.split_k import ReduceLaunch
 from ....device.tma import GLUON_NAMES, GLUON_TYPES, TRITON_TYPES, TmaView
@@ -349,14 +348,9 @@ def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch
     return run_batch
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Run `config` on what lies as `problem` says."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
 
 
 def code_object(problem, config, gpu) -> CodeObject:

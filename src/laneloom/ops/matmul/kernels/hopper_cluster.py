@@ -14,16 +14,13 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
-
-import torch
 
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
-from ....device.prepared import current_stream
+from ....device.prepared import current_stream, prepared_on
 from ..config_cluster import piece_dtype
 from ..config_hopper import adds_lines, stores_lines
 from ..problem import DTYPE_BYTES
@@ -185,14 +182,9 @@ def prepare(problem, config, gpu) -> Callable[..., None]:
     return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
     """Run `config` on what lies as `problem` says. terms: addend, bias, alpha, beta, both scales; ends of groups."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out, *terms)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out, *terms)
 
 
 def facts(problem, config, gpu) -> list[str]:

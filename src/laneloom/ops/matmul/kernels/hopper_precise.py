@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
-from ....device.prepared import current_stream
+from ....device.prepared import current_stream, prepared_on
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
 
@@ -85,14 +84,9 @@ def prepare(problem, config, gpu) -> Callable[..., None]:
     return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
     """Run `config` on what lies as `problem` says."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
 
 
 def facts(problem, config, gpu) -> list[str]:

@@ -8,7 +8,6 @@ Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fr
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
-from ....device.prepared import current_stream
+from ....device.prepared import current_stream, prepared_on
 from ..config_registers import register_operand
 from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, prepare_launches
 
@@ -79,14 +78,9 @@ def prepare(problem, config, gpu) -> Callable[..., None]:
     return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_other)
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
     """Run `config` on what lies as `problem` says."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
 
 
 def facts(problem, config, gpu) -> list[str]:

@@ -8,7 +8,6 @@ Wins for M up to 16, where the time is that of reading B. Plain Triton; the laun
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ....codegen import CodeObject, compile_kernel
-from ....device.prepared import PreparedLaunch, specialise
+from ....device.prepared import PreparedLaunch, prepared_on, specialise
 from ....device.split_k import ReduceLaunch
 from ....device.tma import TRITON_TYPES
 
@@ -115,14 +114,9 @@ def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch
     return run
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Run `config` on what lies as `problem` says."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
 
 
 def code_object(problem, config, gpu) -> CodeObject:

@@ -13,7 +13,6 @@ import itertools
 import secrets
 import threading
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
+from ....device.prepared import prepared_on
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
 
@@ -90,14 +90,9 @@ def prepare(problem, config, gpu) -> Callable[..., None]:
     return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
-@lru_cache(maxsize=1024)
-def _prepare_on(problem, config, gpu, device: torch.device):
-    return prepare(problem, config, gpu)
-
-
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
     """Run `config` on what lies as `problem` says."""
-    _prepare_on(problem, config, gpu, out.device)(a, b, out)
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
 
 
 def facts(problem, config, gpu) -> list[str]:
