@@ -130,3 +130,19 @@ def test_guarded(strides):
     below = verify.Guarded((5, 4), "bf16")
     below._bits[verify.Guarded.BAND - 1] = 0
     assert not below.untouched_outside()
+
+
+@pytest.mark.parametrize("one", ["row", "column"])
+def test_one_row_may_be_summed_in_one_chain(one):
+    """BLAS sums a matrix-vector product in several chains, a kernel in one; another precision's sums stay wrong."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((1, 1031), np.float32), rng.standard_normal((1031, 500), np.float32)
+    total = np.zeros((1, 500), np.float32)
+    for k in range(1031):
+        total = (total + a[:, k, None].astype(np.float64) * b[k]).astype(np.float32)
+    if one == "column":
+        a, b, total = b.T, a.T, total.T
+    assert reference.judge(total, a, b, "fp32").ok
+    assert reference.judge_gemm(total, a, b, "fp32").ok
+    coarse = np.float64(total) + 2.0**-14 * np.abs(a).astype(np.float64) @ np.abs(b)
+    assert not reference.judge(coarse, a, b, "fp32").ok

@@ -24,24 +24,20 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
 
     For 16-bit and FP64 sums each product is added to the sum of those before it, and the sum rounded, which is how much
     a chain of matrix instructions or multiply-adds may lose; numpy adds in several chains, as many as the machine's
-    vectors have lanes, which lose less. With few products that matters for FP32 operands as well.
+    vectors have lanes, which lose less. With few products that matters for FP32 operands as well, and of a single row
+    or column BLAS makes dot products, whose chains are shorter still.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        if accumulator in ("fp16", "bf16", "fp64"):
-            a, b = a.astype(np.float64), b.astype(np.float64)
-            total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
-            for k in range(a.shape[-1]):
-                total = total + a[..., :, k, None] * b[..., None, k, :]
-                total = verify.decode(verify.encode(total, accumulator), accumulator)
-            return total
         single = a.astype(np.float32), b.astype(np.float32)
-        if a.shape[-1] <= _SHORT and not all(_has_exact_products(x) for x in single):
-            total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.float32)
-            for k in range(a.shape[-1]):
-                products = single[0][..., :, k, None].astype(np.float64) * single[1][..., None, k, :]
-                total = (total + products).astype(np.float32)
-            return total.astype(np.float64)
-        return np.matmul(*single).astype(np.float64)
+        short = a.shape[-1] <= _SHORT and not all(_has_exact_products(x) for x in single)
+        if accumulator == "fp32" and not short and 1 not in (a.shape[-2], b.shape[-1]):
+            return np.matmul(*single).astype(np.float64)
+        a, b = (a.astype(np.float64), b.astype(np.float64)) if accumulator != "fp32" else single
+        total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
+        for k in range(a.shape[-1]):
+            total = total + a[..., :, k, None].astype(np.float64) * b[..., None, k, :]
+            total = verify.decode(verify.encode(total, accumulator), accumulator)
+        return total
 
 
 def _has_exact_products(x: np.ndarray) -> bool:
@@ -114,7 +110,8 @@ def judge_gemm(
     exact = np.int64 if accumulator == "int32" else None
     kinds = (np.longdouble, np.float64) if accumulator == "fp64" else (np.float64, np.float32)
     with np.errstate(all="ignore"):
-        wide, narrow = (np.matmul(a.astype(exact or t), b.astype(exact or t)).astype(t) for t in kinds)
+        wide = np.matmul(a.astype(exact or kinds[0]), b.astype(exact or kinds[0])).astype(kinds[0])
+        narrow = (wide if exact else same_precision(a, b, accumulator)).astype(kinds[1])
         magnitude = terms(np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))), np.abs)
         true = activate(terms(wide, np.positive), activation)
         same = activate(terms(narrow, np.positive), activation).astype(np.float64)
