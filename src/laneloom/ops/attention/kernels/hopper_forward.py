@@ -35,6 +35,7 @@ def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu
         "PING_PONG": int(config.ping_pong and config.consumers > 1),
         "Q_IN_REGISTERS": int(config.q_in_registers),
         "THRESHOLD": config.threshold,
+        "PEAK": 0,
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
     }
@@ -43,7 +44,7 @@ def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu
         wgmma_function("multiply_values", problem.d_v, problem.dtype, a_in_registers=True, b_by_row=True),
     ]
     return compile_cuda(
-        source_text("hopper_forward.cu", functions),
+        source_text("hopper_forward.cu", functions, "attention_hopper_forward.cuh"),
         gpu,
         constants=constants,
         num_warps=config.num_warps,

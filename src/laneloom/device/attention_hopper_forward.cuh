@@ -1,0 +1,149 @@
+// What the forward kernels of attention on Hopper share: which tile is which, the mask, the softmax of a block, the output.
+//
+// A tile is CONSUMERS * 64 queries of one head, a step COLUMNS keys. Compile-time constants besides: D_V, HAS_FIRST, HAS_LAST
+// (the band's ends), PACKED (lengths from first_q, first_k), BOTTOM_RIGHT, THRESHOLD, PEAK, BF16 (of the output).
+
+constexpr int ROWS = 64 * CONSUMERS;
+constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
+
+struct Work { int batch, head, row0, queries, keys, q_first, k_first, first, last, begin, end; };
+
+// The tile of this number: late rows first within a section of heads.
+__device__ __forceinline__ Work locate(int number, const Sizes& n) {
+  Work w;
+  const int blocks = (n.queries + ROWS - 1) / ROWS;
+  const int per_section = n.section * blocks;
+  const int section = number / per_section, within = number % per_section;
+  const int here = min(n.section, n.batches * n.heads - section * n.section);
+  const int owner = section * n.section + within % here;
+  w.batch = owner / n.heads, w.head = owner % n.heads;
+  w.row0 = (blocks - 1 - within / here) * ROWS;
+  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
+  w.q_first = w.k_first = 0;
+#if PACKED
+  w.q_first = n.first_q[w.batch];
+  w.k_first = n.first_k[w.batch];
+  w.queries = n.first_q[w.batch + 1] - w.q_first;
+  w.keys = n.first_k[w.batch + 1] - w.k_first;
+  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
+#endif
+  const int row_last = min(w.row0 + ROWS, w.queries) - 1;
+  const int low = HAS_FIRST ? max(w.row0 + w.first, 0) : 0;
+  const int high = HAS_LAST ? min(row_last + w.last + 1, w.keys) : w.keys;
+  w.begin = low / COLUMNS;
+  w.end = high > low ? (high + COLUMNS - 1) / COLUMNS : w.begin;
+  return w;
+}
+
+// Scores that the band or the end of the keys hides become -infinity.
+__device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int column, const Work& w) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int i = row + 8 * half;
+    const int high = (HAS_LAST ? min(i + w.last, w.keys - 1) : w.keys - 1) - column;
+    const int low = HAS_FIRST ? i + w.first - column : 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float& x = s[4 * j + 2 * half + e];
+        if (8 * j + e > high) x = -INFINITY;
+        if (HAS_FIRST && 8 * j + e < low) x = -INFINITY;
+      }
+  }
+}
+
+// Scores to weights, 2^PEAK for a row's reference maximum, which moves when a score exceeds it by more than THRESHOLD in base 2;
+// `fade` is what sums so far are to be multiplied by. One half of the rows after the other: the exponentials of the first run
+// beside the maximum of the second.
+template <bool NEW>
+__device__ __forceinline__ void weigh(float (&s)[COLUMNS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float here = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+    for (int j = 1; j < COLUMNS / 8; ++j) here = fmaxf(here, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 1));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 2));
+    fade[half] = 1;
+    if (NEW) {
+      top[half] = here;
+      sum[half] = 0;
+    } else if ((here - top[half]) * scale2 > THRESHOLD) {
+      fade[half] = exp2_fast((top[half] - here) * scale2);
+      sum[half] *= fade[half];
+      top[half] = here;
+    }
+    const float shift = top[half] == -INFINITY ? 0 : top[half] * scale2 - PEAK;
+    float part = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      float& x = s[4 * j + 2 * half];
+      float& y = s[4 * j + 2 * half + 1];
+      x = exp2_fast(fmaf(x, scale2, -shift));
+      y = exp2_fast(fmaf(y, scale2, -shift));
+      part += x + y;
+    }
+    sum[half] += part;
+  }
+}
+
+struct Output {
+  u16* out;
+  float* lse;
+  i64 out_batch, out_head, out_row, lse_batch, lse_head;
+};
+
+// The warp's 16 rows, o `whole` / sum, through shared memory to 16-byte stores, and the log-sum-exp.
+__device__ __forceinline__ void write(float (&o)[D_V / 2], const float (&top)[2], float (&sum)[2], float scale2, float whole,
+                                      const Work& w, const Output& to, int slab, int warp, int lane, u32 tile) {
+  constexpr int GROUPS = D_V / 8;
+  const int row_warp = w.row0 + slab * 64 + warp * 16;
+  const i64 batch = PACKED ? 0 : w.batch;
+  float* lse = to.lse + batch * to.lse_batch + w.head * to.lse_head + w.q_first;
+  float factor[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 1);
+    sum[half] += __shfl_xor_sync(~0u, sum[half], 2);
+    factor[half] = sum[half] == 0 ? 0 : __fdividef(whole, sum[half]);
+    const int row = row_warp + lane / 4 + 8 * half;
+    if (lane % 4 == 0 && row < w.queries)
+      lse[row] = sum[half] == 0 ? -INFINITY : (top[half] * scale2 + __log2f(sum[half]) - PEAK) * 0.6931471805599453f;
+  }
+  const u32 mine = tile + warp * 16 * 128;  // of each chunk
+#pragma unroll
+  for (int g = 0; g < GROUPS; g += 2) {
+    const u32 a = pack(o[4 * g] * factor[0], o[4 * g + 1] * factor[0]);
+    const u32 b = pack(o[4 * g + 2] * factor[1], o[4 * g + 3] * factor[1]);
+    const u32 group = g + lane / 16;
+    const u32 at = mine + group / 8 * 64 * 128 + swizzled(lane % 16, group % 8);
+    if (g + 1 < GROUPS) {
+      const u32 c = pack(o[4 * g + 4] * factor[0], o[4 * g + 5] * factor[0]);
+      const u32 d = pack(o[4 * g + 6] * factor[1], o[4 * g + 7] * factor[1]);
+      store_matrices(at, a, b, c, d);
+    } else {
+      store_matrices(mine + g / 8 * 64 * 128 + swizzled(lane % 16, g % 8), a, b);
+    }
+  }
+  __syncwarp();
+  u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row_warp) * to.out_row;
+  const int rows = w.queries - row_warp;
+#pragma unroll
+  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
+    const int vector = i * 32 + lane;
+    const int row = vector / GROUPS, group = vector % GROUPS;
+    if (row < 16 && row < rows)
+      *(uint4*)(out + row * to.out_row + group * 8) = load_shared(mine + group / 8 * 64 * 128 + swizzled(row, group % 8));
+  }
+}
+
+// Queries without keys: zeros, and the logarithm of nothing. Shared memory belongs to the next tile.
+__device__ __forceinline__ void write_nothing(const Work& w, const Output& to, int row_warp, int lane) {
+  const i64 batch = PACKED ? 0 : w.batch;
+  for (int row = row_warp; row < min(row_warp + 16, w.queries); ++row) {
+    u16* out = to.out + batch * to.out_batch + w.head * to.out_head + (w.q_first + row) * to.out_row;
+    if (lane < D_V / 8) *(uint4*)(out + lane * 8) = make_uint4(0, 0, 0, 0);
+    if (lane == 0) to.lse[batch * to.lse_batch + w.head * to.lse_head + w.q_first + row] = -INFINITY;
+  }
+}
