@@ -85,15 +85,20 @@ def test_hopper_fallback(role):
     assert "ex2.approx" in code.asm
 
 
-def sass_of(code: CodeObject) -> list[str]:
-    """Mnemonics of the machine code, in its order."""
+def listing_of(code: CodeObject) -> list[str]:
+    """Instructions of the machine code, in its order."""
     tool = Path(nvidia.__file__).parent / "bin" / "nvdisasm"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(code.binary)
         file.flush()
         run = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
     text = run.stdout
-    return re.findall(r"\*/\s+(?:@!?U?P\d+\s+)?([A-Z][A-Za-z0-9_.]+)", text)
+    return [" ".join(line.split()) for line in re.findall(r"\*/\s+((?:@!?U?P\d+\s+)?[A-Z][^;]*);", text)]
+
+
+def sass_of(code: CodeObject) -> list[str]:
+    """Their mnemonics."""
+    return [re.sub(r"^@!?U?P\d+ ", "", line).split()[0] for line in listing_of(code)]
 
 
 @pytest.mark.parametrize(("d", "last"), [(128, None), (128, 0), (64, 0), (256, None)])
@@ -126,31 +131,65 @@ def test_hopper_forward(d, last):
 
 @pytest.mark.parametrize(("d", "last"), [(128, 0), (64, None)])
 def test_hopper_backward(d, last):
-    """Five products of a step, of which no two wait for each other."""
+    """Five products of a step, of which no two wait for each other, and two more that add lse and delta."""
     pytest.importorskip("cuda.bindings.nvrtc")
     gpu = get_gpu("sm_90a")
     problem = AttentionProblem(4, 16, 16, 4096, 4096, d, d, "bf16", d**-0.5, None, last)
-    assert [config.schedule for config in plan_backward(problem, gpu)] == ["hopper_backward"]
+    narrow = d == 64
+    (config,) = plan_backward(problem, gpu)
+    assert config.schedule == ("hopper_backward_narrow" if narrow else "hopper_backward")
     code = code_object(problem, gpu, "backward")
     # The producer's one thread may keep a few addresses in memory; the products' threads nothing in the loop.
     assert code.vgpr_spills <= 24
-    assert code.lds_bytes + 2048 <= gpu.lds_bytes
+    assert code.lds_bytes + 2048 * config.stages + 2048 <= gpu.lds_bytes
     ops = sass_of(code)
     products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]
-    steps = d // 16
-    # S before the loop; dP, dV, the next S, dQ, dK in it; dQ of the last block after it
-    assert len(products) == steps + (steps + 4 + steps + 8 + 4) + 8
-    loop = products[steps : steps + steps + 4 + steps + 8 + 4]
-    inside = ops[loop[0] : loop[-1]]
+    block = d // 16 + 1
+    if narrow:  # dQ by its own warpgroup; S and dP, dV and dK by the others
+        groups = {"dQ": 8, "S, dP": 2 * block, "dV, dK": 4 + 4}
+    else:  # S before the loop; dP and dV, dQ and the next S and dK in it; dQ of the last block after it
+        groups = {"S": block, "dP, dV": block + 4, "dQ, S, dK": 8 + block + 4, "dQ": 8}
+    assert len(products) == sum(groups.values())
+    at = 0
+    for count in groups.values():
+        together = ops[products[at] : products[at + count - 1]]
+        assert not [op for op in together if op.startswith("WARPGROUP.DEPBAR")]
+        at += count
+    first = sum(list(groups.values())[:1])
+    inside = ops[products[first] : products[first + sum(list(groups.values())[1:3]) - 1]]
     assert not [op for op in inside if op in ("STL", "LDL") or op.startswith(("STL.", "LDL."))]
-    assert sum(op.startswith("WARPGROUP.DEPBAR") for op in inside) == 3, "dK, dP and dV of the step"
-    assert sum(op == "MUFU.EX2" for op in inside) == 32
-    assert sum(op.startswith("RED") for op in ops) == 16, "dQ leaves in 8 additions of 16 bytes, in two places"
+    assert not [op for op in inside if op.startswith("R2UR")], "descriptors are made of what a warp shares"
+    exponentials = [i for i, op in enumerate(ops) if op == "MUFU.EX2"]
+    assert len(exponentials) == 32
+    assert sum(op.startswith("RED") for op in ops) == (8 if narrow else 16), "dQ leaves in additions of 16 bytes"
+    among = ops[exponentials[0] : exponentials[-1]]
+    assert not [op for op in among if op.startswith("LDS")], "nothing is loaded for them"
+
+
+@pytest.mark.parametrize("last", [None, 0])
+def test_hopper_backward_does_not_wait_for_its_additions(last):
+    """Until the L2 has taken dQ, nothing writes the registers that the additions read."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    problem = AttentionProblem(4, 16, 16, 4096, 4096, 128, 128, "bf16", 128**-0.5, None, last)
+    lines = listing_of(code_object(problem, get_gpu("sm_90a"), "backward"))
+    additions = [i for i, line in enumerate(lines) if re.search(r"\bRED", line)][:8]
+    read = set()
+    for i in additions:
+        address, value = re.search(r"\[R(\d+)\.64.*\], R(\d+)", lines[i]).groups()
+        read |= {int(address), int(address) + 1, *range(int(value), int(value) + 4)}
+    assert len(read) == 34
+    # To the end of the loop, and from its beginning to the exponentials' last.
+    end = next(i for i in range(additions[-1], len(lines)) if re.search(r"\bBRA\b", lines[i]))
+    begin = next(i for i, line in enumerate(lines) if "MUFU.EX2" in line)
+    until = max(i for i, line in enumerate(lines) if "MUFU.EX2" in line)
+    for line in lines[additions[-1] + 1 : end] + lines[begin:until]:
+        written = re.match(r"(?:@!?U?P\d+ )?[A-Z][A-Z0-9_.]+ R(\d+)", line)
+        assert not (written and int(written[1]) in read), line
 
 
 @pytest.mark.parametrize(("d", "d_v", "last"), [(256, 256, 0), (192, 128, None)])
 def test_hopper_backward_wide(d, d_v, last):
-    """dK, dV stay in registers of two warpgroups; the third one's next S is issued before dQ; two CTAs share loads."""
+    """dK and dV stay in registers of two warpgroups, the third issues its next S before dQ, two CTAs share loads."""
     pytest.importorskip("cuda.bindings.nvrtc")
     gpu = get_gpu("sm_90a")
     problem = AttentionProblem(2, 8, 8, 2048, 2048, d, d_v, "bf16", d**-0.5, None, last)

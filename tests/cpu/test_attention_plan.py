@@ -83,7 +83,8 @@ def test_hopper_takes_its_own_schedule_where_it_can():
     gpu = get_gpu("sm_90a")
     assert plan(problem(128), gpu).schedule == plan(problem(256), gpu).schedule == "hopper_forward"
     assert plan(problem(264), gpu).schedule == plan(problem(128, scale=-1.0), gpu).schedule == "forward"
-    assert [config.schedule for config in plan_backward(problem(128), gpu)] == ["hopper_backward"]
+    for d, d_v, kind in ((64, 64, "_narrow"), (64, 72, ""), (128, 128, "")):
+        assert [config.schedule for config in plan_backward(problem(d, d_v), gpu)] == [f"hopper_backward{kind}"]
     assert [config.schedule for config in plan_backward(problem(64, 136), gpu)] == ["hopper_backward_wide"]
     for case, deterministic in ((problem(264), False), (problem(64), True), (problem(256), True)):
         roles = [config.role for config in plan_backward(case, gpu, deterministic=deterministic)]

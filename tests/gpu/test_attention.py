@@ -29,6 +29,9 @@ MASKS = {
 }  # fmt: skip
 
 
+KINDS = {64: "_narrow", 128: "", 256: "_wide"}  # of the backward, by head dimension
+
+
 @pytest.fixture(autouse=True)
 def poisoned_allocations():
     """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
@@ -121,12 +124,13 @@ def test_masks_and_groups(d, dtype, mask, group):
     q, k, v = operands(2, 4, 4 // group, 333, 471, d, dtype=dtype)
     problem = execute.problem_of(q, k, v, NAMES[dtype], None, execute.band_of(causal, window))
     assert plan(problem, GPU).schedule == "hopper_forward"
-    assert [c.schedule for c in plan_backward(problem, GPU)] == [f"hopper_backward{'_wide' if d > 128 else ''}"]
+    assert [c.schedule for c in plan_backward(problem, GPU)] == [f"hopper_backward{KINDS[d]}"]
     check(q, k, v, causal, window)
 
 
 @pytest.mark.parametrize(
-    ("d", "d_v"), [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (192, 128), (136, 256), (264, 264), (512, 64)]
+    ("d", "d_v"),
+    [(16, 16), (24, 40), (80, 80), (96, 128), (128, 64), (64, 128), (192, 128), (136, 256), (264, 264), (512, 64)],
 )
 def test_head_dimensions(d, d_v):
     check(*operands(1, 2, 2, 200, 190, d, d_v), causal=True)
@@ -166,6 +170,26 @@ def test_large_scores_do_not_overflow():
     exact, exact_lse = attend(q, k, v, seen(300, 700, False, None), 128**-0.5, torch.float64)
     assert (out.double() - exact).abs().max() < 0.05
     assert (lse.double() - exact_lse).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize(("values", "grads", "queries_by"), [(60.0, 400.0, 0.05), (1.0, 1e-5, 100.0)])
+def test_gradients_of_any_size(d, values, grads, queries_by):
+    """dO . O beyond fp16's largest number, and near its smallest: it is added in the matrix units, in three pieces."""
+    q, k, v = (x.detach() for x in operands(1, 2, 2, 200, 40, d, dtype=torch.float16))
+    q, k, v = q * queries_by, k * (0.05 if values > 1 else 1e-2), v * values
+    grad = torch.randn_like(q) * grads
+    got = torch.autograd.grad(laneloom.flash_attention(*(x.requires_grad_() for x in (q, k, v))), (q, k, v), grad)
+    wide = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    exact, _ = attend(*wide, seen(200, 40, False, None), d**-0.5, torch.float64)
+    delta = (exact.detach() * grad.double()).sum(-1).abs().max()
+    assert delta > 65504 if values > 1 else delta < 1e-4
+    wanted = torch.autograd.grad(exact, wide, grad.double())
+    for mine, want, by, terms in zip(got, wanted, (k, q, grad), (40, 200, 200), strict=True):
+        assert want.abs().max() < 65504
+        # fp16 has numbers 2^-24 apart at the least: results, and what is summed, times what it is multiplied by
+        apart = 2**-24 * max(1.0, d**-0.5 * terms**0.5 * by.detach().double().square().mean().sqrt().item())
+        assert (mine.double() - want).norm() < 4e-3 * want.norm() + apart * want.numel() ** 0.5
 
 
 def test_deterministic():

@@ -36,13 +36,13 @@ PACKAGE = Path(__file__).parents[1]
 KERNEL_SOURCES = tuple(
     PACKAGE / name
     for name in (
-        "device/attention_hopper.cuh", "device/attention_hopper_backward.cuh", "device/attention_hopper_forward.cuh",
-        "device/attention_tiles.py",
-        "ops/attention/config_decode.py",
-        "ops/attention/config_hopper.py", "ops/attention/hopper.py", "ops/attention/kernels/decode.py",
+        "device/attention_hopper.cuh", "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
+        "device/attention_hopper_forward.cuh", "device/attention_tiles.py", "ops/attention/config_decode.py",
+        "ops/attention/config_hopper.py", "ops/attention/hopper.py", "ops/attention/hopper_gradients.py",
+        "ops/attention/kernels/decode.py",
         "ops/attention/kernels/hopper_backward.cu", "ops/attention/kernels/hopper_backward_ends.cu",
-        "ops/attention/kernels/hopper_backward_wide.cu", "ops/attention/kernels/hopper_decode.cu",
-        "ops/attention/kernels/hopper_forward.cu",
+        "ops/attention/kernels/hopper_backward_narrow.cu", "ops/attention/kernels/hopper_backward_wide.cu",
+        "ops/attention/kernels/hopper_decode.cu", "ops/attention/kernels/hopper_forward.cu",
     )
 )  # fmt: skip
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -10,6 +10,10 @@ from .problem import DTYPE_BYTES, AttentionProblem
 
 _WIDEST = 256
 _LINE_BYTES = 2 * 64 * 4  #: lse and delta of a block of queries
+_PIECES_BYTES = 2 * 64 * 16  #: the same as operands of the matrix units
+_ONES_BYTES = 64 * 128  #: what those are multiplied by
+_ZEROS_BYTES = 64 * 16  #: half of them
+_LEAST_SCALE = 1e-7  #: of fp16: the logarithm of the number of keys over it stays below 2**31
 _PROCESSORS = 132  #: of an H100 and an H200
 _BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
@@ -98,7 +102,7 @@ class HopperForwardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HopperBackwardConfig:
-    """kernels/hopper_backward.cu: two warpgroups of 64 keys, which visit blocks of 64 queries."""
+    """kernels/hopper_backward.cu: two warpgroups of 64 keys visit blocks of 64 queries, and compute dQ as well."""
 
     role: Literal["backward"] = "backward"
     schedule: str = "hopper_backward"  #: the kernel file's name
@@ -107,37 +111,50 @@ class HopperBackwardConfig:
     rows = 128  #: keys of a tile
     cluster = 1  #: CTAs that share a tile
     num_warps = 12
+    widest = 128  #: D, and D of V
+    registers = (("CONSUMER_REGISTERS", 240), ("PRODUCER_REGISTERS", 24))
+    pieces = True  #: lse and delta are operands of the matrix units
 
     @property
     def text(self) -> str:
         """The config as one word."""
         return f"{self.schedule}:stages={self.stages}"
 
-    def registers(self, problem: AttentionProblem) -> tuple[int, int]:
-        """Of a consumer's and of the producer's threads."""
-        return (240, 24) if max(problem.d, problem.d_v) > 64 else (232, 40)
-
     def tiles(self, problem: AttentionProblem) -> int:
         """Tiles of work: persistent programs share them."""
         return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
-        """Dynamic shared memory: keys and values, two tiles of dS, rings of queries and gradients."""
+        """Dynamic shared memory: keys and values, two tiles of dS, ones, rings of queries and gradients."""
         both = chunks(problem.d) + chunks(problem.d_v)
-        return (self.rows * both + 2 * self.rows + self.stages * 64 * both) * 128 + 1024
+        return (self.rows * both + 2 * self.rows + self.stages * 64 * both) * 128 + _ONES_BYTES + 1024
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := _why_not_wgmma(problem, gpu, _WIDEST // 2):
+        if why := _why_not_wgmma(problem, gpu, self.widest):
             return why
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
+        if problem.dtype == "fp16" and problem.scale < _LEAST_SCALE:
+            return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
-        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
+        need = self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + _BARRIER_BYTES // 4
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperBackwardNarrowConfig(HopperBackwardConfig):
+    """kernels/hopper_backward_narrow.cu: a third warpgroup computes dQ."""
+
+    schedule: str = "hopper_backward_narrow"  #: the kernel file's name
+    stages: int = 4  #: blocks of queries, and of their gradients, in shared memory
+
+    num_warps = 16
+    widest = 64
+    registers = (("CONSUMER_REGISTERS", 208), ("ADDER_REGISTERS", 72), ("PRODUCER_REGISTERS", 24))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +170,7 @@ class HopperBackwardWideConfig:
     cluster = 2  #: CTAs that share a tile
     num_warps = 16
     registers = (152, 168, 24)  #: of a scorer's, of a sum's and of the producer's threads
+    pieces = False
 
     @property
     def text(self) -> str:
@@ -205,5 +223,5 @@ def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
 
 def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig | HopperBackwardWideConfig]:
     """Configs of the backward, best first."""
-    narrow = [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
-    return [*narrow, HopperBackwardWideConfig(g_stages=2), HopperBackwardWideConfig()]
+    owners = [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
+    return [HopperBackwardNarrowConfig(), *owners, HopperBackwardWideConfig(g_stages=2), HopperBackwardWideConfig()]

@@ -19,11 +19,11 @@ _LEAST_ZEROS = 32  #: of a stream: programs of two launches do not share a line
 
 
 def source_text(name: str, functions: list[str], *headers: str) -> str:
-    """CUDA C++ of a kernel file after Hopper's instructions, further headers, and its wgmma functions."""
+    """CUDA C++ of a kernel file after Hopper's instructions, its wgmma functions, and further headers."""
     root = resources.files("laneloom")
     texts = [root.joinpath("device", h).read_text(encoding="utf-8") for h in ("attention_hopper.cuh", *headers)]
     kernel = root.joinpath("ops", "attention", "kernels", name).read_text(encoding="utf-8")
-    return "\n".join([*texts, *functions, kernel])
+    return "\n".join([texts[0], *functions, *texts[1:], kernel])
 
 
 def band_constants(problem: AttentionProblem) -> dict[str, int]:

@@ -10,6 +10,7 @@ from typing import Any
 from ...codegen.code_object import CodeObject
 from ...codegen.cuda_launch import CudaKernel, argument_types
 from ...codegen.nvrtc import compile_cuda
+from ...codegen.wgmma import wgmma_function
 from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
@@ -19,8 +20,9 @@ from .problem import DTYPE_BYTES, AttentionProblem
 BLOCK = 64  #: queries of a step
 _SUMS = 64 * 64
 _START_THREADS = 256
-# g, out, lse, dlse, lines, sums, first_q; eight strides, vectors; queries .. sum_blocks
-_START = argument_types("pppppppqqqqqqqqqiiiii")
+_PIECES, _FLOATS = 16, 4  #: bytes of a query's lse, or delta, as three 16-bit pieces and zeros, or as FP32
+# g, out, lse, dlse, lines, sums, first_q; eight strides; scale; vectors; queries .. sum_blocks
+_START = (*argument_types("pppppppqqqqqqqq"), ctypes.c_float, *argument_types("qiiiii"))
 # q, k, v, g maps; lines, sums, dk, dv, first_q, first_k, counter; six strides; scale2, scale; queries .. sum_blocks
 _MAIN = (
     None, None, None, None, *argument_types("pppppppqqqqqq"), ctypes.c_float, ctypes.c_float,
@@ -30,8 +32,28 @@ _MAIN = (
 _FINISH = (*argument_types("pppqqq"), ctypes.c_float, *argument_types("iiii"))
 
 
-def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool) -> CodeObject:
-    constants = band_constants(problem) | {"START": int(start)}
+def owners_code(problem: AttentionProblem, config: Any, gpu: Gpu) -> CodeObject:
+    """The machine code of a schedule whose warpgroups own keys (device/attention_hopper_columns.cuh)."""
+    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
+    functions = [
+        wgmma_function("multiply_block", BLOCK, problem.dtype),
+        wgmma_function("add_values", problem.d_v, problem.dtype, a_in_registers=True, b_by_row=True),
+        wgmma_function("add_keys", problem.d, problem.dtype, a_in_registers=True, b_by_row=True),
+        wgmma_function("multiply_queries", 64, problem.dtype, a_by_column=True, b_by_row=True),
+    ]
+    name = f"{config.schedule}.cu"
+    return compile_cuda(
+        source_text(name, functions, "attention_hopper_backward.cuh", "attention_hopper_columns.cuh"),
+        gpu,
+        constants=constants,
+        num_warps=config.num_warps,
+        lds_bytes=config.lds_bytes(problem),
+        name=name,
+    )
+
+
+def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool, pieces: bool) -> CodeObject:
+    constants = band_constants(problem) | {"START": int(start), "PIECES": int(pieces)}
     return compile_cuda(
         source_text("hopper_backward_ends.cu", []),
         gpu,
@@ -43,8 +65,8 @@ def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool) -> CodeObject
 
 
 @cache
-def _ends(problem: AttentionProblem, gpu: Gpu, device: int) -> tuple[CudaKernel, CudaKernel]:
-    start, finish = (_end_code(problem, gpu, start=flag) for flag in (True, False))
+def _ends(problem: AttentionProblem, gpu: Gpu, device: int, pieces: bool) -> tuple[CudaKernel, CudaKernel]:
+    start, finish = (_end_code(problem, gpu, start=flag, pieces=pieces) for flag in (True, False))
     return CudaKernel(start, _START, device), CudaKernel(finish, _FINISH, device)
 
 
@@ -68,7 +90,7 @@ def launch(
     dq, dk, dv = (tensors.tensor(name) for name in ("dq", "dk", "dv"))
     device = q.device.index
     stream = torch.cuda.current_stream(q.device).cuda_stream
-    start, finish = _ends(problem.code_key, gpu, device)
+    start, finish = _ends(problem.code_key, gpu, device, config.pieces)
     main = _main(code_object, problem.code_key, config, gpu, device)
     first_q, first_k = tensors.lengths()
     blocks = -(-problem.queries // BLOCK)
@@ -76,20 +98,21 @@ def launch(
     sum_blocks = q.shape[2] // BLOCK + problem.batch + 1 if problem.packed else blocks
     all_blocks = problem.heads * sum_blocks * (1 if problem.packed else problem.batch)
     sums = torch.empty(all_blocks * chunks(problem.d) * _SUMS, dtype=torch.float32, device=q.device)
-    lines = torch.empty(all_blocks * 2 * BLOCK, dtype=torch.float32, device=q.device)
+    lines_bytes = all_blocks * 2 * BLOCK * (_PIECES if config.pieces else _FLOATS)
+    lines = torch.empty(lines_bytes, dtype=torch.uint8, device=q.device)
     rows = problem.batch * problem.heads * blocks * BLOCK
-    start.launch(
-        min(-(-rows * 16 // _START_THREADS), 16 * processors(device)), stream,
-        (g.data_ptr(), out.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), lines.data_ptr(),
-         sums.data_ptr(), first_q, *g.stride()[:3], *out.stride()[:3], *lse.stride()[:2], sums.numel() // 4,
-         problem.queries, problem.heads, problem.batch, blocks, sum_blocks),
+    arguments: tuple[Any, ...] = (
+        g.data_ptr(), out.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), lines.data_ptr(),
+        sums.data_ptr(), first_q, *g.stride()[:3], *out.stride()[:3], *lse.stride()[:2], problem.scale,
+        sums.numel() // 4, problem.queries, problem.heads, problem.batch, blocks, sum_blocks,
     )  # fmt: skip
+    start.launch(min(-(-rows * 16 // _START_THREADS), 16 * processors(device)), stream, arguments)
     tiles = config.tiles(problem)
     q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
     heads = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
     box = config.rows // config.cluster
     scale2, *sizes, first, last = problem.scalars()
-    arguments: tuple[Any, ...] = (
+    arguments = (
         box_map(q, problem.dtype, BLOCK), box_map(k, problem.dtype, box),
         box_map(v, problem.dtype, box), box_map(g, problem.dtype, BLOCK), lines.data_ptr(),
         sums.data_ptr(), dk.data_ptr(), dv.data_ptr(),

@@ -1,11 +1,13 @@
 // What stands before and after attention_hopper_backward.
 //
-// START: for each block of 64 queries a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, and zeros where dQ's
-// sums go. A query without keys, and one beyond the last, gets lse = infinity: weights of zero. FINISH: dQ = scale x its sums,
+// START: for each block of 64 queries a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, or of what the matrix
+// units are to add (PIECES), and zeros where dQ's sums go. A query without keys, and one beyond the last, gets lse = infinity:
+// weights of zero. FINISH: dQ = scale x its sums,
 // from the order of the accumulators' registers to rows: of 64 queries x 64 columns, thread t of a warpgroup has in its registers
 // 4j..4j+3 the columns 8j + 2 (t % 4) and the next one of rows 16 (t / 32) + t % 32 / 4 and that + 8.
 //
-// Compile-time constants: START (or FINISH), D, D_V, PACKED, BF16.
+// Compile-time constants: START (or FINISH), PIECES (lines are operands: -lse / scale and -delta, 16 bytes a query), D, D_V,
+// PACKED, BF16.
 
 __device__ __forceinline__ float low_half(u32 x) {
 #if BF16
@@ -26,11 +28,26 @@ __device__ __forceinline__ float high_half(u32 x) {
 __device__ __forceinline__ float dot(u32 a, u32 b) { return low_half(a) * low_half(b) + high_half(a) * high_half(b); }
 
 #if START
+#if PIECES
+typedef uint4 Line;
+// x as 2^15 a + 16 b + c, 16-bit numbers: a takes what is large, b and c what is left, so that neither format loses any. What lies
+// beyond 2^15 of fp16's largest number, 2^31, becomes NaN.
+__device__ __forceinline__ uint4 in_pieces(float x) {
+  const u32 a = pack(x / 32768, 0) & 0xffff;
+  const float rest = x == -INFINITY ? 0 : x - 32768 * low_half(a);
+  const u32 b = pack(rest / 16, 0) & 0xffff;
+  const u32 c = pack(rest - 16 * low_half(b), 0) & 0xffff;
+  return make_uint4(a | b << 16, c, 0, 0);
+}
+#else
+typedef float Line;
+#endif
+
 constexpr int LANES = D_V <= 64 ? 8 : D_V <= 128 ? 16 : 32;  // of a row
 
 extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
-    const u16* g, const u16* out, const float* lse, const float* dlse, float* lines, float4* sums, const int* first_q, i64 g_batch,
-    i64 g_head, i64 g_row, i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, i64 vectors, int queries,
+    const u16* g, const u16* out, const float* lse, const float* dlse, Line* lines, float4* sums, const int* first_q, i64 g_batch,
+    i64 g_head, i64 g_row, i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale, i64 vectors, int queries,
     int heads, int batches, int blocks, int sum_blocks) {
   const i64 thread = blockIdx.x * 256ll + threadIdx.x, threads = gridDim.x * 256ll;
   for (i64 i = thread; i < vectors; i += threads) sums[i] = make_float4(0, 0, 0, 0);
@@ -60,8 +77,15 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
     if (lane == 0) {
       const i64 at = batch * lse_batch + head * lse_head + first + row;
       const float l = row < queries ? lse[at] : -INFINITY;
-      lines[block * 128 + row % 64] = l == -INFINITY ? INFINITY : l * 1.4426950408889634f;
-      lines[block * 128 + 64 + row % 64] = sum - (dlse && row < queries ? dlse[at] : 0);
+      const float delta = sum - (dlse && row < queries ? dlse[at] : 0);
+      Line* const line = lines + block * 128 + row % 64;
+#if PIECES
+      line[0] = in_pieces(l == -INFINITY ? -INFINITY : -l / scale);
+      line[64] = in_pieces(-delta);
+#else
+      line[0] = l == -INFINITY ? INFINITY : l * 1.4426950408889634f;
+      line[64] = delta;
+#endif
     }
   }
 }

@@ -1,0 +1,304 @@
+// Hopper's instructions, as laneloom's attention kernels use them, on a CPU: C++ with the kernels' own text behind it.
+//
+// Every thread of a CTA is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
+// named barriers threads, and 60 s without an end of a wait are a deadlock. Copies of the copy engine are done at once. A wgmma
+// reads its registers where it is issued and, with `late`, shared memory and sums only in the wait that it needs: what comes too
+// early is seen without it, what is overwritten or read too early with it. Of a warp only the collective instructions meet.
+//
+// The kernel's functions that hold assembly are left out of its text and are here, with the same meaning and arguments.
+
+#include <pthread.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <vector>
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+#undef INFINITY
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) alignas(n)
+#define __nanosleep(n)
+using std::max;
+using std::min;
+
+constexpr u32 WINDOW = 1 << 18, STATIC_AT = WINDOW - 16384;  // of shared memory: what a descriptor can say
+
+struct Index { int x; };
+struct uint4 { u32 x, y, z, w; };
+struct float4 { float x, y, z, w; };
+struct TensorMap { u64 words[16]; };  // data, columns, rows, heads, batches, strides of the last three, rows of a box
+inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline float __int_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
+inline float __uint_as_float(u32 x) { return __int_as_float(x); }
+
+struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
+struct Meeting { u32 there = 0, round = 0; };
+static thread_local Index threadIdx;
+static Index blockIdx, blockDim, gridDim;
+static char* arena;
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static std::map<u32, Barrier> barriers;
+static std::map<int, Meeting> meetings;
+static pthread_barrier_t warps[16];
+static u32 lanes[16][32][4];
+typedef std::deque<std::function<void()>> Group;
+static thread_local std::deque<Group> committed;
+static thread_local Group open_group;
+static bool late;
+
+inline u64 __cvta_generic_to_shared(const void* p) { return (const char*)p - arena; }
+
+struct Lock {
+  Lock() { pthread_mutex_lock(&mutex); }
+  ~Lock() { pthread_mutex_unlock(&mutex); }
+};
+template <typename Done> void wait_until(Done done, const char* what, u32 which) {
+  timespec limit;
+  clock_gettime(CLOCK_REALTIME, &limit);
+  limit.tv_sec += 60;
+  while (!done())
+    if (pthread_cond_timedwait(&changed, &mutex, &limit)) {
+      fprintf(stderr, "thread %d waits for ever: %s %u\n", threadIdx.x, what, which);
+      abort();
+    }
+}
+inline void turn(Barrier& b) {
+  if (b.pending || b.bytes) return;
+  b.phase ^= 1, b.pending = b.count;
+  pthread_cond_broadcast(&changed);
+}
+inline void take(u32 at, u32 arrivals, i64 bytes) {
+  Lock lock;
+  Barrier& b = barriers.at(at);
+  if (b.pending < arrivals) fprintf(stderr, "mbarrier %u: more arrivals than it counts\n", at), abort();
+  b.pending -= arrivals, b.bytes += bytes;
+  turn(b);
+}
+inline void barrier_init(u32 at, u32 count) {
+  Lock lock;
+  Barrier b;
+  b.count = b.pending = count;
+  barriers[at] = b;
+}
+inline void barrier_expect(u32 at, u32 bytes) { take(at, 1, bytes); }
+inline void barrier_arrive(u32 at) { take(at, 1, 0); }
+inline void barrier_wait(u32 at, u32 parity) {
+  Lock lock;
+  wait_until([&] { return barriers.at(at).phase != parity % 2; }, "mbarrier", at);
+}
+inline void meet(int name, u32 threads) {
+  Lock lock;
+  Meeting& m = meetings[name];
+  const u32 round = m.round;
+  if (++m.there == threads) {
+    m.there = 0, ++m.round;
+    pthread_cond_broadcast(&changed);
+  }
+  wait_until([&] { return m.round != round; }, "barrier", name);
+}
+inline void named_sync(int name, int threads) { meet(name, threads); }
+inline void __syncthreads() { meet(0, blockDim.x); }
+inline void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / 32]); }
+inline void fence_barrier_init() {}
+inline void fence_async() {}
+inline void prefetch_map(const TensorMap*) {}
+inline void arrive_at(u64*, u32) { abort(); }  // clusters are not modelled
+template <int REGISTERS> void grow_registers() {}
+template <int REGISTERS> void shrink_registers() {}
+template <int COUNT> void pin(float (&)[COUNT]) {}
+inline u32 thread_number() { return threadIdx.x; }
+
+inline u32 __shfl_sync(u32, u32 x, int from) {
+  auto& mine = lanes[threadIdx.x / 32];
+  mine[threadIdx.x % 32][0] = x;
+  __syncwarp();
+  const u32 y = mine[from % 32][0];
+  __syncwarp();
+  return y;
+}
+inline u32 __shfl_xor_sync(u32 all, u32 x, int far) { return __shfl_sync(all, x, threadIdx.x % 32 ^ far); }
+inline float __shfl_xor_sync(u32 all, float x, int far) {
+  u32 y;
+  memcpy(&y, &x, 4);
+  return __uint_as_float(__shfl_xor_sync(all, y, far));
+}
+inline int atomicAdd(int* p, int x) { return *p += x, *p - x; }
+
+inline float exp2_fast(float x) { return exp2f(x); }
+inline u16 narrow(float x) {
+#if BF16
+  u32 y;
+  memcpy(&y, &x, 4);
+  return (y & 0x7f800000) == 0x7f800000 ? y >> 16 : (y + 0x7fff + (y >> 16 & 1)) >> 16;
+#else
+  const _Float16 half = x;
+  u16 y;
+  memcpy(&y, &half, 2);
+  return y;
+#endif
+}
+inline float widen(u16 x) {
+#if BF16
+  return __uint_as_float((u32)x << 16);
+#else
+  _Float16 y;
+  memcpy(&y, &x, 2);
+  return y;
+#endif
+}
+inline float low_half(u32 x) { return widen(x & 0xffff); }
+inline u32 pack(float low, float high) { return narrow(low) | (u32)narrow(high) << 16; }
+
+inline void store_shared(u32 at, u32 a, u32 b) {
+  const u32 x[4] = {a, b, 0, 0};
+  memcpy(arena + at, x, 16);
+}
+inline uint4 load_shared(u32 at) {
+  uint4 x;
+  memcpy(&x, arena + at, 16);
+  return x;
+}
+// stmatrix: lane l says where row l % 8 of matrix l / 8 goes, and has a pair of row l / 4 of each.
+inline void store_rows(u32 at, const u32* x, int count) {
+  const int lane = threadIdx.x % 32;
+  auto& mine = lanes[threadIdx.x / 32];
+  mine[lane][0] = at;
+  __syncwarp();
+  for (int m = 0; m < count; ++m) memcpy(arena + mine[m * 8 + lane / 4][0] + lane % 4 * 4, x + m, 4);
+  __syncwarp();
+}
+inline void store_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
+  const u32 x[4] = {a, b, c, d};
+  store_rows(at, x, 4);
+}
+inline void store_matrices(u32 at, u32 a, u32 b) {
+  const u32 x[2] = {a, b};
+  store_rows(at, x, 2);
+}
+inline void load_lines(u32 target, const char* from, u32 bar) {
+  const int bytes = 2 * 64 * 16;
+  memcpy(arena + target, from, bytes);
+  take(bar, 0, -bytes);
+}
+inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
+  const u64* n = map->words + 1;
+  const i64* stride = (const i64*)map->words + 5;
+  const int rows = map->words[8];
+  for (int i = 0; i < rows * 64; ++i) {
+    const i64 r = row + i / 64, c = column + i % 64;
+    const bool there = c < (i64)n[0] && r >= 0 && r < (i64)n[1] && head < (i64)n[2] && batch < (i64)n[3];
+    const u16 x = there ? ((const u16*)map->words[0])[c + r * stride[0] + head * stride[1] + batch * stride[2]] : 0;
+    memcpy(arena + target + i / 64 * 128 + (((i % 64 / 8) ^ i / 64 % 8) * 16) + i % 8 * 2, &x, 2);
+  }
+  take(bar, 0, -rows * 128);
+}
+inline void add_queries(const float (&dq)[32], float* sums) {
+  Lock lock;
+  for (int r = 0; r < 32; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
+}
+
+// An element of an operand in shared memory: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout".
+inline float element(u64 descriptor, bool by_column, int row, int k) {
+  const u32 from = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
+  u32 at;
+  if (by_column) at = from + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2;
+  else if (descriptor >> 62 == 1) at = from + row / 8 * stride + row % 8 * 128 + k * 2;
+  else at = from + row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2;
+  if (descriptor >> 62 == 1) at ^= (at >> 7 & 7) << 4;
+  u16 x;
+  memcpy(&x, arena + at % WINDOW, 2);
+  return widen(x);
+}
+struct Rows { float x[2][16]; };  // of A, a thread's two
+template <int COLUMNS> void multiply(float* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
+  const int lane = threadIdx.x % 32;
+  auto run = [=] {
+    const Rows a = rows();
+    for (int i = 0; i < COLUMNS / 2; ++i) {
+      const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      float sum = accumulate ? sums[i] : 0;
+      for (int k = 0; k < 16; ++k) sum += a.x[i / 2 % 2][k] * element(b, b_by_row, column, k);
+      sums[i] = sum;
+    }
+  };
+  if (late) open_group.push_back(run); else run();
+}
+template <int COLUMNS> void multiply_shared(float* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
+  const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  multiply<COLUMNS>(sums, [=] {
+    Rows rows;
+    for (int i = 0; i < 32; ++i) rows.x[i / 16][i % 16] = element(a, a_by_column, row + i / 16 * 8, i % 16);
+    return rows;
+  }, b, b_by_row, accumulate);
+}
+template <int COLUMNS> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
+  auto& mine = lanes[threadIdx.x / 32];
+  const int lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
+  __syncwarp();
+  Rows rows;
+  for (int q = 0; q < 4; ++q)
+    for (int i = 0; i < 8; ++i)
+      rows.x[i / 2 % 2][2 * q + i / 4 * 8 + i % 2] = widen(mine[lane / 4 * 4 + q][i / 2] >> i % 2 * 16 & 0xffff);
+  __syncwarp();
+  multiply<COLUMNS>(sums, [=] { return rows; }, b, true, accumulate);
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() {
+  committed.push_back(open_group);
+  open_group.clear();
+}
+template <int PENDING> void wgmma_wait() {
+  for (; (int)committed.size() > PENDING; committed.pop_front())
+    for (auto& product : committed.front()) product();
+  __syncwarp();
+}
+#ifdef KEYS
+inline void multiply_block(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, false, b, false, accumulate); }
+inline void multiply_queries(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, true, b, true, accumulate); }
+inline void add_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+  multiply_registers<D_V>(d, {a0, a1, a2, a3}, b, accumulate);
+}
+inline void add_keys(float (&d)[D / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+  multiply_registers<D>(d, {a0, a1, a2, a3}, b, accumulate);
+}
+#endif
+
+// CTAs one after the other: they share tiles by a counter, and do not wait for each other.
+static std::function<void()> body;
+static void* run_thread(void* number) {
+  threadIdx.x = (int)(intptr_t)number;
+  body();
+  return nullptr;
+}
+static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel) {
+  arena = (char*)aligned_alloc(WINDOW, WINDOW);
+  body = kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    memset(arena, 0xff, WINDOW);  // NaN
+    barriers.clear(), meetings.clear();
+    for (auto& warp : warps) pthread_barrier_init(&warp, nullptr, 32);
+    std::vector<pthread_t> running(threads);
+    for (int i = 0; i < threads; ++i)
+      if (pthread_create(&running[i], nullptr, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
+    for (auto& thread : running) pthread_join(thread, nullptr);
+  }
+  free(arena);
+}

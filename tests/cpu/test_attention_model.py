@@ -1,0 +1,258 @@
+"""Hopper's attention backward on a CPU model of its instructions: the kernels' own text, every thread by itself.
+
+The full product of options runs with LANELOOM_MODEL=all; two of them otherwise, with wgmma as late as its wait allows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.attention.config import plan_backward  # noqa: E402
+from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
+from laneloom.ops.attention.hopper import band_constants, section, source_text  # noqa: E402
+from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
+
+COMPILER = shutil.which("g++")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+GPU = get_gpu("sm_90a")
+BLOCK = 64
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: three to five times what the rounding of P, dS and the results makes of standard normal operands
+BUDGET = {"bf16": 8e-3, "fp16": 1e-3}
+LAUNCH = """
+struct Call {
+  TensorMap *q, *k, *v, *g;
+  const char* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
+  i64 s[6]; float scale2, scale; int n[10];
+};
+extern "C" void launch(int grid, int threads, int late, const Call* c) {
+  const i64* s = c->s;
+  const int* n = c->n;
+  run_grid(grid, threads, late, [=] {
+    KERNEL(*c->q, *c->k, *c->v, *c->g, c->lines, c->sums, c->dk, c->dv, c->first_q, c->first_k, c->counter, s[0], s[1],
+           s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]);
+  });
+}
+"""
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in "q k v g lines sums dk dv first_q first_k counter".split()),
+        ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 10),
+    )  # fmt: skip
+
+
+def without_assembly(text: str) -> str:
+    """A CUDA text without the functions that hold assembly: the model has them."""
+    kept, at = [], 0
+    for function in re.finditer(r"^(?:template <[^\n]*>\s)?__device__ __forceinline__ [^{;]*\{", text, re.MULTILINE):
+        depth, end = 1, function.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        if "asm" in text[function.start() : end]:
+            kept.append(text[at : function.start()])
+            at = end
+    return "".join([*kept, text[at:]])
+
+
+def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ctypes.CDLL:
+    text = without_assembly(text)
+    text = re.sub(r"struct __align__\(64\) TensorMap.*", "", text)
+    text = text.replace("extern __shared__ char memory[];", "char* const memory = arena;")
+    text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
+    assert "asm" not in text
+    assert "__shared__" not in text
+    lines = [f"#define {key} {value}" for key, value in constants.items()]
+    source = folder / "kernel.cpp"
+    header = Path(__file__).with_name("hopper_model.h")
+    source.write_text("\n".join([*lines, f'#include "{header}"', text, launch]))
+    library = folder / "kernel.so"
+    command = [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:2000]
+    return ctypes.CDLL(str(library))
+
+
+def compiled(problem, config, folder: Path) -> ctypes.CDLL:
+    text = source_text(f"{config.schedule}.cu", [], "attention_hopper_backward.cuh", "attention_hopper_columns.cuh")
+    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
+    return built(text, constants, LAUNCH.replace("KERNEL", f"attention_{config.schedule}"), folder)
+
+
+def tensor_map(x, rows):
+    words = (ctypes.c_ulonglong * 16)()
+    batch, heads, n, d = x.shape
+    words[:9] = [x.data_ptr(), d, n, heads, batch, *x.stride()[2::-1], rows]
+    return words
+
+
+def pieces(x, dtype):
+    """[..., 8]: x as 2^15 a + 16 b + c in 16 bits, and zeros, as attention_hopper_start writes it."""
+    a = (x / 2**15).to(dtype)
+    rest = torch.where(x.isinf(), 0.0, x - 2**15 * a.float())
+    b = (rest / 16).to(dtype)
+    return torch.stack([a, b, (rest - 16 * b.float()).to(dtype), *[torch.zeros_like(a)] * 5], -1)
+
+
+def exact(q, k, v, g, sequences, causal, window):
+    """O, LSE and the three gradients in FP64, of sequences (first query, its end, first key, its end)."""
+    wide = [x.double().requires_grad_() for x in (q, k, v)]
+    group = q.shape[1] // k.shape[1]
+    out, lse = torch.zeros(g.shape, dtype=torch.float64), torch.full(q.shape[:3], -torch.inf, dtype=torch.float64)
+    grads = [torch.zeros_like(x) for x in wide]
+    for a, b, c, d in sequences:
+        if a == b or c == d:
+            continue
+        first, last = band(b - a, d - c, *band_of(causal, window))
+        distance = torch.arange(d - c)[None] - torch.arange(b - a)[:, None]
+        seen = torch.ones_like(distance, dtype=torch.bool)
+        seen &= distance >= (-(1 << 30) if first is None else first)
+        seen &= distance <= ((1 << 30) if last is None else last)
+        keys, values = (x[:, :, c:d].repeat_interleave(group, 1) for x in wide[1:])
+        s = (wide[0][:, :, a:b] @ keys.mT * q.shape[3] ** -0.5).masked_fill(~seen, -torch.inf)
+        part = torch.logsumexp(s, -1)
+        p = torch.exp(s - torch.where(part.isinf(), 0.0, part)[..., None]).masked_fill(~seen, 0.0)
+        result = p @ values
+        for total, more in zip(grads, torch.autograd.grad(result, wide, g[:, :, a:b].double()), strict=True):
+            total += more
+        out[:, :, a:b], lse[:, :, a:b] = result.detach(), part.detach()
+    return out, lse, grads
+
+
+def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, packed, lates=(True,)):
+    """All elements of dQ, dK and dV; lengths: (queries, keys) of sequences, of which one alone need not be packed."""
+    torch.manual_seed(0)
+    queries, keys = (list(itertools.accumulate((0, *n))) for n in zip(*lengths, strict=True))
+    n, m = queries[-1], keys[-1]
+    q, g, k, v = (
+        torch.randn(1, rows, h, width).transpose(1, 2).to(DTYPES[dtype])
+        for rows, h, width in ((n, heads, d), (n, heads, d_v), (m, kv_heads, d), (m, kv_heads, d_v))
+    )
+    first_q, first_k = (torch.tensor(x, dtype=torch.int32) for x in (queries, keys))
+    packing = Packing(first_q, first_k, max(x for x, _ in lengths), max(y for _, y in lengths)) if packed else None
+    problem = problem_of(q, k, v, dtype, None, band_of(causal, window), packing)
+    (config,) = plan_backward(problem, GPU)
+    assert config.pieces
+    library = compiled(problem, config, folder)
+    ends = zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
+    sequences = [(*rows, *columns) for rows, columns in ends]
+    out, lse, grads = exact(q, k, v, g, sequences, causal, window)
+    delta = (out * g.double()).sum(-1).float()
+    sum_blocks = n // BLOCK + len(lengths) + 1 if packed else -(-n // BLOCK)
+    blocks = [
+        (head * sum_blocks + (a // BLOCK + i if packed else 0) + j, head, a + j * BLOCK, min(a + (j + 1) * BLOCK, b))
+        for head in range(heads)
+        for i, (a, b, _, _) in enumerate(sequences)
+        for j in range(-(-(b - a) // BLOCK))
+    ]
+    numbers = torch.full((heads * sum_blocks, 2, BLOCK), torch.nan)
+    for at, head, a, b in blocks:
+        numbers[at, 0], numbers[at, 1] = -torch.inf, 0
+        part = lse[0, head, a:b].float()
+        numbers[at, 0, : b - a] = torch.where(part.isinf(), part, -part / problem.scale)
+        numbers[at, 1, : b - a] = -delta[0, head, a:b]
+    lines = pieces(numbers, q.dtype).contiguous()
+    parts, tiles = -(-d // BLOCK), config.tiles(problem)
+    q_bytes = problem.queries * problem.group * (d + d_v) * 2
+    scale2, *sizes, first, last = problem.scalars()
+    for late in lates:
+        sums = torch.zeros(heads * sum_blocks, parts, 8, 128, 4)
+        dk, dv = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
+        counter = torch.zeros(1, dtype=torch.int32)
+        maps = [tensor_map(q, BLOCK), tensor_map(k, config.rows), tensor_map(v, config.rows), tensor_map(g, BLOCK)]
+        call = Call(
+            *map(ctypes.addressof, maps),
+            *(x.data_ptr() for x in (lines, sums, dk, dv, first_q, first_k, counter)),
+            (ctypes.c_longlong * 6)(*dk.stride()[:3], *dv.stride()[:3]), scale2, problem.scale,
+            (ctypes.c_int * 10)(*sizes, problem.batch, first, last,
+                                section(problem, q_bytes, -(-problem.keys // config.rows)), tiles, sum_blocks),
+        )  # fmt: skip
+        library.launch(min(2, tiles), 32 * config.num_warps, late, ctypes.byref(call))
+        assert counter.item() == 0
+        dq = torch.zeros(1, heads, n, parts * BLOCK)
+        thread = torch.arange(128)
+        for at, head, a, b in blocks:
+            for part, j, e, half in itertools.product(range(parts), range(8), range(2), range(2)):
+                row, column = thread // 32 * 16 + thread % 32 // 4 + 8 * half, 8 * j + 2 * (thread % 4) + e
+                there = row < b - a
+                dq[0, head, a + row[there], part * BLOCK + column[there]] = sums[at, part, j, there, 2 * half + e]
+        for mine, want in zip((dq[..., :d] * problem.scale, dk, dv), grads, strict=True):
+            assert not mine.isnan().any()
+            assert (mine.double() - want).norm() <= BUDGET[dtype] * want.norm()
+
+
+START = """
+extern "C" void launch(const u16* g, const u16* out, const float* lse, const float* dlse, Line* lines, float4* sums,
+                       int heads, int n) {
+  const int blocks = (n + 63) / 64;
+  const i64 row = D_V, head = row * n;
+  run_grid(2, 256, false, [=] {
+    attention_hopper_start(g, out, lse, dlse, lines, sums, nullptr, 0, head, row, 0, head, row, 0, n, 0.25f, 10, n,
+                           heads, 1, blocks, blocks);
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_start(tmp_path, kind):
+    """lse and delta of all sizes, rows without keys and beyond the last, as FP32 or in pieces."""
+    heads, n, d = 2, 100, 40
+    problem = AttentionProblem(1, heads, heads, n, n, d, d, "fp16")
+    constants = band_constants(problem) | {"START": 1, "PIECES": kind}
+    library = built(source_text("hopper_backward_ends.cu", []), constants, START, tmp_path)
+    g, out = (torch.randn(heads, n, d, generator=torch.Generator().manual_seed(i)).half() for i in range(2))
+    g *= torch.logspace(-5, 3, n)[:, None].half()
+    lse, dlse = torch.linspace(-3e4, 3e4, heads * n).view(heads, n), torch.randn(heads, n)
+    lse[0, 7] = -torch.inf
+    lines = torch.full((heads * 2, 2, BLOCK, 8), torch.nan, dtype=torch.float16)
+    lines = lines if kind else torch.full((heads * 2, 2, BLOCK), torch.nan)
+    sums = torch.full((44,), torch.nan)
+    library.launch(*(ctypes.c_void_p(x.data_ptr()) for x in (g, out, lse, dlse, lines, sums)), heads, n)
+    assert torch.equal(sums[:40], torch.zeros(40))
+    assert sums[40:].isnan().all(), "beyond `vectors`"
+    delta = (g.double() * out.double()).sum(-1) - dlse
+    wide = lines.double()
+    got = wide[..., :3] @ torch.tensor([2.0**15, 16, 1], dtype=torch.float64) if kind else wide
+    got = got.view(heads, 2, 2, BLOCK).transpose(1, 2).reshape(heads, 2, 2 * BLOCK)
+    want = [-lse.double() / 0.25, -delta] if kind else [lse.double() * 1.4426950408889634, delta]
+    dead = -torch.inf if kind else torch.inf
+    want[0][0, 7] = dead
+    assert torch.equal(got[:, 0, n:], torch.full_like(got[:, 0, n:], dead))
+    for mine, expected in zip((got[:, 0, :n], got[:, 1, :n]), want, strict=True):
+        assert torch.equal(mine.isinf(), expected.isinf())
+        finite = ~expected.isinf()
+        assert ((mine - expected).abs() <= 2e-6 * expected.abs() + 2e-5)[finite].all()
+    assert not kind or not wide[..., 3:].any()
+
+
+MASKS = {"all": (False, None), "causal": (True, None), "window": (False, (70, 30))}
+
+
+@pytest.mark.parametrize(("d", "mask", "packed"), [(64, "causal", True), (128, "window", False)])
+def test_backward(tmp_path, d, mask, packed):
+    lengths = [(70, 133), (0, 9), (65, 0), (1, 20)] if packed else [(150, 200)]
+    check(tmp_path, 2, 1, d, d, "bf16", *MASKS[mask], lengths, packed=packed)
+
+
+@pytest.mark.skipif(os.environ.get("LANELOOM_MODEL") != "all", reason="LANELOOM_MODEL=all runs it")
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (24, 40), (128, 128), (96, 128), (128, 64), (64, 128)])
+def test_every_option(tmp_path, d, d_v, packed, mask, dtype):
+    lengths = [(5, 9), (0, 12), (233, 200), (129, 3), (64, 0), (1, 70)] if packed else [(200, 300)]
+    check(tmp_path, 2, 1, d, d_v, dtype, *MASKS[mask], lengths, packed=packed, lates=(False, True))
