@@ -26,7 +26,7 @@ def tensor_map(
     kinds, sizes = cuda.CUtensorMapDataType, (cuda.cuuint64_t, cuda.cuuint32_t)
     kind = {
         "fp16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        "fp32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, "fp8": kinds.CU_TENSOR_MAP_DATA_TYPE_UINT8,
     }[dtype]  # fmt: skip
     make_current(device)
     status, encoded = cuda.cuTensorMapEncodeTiled(

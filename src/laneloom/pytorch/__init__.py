@@ -7,6 +7,7 @@ this package before.
 from __future__ import annotations
 
 from ..ops.attention import torch_decode as _decode  # noqa: F401
+from ..ops.attention import torch_float8 as _attention_float8  # noqa: F401
 from ..ops.attention import torch_op as _attention  # noqa: F401
 from ..ops.gemm_chain import torch_op as _gemm_chain  # noqa: F401
 from ..ops.matmul import torch_gemm as _gemm  # noqa: F401

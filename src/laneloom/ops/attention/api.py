@@ -35,6 +35,10 @@ def flash_attention(
     cu_seqlens_k: Operand | None = None,
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    scale_q: float | torch.Tensor | None = None,
+    scale_k: float | torch.Tensor | None = None,
+    scale_v: float | torch.Tensor | None = None,
+    out_dtype: Any = None,
 ) -> Any:
     """O[b,h,i,:] = sum over j of P[i,j] V[b,g,j,:], P[i,:] the softmax of scale Q[b,h,i,:] . K[b,g,j,:] over the keys
     that query i sees, g = h // (H / H_kv).
@@ -58,11 +62,18 @@ def flash_attention(
         0, never falling, the last one the number of rows (not checked). cu_seqlens_k is cu_seqlens_q by default.
     max_seqlen_q, max_seqlen_k: the longest sequences' lengths (longer is allowed, shorter leaves rows undefined);
         computed by default, for which the host waits.
+    scale_q, scale_k, scale_v: of 8-bit operands, what each was divided by before it was rounded: a number, or fp32
+        with one element or one for each sequence and head of keys, [B, H_kv]; all above 0.
+    out_dtype: of 8-bit operands, torch.bfloat16 (the default) or torch.float16; others give q's.
 
     Products are exact and sums FP32, softmax in FP32 in base 2; P is rounded to the operands' dtype before it is
     multiplied by V, and so are P and dS in the backward; O and the gradients are rounded once. A query that sees no key
     gives zeros and LSE = -inf. What the mask hides is multiplied by 0, so that NaN or infinity in V reaches the queries
     of its block. Gradients of q, k, v from those of O and LSE; second derivatives raise UnsupportedError.
+
+    On Hopper also torch.float8_e4m3fn, for D up to 256 and D_V up to 128, multiples of 16: the scores are multiplied by
+    scale_q scale_k, O by scale_v. P is rounded to e4m3 as 2**8 P over its row's largest weight so far; the tensor cores
+    keep about 14 bits of a sum over 128 keys, and these sums are added up in FP32. No gradients.
 
     Raises ArgumentError for operands or options that do not fit, UnsupportedError for what no schedule can do.
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
@@ -73,14 +84,23 @@ def flash_attention(
     for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+    scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     torch = sys.modules.get("torch")
+    float8 = torch is not None and isinstance(q, torch.Tensor) and q.dtype == torch.float8_e4m3fn
+    if not float8:
+        _refuse_float8_options(q, scales, out_dtype)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     if torch is not None and any(isinstance(x, torch.Tensor) for x in (q, k, v)):
-        from .torch_op import attend_tensors
-
         packing = execute.packing_of(lengths, torch.int32)
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
-        out, lse = attend_tensors(q, k, v, scale, seen, packing, deterministic)
+        if float8:
+            from .torch_float8 import attend_float8
+
+            out, lse = attend_float8(q, k, v, scale, seen, packing, scales, out_dtype)
+        else:
+            from .torch_op import attend_tensors
+
+            out, lse = attend_tensors(q, k, v, scale, seen, packing, deterministic)
     else:
         packing = execute.packing_of(lengths, np.dtype(np.int32))
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
@@ -88,6 +108,16 @@ def flash_attention(
     if packing is not None:
         out, lse = out[0].swapaxes(0, 1), lse[0]
     return (out, lse) if return_lse else out
+
+
+def _refuse_float8_options(q: Any, scales: dict[str, Any], out_dtype: Any) -> None:
+    """Raise ArgumentError for what only 8-bit operands have."""
+    dtype = getattr(q, "dtype", None)
+    for name, x in scales.items():
+        if x is not None:
+            raise ArgumentError(f"{name}: expected None for operands of {dtype}, scales are those of 8-bit ones")
+    if out_dtype is not None and out_dtype != dtype:
+        raise ArgumentError(f"out_dtype: expected None or q's {dtype}, got {out_dtype}")
 
 
 def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:

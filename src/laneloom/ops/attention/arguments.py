@@ -65,9 +65,9 @@ def strides_of(x: Any) -> tuple[int, ...]:
 
 def is_direct(x: Any, address: int) -> bool:
     """Whether kernels read x [B, H, N, D] where it lies: contiguous aligned rows that are not too far apart."""
-    far = 1 << 23
+    far, unit = 1 << 23, max(UNIT, 16 // x.itemsize)
     *outer, inner = zip(x.shape, strides_of(x), strict=True)
-    in_units = all(n <= 1 or (s >= 0 and s % UNIT == 0) for n, s in outer)
+    in_units = all(n <= 1 or (s >= 0 and s % unit == 0) for n, s in outer)
     return in_units and inner[1] == 1 and address % 16 == 0 and (x.shape[2] <= 1 or strides_of(x)[2] < far)
 
 

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from .config_float8 import float8_candidates
 from .config_hopper import backward_candidates, forward_candidates
-from .problem import DTYPE_BYTES, AttentionProblem
+from .problem import DTYPE_BYTES, HALVES, AttentionProblem
 
 Role = Literal["forward", "query", "key", "backward"]
 
@@ -72,7 +73,7 @@ class AttentionConfig:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         if gpu.matrix_instructions not in ("wmma", "wgmma"):
             return f"the kernels multiply by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
-        if problem.dtype not in DTYPE_BYTES:
+        if problem.dtype not in HALVES:
             return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
         for name, d in (("D", problem.d), ("D of v", problem.d_v)):
             if not _D_RANGE[0] <= d <= _D_RANGE[1] or d % _D_STEP:
@@ -94,6 +95,8 @@ class AttentionConfig:
 
 def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
+    if problem.dtype == "fp8":
+        return float8_candidates(problem) if role == "forward" else []
     own: list[Any] = []
     if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)

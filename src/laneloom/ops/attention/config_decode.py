@@ -9,7 +9,7 @@ from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import padded
 from .config_hopper import chunks
-from .problem import DTYPE_BYTES
+from .problem import DTYPE_BYTES, HALVES
 
 _ROWS = 16
 _MOST_SPLITS = 256
@@ -101,7 +101,7 @@ class DecodeConfig:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         if gpu.matrix_instructions not in ("wmma", "wgmma"):
             return f"the kernel multiplies by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
-        if problem.dtype not in DTYPE_BYTES:
+        if problem.dtype not in HALVES:
             return f"q, k_cache and v_cache must be fp16 or bf16, got {problem.dtype}"
         for name, d in (("D", problem.d), ("D of v_cache", problem.d_v)):
             if not 16 <= d <= 512 or d % 8:
@@ -154,7 +154,7 @@ class HopperDecodeConfig:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         if gpu.matrix_instructions != "wgmma":
             return f"the kernel reads by Hopper's copy engine, {gpu.name} ({gpu.family}) has none"
-        if problem.dtype not in DTYPE_BYTES:
+        if problem.dtype not in HALVES:
             return f"q, k_cache and v_cache must be fp16 or bf16, got {problem.dtype}"
         for name, d in (("D", problem.d), ("D of v_cache", problem.d_v)):
             if not 16 <= d <= _WIDEST_HOPPER or d % 8:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ...gpu import Gpu
-from .problem import DTYPE_BYTES, AttentionProblem
+from .problem import HALVES, AttentionProblem
 
 _WIDEST = 256
 _LINE_BYTES = 2 * 64 * 4  #: lse and delta of a block of queries
@@ -14,8 +14,8 @@ _PIECES_BYTES = 2 * 64 * 16  #: the same as operands of the matrix units
 _ONES_BYTES = 64 * 128  #: what those are multiplied by
 _ZEROS_BYTES = 64 * 16  #: half of them
 _LEAST_SCALE = 1e-7  #: of fp16: the logarithm of the number of keys over it stays below 2**31
-_PROCESSORS = 132  #: of an H100 and an H200
-_BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
+PROCESSORS = 132  #: of an H100 and an H200
+BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
 
 def chunks(d: int) -> int:
@@ -27,7 +27,7 @@ def _why_not_wgmma(problem: AttentionProblem, gpu: Gpu, widest: int) -> str | No
     """What every schedule by wgmma wants: the instruction, 16-bit operands, head dimensions up to `widest`."""
     if gpu.matrix_instructions != "wgmma":
         return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
-    if problem.dtype not in DTYPE_BYTES:
+    if problem.dtype not in HALVES:
         return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
     for name, d in (("D", problem.d), ("D of v", problem.d_v)):
         if not 16 <= d <= widest or d % 8:
@@ -94,7 +94,7 @@ class HopperForwardConfig:
         registers += problem.d // 4 if self.q_in_registers else 0
         if registers > self.registers[0] - 24:
             return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
-        need = self.lds_bytes(problem) + _BARRIER_BYTES
+        need = self.lds_bytes(problem) + BARRIER_BYTES
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         return None
@@ -139,7 +139,7 @@ class HopperBackwardConfig:
             return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
-        need = self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + _BARRIER_BYTES // 4
+        need = self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + BARRIER_BYTES // 4
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         return None
@@ -195,7 +195,7 @@ class HopperBackwardWideConfig:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if min(self.stages, self.g_stages) < 1:
             return f"stages and g_stages must be at least 1, got {self.stages} and {self.g_stages}"
-        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + _BARRIER_BYTES // 4
+        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + BARRIER_BYTES // 4
         if need > gpu.lds_bytes:
             return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         return None
@@ -217,7 +217,7 @@ def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     else:
         found = [HopperForwardConfig(columns=80)]
     # Fewer tiles than multiprocessors: smaller ones run side by side.
-    fit = [config for config in found if config.tiles(problem) >= _PROCESSORS]
+    fit = [config for config in found if config.tiles(problem) >= PROCESSORS]
     return [*fit, *reversed([config for config in found if config not in fit])]
 
 

@@ -27,7 +27,7 @@ def source_text(name: str, functions: list[str], *headers: str) -> str:
 
 
 def band_constants(problem: AttentionProblem) -> dict[str, int]:
-    """Macros of the dtype and the mask."""
+    """Macros of the output's dtype and the mask."""
     return {
         "D": problem.d,
         "D_V": problem.d_v,
@@ -35,7 +35,7 @@ def band_constants(problem: AttentionProblem) -> dict[str, int]:
         "HAS_LAST": int(problem.last is not None),
         "PACKED": int(problem.packed),
         "BOTTOM_RIGHT": int(problem.bottom_right),
-        "BF16": int(problem.dtype == "bf16"),
+        "BF16": int(problem.out_dtype == "bf16"),
     }
 
 
@@ -53,12 +53,12 @@ def section(problem: AttentionProblem, bytes_per_head: int, tiles_per_head: int)
 
 
 def box_map(x: Any, dtype: str, rows: int) -> Any:
-    """Boxes of `rows` rows of 64 elements of x [B, H, N, D], coordinates (column, row, head, batch)."""
+    """Boxes of `rows` rows of 128 bytes of x [B, H, N, D], coordinates (column, row, head, batch)."""
     shape = tuple(x.shape)[::-1]
     size = DTYPE_BYTES[dtype]
     # An axis of one element may have any stride; the copy engine wants a multiple of 16 bytes.
     strides = tuple(16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True))
-    return tensor_map(x.data_ptr(), x.device.index, dtype, shape, strides, (64, rows, 1, 1))
+    return tensor_map(x.data_ptr(), x.device.index, dtype, shape, strides, (128 // size, rows, 1, 1))
 
 
 def is_boxed(x: Any) -> bool:

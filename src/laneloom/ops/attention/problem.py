@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import e, log2
 
-DTYPE_BYTES = {"fp16": 2, "bf16": 2}
+HALVES = ("fp16", "bf16")
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class AttentionProblem:
     first: int | None = None
     last: int | None = None
     packed: bool = False  #: sequences of different lengths one after the other; queries and keys are the longest ones'
+    out: str = ""  #: the dtype of O; empty for that of the operands
     bottom_right: bool = True  #: packed: first and last count from the diagonal that ends in the last query and key
 
     @property
@@ -36,6 +38,11 @@ class AttentionProblem:
         return replace(
             self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, first=first, last=last
         )
+
+    @property
+    def out_dtype(self) -> str:
+        """What O is rounded to."""
+        return self.out or self.dtype
 
     @property
     def group(self) -> int:
@@ -62,7 +69,8 @@ class AttentionProblem:
     @property
     def bytes(self) -> int:
         """Device memory traffic of the forward if each tensor is read or written once."""
-        per_query = self.heads * self.queries * ((self.d + self.d_v) * DTYPE_BYTES[self.dtype] + 4)
+        out = self.d_v * DTYPE_BYTES[self.out_dtype]
+        per_query = self.heads * self.queries * (self.d * DTYPE_BYTES[self.dtype] + out + 4)
         per_key = self.kv_heads * self.keys * (self.d + self.d_v) * DTYPE_BYTES[self.dtype]
         return self.batch * (per_query + per_key)
 

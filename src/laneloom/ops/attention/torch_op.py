@@ -19,9 +19,9 @@ from .execute import Band, Packing
 from .hopper import is_boxed
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_OPTIONS = (
+OPTIONS = (
     'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
-    "Tensor? first_k=None, int max_queries=0, int max_keys=0, bool deterministic=False"
+    "Tensor? first_k=None, int max_queries=0, int max_keys=0"
 )
 
 
@@ -46,7 +46,9 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         if x.layout != torch.strided:
             raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
         if x.dtype not in _NAMES:
-            raise UnsupportedError(f"{name}: expected dtype torch.float16 or torch.bfloat16, got {x.dtype}")
+            raise UnsupportedError(
+                f"{name}: expected dtype torch.float16, torch.bfloat16 or torch.float8_e4m3fn, got {x.dtype}"
+            )
         if x.dtype != q.dtype:
             raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {x.dtype}")
         if x.device != q.device:
@@ -54,14 +56,15 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     execute.check_shapes(q, k, v)
 
 
-def _direct(x: torch.Tensor, gpu: Gpu) -> torch.Tensor:
+def direct(x: torch.Tensor, gpu: Gpu) -> torch.Tensor:
     """x as a kernel reads it: where it lies, or a copy."""
     x = x.detach()
     readable = is_direct(x, x.data_ptr()) and (gpu.vendor != "nvidia" or is_boxed(x))
     return x if readable else x.clone(memory_format=torch.contiguous_format)
 
 
-def _gpu_of(q: torch.Tensor) -> Gpu:
+def gpu_of(q: torch.Tensor) -> Gpu:
+    """The GPU that q is on. Raises ArgumentError for one that is not driven."""
     gpu = active_gpu()
     if q.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
@@ -69,35 +72,38 @@ def _gpu_of(q: torch.Tensor) -> Gpu:
     return gpu
 
 
-def _packing(first_q: Any, first_k: Any, max_queries: int, max_keys: int) -> Packing | None:
+def packing_of_tensors(first_q: Any, first_k: Any, max_queries: int, max_keys: int) -> Packing | None:
+    """The packing that an operator's arguments mean."""
     return None if first_q is None else Packing(first_q, first_k, max_queries, max_keys)
 
 
-def _room(x: torch.Tensor, d: int, packed: bool) -> torch.Tensor:
+def room(x: torch.Tensor, d: int, packed: bool, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An empty [B, H, N, d] for x [B, H, N, D]; of packed sequences with the heads of a position side by side."""
     batch, heads, rows, _ = x.shape
-    return x.new_empty((batch, rows, heads, d)).transpose(1, 2) if packed else x.new_empty((batch, heads, rows, d))
+    if packed:
+        return x.new_empty((batch, rows, heads, d), dtype=dtype).transpose(1, 2)
+    return x.new_empty((batch, heads, rows, d), dtype=dtype)
 
 
 def _results(q: torch.Tensor, v: torch.Tensor, packed: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Room for O and LSE."""
-    return _room(q, v.shape[3], packed), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return room(q, v.shape[3], packed), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 @torch.library.custom_op(
     "laneloom::flash_attention",
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool deterministic=False) -> (Tensor, Tensor)",
 )
 def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
                max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    packing = _packing(first_q, first_k, max_queries, max_keys)
+    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
     out, lse = _results(q, v, packing is not None)
-    gpu = _gpu_of(q)
+    gpu = gpu_of(q)
     problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
     operands = {
-        "q": _direct(q, gpu), "k": _direct(k, gpu), "v": _direct(v, gpu), "out": out, "lse": lse,
+        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": out, "lse": lse,
         "first_q": first_q, "first_k": first_k,
     }  # fmt: skip
     with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
@@ -117,19 +123,19 @@ def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None, f
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-        f"{_OPTIONS}) -> (Tensor, Tensor, Tensor)"
+        f"{OPTIONS}, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
     ),
 )
 def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
               first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    packing = _packing(first_q, first_k, max_queries, max_keys)
-    dq, dk, dv = (_room(x, x.shape[3], packing is not None) for x in (q, k, v))
-    gpu = _gpu_of(q)
+    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
+    dq, dk, dv = (room(x, x.shape[3], packing is not None) for x in (q, k, v))
+    gpu = gpu_of(q)
     problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
     operands = {
-        "q": _direct(q, gpu), "k": _direct(k, gpu), "v": _direct(v, gpu), "g": _direct(grad, gpu),
-        "out": _direct(out, gpu), "lse": lse.detach().contiguous(),
+        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "g": direct(grad, gpu),
+        "out": direct(out, gpu), "lse": lse.detach().contiguous(),
         "dlse": None if grad_lse is None else grad_lse.detach().float().clone(memory_format=torch.contiguous_format),
         "delta": torch.empty_like(lse, memory_format=torch.contiguous_format), "dq": dq, "dk": dk, "dv": dv,
         "first_q": first_q, "first_k": first_k,
@@ -143,7 +149,7 @@ def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left
 def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
                    first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
     _check(q, k, v)
-    return tuple(_room(x, x.shape[3], first_q is not None) for x in (q, k, v))
+    return tuple(room(x, x.shape[3], first_q is not None) for x in (q, k, v))
 
 
 def _remember(ctx, inputs, output) -> None:

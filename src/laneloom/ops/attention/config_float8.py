@@ -1,0 +1,88 @@
+"""The schedule of attention on 8-bit floats: its knobs, what it can do, and which knobs a problem gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from ...gpu import Gpu
+from .config_hopper import BARRIER_BYTES, PROCESSORS, chunks
+from .problem import HALVES, AttentionProblem
+
+_LINE = 128  #: bytes of a line of shared memory, and elements of one
+_WIDEST, _WIDEST_V = 256, 128
+_PEAK = 8  #: weights are at most 2**8; the largest number in e4m3 is 448
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperFloat8Config:
+    """kernels/hopper_forward_float8.cu: as HopperForwardConfig, with warps that transpose the values."""
+
+    role: Literal["forward"] = "forward"
+    schedule: str = "hopper_forward_float8"  #: the kernel file's name
+    consumers: int = 2  #: warpgroups that multiply
+    stages: int = 2  #: blocks of keys, of values, and of transposed values, in shared memory
+    q_buffers: int = 2  #: tiles of queries in shared memory: with 2 the next one comes while this one is worked on
+    transposers: int = 3  #: warps that transpose values
+    ping_pong: bool = True  #: consumers issue products in turn
+
+    columns = _LINE  #: keys of a step: those of a line of transposed values
+    peak = _PEAK
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def num_warps(self) -> int:
+        return 4 * (self.consumers + 1)
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a consumer's and of the producer's and transposers' threads."""
+        return (240, 24) if self.consumers > 1 else (240, 56)
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        knobs = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("role", "schedule")]
+        return f"{self.schedule}:" + ",".join(knobs)
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work: persistent programs share them."""
+        return problem.batch * problem.heads * -(-problem.queries // self.rows)
+
+    def lds_bytes(self, problem: AttentionProblem) -> int:
+        """Dynamic shared memory: queries (later the output), rings of keys, values and transposed values."""
+        lines = -(-problem.d // _LINE)
+        slab = max(lines, chunks(problem.d_v)) * 64 * _LINE
+        ring = self.stages * _LINE * (self.columns * (lines + 1) + problem.d_v)
+        return self.q_buffers * self.consumers * slab + ring + 1024
+
+    def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
+        """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"8-bit operands are multiplied by wgmma, {gpu.name} ({gpu.family}) has none"
+        if problem.dtype != "fp8" or problem.out_dtype not in HALVES:
+            return f"q, k and v must be fp8 and O fp16 or bf16, got {problem.dtype} and {problem.out_dtype}"
+        for name, d, widest in (("D", problem.d, _WIDEST), ("D of v", problem.d_v, _WIDEST_V)):
+            if not 16 <= d <= widest or d % 16:
+                return f"{name} of 8-bit operands must be a multiple of 16 from 16 to {widest}, got {d}"
+        if not problem.scale > 0:
+            return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
+        if self.consumers not in (1, 2) or self.stages < 1 or self.q_buffers < 1 or self.transposers not in (1, 2, 3):
+            return (
+                "consumers must be 1 or 2, stages and q_buffers at least 1, transposers 1 to 3, got "
+                f"{self.consumers}, {self.stages}, {self.q_buffers}, {self.transposers}"
+            )
+        need = self.lds_bytes(problem) + BARRIER_BYTES
+        if need > gpu.lds_bytes:
+            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
+def float8_candidates(problem: AttentionProblem) -> list[HopperFloat8Config]:
+    """Configs of the forward, best first: where tiles are fewer than multiprocessors, smaller ones run side by side."""
+    large, small = HopperFloat8Config(), HopperFloat8Config(consumers=1)
+    return [large, small] if large.tiles(problem) >= PROCESSORS else [small, large]

@@ -1,0 +1,323 @@
+// O = softmax(scale Q K^T) V and the log-sum-exp of operands in e4m3, by warpgroups of Hopper: the schedule of hopper_forward.cu, and
+// what 8 bits change.
+//
+// wgmma wants the contraction of 8-bit operands contiguous, and values are contiguous along D_V. So one thread streams tiles by TMA,
+// TRANSPOSERS warps beside it turn each tile of values around, and CONSUMERS warpgroups of 64 queries multiply.
+//
+// An accumulator's thread has the keys 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 of every 16 (q = lane % 4), the A operand's thread those at
+// the places 4q .. 4q + 3. The sum over keys has no order: the turned values have the former at the latter, which is what
+// ldmatrix with .trans gives, so that the weights stay where they are and neither side pays for it.
+//
+// The tensor cores keep about 14 bits of a sum of 8-bit products (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024). So each block's
+// sum begins at zero and is added to FP32 registers, which also brings both to one reference maximum. Weights are 2^PEAK times
+// those of the softmax: at most 2^PEAK, e4m3 goes to 448.
+//
+// Compile-time constants: D (a multiple of 16 up to 256), D_V (a multiple of 16 up to 128), COLUMNS = 128 (keys of a step), STAGES,
+// Q_BUFFERS, CONSUMERS, TRANSPOSERS, HAS_FIRST, HAS_LAST, PACKED, PING_PONG, PEAK, THRESHOLD = 0, BF16 (of the output). wgmma
+// functions: multiply_scores (64 x COLUMNS x 32), multiply_values (64 x D_V x 32, A in registers).
+
+constexpr int ROW_CHUNKS = (D + 127) / 128;  // pieces of 128 bytes that hold a row of queries or keys
+constexpr int Q_BYTES = ROW_CHUNKS * 64 * 128, O_BYTES = CHUNKS(D_V) * 64 * 128;
+constexpr int SLAB_BYTES = Q_BYTES > O_BYTES ? Q_BYTES : O_BYTES;  // Q, then O
+constexpr int K_BYTES = ROW_CHUNKS * COLUMNS * 128, V_BYTES = COLUMNS * 128, T_BYTES = D_V * 128;
+static_assert(COLUMNS == 128 && D_V <= 128, "a row of turned values is one line of 128 bytes, and so is a row of values");
+
+struct Shared {
+  u64 q_full[Q_BUFFERS][CONSUMERS], q_empty[Q_BUFFERS][CONSUMERS];
+  u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], t_full[STAGES], t_empty[STAGES];
+  u64 tile_full[2], tile_empty[2];
+  int tile[2];
+};
+
+// What the operands were divided by: addresses of numbers, or null, and elements between those of batches and of heads of keys.
+struct Scales {
+  const float *q, *k, *v;
+  int q_batch, q_head, k_batch, k_head, v_batch, v_head;
+  float v_number;
+};
+
+__device__ __forceinline__ void load_turned_matrices(u32 address, u32& a, u32& b, u32& c, u32& d) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address) : "memory");
+}
+// Four numbers in e4m3, the first in the lowest byte; beyond 448 they become 448.
+__device__ __forceinline__ u32 pack_float8(float a, float b, float c, float d) {
+  u32 x;
+  asm("{.reg .b16 low, high;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n"
+      "mov.b32 %0, {low, high};}" : "=r"(x) : "f"(a), "f"(b), "f"(c), "f"(d));
+  return x;
+}
+
+__device__ __forceinline__ void produce(
+    const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
+    const Sizes& sizes, int* counter) {
+  int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
+  u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
+  int number = blockIdx.x;
+  while (true) {
+    const int next = next_tile(number, sizes.tiles, counter);
+    barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
+    shared->tile[slot] = number;
+    barrier_arrive(shared_address(&shared->tile_full[slot]));
+    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    if (number >= sizes.tiles) return;
+    const Work w = locate(number, sizes);
+    const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
+    const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
+    int key = w.k_first + w.end * COLUMNS;
+#pragma unroll 1
+    for (int i = 0; i < blocks; ++i) {
+      key -= COLUMNS;
+      const u32 k_full = shared_address(&shared->k_full[k_stage]), v_full = shared_address(&shared->v_full[v_stage]);
+      barrier_wait(shared_address(&shared->k_empty[k_stage]), k_phase ^ 1);
+      barrier_expect(k_full, K_BYTES);
+#pragma unroll 1
+      for (int c = 0; c < ROW_CHUNKS; ++c)
+        load_box(k_tile + (k_stage * ROW_CHUNKS + c) * COLUMNS * 128, k_map, k_full, c * 128, key, kv_head, batch);
+      step_ring(k_stage, k_phase);
+      if (i == 0) {
+#pragma unroll 1
+        for (int slab = 0; slab < CONSUMERS; ++slab) {
+          const u32 full = shared_address(&shared->q_full[q_buffer][slab]);
+          barrier_wait(shared_address(&shared->q_empty[q_buffer][slab]), q_phase ^ 1);
+          barrier_expect(full, Q_BYTES);
+#pragma unroll 1
+          for (int c = 0; c < ROW_CHUNKS; ++c)
+            load_box(q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES + c * 64 * 128, q_map, full, c * 128, w.q_first + w.row0 + slab * 64, w.head, batch);
+        }
+        if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+      }
+      barrier_wait(shared_address(&shared->v_empty[v_stage]), v_phase ^ 1);
+      barrier_expect(v_full, V_BYTES);
+      load_box(v_tile + v_stage * V_BYTES, v_map, v_full, 0, key, kv_head, batch);
+      step_ring(v_stage, v_phase);
+    }
+    number = next;
+  }
+}
+
+// The number of the next tile, from the thread that fills `tile`; every warp that asks is one that tile_empty counts.
+__device__ __forceinline__ int take_tile(Shared* shared, int& slot, u32& phase, int lane) {
+  barrier_wait(shared_address(&shared->tile_full[slot]), phase);
+  const int number = *(volatile int*)&shared->tile[slot];
+  __syncwarp();
+  if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
+  if (++slot == 2) slot = 0, phase ^= 1;
+  return number;
+}
+
+// Values [128 keys][D_V] to [D_V][128 places]. 16 columns by 32 keys at a time: ldmatrix gives a lane (g = lane / 4, q) of columns
+// 2g and 2g + 1 the keys 2q, 2q + 1 of each group of 8, which are places 4q .. 4q + 3 of a group of 16. The lower and the upper half of the
+// warp store even and odd columns in turn, so that 8 neighbouring rows, and so all banks, take part in each store.
+__device__ __forceinline__ void turn_values(u32 v_tile, u32 t_tile, int first, int lane) {
+  const int upper = lane / 16;  // of a lane's g = lane / 4
+  const u32 one = upper ? 0x7531 : 0x6420, other = upper ? 0x6420 : 0x7531;
+  // Where the row of a store's matrix lies that this lane says: matrices 0 and 1 of places 0 .. 15, 2 and 3 of 16 .. 31.
+  const int row = 2 * (lane % 8) + ((lane % 8 / 4) ^ (lane / 8 % 2));
+#pragma unroll 1
+  for (int group = first; group < D_V / 16; group += TRANSPOSERS) {
+    const u32 from = v_tile + swizzled(lane, group);
+    const u32 to = t_tile + group * 16 * 128 + swizzled(row, lane / 16);
+#pragma unroll
+    for (int block = 0; block < COLUMNS / 32; ++block) {
+      u32 a, b, c, d;
+      load_turned_matrices(from + block * 32 * 128, a, b, c, d);
+      store_matrices(to ^ block * 32, __byte_perm(a, b, one), __byte_perm(a, b, other), __byte_perm(c, d, one), __byte_perm(c, d, other));
+    }
+  }
+}
+
+__device__ __forceinline__ void transpose(int number, u32 v_tile, u32 t_tile, Shared* shared, const Sizes& sizes) {
+  const int lane = threadIdx.x % 32;
+  int stage = 0, slot = 0;
+  u32 phase = 0, tile_phase = 0;
+  while (true) {
+    const int tile = take_tile(shared, slot, tile_phase, lane);
+    if (tile >= sizes.tiles) return;
+    const Work w = locate(tile, sizes);
+    if (w.row0 >= w.queries) continue;
+#pragma unroll 1
+    for (int block = w.begin; block < w.end; ++block) {
+      barrier_wait(shared_address(&shared->v_full[stage]), phase);
+      barrier_wait(shared_address(&shared->t_empty[stage]), phase ^ 1);
+      turn_values(v_tile + stage * V_BYTES, t_tile + stage * T_BYTES, number, lane);
+      fence_async();
+      __syncwarp();
+      if (lane == 0) {
+        barrier_arrive(shared_address(&shared->v_empty[stage]));
+        barrier_arrive(shared_address(&shared->t_full[stage]));
+      }
+      step_ring(stage, phase);
+    }
+  }
+}
+
+__device__ __forceinline__ void to_operand(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 8]) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 8; ++i) {
+    const int at = i / 4 * 16 + i / 2 % 2 * 8 + i % 2 * 2;  // steps of 32 keys, halves of 16, rows 8 apart
+    p[i] = pack_float8(s[at], s[at + 1], s[at + 4], s[at + 5]);
+  }
+}
+
+__device__ __forceinline__ void issue_scores(float (&s)[COLUMNS / 2], u64 q, u32 k_tile) {
+  const u64 k = rows_descriptor(k_tile);
+#pragma unroll
+  for (int i = 0; i < (D + 31) / 32; ++i)
+    multiply_scores(s, q + ((i / 4 * 64 * 128 + i % 4 * 32) >> 4), k + ((i / 4 * COLUMNS * 128 + i % 4 * 32) >> 4), i > 0);
+}
+
+__device__ __forceinline__ void issue_values(float (&part)[D_V / 2], const u32 (&p)[COLUMNS / 8], u32 t_tile) {
+  const u64 t = rows_descriptor(t_tile);
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 32; ++i)
+    multiply_values(part, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], t + (i * 32 >> 4), i > 0);
+}
+
+__device__ __forceinline__ void add_part(float (&o)[D_V / 2], const float (&part)[D_V / 2], const float (&fade)[2]) {
+#pragma unroll
+  for (int i = 0; i < D_V / 2; ++i) o[i] = fmaf(o[i], fade[i / 2 % 2], part[i]);
+}
+
+__device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_tile, Shared* shared, const Sizes& sizes,
+                                        const Output& to, const Scales& scales, float scale2_number) {
+  const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+  const int turn = 1 + slab, next_turn = 1 + (slab + 1) % CONSUMERS, together = 8 + slab;
+  int k_stage = 0, t_stage = 0, q_buffer = 0, slot = 0;
+  u32 k_phase = 0, t_phase = 0, q_phase = 0, tile_phase = 0;
+  if (PING_PONG && slab == CONSUMERS - 1) named_arrive(next_turn, 256);
+  while (true) {
+    const int number = take_tile(shared, slot, tile_phase, lane);
+    if (number >= sizes.tiles) break;
+    const Work w = locate(number, sizes);
+    if (w.row0 >= w.queries) continue;
+    const u32 q_slab = q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES;
+    const int row = w.row0 + slab * 64 + warp * 16 + lane / 4;
+    const int row_slab = w.row0 + slab * 64;
+    const int kv_head = w.head / sizes.group;
+    float scale2 = scale2_number;
+    if (scales.q) scale2 *= scales.q[w.batch * scales.q_batch + kv_head * scales.q_head];
+    if (scales.k) scale2 *= scales.k[w.batch * scales.k_batch + kv_head * scales.k_head];
+    float s[COLUMNS / 2], o[D_V / 2], part[D_V / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2], part_fade[2] = {0, 0};
+    u32 p[COLUMNS / 8];
+#pragma unroll
+    for (int i = 0; i < D_V / 2; ++i) o[i] = part[i] = 0;
+    auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
+    auto hide_if_cut = [&](int block) {
+      const int column = block * COLUMNS;
+      const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
+      const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
+      if (after || before) hide(s, row, column + 2 * (lane % 4), w);
+    };
+    if (w.begin == w.end) {
+      write_nothing(w, to, row_slab + warp * 16, lane);
+    } else {
+      barrier_wait(shared_address(&shared->q_full[q_buffer][slab]), q_phase);
+      barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
+      const u64 q = rows_descriptor(q_slab);
+      wgmma_fence();
+      issue_scores(s, q, k_tile + k_stage * K_BYTES);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(s);
+      release(&shared->k_empty[k_stage]);
+      step_ring(k_stage, k_phase);
+      hide_if_cut(w.end - 1);
+      weigh<true>(s, top, sum, fade, scale2);
+      to_operand(s, p);
+      for (int block = w.end - 2; block >= w.begin; --block) {
+        barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
+        if (PING_PONG) named_sync(turn, 256);
+        wgmma_fence();
+        issue_scores(s, q, k_tile + k_stage * K_BYTES);
+        wgmma_commit();
+        // The part of the block before: under the scores.
+        add_part(o, part, part_fade);
+        part_fade[0] = fade[0], part_fade[1] = fade[1];
+        barrier_wait(shared_address(&shared->t_full[t_stage]), t_phase);
+        pin(part);
+        wgmma_fence();
+        issue_values(part, p, t_tile + t_stage * T_BYTES);
+        wgmma_commit();
+        if (PING_PONG) named_arrive(next_turn, 256);
+        wgmma_wait<1>();
+        pin(s);
+        release(&shared->k_empty[k_stage]);
+        step_ring(k_stage, k_phase);
+        hide_if_cut(block);
+        weigh<false>(s, top, sum, fade, scale2);
+        // Never true, but the end of a basic block: the compiler would wait for the values before the maximum else.
+        if (sizes.tiles < 0) __nanosleep(1);
+        wgmma_wait<0>();
+        pin(part);
+        release(&shared->t_empty[t_stage]);
+        step_ring(t_stage, t_phase);
+        to_operand(s, p);
+      }
+      barrier_wait(shared_address(&shared->t_full[t_stage]), t_phase);
+      add_part(o, part, part_fade);
+      pin(part);
+      wgmma_fence();
+      issue_values(part, p, t_tile + t_stage * T_BYTES);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(part);
+      release(&shared->t_empty[t_stage]);
+      step_ring(t_stage, t_phase);
+      add_part(o, part, fade);
+      // The output takes the place of the queries once no warp's product reads them any more.
+      named_sync(together, 128);
+      const float whole = scales.v ? scales.v[w.batch * scales.v_batch + kv_head * scales.v_head] : 1.0f;
+      write(o, top, sum, scale2, whole * scales.v_number, w, to, slab, warp, lane, q_slab);
+      fence_async();
+      __syncwarp();
+      release(&shared->q_empty[q_buffer][slab]);
+      if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+    }
+  }
+  // The one turn that nobody took.
+  if (PING_PONG && slab == 0) named_sync(turn, 256);
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention_hopper_forward_float8(
+    const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
+    u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
+    i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
+    int section, int tiles, const float* scale_q, const float* scale_k, const float* scale_v, int scale_q_batch, int scale_q_head,
+    int scale_k_batch, int scale_k_head, int scale_v_batch, int scale_v_head, float v_number) {
+  extern __shared__ char memory[];
+  __shared__ Shared storage;
+  Shared* const shared = &storage;
+  const u32 q_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
+  const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
+  const u32 v_tile = k_tile + STAGES * K_BYTES;
+  const u32 t_tile = v_tile + STAGES * V_BYTES;
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, 0, first_q, first_k};
+  const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
+  const Scales scales = {scale_q, scale_k, scale_v, scale_q_batch, scale_q_head, scale_k_batch, scale_k_head, scale_v_batch,
+                         scale_v_head, v_number};
+  if (threadIdx.x == 0) {
+    init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);
+    init_buffers(shared->k_full, shared->k_empty, STAGES, CONSUMER_WARPS);
+    init_buffers(shared->v_full, shared->v_empty, STAGES, TRANSPOSERS);
+    init_buffers(shared->tile_full, shared->tile_empty, 2, CONSUMER_WARPS + TRANSPOSERS);
+    for (int i = 0; i < STAGES; ++i) {
+      barrier_init(shared_address(&shared->t_full[i]), TRANSPOSERS);
+      barrier_init(shared_address(&shared->t_empty[i]), CONSUMER_WARPS);
+    }
+    fence_barrier_init();
+    prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map);
+  }
+  __syncthreads();
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all of a warp, as the compiler sees it
+  if (warp < 4) {
+    shrink_registers<PRODUCER_REGISTERS>();
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, counter);
+    if (warp > 0 && warp <= TRANSPOSERS) transpose(warp - 1, v_tile, t_tile, shared, sizes);
+  } else {
+    grow_registers<CONSUMER_REGISTERS>();
+    consume(warp / 4 - 1, q_tile, k_tile, t_tile, shared, sizes, to, scales, scale2);
+  }
+}

@@ -1,0 +1,125 @@
+"""torch.ops.laneloom.flash_attention_float8: attention on operands in e4m3 as an opaque operator, without gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, UnsupportedError
+from ..operators import call, complete, one_by_one
+from . import execute
+from .execute import Band, Packing
+from .torch_op import OPTIONS, direct, gpu_of, packing_of_tensors, room
+
+FLOAT8 = torch.float8_e4m3fn
+_OUT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def attend_float8(
+    q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, scales: dict[str, Any],
+    out_dtype: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """`laneloom.flash_attention` on tensors in e4m3, packed ones as [1, H, all positions, D]: O and LSE.
+
+    scales: what q, k and v were divided by, by argument's name: numbers, tensors or None.
+    """
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, torch.Tensor):
+            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
+    lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
+    numbers = dict.fromkeys(scales, 1.0)
+    for name, x in scales.items():
+        if x is None or isinstance(x, torch.Tensor):
+            continue
+        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < float("inf"):
+            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {x!r}")
+        numbers[name] = float(x)
+    factor = (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale)
+    factor *= numbers["scale_q"] * numbers["scale_k"]
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in scales.values()]
+    options = (seen.causal, factor, seen.left, seen.right, *lengths, *tensors, numbers["scale_v"], out_dtype)
+    return call(torch.ops.laneloom.flash_attention_float8, q, k, v, *options)
+
+
+def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], sequences: int, out_dtype: Any) -> dict[str, Any]:
+    """The scales as [B, H_kv]. Raises ArgumentError, UnsupportedError for what does not fit together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.layout != torch.strided:
+            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        if x.dtype != FLOAT8:
+            raise ArgumentError(f"{name}: expected dtype {FLOAT8} as the others have, got {x.dtype}")
+        if x.device != q.device:
+            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
+    execute.check_shapes(q, k, v)
+    if out_dtype not in _OUT:
+        raise UnsupportedError(f"out_dtype: expected torch.bfloat16 or torch.float16, got {out_dtype}")
+    each = (sequences, k.shape[1])
+    found = {}
+    for name, x in scales.items():
+        if x is not None and (x.dtype != torch.float32 or x.device != q.device):
+            raise ArgumentError(f"{name}: expected float32 on {q.device}, got {x.dtype} on {x.device}")
+        if x is not None and x.shape not in ((), (1,), (1, 1), each):
+            raise ArgumentError(
+                f"{name}: expected a number, one element, or one for each sequence and head of keys in shape {each}, "
+                f"got shape {tuple(x.shape)}"
+            )
+        found[name] = None if x is None else x.detach().expand(each)
+    return found
+
+
+def _results(q: Any, v: Any, packed: bool, out_dtype: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Room for O and LSE."""
+    return room(q, v.shape[3], packed, out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _attend(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
+            max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+    out_dtype = out_dtype or torch.bfloat16
+    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
+    given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
+    scales = _check(q, k, v, given, q.shape[0] if packing is None else packing.first_q.shape[0] - 1, out_dtype)
+    out, lse = _results(q, v, packing is not None, out_dtype)
+    gpu = gpu_of(q)
+    problem = execute.problem_of(q, k, v, "fp8", scale, Band(causal, left, right), packing)
+    operands = {
+        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": out, "lse": lse,
+        "first_q": first_q, "first_k": first_k, **scales, "number_v": number_v,
+    }  # fmt: skip
+    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
+        execute.attend_into(replace(problem, out=_OUT[out_dtype]), gpu, operands)
+    return out, lse
+
+
+def _fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
+          max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+    out_dtype = out_dtype or torch.bfloat16
+    given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
+    _check(q, k, v, given, q.shape[0] if first_q is None else first_q.shape[0] - 1, out_dtype)
+    return _results(q, v, first_q is not None, out_dtype)
+
+
+def _batched(info, in_dims, *args):
+    return one_by_one(torch.ops.laneloom.flash_attention_float8, info, in_dims, *args)
+
+
+def _remember(ctx, inputs, output) -> None:
+    pass
+
+
+def _refuse(ctx, *grads):
+    raise UnsupportedError("flash_attention has no gradients for 8-bit operands: differentiate it in fp16 or bf16")
+
+
+_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::flash_attention_float8",
+    _attend,
+    mutates_args=(),
+    schema=(
+        f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, Tensor? scale_q=None, Tensor? scale_k=None, Tensor? scale_v=None, "
+        "float number_v=1.0, ScalarType? out_dtype=None) -> (Tensor, Tensor)"
+    ),
+)
+_OPERATOR.register_fake(_fake)
+complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_refuse)
