@@ -178,6 +178,39 @@ __device__ __forceinline__ void write_zeros(u16* out, i64 row_stride, int rows, 
     if (lane < WIDTH / 8) *(uint4*)(out + row * row_stride + lane * 8) = make_uint4(0, 0, 0, 0);
 }
 
+// Four lanes with four registers each exchange them: lane i has then the i-th of each.
+__device__ __forceinline__ uint4 exchange(u32 a, u32 b, u32 c, u32 d, int lane) {
+  const bool odd = lane % 2, high = lane / 2 % 2;
+  const u32 ab = __shfl_xor_sync(~0u, odd ? a : b, 1), cd = __shfl_xor_sync(~0u, odd ? c : d, 1);
+  if (odd) a = ab, c = cd;
+  else b = ab, d = cd;
+  const u32 ac = __shfl_xor_sync(~0u, high ? a : c, 2), bd = __shfl_xor_sync(~0u, high ? b : d, 2);
+  if (high) a = ac, b = bd;
+  else c = ac, d = bd;
+  return make_uint4(a, b, c, d);
+}
+
+// A warp's 16 rows x WIDTH, from the order of an accumulator's registers.
+template <int WIDTH>
+__device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float factor, u16* out, i64 row_stride, int rows, int lane) {
+  constexpr int GROUPS = WIDTH / 8;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane / 4 + 8 * half;
+#pragma unroll
+    for (int g = 0; g < GROUPS; g += 4) {
+      u32 y[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = 4 * min(g + i, GROUPS - 1) + 2 * half;
+        y[i] = pack(x[at] * factor, x[at + 1] * factor);
+      }
+      const uint4 eight = exchange(y[0], y[1], y[2], y[3], lane);
+      if (row < rows && g + lane % 4 < GROUPS) *(uint4*)(out + row * row_stride + (g + lane % 4) * 8) = eight;
+    }
+  }
+}
+
 // Barriers of `count` buffers: filled by one arrival and its bytes, emptied by `readers` warps.
 __device__ __forceinline__ void init_buffers(u64* full, u64* empty, int count, int readers) {
   for (int i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// What the backward kernels of attention for Hopper share: which keys a tile has, which blocks of queries see them, and how a
-// warp's sums leave. It comes after attention_hopper.cuh.
+// What the backward kernels of attention for Hopper share: which keys a tile has, which blocks of queries see them. It comes after
+// attention_hopper.cuh.
 //
 // Compile-time constants: D, D_V, KEYS (of a tile), HAS_FIRST, HAS_LAST, PACKED, BOTTOM_RIGHT.
 
@@ -46,37 +46,4 @@ __device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes&
 __device__ __forceinline__ void load_line(u32 target, const float* from, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
                ::"r"(target), "l"(from), "n"(2 * BLOCK * 4), "r"(bar) : "memory");
-}
-
-// Four lanes with four registers each exchange them: lane i has then the i-th of each.
-__device__ __forceinline__ uint4 exchange(u32 a, u32 b, u32 c, u32 d, int lane) {
-  const bool odd = lane % 2, high = lane / 2 % 2;
-  const u32 ab = __shfl_xor_sync(~0u, odd ? a : b, 1), cd = __shfl_xor_sync(~0u, odd ? c : d, 1);
-  if (odd) a = ab, c = cd;
-  else b = ab, d = cd;
-  const u32 ac = __shfl_xor_sync(~0u, high ? a : c, 2), bd = __shfl_xor_sync(~0u, high ? b : d, 2);
-  if (high) a = ac, b = bd;
-  else c = ac, d = bd;
-  return make_uint4(a, b, c, d);
-}
-
-// A warp's 16 rows x WIDTH.
-template <int WIDTH>
-__device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float factor, u16* out, i64 row_stride, int rows, int lane) {
-  constexpr int GROUPS = WIDTH / 8;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = lane / 4 + 8 * half;
-#pragma unroll
-    for (int g = 0; g < GROUPS; g += 4) {
-      u32 y[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = 4 * min(g + i, GROUPS - 1) + 2 * half;
-        y[i] = pack(x[at] * factor, x[at + 1] * factor);
-      }
-      const uint4 eight = exchange(y[0], y[1], y[2], y[3], lane);
-      if (row < rows && g + lane % 4 < GROUPS) *(uint4*)(out + row * row_stride + (g + lane % 4) * 8) = eight;
-    }
-  }
 }

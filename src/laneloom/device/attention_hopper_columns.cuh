@@ -20,10 +20,10 @@ constexpr int WARPS = KEYS / 16;  // that own keys
 // A full barrier counts the copy engine's bytes, an empty one the warps that have read. Of lines, 8 elements a query: -lse / scale,
 // or -delta, as 2^15 a + 16 b + c, and zeros. The second half of this operand's K is zeros for all of them.
 struct Shared {
-  u64 kv_full, kv_empty;
+  u64 k_full, k_empty, v_full, v_empty;
   u64 q_full[STAGES], q_empty[STAGES], g_full[STAGES], g_empty[STAGES];
   u64 tile_full[2], tile_empty[2], ds_full[2], ds_empty[2];
-  int tile[2];
+  Work work[2];
   __align__(16) u16 lines[STAGES][2][BLOCK][8];
   u16 zeros[BLOCK][8];
 };
@@ -45,8 +45,8 @@ __device__ __forceinline__ Tiles place_tiles(const void* memory) {
   return at;
 }
 
-// All threads. Each row of ones is {2^15, 16, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told the tiles'
-// numbers, ds_readers: those that read a whole tile of dS.
+// All threads. Each row of ones is {2^15, 16, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told of the tiles
+// and read their keys, ds_readers: those that read a whole tile of dS.
 __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int listeners, int ds_readers) {
   for (int i = threadIdx.x; i < BLOCK * 4; i += blockDim.x) ((u32*)shared->zeros)[i] = 0;
   for (int i = threadIdx.x; i < 64 * 8; i += blockDim.x) {
@@ -55,7 +55,8 @@ __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int list
   }
   fence_async();
   if (threadIdx.x == 0) {
-    init_buffers(&shared->kv_full, &shared->kv_empty, 1, WARPS);
+    init_buffers(&shared->k_full, &shared->k_empty, 1, listeners);
+    init_buffers(&shared->v_full, &shared->v_empty, 1, WARPS);
     init_buffers(shared->q_full, shared->q_empty, STAGES, WARPS);
     init_buffers(shared->g_full, shared->g_empty, STAGES, WARPS);
     init_buffers(shared->tile_full, shared->tile_empty, 2, listeners);
@@ -68,13 +69,17 @@ __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int list
   __syncthreads();
 }
 
-// The next tile's number; from one lane, so that the compiler sees what depends on it as the same for all of a warp.
-__device__ __forceinline__ int listen(Shared* shared, int& slot, u32& phase) {
+// The next tile, false if there is none; from one lane, so that the compiler sees what depends on it as the same for all of a warp.
+__device__ __forceinline__ bool listen(Work& w, Shared* shared, int& slot, u32& phase) {
   barrier_wait(shared_address(&shared->tile_full[slot]), phase);
-  const int number = __shfl_sync(~0u, *(volatile int*)&shared->tile[slot], 0);
+  volatile Work* from = &shared->work[slot];
+  auto same = [](int x) { return (int)__shfl_sync(~0u, x, 0); };
+  w.batch = same(from->batch), w.head = same(from->head), w.key0 = same(from->key0), w.keys = same(from->keys);
+  w.q_first = same(from->q_first), w.k_first = same(from->k_first), w.first = same(from->first), w.last = same(from->last);
+  w.begin = same(from->begin), w.end = same(from->end);
   if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
   if (++slot == 2) slot = 0, phase ^= 1;
-  return number;
+  return w.batch >= 0;
 }
 
 __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar) {
@@ -82,36 +87,47 @@ __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar
                ::"r"(target), "l"(from), "n"(LINE_BYTES), "r"(bar) : "memory");
 }
 
-// The thread that fetches: numbers of tiles, their keys and values, blocks of Q and dO.
+// The thread that fetches: tiles, their keys and values, blocks of Q and dO. A tile's first blocks come before its values and keys,
+// whose places are free only when the tile before has its last dP and dQ.
 __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                       const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes,
                                       const char* lines, int* counter) {
-  int stage = 0, slot = 0, number = blockIdx.x;
+  const u32 k_full = shared_address(&shared->k_full), v_full = shared_address(&shared->v_full);
+  int stage = 0, slot = 0, number = blockIdx.x, ahead = 0;  // ahead: blocks before values and keys
   u32 phase = 0, tile_phase = 0, kv_phase = 0;
+  prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map), prefetch_map(g_map);
   while (true) {
     const int next = next_tile(number, sizes.tiles, counter);
+    Work w;
+    w.batch = -1;
+    if (number < sizes.tiles) w = locate(number, sizes);
     barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
-    shared->tile[slot] = number;
+    shared->work[slot] = w;
     barrier_arrive(shared_address(&shared->tile_full[slot]));
     if (++slot == 2) slot = 0, tile_phase ^= 1;
     if (number >= sizes.tiles) return;
-    const Work w = locate(number, sizes);
-    const int batch = PACKED ? 0 : w.batch;
+    number = next;
+    const int batch = PACKED ? 0 : w.batch, steps = (w.end - w.begin) * sizes.group;
+    if (steps == 0) continue;
+    const int first = min(ahead, steps);
+    ahead = STAGES - 1;
     int head = w.head * sizes.group, block = w.begin;
-    if (w.begin < w.end) {
-      const u32 full = shared_address(&shared->kv_full);
-      barrier_wait(shared_address(&shared->kv_empty), kv_phase ^ 1);
-      barrier_expect(full, KEY_BYTES + VALUE_BYTES);
 #pragma unroll 1
-      for (int c = 0; c < CHUNKS(D); ++c)
-        load_box(at.k + c * KEYS * 128, k_map, full, c * 64, w.k_first + w.key0, w.head, batch);
+    for (int step = 0; step <= steps; ++step) {
+      if (step == first) {
+        barrier_wait(shared_address(&shared->v_empty), kv_phase ^ 1);
+        barrier_expect(v_full, VALUE_BYTES);
 #pragma unroll 1
-      for (int c = 0; c < CHUNKS(D_V); ++c)
-        load_box(at.v + c * KEYS * 128, v_map, full, c * 64, w.k_first + w.key0, w.head, batch);
-      kv_phase ^= 1;
-    }
+        for (int c = 0; c < CHUNKS(D_V); ++c)
+          load_box(at.v + c * KEYS * 128, v_map, v_full, c * 64, w.k_first + w.key0, w.head, batch);
+        barrier_wait(shared_address(&shared->k_empty), kv_phase ^ 1);
+        barrier_expect(k_full, KEY_BYTES);
 #pragma unroll 1
-    for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
+        for (int c = 0; c < CHUNKS(D); ++c)
+          load_box(at.k + c * KEYS * 128, k_map, k_full, c * 64, w.k_first + w.key0, w.head, batch);
+        kv_phase ^= 1;
+      }
+      if (step == steps) break;
       const u32 q_full = shared_address(&shared->q_full[stage]), g_full = shared_address(&shared->g_full[stage]);
       const int row = w.q_first + block * BLOCK;
       barrier_wait(shared_address(&shared->q_empty[stage]), phase ^ 1);
@@ -128,7 +144,6 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
       step_ring(stage, phase);
       if (++block == w.end) block = w.begin, ++head;
     }
-    number = next;
   }
 }
 
@@ -225,28 +240,11 @@ struct Output {
   float scale;
 };
 
-// A warp's 16 rows x WIDTH through its rows of a tile in shared memory to 16-byte stores.
-template <int WIDTH>
-__device__ __forceinline__ void write_rows(const float (&x)[WIDTH / 2], float factor, u32 tile, u16* out, i64 row_stride, int rows,
-                                           int lane) {
-  constexpr int GROUPS = WIDTH / 8;
-#pragma unroll
-  for (int g = 0; g < GROUPS; g += 2) {
-    const u32 a = pack(x[4 * g] * factor, x[4 * g + 1] * factor), b = pack(x[4 * g + 2] * factor, x[4 * g + 3] * factor);
-    if (g + 1 < GROUPS) {
-      const u32 c = pack(x[4 * g + 4] * factor, x[4 * g + 5] * factor), d = pack(x[4 * g + 6] * factor, x[4 * g + 7] * factor);
-      const u32 group = g + lane / 16;
-      store_matrices(tile + group / 8 * KEYS * 128 + swizzled(lane % 16, group % 8), a, b, c, d);
-    } else {
-      store_matrices(tile + g / 8 * KEYS * 128 + swizzled(lane % 16, g % 8), a, b);
-    }
-  }
-  __syncwarp();
-#pragma unroll
-  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
-    const int vector = i * 32 + lane;
-    const int row = vector / GROUPS, group = vector % GROUPS;
-    if (row < 16 && row < rows)
-      *(uint4*)(out + row * row_stride + group * 8) = load_shared(tile + group / 8 * KEYS * 128 + swizzled(row, group % 8));
-  }
+// A warp's 16 rows of dK and dV, which begin at key `row`.
+__device__ __forceinline__ void write_sums(const float (&dk)[D / 2], const float (&dv)[D_V / 2], const Output& to, const Work& w,
+                                           int row, int lane) {
+  const i64 batch = PACKED ? 0 : w.batch, at = w.k_first + row;
+  write_rows<D_V>(dv, 1, to.dv + batch * to.dv_batch + w.head * to.dv_head + at * to.dv_row, to.dv_row, w.keys - row, lane);
+  write_rows<D>(dk, to.scale, to.dk + batch * to.dk_batch + w.head * to.dk_head + at * to.dk_row, to.dk_row, w.keys - row, lane);
+  __syncwarp();  // for the compiler: what follows is the same for all of a warp again
 }

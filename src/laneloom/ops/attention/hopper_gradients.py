@@ -19,10 +19,9 @@ from .problem import DTYPE_BYTES, AttentionProblem
 
 BLOCK = 64  #: queries of a step
 _SUMS = 64 * 64
-_START_THREADS = 256
 _PIECES, _FLOATS = 16, 4  #: bytes of a query's lse, or delta, as three 16-bit pieces and zeros, or as FP32
-# g, out, lse, dlse, lines, sums, first_q; eight strides; scale; vectors; queries .. sum_blocks
-_START = (*argument_types("pppppppqqqqqqqq"), ctypes.c_float, *argument_types("qiiiii"))
+# g, out, lse, dlse, lines, sums, first_q; eight strides; scale; queries, heads, blocks, sum_blocks
+_START = (*argument_types("pppppppqqqqqqqq"), ctypes.c_float, *argument_types("iiii"))
 # q, k, v, g maps; lines, sums, dk, dv, first_q, first_k, counter; six strides; scale2, scale; queries .. sum_blocks
 _MAIN = (
     None, None, None, None, *argument_types("pppppppqqqqqq"), ctypes.c_float, ctypes.c_float,
@@ -58,7 +57,7 @@ def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool, pieces: bool)
         source_text("hopper_backward_ends.cu", []),
         gpu,
         constants=constants,
-        num_warps=_START_THREADS // 32 if start else 4,
+        num_warps=8 if start else 4 * chunks(problem.d),
         lds_bytes=0,
         name="hopper_backward_ends.cu",
     )
@@ -100,13 +99,12 @@ def launch(
     sums = torch.empty(all_blocks * chunks(problem.d) * _SUMS, dtype=torch.float32, device=q.device)
     lines_bytes = all_blocks * 2 * BLOCK * (_PIECES if config.pieces else _FLOATS)
     lines = torch.empty(lines_bytes, dtype=torch.uint8, device=q.device)
-    rows = problem.batch * problem.heads * blocks * BLOCK
     arguments: tuple[Any, ...] = (
         g.data_ptr(), out.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), lines.data_ptr(),
         sums.data_ptr(), first_q, *g.stride()[:3], *out.stride()[:3], *lse.stride()[:2], problem.scale,
-        sums.numel() // 4, problem.queries, problem.heads, problem.batch, blocks, sum_blocks,
+        problem.queries, problem.heads, blocks, sum_blocks,
     )  # fmt: skip
-    start.launch(min(-(-rows * 16 // _START_THREADS), 16 * processors(device)), stream, arguments)
+    start.launch(problem.batch * problem.heads * blocks, stream, arguments)
     tiles = config.tiles(problem)
     q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
     heads = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
@@ -124,4 +122,4 @@ def launch(
         sums.data_ptr(), dq.data_ptr(), first_q, *dq.stride()[:3], problem.scale, problem.queries, problem.heads,
         blocks, sum_blocks,
     )  # fmt: skip
-    finish.launch(problem.batch * problem.heads * blocks * chunks(problem.d), stream, arguments)
+    finish.launch(problem.batch * problem.heads * blocks, stream, arguments)

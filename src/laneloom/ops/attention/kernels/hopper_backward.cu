@@ -23,9 +23,8 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
     if (lane == 0) barrier_arrive(shared_address(empty));
   };
   while (true) {
-    const int number = listen(shared, slot, tile_phase);
-    if (number >= sizes.tiles) break;
-    const Work w = locate(number, sizes);
+    Work w;
+    if (!listen(w, shared, slot, tile_phase)) break;
     if (w.key0 >= w.keys) continue;
     const int key_slab = w.key0 + slab * 64;
     float dk[D / 2], dv[D_V / 2];
@@ -33,13 +32,13 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
     for (int i = 0; i < D / 2; ++i) dk[i] = 0;
 #pragma unroll
     for (int i = 0; i < D_V / 2; ++i) dv[i] = 0;
-    const bool any = w.begin < w.end;
-    if (any) {
+    if (w.begin < w.end) {
       float s[BLOCK / 2], t[BLOCK / 2], dq[32];
       u32 p[BLOCK / 4], ds[BLOCK / 4];
-      barrier_wait(shared_address(&shared->kv_full), kv_phase);
-      kv_phase ^= 1;
       barrier_wait(shared_address(&shared->q_full[stage]), phase);
+      barrier_wait(shared_address(&shared->v_full), kv_phase);
+      barrier_wait(shared_address(&shared->k_full), kv_phase);
+      kv_phase ^= 1;
       wgmma_fence();
       issue_block<D_STEPS>(s, shared->lines[stage][0], shared, at, k_slab, at.q + stage * Q_BYTES);
       wgmma_commit();
@@ -78,6 +77,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         barrier_wait(shared_address(&shared->ds_empty[turn]), step / 2 % 2 ^ 1);
         wgmma_wait<1>();
         pin(t);
+        if (left == 1) release(&shared->v_empty);
 #pragma unroll
         for (int i = 0; i < BLOCK / 2; ++i) s[i] *= t[i];
         to_operand(s, ds);
@@ -127,28 +127,13 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       wgmma_wait<0>();
       pin(dq);
       pin(dk);
+      release(&shared->k_empty);
       release(&shared->ds_empty[turn]);
       release(&shared->q_empty[stage == 0 ? STAGES - 1 : stage - 1]);
       sums += (i64)(before == w.begin ? to_head : 1) * (DQ_PARTS * SUMS);
       if (DQ_PARTS == 2 || turn != slab) add_queries(dq, sums);
     }
-    const int row_warp = w.key0 + slab * 64 + warp * 16, rows = w.keys - row_warp;
-    const i64 batch = PACKED ? 0 : w.batch;
-    u16* const dk_rows = to.dk + batch * to.dk_batch + w.head * to.dk_head + (w.k_first + row_warp) * to.dk_row;
-    u16* const dv_rows = to.dv + batch * to.dv_batch + w.head * to.dv_head + (w.k_first + row_warp) * to.dv_row;
-    if (!any) {  // no query sees these keys, and shared memory belongs to the next tile
-      write_zeros<D>(dk_rows, to.dk_row, rows, lane);
-      write_zeros<D_V>(dv_rows, to.dv_row, rows, lane);
-      continue;
-    }
-    // The sums take the place of K and V, which nobody reads any more.
-    named_sync(1, 256);
-    const u32 mine = (slab * 64 + warp * 16) * 128;
-    write_rows<D_V>(dv, 1, at.v + mine, dv_rows, to.dv_row, rows, lane);
-    write_rows<D>(dk, to.scale, at.k + mine, dk_rows, to.dk_row, rows, lane);
-    fence_async();
-    __syncwarp();
-    release(&shared->kv_empty);
+    write_sums(dk, dv, to, w, key_slab + warp * 16, lane);
   }
 }
 

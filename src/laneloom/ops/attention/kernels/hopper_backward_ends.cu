@@ -1,10 +1,8 @@
-// What stands before and after attention_hopper_backward.
+// What stands before and after a backward kernel, for a block of 64 queries of one head each.
 //
-// START: for each block of 64 queries a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, or of what the matrix
-// units are to add (PIECES), and zeros where dQ's sums go. A query without keys, and one beyond the last, gets lse = infinity:
-// weights of zero. FINISH: dQ = scale x its sums,
-// from the order of the accumulators' registers to rows: of 64 queries x 64 columns, thread t of a warpgroup has in its registers
-// 4j..4j+3 the columns 8j + 2 (t % 4) and the next one of rows 16 (t / 32) + t % 32 / 4 and that + 8.
+// START: a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, or of what the matrix units are to add (PIECES), and
+// zeros where dQ's sums go. A query without keys, and one beyond the last, gets lse = infinity: weights of zero. FINISH: dQ = scale x
+// its sums, from the order of the accumulators' registers, 64 columns at a time, to rows.
 //
 // Compile-time constants: START (or FINISH), PIECES (lines are operands: -lse / scale and -delta, 16 bytes a query), D, D_V,
 // PACKED, BF16.
@@ -44,41 +42,48 @@ typedef float Line;
 #endif
 
 constexpr int LANES = D_V <= 64 ? 8 : D_V <= 128 ? 16 : 32;  // of a row
+constexpr int ROWS = 256 / LANES;  // of all threads
 
 extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
     const u16* g, const u16* out, const float* lse, const float* dlse, Line* lines, float4* sums, const int* first_q, i64 g_batch,
-    i64 g_head, i64 g_row, i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale, i64 vectors, int queries,
-    int heads, int batches, int blocks, int sum_blocks) {
-  const i64 thread = blockIdx.x * 256ll + threadIdx.x, threads = gridDim.x * 256ll;
-  for (i64 i = thread; i < vectors; i += threads) sums[i] = make_float4(0, 0, 0, 0);
-  const int lane = threadIdx.x % LANES;
-  const int rows = batches * heads * blocks * 64;
-  for (int i = thread / LANES; i < rows; i += threads / LANES) {
-    const int row = i % (blocks * 64), owner = i / (blocks * 64), head = owner % heads;
-    i64 batch = owner / heads, block = (i64)owner * sum_blocks + row / 64;
-    int first = 0;
+    i64 g_head, i64 g_row, i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale, int queries, int heads,
+    int blocks, int sum_blocks) {
+  const int block = blockIdx.x % blocks, owner = blockIdx.x / blocks, head = owner % heads;
+  i64 batch = owner / heads, at = (i64)owner * sum_blocks + block;
+  int first = 0;
 #if PACKED
-    first = first_q[batch];
-    queries = first_q[batch + 1] - first;
-    block = (i64)head * sum_blocks + first / 64 + batch + row / 64;
-    batch = 0;
-    if (row >= (queries + 63) / 64 * 64) continue;
+  first = first_q[batch];
+  queries = first_q[batch + 1] - first;
+  at = (i64)head * sum_blocks + first / 64 + batch + block;
+  batch = 0;
+  if (block * 64 >= queries) return;
 #endif
-    float sum = 0;
-    if (row < queries && lane * 8 < D_V) {
-      const uint4 a = *(const uint4*)(g + batch * g_batch + head * g_head + (first + row) * g_row + lane * 8);
-      const uint4 b = *(const uint4*)(out + batch * out_batch + head * out_head + (first + row) * out_row + lane * 8);
-      sum = dot(a.x, b.x) + dot(a.y, b.y) + (dot(a.z, b.z) + dot(a.w, b.w));
-    }
-    // The lanes of a row are in this iteration together or not at all.
-    const u32 together = (LANES == 32 ? ~0u : (1u << LANES) - 1) << (threadIdx.x % 32 / LANES * LANES);
+  const int lane = threadIdx.x % LANES, row0 = block * 64 + threadIdx.x / LANES;
+  const u16* const my_g = g + batch * g_batch + head * g_head + lane * 8;
+  const u16* const my_out = out + batch * out_batch + head * out_head + lane * 8;
+  uint4 a[64 / ROWS], b[64 / ROWS];
 #pragma unroll
-    for (int far = LANES / 2; far > 0; far /= 2) sum += __shfl_xor_sync(together, sum, far);
+  for (int i = 0; i < 64 / ROWS; ++i) {
+    const int row = row0 + i * ROWS;
+    a[i] = b[i] = make_uint4(0, 0, 0, 0);
+    if (row < queries && lane * 8 < D_V) {
+      a[i] = *(const uint4*)(my_g + (first + row) * g_row);
+      b[i] = *(const uint4*)(my_out + (first + row) * out_row);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < CHUNKS(D) * 4; ++i) sums[at * (CHUNKS(D) * 1024) + i * 256 + threadIdx.x] = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int i = 0; i < 64 / ROWS; ++i) {
+    const int row = row0 + i * ROWS;
+    float sum = dot(a[i].x, b[i].x) + dot(a[i].y, b[i].y) + (dot(a[i].z, b[i].z) + dot(a[i].w, b[i].w));
+#pragma unroll
+    for (int far = LANES / 2; far > 0; far /= 2) sum += __shfl_xor_sync(~0u, sum, far);
     if (lane == 0) {
-      const i64 at = batch * lse_batch + head * lse_head + first + row;
-      const float l = row < queries ? lse[at] : -INFINITY;
-      const float delta = sum - (dlse && row < queries ? dlse[at] : 0);
-      Line* const line = lines + block * 128 + row % 64;
+      const i64 number = batch * lse_batch + head * lse_head + first + row;
+      const float l = row < queries ? lse[number] : -INFINITY;
+      const float delta = sum - (dlse && row < queries ? dlse[number] : 0);
+      Line* const line = lines + at * 128 + row % 64;
 #if PIECES
       line[0] = in_pieces(l == -INFINITY ? -INFINITY : -l / scale);
       line[64] = in_pieces(-delta);
@@ -90,29 +95,29 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
   }
 }
 #else
-extern "C" __global__ void __launch_bounds__(128) attention_hopper_finish(
+extern "C" __global__ void __launch_bounds__(128 * CHUNKS(D)) attention_hopper_finish(
     const float4* sums, u16* dq, const int* first_q, i64 dq_batch, i64 dq_head, i64 dq_row, float scale, int queries, int heads,
     int blocks, int sum_blocks) {
-  const int part = blockIdx.x % CHUNKS(D), block = blockIdx.x / CHUNKS(D) % blocks;
-  const int owner = blockIdx.x / CHUNKS(D) / blocks, head = owner % heads, batch = owner / heads;
+  const int block = blockIdx.x % blocks, owner = blockIdx.x / blocks, head = owner % heads, batch = owner / heads;
   int first = 0;
 #if PACKED
   first = first_q[batch];
   queries = first_q[batch + 1] - first;
-#endif
   if (block * 64 >= queries) return;
-  const i64 sum_block = (PACKED ? (i64)head * sum_blocks + first / 64 + batch : (i64)owner * sum_blocks) + block;
-  const float4* from = sums + (sum_block * CHUNKS(D) + part) * 1024 + threadIdx.x;
-  const int row = block * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
-  u16* to = dq + (PACKED ? 0 : batch * dq_batch) + head * dq_head + (first + row) * dq_row;
+#endif
+  const i64 at = (PACKED ? (i64)head * sum_blocks + first / 64 + batch : (i64)owner * sum_blocks) + block;
+  const int part = threadIdx.x / 128, row = block * 64 + threadIdx.x % 128 / 32 * 16;
+  float x[32];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    const int column = part * 64 + 8 * j + 2 * (threadIdx.x % 4);
-    const float4 x = from[j * 128];
-    if (column < D) {
-      if (row < queries) *(u32*)(to + column) = pack(x.x * scale, x.y * scale);
-      if (row + 8 < queries) *(u32*)(to + 8 * dq_row + column) = pack(x.z * scale, x.w * scale);
-    }
+    const float4 four = sums[(at * CHUNKS(D) + part) * 1024 + j * 128 + threadIdx.x % 128];
+    x[4 * j] = four.x, x[4 * j + 1] = four.y, x[4 * j + 2] = four.z, x[4 * j + 3] = four.w;
   }
+  u16* const to = dq + (PACKED ? 0 : batch * dq_batch) + head * dq_head + (first + row) * dq_row + part * 64;
+  const int rows = queries - row, lane = threadIdx.x % 32;
+  if (part < D / 64) write_rows<64>(x, scale, to, dq_row, rows, lane);
+#if D % 64
+  else write_rows<D % 64>((float(&)[D % 64 / 2])x, scale, to, dq_row, rows, lane);
+#endif
 }
 #endif

@@ -16,11 +16,10 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
     if (lane == 0) barrier_arrive(shared_address(empty));
   };
   while (true) {
-    const int number = listen(shared, slot, tile_phase);
-    if (number >= sizes.tiles) break;
-    const Work w = locate(number, sizes);
+    Work w;
+    if (!listen(w, shared, slot, tile_phase)) break;
     if (w.begin >= w.end) continue;
-    barrier_wait(shared_address(&shared->kv_full), kv_phase);
+    barrier_wait(shared_address(&shared->k_full), kv_phase);
     kv_phase ^= 1;
     float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + w.begin) * SUMS + threadIdx.x % 128 * 4;
     int block = w.begin;
@@ -35,6 +34,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
       wgmma_wait<0>();
       pin(dq);
       release(&shared->ds_empty[turn]);
+      if (left == 1) release(&shared->k_empty);
       add_queries(dq, sums);
       sums += SUMS;
       if (++block == w.end) block = w.begin, sums += (i64)(sizes.sum_blocks - (w.end - w.begin)) * SUMS;
@@ -55,9 +55,8 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
     if (lane == 0) barrier_arrive(shared_address(empty));
   };
   while (true) {
-    const int number = listen(shared, slot, tile_phase);
-    if (number >= sizes.tiles) break;
-    const Work w = locate(number, sizes);
+    Work w;
+    if (!listen(w, shared, slot, tile_phase)) break;
     if (w.key0 >= w.keys) continue;
     const int key_slab = w.key0 + slab * 64;
     float dk[D / 2], dv[D_V / 2];
@@ -65,11 +64,11 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
     for (int i = 0; i < D / 2; ++i) dk[i] = 0;
 #pragma unroll
     for (int i = 0; i < D_V / 2; ++i) dv[i] = 0;
-    const bool any = w.begin < w.end;
-    if (any) {
+    if (w.begin < w.end) {
       float s[BLOCK / 2], t[BLOCK / 2];
       u32 p[BLOCK / 4], ds[BLOCK / 4];
-      barrier_wait(shared_address(&shared->kv_full), kv_phase);
+      barrier_wait(shared_address(&shared->v_full), kv_phase);
+      barrier_wait(shared_address(&shared->k_full), kv_phase);
       kv_phase ^= 1;
       int block = w.begin;
 #pragma unroll 1
@@ -95,6 +94,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         barrier_wait(shared_address(&shared->ds_empty[turn]), step / 2 % 2 ^ 1);
         wgmma_wait<0>();
         pin(t);
+        if (left == 1) release(&shared->v_empty), release(&shared->k_empty);
         to_operand(s, p);
 #pragma unroll
         for (int i = 0; i < BLOCK / 2; ++i) s[i] *= t[i];
@@ -119,24 +119,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         if (++block == w.end) block = w.begin;
       }
     }
-    const int row_warp = w.key0 + slab * 64 + warp * 16, rows = w.keys - row_warp;
-    const i64 batch = PACKED ? 0 : w.batch;
-    u16* const dk_rows = to.dk + batch * to.dk_batch + w.head * to.dk_head + (w.k_first + row_warp) * to.dk_row;
-    u16* const dv_rows = to.dv + batch * to.dv_batch + w.head * to.dv_head + (w.k_first + row_warp) * to.dv_row;
-    if (!any) {  // no query sees these keys, and shared memory belongs to the next tile
-      write_zeros<D>(dk_rows, to.dk_row, rows, lane);
-      write_zeros<D_V>(dv_rows, to.dv_row, rows, lane);
-      continue;
-    }
-    // The sums take the place of V, which this warpgroup alone reads, and of K, of which the last block's dQ was the last reader.
-    named_sync(1 + slab, 128);
-    const u32 mine = (slab * 64 + warp * 16) * 128;
-    write_rows<D_V>(dv, 1, at.v + mine, dv_rows, to.dv_row, rows, lane);
-    barrier_wait(shared_address(&shared->ds_empty[(step - 1) % 2]), (step - 1) / 2 % 2);
-    write_rows<D>(dk, to.scale, at.k + mine, dk_rows, to.dk_row, rows, lane);
-    fence_async();
-    __syncwarp();
-    release(&shared->kv_empty);
+    write_sums(dk, dv, to, w, key_slab + warp * 16, lane);
   }
 }
 
