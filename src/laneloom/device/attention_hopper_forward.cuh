@@ -1,7 +1,8 @@
-// What the forward kernels of attention on Hopper share: which tile is which, the mask, the softmax of a block, the output.
+// What the forward kernels of attention on Hopper share: which tile is which, the mask, the output.
 //
 // A tile is CONSUMERS * 64 queries of one head, a step COLUMNS keys. Compile-time constants besides: D_V, HAS_FIRST, HAS_LAST
-// (the band's ends), PACKED (lengths from first_q, first_k), BOTTOM_RIGHT, THRESHOLD, PEAK, BF16 (of the output).
+// (the band's ends), PACKED (lengths from first_q, first_k), BOTTOM_RIGHT, PEAK (weights are 2^PEAK times those of the softmax), BF16 (of
+// the output).
 
 constexpr int ROWS = 64 * CONSUMERS;
 constexpr int CONSUMER_WARPS = 4 * CONSUMERS;
@@ -50,41 +51,6 @@ __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int colum
         if (8 * j + e > high) x = -INFINITY;
         if (HAS_FIRST && 8 * j + e < low) x = -INFINITY;
       }
-  }
-}
-
-// Scores to weights, 2^PEAK for a row's reference maximum, which moves when a score exceeds it by more than THRESHOLD in base 2;
-// `fade` is what sums so far are to be multiplied by. One half of the rows after the other: the exponentials of the first run
-// beside the maximum of the second.
-template <bool NEW>
-__device__ __forceinline__ void weigh(float (&s)[COLUMNS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale2) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float here = fmaxf(s[2 * half], s[2 * half + 1]);
-#pragma unroll
-    for (int j = 1; j < COLUMNS / 8; ++j) here = fmaxf(here, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
-    here = fmaxf(here, __shfl_xor_sync(~0u, here, 1));
-    here = fmaxf(here, __shfl_xor_sync(~0u, here, 2));
-    fade[half] = 1;
-    if (NEW) {
-      top[half] = here;
-      sum[half] = 0;
-    } else if ((here - top[half]) * scale2 > THRESHOLD) {
-      fade[half] = exp2_fast((top[half] - here) * scale2);
-      sum[half] *= fade[half];
-      top[half] = here;
-    }
-    const float shift = top[half] == -INFINITY ? 0 : top[half] * scale2 - PEAK;
-    float part = 0;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; ++j) {
-      float& x = s[4 * j + 2 * half];
-      float& y = s[4 * j + 2 * half + 1];
-      x = exp2_fast(fmaf(x, scale2, -shift));
-      y = exp2_fast(fmaf(y, scale2, -shift));
-      part += x + y;
-    }
-    sum[half] += part;
   }
 }
 

@@ -16,15 +16,14 @@ _PEAK = 8  #: weights are at most 2**8; the largest number in e4m3 is 448
 
 @dataclass(frozen=True, kw_only=True)
 class HopperFloat8Config:
-    """kernels/hopper_forward_float8.cu: as HopperForwardConfig, with warps that transpose the values."""
+    """kernels/hopper_forward_float8.cu: warpgroups of 64 queries, warps that transpose values; tiles come by TMA."""
 
     role: Literal["forward"] = "forward"
     schedule: str = "hopper_forward_float8"  #: the kernel file's name
-    consumers: int = 2  #: warpgroups that multiply
+    consumers: int = 3  #: warpgroups that multiply
     stages: int = 2  #: blocks of keys, of values, and of transposed values, in shared memory
     q_buffers: int = 2  #: tiles of queries in shared memory: with 2 the next one comes while this one is worked on
     transposers: int = 3  #: warps that transpose values
-    ping_pong: bool = True  #: consumers issue products in turn
 
     columns = _LINE  #: keys of a step: those of a line of transposed values
     peak = _PEAK
@@ -41,7 +40,7 @@ class HopperFloat8Config:
     @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer's and of the producer's and transposers' threads."""
-        return (240, 24) if self.consumers > 1 else (240, 56)
+        return {1: (240, 56), 2: (240, 24), 3: (160, 32)}[self.consumers]
 
     @property
     def text(self) -> str:
@@ -71,9 +70,9 @@ class HopperFloat8Config:
                 return f"{name} of 8-bit operands must be a multiple of 16 from 16 to {widest}, got {d}"
         if not problem.scale > 0:
             return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
-        if self.consumers not in (1, 2) or self.stages < 1 or self.q_buffers < 1 or self.transposers not in (1, 2, 3):
+        if self.consumers not in (1, 2, 3) or self.transposers not in (1, 2, 3) or min(self.stages, self.q_buffers) < 1:
             return (
-                "consumers must be 1 or 2, stages and q_buffers at least 1, transposers 1 to 3, got "
+                "consumers must be 1 to 3, stages and q_buffers at least 1, transposers 1 to 3, got "
                 f"{self.consumers}, {self.stages}, {self.q_buffers}, {self.transposers}"
             )
         need = self.lds_bytes(problem) + BARRIER_BYTES
@@ -84,5 +83,7 @@ class HopperFloat8Config:
 
 def float8_candidates(problem: AttentionProblem) -> list[HopperFloat8Config]:
     """Configs of the forward, best first: where tiles are fewer than multiprocessors, smaller ones run side by side."""
-    large, small = HopperFloat8Config(), HopperFloat8Config(consumers=1)
-    return [large, small] if large.tiles(problem) >= PROCESSORS else [small, large]
+    # Three tiles of queries twice do not fit beside keys of more than 128 elements.
+    found = [HopperFloat8Config(consumers=n, q_buffers=1 if n == 3 and problem.d > _LINE else 2) for n in (3, 2, 1)]
+    fit = [config for config in found if config.tiles(problem) >= PROCESSORS]
+    return [*fit, *reversed([config for config in found if config not in fit])]

@@ -80,6 +80,40 @@ __device__ __forceinline__ void produce(
   }
 }
 
+// Scores to weights; `fade` is what sums so far are to be multiplied by. One half of the rows after the other: the
+// exponentials of the first run beside the maximum of the second.
+template <bool NEW>
+__device__ __forceinline__ void weigh(float (&s)[COLUMNS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale2) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float here = fmaxf(s[2 * half], s[2 * half + 1]);
+#pragma unroll
+    for (int j = 1; j < COLUMNS / 8; ++j) here = fmaxf(here, fmaxf(s[4 * j + 2 * half], s[4 * j + 2 * half + 1]));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 1));
+    here = fmaxf(here, __shfl_xor_sync(~0u, here, 2));
+    fade[half] = 1;
+    if (NEW) {
+      top[half] = here;
+      sum[half] = 0;
+    } else if ((here - top[half]) * scale2 > THRESHOLD) {
+      fade[half] = exp2_fast((top[half] - here) * scale2);
+      sum[half] *= fade[half];
+      top[half] = here;
+    }
+    const float shift = top[half] == -INFINITY ? 0 : top[half] * scale2;
+    float part = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      float& x = s[4 * j + 2 * half];
+      float& y = s[4 * j + 2 * half + 1];
+      x = exp2_fast(fmaf(x, scale2, -shift));
+      y = exp2_fast(fmaf(y, scale2, -shift));
+      part += x + y;
+    }
+    sum[half] += part;
+  }
+}
+
 __device__ __forceinline__ void to_operand(const float (&s)[COLUMNS / 2], u32 (&p)[COLUMNS / 4]) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 4; ++i) p[i] = pack(s[2 * i], s[2 * i + 1]);

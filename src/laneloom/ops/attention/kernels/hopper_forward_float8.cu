@@ -1,20 +1,19 @@
-// O = softmax(scale Q K^T) V and the log-sum-exp of operands in e4m3, by warpgroups of Hopper: the schedule of hopper_forward.cu, and
-// what 8 bits change.
+// O = softmax(scale Q K^T) V and the log-sum-exp of operands in e4m3, by warpgroups of Hopper: one thread streams tiles by TMA,
+// TRANSPOSERS warps beside it transpose values, CONSUMERS warpgroups of 64 queries each multiply by wgmma and compute the softmax.
 //
-// wgmma wants the contraction of 8-bit operands contiguous, and values are contiguous along D_V. So one thread streams tiles by TMA,
-// TRANSPOSERS warps beside it turn each tile of values around, and CONSUMERS warpgroups of 64 queries multiply.
-//
-// An accumulator's thread has the keys 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 of every 16 (q = lane % 4), the A operand's thread those at
-// the places 4q .. 4q + 3. The sum over keys has no order: the turned values have the former at the latter, which is what
-// ldmatrix with .trans gives, so that the weights stay where they are and neither side pays for it.
+// wgmma wants the contraction of 8-bit operands contiguous, and values are contiguous along D_V: hence the transposers. An
+// accumulator's thread has the keys 2q, 2q + 1, 8 + 2q, 8 + 2q + 1 of every 16 (q = lane % 4), the A operand's thread those at the
+// places 4q .. 4q + 3. A sum over keys has no order: transposed values have the former at the latter, which is what ldmatrix with
+// .trans gives, so that weights stay where they are and nobody pays for it.
 //
 // The tensor cores keep about 14 bits of a sum of 8-bit products (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024). So each block's
-// sum begins at zero and is added to FP32 registers, which also brings both to one reference maximum. Weights are 2^PEAK times
-// those of the softmax: at most 2^PEAK, e4m3 goes to 448.
+// sum begins at zero and is added to FP32 registers, together with the change of the reference maximum. It takes the registers of
+// the block's scores: a consumer does one thing after the other, and three of them overlap. Weights are 2^PEAK times those of the
+// softmax: at most 2^PEAK, where e4m3 ends at 448.
 //
 // Compile-time constants: D (a multiple of 16 up to 256), D_V (a multiple of 16 up to 128), COLUMNS = 128 (keys of a step), STAGES,
-// Q_BUFFERS, CONSUMERS, TRANSPOSERS, HAS_FIRST, HAS_LAST, PACKED, PING_PONG, PEAK, THRESHOLD = 0, BF16 (of the output). wgmma
-// functions: multiply_scores (64 x COLUMNS x 32), multiply_values (64 x D_V x 32, A in registers).
+// Q_BUFFERS, CONSUMERS, TRANSPOSERS, HAS_FIRST, HAS_LAST, PACKED, PEAK, BF16 (of the output). wgmma functions: multiply_scores
+// (64 x COLUMNS x 32), multiply_values (64 x D_V x 32, A in registers).
 
 constexpr int ROW_CHUNKS = (D + 127) / 128;  // pieces of 128 bytes that hold a row of queries or keys
 constexpr int Q_BYTES = ROW_CHUNKS * 64 * 128, O_BYTES = CHUNKS(D_V) * 64 * 128;
@@ -162,32 +161,76 @@ __device__ __forceinline__ void to_operand(const float (&s)[COLUMNS / 2], u32 (&
   }
 }
 
-__device__ __forceinline__ void issue_scores(float (&s)[COLUMNS / 2], u64 q, u32 k_tile) {
-  const u64 k = rows_descriptor(k_tile);
+__device__ __forceinline__ void issue_scores(float (&s)[COLUMNS / 2], u64 q, u64 k) {
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < (D + 31) / 32; ++i)
     multiply_scores(s, q + ((i / 4 * 64 * 128 + i % 4 * 32) >> 4), k + ((i / 4 * COLUMNS * 128 + i % 4 * 32) >> 4), i > 0);
+  wgmma_commit();
 }
 
-__device__ __forceinline__ void issue_values(float (&part)[D_V / 2], const u32 (&p)[COLUMNS / 8], u32 t_tile) {
-  const u64 t = rows_descriptor(t_tile);
+__device__ __forceinline__ void issue_values(float (&part)[D_V / 2], const u32 (&p)[COLUMNS / 8], u64 t) {
+  wgmma_fence();
 #pragma unroll
   for (int i = 0; i < COLUMNS / 32; ++i)
     multiply_values(part, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], t + (i * 32 >> 4), i > 0);
+  wgmma_commit();
 }
 
-__device__ __forceinline__ void add_part(float (&o)[D_V / 2], const float (&part)[D_V / 2], const float (&fade)[2]) {
+// The largest of a thread's scores of either row. Of numbers of which one is not negative, it is the largest as integers, which
+// one instruction finds for three; of negative ones it is the smallest.
+__device__ __forceinline__ void largest(const float (&s)[COLUMNS / 2], float (&here)[2]) {
+  int high[2] = {__float_as_int(s[0]), __float_as_int(s[2])};
 #pragma unroll
-  for (int i = 0; i < D_V / 2; ++i) o[i] = fmaf(o[i], fade[i / 2 % 2], part[i]);
+  for (int j = 0; j < COLUMNS / 8; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      high[half] = max(max(high[half], __float_as_int(s[4 * j + 2 * half])), __float_as_int(s[4 * j + 2 * half + 1]));
+  if (min(high[0], high[1]) < 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int low = __float_as_int(s[2 * half]);
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; ++j)
+        low = min(min(low, __float_as_int(s[4 * j + 2 * half])), __float_as_int(s[4 * j + 2 * half + 1]));
+      if (high[half] < 0) high[half] = low;
+    }
+  }
+  here[0] = __int_as_float(high[0]), here[1] = __int_as_float(high[1]);
+}
+
+// Scores to weights; `fade` is what sums so far are to be multiplied by.
+__device__ __forceinline__ void weigh(float (&s)[COLUMNS / 2], float (&top)[2], float (&sum)[2], float (&fade)[2], float scale2) {
+  float here[2];
+  largest(s, here);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    here[half] = fmaxf(here[half], __shfl_xor_sync(~0u, here[half], 1));
+    here[half] = fmaxf(here[half], __shfl_xor_sync(~0u, here[half], 2));
+    const float before = top[half];
+    top[half] = fmaxf(before, here[half]);
+    const float reference = top[half] == -INFINITY ? 0 : top[half];
+    fade[half] = exp2_fast((before - reference) * scale2);
+    const float shift = reference * scale2 - PEAK;
+    float part = 0;
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      float& x = s[4 * j + 2 * half];
+      float& y = s[4 * j + 2 * half + 1];
+      x = exp2_fast(fmaf(x, scale2, -shift));
+      y = exp2_fast(fmaf(y, scale2, -shift));
+      part += x + y;
+    }
+    sum[half] = fmaf(sum[half], fade[half], part);
+  }
 }
 
 __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_tile, Shared* shared, const Sizes& sizes,
                                         const Output& to, const Scales& scales, float scale2_number) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-  const int turn = 1 + slab, next_turn = 1 + (slab + 1) % CONSUMERS, together = 8 + slab;
+  const int together = 8 + slab;
   int k_stage = 0, t_stage = 0, q_buffer = 0, slot = 0;
   u32 k_phase = 0, t_phase = 0, q_phase = 0, tile_phase = 0;
-  if (PING_PONG && slab == CONSUMERS - 1) named_arrive(next_turn, 256);
   while (true) {
     const int number = take_tile(shared, slot, tile_phase, lane);
     if (number >= sizes.tiles) break;
@@ -200,12 +243,11 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
     float scale2 = scale2_number;
     if (scales.q) scale2 *= scales.q[w.batch * scales.q_batch + kv_head * scales.q_head];
     if (scales.k) scale2 *= scales.k[w.batch * scales.k_batch + kv_head * scales.k_head];
-    float s[COLUMNS / 2], o[D_V / 2], part[D_V / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2], part_fade[2] = {0, 0};
-    u32 p[COLUMNS / 8];
+    float o[D_V / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
 #pragma unroll
-    for (int i = 0; i < D_V / 2; ++i) o[i] = part[i] = 0;
+    for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
     auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
-    auto hide_if_cut = [&](int block) {
+    auto hide_if_cut = [&](float (&s)[COLUMNS / 2], int block) {
       const int column = block * COLUMNS;
       const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
       const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
@@ -215,58 +257,30 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
       write_nothing(w, to, row_slab + warp * 16, lane);
     } else {
       barrier_wait(shared_address(&shared->q_full[q_buffer][slab]), q_phase);
-      barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
       const u64 q = rows_descriptor(q_slab);
-      wgmma_fence();
-      issue_scores(s, q, k_tile + k_stage * K_BYTES);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(s);
-      release(&shared->k_empty[k_stage]);
-      step_ring(k_stage, k_phase);
-      hide_if_cut(w.end - 1);
-      weigh<true>(s, top, sum, fade, scale2);
-      to_operand(s, p);
-      for (int block = w.end - 2; block >= w.begin; --block) {
+#pragma unroll 1
+      for (int block = w.end - 1; block >= w.begin; --block) {
+        float s[COLUMNS / 2], fade[2];
+        u32 p[COLUMNS / 8];
         barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
-        if (PING_PONG) named_sync(turn, 256);
-        wgmma_fence();
-        issue_scores(s, q, k_tile + k_stage * K_BYTES);
-        wgmma_commit();
-        // The part of the block before: under the scores.
-        add_part(o, part, part_fade);
-        part_fade[0] = fade[0], part_fade[1] = fade[1];
-        barrier_wait(shared_address(&shared->t_full[t_stage]), t_phase);
-        pin(part);
-        wgmma_fence();
-        issue_values(part, p, t_tile + t_stage * T_BYTES);
-        wgmma_commit();
-        if (PING_PONG) named_arrive(next_turn, 256);
-        wgmma_wait<1>();
+        issue_scores(s, q, rows_descriptor(k_tile + k_stage * K_BYTES));
+        wgmma_wait<0>();
         pin(s);
         release(&shared->k_empty[k_stage]);
         step_ring(k_stage, k_phase);
-        hide_if_cut(block);
-        weigh<false>(s, top, sum, fade, scale2);
-        // Never true, but the end of a basic block: the compiler would wait for the values before the maximum else.
-        if (sizes.tiles < 0) __nanosleep(1);
+        hide_if_cut(s, block);
+        weigh(s, top, sum, fade, scale2);
+        to_operand(s, p);
+        float(&part)[D_V / 2] = *(float(*)[D_V / 2])s;  // takes the registers of the scores
+        barrier_wait(shared_address(&shared->t_full[t_stage]), t_phase);
+        issue_values(part, p, rows_descriptor(t_tile + t_stage * T_BYTES));
         wgmma_wait<0>();
         pin(part);
         release(&shared->t_empty[t_stage]);
         step_ring(t_stage, t_phase);
-        to_operand(s, p);
+#pragma unroll
+        for (int i = 0; i < D_V / 2; ++i) o[i] = fmaf(o[i], fade[i / 2 % 2], part[i]);
       }
-      barrier_wait(shared_address(&shared->t_full[t_stage]), t_phase);
-      add_part(o, part, part_fade);
-      pin(part);
-      wgmma_fence();
-      issue_values(part, p, t_tile + t_stage * T_BYTES);
-      wgmma_commit();
-      wgmma_wait<0>();
-      pin(part);
-      release(&shared->t_empty[t_stage]);
-      step_ring(t_stage, t_phase);
-      add_part(o, part, fade);
       // The output takes the place of the queries once no warp's product reads them any more.
       named_sync(together, 128);
       const float whole = scales.v ? scales.v[w.batch * scales.v_batch + kv_head * scales.v_head] : 1.0f;
@@ -277,8 +291,6 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
       if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
     }
   }
-  // The one turn that nobody took.
-  if (PING_PONG && slab == 0) named_sync(turn, 256);
 }
 
 extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention_hopper_forward_float8(

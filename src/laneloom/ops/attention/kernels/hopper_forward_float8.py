@@ -39,8 +39,6 @@ def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu)
         "Q_BUFFERS": config.q_buffers,
         "CONSUMERS": config.consumers,
         "TRANSPOSERS": config.transposers,
-        "PING_PONG": int(config.ping_pong and config.consumers > 1),
-        "THRESHOLD": 0,
         "PEAK": config.peak,
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
