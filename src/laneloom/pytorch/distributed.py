@@ -55,7 +55,7 @@ def matmul_reduce_scatter(
     group, transport: as for `all_gather_matmul`.
 
     The rows of each rank are sent while those of the next are multiplied. Every rank's part is rounded once to x's
-    dtype, their sum is FP32 (FP64 for fp64), in rank order: the same bits on every call. The backward is
+    dtype, their sum is FP32 (FP64 for fp64), in a fixed order: the same bits on every call. The backward is
     `all_gather_matmul`.
     Raises as `all_gather_matmul` does.
     """
@@ -112,20 +112,18 @@ def _multiply_and_scatter(x: Any, w: Any, group: Any, transport: str) -> torch.T
     ranks, rank = dist.get_world_size(group), dist.get_rank(group)
     rows = x.unflatten(0, (ranks, -1))
     if transport == "symmetric":
-        parts = symmetric.multiply_and_exchange(rows, w, group)
-    else:
-        parts = x.new_empty(ranks, rows.shape[1], w.shape[1])  # of this rank's rows, from every rank
-        leaving = []
-        for step in range(1, ranks):
-            target, source = (rank + step) % ranks, (rank - step) % ranks
-            part = matmul(rows[target], w)
-            leaving.append((exchange(part, target, parts[source], source, group), part))
-        matmul(rows[rank], w, out=parts[rank])
-        for requests, _ in leaving:
-            for request in requests:
-                request.wait()
-    wide = torch.promote_types(parts.dtype, torch.float32)
-    return parts.sum(0, dtype=wide).to(x.dtype)
+        return symmetric.multiply_and_add(rows, w, group)
+    parts = x.new_empty(ranks, rows.shape[1], w.shape[1])  # of this rank's rows, from every rank
+    leaving = []
+    for step in range(1, ranks):
+        target, source = (rank + step) % ranks, (rank - step) % ranks
+        part = matmul(rows[target], w)
+        leaving.append((exchange(part, target, parts[source], source, group), part))
+    matmul(rows[rank], w, out=parts[rank])
+    for requests, _ in leaving:
+        for request in requests:
+            request.wait()
+    return parts.sum(0)  # torch sums 16-bit floats in FP32 and rounds once
 
 
 class _AllGatherMatmul(torch.autograd.Function):

@@ -4,7 +4,8 @@ Copy engines move shards over NVLink while all SMs multiply; NCCL's sends take S
 multicast. Products alternate between two streams, so that one fills the SMs that the tail of the other leaves idle.
 
 Why no call waits for its peers to be done with memory that it writes: calls alternate between the halves of a buffer,
-and each passes one barrier. A peer that has arrived at a call's barrier has finished what it did two calls ago.
+and each passes one barrier. A peer that has arrived at a call's barrier has finished what it did two calls ago. A call
+in a CUDA graph has the same half in every replay, beside whatever runs between them: it passes two barriers more.
 """
 
 from __future__ import annotations
@@ -32,25 +33,56 @@ class Exchange:
         self._half_bytes, self._half = 0, 0
         self._memory: torch.Tensor | None = None
         self._handle: Any = None
+        self._last: torch.cuda.Stream | None = None  #: what the call before ran on
+        self._captured: list[Any] = []  #: memory that CUDA graphs know by its address
 
-    def turn(self, nbytes: int) -> None:
-        """Begin a call that needs so many bytes of every rank; all ranks ask for as many."""
+    def begin(self, nbytes: int) -> torch.cuda.Stream:
+        """Begin a call that needs so many bytes of every rank; all ranks ask for as many. Gives the caller's stream.
+
+        Raises UnsupportedError where a CUDA graph is captured and the memory is not there yet.
+        """
         self._half = 1 - self._half
-        if nbytes <= self._half_bytes:
-            return
+        here = torch.cuda.current_stream(self.device)
+        if torch.cuda.is_current_stream_capturing():
+            if nbytes > self._half_bytes:
+                raise UnsupportedError(
+                    "symmetric memory cannot be made while a CUDA graph is captured: make the call once before"
+                )
+            if not self._captured or self._captured[-1] is not self._handle:
+                self._captured += [self._memory, self._handle]
+            self.barrier()
+        else:
+            if nbytes > self._half_bytes:
+                self._grow(nbytes)
+            if self._last is not None and self._last != here:
+                here.wait_stream(self._last)
+            self._last = here
+        self.copies.wait_stream(here)
+        self.products.wait_stream(here)
+        return here
+
+    def end(self, here: torch.cuda.Stream) -> None:
+        """End a call; what it left in this rank's memory has been read."""
+        here.wait_stream(self.products)
+        here.wait_stream(self.copies)
+        if torch.cuda.is_current_stream_capturing():
+            self.barrier()
+
+    def _grow(self, nbytes: int) -> None:
         symmetric_memory = _module()
         if self._memory is not None:  # a peer may still read it
             torch.cuda.synchronize(self.device)
             dist.barrier(self.group)
-        self._half_bytes = -(-nbytes // 2**21) * 2**21
-        self._memory = symmetric_memory.empty(2 * self._half_bytes, dtype=torch.uint8, device=self.device)
+        half_bytes = -(-nbytes // 2**21) * 2**21
+        memory = symmetric_memory.empty(2 * half_bytes, dtype=torch.uint8, device=self.device)
         try:
-            self._handle = symmetric_memory.rendezvous(self._memory, self.group)
+            handle = symmetric_memory.rendezvous(memory, self.group)
         except RuntimeError as error:
             words = str(error).strip().partition("\n")[0]
             raise UnsupportedError(
                 f"transport: these GPUs cannot share memory ({words}); use transport='p2p'"
             ) from error
+        self._half_bytes, self._memory, self._handle = half_bytes, memory, handle
 
     def buffer(self, rank: int, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """A rank's memory of this call, from `offset` bytes on."""
@@ -86,7 +118,7 @@ def _module() -> Any:
 
 
 def transport_of(transport: str | None, x: torch.Tensor, group: Any) -> str:
-    """"symmetric" or "p2p": the one asked for, or the faster one that is there. Collective where none is asked for.
+    """The transport asked for, or else the faster one that is there. Collective where none is asked for.
 
     Raises ArgumentError for another name, UnsupportedError for symmetric memory of CPU tensors.
     """
@@ -117,9 +149,7 @@ def _connected(group_name: str, device: int) -> bool:
 def pull(k: torch.Tensor, v: torch.Tensor, group: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Keys and values of every rank, this one's first, each copied while the caller computes with the one before."""
     box = exchange_of(group, k.device)
-    box.turn(k.nbytes + v.nbytes)
-    here = torch.cuda.current_stream(k.device)
-    box.copies.wait_stream(here)
+    here = box.begin(k.nbytes + v.nbytes)
     rooms = [(torch.empty_like(k), torch.empty_like(v)) for _ in range(min(2, box.ranks - 1))]
     with torch.cuda.stream(box.copies):
         box.buffer(box.rank, k.shape, k.dtype).copy_(k)
@@ -143,7 +173,7 @@ def pull(k: torch.Tensor, v: torch.Tensor, group: Any) -> Iterator[tuple[torch.T
             box.copies.wait_stream(here)
             arrived = fetch(step + 1)
         yield rooms[step % 2 - 1]
-    here.wait_stream(box.copies)
+    box.end(here)
 
 
 def gather_and_multiply(
@@ -151,9 +181,7 @@ def gather_and_multiply(
 ) -> None:
     """y[r] = X_r W for every rank r; gathered[r] = X_r, of this rank's own only if it `keeps` them."""
     box = exchange_of(group, x.device)
-    box.turn(x.nbytes)
-    here = torch.cuda.current_stream(x.device)
-    box.copies.wait_stream(here)
+    here = box.begin(x.nbytes)
     arrived = []
     with torch.cuda.stream(box.copies):
         box.buffer(box.rank, x.shape, x.dtype).copy_(x)
@@ -165,7 +193,6 @@ def gather_and_multiply(
             arrived.append(box.copies.record_event())
         if keeps:
             gathered[box.rank].copy_(x)
-    box.products.wait_stream(here)
     here.wait_event(ready)  # a kernel that fills the SMs would keep the barrier's waiting, and with it the copies
     matmul(x, w, out=y[box.rank])
     for step, event in enumerate(arrived, start=1):
@@ -173,18 +200,14 @@ def gather_and_multiply(
         stream.wait_event(event)
         with torch.cuda.stream(stream):
             matmul(gathered[source], w, out=y[source])
-    here.wait_stream(box.products)
-    here.wait_stream(box.copies)
+    box.end(here)
 
 
-def multiply_and_exchange(rows: torch.Tensor, w: torch.Tensor, group: Any) -> torch.Tensor:
-    """Every rank's product of this rank's rows, [ranks, M / ranks, N]; rows: [ranks, M / ranks, K / ranks]."""
+def multiply_and_add(rows: torch.Tensor, w: torch.Tensor, group: Any) -> torch.Tensor:
+    """The sum of every rank's product of this rank's rows, [M / ranks, N]; rows: [ranks, M / ranks, K / ranks]."""
     box = exchange_of(group, rows.device)
     shape, dtype = (box.ranks, rows.shape[1], w.shape[1]), rows.dtype
-    box.turn(shape[0] * shape[1] * shape[2] * dtype.itemsize)
-    here = torch.cuda.current_stream(rows.device)
-    box.copies.wait_stream(here)
-    box.products.wait_stream(here)
+    here = box.begin(shape[0] * shape[1] * shape[2] * dtype.itemsize)
     leaving = rows.new_empty(shape)
     for step in range(1, box.ranks):
         target, stream = (box.rank + step) % box.ranks, box.alternate(step - 1)
@@ -202,4 +225,6 @@ def multiply_and_exchange(rows: torch.Tensor, w: torch.Tensor, group: Any) -> to
         box.barrier()
     here.wait_stream(box.products)
     here.wait_stream(box.copies)
-    return mine
+    total = mine.sum(0)
+    box.end(here)
+    return total
