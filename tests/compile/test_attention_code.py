@@ -129,6 +129,32 @@ def test_hopper_forward(d, last):
     assert sum(op == "MUFU.EX2" for op in softmax) == config.columns // 2 + 2, "and the fading of two rows"
 
 
+@pytest.mark.parametrize(("d", "d_v", "last"), [(128, 128, 0), (256, 64, None)])
+def test_hopper_forward_float8(d, d_v, last):
+    """Products of e4m3, values transposed by matrices, three scores a maximum; the loop keeps all but a few sums."""
+    pytest.importorskip("cuda.bindings.nvrtc")
+    gpu = get_gpu("sm_90a")
+    problem = AttentionProblem(4, 16, 16, 4096, 4096, d, d_v, "fp8", d**-0.5, None, last, out="bf16")
+    config = plan(problem, gpu)
+    assert (config.schedule, config.consumers) == ("hopper_forward_float8", 3)
+    code = code_object(problem, gpu)
+    assert code.lds_bytes + 2048 <= gpu.lds_bytes
+    ops = sass_of(code)
+    products = [i for i, op in enumerate(ops) if op.startswith("QGMMA.64x") and op.endswith("x32.F32.E4M3.E4M3")]
+    steps = d // 32
+    assert len(products) == steps + 4, "and no second copy of the loop"
+    assert ops[products[-1]] == f"QGMMA.64x{d_v}x32.F32.E4M3.E4M3"
+    inside = ops[products[0] : products[-1]]
+    assert len([op for op in inside if op.startswith(("STL", "LDL"))]) <= 6
+    assert sum(op == "MUFU.EX2" for op in inside) == 64 + 2, "of a thread's scores, and the fading of two rows"
+    assert sum(op.startswith("F2FP.SATFINITE.E4M3") for op in inside) == 32
+    assert sum(op == "VIMNMX3" for op in inside) == 2 * 2 * 15, "of two rows, and again where all are negative"
+    assert sum(op.startswith("FMNMX") for op in inside) == 6, "between lanes, and with the rows' former largest"
+    assert sum(op.startswith("LDSM.16.MT88.4") for op in ops) == 4
+    outputs = d_v // 16  # stores of the output; the others are of transposed values
+    assert sum(op.startswith("STSM.16.M88.4") for op in ops) == 4 + outputs
+
+
 @pytest.mark.parametrize(("d", "last"), [(128, 0), (64, None)])
 def test_hopper_backward(d, last):
     """Five products of a step, of which no two wait for each other, and two more that add lse and delta."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -208,3 +209,33 @@ def test_reference_of_nothing_seen():
     assert not truth.out[:, :, :2].any()
     assert np.isinf(truth.lse[:, :, :2]).all()
     np.testing.assert_allclose(truth.lse[0, 0, 2], 2.0)
+
+
+def test_float8():
+    """Hopper alone takes 8-bit operands, forward; every other wish is refused with its reason."""
+    gpu = get_gpu("sm_90a")
+    case = problem(128, queries=4096, keys=4096, dtype="fp8", heads=16, kv_heads=4, out="bf16")
+    config = plan(case, gpu)
+    assert (config.schedule, config.consumers, config.rows) == ("hopper_forward_float8", 3, 192)
+    assert plan(problem(64, dtype="fp8", out="fp16"), gpu).consumers == 1, "few tiles: small ones"
+    for d, d_v in itertools.product(range(16, 257, 16), range(16, 129, 16)):
+        for queries in (1, 4096):
+            wide = dataclasses.replace(case, d=d, d_v=d_v, queries=queries)
+            chosen = plan(wide, gpu)
+            assert chosen.why_invalid(wide, gpu) is None
+            assert chosen.lds_bytes(wide) + 2048 <= gpu.lds_bytes
+    for change, words in (
+        ({"d": 72, "d_v": 64}, "D of 8-bit operands"), ({"d_v": 144}, "from 16 to 128"), ({"scale": 0.0}, "above 0"),
+        ({"out": ""}, "O fp16 or bf16"),
+    ):  # fmt: skip
+        with pytest.raises(UnsupportedError, match=words):
+            plan(dataclasses.replace(case, **change), gpu)
+    for name in ("gfx1151", "gfx1201"):
+        with pytest.raises(UnsupportedError, match="multiplied by wgmma"):
+            plan(case, get_gpu(name))
+    with pytest.raises(UnsupportedError, match="no candidate"):
+        plan_backward(case, gpu)
+    for change, words in (({"transposers": 4}, "transposers 1 to 3"), ({"stages": 4}, "shared memory")):
+        assert words in dataclasses.replace(config, **change).why_invalid(case, gpu)
+    sizes = case.bytes, dataclasses.replace(case, dtype="bf16", out="").bytes
+    assert sizes[0] < sizes[1] < 2 * sizes[0]

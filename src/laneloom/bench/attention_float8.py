@@ -2,14 +2,15 @@
 
 Beside `flash_attention` of fp8 the same attention of bf16, ours and cuDNN's (torch has none of fp8), in one interleaved
 run, on operands that are the same numbers. Every result is checked on one head before it is timed: against FP64, with
-twice the error of the softmax's weights rounded to fp8, and one rounding, as its budget.
+twice the error of the softmax's weights rounded to fp8, and one rounding, as its budget. With `--page` it fills a
+page's table from the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,8 @@ from ..ops.attention.api import flash_attention
 from ..ops.attention.config import plan
 from ..ops.target import active_gpu
 from .attention import CUDNN, ROUNDING, Case
-from .records import append, hash_sources, make_record, read_environment
+from .records import Record, append, hash_sources, load, make_record, read_environment
+from .report import OURS, fill_page, geometric_mean
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -38,7 +40,7 @@ KERNEL_SOURCES = tuple(
     )
 )  # fmt: skip
 OP = "attention forward float8"
-OURS, OURS_BF16 = "laneloom", "laneloom bf16"
+OURS_BF16 = "laneloom bf16"
 PEAK = 256.0  #: what the largest weight of a row is rounded as
 #: batch, heads, heads of keys, queries, keys, D, causal
 SIZES = (
@@ -123,13 +125,47 @@ def run(path: Path, rounds: int) -> None:
         print(f"  error {error:.2e} of {budget:.2e}", flush=True)
 
 
+def render(records: Iterable[Record]) -> str:
+    """Markdown: one row a problem, its newest records."""
+    newest: dict[tuple[Any, ...], dict[str, Record]] = {}
+    for record in records:
+        newest.setdefault(tuple(record.problem.items()), {})[record.candidate] = record
+    lines = [
+        "| B x H x N x D | causal | us | TFLOP/s | x cuDNN, bf16 | x laneloom, bf16 | error | budget |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for by_name in newest.values():
+        ours, problem = by_name[OURS], by_name[OURS].problem
+        heads = f"{problem['heads']}" + (f":{problem['kv_heads']}" if problem["kv_heads"] != problem["heads"] else "")
+        lines.append(
+            f"| {problem['batch']} x {heads} x {problem['queries']} x {problem['d']} "
+            f"| {'yes' if problem['causal'] else 'no'} | {ours.median_us:.1f} | {ours.tflops:.0f} "
+            f"| {ours.ratio_to_reference:.2f} | {by_name[OURS_BF16].median_us / ours.median_us:.2f} "
+            f"| {ours.error:.1e} | {ours.error_budget:.1e} |"
+        )
+    ours = [by_name[OURS] for by_name in newest.values()]
+    environment = ours[-1].environment
+    stale = " **Stale: the kernels have changed since.**" if ours[-1].is_stale(KERNEL_SOURCES) else ""
+    head = (
+        f"Measured on one {environment.gpu}, {ours[-1].time[:10]}, torch {environment.torch}, driver "
+        f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
+        f"Geometric means: {geometric_mean([r.ratio_to_reference for r in ours]):.2f} of cuDNN's bf16, "
+        f"{geometric_mean([x[OURS_BF16].median_us / x[OURS].median_us for x in newest.values()]):.2f} of ours."
+    )
+    return "\n".join([head, "", *lines])
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure laneloom's attention on 8-bit floats.")
-    parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
+    parser.add_argument("--out", type=Path, required=True, help="file of records to append to, or to read with --page")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--page", type=Path, help="measure nothing: fill this page's table from the records")
     arguments = parser.parse_args()
-    run(arguments.out, arguments.rounds)
+    if arguments.page is None:
+        run(arguments.out, arguments.rounds)
+    else:
+        fill_page(arguments.page, {"float8": render(load(arguments.out))})
 
 
 if __name__ == "__main__":
