@@ -212,7 +212,7 @@ def test_reference_of_nothing_seen():
 
 
 def test_float8():
-    """Hopper alone takes 8-bit operands, forward; every other wish is refused with its reason."""
+    """8-bit operands, forward: Hopper's own schedule, RDNA's general one; all else is refused with its reason."""
     gpu = get_gpu("sm_90a")
     case = problem(128, queries=4096, keys=4096, dtype="fp8", heads=16, kv_heads=4, out="bf16")
     config = plan(case, gpu)
@@ -230,11 +230,16 @@ def test_float8():
     ):  # fmt: skip
         with pytest.raises(UnsupportedError, match=words):
             plan(dataclasses.replace(case, **change), gpu)
+    assert "multiplied by wgmma" in config.why_invalid(case, get_gpu("gfx1201"))
     for name in ("gfx1151", "gfx1201"):
-        with pytest.raises(UnsupportedError, match="multiplied by wgmma"):
-            plan(case, get_gpu(name))
-    with pytest.raises(UnsupportedError, match="no candidate"):
-        plan_backward(case, gpu)
+        general = plan(case, get_gpu(name))
+        assert general == plan(dataclasses.replace(case, dtype="fp16", out=""), get_gpu(name))
+        assert "must be fp16 or bf16" in general.why_invalid(case, gpu)
+        with pytest.raises(UnsupportedError, match="multiples of 16"):
+            plan(dataclasses.replace(case, d=72), get_gpu(name))
+    for name in ("sm_90a", "gfx1151"):
+        with pytest.raises(UnsupportedError, match=r"no candidate|must be fp16 or bf16"):
+            plan_backward(case, get_gpu(name))
     for change, words in (({"transposers": 4}, "transposers 1 to 3"), ({"stages": 4}, "shared memory")):
         assert words in dataclasses.replace(config, **change).why_invalid(case, gpu)
     sizes = case.bytes, dataclasses.replace(case, dtype="bf16", out="").bytes

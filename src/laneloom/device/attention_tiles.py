@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
+from .float8 import fp16_of_float8
 from .wmma_tiles import load_fence, schedule_fence
 
 
@@ -86,10 +87,28 @@ def load_rows(
             tile += gl.minimum(column0, D - WIDTH)
     else:
         c = gl.where(c < D - column0, column0 + c, c % 8)
+    BYTES: gl.constexpr = base.dtype.element_ty.primitive_bitwidth // 8
     # A 64-bit scalar base and an unsigned 32-bit byte offset per lane: one address register.
-    offsets = (r[:, None] * stride + c[None, :]).to(gl.uint32) * 2
+    offsets = (r[:, None] * stride + c[None, :]).to(gl.uint32) * BYTES
     pointers = (tile.to(gl.pointer_type(gl.int8), bitcast=True) + offsets).to(base.dtype, bitcast=True)
-    return gl.load(gl.max_contiguous(gl.multiple_of(pointers, [1, 16]), [1, 8]))
+    return gl.load(gl.max_contiguous(gl.multiple_of(pointers, [1, 8 * BYTES]), [1, 8]))
+
+
+@gluon.jit
+def multiplied(x):
+    """x as the matrix instructions take it: 8-bit floats as fp16. AMD only for those."""
+    if x.dtype.primitive_bitwidth == 8:
+        x = fp16_of_float8(x)
+    return x
+
+
+@gluon.jit
+def scale_of(scale_ptr, at):
+    """One number, or 1 where there are none."""
+    scale = 1.0
+    if scale_ptr is not None:
+        scale = gl.load(scale_ptr + at)
+    return scale
 
 
 @gluon.jit

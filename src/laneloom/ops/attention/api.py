@@ -71,9 +71,10 @@ def flash_attention(
     gives zeros and LSE = -inf. What the mask hides is multiplied by 0, so that NaN or infinity in V reaches the queries
     of its block. Gradients of q, k, v from those of O and LSE; second derivatives raise UnsupportedError.
 
-    On Hopper also torch.float8_e4m3fn, for D up to 256 and D_V up to 128, multiples of 16: the scores are multiplied by
-    scale_q scale_k, O by scale_v. P is rounded to e4m3 as 2**8 P over its row's largest weight so far; the tensor cores
-    keep about 14 bits of a sum over 128 keys, and these sums are added up in FP32. No gradients.
+    Also torch.float8_e4m3fn, D and D_V multiples of 16, without gradients: the scores are multiplied by scale_q and
+    scale_k, O by scale_v. On RDNA such operands become fp16, exactly, and so does P. On Hopper, for D up to 256 and
+    D_V up to 128, P is rounded to e4m3, as 2**8 times its share of the row's largest weight so far; the tensor cores
+    keep about 14 bits of a sum over 128 keys, and these sums are added up in FP32.
 
     Raises ArgumentError for operands or options that do not fit, UnsupportedError for what no schedule can do.
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.

@@ -17,7 +17,9 @@ _STRIDES = tuple(f"stride_{x}{axis}" for x in ("q", "k", "v", "o", "g", "dq", "d
 #: arguments whose value makes no kernel of its own
 RUNTIME = ("scale2", "scale", *_SCALARS, *_STRIDES)
 LENGTHS = ("first_q_ptr", "first_k_ptr")  #: None where no sequences are packed
-_FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr")
+SCALES = ("scale_q_ptr", "scale_k_ptr", "scale_v_ptr")  #: of 8-bit operands, [B, H_kv] in order; None for others
+_FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr", *SCALES)
+_TRITON = {"fp8": "fp8e4nv"}
 
 
 class Tensors:
@@ -29,6 +31,10 @@ class Tensors:
     def tensor(self, name: str) -> Any:
         """One operand itself."""
         return self._operands[name]
+
+    def addresses(self, *names: str) -> list[int]:
+        """Where torch tensors begin."""
+        return [self._operands[name].data_ptr() for name in names]
 
     def table_stride(self) -> int:
         """Elements between the rows of the table of pages; 0 without one."""
@@ -71,12 +77,14 @@ def is_direct(x: Any, address: int) -> bool:
     return in_units and inner[1] == 1 and address % 16 == 0 and (x.shape[2] <= 1 or strides_of(x)[2] < far)
 
 
-def signature(kernel: Any, dtype: str) -> dict[str, str]:
+def signature(kernel: Any, dtype: str, out_dtype: str = "") -> dict[str, str]:
     """Triton's types of a kernel's arguments, as a call with tensors below 2**31 elements has them."""
+    types = {"out_ptr": out_dtype or dtype}
     kinds = {}
     for name in kernel.arg_names:
         if name.endswith("_ptr"):
-            kinds[name] = "*fp32" if name in _FP32 else "*i32" if name in LENGTHS else f"*{dtype}"
+            kind = types.get(name, dtype)
+            kinds[name] = "*fp32" if name in _FP32 else "*i32" if name in LENGTHS else f"*{_TRITON.get(kind, kind)}"
         elif name in ("scale2", "scale"):
             kinds[name] = "fp32"
         elif name in RUNTIME:

@@ -9,7 +9,7 @@ from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
 from .config_float8 import float8_candidates
 from .config_hopper import backward_candidates, forward_candidates
-from .problem import DTYPE_BYTES, HALVES, AttentionProblem
+from .problem import HALVES, AttentionProblem
 
 Role = Literal["forward", "query", "key", "backward"]
 
@@ -67,14 +67,17 @@ class AttentionConfig:
         else:
             step = max(width, width_v, self.out)
             elements = self.rows * (width + width_v) + self.columns * step
-        return max(elements, self.rows * self.out) * DTYPE_BYTES[problem.dtype]
+        return max(elements, self.rows * self.out) * 2
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         if gpu.matrix_instructions not in ("wmma", "wgmma"):
             return f"the kernels multiply by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
-        if problem.dtype not in HALVES:
-            return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
+        float8 = problem.dtype == "fp8" and self.role == "forward" and gpu.vendor == "amd"
+        if (problem.dtype not in HALVES and not float8) or problem.out_dtype not in HALVES:
+            return f"q, k and v must be fp16 or bf16, got {problem.dtype}, O {problem.out_dtype}"
+        if float8 and (problem.d % 16 or problem.d_v % 16):
+            return f"head dimensions of 8-bit operands must be multiples of 16, got {problem.d} and {problem.d_v}"
         for name, d in (("D", problem.d), ("D of v", problem.d_v)):
             if not _D_RANGE[0] <= d <= _D_RANGE[1] or d % _D_STEP:
                 return f"{name} must be a multiple of {_D_STEP} from {_D_RANGE[0]} to {_D_RANGE[1]}, got {d}"
@@ -95,9 +98,9 @@ class AttentionConfig:
 
 def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
-    if problem.dtype == "fp8":
-        return float8_candidates(problem) if role == "forward" else []
     own: list[Any] = []
+    if problem.dtype == "fp8" and gpu.vendor != "amd":
+        return float8_candidates(problem) if role == "forward" else []
     if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
     return own if role == "backward" else [*own, *_general_candidates(problem, gpu, role)]

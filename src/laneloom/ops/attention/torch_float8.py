@@ -43,7 +43,12 @@ def attend_float8(
     return call(torch.ops.laneloom.flash_attention_float8, q, k, v, *options)
 
 
-def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], sequences: int, out_dtype: Any) -> dict[str, Any]:
+def _scales_shape(q: Any, k: Any, first_q: Any) -> tuple[int, int]:
+    """[B, H_kv]; B: of packed ones, the sequences."""
+    return q.shape[0] if first_q is None else first_q.shape[0] - 1, k.shape[1]
+
+
+def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dtype: Any) -> dict[str, Any]:
     """The scales as [B, H_kv]. Raises ArgumentError, UnsupportedError for what does not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.layout != torch.strided:
@@ -55,7 +60,7 @@ def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], sequences: int, out_d
     execute.check_shapes(q, k, v)
     if out_dtype not in _OUT:
         raise UnsupportedError(f"out_dtype: expected torch.bfloat16 or torch.float16, got {out_dtype}")
-    each = (sequences, k.shape[1])
+    each = _scales_shape(q, k, first_q)
     found = {}
     for name, x in scales.items():
         if x is not None and (x.dtype != torch.float32 or x.device != q.device):
@@ -79,9 +84,14 @@ def _attend(q, k, v, causal="none", scale=None, left=None, right=None, first_q=N
     out_dtype = out_dtype or torch.bfloat16
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
     given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-    scales = _check(q, k, v, given, q.shape[0] if packing is None else packing.first_q.shape[0] - 1, out_dtype)
+    scales = _check(q, k, v, given, first_q, out_dtype)
     out, lse = _results(q, v, packing is not None, out_dtype)
     gpu = gpu_of(q)
+    if gpu.vendor == "amd":  # whose kernel reads scales in order, and takes no number
+        if number_v != 1:
+            by = torch.ones((), device=q.device) if scales["scale_v"] is None else scales["scale_v"]
+            scales["scale_v"] = (number_v * by).expand(_scales_shape(q, k, first_q))
+        scales = {name: None if x is None else x.contiguous() for name, x in scales.items()}
     problem = execute.problem_of(q, k, v, "fp8", scale, Band(causal, left, right), packing)
     operands = {
         "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": out, "lse": lse,
@@ -96,7 +106,7 @@ def _fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=Non
           max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
     out_dtype = out_dtype or torch.bfloat16
     given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-    _check(q, k, v, given, q.shape[0] if first_q is None else first_q.shape[0] - 1, out_dtype)
+    _check(q, k, v, given, first_q, out_dtype)
     return _results(q, v, first_q is not None, out_dtype)
 
 

@@ -21,13 +21,15 @@ from ....device.attention_tiles import (
     fence_loads,
     fence_schedule,
     load_rows,
+    multiplied,
     packed_rows,
     product_of_rows,
+    scale_of,
     softmax_step,
     visited_block,
 )
 from ....gpu import Gpu
-from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
+from ..arguments import LENGTHS, RUNTIME, SCALES, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
 from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout
 from ..problem import AttentionProblem
@@ -37,7 +39,8 @@ _LN2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def attention_forward(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_q_ptr, first_k_ptr, scale2, queries, keys, heads, group, first, last,
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_q_ptr, first_k_ptr, scale_q_ptr, scale_k_ptr, scale_v_ptr,
+    scale2, queries, keys, heads, group, first, last,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_ob, stride_oh, stride_on, stride_lb, stride_lh, batches,
     D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
@@ -85,12 +88,15 @@ def attention_forward(
             first += keys - queries
             last += keys - queries
     rows_of_keys = gl.maximum(keys, 1)
-    dtype: gl.constexpr = q_ptr.dtype.element_ty
+    of_scales = batch * (heads // group) + head // group
+    scale2 *= scale_of(scale_q_ptr, of_scales) * scale_of(scale_k_ptr, of_scales)
+    # 8-bit floats are multiplied as fp16, exactly, and weights are fp16 then.
+    dtype: gl.constexpr = gl.float16 if q_ptr.dtype.element_ty.primitive_bitwidth == 8 else q_ptr.dtype.element_ty
     q_lds = gl.allocate_shared_memory(dtype, [ROWS, WIDTH], ROWS_SHARED)
     k_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], ROWS_SHARED)
     v_lds = gl.allocate_shared_memory(dtype, [COLUMNS, OUT], TURNED_SHARED)
 
-    q = load_rows(q_base, query0, queries, stride_qn, 0, ROWS, WIDTH, D, Q_LOAD)
+    q = multiplied(load_rows(q_base, query0, queries, stride_qn, 0, ROWS, WIDTH, D, Q_LOAD))
     if D % WIDTH != 0:
         # What K has in these columns counts for nothing.
         q = gl.where((gl.arange(0, WIDTH, gl.SliceLayout(0, Q_LOAD)) < D)[None, :], q, gl.zeros_like(q))
@@ -114,7 +120,7 @@ def attention_forward(
         if CUT == 1:
             limit = cut
         while step < limit:
-            k_lds.store(k)
+            k_lds.store(multiplied(k))
             # The keys are complete, and nobody reads the values before. A barrier waits for all loads: the next begin
             # after it. Before the stores Triton puts its own.
             cta_barrier()
@@ -126,7 +132,7 @@ def attention_forward(
                 s, total, top, row, column, keys, first, last, HAS_FIRST, HAS_LAST, CUT == 1
             )
             step = fence_schedule(step + 1, VERSION)  # the wait for the values stays below
-            v_lds.store(gl.convert_layout(v, V_STORE))
+            v_lds.store(gl.convert_layout(multiplied(v), V_STORE))
             cta_barrier()  # the values are complete
             key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
             if PREFETCH:
@@ -138,7 +144,7 @@ def attention_forward(
                 k = load_rows(k_base, key0, rows_of_keys, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
 
     # A query without keys has the sum 0, gives zeros, and the logarithm of nothing, -inf.
-    acc = acc / gl.where(total == 0.0, 1.0, total)[:, None]
+    acc = acc * scale_of(scale_v_ptr, of_scales) / gl.where(total == 0.0, 1.0, total)[:, None]
     # Through LDS, so that a lane stores neighbours, and no matrix instruction sinks into the masked stores.
     o = gl.convert_layout(acc.to(out_ptr.dtype.element_ty), OUT_STORE)
     r = gl.arange(0, ROWS, gl.SliceLayout(1, OUT_STORE))
@@ -179,7 +185,8 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
 def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors: Tensors) -> None:
     """Write out and lse; see `Tensors`."""
     attention_forward[(config.programs(problem),)](
-        *tensors.pointers("q", "k", "v", "out", "lse", "first_q", "first_k"), *problem.scalars(),
+        *tensors.pointers("q", "k", "v", "out", "lse", "first_q", "first_k", "scale_q", "scale_k", "scale_v"),
+        *problem.scalars(),
         *tensors.strides("q", "k", "v", "out"), *tensors.lines(), problem.batch,
         **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
@@ -187,11 +194,11 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
 
 def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    types = signature(attention_forward, problem.dtype)
+    types = signature(attention_forward, problem.dtype, problem.out_dtype)
     constants = _constants(problem, config, gpu)
-    if not problem.packed:
-        constants |= dict.fromkeys(LENGTHS)
-        types = {name: kind for name, kind in types.items() if name not in LENGTHS}
+    absent = (*(() if problem.packed else LENGTHS), *(() if problem.dtype == "fp8" else SCALES))
+    constants |= dict.fromkeys(absent)
+    types = {name: kind for name, kind in types.items() if name not in absent}
     return compile_kernel(
         attention_forward,
         gpu=gpu,
