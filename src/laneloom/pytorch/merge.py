@@ -27,6 +27,8 @@ def merge_parts_kernel(
     at, at_part = head * rows_all + first + row, head * rows + row
     old_lse = tl.load(lse_ptr + at, mask=inside, other=-float("inf"))
     new_lse = tl.load(sums_ptr + at_part, mask=inside, other=-float("inf"))
+    # Where rows are fewer than lanes, every warp loads the same ones, and one of them stores: after all have loaded.
+    tl.debug_barrier()
     top = tl.maximum(old_lse, new_lse)
     top = tl.where(top == -float("inf"), 0.0, top)  # a query that has seen no key: exp gives 0, not NaN
     old_sum, new_sum = tl.exp(old_lse - top), tl.exp(new_lse - top)
