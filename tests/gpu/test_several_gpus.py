@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import traceback
 from datetime import timedelta
 
@@ -15,7 +17,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as multiprocessing  # noqa: E402
 
 WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1",
@@ -147,7 +148,6 @@ TRANSPORTS = ["symmetric", "p2p"]
 
 
 def run_checks(rank, ranks, port, path):
-    os.environ.update(WITHOUT_MULTICAST)
     torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks, timeout=timedelta(seconds=60),
@@ -179,13 +179,19 @@ def outcomes(tmp_path_factory):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=run_checks, args=(rank, GPUS, port, path)) for rank in range(GPUS)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
-        process.kill()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(rank), str(GPUS), str(port), str(path)],
+            env={**os.environ, **WITHOUT_MULTICAST},
+        )
+        for rank in range(GPUS)
+    ]
+    try:
+        for process in processes:
+            process.wait(240)
+    finally:
+        for process in processes:
+            process.kill()
     files = [path.with_name(f"{path.name}.{rank}") for rank in range(GPUS)]
     return [json.loads(file.read_text()) if file.exists() else {} for file in files]
 
@@ -196,3 +202,7 @@ def test_on_every_gpu(outcomes, name, transport):
     for rank, found in enumerate(outcomes):
         text = found.get(f"{name}-{transport}", "did not finish")
         assert text == "", f"rank {rank} of {GPUS}: {text}"
+
+
+if __name__ == "__main__":
+    run_checks(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

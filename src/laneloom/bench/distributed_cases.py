@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+import torch.distributed._symmetric_memory  # registers torch.ops.symm_mem
 import torch.nn.functional as F
 
 from ..ops.attention.api import flash_attention

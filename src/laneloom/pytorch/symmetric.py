@@ -1,7 +1,7 @@
 """Products and attention that overlap with copies between the GPUs of one host, over torch's symmetric memory.
 
 Copy engines move shards over NVLink while all SMs multiply; NCCL's sends take SMs from the product. Nothing here uses
-multicast. Products alternate between two streams, so that one fills the SMs that the tail of the other leaves idle.
+multicast.
 
 Why no call waits for its peers to be done with memory that it writes: calls alternate between the halves of a buffer,
 and each passes one barrier. A peer that has arrived at a call's barrier has finished what it did two calls ago. A call
@@ -22,19 +22,22 @@ from torch.distributed import distributed_c10d as c10d
 from ..errors import ArgumentError, UnsupportedError
 from ..ops.matmul.api import matmul
 
+_MOST_VIEWS = 256  #: of a group's memory that are kept; making one takes microseconds
+
 
 class Exchange:
-    """A group's symmetric memory on one GPU, in two halves; a stream for copies and a second one for products."""
+    """A group's symmetric memory on one GPU, in two halves, and a stream for copies."""
 
     def __init__(self, group: Any, device: torch.device):
         self.group, self.device = group, device
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        self.copies, self.products = (torch.cuda.Stream(device) for _ in range(2))
+        self.copies = torch.cuda.Stream(device)
         self._half_bytes, self._half = 0, 0
         self._memory: torch.Tensor | None = None
         self._handle: Any = None
         self._last: torch.cuda.Stream | None = None  #: what the call before ran on
         self._captured: list[Any] = []  #: memory that CUDA graphs know by its address
+        self._views: dict[Any, torch.Tensor] = {}
 
     def begin(self, nbytes: int) -> torch.cuda.Stream:
         """Begin a call that needs so many bytes of every rank; all ranks ask for as many. Gives the caller's stream.
@@ -58,12 +61,10 @@ class Exchange:
                 here.wait_stream(self._last)
             self._last = here
         self.copies.wait_stream(here)
-        self.products.wait_stream(here)
         return here
 
     def end(self, here: torch.cuda.Stream) -> None:
         """End a call; what it left in this rank's memory has been read."""
-        here.wait_stream(self.products)
         here.wait_stream(self.copies)
         if torch.cuda.is_current_stream_capturing():
             self.barrier()
@@ -83,19 +84,23 @@ class Exchange:
                 f"transport: these GPUs cannot share memory ({words}); use transport='p2p'"
             ) from error
         self._half_bytes, self._memory, self._handle = half_bytes, memory, handle
+        self._views.clear()
 
     def buffer(self, rank: int, shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> torch.Tensor:
         """A rank's memory of this call, from `offset` bytes on."""
-        first = (self._half * self._half_bytes + offset) // dtype.itemsize
-        return self._handle.get_buffer(rank, list(shape), dtype, storage_offset=first)
+        key = self._half, rank, tuple(shape), dtype, offset
+        view = self._views.get(key)
+        if view is None:
+            if len(self._views) >= _MOST_VIEWS:
+                self._views.clear()
+            first = (self._half * self._half_bytes + offset) // dtype.itemsize
+            view = self._handle.get_buffer(rank, list(shape), dtype, storage_offset=first)
+            self._views[key] = view
+        return view
 
     def barrier(self) -> None:
         """All ranks' copies before this one in the current stream are done."""
         self._handle.barrier(channel=0)
-
-    def alternate(self, number: int) -> torch.cuda.Stream:
-        """The stream of a call's product of this number."""
-        return self.products if number % 2 else torch.cuda.current_stream(self.device)
 
 
 _exchanges: dict[tuple[str, int], Exchange] = {}
@@ -196,10 +201,9 @@ def gather_and_multiply(
     here.wait_event(ready)  # a kernel that fills the SMs would keep the barrier's waiting, and with it the copies
     matmul(x, w, out=y[box.rank])
     for step, event in enumerate(arrived, start=1):
-        source, stream = (box.rank + step) % box.ranks, box.alternate(step)
-        stream.wait_event(event)
-        with torch.cuda.stream(stream):
-            matmul(gathered[source], w, out=y[source])
+        source = (box.rank + step) % box.ranks
+        here.wait_event(event)
+        matmul(gathered[source], w, out=y[source])
     box.end(here)
 
 
@@ -210,21 +214,15 @@ def multiply_and_add(rows: torch.Tensor, w: torch.Tensor, group: Any) -> torch.T
     here = box.begin(shape[0] * shape[1] * shape[2] * dtype.itemsize)
     leaving = rows.new_empty(shape)
     for step in range(1, box.ranks):
-        target, stream = (box.rank + step) % box.ranks, box.alternate(step - 1)
-        slot = box.buffer(target, shape, dtype)[box.rank]
-        with torch.cuda.stream(stream):
-            matmul(rows[target], w, out=leaving[target])
-            done = stream.record_event()
+        target = (box.rank + step) % box.ranks
+        matmul(rows[target], w, out=leaving[target])
+        box.copies.wait_stream(here)
         with torch.cuda.stream(box.copies):
-            box.copies.wait_event(done)
-            slot.copy_(leaving[target])
+            box.buffer(target, shape, dtype)[box.rank].copy_(leaving[target])
     mine = box.buffer(box.rank, shape, dtype)
-    with torch.cuda.stream(box.alternate(box.ranks - 1)):
-        matmul(rows[box.rank], w, out=mine[box.rank])
-    with torch.cuda.stream(box.copies):
-        box.barrier()
-    here.wait_stream(box.products)
+    matmul(rows[box.rank], w, out=mine[box.rank])
     here.wait_stream(box.copies)
+    box.barrier()
     total = mine.sum(0)
     box.end(here)
     return total
