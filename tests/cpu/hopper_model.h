@@ -1,6 +1,6 @@
 // Hopper's instructions, as laneloom's attention kernels use them, on a CPU: C++ with the kernels' own text behind it.
 //
-// Every thread of a CTA is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
+// Every thread of a CTA, or of a cluster's two, is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
 // named barriers threads, and 60 s without an end of a wait are a deadlock. Copies of the copy engine are done at once. A wgmma
 // reads its registers where it is issued and, with `late`, shared memory and sums only in the wait that it needs: what comes too
 // early is seen without it, what is overwritten or read too early with it. Of a warp only the collective instructions meet.
@@ -30,6 +30,7 @@ typedef long long i64;
 #define __forceinline__ inline
 #define __global__
 #define __launch_bounds__(...)
+#define __cluster_dims__(n)
 #define __grid_constant__
 #define __align__(n) alignas(n)
 #define __nanosleep(n)
@@ -49,15 +50,20 @@ inline float __uint_as_float(u32 x) { return __int_as_float(x); }
 
 struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
 struct Meeting { u32 there = 0, round = 0; };
-static thread_local Index threadIdx;
-static Index blockIdx, blockDim, gridDim;
-static char* arena;
+struct Cta {
+  char* memory;
+  std::map<u32, Barrier> barriers;
+  std::map<int, Meeting> meetings;
+  pthread_barrier_t warps[16];
+  u32 lanes[16][32][4];
+};
+static Cta ctas[2];
+static thread_local Cta* cta;
+static thread_local Index threadIdx, blockIdx;
+static Index blockDim, gridDim;
+#define arena (cta->memory)
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
-static std::map<u32, Barrier> barriers;
-static std::map<int, Meeting> meetings;
-static pthread_barrier_t warps[16];
-static u32 lanes[16][32][4];
 typedef std::deque<std::function<void()>> Group;
 static thread_local std::deque<Group> committed;
 static thread_local Group open_group;
@@ -84,28 +90,29 @@ inline void turn(Barrier& b) {
   b.phase ^= 1, b.pending = b.count;
   pthread_cond_broadcast(&changed);
 }
-inline void take(u32 at, u32 arrivals, i64 bytes) {
+inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
   Lock lock;
-  Barrier& b = barriers.at(at);
+  Barrier& b = of.barriers.at(at);
   if (b.pending < arrivals) fprintf(stderr, "mbarrier %u: more arrivals than it counts\n", at), abort();
   b.pending -= arrivals, b.bytes += bytes;
   turn(b);
 }
+inline void take(u32 at, u32 arrivals, i64 bytes) { take(*cta, at, arrivals, bytes); }
 inline void barrier_init(u32 at, u32 count) {
   Lock lock;
   Barrier b;
   b.count = b.pending = count;
-  barriers[at] = b;
+  cta->barriers[at] = b;
 }
 inline void barrier_expect(u32 at, u32 bytes) { take(at, 1, bytes); }
 inline void barrier_arrive(u32 at) { take(at, 1, 0); }
 inline void barrier_wait(u32 at, u32 parity) {
   Lock lock;
-  wait_until([&] { return barriers.at(at).phase != parity % 2; }, "mbarrier", at);
+  wait_until([&] { return cta->barriers.at(at).phase != parity % 2; }, "mbarrier", at);
 }
-inline void meet(int name, u32 threads) {
+inline void meet(int name, u32 threads, Cta& of = *cta) {
   Lock lock;
-  Meeting& m = meetings[name];
+  Meeting& m = of.meetings[name];
   const u32 round = m.round;
   if (++m.there == threads) {
     m.there = 0, ++m.round;
@@ -115,18 +122,28 @@ inline void meet(int name, u32 threads) {
 }
 inline void named_sync(int name, int threads) { meet(name, threads); }
 inline void __syncthreads() { meet(0, blockDim.x); }
-inline void __syncwarp() { pthread_barrier_wait(&warps[threadIdx.x / 32]); }
+inline void __syncwarp() { pthread_barrier_wait(&cta->warps[threadIdx.x / 32]); }
 inline void fence_barrier_init() {}
 inline void fence_async() {}
 inline void prefetch_map(const TensorMap*) {}
-inline void arrive_at(u64*, u32) { abort(); }  // clusters are not modelled
+inline u32 cluster_rank() { return cta - ctas; }
+inline void cluster_sync() { meet(-1, 2 * blockDim.x, ctas[0]); }
+inline void arrive_at(u64* barrier, u32 rank) { take(ctas[rank], (const char*)barrier - arena, 1, 0); }
+inline void send_word(int* to, int word, u64* full, u32 rank) {
+  memcpy(ctas[rank].memory + ((char*)to - arena), &word, 4);
+  take(ctas[rank], (const char*)full - arena, 0, -4);
+}
+template <int BYTES> void send_tile(u32 to, u32 from, u64* full, u32 rank) {
+  memcpy(ctas[rank].memory + to, arena + from, BYTES);
+  take(ctas[rank], (const char*)full - arena, 0, -BYTES);
+}
 template <int REGISTERS> void grow_registers() {}
 template <int REGISTERS> void shrink_registers() {}
 template <int COUNT> void pin(float (&)[COUNT]) {}
 inline u32 thread_number() { return threadIdx.x; }
 
 inline u32 __shfl_sync(u32, u32 x, int from) {
-  auto& mine = lanes[threadIdx.x / 32];
+  auto& mine = cta->lanes[threadIdx.x / 32];
   mine[threadIdx.x % 32][0] = x;
   __syncwarp();
   const u32 y = mine[from % 32][0];
@@ -178,7 +195,7 @@ inline uint4 load_shared(u32 at) {
 // stmatrix: lane l says where row l % 8 of matrix l / 8 goes, and has a pair of row l / 4 of each.
 inline void store_rows(u32 at, const u32* x, int count) {
   const int lane = threadIdx.x % 32;
-  auto& mine = lanes[threadIdx.x / 32];
+  auto& mine = cta->lanes[threadIdx.x / 32];
   mine[lane][0] = at;
   __syncwarp();
   for (int m = 0; m < count; ++m) memcpy(arena + mine[m * 8 + lane / 4][0] + lane % 4 * 4, x + m, 4);
@@ -197,7 +214,12 @@ inline void load_lines(u32 target, const char* from, u32 bar) {
   memcpy(arena + target, from, bytes);
   take(bar, 0, -bytes);
 }
-inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
+inline void load_line(u32 target, const float* from, u32 bar) {
+  const int bytes = 2 * 64 * 4;
+  memcpy(arena + target, from, bytes);
+  take(bar, 0, -bytes);
+}
+inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch, Cta& to = *cta) {
   const u64* n = map->words + 1;
   const i64* stride = (const i64*)map->words + 5;
   const int rows = map->words[8];
@@ -205,13 +227,16 @@ inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int 
     const i64 r = row + i / 64, c = column + i % 64;
     const bool there = c < (i64)n[0] && r >= 0 && r < (i64)n[1] && head < (i64)n[2] && batch < (i64)n[3];
     const u16 x = there ? ((const u16*)map->words[0])[c + r * stride[0] + head * stride[1] + batch * stride[2]] : 0;
-    memcpy(arena + target + i / 64 * 128 + (((i % 64 / 8) ^ i / 64 % 8) * 16) + i % 8 * 2, &x, 2);
+    memcpy(to.memory + target + i / 64 * 128 + (((i % 64 / 8) ^ i / 64 % 8) * 16) + i % 8 * 2, &x, 2);
   }
-  take(bar, 0, -rows * 128);
+  take(to, bar, 0, -rows * 128);
 }
-inline void add_queries(const float (&dq)[32], float* sums) {
+inline void load_box_for_both(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
+  for (Cta& to : ctas) load_box(target, map, bar, column, row, head, batch, to);
+}
+template <int COUNT> void add_queries(const float (&dq)[COUNT], float* sums) {
   Lock lock;
-  for (int r = 0; r < 32; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
+  for (int r = 0; r < COUNT; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
 }
 
 // An element of an operand in shared memory: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout".
@@ -249,7 +274,7 @@ template <int COLUMNS> void multiply_shared(float* sums, u64 a, bool a_by_column
   }, b, b_by_row, accumulate);
 }
 template <int COLUMNS> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
-  auto& mine = lanes[threadIdx.x / 32];
+  auto& mine = cta->lanes[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
   __syncwarp();
@@ -272,7 +297,16 @@ template <int PENDING> void wgmma_wait() {
 }
 #ifdef KEYS
 inline void multiply_block(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, false, b, false, accumulate); }
-inline void multiply_queries(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, true, b, true, accumulate); }
+template <int COUNT> void multiply_queries(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
+  multiply_shared<2 * COUNT>(d, a, true, b, true, accumulate);
+}
+inline void multiply_others(float (&d)[32], u64 a, u64 b, int accumulate) { multiply_shared<64>(d, a, false, b, true, accumulate); }
+inline void multiply_keys(float (&d)[32], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+  multiply_registers<64>(d, {a0, a1, a2, a3}, b, accumulate);
+}
+template <int COUNT> void add_rows(float (&d)[COUNT], u64 a, u64 b, int accumulate) {
+  multiply_shared<2 * COUNT>(d, a, true, b, true, accumulate);
+}
 inline void add_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
   multiply_registers<D_V>(d, {a0, a1, a2, a3}, b, accumulate);
 }
@@ -281,24 +315,28 @@ inline void add_keys(float (&d)[D / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, i
 }
 #endif
 
-// CTAs one after the other: they share tiles by a counter, and do not wait for each other.
+// Clusters one after the other: they share tiles by a counter, and do not wait for each other.
 static std::function<void()> body;
+static int first_block_of_cluster;
 static void* run_thread(void* number) {
-  threadIdx.x = (int)(intptr_t)number;
+  const int i = (int)(intptr_t)number, rank = i / blockDim.x;
+  threadIdx.x = i % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank;
   body();
   return nullptr;
 }
-static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel) {
-  arena = (char*)aligned_alloc(WINDOW, WINDOW);
+static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel, int cluster = 1) {
   body = kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    memset(arena, 0xff, WINDOW);  // NaN
-    barriers.clear(), meetings.clear();
-    for (auto& warp : warps) pthread_barrier_init(&warp, nullptr, 32);
-    std::vector<pthread_t> running(threads);
-    for (int i = 0; i < threads; ++i)
+  for (Cta& one : ctas) one.memory = (char*)aligned_alloc(WINDOW, WINDOW);
+  for (int& block = first_block_of_cluster = 0; block < grid; block += cluster) {
+    for (Cta& one : ctas) {
+      memset(one.memory, 0xff, WINDOW);  // NaN
+      one.barriers.clear(), one.meetings.clear();
+      for (auto& warp : one.warps) pthread_barrier_init(&warp, nullptr, 32);
+    }
+    std::vector<pthread_t> running(threads * cluster);
+    for (size_t i = 0; i < running.size(); ++i)
       if (pthread_create(&running[i], nullptr, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
     for (auto& thread : running) pthread_join(thread, nullptr);
   }
-  free(arena);
+  for (Cta& one : ctas) free(one.memory);
 }

@@ -1,6 +1,7 @@
 """Hopper's attention backward on a CPU model of its instructions: the kernels' own text, every thread by itself.
 
-The full product of options runs with LANELOOM_MODEL=all; two of them otherwise, with wgmma as late as its wait allows.
+The full product of options runs with LANELOOM_MODEL=all; one of each kernel otherwise, with wgmma as late as its wait
+allows.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper import band_constants, section, source_text  # noqa: E402
+from laneloom.ops.attention.hopper_gradients import constants_of  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 COMPILER = shutil.which("g++")
@@ -33,16 +35,16 @@ BUDGET = {"bf16": 8e-3, "fp16": 1e-3}
 LAUNCH = """
 struct Call {
   TensorMap *q, *k, *v, *g;
-  const char* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
+  const LINES* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
   i64 s[6]; float scale2, scale; int n[10];
 };
-extern "C" void launch(int grid, int threads, int late, const Call* c) {
+extern "C" void launch(int grid, int threads, int cluster, int late, const Call* c) {
   const i64* s = c->s;
   const int* n = c->n;
   run_grid(grid, threads, late, [=] {
     KERNEL(*c->q, *c->k, *c->v, *c->g, c->lines, c->sums, c->dk, c->dv, c->first_q, c->first_k, c->counter, s[0], s[1],
            s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]);
-  });
+  }, cluster);
 }
 """
 
@@ -87,9 +89,10 @@ def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ct
 
 
 def compiled(problem, config, folder: Path) -> ctypes.CDLL:
-    text = source_text(f"{config.schedule}.cu", [], "attention_hopper_backward.cuh", "attention_hopper_columns.cuh")
-    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
-    return built(text, constants, LAUNCH.replace("KERNEL", f"attention_{config.schedule}"), folder)
+    columns = ["attention_hopper_columns.cuh"] if config.pieces else []
+    text = source_text(f"{config.schedule}.cu", [], "attention_hopper_backward.cuh", *columns)
+    constants = constants_of(problem, config) | {"KERNEL": f"attention_{config.schedule}"}
+    return built(text, constants | {"LINES": "char" if config.pieces else "float"}, LAUNCH, folder)
 
 
 def tensor_map(x, rows):
@@ -145,7 +148,6 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
     packing = Packing(first_q, first_k, max(x for x, _ in lengths), max(y for _, y in lengths)) if packed else None
     problem = problem_of(q, k, v, dtype, None, band_of(causal, window), packing)
     (config,) = plan_backward(problem, GPU)
-    assert config.pieces
     library = compiled(problem, config, folder)
     ends = zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
     sequences = [(*rows, *columns) for rows, columns in ends]
@@ -158,29 +160,34 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
         for i, (a, b, _, _) in enumerate(sequences)
         for j in range(-(-(b - a) // BLOCK))
     ]
-    numbers = torch.full((heads * sum_blocks, 2, BLOCK), torch.nan)
+    # Of each query -lse / scale and -delta, or lse / ln 2 and delta; of one without keys and of none the weights are 0.
+    lse_by, delta_by = (-1 / problem.scale, -1) if config.pieces else (1.4426950408889634, 1)
+    lines = torch.full((heads * sum_blocks, 2, BLOCK), torch.nan)
     for at, head, a, b in blocks:
-        numbers[at, 0], numbers[at, 1] = -torch.inf, 0
-        part = lse[0, head, a:b].float()
-        numbers[at, 0, : b - a] = torch.where(part.isinf(), part, -part / problem.scale)
-        numbers[at, 1, : b - a] = -delta[0, head, a:b]
-    lines = pieces(numbers, q.dtype).contiguous()
+        lines[at, 0], lines[at, 1] = -torch.inf if config.pieces else torch.inf, 0
+        part = lse[0, head, a:b].float() * lse_by
+        lines[at, 0, : b - a] = torch.where(part.isinf(), lines[at, 0, : b - a], part)
+        lines[at, 1, : b - a] = delta[0, head, a:b] * delta_by
+    if config.pieces:
+        lines = pieces(lines, q.dtype).contiguous()
     parts, tiles = -(-d // BLOCK), config.tiles(problem)
     q_bytes = problem.queries * problem.group * (d + d_v) * 2
+    heads_together = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
     scale2, *sizes, first, last = problem.scalars()
     for late in lates:
         sums = torch.zeros(heads * sum_blocks, parts, 8, 128, 4)
         dk, dv = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
         counter = torch.zeros(1, dtype=torch.int32)
-        maps = [tensor_map(q, BLOCK), tensor_map(k, config.rows), tensor_map(v, config.rows), tensor_map(g, BLOCK)]
+        box = config.rows // config.cluster
+        maps = [tensor_map(x, rows) for x, rows in ((q, BLOCK), (k, box), (v, box), (g, BLOCK))]
         call = Call(
             *map(ctypes.addressof, maps),
             *(x.data_ptr() for x in (lines, sums, dk, dv, first_q, first_k, counter)),
             (ctypes.c_longlong * 6)(*dk.stride()[:3], *dv.stride()[:3]), scale2, problem.scale,
-            (ctypes.c_int * 10)(*sizes, problem.batch, first, last,
-                                section(problem, q_bytes, -(-problem.keys // config.rows)), tiles, sum_blocks),
+            (ctypes.c_int * 10)(*sizes, problem.batch, first, last, heads_together, tiles, sum_blocks),
         )  # fmt: skip
-        library.launch(min(2, tiles), 32 * config.num_warps, late, ctypes.byref(call))
+        clusters = min(2, tiles)
+        library.launch(clusters * config.cluster, 32 * config.num_warps, config.cluster, late, ctypes.byref(call))
         assert counter.item() == 0
         dq = torch.zeros(1, heads, n, parts * BLOCK)
         thread = torch.arange(128)
@@ -242,9 +249,9 @@ def test_start(tmp_path, kind):
 MASKS = {"all": (False, None), "causal": (True, None), "window": (False, (70, 30))}
 
 
-@pytest.mark.parametrize(("d", "mask", "packed"), [(64, "causal", True), (128, "window", False)])
+@pytest.mark.parametrize(("d", "mask", "packed"), [(64, "causal", True), (128, "window", False), (136, "all", False)])
 def test_backward(tmp_path, d, mask, packed):
-    lengths = [(70, 133), (0, 9), (65, 0), (1, 20)] if packed else [(150, 200)]
+    lengths = [(70, 133), (0, 9), (65, 0), (1, 20)] if packed else [(70, 200)] if d > 128 else [(150, 200)]
     check(tmp_path, 2, 1, d, d, "bf16", *MASKS[mask], lengths, packed=packed)
 
 
@@ -252,7 +259,9 @@ def test_backward(tmp_path, d, mask, packed):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (24, 40), (128, 128), (96, 128), (128, 64), (64, 128)])
+@pytest.mark.parametrize(
+    ("d", "d_v"), [(64, 64), (24, 40), (128, 128), (96, 128), (128, 64), (64, 128), (256, 256), (192, 72)]
+)
 def test_every_option(tmp_path, d, d_v, packed, mask, dtype):
     lengths = [(5, 9), (0, 12), (233, 200), (129, 3), (64, 0), (1, 70)] if packed else [(200, 300)]
     check(tmp_path, 2, 1, d, d_v, dtype, *MASKS[mask], lengths, packed=packed, lates=(False, True))

@@ -87,6 +87,17 @@ __device__ __forceinline__ void load_box_for_both(u32 target, const TensorMap* m
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch), "h"((u16)3) : "memory");
 }
 
+// To another CTA's shared memory, where `full` counts the bytes.
+__device__ __forceinline__ void send_word(int* to, int word, u64* full, u32 rank) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
+               ::"r"(at_rank(shared_address(to), rank)), "r"(word), "r"(at_rank(shared_address(full), rank)) : "memory");
+}
+template <int BYTES> __device__ __forceinline__ void send_tile(u32 to, u32 from, u64* full, u32 rank) {
+  asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               ::"r"(at_rank(to, rank)), "r"(from), "n"(BYTES), "r"(at_rank(shared_address(full), rank)) : "memory");
+}
+__device__ __forceinline__ void cluster_sync() { asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory"); }
+
 // A tile whose rows of 64 16-bit elements (128 bytes) are swizzled as the copy engine does: its descriptor with the row's
 // elements as K (contraction) ...
 __device__ __forceinline__ u64 rows_descriptor(u32 address) {

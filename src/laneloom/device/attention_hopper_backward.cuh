@@ -7,6 +7,10 @@ constexpr int BLOCK = 64;  // queries of a step
 constexpr int Q_BYTES = CHUNKS(D) * BLOCK * 128, G_BYTES = CHUNKS(D_V) * BLOCK * 128;
 constexpr int D_STEPS = (D + 15) / 16, V_STEPS = (D_V + 15) / 16;
 
+template <int COUNT> __device__ __forceinline__ void advance(int& stage, u32& phase) {
+  if (++stage == COUNT) stage = 0, phase ^= 1;
+}
+
 struct Work {
   int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end;
 };

@@ -6,13 +6,12 @@
 // What belongs to a query belongs to a column here: each thread would load 16 of lse and of delta, 8 lanes the same ones. The
 // matrix units add them instead, by one more step of the product. It comes after attention_hopper_backward.cuh.
 //
-// Compile-time constants: those of attention_hopper_backward.cuh, STAGES (blocks of Q and dO in shared memory), BF16. wgmma
-// functions: multiply_block (64 x 64 x 16), add_values and add_keys (64 x D_V or D x 16, A in registers), multiply_queries
-// (64 x 64 x 16, A by column).
+// Compile-time constants: those of attention_hopper_backward.cuh, STAGES (blocks of Q and dO in shared memory), BF16. wgmma functions: multiply_block (64 x 64 x 16), add_values and add_keys (64 x D_V or D x 16, A in registers),
+// multiply_queries (64 x 64 x 16, A by column).
 
 constexpr int KEY_BYTES = CHUNKS(D) * KEYS * 128, VALUE_BYTES = CHUNKS(D_V) * KEYS * 128;
 constexpr int DS_BYTES = KEYS * 128;
-constexpr int SUMS = 64 * 64;  // of dQ, by one warpgroup in one block
+constexpr int SUMS = 64 * 64;  // of dQ, in one block and 64 columns
 constexpr int LINE_BYTES = 2 * BLOCK * 16;  // of a block
 constexpr int ONES_BYTES = 64 * 128;
 constexpr int WARPS = KEYS / 16;  // that own keys
@@ -45,7 +44,7 @@ __device__ __forceinline__ Tiles place_tiles(const void* memory) {
   return at;
 }
 
-// All threads. Each row of ones is {2^15, 16, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told of the tiles
+// All threads. Each row of ones is {2^15, 16, 1, 0 ..}: what lines are multiplied by. listeners: warps that are told of tiles
 // and read their keys, ds_readers: those that read a whole tile of dS.
 __device__ __forceinline__ void set_up(Shared* shared, const Tiles& at, int listeners, int ds_readers) {
   for (int i = threadIdx.x; i < BLOCK * 4; i += blockDim.x) ((u32*)shared->zeros)[i] = 0;
@@ -87,8 +86,9 @@ __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar
                ::"r"(target), "l"(from), "n"(LINE_BYTES), "r"(bar) : "memory");
 }
 
-// The thread that fetches: tiles, their keys and values, blocks of Q and dO. A tile's first blocks come before its values and keys,
-// whose places are free only when the tile before has its last dP and dQ.
+// The thread that fetches: tiles, their keys and values, blocks of Q and dO from the last one down, which all tiles that begin
+// together share in the L2. A tile's first blocks come before its values and keys, whose places are free only when the tile before
+// has its last dP and dQ.
 __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                       const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes,
                                       const char* lines, int* counter) {
@@ -104,14 +104,14 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
     barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
     shared->work[slot] = w;
     barrier_arrive(shared_address(&shared->tile_full[slot]));
-    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    advance<2>(slot, tile_phase);
     if (number >= sizes.tiles) return;
     number = next;
     const int batch = PACKED ? 0 : w.batch, steps = (w.end - w.begin) * sizes.group;
     if (steps == 0) continue;
     const int first = min(ahead, steps);
     ahead = STAGES - 1;
-    int head = w.head * sizes.group, block = w.begin;
+    int head = w.head * sizes.group, block = w.end - 1;
 #pragma unroll 1
     for (int step = 0; step <= steps; ++step) {
       if (step == first) {
@@ -141,8 +141,8 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
 #pragma unroll 1
       for (int c = 0; c < CHUNKS(D_V); ++c)
         load_box(at.g + (stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
-      step_ring(stage, phase);
-      if (++block == w.end) block = w.begin, ++head;
+      advance<STAGES>(stage, phase);
+      if (++head == (w.head + 1) * sizes.group) head = w.head * sizes.group, --block;
     }
   }
 }
@@ -240,11 +240,40 @@ struct Output {
   float scale;
 };
 
-// A warp's 16 rows of dK and dV, which begin at key `row`.
+// A warp's 16 rows x WIDTH through its rows of both tiles of dS to 16-byte stores of whole lines.
+template <int WIDTH>
+__device__ __forceinline__ void write_lines(const float (&x)[WIDTH / 2], float factor, u32 tile, u16* out, i64 row_stride, int rows,
+                                            int lane) {
+  constexpr int GROUPS = WIDTH / 8;
+#pragma unroll
+  for (int g = 0; g < GROUPS; g += 2) {
+    const u32 a = pack(x[4 * g] * factor, x[4 * g + 1] * factor), b = pack(x[4 * g + 2] * factor, x[4 * g + 3] * factor);
+    if (g + 1 < GROUPS) {
+      const u32 c = pack(x[4 * g + 4] * factor, x[4 * g + 5] * factor), d = pack(x[4 * g + 6] * factor, x[4 * g + 7] * factor);
+      const u32 group = g + lane / 16;
+      store_matrices(tile + group / 8 * DS_BYTES + swizzled(lane % 16, group % 8), a, b, c, d);
+    } else {
+      store_matrices(tile + g / 8 * DS_BYTES + swizzled(lane % 16, g % 8), a, b);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < (16 * GROUPS + 31) / 32; ++i) {
+    const int vector = i * 32 + lane;
+    const int row = vector / GROUPS, group = vector % GROUPS;
+    if (row < 16 && row < rows)
+      *(uint4*)(out + row * row_stride + group * 8) = load_shared(tile + group / 8 * DS_BYTES + swizzled(row, group % 8));
+  }
+  __syncwarp();
+}
+
+// A warp's rows of dK and dV, which begin at key `row`; step: of dS, whose tiles are free from here on.
 __device__ __forceinline__ void write_sums(const float (&dk)[D / 2], const float (&dv)[D_V / 2], const Output& to, const Work& w,
-                                           int row, int lane) {
+                                           int row, u32 ds_rows, Shared* shared, u32 step, int lane) {
   const i64 batch = PACKED ? 0 : w.batch, at = w.k_first + row;
-  write_rows<D_V>(dv, 1, to.dv + batch * to.dv_batch + w.head * to.dv_head + at * to.dv_row, to.dv_row, w.keys - row, lane);
-  write_rows<D>(dk, to.scale, to.dk + batch * to.dk_batch + w.head * to.dk_head + at * to.dk_row, to.dk_row, w.keys - row, lane);
-  __syncwarp();  // for the compiler: what follows is the same for all of a warp again
+#pragma unroll
+  for (u32 later = 0; later < 2; ++later)
+    barrier_wait(shared_address(&shared->ds_empty[(step + later) % 2]), (step + later) / 2 % 2 ^ 1);
+  write_lines<D_V>(dv, 1, ds_rows, to.dv + batch * to.dv_batch + w.head * to.dv_head + at * to.dv_row, to.dv_row, w.keys - row, lane);
+  write_lines<D>(dk, to.scale, ds_rows, to.dk + batch * to.dk_batch + w.head * to.dk_head + at * to.dk_row, to.dk_row, w.keys - row, lane);
 }

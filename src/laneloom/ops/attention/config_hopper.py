@@ -112,7 +112,8 @@ class HopperBackwardConfig:
     cluster = 1  #: CTAs that share a tile
     num_warps = 12
     widest = 128  #: D, and D of V
-    registers = (("CONSUMER_REGISTERS", 240), ("PRODUCER_REGISTERS", 24))
+    #: the kernel's macros beside the usual ones
+    constants = (("CONSUMER_REGISTERS", 240), ("PRODUCER_REGISTERS", 24))
     pieces = True  #: lse and delta are operands of the matrix units
 
     @property
@@ -154,7 +155,7 @@ class HopperBackwardNarrowConfig(HopperBackwardConfig):
 
     num_warps = 16
     widest = 64
-    registers = (("CONSUMER_REGISTERS", 208), ("ADDER_REGISTERS", 72), ("PRODUCER_REGISTERS", 24))
+    constants = (("CONSUMER_REGISTERS", 208), ("ADDER_REGISTERS", 72), ("PRODUCER_REGISTERS", 24))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +170,13 @@ class HopperBackwardWideConfig:
     rows = 128  #: keys of a tile
     cluster = 2  #: CTAs that share a tile
     num_warps = 16
-    registers = (152, 168, 24)  #: of a scorer's, of a sum's and of the producer's threads
     pieces = False
+
+    @property
+    def constants(self) -> tuple[tuple[str, int], ...]:
+        """The kernel's macros beside the usual ones."""
+        registers = (("SCORER_REGISTERS", 152), ("SUM_REGISTERS", 168), ("PRODUCER_REGISTERS", 24))
+        return (("G_STAGES", self.g_stages), *registers)
 
     @property
     def text(self) -> str:

@@ -31,9 +31,14 @@ _MAIN = (
 _FINISH = (*argument_types("pppqqq"), ctypes.c_float, *argument_types("iiii"))
 
 
+def constants_of(problem: AttentionProblem, config: Any) -> dict[str, int]:
+    """Macros of a schedule's own kernel."""
+    return {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.constants)}
+
+
 def owners_code(problem: AttentionProblem, config: Any, gpu: Gpu) -> CodeObject:
     """The machine code of a schedule whose warpgroups own keys (device/attention_hopper_columns.cuh)."""
-    constants = {**band_constants(problem), "KEYS": config.rows, "STAGES": config.stages, **dict(config.registers)}
+    constants = constants_of(problem, config)
     functions = [
         wgmma_function("multiply_block", BLOCK, problem.dtype),
         wgmma_function("add_values", problem.d_v, problem.dtype, a_in_registers=True, b_by_row=True),

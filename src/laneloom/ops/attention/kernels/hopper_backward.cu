@@ -44,10 +44,10 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       wgmma_commit();
       wgmma_wait<0>();
       pin(s);
-      int block = w.begin, before = -1;  // before: the block whose dQ comes next, one step late
+      int block = w.end - 1, head = 0, before = -1;  // before: the head of the block whose dQ comes next, one step late
       // Where the last block's dQ went. Moved on before the additions, and not touched after them: that would wait for them.
-      const int to_head = sizes.sum_blocks - (w.end - w.begin) + 1;
-      float* sums = dq_sums + ((first_block(w, w.head * sizes.group, sizes) + w.begin - to_head) * DQ_PARTS +
+      const int to_block = -(sizes.group - 1) * sizes.sum_blocks - 1;
+      float* sums = dq_sums + ((first_block(w, w.head * sizes.group, sizes) + w.end - 1 - to_block) * DQ_PARTS +
                                (DQ_PARTS == 2 ? slab : 0)) * SUMS + thread % 128 * 4;
 #pragma unroll 1
       for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         wgmma_commit();
         const u32 turn = step % 2;
         u64* const g_empty = &shared->g_empty[stage];
-        step_ring(stage, phase);
+        advance<STAGES>(stage, phase);
         barrier_wait(shared_address(&shared->ds_empty[turn]), step / 2 % 2 ^ 1);
         wgmma_wait<1>();
         pin(t);
@@ -110,14 +110,14 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         pin(dq);
         if (before >= 0) {
           release(&shared->ds_empty[turn ^ 1]);
-          sums += (i64)(before == w.begin ? to_head : 1) * (DQ_PARTS * SUMS);
+          sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (DQ_PARTS * SUMS);
           if (mine) add_queries(dq, sums);
         }
         wgmma_wait<1>();
         pin(s);
         ++step;
-        before = block;
-        if (++block == w.end) block = w.begin;
+        before = head;
+        if (++head == sizes.group) head = 0, --block;
       }
       const u32 turn = (step - 1) % 2;
       barrier_wait(shared_address(&shared->ds_full[turn]), (step - 1) / 2 % 2);
@@ -130,10 +130,10 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       release(&shared->k_empty);
       release(&shared->ds_empty[turn]);
       release(&shared->q_empty[stage == 0 ? STAGES - 1 : stage - 1]);
-      sums += (i64)(before == w.begin ? to_head : 1) * (DQ_PARTS * SUMS);
+      sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (DQ_PARTS * SUMS);
       if (DQ_PARTS == 2 || turn != slab) add_queries(dq, sums);
     }
-    write_sums(dk, dv, to, w, key_slab + warp * 16, lane);
+    write_sums(dk, dv, to, w, key_slab + warp * 16, at.ds + (slab * 64 + warp * 16) * 128, shared, step, lane);
   }
 }
 

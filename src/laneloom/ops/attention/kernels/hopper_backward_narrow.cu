@@ -21,8 +21,8 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
     if (w.begin >= w.end) continue;
     barrier_wait(shared_address(&shared->k_full), kv_phase);
     kv_phase ^= 1;
-    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + w.begin) * SUMS + threadIdx.x % 128 * 4;
-    int block = w.begin;
+    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + w.end - 1) * SUMS + threadIdx.x % 128 * 4;
+    int head = 0;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
       const u32 turn = step % 2;
@@ -36,8 +36,8 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
       release(&shared->ds_empty[turn]);
       if (left == 1) release(&shared->k_empty);
       add_queries(dq, sums);
-      sums += SUMS;
-      if (++block == w.end) block = w.begin, sums += (i64)(sizes.sum_blocks - (w.end - w.begin)) * SUMS;
+      sums += (i64)sizes.sum_blocks * SUMS;
+      if (++head == sizes.group) head = 0, sums -= ((i64)sizes.group * sizes.sum_blocks + 1) * SUMS;
       ++step;
     }
   }
@@ -70,7 +70,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       barrier_wait(shared_address(&shared->v_full), kv_phase);
       barrier_wait(shared_address(&shared->k_full), kv_phase);
       kv_phase ^= 1;
-      int block = w.begin;
+      int block = w.end - 1, head = 0;
 #pragma unroll 1
       for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
         const u32 q_now = at.q + stage * Q_BYTES, g_now = at.g + stage * G_BYTES;
@@ -114,12 +114,12 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         pin(dv);
         release(&shared->q_empty[stage]);
         release(&shared->g_empty[stage]);
-        step_ring(stage, phase);
+        advance<STAGES>(stage, phase);
         ++step;
-        if (++block == w.end) block = w.begin;
+        if (++head == sizes.group) head = 0, --block;
       }
     }
-    write_sums(dk, dv, to, w, key_slab + warp * 16, lane);
+    write_sums(dk, dv, to, w, key_slab + warp * 16, at.ds + (slab * 64 + warp * 16) * 128, shared, step, lane);
   }
 }
 

@@ -38,16 +38,12 @@ struct Tiles {
   u32 k, others, v, p, ds, other_ds, q, g;
 };
 
-template <int COUNT> __device__ __forceinline__ void step(int& stage, u32& phase) {
-  if (++stage == COUNT) stage = 0, phase ^= 1;
-}
-
 // The next tile's number, which the first CTA's producer sends to both; one thread of a warp.
 __device__ __forceinline__ int hear_tile(Shared* shared, int& slot, u32& phase) {
   barrier_wait(shared_address(&shared->tile_full[slot]), phase);
   const int number = *(volatile int*)&shared->tile[slot];
   arrive_at(&shared->tile_empty[slot], 0);
-  step<2>(slot, phase);
+  advance<2>(slot, phase);
   return number;
 }
 __device__ __forceinline__ int hear_tile_as_warp(Shared* shared, int& slot, u32& phase, int lane) {
@@ -55,17 +51,9 @@ __device__ __forceinline__ int hear_tile_as_warp(Shared* shared, int& slot, u32&
   const int number = *(volatile int*)&shared->tile[slot];
   __syncwarp();
   if (lane == 0) arrive_at(&shared->tile_empty[slot], 0);
-  step<2>(slot, phase);
+  advance<2>(slot, phase);
   return number;
 }
-__device__ __forceinline__ void send_tile(Shared* shared, int slot, int number) {
-#pragma unroll
-  for (u32 rank = 0; rank < 2; ++rank)
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];"
-                 ::"r"(at_rank(shared_address(&shared->tile[slot]), rank)), "r"(number),
-                   "r"(at_rank(shared_address(&shared->tile_full[slot]), rank)) : "memory");
-}
-
 __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                         const TensorMap* g_map, const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes,
                                         const float* lines, int* counter) {
@@ -75,7 +63,7 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
     barrier_expect(shared_address(&shared->tile_full[slot]), 4);
     if (rank == 0) {
       barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
-      send_tile(shared, slot, next);
+      for (u32 to = 0; to < 2; ++to) send_word(&shared->tile[slot], next, &shared->tile_full[slot], to);
       next = next_tile(next, sizes.tiles, counter, gridDim.x / 2);
     }
     const int number = hear_tile(shared, slot, tile_phase);
@@ -111,7 +99,7 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
 #pragma unroll 1
       for (int c = rank; c < CHUNKS(D_V); c += 2)
         load_box_for_both(at.g + (g_stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
-      step<STAGES>(stage, phase), step<G_STAGES>(g_stage, g_phase);
+      advance<STAGES>(stage, phase), advance<G_STAGES>(g_stage, g_phase);
       if (++block == w.end) block = w.begin, ++head;
     }
   }
@@ -129,9 +117,7 @@ __device__ __forceinline__ void send(const Tiles& at, u32 rank, Shared* shared, 
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left, ++number_of) {
       const u32 turn = number_of % 2;
       barrier_wait(shared_address(&shared->ds_full[turn]), number_of / 2 % 2);
-      asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
-                   ::"r"(at_rank(at.other_ds + turn * DS_BYTES, 1 - rank)), "r"(at.ds + turn * DS_BYTES), "n"(DS_BYTES),
-                     "r"(at_rank(shared_address(&shared->other_full[turn]), 1 - rank)) : "memory");
+      send_tile<DS_BYTES>(at.other_ds + turn * DS_BYTES, at.ds + turn * DS_BYTES, &shared->other_full[turn], 1 - rank);
     }
   }
 }
@@ -245,7 +231,7 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
       // Free where this CTA's dK and the other one's dQ have read it.
       barrier_wait(shared_address(&shared->ds_empty[turn]), round ^ 1);
       store_block(at.ds + turn * DS_BYTES + my_store, p, &shared->ds_full[turn], lane);
-      step<STAGES>(stage, phase), step<G_STAGES>(g_stage, g_phase);
+      advance<STAGES>(stage, phase), advance<G_STAGES>(g_stage, g_phase);
       if (left > 1) barrier_wait(shared_address(&shared->q_full[stage]), phase);
       // After the last block it multiplies what is there, and nobody looks.
       issue_block<D_STEPS>(s, at.q + stage * Q_BYTES, at.k);
@@ -327,7 +313,7 @@ __device__ __forceinline__ void sum_rows(u32 weights, u32 rows_tile, u64* weight
         barrier_arrive(shared_address(weights_empty + turn));
         arrive_at_both(rows_empty + stage);
       }
-      step<COUNT>(stage, phase);
+      advance<COUNT>(stage, phase);
       ++number_of;
     }
     write_rows<LEFT>(left_sum, factor, to, out_row, rows, lane);
@@ -365,7 +351,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
     prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map), prefetch_map(&g_map);
   }
   __syncthreads();
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");  // both CTAs' barriers are there
+  cluster_sync();  // both CTAs' barriers are there
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
@@ -384,5 +370,5 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
                         dk_batch, dk_head, dk_row, scale);
   }
   // The other CTA may still write here, or arrive.
-  asm volatile("barrier.cluster.arrive;\nbarrier.cluster.wait;" ::: "memory");
+  cluster_sync();
 }

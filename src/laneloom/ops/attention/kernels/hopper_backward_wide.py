@@ -14,7 +14,7 @@ from ....gpu import Gpu
 from .. import hopper_gradients
 from ..arguments import Tensors
 from ..config_hopper import HopperBackwardWideConfig
-from ..hopper import band_constants, source_text
+from ..hopper import source_text
 from ..problem import AttentionProblem
 
 _BLOCK = hopper_gradients.BLOCK
@@ -23,16 +23,6 @@ _MOST_COLUMNS = 128  #: of one instruction: its sums have to fit the registers t
 
 def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu) -> CodeObject:
     """The machine code of the main kernel that `launch` runs."""
-    scorer, sums, producer = config.registers
-    constants = {
-        **band_constants(problem),
-        "KEYS": config.rows,
-        "STAGES": config.stages,
-        "G_STAGES": config.g_stages,
-        "SCORER_REGISTERS": scorer,
-        "SUM_REGISTERS": sums,
-        "PRODUCER_REGISTERS": producer,
-    }
     parts = {n for d in (problem.d, problem.d_v) for n in (min(d, _MOST_COLUMNS), d - _MOST_COLUMNS) if n > 0}
     functions = [
         wgmma_function("multiply_block", _BLOCK, problem.dtype),
@@ -43,7 +33,7 @@ def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu
     return compile_cuda(
         source_text("hopper_backward_wide.cu", functions, "attention_hopper_backward.cuh"),
         gpu,
-        constants=constants,
+        constants=hopper_gradients.constants_of(problem, config),
         num_warps=config.num_warps,
         lds_bytes=config.lds_bytes(problem),
         name="hopper_backward_wide.cu",
