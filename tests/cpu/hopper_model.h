@@ -6,6 +6,7 @@
 // early is seen without it, what is overwritten or read too early with it. Of a warp only the collective instructions meet.
 //
 // The kernel's functions that hold assembly are left out of its text and are here, with the same meaning and arguments.
+// Operands are 16-bit floats, or e4m3 where ELEMENT_BYTES is 1.
 
 #include <pthread.h>
 #include <time.h>
@@ -26,6 +27,10 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 #undef INFINITY
+#ifndef ELEMENT_BYTES
+#define ELEMENT_BYTES 2
+#endif
+constexpr int DEPTH = 32 / ELEMENT_BYTES;  // K of a wgmma
 #define __device__
 #define __forceinline__ inline
 #define __global__
@@ -34,6 +39,8 @@ typedef long long i64;
 #define __grid_constant__
 #define __align__(n) alignas(n)
 #define __nanosleep(n)
+#define __fdividef(x, y) ((x) / (y))
+#define __log2f log2f
 using std::max;
 using std::min;
 
@@ -47,6 +54,13 @@ inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline float __int_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(u32 x) { return __int_as_float(x); }
+inline int __float_as_int(float x) { int y; memcpy(&y, &x, 4); return y; }
+inline u32 __byte_perm(u32 a, u32 b, u32 chosen) {
+  const u64 both = a | (u64)b << 32;
+  u32 y = 0;
+  for (int i = 0; i < 4; ++i) y |= (u32)(both >> (chosen >> 4 * i & 7) * 8 & 255) << 8 * i;
+  return y;
+}
 
 struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
 struct Meeting { u32 there = 0, round = 0; };
@@ -121,6 +135,7 @@ inline void meet(int name, u32 threads, Cta& of = *cta) {
   wait_until([&] { return m.round != round; }, "barrier", name);
 }
 inline void named_sync(int name, int threads) { meet(name, threads); }
+inline void named_arrive(int, int) { abort(); }  // turns are not modelled
 inline void __syncthreads() { meet(0, blockDim.x); }
 inline void __syncwarp() { pthread_barrier_wait(&cta->warps[threadIdx.x / 32]); }
 inline void fence_barrier_init() {}
@@ -182,6 +197,21 @@ inline float widen(u16 x) {
 }
 inline float low_half(u32 x) { return widen(x & 0xffff); }
 inline u32 pack(float low, float high) { return narrow(low) | (u32)narrow(high) << 16; }
+inline float widen_float8(unsigned char x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  const float size = (x & 127) == 127 ? NAN : exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
+  return x & 128 ? -size : size;
+}
+inline u32 narrow_float8(float x) {  // of a weight: to nearest, ties to even, at most 448
+  if (!(x >= 0)) return 127;
+  u32 low = 0, high = 126;
+  while (high - low > 1) (widen_float8((low + high) / 2) <= x ? low : high) = (low + high) / 2;
+  const float below = x - widen_float8(low), above = widen_float8(high) - x;
+  return below < above || (below == above && low % 2 == 0) ? low : high;
+}
+inline u32 pack_float8(float a, float b, float c, float d) {
+  return narrow_float8(a) | narrow_float8(b) << 8 | narrow_float8(c) << 16 | narrow_float8(d) << 24;
+}
 
 inline void store_shared(u32 at, u32 a, u32 b) {
   const u32 x[4] = {a, b, 0, 0};
@@ -209,6 +239,17 @@ inline void store_matrices(u32 at, u32 a, u32 b) {
   const u32 x[2] = {a, b};
   store_rows(at, x, 2);
 }
+// ldmatrix with .trans: lane l says where row l % 8 of matrix l / 8 is, and gets rows 2q and 2q + 1 of column l / 4.
+inline void load_turned_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
+  const int lane = threadIdx.x % 32;
+  auto& mine = cta->lanes[threadIdx.x / 32];
+  mine[lane][0] = at;
+  __syncwarp();
+  u32* const to[4] = {&a, &b, &c, &d};
+  for (int i = 0; i < 8; ++i)
+    memcpy((u16*)to[i / 2] + i % 2, arena + mine[i / 2 * 8 + lane % 4 * 2 + i % 2][0] + lane / 4 * 2, 2);
+  __syncwarp();
+}
 inline void load_lines(u32 target, const char* from, u32 bar) {
   const int bytes = 2 * 64 * 16;
   memcpy(arena + target, from, bytes);
@@ -223,11 +264,11 @@ inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int 
   const u64* n = map->words + 1;
   const i64* stride = (const i64*)map->words + 5;
   const int rows = map->words[8];
-  for (int i = 0; i < rows * 64; ++i) {
-    const i64 r = row + i / 64, c = column + i % 64;
+  for (int i = 0; i < rows * 128; ++i) {  // bytes
+    const i64 r = row + i / 128, c = column + i % 128 / ELEMENT_BYTES;
     const bool there = c < (i64)n[0] && r >= 0 && r < (i64)n[1] && head < (i64)n[2] && batch < (i64)n[3];
-    const u16 x = there ? ((const u16*)map->words[0])[c + r * stride[0] + head * stride[1] + batch * stride[2]] : 0;
-    memcpy(to.memory + target + i / 64 * 128 + (((i % 64 / 8) ^ i / 64 % 8) * 16) + i % 8 * 2, &x, 2);
+    const i64 from = (c + r * stride[0] + head * stride[1] + batch * stride[2]) * ELEMENT_BYTES + i % ELEMENT_BYTES;
+    to.memory[target + i / 128 * 128 + (((i % 128 / 16) ^ i / 128 % 8) * 16) + i % 16] = there ? ((const char*)map->words[0])[from] : 0;
   }
   take(to, bar, 0, -rows * 128);
 }
@@ -244,46 +285,50 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   const u32 from = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
   u32 at;
   if (by_column) at = from + row / 64 * leading + k / 8 * stride + k % 8 * 128 + row % 64 * 2;
-  else if (descriptor >> 62 == 1) at = from + row / 8 * stride + row % 8 * 128 + k * 2;
+  else if (descriptor >> 62 == 1) at = from + row / 8 * stride + row % 8 * 128 + k * ELEMENT_BYTES;
   else at = from + row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2;
   if (descriptor >> 62 == 1) at ^= (at >> 7 & 7) << 4;
+  if (ELEMENT_BYTES == 1) return widen_float8(arena[at % WINDOW]);
   u16 x;
   memcpy(&x, arena + at % WINDOW, 2);
   return widen(x);
 }
-struct Rows { float x[2][16]; };  // of A, a thread's two
-template <int COLUMNS> void multiply(float* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
+struct Rows { float x[2][DEPTH]; };  // of A, a thread's two
+template <int WIDE> void multiply(float* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
   const int lane = threadIdx.x % 32;
   auto run = [=] {
     const Rows a = rows();
-    for (int i = 0; i < COLUMNS / 2; ++i) {
+    for (int i = 0; i < WIDE / 2; ++i) {
       const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
       float sum = accumulate ? sums[i] : 0;
-      for (int k = 0; k < 16; ++k) sum += a.x[i / 2 % 2][k] * element(b, b_by_row, column, k);
+      for (int k = 0; k < DEPTH; ++k) sum += a.x[i / 2 % 2][k] * element(b, b_by_row, column, k);
       sums[i] = sum;
     }
   };
   if (late) open_group.push_back(run); else run();
 }
-template <int COLUMNS> void multiply_shared(float* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
+template <int WIDE> void multiply_shared(float* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  multiply<COLUMNS>(sums, [=] {
+  multiply<WIDE>(sums, [=] {
     Rows rows;
-    for (int i = 0; i < 32; ++i) rows.x[i / 16][i % 16] = element(a, a_by_column, row + i / 16 * 8, i % 16);
+    for (int i = 0; i < 2 * DEPTH; ++i) rows.x[i / DEPTH][i % DEPTH] = element(a, a_by_column, row + i / DEPTH * 8, i % DEPTH);
     return rows;
   }, b, b_by_row, accumulate);
 }
-template <int COLUMNS> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
+template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
   auto& mine = cta->lanes[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
   __syncwarp();
   Rows rows;
+  constexpr int HELD = 4 / ELEMENT_BYTES;  // of a register
   for (int q = 0; q < 4; ++q)
-    for (int i = 0; i < 8; ++i)
-      rows.x[i / 2 % 2][2 * q + i / 4 * 8 + i % 2] = widen(mine[lane / 4 * 4 + q][i / 2] >> i % 2 * 16 & 0xffff);
+    for (int i = 0; i < 4 * HELD; ++i) {
+      const u32 x = mine[lane / 4 * 4 + q][i / HELD] >> i % HELD * 8 * ELEMENT_BYTES;
+      rows.x[i / HELD % 2][i / HELD / 2 * (DEPTH / 2) + q * HELD + i % HELD] = HELD == 4 ? widen_float8(x & 0xff) : widen(x & 0xffff);
+    }
   __syncwarp();
-  multiply<COLUMNS>(sums, [=] { return rows; }, b, true, accumulate);
+  multiply<WIDE>(sums, [=] { return rows; }, b, ELEMENT_BYTES == 2, accumulate);
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {
@@ -312,6 +357,12 @@ inline void add_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 
 }
 inline void add_keys(float (&d)[D / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
   multiply_registers<D>(d, {a0, a1, a2, a3}, b, accumulate);
+}
+#endif
+#ifdef TRANSPOSERS
+inline void multiply_scores(float (&d)[COLUMNS / 2], u64 a, u64 b, int accumulate) { multiply_shared<COLUMNS>(d, a, false, b, false, accumulate); }
+inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int accumulate) {
+  multiply_registers<D_V>(d, {a0, a1, a2, a3}, b, accumulate);
 }
 #endif
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
-import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from hopper_model import COMPILER, built, tensor_map
 
 torch = pytest.importorskip("torch")
 
@@ -25,7 +23,6 @@ from laneloom.ops.attention.hopper import band_constants, section, source_text  
 from laneloom.ops.attention.hopper_gradients import constants_of  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
-COMPILER = shutil.which("g++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 GPU = get_gpu("sm_90a")
 BLOCK = 64
@@ -56,50 +53,11 @@ class Call(ctypes.Structure):
     )  # fmt: skip
 
 
-def without_assembly(text: str) -> str:
-    """A CUDA text without the functions that hold assembly: the model has them."""
-    kept, at = [], 0
-    for function in re.finditer(r"^(?:template <[^\n]*>\s)?__device__ __forceinline__ [^{;]*\{", text, re.MULTILINE):
-        depth, end = 1, function.end()
-        while depth:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        if "asm" in text[function.start() : end]:
-            kept.append(text[at : function.start()])
-            at = end
-    return "".join([*kept, text[at:]])
-
-
-def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ctypes.CDLL:
-    text = without_assembly(text)
-    text = re.sub(r"struct __align__\(64\) TensorMap.*", "", text)
-    text = text.replace("extern __shared__ char memory[];", "char* const memory = arena;")
-    text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
-    assert "asm" not in text
-    assert "__shared__" not in text
-    lines = [f"#define {key} {value}" for key, value in constants.items()]
-    source = folder / "kernel.cpp"
-    header = Path(__file__).with_name("hopper_model.h")
-    source.write_text("\n".join([*lines, f'#include "{header}"', text, launch]))
-    library = folder / "kernel.so"
-    command = [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
-    run = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[:2000]
-    return ctypes.CDLL(str(library))
-
-
 def compiled(problem, config, folder: Path) -> ctypes.CDLL:
     columns = ["attention_hopper_columns.cuh"] if config.pieces else []
     text = source_text(f"{config.schedule}.cu", [], "attention_hopper_backward.cuh", *columns)
     constants = constants_of(problem, config) | {"KERNEL": f"attention_{config.schedule}"}
     return built(text, constants | {"LINES": "char" if config.pieces else "float"}, LAUNCH, folder)
-
-
-def tensor_map(x, rows):
-    words = (ctypes.c_ulonglong * 16)()
-    batch, heads, n, d = x.shape
-    words[:9] = [x.data_ptr(), d, n, heads, batch, *x.stride()[2::-1], rows]
-    return words
 
 
 def pieces(x, dtype):

@@ -29,10 +29,10 @@ _ARGUMENTS = (
 _SCALES = ("scale_q", "scale_k", "scale_v")
 
 
-def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu) -> CodeObject:
-    """The machine code that `launch` runs."""
+def constants_of(problem: AttentionProblem, config: HopperFloat8Config) -> dict[str, int]:
+    """The macros of the kernel's text."""
     consumer_registers, producer_registers = config.registers
-    constants = {
+    return {
         **band_constants(problem),
         "COLUMNS": config.columns,
         "STAGES": config.stages,
@@ -43,6 +43,16 @@ def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu)
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
     }
+
+
+def sections(problem: AttentionProblem, config: HopperFloat8Config) -> int:
+    """Heads whose tiles are mixed."""
+    kv_bytes = problem.keys * (problem.d + problem.d_v)
+    return section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
+
+
+def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
     functions = [
         wgmma_function("multiply_scores", config.columns, problem.dtype),
         wgmma_function("multiply_values", problem.d_v, problem.dtype, a_in_registers=True),
@@ -50,7 +60,7 @@ def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu)
     return compile_cuda(
         source_text("hopper_forward_float8.cu", functions, "attention_hopper_forward.cuh"),
         gpu,
-        constants=constants,
+        constants=constants_of(problem, config),
         num_warps=config.num_warps,
         lds_bytes=config.lds_bytes(problem),
         name="hopper_forward_float8.cu",
@@ -68,15 +78,13 @@ def launch(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu, tens
     device = q.device.index
     stream = torch.cuda.current_stream(q.device).cuda_stream
     tiles = config.tiles(problem)
-    kv_bytes = problem.keys * (problem.d + problem.d_v)
-    heads = section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
     scale2, *sizes, first, last = problem.scalars()
     scales = [tensors.tensor(name) for name in _SCALES]
     arguments = (
         box_map(q, problem.dtype, 64), box_map(k, problem.dtype, config.columns),
         box_map(v, problem.dtype, config.columns), out.data_ptr(), lse.data_ptr(), *tensors.lengths(),
         counter(device, stream), *out.stride()[:3], *lse.stride()[:2],
-        scale2, *sizes, problem.batch, first, last, heads, tiles,
+        scale2, *sizes, problem.batch, first, last, sections(problem, config), tiles,
         *(0 if x is None else x.data_ptr() for x in scales),
         *(step for x in scales for step in ((0, 0) if x is None else x.stride())), tensors.tensor("number_v"),
     )  # fmt: skip

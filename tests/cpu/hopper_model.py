@@ -1,0 +1,52 @@
+"""Texts of Hopper's attention kernels as C++ programs on hopper_model.h, and tensors as its copy engine sees them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+COMPILER = shutil.which("g++")
+
+
+def without_assembly(text: str) -> str:
+    """A CUDA text without the functions that hold assembly: the model has them."""
+    kept, at = [], 0
+    for function in re.finditer(r"^(?:template <[^\n]*>\s)?__device__ __forceinline__ [^{;]*\{", text, re.MULTILINE):
+        depth, end = 1, function.end()
+        while depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        if "asm" in text[function.start() : end]:
+            kept.append(text[at : function.start()])
+            at = end
+    return "".join([*kept, text[at:]])
+
+
+def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ctypes.CDLL:
+    """A kernel's text with its constants, and `launch`, the C++ function that starts it, as a library in `folder`."""
+    text = without_assembly(text)
+    text = re.sub(r"struct __align__\(64\) TensorMap.*", "", text)
+    text = text.replace("extern __shared__ char memory[];", "char* const memory = arena;")
+    text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
+    assert "asm" not in text
+    assert "__shared__" not in text
+    lines = [f"#define {key} {value}" for key, value in constants.items()]
+    source = folder / "kernel.cpp"
+    header = Path(__file__).with_name("hopper_model.h")
+    source.write_text("\n".join([*lines, f'#include "{header}"', text, launch]))
+    library = folder / "kernel.so"
+    command = [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[:2000]
+    return ctypes.CDLL(str(library))
+
+
+def tensor_map(x, rows):
+    """The model's TensorMap of x [B, H, N, D], with boxes of `rows` rows."""
+    words = (ctypes.c_ulonglong * 16)()
+    batch, heads, n, d = x.shape
+    words[:9] = [x.data_ptr(), d, n, heads, batch, *x.stride()[2::-1], rows]
+    return words
