@@ -173,6 +173,30 @@ struct Sizes {
   const int *first_q, *first_k;
 };
 
+// Where tile `number` belongs when each head of a batch has `blocks` of them: the sections' heads take turns. Returns its place among
+// the head's.
+__device__ __forceinline__ int find_head(int number, const Sizes& n, int heads, int blocks, int& batch, int& head) {
+  const int per_section = n.section * blocks;
+  const int section = number / per_section, within = number % per_section;
+  const int here = min(n.section, n.batches * heads - section * n.section);
+  const int owner = section * n.section + within % here;
+  batch = owner / heads, head = owner % heads;
+  return within / here;
+}
+
+// How long the sequences of the tile's batch are, where they begin, and the ends of the band. Work: of the kernel.
+template <typename Work> __device__ __forceinline__ void find_sequence(Work& w, const Sizes& n) {
+  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
+  w.q_first = w.k_first = 0;
+#if PACKED
+  w.q_first = n.first_q[w.batch];
+  w.k_first = n.first_k[w.batch];
+  w.queries = n.first_q[w.batch + 1] - w.q_first;
+  w.keys = n.first_k[w.batch + 1] - w.k_first;
+  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
+#endif
+}
+
 // The tile after this one, from a counter that all programs share. Their requests together are as many as the tiles: the last
 // one leaves the counter zero.
 __device__ __forceinline__ int next_tile(int number, int tiles, int* counter, int programs = gridDim.x) {

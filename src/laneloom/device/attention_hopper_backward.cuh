@@ -17,22 +17,8 @@ struct Work {
 
 __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   Work w;
-  const int blocks = (n.keys + KEYS - 1) / KEYS, heads = n.heads / n.group;
-  const int per_section = n.section * blocks;
-  const int section = number / per_section, within = number % per_section;
-  const int here = min(n.section, n.batches * heads - section * n.section);
-  const int owner = section * n.section + within % here;
-  w.batch = owner / heads, w.head = owner % heads;
-  w.key0 = within / here * KEYS;
-  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
-  w.q_first = w.k_first = 0;
-#if PACKED
-  w.q_first = n.first_q[w.batch];
-  w.k_first = n.first_k[w.batch];
-  w.queries = n.first_q[w.batch + 1] - w.q_first;
-  w.keys = n.first_k[w.batch + 1] - w.k_first;
-  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
-#endif
+  w.key0 = find_head(number, n, n.heads / n.group, (n.keys + KEYS - 1) / KEYS, w.batch, w.head) * KEYS;
+  find_sequence(w, n);
   const int key_last = min(w.key0 + KEYS, w.keys) - 1;
   const int low = HAS_LAST ? max(w.key0 - w.last, 0) : 0;
   const int high = HAS_FIRST ? min(key_last - w.first + 1, w.queries) : w.queries;

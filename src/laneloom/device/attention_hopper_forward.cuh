@@ -13,21 +13,8 @@ struct Work { int batch, head, row0, queries, keys, q_first, k_first, first, las
 __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   Work w;
   const int blocks = (n.queries + ROWS - 1) / ROWS;
-  const int per_section = n.section * blocks;
-  const int section = number / per_section, within = number % per_section;
-  const int here = min(n.section, n.batches * n.heads - section * n.section);
-  const int owner = section * n.section + within % here;
-  w.batch = owner / n.heads, w.head = owner % n.heads;
-  w.row0 = (blocks - 1 - within / here) * ROWS;
-  w.queries = n.queries, w.keys = n.keys, w.first = n.first, w.last = n.last;
-  w.q_first = w.k_first = 0;
-#if PACKED
-  w.q_first = n.first_q[w.batch];
-  w.k_first = n.first_k[w.batch];
-  w.queries = n.first_q[w.batch + 1] - w.q_first;
-  w.keys = n.first_k[w.batch + 1] - w.k_first;
-  if (BOTTOM_RIGHT) w.first += w.keys - w.queries, w.last += w.keys - w.queries;
-#endif
+  w.row0 = (blocks - 1 - find_head(number, n, n.heads, blocks, w.batch, w.head)) * ROWS;
+  find_sequence(w, n);
   const int row_last = min(w.row0 + ROWS, w.queries) - 1;
   const int low = HAS_FIRST ? max(w.row0 + w.first, 0) : 0;
   const int high = HAS_LAST ? min(row_last + w.last + 1, w.keys) : w.keys;
