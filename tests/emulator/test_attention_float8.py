@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 FLOAT8 = torch.float8_e4m3fn
 D, D_V = 32, 48
+SCALES = ("scale_q", "scale_k", "scale_v")
 
 
 def operands(batch, heads, kv_heads, queries, keys, d=D, d_v=D_V):
@@ -57,7 +58,7 @@ def test_masks_groups_and_scales(name):
     each = [x.double().repeat_interleave(2, 1) for x in scales]
     with laneloom.emulated(name) as emulation:
         got = laneloom.flash_attention(
-            q, k, v, causal=True, return_lse=True, scale_q=scales[0], scale_k=scales[1], scale_v=scales[2])
+            q, k, v, causal=True, return_lse=True, **dict(zip(SCALES, scales, strict=True)))
         check(got, q, k, v.double() * scales[2].double()[..., None, None], D**-0.5 * each[0] * each[1], "bf16",
               "bottom_right")
         got = laneloom.flash_attention(q, k, v, return_lse=True, scale_v=3.0, scale_k=0.5, out_dtype=torch.float16)
@@ -69,12 +70,30 @@ def test_masks_groups_and_scales(name):
 def test_strict(name):
     """Waits, races, bits that nobody wrote; rows of positions, and rows that are copied."""
     q, k, v = operands(1, 2, 1, 66, 45)
+    options = dict.fromkeys(SCALES, torch.ones(1)) | {"causal": True}
     with laneloom.emulated(name, strict=True, seed=7):
-        want = laneloom.flash_attention(q, k, v, causal=True)
+        want = laneloom.flash_attention(q, k, v, **options)
         swapped = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v))
-        assert torch.equal(laneloom.flash_attention(*swapped, causal=True), want)
+        assert torch.equal(laneloom.flash_attention(*swapped, **options), want)
         odd = torch.nn.functional.pad(v.view(torch.uint8), (3, 2)).view(FLOAT8)[..., 3:-2]
-        assert torch.equal(laneloom.flash_attention(q, k, odd, causal=True), want)
+        assert torch.equal(laneloom.flash_attention(q, k, odd, **options), want)
+
+
+def test_packed():
+    """Each sequence by itself, to the bit, with scales of its own."""
+    queries, keys = [0, 5, 5, 38, 58], [0, 9, 21, 61, 64]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(n, h, d).to(FLOAT8) for n, h, d in ((58, 4, D), (64, 2, D), (64, 2, D_V)))
+    scales = [torch.rand(4, 2) + 0.5 for _ in SCALES]
+    starts = {f"cu_seqlens_{x}": torch.tensor(at, dtype=torch.int32) for x, at in (("q", queries), ("k", keys))}
+    with laneloom.emulated("gfx1201"):
+        got = laneloom.flash_attention(q, k, v, causal=True, **starts, **dict(zip(SCALES, scales, strict=True)))
+        for b in (2, 3):  # the others take tiles of fewer queries
+            rows, columns = slice(*queries[b : b + 2]), slice(*keys[b : b + 2])
+            parts = (x[at].transpose(0, 1)[None] for x, at in ((q, rows), (k, columns), (v, columns)))
+            options = {name: x[b : b + 1] for name, x in zip(SCALES, scales, strict=True)}
+            want = laneloom.flash_attention(*parts, causal=True, **options)
+            assert torch.equal(got[rows].transpose(0, 1)[None], want)
 
 
 def test_in_pytorch():
@@ -83,11 +102,12 @@ def test_in_pytorch():
     operator = torch.ops.laneloom.flash_attention_float8
     with laneloom.emulated("gfx1151"):
         tests = ("test_faketensor", "test_autograd_registration")
-        torch.library.opcheck(operator.default, (q, k, v, "bottom_right"), test_utils=tests)
-        want = laneloom.flash_attention(q, k, v, causal=True)
+        options = dict.fromkeys(SCALES, torch.ones(1))
+        torch.library.opcheck(operator.default, (q, k, v, "bottom_right"), options, test_utils=tests)
+        want = laneloom.flash_attention(q, k, v, causal=True, **options)
         with torch.autocast("cpu", torch.float16):
-            assert torch.equal(laneloom.flash_attention(q, k, v, causal=True), want)
-        got = torch.vmap(lambda x: operator(x, k, v, "bottom_right")[0])(torch.stack([q, q]))
+            assert torch.equal(laneloom.flash_attention(q, k, v, causal=True, **options), want)
+        got = torch.vmap(lambda x: operator(x, k, v, "bottom_right", **options)[0])(torch.stack([q, q]))
         assert torch.equal(got, torch.stack([want, want]))
 
 
@@ -100,4 +120,5 @@ def test_refusals():
         with pytest.raises(UnsupportedError, match=r"got torch\.float8_e5m2"):
             laneloom.flash_attention(q.to(torch.float8_e5m2), k, v)
         with pytest.raises(UnsupportedError, match="no gradients"):
-            laneloom.flash_attention(q.requires_grad_(), k, v).sum().backward()
+            options = dict.fromkeys(SCALES, torch.ones(1))
+            laneloom.flash_attention(q.requires_grad_(), k, v, causal=True, **options).sum().backward()
