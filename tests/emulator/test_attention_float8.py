@@ -119,6 +119,6 @@ def test_refusals():
         q, k, v = operands(1, 1, 1, 20, 20)
         with pytest.raises(UnsupportedError, match=r"got torch\.float8_e5m2"):
             laneloom.flash_attention(q.to(torch.float8_e5m2), k, v)
+        options = dict.fromkeys(SCALES, torch.ones(1))
         with pytest.raises(UnsupportedError, match="no gradients"):
-            options = dict.fromkeys(SCALES, torch.ones(1))
             laneloom.flash_attention(q.requires_grad_(), k, v, causal=True, **options).sum().backward()
