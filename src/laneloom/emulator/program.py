@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,16 +43,40 @@ def is_ordering(name: str) -> bool:
 
 
 @dataclass(slots=True)
-class Block:
-    """Straight-line code: its steps, then one way to leave."""
+class Code:
+    """What a block executes."""
 
     steps: list[Step] = field(default_factory=list)
     sources: list[Instruction] = field(default_factory=list)  #: the instruction behind each step
-    first: int = 0  #: index of its first instruction
-    last: int = 0  #: one past its last
+    guards: list[Guard] = field(default_factory=list)  #: strict mode: of each step
+
+    def append(self, ins: Instruction, step: Step) -> None:
+        self.steps.append(step)
+        self.sources.append(ins)
+
+
+@dataclass
+class Block:
+    """Straight-line code, then one way to leave. Its closures are built when a launch first comes by."""
+
+    build: Callable[[Block], Code]
+    first: int  #: index of its first instruction
+    last: int  #: one past its last
     leave: str = "next"  #: "next", "jump", "end", "barrier", "indirect", or a branch condition such as "scc1"
     target: int = 0  #: block to jump to
     jump: calls.Jump | None = None  #: where an indirect jump goes
+
+    @cached_property
+    def code(self) -> Code:
+        return self.build(self)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return self.code.steps
+
+    @property
+    def sources(self) -> list[Instruction]:
+        return self.code.sources
 
 
 CONDITIONS: dict[str, Callable[[Waves], Any]] = {
@@ -84,7 +109,7 @@ class Program:
         self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
         self.targets = self._follow_mode()
-        self.guards: list[Guard] = []  #: strict mode: one for each instruction of the listing
+        self.guards: dict[int, Guard] = {}  #: strict mode: by number of the instruction, of blocks that were reached
         self.blocks = self._cut()
         self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) + 16
 
@@ -116,13 +141,12 @@ class Program:
             stop = order[k + 1] if k + 1 < len(order) else len(code)
             blocks.append(self._block(code, start, stop, number))
         if not blocks or blocks[-1].leave == "next":
-            blocks.append(Block(first=len(code), last=len(code), leave="end"))
+            blocks.append(Block(lambda block: Code(), len(code), len(code), "end"))
         return blocks
 
     def _block(self, code: list[Instruction], start: int, stop: int, number: dict[int, int]) -> Block:
-        block = Block(first=start, last=stop)
-        body = code[start:stop]
-        last = body[-1]
+        block = Block(self._build, start, stop)
+        last = code[stop - 1]
         if last.name == "s_endpgm" or last.name == "s_endpgm_saved":
             block.leave = "end"
         elif _is_barrier(last.name):
@@ -139,20 +163,23 @@ class Program:
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
             if block.leave not in ("jump", *CONDITIONS):
                 raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
-        if self.strict:
-            for ins, target in zip(body, self.targets[start:stop], strict=True):
-                runs = block.leave == "next" or ins is not last
-                step = self.step_of(ins, target) if runs else _build_nothing(ins, target)
-                self._append(block, ins, step)
-                self.guards.append(Guard(ins, len(self.guards), target, step))
-            return block
-        if block.leave != "next":
-            body = body[:-1]
-        self._fill(block, body, self.targets[start:stop])
         return block
 
-    def _fill(self, block: Block, body: list[Instruction], targets: list[Target]) -> None:
-        """Closures of a block; matrix instructions wait, to be batched, until something touches their registers."""
+    def _build(self, block: Block) -> Code:
+        body, targets = self.listing.instructions[block.first : block.last], self.targets[block.first : block.last]
+        if not self.strict:
+            return self._batched(body if block.leave == "next" else body[:-1], targets)
+        code = Code()
+        for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
+            leaves = block.leave != "next" and ins is body[-1]
+            step = _build_nothing(ins, target) if leaves else self.step_of(ins, target)
+            code.append(ins, step)
+            code.guards.append(self.guards.setdefault(number, Guard(ins, number, target, step)))
+        return code
+
+    def _batched(self, body: list[Instruction], targets: list[Target]) -> Code:
+        """Matrix instructions wait, to be batched, until something touches their registers."""
+        code = Code()
         pending: list[matrix.Wmma] = []
         behind: list[Instruction] = []
         results: set[int] = set()
@@ -160,8 +187,7 @@ class Program:
 
         def flush() -> None:
             if pending:
-                block.steps.append(matrix.build(list(pending)))
-                block.sources.append(behind[0])
+                code.append(behind[0], matrix.build(list(pending)))
                 pending.clear()
                 behind.clear()
                 results.clear()
@@ -175,7 +201,7 @@ class Program:
                     wmma = matrix.decode(ins, target)
                 except UnknownInstructionError:
                     flush()
-                    self._append(block, ins, self._unknown(ins))
+                    code.append(ins, self._unknown(ins))
                     continue
                 if (
                     (pending and wmma.shape != pending[0].shape)
@@ -194,12 +220,9 @@ class Program:
                 mentioned, written = matrix.touched(ins)
                 if mentioned & results or written & inputs or ins.name.startswith("s_set"):
                     flush()
-            self._append(block, ins, self.step_of(ins, target))
+            code.append(ins, self.step_of(ins, target))
         flush()
-
-    def _append(self, block: Block, ins: Instruction, step: Step) -> None:
-        block.steps.append(step)
-        block.sources.append(ins)
+        return code
 
     def step_of(self, ins: Instruction, target: Target) -> Step:
         """The closure of one instruction; an unknown one becomes a step that stops when it is reached."""
@@ -263,7 +286,7 @@ class Program:
         done = 0
         try:
             if self.strict:
-                for step, guard in zip(steps, self.guards[block.first : block.last], strict=True):
+                for step, guard in zip(steps, block.code.guards, strict=True):
                     guard.before(g)
                     step(g)
                     guard.after(g)

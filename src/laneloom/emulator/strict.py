@@ -7,7 +7,7 @@ bits, and tells the tracked memories which access is whose.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -380,7 +380,7 @@ def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> H
     return HazardError(f"{kernel}: {found.text}{place}; {describe(ins)}", found.kind)
 
 
-def race_error(kernel: str, fault: RaceFault, guards: list[Guard], ins: Instruction, place: str) -> HazardError:
+def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Guard], ins: Instruction, place: str) -> HazardError:
     """A race, with both parties."""
     wave = wave_of(fault.other)
     who = "several waves" if wave is None else f"wave {wave}"

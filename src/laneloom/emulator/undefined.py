@@ -96,13 +96,15 @@ def _value(g: Waves, operand: Operand):
 def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rule:
     """How an ALU, lane or matrix instruction spreads undefined bits; called before the instruction runs."""
     touched = uses(ins, target.lanes)
-    slow = _slow_rule(ins, target, touched, step)
+    slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
 
     def follow(g: Waves) -> None:
+        nonlocal slow
         shadow = g.shadow
         if (touched.reads_v & shadow.dirty_v) or (touched.reads_s & shadow.dirty_s):
+            slow = slow or _slow_rule(ins, target, touched, step)
             slow(g)
         elif reads_scc and shadow.scc.any():
             for n in bits_of(touched.writes_s):

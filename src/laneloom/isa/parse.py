@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from ..errors import EmulationError
 from .handwritten import as_printed
@@ -196,6 +197,7 @@ def instruction(
 _VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_sendmsg_rtn_b32", "s_wait_alu", "s_waitcnt_depctr"})
 
 
+@lru_cache(maxsize=1 << 15)
 def _split(rest: str, name: str) -> tuple[tuple[Operand, ...], dict[str, str]]:
     if not rest:
         return (), {}
