@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UnsupportedError
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 _ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
 
 
-def instructions_of(gpu: Gpu) -> list[str]:
+@cache
+def instructions_of(gpu: Gpu) -> tuple[str, ...]:
     """The mnemonics that the emulator executes and the GPU has, by name: its assembler is asked for each."""
     from ..codegen import versions
     from ..codegen.diagnostics import captured_stderr
@@ -29,7 +31,7 @@ def instructions_of(gpu: Gpu) -> list[str]:
     with captured_stderr() as printed, suppress(RuntimeError, ValueError):
         versions.assembler()("".join(f"\t{n}\n" for n in names), gpu.name, versions.assembler_features(gpu))
     absent = set(_ABSENT.findall(printed[0]))
-    return [name for name in names if name not in absent]
+    return tuple(name for name in names if name not in absent)
 
 
 def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
