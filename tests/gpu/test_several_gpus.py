@@ -130,13 +130,13 @@ def growth_in_a_capture(rank, ranks, transport):
         graph, other = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = all_gather_matmul(x, w)
-        large = random(4096, 8192, seed=rank)
+        large, weight = random(4096, 8192, seed=rank), random(8192, 64, seed=1)
         with (
             pytest.raises(laneloom.errors.UnsupportedError, match="make the call once before"),
             torch.cuda.graph(other, capture_error_mode="thread_local"),
         ):
-            all_gather_matmul(large, random(8192, 64, seed=1))
-        all_gather_matmul(large, random(8192, 64, seed=1))
+            all_gather_matmul(large, weight)
+        all_gather_matmul(large, weight)
         torch.cuda.empty_cache()
         random(64, 2**20, seed=rank)  # over memory that was given back
         graph.replay()

@@ -70,6 +70,13 @@ def cases(device: str) -> Iterator[Case]:
             "torch.einsum": lambda x=x, t=t: torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t),
             "laneloom.transform3d": lambda x=x, t=t: laneloom.transform3d(x, t),
         }, {})  # fmt: skip
+        yield Case("transpose", gradients, {
+            "mT.contiguous()": lambda a=a: a.mT.contiguous(), "laneloom.transpose": lambda a=a: laneloom.transpose(a),
+        }, {})  # fmt: skip
+        yield Case("gemm_chain", gradients, {
+            "two torch.matmul": lambda a=a, b=b: torch.matmul(torch.matmul(a, b), b),
+            "laneloom.gemm_chain": lambda a=a, b=b: laneloom.gemm_chain(a, b, b),
+        }, {})  # fmt: skip
     y = tensor(64, 64)
     yield Case("another function", False, {
         "torch.relu": lambda: torch.relu(y), "torch.relu, patched": lambda: torch.relu(y),

@@ -15,7 +15,10 @@ from triton import knobs
 
 from .cuda_call import CudaCall, CudaFunction, Pointer, TensorMap
 
-_INTEGERS = {"i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64}
+_SCALARS = {
+    "i32": ctypes.c_int32, "u32": ctypes.c_uint32, "i64": ctypes.c_int64, "u64": ctypes.c_uint64,
+    "fp32": ctypes.c_float,
+}  # fmt: skip
 #: Triton's element types of descriptors -> those of tensor maps
 _ELEMENTS = {"fp8e4nv": "fp8", "fp8e5": "bf8", "i8": "int8", "u8": "uint8", "i32": "int32"}
 _SWIZZLE_BYTES = (0, 32, 64, 128)
@@ -29,7 +32,7 @@ def launches_are_observed() -> bool:
 def call_of(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], device: int) -> CudaCall | None:
     """Launches of a compiled kernel, with the arguments that it was compiled with; `launch_at` takes the addresses of
     pointers and descriptors, in the kernel's order. None for a kernel that only Triton's launcher can start: one with
-    scratch memory, floating-point or nested arguments.
+    scratch memory, nested arguments or floats other than fp32.
 
     kernel: Triton's CompiledKernel, for the GPU of number `device`. arguments: all of the kernel's, constants among
     them; of tensor descriptors, something with the `shape` and `strides` of one.
@@ -42,8 +45,8 @@ def call_of(kernel: Any, grid: tuple[int, int, int], arguments: Sequence[Any], d
     for kind, value in zip(kernel.src.signature.values(), arguments, strict=True):
         if kind == "constexpr":
             continue
-        if kind in _INTEGERS:
-            taken.append(_INTEGERS[kind](value))
+        if kind in _SCALARS:
+            taken.append(_SCALARS[kind](value))
         elif isinstance(kind, str) and kind.startswith("*"):
             taken.append(Pointer())
         elif isinstance(kind, str) and kind.startswith("tensordesc<"):

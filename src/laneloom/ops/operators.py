@@ -18,6 +18,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 
 _functions: dict[Any, type[torch.autograd.Function]] = {}
 _bodies: dict[Any, Callable[..., Any]] = {}  #: what an operator runs
+_recorded: dict[Any, type[torch.autograd.Function]] = {}  #: that with its gradients
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -38,7 +39,9 @@ def complete(
     _bodies[_packet(definition)] = definition._init_fn
     if gradients is not None:
         definition.register_autograd(gradients, setup_context=remember)
-        _functions[_packet(definition)] = _function_of(definition, batched, remember, gradients)
+        rules = (batched, remember, gradients)
+        _functions[_packet(definition)] = _function_of(definition, _packet(definition), *rules)
+        _recorded[_packet(definition)] = _function_of(definition, definition._init_fn, *rules)
     if cast is not None:
         for device_type in AUTOCAST_DEVICES:
             _register_autocast(definition, device_type, cast)
@@ -56,7 +59,7 @@ def call(packet: Any, *args: Any) -> Any:
     if hidden and not is_observed(*tensors):
         if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
             return _bodies[packet](*args)
-        return packet(*args)
+        return _recorded[packet].apply(*args) if packet in _recorded else packet(*args)
     transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
     if transformed and packet in _functions:
         return _functions[packet].apply(*args)
@@ -70,6 +73,8 @@ def is_observed(*tensors: Any) -> bool:
     for x in tensors:
         if type(x) not in _PLAIN_TENSORS:
             _learn_sharding(x)
+            return True
+        if x.is_neg() or x.is_conj():  # shows other bits than it holds: the dispatcher gives those to the kernel
             return True
     kind = tensors[0].device.type
     return (
@@ -91,16 +96,16 @@ def _packet(definition: Any) -> Any:
     return getattr(torch.ops.laneloom, definition._name)
 
 
-def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -> type[torch.autograd.Function]:
-    packet = _packet(definition)
-
+def _function_of(
+    definition: Any, forward: Any, batched: Any, remember: Any, gradients: Any
+) -> type[torch.autograd.Function]:
     def backward(ctx, *grads):
         return gradients(ctx, *grads)
 
     def setup_context(ctx, inputs, output):
         remember(ctx, inputs, output)
 
-    members = {"forward": packet, "setup_context": setup_context, "backward": backward, "vmap": batched}
+    members = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": batched}
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 

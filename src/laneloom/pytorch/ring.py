@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ArgumentError
+from ..ops.operators import call
 from .merge import merge_parts
 from .symmetric import pull, transport_of
 
@@ -149,9 +150,10 @@ class _RingAttention(torch.autograd.Function):
         out = lse = q
         for step, (keys, values) in enumerate(ring.visit(k, v, transport)):
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
-            partial, sums = torch.ops.laneloom.flash_attention(
-                q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys], part.causal, scale
-            )
+            partial, sums = call(
+                torch.ops.laneloom.flash_attention, q[:, :, part.queries], keys[:, :, part.keys],
+                values[:, :, part.keys], part.causal, scale,
+            )  # fmt: skip
             if step == 0:  # every query meets the keys of its own rank
                 out, lse = partial.contiguous(), sums.contiguous()
                 continue
@@ -186,9 +188,10 @@ class _RingAttention(torch.autograd.Function):
             keys, values = here
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
             rows, columns = part.queries, part.keys
-            parts = torch.ops.laneloom.flash_attention_backward(
-                grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
-                lse[:, :, rows].contiguous(), part.causal, scale, *options,
+            parts = call(
+                torch.ops.laneloom.flash_attention_backward, grad[:, :, rows], None, q[:, :, rows],
+                keys[:, :, columns], values[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous(), part.causal,
+                scale, *options,
             )  # fmt: skip
             dq[:, :, rows] += parts[0]
             _wait(requests)  # the sums of these keys so far, from the rank that had them before

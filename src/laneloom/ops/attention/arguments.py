@@ -32,10 +32,6 @@ class Tensors:
         """One operand itself."""
         return self._operands[name]
 
-    def addresses(self, *names: str) -> list[int]:
-        """Where torch tensors begin."""
-        return [self._operands[name].data_ptr() for name in names]
-
     def table_stride(self) -> int:
         """Elements between the rows of the table of pages; 0 without one."""
         table = self._operands.get("table")

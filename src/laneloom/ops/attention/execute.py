@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from math import sqrt
 from typing import Any, NamedTuple
@@ -131,14 +132,28 @@ def attend_into(problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], c
 
     Packed: B is 1 there, and first_q and first_k are operands.
     """
+    prepare_forward(problem, gpu, operands, config)(operands)
+
+
+def prepare_forward(
+    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], config: Any = None
+) -> Callable[[dict[str, Any]], None]:
+    """What does `attend_into` for operands that lie as these do, call after call."""
     chosen = checked_config(problem, gpu, "forward", config)
     if 0 in operands["lse"].shape or problem.queries == 0:
-        return
+        return lambda operands: None
     if problem.keys == 0:
-        operands["out"][...] = 0
-        operands["lse"][...] = -float("inf")
-        return
-    _schedule(chosen).launch(problem, chosen, gpu, Tensors(operands))
+        return _attend_to_nothing
+    schedule = _schedule(chosen)
+    if hasattr(schedule, "prepare"):
+        run = schedule.prepare(problem, chosen, gpu, Tensors(operands))
+        return lambda operands: run(Tensors(operands))
+    return lambda operands: schedule.launch(problem, chosen, gpu, Tensors(operands))
+
+
+def _attend_to_nothing(operands: dict[str, Any]) -> None:
+    operands["out"][...] = 0
+    operands["lse"][...] = -float("inf")
 
 
 def differentiate_into(

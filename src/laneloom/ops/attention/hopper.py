@@ -7,6 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from ...codegen.cuda_call import TensorMap
 from ...codegen.cuda_context import driver
 from ...codegen.tensor_map import tensor_map
 from .arguments import strides_of
@@ -59,6 +60,13 @@ def box_map(x: Any, dtype: str, rows: int) -> Any:
     # An axis of one element may have any stride; the copy engine wants a multiple of 16 bytes.
     strides = tuple(16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True))
     return tensor_map(x.data_ptr(), x.device.index, dtype, shape, strides, (128 // size, rows, 1, 1))
+
+
+def boxes(x: Any, dtype: str, rows: int) -> TensorMap:
+    """As `box_map`, for an address that comes with each call."""
+    shape, size = tuple(x.shape)[::-1], DTYPE_BYTES[dtype]
+    strides = [16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True)]
+    return TensorMap(dtype, shape, strides, (128 // size, rows, 1, 1), 128, promotion=256)
 
 
 def is_boxed(x: Any) -> bool:

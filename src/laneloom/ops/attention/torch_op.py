@@ -5,6 +5,7 @@ The backward is an operator of its own, torch.ops.laneloom.flash_attention_backw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +14,14 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..operators import call, complete, folded, one_by_one, unfolded
 from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls, key_of
 from . import execute
 from .arguments import is_direct
 from .execute import Band, Packing
 from .hopper import is_boxed
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+_met = WarmCalls()
 OPTIONS = (
     'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
     "Tensor? first_k=None, int max_queries=0, int max_keys=0"
@@ -58,9 +61,16 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def direct(x: torch.Tensor, gpu: Gpu) -> torch.Tensor:
     """x as a kernel reads it: where it lies, or a copy."""
-    x = x.detach()
-    readable = is_direct(x, x.data_ptr()) and (gpu.vendor != "nvidia" or is_boxed(x))
-    return x if readable else x.clone(memory_format=torch.contiguous_format)
+    return x.detach() if _is_readable(x, gpu) else _copied(x)
+
+
+def _is_readable(x: torch.Tensor, gpu: Gpu) -> bool:
+    """Whether a kernel reads x where it lies."""
+    return is_direct(x, x.data_ptr()) and (gpu.vendor != "nvidia" or is_boxed(x))
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def gpu_of(q: torch.Tensor) -> Gpu:
@@ -97,18 +107,37 @@ def _results(q: torch.Tensor, v: torch.Tensor, packed: bool) -> tuple[torch.Tens
 )
 def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
                max_keys=0, deterministic=False):  # fmt: skip
-    _check(q, k, v)
+    seen, sequences = Band(causal, left, right), None if first_q is None else first_q.shape[0]
+    key = key_of((q, k, v), seen, scale, sequences, max_queries, max_keys)
+    run = _met.get(key)
+    if run is not None:
+        return run(q, k, v, first_q, first_k)
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    out, lse = _results(q, v, packing is not None)
-    gpu = gpu_of(q)
-    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
-    operands = {
-        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": out, "lse": lse,
-        "first_q": first_q, "first_k": first_k,
-    }  # fmt: skip
     with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-        execute.attend_into(problem, gpu, operands)
-    return out, lse
+        return _met.keep(key, _prepare(q, k, v, seen, scale, packing))(q, k, v, first_q, first_k)
+
+
+def _prepare(q: Any, k: Any, v: Any, seen: Band, scale: float | None, packing: Packing | None) -> Callable[..., Any]:
+    """What gives O and LSE of q, k and v that lie as these do, and the starts of packed sequences. Checks all."""
+    _check(q, k, v)
+    gpu = gpu_of(q)
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, seen, packing)
+    packed, copies = packing is not None, [not _is_readable(x, gpu) for x in (q, k, v)]
+    starts = (packing.first_q, packing.first_k) if packing is not None else (None, None)
+
+    def operands_of(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> dict[str, Any]:
+        out, lse = _results(q, v, packed)
+        q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
+        return {"q": q, "k": k, "v": v, "out": out, "lse": lse, "first_q": first_q, "first_k": first_k}
+
+    attend = execute.prepare_forward(problem, gpu, operands_of(q, k, v, *starts))
+
+    def run(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        operands = operands_of(q, k, v, first_q, first_k)
+        attend(operands)
+        return operands["out"], operands["lse"]
+
+    return run
 
 
 @_attention.register_fake

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -109,26 +109,48 @@ def chain_into(
 
     out is distinct from a0, b0, b1; it may be c1. `dtypes` names that of the operands and that of c1.
     """
+    prepare_chain(a0, b0, b1, c1, out, dtypes, factors, gpu, config)(a0, b0, b1, c1, out)
+
+
+def prepare_chain(
+    a0: Any, b0: Any, b1: Any, c1: Any, out: Any, dtypes: tuple[str, str], factors: Factors, gpu: Gpu,
+    config: ChainConfig | None,
+) -> Callable[..., None]:  # fmt: skip
+    """What does `chain_into` for a0, b0, b1, c1, out that lie as these do, call after call."""
     if 0 in out.shape:
-        return
+        return lambda *operands: None
     if factors.beta1 == 0:
         c1 = None
     if 0 in (a0.shape[-1], b0.shape[-1]) or factors.alpha0 == 0 or factors.alpha1 == 0:
-        # Nothing is multiplied, and as in BLAS nothing is read.
-        out[...] = 0 if c1 is None else _scaled(c1, factors.beta1)
-        return
+        return lambda a0, b0, b1, c1, out: _write_addend(c1, factors.beta1, out)
     problem = problem_of(a0, b0, b1, c1, out, *dtypes)
     if problem is None:
-        for i in range(out.shape[0]):
-            part = None if c1 is None else c1[i]
-            chain_into(a0[i], b0[i], b1[i], part, out[i], dtypes, factors, gpu, config)
-        return
+        return lambda *operands: _each(operands, dtypes, factors, gpu, config)
     chosen = checked_config(problem, gpu, config)
-    scalars = (factors.alpha0, factors.alpha1, factors.beta1)
-    operands = (a0, b0, b1, c1, out)
-    if chosen.schedule != "pair":
-        operands = tuple(map(_pointer, operands))
-    _schedule(chosen).launch(problem, chosen, gpu, *operands, *scalars)
+    scalars, schedule = (factors.alpha0, factors.alpha1, factors.beta1), _schedule(chosen)
+    if hasattr(schedule, "prepare"):
+        launch = schedule.prepare(problem, chosen, gpu, scalars)
+    elif chosen.schedule == "pair":
+
+        def launch(*operands: Any) -> None:
+            schedule.launch(problem, chosen, gpu, *operands, *scalars)
+    else:
+
+        def launch(*operands: Any) -> None:
+            schedule.launch(problem, chosen, gpu, *map(_pointer, operands), *scalars)
+
+    return lambda a0, b0, b1, c1, out: launch(a0, b0, b1, None if factors.beta1 == 0 else c1, out)
+
+
+def _write_addend(c1: Any, beta: float, out: Any) -> None:
+    """Nothing is multiplied, and as in BLAS nothing is read."""
+    out[...] = 0 if c1 is None or beta == 0 else _scaled(c1, beta)
+
+
+def _each(operands: Any, dtypes: tuple[str, str], factors: Factors, gpu: Gpu, config: ChainConfig | None) -> None:
+    for i in range(operands[-1].shape[0]):
+        parts = [None if x is None else x[i] for x in operands]
+        chain_into(*parts, dtypes, factors, gpu, config)  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def _scaled(c1: Any, beta: float) -> Any:

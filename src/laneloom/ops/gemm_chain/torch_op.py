@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from ..matmul.gemm import needs_copy
 from ..matmul.torch_op import summed_product
 from ..operators import aligned, call, complete, refuse_out
 from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls, key_of
 from . import execute
 from .config import ChainConfig, parse_config
 from .execute import Factors
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _ADDENDS = {**_NAMES, torch.float32: "fp32"}
+_met = WarmCalls()
 _SCALARS = "float alpha0=1., float alpha1=1., float beta1=0."
 
 
@@ -59,27 +62,53 @@ def _check(a0, b0, b1, c1, out=None) -> tuple[int, ...]:
     return shape
 
 
-def _run(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> None:
+def _prepare(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> Callable[..., None]:
+    """What writes D1 into out for operands that lie as these do, call after call: of a0, b0, b1, c1 and out."""
     gpu = active_gpu()
     if a0.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a0: expected a tensor on {expected} for {gpu.name}, got one on {a0.device}{hint}")
-    a0, b0, b1 = (x.detach().expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
-    added = None if c1 is None or factors.beta1 == 0 else c1.detach().expand(out.shape)
-    copies = needs_copy(out, added, a0, b0, b1)
-    result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
-    names = (_NAMES[a0.dtype], "" if added is None else _ADDENDS[added.dtype])
+    names = (_NAMES[a0.dtype], "" if c1 is None or factors.beta1 == 0 else _ADDENDS[c1.dtype])
     parsed = None if config is None else parse_config(config)
+    operands = _expanded(a0, b0, b1, c1, out, factors)
+    run = execute.prepare_chain(*operands, out, names, factors, gpu, parsed)
+    return lambda a0, b0, b1, c1, out: run(*_expanded(a0, b0, b1, c1, out, factors), out)
+
+
+def _expanded(a0: Any, b0: Any, b1: Any, c1: Any, out: torch.Tensor, factors: Factors) -> tuple[Any, Any, Any, Any]:
+    """The operands with all of D1's batch axes, C1 with all axes or None where it is not read."""
+    added = None if c1 is None or factors.beta1 == 0 else c1.detach().expand(out.shape)
+    if out.dim() == 2:
+        return a0.detach(), b0.detach(), b1.detach(), added
+    a0, b0, b1 = (x.detach().expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
+    return a0, b0, b1, added
+
+
+def _run(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> None:
+    a, b, e, added = _expanded(a0, b0, b1, c1, out, factors)
+    copies = needs_copy(out, added, a, b, e)
+    result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
     with torch.cuda.device(a0.device if a0.device.type == "cuda" else -1), torch.no_grad():
-        execute.chain_into(a0, b0, b1, added, result, names, factors, gpu, parsed)
+        _prepare(a0, b0, b1, c1, result, factors, config)(a0, b0, b1, c1, result)
     if copies:
         out.copy_(result)
 
 
 def _chain(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
-    out = _chain_fake(a0, b0, b1, c1, alpha0, alpha1, beta1, config)
-    _run(a0, b0, b1, c1, out, Factors(alpha0, alpha1, beta1), config)
-    return out
+    key = key_of((a0, b0, b1, c1), alpha0, alpha1, beta1, config)
+    run = _met.get(key)
+    if run is not None:
+        return run(a0, b0, b1, c1)
+    factors, shape = Factors(alpha0, alpha1, beta1), _check(a0, b0, b1, c1)
+    with torch.cuda.device(a0.device if a0.device.type == "cuda" else -1), torch.no_grad():
+        launch = _prepare(a0, b0, b1, c1, a0.new_empty(shape), factors, config)
+
+        def chain(a0: Any, b0: Any, b1: Any, c1: Any) -> torch.Tensor:
+            out = a0.new_empty(shape)
+            launch(a0, b0, b1, c1, out)
+            return out
+
+        return _met.keep(key, chain)(a0, b0, b1, c1)
 
 
 def _chain_fake(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -39,7 +40,7 @@ def checked_config(problem: Transform3dProblem, gpu: Gpu, config: Transform3dCon
     return config
 
 
-def transform_into(
+def prepare_transform(
     x: Any,
     matrix: Any,
     out: Any,
@@ -49,11 +50,21 @@ def transform_into(
     transpose: bool,
     accumulate: bool,
     config: Transform3dConfig | None,
-) -> None:
-    """Transform torch tensors x [N, K, K, K] into `out`, which does not overlap x or matrix. Nothing runs for N = 0."""
+) -> Callable[[Any, Any, Any], None]:
+    """What transforms torch tensors x [N, K, K, K] into `out`, call after call, for tensors that lie as these do.
+
+    `out` does not overlap x or matrix. Nothing runs for N = 0.
+    """
     problem = problem_of(x, matrix, out, dtype, accumulate=accumulate)
     chosen = checked_config(problem, gpu, config)
     if problem.count == 0:
-        return
+        return lambda x, matrix, out: None
     schedule = import_module(f".kernels.{chosen.schedule}", __package__)
-    schedule.launch(problem, chosen, gpu, x, matrix.mT if transpose else matrix, out)
+    if hasattr(schedule, "prepare"):
+        return schedule.prepare(problem, chosen, gpu, x, matrix.mT if transpose else matrix, out)
+    return lambda x, matrix, out: schedule.launch(problem, chosen, gpu, x, matrix.mT if transpose else matrix, out)
+
+
+def transform_into(x: Any, matrix: Any, out: Any, dtype: str, gpu: Gpu, **options: Any) -> None:
+    """`prepare_transform`, once."""
+    prepare_transform(x, matrix, out, dtype, gpu, **options)(x, matrix, out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import call, complete, folded, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls, key_of
 from . import execute
 from .config import parse_config
 
@@ -16,6 +18,7 @@ _NAMES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.complex128: "complex128", torch.complex64: "complex64",
 }  # fmt: skip
 _TENSOR_AXES = 3
+_met = WarmCalls()
 
 
 def transform_tensors(
@@ -27,6 +30,8 @@ def transform_tensors(
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if accumulate and out is None:
         raise ArgumentError("accumulate: expected out, to which the transform is added, got none")
+    if out is None and coeffs.dim() == _TENSOR_AXES + 1:  # which the operator checks
+        return call(torch.ops.laneloom.transform3d, coeffs, matrix, transpose, config)
     _check(coeffs, matrix)
     if out is None:
         return _flat_call(coeffs, matrix, transpose, config)
@@ -90,20 +95,34 @@ def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
 
 
-def _run(
+def _prepare(
     x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
-) -> None:
-    """x, out: [N, K, K, K], out dense and apart from the others."""
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """What transforms x into out, [N, K, K, K], for tensors that lie as these do; out is dense and apart from both."""
     gpu = active_gpu()
     if x.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"coeffs: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
-    parsed = None if config is None else parse_config(config)
+    parsed, dense = None if config is None else parse_config(config), _dense(x)
+    plain = x if dense else x.contiguous()
+    run = execute.prepare_transform(
+        _plain(plain), _plain(matrix), out, _NAMES[x.dtype], gpu, transpose=transpose, accumulate=accumulate,
+        config=parsed,
+    )  # fmt: skip
+    return lambda x, matrix, out: run(_plain(x if dense else x.contiguous()), _plain(matrix), out)
+
+
+def _run(
+    x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
+) -> None:
+    """As `_prepare` says, once, or as a call that lay alike did."""
+    key = key_of((x, matrix, out), transpose, accumulate, config)
+    run = _met.get(key)
+    if run is not None:
+        run(x, matrix, out)
+        return
     with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
-        execute.transform_into(
-            _plain(x if _dense(x) else x.contiguous()), _plain(matrix), out, _NAMES[x.dtype], gpu,
-            transpose=transpose, accumulate=accumulate, config=parsed,
-        )  # fmt: skip
+        _met.keep(key, _prepare(x, matrix, out, transpose, accumulate, config))(x, matrix, out)
 
 
 @torch.library.custom_op(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -50,13 +51,27 @@ def transpose_into(x: Any, out: Any, gpu: Gpu, config: TransposeConfig | None) -
 
     Batch axes are equal, broadcast ones of x have stride 0.
     """
+    prepare_transpose(x, out, gpu, config)(x, out)
+
+
+def prepare_transpose(x: Any, out: Any, gpu: Gpu, config: TransposeConfig | None) -> Callable[[Any, Any], None]:
+    """What does `transpose_into` for operands that lie as these do, call after call."""
     if 0 in x.shape:
-        return
+        return lambda x, out: None
     problem = problem_of(x, out.swapaxes(-1, -2))
     if problem is None:
-        for i in range(x.shape[0]):
-            transpose_into(x[i], out[i], gpu, config)
-        return
+        return lambda x, out: _each(x, out, gpu, config)
     chosen = checked_config(problem, gpu, config)
-    pointers = (ArrayArgument(operand) if hasattr(operand, "ctypes") else operand for operand in (x, out))
-    _schedule(chosen).launch(problem, chosen, gpu, *pointers)
+    schedule = _schedule(chosen)
+    if gpu.vendor == "nvidia" and hasattr(schedule, "prepare"):
+        return schedule.prepare(problem, chosen, gpu)
+    return lambda x, out: schedule.launch(problem, chosen, gpu, *map(_pointer, (x, out)))
+
+
+def _each(x: Any, out: Any, gpu: Gpu, config: TransposeConfig | None) -> None:
+    for i in range(x.shape[0]):
+        transpose_into(x[i], out[i], gpu, config)
+
+
+def _pointer(operand: Any) -> Any:
+    return ArrayArgument(operand) if hasattr(operand, "ctypes") else operand

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
 from ..operators import call, complete, refuse_out, to_front
 from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls, key_of
 from . import execute
 from .api import check_size, turned_shape
 from .config import TransposeConfig, parse_config
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_met = WarmCalls()
 
 
 def transpose_tensor(x: Any, out: Any, config: TransposeConfig | None) -> torch.Tensor:
@@ -45,18 +48,35 @@ def _check(x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[int, ...]:
     return shape
 
 
-def _run(x: torch.Tensor, out: torch.Tensor, config: str | None) -> None:
-    """Write x's transpose into out, which is apart from it."""
+def _prepare(
+    x: torch.Tensor, out: torch.Tensor, config: str | None
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """What writes the transpose of x into out, which is apart from it, for tensors that lie as these do."""
     gpu = active_gpu()
     if x.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
-    # A conjugate or negative view holds other bits than it shows.
-    x = x.detach().resolve_conj().resolve_neg()
     bits = _BITS[x.dtype.itemsize]
-    parsed = None if config is None else parse_config(config)
+    run = execute.prepare_transpose(
+        _plain(x).view(bits), out.view(bits), gpu, None if config is None else parse_config(config)
+    )
+    return lambda x, out: run(_plain(x).view(bits), out.view(bits))
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    """x with the bits that it shows: a conjugate or negative view holds others."""
+    return x.detach().resolve_conj().resolve_neg()
+
+
+def _run(x: torch.Tensor, out: torch.Tensor, config: str | None) -> None:
+    """As `_prepare` says, once, or as a call that lay alike did."""
+    key = key_of((x, out), config)
+    run = _met.get(key)
+    if run is not None:
+        run(x, out)
+        return
     with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
-        execute.transpose_into(x.view(bits), out.view(bits), gpu, parsed)
+        _met.keep(key, _prepare(x, out, config))(x, out)
 
 
 def _transpose(x, config=None):

@@ -6,21 +6,20 @@ arXiv:2407.08608.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64
 from functools import cache
 
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_launch import CudaKernel, argument_types
+from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
+from ....device.prepared import current_stream
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_hopper import HopperForwardConfig
-from ..hopper import band_constants, box_map, counter, processors, section, source_text
+from ..hopper import band_constants, boxes, counter, processors, section, source_text
 from ..problem import DTYPE_BYTES, AttentionProblem
-
-# q, k, v maps; out, lse, first_q, first_k, counter; five strides; scale2; queries .. tiles
-_ARGUMENTS = (None, None, None, *argument_types("pppppqqqqq"), ctypes.c_float, *argument_types("iiiiiiiii"))
 
 
 def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu) -> CodeObject:
@@ -53,26 +52,38 @@ def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu
     )
 
 
-def launch(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors) -> None:
-    """Write out and lse; see `Tensors`. Raises UnsupportedError without the extra `cuda`."""
-    import torch
-
+def prepare(
+    problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors
+) -> Callable[[Tensors], None]:
+    """What writes out and lse for operands that lie as these do. Raises UnsupportedError without the extra `cuda`."""
     q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
     device = q.device.index
-    stream = torch.cuda.current_stream(q.device).cuda_stream
     tiles = config.tiles(problem)
     kv_bytes = problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
     heads = section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
     scale2, *sizes, first, last = problem.scalars()
-    arguments = (
-        box_map(q, problem.dtype, 64), box_map(k, problem.dtype, config.columns),
-        box_map(v, problem.dtype, config.columns), out.data_ptr(), lse.data_ptr(), *tensors.lengths(),
-        counter(device, stream), *out.stride()[:3], *lse.stride()[:2],
-        scale2, *sizes, problem.batch, first, last, heads, tiles,
+    maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
+    pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
+    strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
+    integers = map(c_int32, (*sizes, problem.batch, first, last, heads, tiles))
+    call = CudaCall(
+        _load(problem.code_key, config, gpu, device), (*maps, *pointers, *strides, c_float(scale2), *integers), device,
+        ctas=min(tiles, processors(device)),
     )  # fmt: skip
-    _load(problem.code_key, config, gpu, device).launch(min(tiles, processors(device)), stream, arguments)
+
+    def run(tensors: Tensors) -> None:
+        stream = current_stream(device)
+        addresses = [tensors.tensor(name).data_ptr() for name in ("q", "k", "v", "out", "lse")]
+        call.launch_at(stream, *addresses, *tensors.lengths(), counter(device, stream))
+
+    return run
+
+
+def launch(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors) -> None:
+    """Write out and lse; see `Tensors`. Raises UnsupportedError without the extra `cuda`."""
+    prepare(problem, config, gpu, tensors)(tensors)
 
 
 @cache
-def _load(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, device: int) -> CudaKernel:
-    return CudaKernel(code_object(problem, config, gpu), _ARGUMENTS, device)
+def _load(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, device: int) -> CudaFunction:
+    return load_function(code_object(problem, config, gpu), device)

@@ -8,13 +8,14 @@ level matrix instructions", register fragments; docs/gemm-chain.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
-from ....device.prepared import specialise
+from ....device.prepared import PreparedLaunch, specialise
 from ....gpu import Gpu
 from ..config import ChainConfig
 from ..layouts import runtime_arguments
@@ -119,6 +120,21 @@ def _constants(problem: ChainProblem, config: ChainConfig) -> dict[str, Any]:
         "ONE_K": problem.k0 <= config.block_k,
         "STAGES": config.stages,
     }
+
+
+def prepare(problem: ChainProblem, config: ChainConfig, gpu: Gpu, factors: tuple[float, ...]) -> Callable[..., None]:
+    """What runs for CUDA tensors that lie as `problem` says, call after call: a0, b0, b1, c1 or None, out."""
+    alpha0, alpha1, beta1 = map(float, factors)
+    values = runtime_arguments(problem) | _constants(problem, config)
+    rest = tuple(values[name] for name in hopper_chain.arg_names[8:])
+
+    def arguments(a0: Any, b0: Any, b1: Any, *others: Any) -> tuple[Any, ...]:
+        c1, out = others if len(others) > 1 else (None, *others)
+        return a0, b0, b1, c1, out, alpha0, alpha1, None if c1 is None else beta1, *rest
+
+    grid = (config.programs(problem), 1, 1)
+    launch = PreparedLaunch(hopper_chain, grid, arguments, num_warps=config.num_warps)
+    return lambda *tensors: launch(*(x for x in tensors if x is not None))
 
 
 def launch(

@@ -8,20 +8,22 @@ Harrison, Yanai, "Multiresolution quantum chemistry", section III (the tensor pr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from ctypes import c_int64
 from dataclasses import replace
 from functools import cache
 from importlib import resources
 from typing import Any
 
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_launch import CudaKernel, argument_types
+from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ....codegen.nvrtc import compile_cuda
+from ....device.prepared import current_stream
 from ....gpu import Gpu
 from ..config import FusedConfig
 from ..problem import Transform3dProblem
 
 _VALUE = {"fp64": "double", "fp32": "float", "complex128": "double", "complex64": "float"}
-_ARGUMENTS = "pppqqqqqq"  # x, matrix, out, n, stride_x, stride_out, stride_axis, stride_k, stride_n
 
 
 def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) -> CodeObject:
@@ -50,23 +52,33 @@ def compile_fused(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu) ->
     )
 
 
-def launch(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, factors: Any, out: Any) -> None:
-    """x, out: torch tensors [N, K, K, K], each tensor dense; factors: real, [K, K] or [3, K, K], any strides.
+def prepare(
+    problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, factors: Any, out: Any
+) -> Callable[[Any, Any, Any], None]:
+    """What runs for torch tensors that lie as these do: x, out, each tensor dense; factors: real, [K, K] or [3, K, K].
 
     Raises UnsupportedError without the extra `cuda`.
     """
-    import torch
-
-    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, x.device.index)
-    ctas = -(-problem.count // config.group) * config.cluster
+    device = x.device.index
+    kernel = _load(replace(problem, count=1, stride_x=None, stride_out=None), config, gpu, device)
     matrix_strides = (0, *factors.stride()) if problem.same_matrix else factors.stride()
-    pointers = (x.data_ptr(), factors.data_ptr(), out.data_ptr())
     tensor_strides = (problem.parts * problem.stride_x, problem.parts * problem.stride_out)  # pyright: ignore
-    arguments = (*pointers, problem.count, *tensor_strides, *matrix_strides)
-    kernel.launch(ctas, torch.cuda.current_stream(x.device).cuda_stream, arguments)
+    # x, matrix, out, n, stride_x, stride_out, stride_axis, stride_k, stride_n
+    arguments = (Pointer(), Pointer(), Pointer(), *map(c_int64, (problem.count, *tensor_strides, *matrix_strides)))
+    call = CudaCall(kernel, arguments, device, ctas=-(-problem.count // config.group) * config.cluster)
+
+    def run(x: Any, factors: Any, out: Any) -> None:
+        call.launch_at(current_stream(device), x.data_ptr(), factors.data_ptr(), out.data_ptr())
+
+    return run
+
+
+def launch(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, x: Any, factors: Any, out: Any) -> None:
+    """As `prepare` says, once."""
+    prepare(problem, config, gpu, x, factors, out)(x, factors, out)
 
 
 @cache
-def _load(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, device: int) -> CudaKernel:
+def _load(problem: Transform3dProblem, config: FusedConfig, gpu: Gpu, device: int) -> CudaFunction:
     """The kernel, loaded on `device`."""
-    return CudaKernel(compile_fused(problem, config, gpu), argument_types(_ARGUMENTS), device)
+    return load_function(compile_fused(problem, config, gpu), device)

@@ -7,6 +7,7 @@ nothing is exchanged. Derivation, counts and figures: docs/transpose.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from triton.experimental import gluon
@@ -14,6 +15,7 @@ from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
 from ....device.lane_exchange import blocks_exchanged
+from ....device.prepared import PreparedLaunch
 from ....gpu import Gpu
 from ..config import TilesConfig
 from ..layouts import tiles_constants
@@ -156,12 +158,33 @@ def programs(problem: TransposeProblem, config: TilesConfig) -> int:
     return tiles * -(-problem.batch[1] // config.block_b) * problem.batch[0]
 
 
+def prepare(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) -> Callable[[Any, Any], None]:
+    """What writes the transpose of CUDA tensors that lie as `problem` says, call after call."""
+    values = runtime_arguments(problem) | tiles_constants(problem, config, gpu)
+    launches = []
+    for first, grid in _grids(problem, config):
+        rest = tuple((values | {"first_program": first})[name] for name in transpose_tiles.arg_names[2:])
+        launches.append(
+            PreparedLaunch(transpose_tiles, grid, lambda x, y, rest=rest: (x, y, *rest), num_warps=config.num_warps)
+        )
+
+    def run(x: Any, y: Any) -> None:
+        for launch in launches:
+            launch(x, y)
+
+    return run
+
+
+def _grids(problem: TransposeProblem, config: TilesConfig) -> list[tuple[int, tuple[int, int, int]]]:
+    """First program and grid of each launch."""
+    count = programs(problem, config)
+    return [(first, (min(count - first, MAX_PROGRAMS), 1, 1)) for first in range(0, count, MAX_PROGRAMS)]
+
+
 def launch(problem: TransposeProblem, config: TilesConfig, gpu: Gpu, x: Any, y: Any) -> None:
     """Write x's transpose into y: what Triton takes for pointers to integers of the element's size."""
     arguments = runtime_arguments(problem) | tiles_constants(problem, config, gpu)
-    count = programs(problem, config)
-    for first in range(0, count, MAX_PROGRAMS):
-        grid = (min(count - first, MAX_PROGRAMS), 1, 1)
+    for first, grid in _grids(problem, config):
         transpose_tiles[grid](x, y, first_program=first, **arguments, num_warps=config.num_warps)
 
 
