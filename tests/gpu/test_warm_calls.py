@@ -64,9 +64,9 @@ CALLS = {
     "transpose": (transpose, lambda seed: laneloom.transpose(tensor(3, 100, 70, seed=seed))),
     "transpose, shifted": (transpose, lambda seed: laneloom.transpose(shifted(tensor(64, 128, seed=seed)))),
     "chain": (chain, lambda seed: laneloom.gemm_chain(
-        tensor(200, 64, seed=seed), tensor(64, 96, seed=seed), tensor(96, 128, seed=seed), alpha0=0.5, alpha1=0.25)),
+        tensor(65536, 64, seed=seed), tensor(64, 64, seed=seed), tensor(64, 32, seed=seed), alpha0=0.5, alpha1=0.25)),
     "chain with an addend": (chain, lambda seed: laneloom.gemm_chain(
-        tensor(2, 100, 64, seed=seed), tensor(64, 48, seed=seed), tensor(48, 64, seed=seed), tensor(64, seed=seed),
+        tensor(65536, 64, seed=seed), tensor(64, 64, seed=seed), tensor(64, 64, seed=seed), tensor(64, seed=seed),
         beta1=2.0)),
     "chain in two": (chain, lambda seed: laneloom.gemm_chain(
         tensor(512, 512, seed=seed), tensor(512, 1024, seed=seed), tensor(1024, 1024, seed=seed))),
