@@ -121,6 +121,24 @@ def test_tiles_of_any_width_are_stored_in_pieces_of_16_bytes(columns, layout, st
     assert "st.global.u16" not in code.asm
 
 
+@pytest.mark.parametrize(
+    ("knobs", "layout", "word"),
+    [
+        ({"block_m": 64, "block_n": 40, "consumers": 1, "swapped": True}, "nn", "stmatrix.sync.aligned.m8n8.x4.trans"),
+        ({"block_m": 192, "block_n": 192, "consumers": 3, "swapped": True, "cluster_n": 2}, "nt", ".multicast"),
+        ({"block_m": 256, "block_n": 160, "tma_store": False}, "nt", "st.global.v4"),
+        ({"block_m": 128, "block_n": 128, "cluster_k": 2}, "nn", "cp.async.bulk.shared::cluster.shared::cta"),
+        ({"block_m": 192, "block_n": 96, "consumers": 3, "cluster_k": 2, "swapped": True}, "nn", "stmatrix"),
+    ],
+)  # fmt: skip
+def test_the_largest_tiles_the_transpose_and_parts_of_k(knobs, layout, word):
+    problem = MatmulProblem.contiguous(512, 768, 512, dtype="bf16", layout=layout)
+    code = compiled(problem, ClusterConfig(**{"block_k": 64, "stages": 4, **knobs}))
+    assert word in code.asm
+    assert set(wgmmas(code)) == {f"m64n{knobs['block_n']}k16.f32.bf16.bf16"}
+    assert "release.cluster" not in code.asm.replace("mbarrier_init.release.cluster", "")
+
+
 def test_groups_compile():
     b = Matrix((0, 256 * 512, 512, 1))
     problem = MatmulProblem(

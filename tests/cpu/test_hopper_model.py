@@ -19,41 +19,33 @@ from laneloom.ops.matmul.problem import MatmulProblem
 GPU = get_gpu("sm_90a")
 ROWS = read(Path(__file__).parents[2] / "results" / "h200" / "tiles.csv")
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
-ANY = ClusterConfig(block_m=128, block_n=128, block_k=64, stages=4)
 
 
 def estimate(row):
     problem = MatmulProblem.contiguous(row.m, row.n, row.k, dtype="bf16", layout=row.layout)
     if row.schedule == "hopper_cluster":
-        cluster = (row.cluster_m, row.cluster_n)
-        return plan_cluster.estimate_us(problem, ANY, GPU, (row.block_m, row.block_n), cluster)
+        config = ClusterConfig(
+            block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
+            cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
+        )  # fmt: skip
+        return plan_cluster.estimate_us(problem, config, GPU)
     copies = {"repack_a": "A" in row.repacked, "repack_b": "B" in row.repacked}
     return plan_hopper.estimate_us(problem, TILES[row.block_m, row.block_n], row.split_k, GPU, **copies)
-
-
-def is_offered(row):
-    """Whether the plan has such a tile to choose."""
-    if row.schedule == "hopper":
-        return True
-    return (
-        row.block_n >= plan_cluster.LEAST_COLUMNS
-        and (row.cluster_m, row.cluster_n) in plan_cluster.ROWS[row.block_m][2]
-    )
 
 
 def regrets():
     """Of each product, by how much what the model prefers of the measured configs is slower than the fastest."""
     products = defaultdict(list)
-    for row in filter(is_offered, ROWS):
+    for row in ROWS:
         products[row.m, row.n, row.k, row.layout].append(row)
-    assert len(products) == 88
+    assert len(products) == 178
     return [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in products.values()]
 
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
-    assert mean(found) < 0.015
-    assert sum(regret > 0.05 for regret in found) <= 8
+    assert mean(found) < 0.025
+    assert sum(regret > 0.05 for regret in found) <= 20
 
 
 def test_the_estimates_are_times():

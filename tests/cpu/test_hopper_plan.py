@@ -40,10 +40,10 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
 @pytest.mark.parametrize(
     ("sizes", "layout", "schedule", "facts"),
     [
-        ((4096, 4096, 4096), "nn", "hopper", {"block_m": 128, "block_n": 256, "split_k": 1}),
+        ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 128, "block_n": 256, "cluster_k": 1}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
-        ((512, 512, 512), "nt", "hopper", {"block_m": 64, "block_n": 64}),
-        ((128, 128, 16384), "nn", "hopper", {"split_k": 16}),
+        ((256, 256, 256), "nt", "hopper", {"block_m": 64, "block_n": 64}),
+        ((128, 128, 16384), "nn", "hopper", {"split_k": 12}),
         ((16, 4096, 4096), "nn", "hopper", {"swapped": True, "block_n": 16}),
         ((4096, 16, 4096), "nn", "hopper", {"swapped": False, "block_n": 16}),
         ((1, 4096, 4096), "nt", "hopper_skinny", {"use_dot": False}),
@@ -81,15 +81,18 @@ def test_batches_take_one_launch():
 @pytest.mark.parametrize(
     ("sizes", "knobs", "schedule", "words"),
     [
-        ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 64, "cluster_m": 2}),
-        ((1024, 1024, 1024), {}, "hopper", {}),
+        ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 128, "block_n": 72, "cluster_m": 4, "cluster_n": 2}),
+        ((1024, 1024, 1024), {}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
         ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 2}),
+        ((128, 4096, 4096), {}, "hopper_cluster", {"swapped": True, "cluster_k": 2}),
+        ((300, 3000, 3000), {}, "hopper_cluster", {"swapped": True, "block_n": 80}),
+        ((5000, 5000, 5000), {}, "hopper_cluster", {"block_m": 256, "block_n": 160, "stages": 4}),
         # Tiles whose width lets the last round fill the SMs, measured: docs/hopper-gemm.md.
-        ((3072, 3072, 3072), {}, "hopper_cluster", {"block_m": 128, "block_n": 192}),
+        ((3072, 3072, 3072), {}, "hopper_cluster", {"block_m": 192, "block_n": 192}),
         ((512, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 224}),
         ((6000, 6000, 6000), {}, "hopper_cluster", {"block_m": 128, "block_n": 240}),
-        ((1536, 1536, 1536), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 144, "tma_store": False}),
-        ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_m": 64}),
+        ((1536, 1536, 1536), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 144, "swapped": True}),
+        ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_n": 64, "cluster_m": 4}),
         ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream",
          {"block_n": 256, "copy_a": True, "copy_b": False, "split": True}),
         ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_stream", {"copy_a": False}),
@@ -120,6 +123,16 @@ def test_the_plan_of_cuda_schedules(sizes, knobs, schedule, words):
     config = plan(problem(*sizes, **knobs), GPU)
     assert config.schedule == schedule
     assert {word: getattr(config, word) for word in words} == words
+
+
+def test_the_transpose_swaps_operands_where_they_lie():
+    p = problem(300, 512, 64, layout="nt", batch=3)
+    turned = p.transposed()
+    assert (turned.m, turned.n, turned.k, turned.layout) == (512, 300, 64, "nt")
+    assert turned.a.strides == (0, 512 * 64, 64, 1)
+    assert turned.b.strides == (0, 300 * 64, 1, 64)
+    assert turned.out.strides == (0, 300 * 512, 1, 512)
+    assert turned.transposed() == p
 
 
 def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
@@ -160,6 +173,11 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),
         (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
+        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=Epilogue(scaled=True)), "as bare sums"),
+        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype_out="fp32"), "C of 16-bit types"),
+        (CLUSTER.with_knobs(block_n=64, cluster_k=2), problem(64, 64, 64), "parts take slices"),
+        (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),
+        (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
         (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),
         (PRECISE.with_knobs(copy_a=True), problem(64, 64, 64, dtype="fp64", batch=1000), "at most 256 products"),
@@ -176,7 +194,8 @@ def test_8_bit_types_keep_to_what_wgmma_takes():
     fp8 = problem(4096, 4096, 4096, dtype="fp8", dtype_out="bf16", layout="nt")
     assert plan(fp8, GPU).block_k == 128
     int8 = problem(4096, 4096, 4096, dtype="int8", dtype_out="int32", layout="nt")
-    assert plan(int8, GPU).block_n <= 128
+    assert plan(int8, GPU).why_invalid(int8, GPU) is None
+    assert not getattr(plan(int8, GPU), "swapped", False), "only C of 16 bits is turned on its way out"
     assert plan(problem(64, 64, 64, dtype="int8", dtype_out="int32"), GPU).schedule == "hopper_plain"
 
 

@@ -98,7 +98,25 @@ CLUSTERS = {
     "copied": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, cluster_m=2, copy_a=True, copy_b=True),
     "promoted": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, promote=2),
     "masked stores": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=6, tma_store=False),
-}
+    "192x192": ClusterConfig(block_m=192, block_n=192, block_k=64, stages=4, consumers=3, cluster_n=2),
+    "256x160": ClusterConfig(block_m=256, block_n=160, block_k=64, stages=3, cluster_m=2, tma_store=False),
+    "transposed": ClusterConfig(block_m=128, block_n=200, block_k=64, stages=4, swapped=True, panels=2),
+    "transposed, 76 rows a share": ClusterConfig(
+        block_m=256, block_n=152, block_k=64, stages=3, swapped=True, cluster_m=2),
+    "transposed, masked stores": ClusterConfig(
+        block_m=64, block_n=40, block_k=64, stages=9, consumers=1, swapped=True, cluster_n=2, tma_store=False),
+}  # fmt: skip
+
+#: with a part of K in each CTA; one tile a cluster
+PARTS = {
+    "two": ClusterConfig(block_m=128, block_n=128, block_k=64, stages=5, cluster_k=2),
+    "two that share": ClusterConfig(
+        block_m=64, block_n=128, block_k=64, stages=6, consumers=1, cluster_k=2, cluster_n=2),
+    "four": ClusterConfig(block_m=192, block_n=96, block_k=64, stages=3, consumers=3, cluster_k=4, tma_store=False),
+    "transposed": ClusterConfig(block_m=256, block_n=96, block_k=64, stages=3, cluster_k=2, swapped=True),
+    "transposed, masked stores": ClusterConfig(
+        block_m=64, block_n=64, block_k=64, stages=6, consumers=1, cluster_k=4, swapped=True, tma_store=False),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -109,6 +127,16 @@ def test_every_cluster_in_every_layout(name, layout, dtype):
     a = operand(1000, 520, DTYPES[dtype], layout[0], seed=1)
     b = operand(520, 1032, DTYPES[dtype], layout[1], seed=2)
     assert_right(run_twice(problem, CLUSTERS[name], a, b), a, b)
+
+
+@pytest.mark.parametrize("k", [256, 1000])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_k_are_exchanged(name, layout, k):
+    problem = MatmulProblem.contiguous(264, 328, k, dtype="bf16", layout=layout)
+    a = operand(264, k, torch.bfloat16, layout[0], seed=1)
+    b = operand(k, 328, torch.bfloat16, layout[1], seed=2)
+    assert_right(run_twice(problem, PARTS[name], a, b), a, b)
 
 
 @pytest.mark.parametrize("columns", [8, 48, 72, 144, 248])

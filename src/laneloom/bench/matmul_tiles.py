@@ -38,7 +38,16 @@ SIZES = (
     (16384, 1024, 1024), (32768, 512, 512), (100000, 256, 256), (1280, 1280, 1280), (1000, 4096, 1000),
     (200, 200, 8192), (2000, 2000, 2000), (4000, 4000, 4000), (8192, 8192, 1024), (640, 640, 640), (896, 896, 896),
     (128, 6144, 4096), (128, 4096, 4096), (1000, 1000, 1000), (2048, 11008, 4096), (1024, 1024, 1024),
+    (2056, 2056, 2056), (300, 3000, 3000), (80, 8192, 1024), (4096, 2112, 7168), (2304, 2304, 2304), (100, 1000, 10000),
+    (40, 8192, 8192), (4096, 128, 4096), (256, 4096, 4096), (256, 8192, 8192), (1152, 1152, 1152), (512, 512, 4096),
+    (640, 5120, 5120), (256, 6144, 4096), (384, 6144, 4096), (768, 4096, 4096), (1536, 4096, 4096), (2560, 2560, 2560),
+    (3584, 3584, 3584), (2048, 2048, 2048), (4096, 4096, 4096), (1024, 1024, 2048), (1024, 1024, 16384),
+    (304, 304, 30000), (72, 4096, 4096), (176, 6144, 4096), (2048, 7168, 2048), (3000, 512, 3000), (1024, 2112, 7168),
+    (1000, 1000, 5000), (48, 5120, 5120), (512, 18432, 7168), (512, 512, 8192), (208, 8192, 8192), (224, 5120, 5120),
+    (112, 14336, 4096), (4608, 4608, 4608), (2800, 2800, 2800), (6144, 6144, 6144), (4096, 576, 7168),
+    (3200, 3200, 3200), (512, 7168, 2048), (2200, 2200, 2200), (1304, 1304, 1304), (5120, 5120, 5120),
 )  # fmt: skip
+MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
 
@@ -54,27 +63,35 @@ class Row:
     schedule: str
     block_m: int
     block_n: int
+    swapped: int
     cluster_m: int
     cluster_n: int
+    cluster_k: int
     split_k: int
     repacked: str  #: "A", "B", "AB" or nothing
     us: float
 
 
-def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, str]:
+def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, int, int, str]:
     """What a row says of a config."""
+    tile = config.schedule, config.block_m, config.block_n, int(config.swapped)
     if isinstance(config, ClusterConfig):
-        return config.schedule, config.block_m, config.block_n, config.cluster_m, config.cluster_n, 1, ""
-    repacked = "A" * config.repack_a + "B" * config.repack_b
-    return config.schedule, config.block_m, config.block_n, 1, 1, config.split_k, repacked
+        return *tile, config.cluster_m, config.cluster_n, config.cluster_k, 1, ""
+    return *tile, 1, 1, 1, config.split_k, "A" * config.repack_a + "B" * config.repack_b
 
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[HopperConfig | ClusterConfig]:
-    """The `most` shortest estimates of each schedule."""
+    """The `most` shortest estimates of each schedule, and the shortest of hopper_cluster with every number of rows,
+    transposed or not, and in every cluster."""
     for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[:most]:
         if config.why_invalid(problem, gpu) is None:
             yield config
-    yield from (config for config, _ in islice(cluster_configs(problem, gpu), most))
+    kinds: set[tuple[int | bool, ...]] = set()
+    for number, (config, _) in enumerate(islice(cluster_configs(problem, gpu), MOST_RANKED)):
+        own = {(config.swapped, config.block_m), (config.cluster_m, config.cluster_n, config.cluster_k)}
+        if number < most or own - kinds:
+            yield config
+        kinds |= own
 
 
 def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int) -> list[Row]:

@@ -66,6 +66,16 @@ __device__ __forceinline__ void load_box(const TensorMap *map, u32 to, u32 barri
     }
 }
 
+// The copy engine brings `bytes`, a multiple of 16, to the address `to` in CTA `rank` of the cluster, and tells the
+// barrier that lies there as `barrier` does here.
+__device__ __forceinline__ void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %4;\n"
+        "mapa.shared::cluster.u32 signal, %3, %4;\n"
+        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal];\n}" ::"r"(
+            to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+}
+
 __device__ __forceinline__ void store_box(const TensorMap *map, u32 from, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
                  "r"(from), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");

@@ -79,10 +79,11 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "programs": tuple(n * gpu.compute_units for n in (1, 2, 3)), "max_registers": (128, 168, 208),
         },
         "hopper_cluster": {
-            **walk, "block_m": (64, 128, 192, 256), "block_n": tuple(range(16, 257, 16)),
-            "block_k": (slice_elements,), "stages": tuple(range(2, 13)), "consumers": (1, 2, 3),
-            "cluster_m": (1, 2, 4), "cluster_n": (1, 2, 4), "panels": (1, 2, 4), "tma_store": _BOTH, "copy_a": _BOTH,
-            "copy_b": _BOTH, "pieces": pieces, "promote": (0, 1, 2, 4), "programs": (gpu.compute_units,),
+            **walk, "block_m": (64, 128, 192, 256), "block_n": tuple(range(8, 257, 8)),
+            "block_k": (slice_elements,), "stages": tuple(range(2, 15)), "consumers": (1, 2, 3),
+            "cluster_m": (1, 2, 4), "cluster_n": (1, 2, 4), "cluster_k": (1, 2, 4), "panels": (1, 2, 4),
+            "tma_store": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH, "pieces": pieces, "promote": (0, 1, 2, 4),
+            "swapped": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_precise": {
             **walk, "block_m": (64, 128), "block_n": (64, 128), "block_k": (slice_elements,),

@@ -8,7 +8,6 @@ from typing import Any, Self
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import (
-    ACCUMULATORS_PER_THREAD,
     FLOAT_OUTPUTS,
     MOST_LAUNCHES,
     TMA_BYTES,
@@ -41,12 +40,14 @@ class ClusterConfig(MatmulConfig):
     consumers: int = 2  #: warpgroups, each with block_m / consumers rows
     cluster_m: int = 1  #: CTAs down C's columns that share each tile of B
     cluster_n: int = 1  #: CTAs along C's rows that share each tile of A
+    cluster_k: int = 1  #: CTAs that have a part of K each; each finishes a part of the tile's columns
     panels: int = 1  #: 128-byte columns of C that a warp stages at a time
     tma_store: bool = True
     copy_a: bool = False  #: copy A first, contiguous along K
     copy_b: bool = False
     pieces: int = 1  #: of each FP32 operand: 1 with precision "tf32", 2 with "3xtf32", 3 with "3xbf16"
     promote: int = 0  #: K-slices after which sums leave the tensor cores for FP32 additions; 0: at the end
+    swapped: bool = False  #: compute the transpose of C: block_m and cluster_m are of its rows, which are N
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
     programs: int = 132  #: most CTAs that are launched; each walks over several tiles
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
@@ -58,27 +59,79 @@ class ClusterConfig(MatmulConfig):
     @property
     def peers(self) -> int:
         """CTAs of a cluster."""
-        return self.cluster_m * self.cluster_n
+        return self.cluster_m * self.cluster_n * self.cluster_k
 
     @property
     def strips(self) -> int:
         """wgmmas of 64 rows of one consumer."""
         return self.block_m // self.consumers // 64
 
-    def b_columns(self, problem: MatmulProblem, block_n: int = 0) -> int:
-        """Columns of B that a slice holds, of a tile `block_n` wide: contiguous along N, it comes in panels of 64."""
-        wide = block_n or self.block_n
-        return -(-wide // 64) * 64 if problem.b.major == "n" and not self.copy_b else wide
+    def tiles(self, problem: MatmulProblem) -> int:
+        """Items of work: tiles of a whole cluster, of every product of the batch."""
+        m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
+        return -(-m // (self.block_m * self.cluster_m)) * -(-n // (self.block_n * self.cluster_n)) * problem.batches
+
+    def _why_parts(self, multiplied: MatmulProblem) -> str | None:
+        if self.cluster_k == 1:
+            return None
+        slices = -(-multiplied.k // self.block_k)
+        if self.cluster_k > slices or self.block_n % (8 * self.cluster_k):
+            return f"hopper_cluster: {self.cluster_k} parts take slices and whole blocks of 8 columns each"
+        if self.promote or self.grouped or self.pieces > 1 or multiplied.dtype_a in ("int8", "uint8"):
+            return "hopper_cluster: parts of K are FP32 sums, neither promoted nor of groups"
+        tiles = self.tiles(multiplied.transposed() if self.swapped else multiplied)
+        if tiles * self.peers > self.programs:
+            return f"hopper_cluster: parts of K take one tile a cluster, got {tiles} for {self.programs} programs"
+        return None
+
+    def most_sums(self, problem: MatmulProblem) -> int:
+        """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
+        if self.promote:
+            return 192
+        if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
+            return 64 if self.consumers == 3 else 96
+        if problem.epilogue:
+            return 128
+        return {1: 128, 2: 160, 3: 96}[self.consumers]
+
+    def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
+        """The problem whose A takes wgmma's 64 rows: the problem, or its transpose."""
+        return problem.transposed() if self.swapped else problem
+
+    def b_columns(self, multiplied: MatmulProblem) -> int:
+        """Columns of B that a slice has room for: contiguous along N, it comes in panels of 64."""
+        in_panels = multiplied.b.major == "n" and not self.copy_b
+        return -(-self.block_n // 64) * 64 if in_panels else self.block_n
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
-        ring = self.stages * self.pieces * (self.block_m + self.b_columns(problem)) * 128
-        return ring + self.consumers * 4 * self.panels * 2048 + 16 * self.stages
+        columns = self.b_columns(self.as_multiplied(problem))
+        ring = self.stages * self.pieces * (self.block_m + columns) * 128
+        warps = 4 * self.consumers
+        staging = warps * self.panels * 2048
+        received = (self.cluster_k - 1) * (self.block_m * self.block_n // self.cluster_k) * 4
+        return ring + staging + received + 16 * self.stages + 8 * warps * (self.cluster_k > 1)
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_cluster: needs wgmma and TMA, {gpu.name} has {gpu.matrix_instructions}"
-        return self._why_operands(problem) or self._why_output(problem) or self._why_tile(problem, gpu)
+        multiplied = self.as_multiplied(problem)
+        return (
+            self.why_not_swapped(problem)
+            or self._why_operands(multiplied)
+            or self._why_output(problem)
+            or self._why_tile(problem, multiplied, gpu)
+        )
+
+    def why_not_swapped(self, problem: MatmulProblem) -> str | None:
+        """Why the transpose of C cannot be what is computed."""
+        if not self.swapped:
+            return None
+        if problem.epilogue or self.grouped or self.copy_a or self.copy_b or self.pieces > 1:
+            return "hopper_cluster: C's transpose is written as bare sums of operands that are read where they lie"
+        if DTYPE_BYTES[problem.dtype_out] != 2:
+            return f"hopper_cluster: turns C of 16-bit types on its way out, got {problem.dtype_out}"
+        return None
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         pair = (problem.dtype_a, problem.dtype_b)
@@ -109,26 +162,34 @@ class ClusterConfig(MatmulConfig):
             return "hopper_cluster: sums of integers are exact and need no promotion"
         if problem.dtype_acc not in ("fp32", "int32"):
             return f"hopper_cluster: sums in fp32 or int32, got {problem.dtype_acc}"
-        if self.tma_store and (not tma_writes(problem) or self.block_n * DTYPE_BYTES[problem.dtype_out] % 128):
+        size = DTYPE_BYTES[problem.dtype_out]
+        whole = self.swapped or self.block_n // self.cluster_k * size % 128 == 0
+        if self.tma_store and not (tma_writes(problem) and whole):
             return f"hopper_cluster: a TMA store needs C at multiples of {TMA_BYTES} bytes and tiles of whole lines"
         return None
 
-    def _why_tile(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+    def _why_tile(self, problem: MatmulProblem, multiplied: MatmulProblem, gpu: Gpu) -> str | None:
         slab = self.block_m // self.consumers if self.consumers in (1, 2, 3) else 0
         if slab not in (64, 128) or slab * self.consumers != self.block_m or self.num_warps != 4:
             return f"hopper_cluster: 1 to 3 consumers take 64 or 128 rows each, got {self.block_m} for {self.consumers}"
         if self.block_n % 8 or not 8 <= self.block_n <= 256:
             return f"hopper_cluster: block_n is a multiple of 8 up to 256, got {self.block_n}"
-        size = 4 if piece_dtype(problem, self, "a") == "tf32" else DTYPE_BYTES[piece_dtype(problem, self, "a")]
+        kind = piece_dtype(multiplied, self, "a")
+        size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
         if self.block_k != 128 // size:
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
-        room = 64 if self.consumers == 3 else 192 if self.promote else ACCUMULATORS_PER_THREAD
-        if accumulators > room:
+        if accumulators > self.most_sums(problem):
+            room = self.most_sums(problem)
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
         clusters = (1, 2, 4, 8)
-        if self.cluster_m not in clusters or self.cluster_n not in clusters or self.peers > 8:
-            return f"hopper_cluster: clusters of 1, 2, 4 or 8 CTAs, got {self.cluster_m} by {self.cluster_n}"
+        if not {self.cluster_m, self.cluster_n, self.cluster_k} <= set(clusters) or self.peers > 8:
+            return (
+                f"hopper_cluster: clusters of 1, 2, 4 or 8 CTAs, got {self.cluster_m} by {self.cluster_n} by "
+                f"{self.cluster_k}"
+            )
+        if why := self._why_parts(multiplied):
+            return why
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):
             return f"hopper_cluster: a cluster of {self.cluster_m} by {self.cluster_n} cannot share the tile out evenly"

@@ -4,9 +4,8 @@ For each K-slice of 128 bytes a tile takes the longest of multiplying, of loadin
 copy engine ask of shared memory. A tile is its slices and a beginning and an end; a product is as many tiles as the
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
-Fitted on one H200, 2026-11-20, to the 1491 pairs of product and config in results/h200/tiles.csv (44 sizes, layouts NN
-and NT): of what the plan offers and was measured, the config that the model prefers is 0.7% slower than the fastest,
-on average. docs/hopper-gemm.md has the facts behind the terms.
+Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
+and NT); tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations
@@ -15,26 +14,33 @@ from ...gpu import Gpu
 from .problem import MatmulProblem
 
 SLICE_BYTES = 128  #: of a row, in one K-slice
-CLOCKS_PER_US = 1900  #: near the boost clock; long products run slower, all alike
+CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
-ROW_CLOCKS = 2.02  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.92  #: for those that a neighbour in the cluster asks for and multicasts
+ROW_CLOCKS = 1.93  #: for 128 bytes of a row that an SM asks the L2 for
+SHARED_ROW_CLOCKS = 1.4  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
-BROKEN_FACTOR = 1.64  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
-SHARED_MEMORY_FACTOR = 0.94  #: on the clocks in which shared memory passes 128 bytes each
-WRITE_FACTOR = 0.22  #: of the copy engine's writes, that do not hide behind the tensor cores' reads
-TILE_CLOCKS = 800
-CONSUMER_CLOCKS = 230  #: more to start and to finish, for a second consumer
-STORE_CLOCKS = 2000 / (128 * 256)  #: for each element of a tile
-CUDA_CLOCKS = 880  #: more for a tile of hopper_cluster than of hopper
-CLUSTER_CLOCKS = 550  #: more where CTAs meet and signal each other
-NARROW_FACTOR = 1.02  #: on tiles of less than WIDE_TILE elements: more bytes moved, and power, for the same sums
-WIDE_TILE = 128 * 256
+BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
+TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
+SHARED_MEMORY_FACTOR = 1.34  #: on the clocks in which shared memory passes 128 bytes each
+LAUNCH_CLOCKS = 1727  #: once in a product, before and behind all tiles
+TILE_CLOCKS = 657  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.06  #: for each element of a tile
+SHALLOW_FACTOR = 1.04  #: on the slices of a ring of less than DEEP_STAGES
+DEEP_STAGES = 4  #: that hide the way to the L2
+CLUSTER_CLOCKS = 700  #: more where CTAs meet, once
+CLUSTER_SLICE_CLOCKS = 10.7  #: more for each slice, for each CTA that its loads are shared with
+SWAPPED_FACTOR = 0.983  #: on the slices of C^T = B^T A^T
+SWAPPED_STORE_CLOCKS = 0.0396  #: more for each element of a tile that is turned on its way out
+DIRECT_CLOCKS = 0.0956  #: more for each element of a tile that hopper_cluster cannot store by TMA
+EXCHANGE_CLOCKS = 407  #: more where they exchange sums of parts of K
+EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
 GLUON_FACTOR = 1.01  #: on the slices of hopper
-MEMORY_BYTES_PER_US = 4.1e6
-REREAD_SHARE = 0.06  #: of B, on top of its bytes, where two tiles read it for up to 128 rows
-MEMORY_US = 1.5  #: until the first bytes come
-SHARPNESS = 3.2  #: of the maximum of both times
+MEMORY_BYTES_PER_US = 4.69e6  #: read
+REREAD_SHARE = 0.215  #: of an operand, on top of its bytes, for each further cluster that reads it
+MOST_REREADS = 7  #: from there on it stays in the L2
+LOCKSTEP_FACTOR = 0.852  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
+MEMORY_US = 0.802  #: until the first bytes come
+SHARPNESS = 2.81  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 
@@ -42,6 +48,11 @@ SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 def ceil_div(x: int, y: int) -> int:
     """x / y, rounded up."""
     return -(-x // y)
+
+
+def loaded_columns(n: int, in_panels: bool) -> int:
+    """What the columns of B of a tile cost to load, in whole ones; `in_panels` of 64, of which a part is dear."""
+    return n - n % 64 + max(n % 64, TAIL_COLUMNS) if in_panels and n % 64 else n
 
 
 def slice_clocks(
@@ -58,35 +69,46 @@ def slice_clocks(
     load = (own_a * factors[0] + own_b * factors[1]) * ROW_CLOCKS
     load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    memory = (reads + WRITE_FACTOR * (m + columns) * pieces) * SHARED_MEMORY_FACTOR
-    return max(multiply, load * pieces, memory)
+    return max(multiply, load * pieces, reads * SHARED_MEMORY_FACTOR)
 
 
 def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
-    cluster: tuple[int, int] = (1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1, split_k: int = 1,
-    cuda: bool = False,
+    cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
+    split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
+    swapped: bool = False,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
-    columns, cluster, factors, pieces: as in `slice_clocks`. cuda: by hopper_cluster, not hopper. Copies of operands and
-    the sum of a split K's parts are not in it.
+    columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
+    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. Copies of
+    operands and the launch that sums a split K are not in it.
     """
     m, n = tile
-    peers = cluster[0] * cluster[1]
-    tiles = ceil_div(problem.m, m * cluster[0]) * ceil_div(problem.n, n * cluster[1]) * split_k
+    sharers = cluster[0] * cluster[1]
+    peers = sharers * cluster[2]
+    down, right = ceil_div(problem.m, m * cluster[0]), ceil_div(problem.n, n * cluster[1])
+    clusters = down * right * split_k
     if cuda:
-        tiles *= problem.batches
-    rounds = ceil_div(tiles, SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers)
-    slices = ceil_div(ceil_div(problem.k * size, SLICE_BYTES), split_k)
-    clocks = slice_clocks(m, n, columns=columns or n, cluster=cluster, factors=factors, pieces=pieces)
-    clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (NARROW_FACTOR if m * n < WIDE_TILE else 1.0)
-    clocks += TILE_CLOCKS + STORE_CLOCKS * m * n + (CONSUMER_CLOCKS if m > 64 else 0)
-    clocks += (CUDA_CLOCKS if cuda else 0) + (CLUSTER_CLOCKS if peers > 1 else 0)
-    compute = rounds * clocks / CLOCKS_PER_US
+        clusters *= problem.batches
+    rounds = ceil_div(clusters, SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers)
+    slices = ceil_div(ceil_div(problem.k * size, SLICE_BYTES), split_k * cluster[2])
+    clocks = slice_clocks(m, n, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces)
+    clocks += CLUSTER_SLICE_CLOCKS * (sharers - 1)
+    clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
+    clocks *= SHALLOW_FACTOR if stages < DEEP_STAGES else 1.0
+    clocks += TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
+    if swapped:
+        clocks += SWAPPED_STORE_CLOCKS * m * n / cluster[2]
+    launch = LAUNCH_CLOCKS + (CLUSTER_CLOCKS if peers > 1 else 0)
+    if not by_tma:
+        clocks += DIRECT_CLOCKS * m * n / cluster[2]
+    if cluster[2] > 1:
+        clocks += EXCHANGE_CLOCKS + 4 * m * n * (cluster[2] - 1) / cluster[2] / EXCHANGE_BYTES_PER_CLOCK
     moved = problem.bytes / (1 if cuda else problem.batches)
-    if m * cluster[0] < problem.m <= 128:
-        moved += REREAD_SHARE * problem.n * problem.k * size
-    moved = moved / MEMORY_BYTES_PER_US + MEMORY_US
-    less, more = sorted((compute, moved))
+    rereads = problem.n * min(down - 1, MOST_REREADS) + problem.m * min(right - 1, MOST_REREADS)
+    moved += REREAD_SHARE * rereads * problem.k * size
+    compute = (launch + rounds * clocks) / CLOCKS_PER_US
+    memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US
+    less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

@@ -6,22 +6,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
 from .config_hopper import tma_reads, tma_writes
-from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, WIDE_TILE, ceil_div, product_us
+from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, loaded_columns, product_us
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS in FP32
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
-#: rows of a tile -> warpgroups that multiply it, its most columns, and how many CTAs may share B's columns, A's rows
-ROWS = {
-    64: (1, 256, ((1, 1), (2, 1))), 128: (2, 256, ((1, 1), (2, 1))),
-    192: (3, 128, ((1, 1), (1, 2))), 256: (2, 128, ((1, 1), (1, 2))),
-}  # fmt: skip
-LEAST_COLUMNS, COLUMN_STEP = 64, 16
-MOST_STAGES = 12
+#: rows of a tile -> warpgroups that multiply it
+ROWS = {64: 1, 128: 2, 192: 3, 256: 2}
+#: how many CTAs share B's columns, share A's rows, and have a part of K
+CLUSTERS = (
+    (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
+)  # fmt: skip
+LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
+ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
+RING_BYTES = 213 << 10  #: about what a ring has room for
+LEAST_SLICES = 8  #: of a part of K
+MOST_STAGES = 14
 SHORT_SLICES, SHORT_STAGES = 16, 7  #: of so few slices a deeper ring is 2% slower, measured at 1000 cubed
 
 
@@ -41,17 +46,63 @@ def _factor(matrix: Matrix, size: int, copied: bool) -> float:
     return BROKEN_FACTOR if not copied and _pitch(matrix) * size % SECTOR_BYTES else 1.0
 
 
-def estimate_us(
-    problem: MatmulProblem, config: ClusterConfig, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int]
-) -> float:
-    """The model's time in microseconds, without copies of operands, by another tile and cluster than `config`'s."""
-    kind = piece_dtype(problem, config, "a")
-    size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
-    factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
-    columns = config.b_columns(problem, tile[1])
-    return product_us(
-        problem, gpu, size, tile, columns=columns, cluster=cluster, factors=factors, pieces=config.pieces, cuda=True
-    )
+@dataclass(frozen=True)
+class _Multiplied:
+    """What the model asks about the product that is multiplied: a problem's, or its transpose's."""
+
+    problem: MatmulProblem
+    size: int  #: bytes of an element of an operand
+    in_panels: bool  #: whether B comes in panels of 64 columns
+    factors: tuple[float, float]  #: on loading A's and B's rows
+    swapped: bool
+    by_tma: bool  #: whether TMA can write C where it lies
+    panel: int  #: columns of C in 128 bytes
+
+    @staticmethod
+    def by(config: ClusterConfig, problem: MatmulProblem) -> _Multiplied:
+        """What `config` multiplies for `problem`, whatever its tile."""
+        multiplied = config.as_multiplied(problem)
+        kind = piece_dtype(multiplied, config, "a")
+        size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
+        factors = _factor(multiplied.a, size, config.copy_a), _factor(multiplied.b, size, config.copy_b)
+        return _Multiplied(
+            multiplied, size, multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
+            tma_writes(problem), SLICE_BYTES // DTYPE_BYTES[problem.dtype_out],
+        )  # fmt: skip
+
+    def time_us(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> float:
+        """The model's time."""
+        columns = loaded_columns(tile[1], self.in_panels)
+        by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
+        room = ceil_div(tile[1], 64) * 64 if self.in_panels else tile[1]
+        stages = RING_BYTES // (SLICE_BYTES * pieces * (tile[0] + room))
+        return product_us(
+            self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
+            cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
+        )  # fmt: skip
+
+    def shapes(self, config: ClusterConfig) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
+        """Rows and columns of tiles, and clusters, for a config that says the rest."""
+        n = self.problem.n
+        slices = ceil_div(self.problem.k * self.size, SLICE_BYTES)
+        step = 16 if self.in_panels else 8
+        least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step)
+        for rows, consumers in ROWS.items():
+            if consumers == 3 and self.problem.epilogue:
+                continue  # measured slower
+            sums = config.with_knobs(consumers=consumers).most_sums(self.problem) // (2 if config.promote else 1)
+            most = min(256, sums * 128 * consumers // rows, max(ceil_div(n, 16) * 16, least))
+            for columns in range(least, most + 1, step):
+                for cluster in CLUSTERS:
+                    parts = cluster[2]
+                    if parts == 1 or (columns % (8 * parts) == 0 and slices >= LEAST_SLICES * parts):
+                        yield rows, columns, cluster
+
+
+def estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:
+    """The model's time in microseconds, without copies of operands."""
+    tile, cluster = (config.block_m, config.block_n), (config.cluster_m, config.cluster_n, config.cluster_k)
+    return _Multiplied.by(config, problem).time_us(gpu, tile, cluster, config.pieces)
 
 
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
@@ -69,23 +120,42 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
     found = []
-    for m, (consumers, most, clusters) in ROWS.items():
-        if consumers == 3 and problem.epilogue:
-            continue  # no registers left for terms
-        if any_tile.promote:  # both sets of sums
-            most //= 2
-        for n in range(min(LEAST_COLUMNS, max(32, ceil_div(problem.n, 16) * 16)), most + 1, COLUMN_STEP):
-            found += [(estimate_us(problem, any_tile, gpu, (m, n), c), m, n, consumers, c) for c in clusters]
-    panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
-    for time_us, m, n, consumers, (cluster_m, cluster_n) in sorted(found):
-        config = any_tile.with_knobs(
-            block_m=m, block_n=n, consumers=consumers, cluster_m=cluster_m, cluster_n=cluster_n,
-            panels=2 if m * n >= WIDE_TILE and n >= 2 * panel else 1, tma_store=tma_writes(problem) and n % panel == 0,
-        )  # fmt: skip
-        while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
-            config = config.with_knobs(stages=config.stages - 1)
+    for swapped in (False, True):
+        config = any_tile.with_knobs(swapped=swapped)
+        if config.why_not_swapped(problem) is None:
+            multiplied = _Multiplied.by(config, problem)
+            found += [
+                (multiplied.time_us(gpu, (m, n), cluster, pieces), swapped, m, n, cluster)
+                for m, n, cluster in multiplied.shapes(config)
+            ]
+    for time_us, swapped, m, n, cluster in sorted(found):
+        config = _fit(any_tile.with_knobs(
+            swapped=swapped, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0], cluster_n=cluster[1],
+            cluster_k=cluster[2],
+        ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us
+
+
+def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
+    """The config with the way that C is stored, the stages that fit, and panels that cost none that matters."""
+    panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
+    columns = config.block_n // config.cluster_k
+    config = config.with_knobs(tma_store=tma_writes(problem) and (config.swapped or columns % panel == 0))
+
+    def fitted(panels: int) -> ClusterConfig:
+        found = config.with_knobs(panels=panels)
+        while found.stages > 2 and found.shared_bytes(problem) > gpu.lds_bytes:
+            found = found.with_knobs(stages=found.stages - 1)
+        return found
+
+    best = fitted(1)
+    for panels in (2, 4):
+        wider = fitted(panels)
+        if panels > ceil_div(columns, panel) or wider.stages < min(best.stages, ENOUGH_STAGES):
+            break
+        best = wider
+    return best
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

@@ -33,12 +33,12 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_stream": StreamConfig,
 }  # fmt: skip
 
-WIDE_SLICE_FACTOR = 0.98  #: on the time with slices of 256 bytes: half the signals
-LAUNCH_US = 1.5
+WIDE_SLICE_FACTOR = 0.997  #: on the time with slices of 256 bytes: half the signals
+LAUNCH_US = 0.357
 REPACK_US = 2.0  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 3.3e6  #: read and written
-PART_US = 0.08  #: for each part of a split K that the reduction waits for
-PART_US_PER_MB = 0.6  #: writing and reading again the fp32 parts of a split K
+PART_US = 0.146  #: for each part of a split K that the reduction waits for
+PART_US_PER_MB = 0.482  #: writing and reading again the fp32 parts of a split K
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
 SMALL_MULTIPLICATIONS = 4 << 20  #: up to here one launch of plain loads beats repacking
@@ -68,7 +68,7 @@ TILES = (
     Tile(64, 128, 1, 8, 1),
     Tile(64, 64, 1, 6, 1, slice_bytes=256),
 )
-SPLITS = (1, 2, 4, 8, 16, 32, 64)
+SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
 def _load_factor(matrix: Matrix, dtype: str) -> float:
@@ -149,14 +149,17 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     block_k = 2 * SLICE_BYTES // size
     slices = ceil_div(problem.k, block_k)
     # Three programs fit an SM with 4 stages. Fewer tiles than SMs need longer rings, or parts of K, to fill the memory.
-    if tiles >= 2 * gpu.compute_units:
+    filled = tiles / gpu.compute_units
+    if filled >= 2:
         stages, split_k = 4, 1
-    elif tiles * 4 <= gpu.compute_units:
+    elif filled <= 0.25:
         stages, split_k = 6, min(64, gpu.compute_units // tiles, max(1, slices // 4))
-    elif tiles <= gpu.compute_units // 2 and slices <= 64:
+    elif filled <= 0.5 or filled > 1:
         stages, split_k = 8, 1
+    elif filled > 0.85:
+        stages, split_k = 6, 1
     else:
-        stages, split_k = (4 if tiles > gpu.compute_units // 2 else 5), min(2, slices)
+        stages, split_k = 4, min(2, slices)
     return _fit(
         HopperConfig(
             block_m=64, block_n=max(16, 1 << (short - 1).bit_length()), block_k=block_k, stages=stages, consumers=1,

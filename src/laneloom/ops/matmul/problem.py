@@ -128,6 +128,18 @@ class MatmulProblem:
         """Stored elements along K: K, or half of it where each has two values."""
         return stored_k(self.k, self.dtype_a)
 
+    def transposed(self) -> MatmulProblem:
+        """The product C^T = B^T A^T of the same matrices where they lie, without an epilogue."""
+
+        def turn(matrix: Matrix) -> Matrix:
+            outer, inner, row, column = matrix.strides
+            return replace(matrix, strides=(outer, inner, column, row))
+
+        return replace(
+            self, m=self.n, n=self.m, dtype_a=self.dtype_b, dtype_b=self.dtype_a, a=turn(self.b), b=turn(self.a),
+            out=turn(self.out), epilogue=None,
+        )  # fmt: skip
+
     def one_product(self) -> MatmulProblem:
         """One product of the batch."""
         return replace(self, batch=(1, 1))

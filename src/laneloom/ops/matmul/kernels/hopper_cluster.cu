@@ -3,6 +3,8 @@
 // Memory: each CTA has a ring of STAGES K-slices of 128 bytes, filled by TMA. CLUSTER_M x CLUSTER_N neighbours in C's
 // rows and columns form a cluster: CTAs of one row of tiles need the same A, so each loads a share of it and multicasts
 // it to the others; likewise B down a column. A slice is refilled once every consumer that its loads reach is done.
+// CLUSTER_K of a cluster's CTAs have a part of K each, and then exchange sums: each finishes a part of the columns.
+// With SWAPPED the product is C^T = B^T A^T: what is A here is B^T, what is B here A^T, and C is turned on its way out.
 // With PIECES > 1 a slice holds that many pieces of each operand (see device/pieces.py), multiplied in pairs from the
 // smallest to the largest.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
@@ -15,15 +17,27 @@
 #define A_BYTES (BLOCK_M * SLICE_BYTES)        // of one piece of one slice
 #define B_BYTES (B_COLUMNS * SLICE_BYTES)
 #define STAGE_BYTES (PIECES * (A_BYTES + B_BYTES))
-#define PEERS (CLUSTER_M * CLUSTER_N)
+// B that is not contiguous along K comes in panels of 64 columns; of the last one only those of the tile.
+#define B_TAIL (B_IS_NK ? 0 : BLOCK_N % 64)
+#define LOADED_BYTES (PIECES * (A_BYTES + BLOCK_N * SLICE_BYTES))
+#define SHARERS (CLUSTER_M * CLUSTER_N)        // CTAs of a cluster with the same part of K
+#define PEERS (SHARERS * CLUSTER_K)
+#define SUMS (BLOCK_N / 2)                     // of one strip in one thread, before they are exchanged
+#define PART_BYTES (STRIPS * ACCUMULATORS * 4 * 32)  // of one warp's sums that one CTA finishes
 #define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
 #define WARPS (4 * CONSUMERS)                  // that multiply
 #define THREADS (128 * (CONSUMERS + 1))
 
 // Where a CTA is in its cluster.
 struct Rank {
-    u32 m, n;
+    u32 m, n, k;
 };
+
+// The slices of a CTA's part of K.
+__device__ __forceinline__ int first_slice(const Sizes &s, u32 part) {
+    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+    return slices * part / CLUSTER_K;
+}
 
 // wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of 8. `leading` is
 // the distance between panels of 64 rows of an operand that is not contiguous along K; without meaning otherwise.
@@ -31,22 +45,28 @@ __device__ __forceinline__ u64 describe(u32 address, u32 leading) {
     return (u64)(1u << 30 | 1024 >> 4) << 32 | (leading >> 4 << 16 | address >> 4);
 }
 
-__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Sizes &s, u32 ring,
-                                        u32 full, u32 empty, Rank rank) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
+                                        const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
+                                        Rank rank) {
+    const int k_first = first_slice(s, rank.k), k_end = first_slice(s, rank.k + 1);
     u32 a_mask = 0;
-    for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.m + CLUSTER_M * j);
-    const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.n * CLUSTER_M);
+    for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
+    const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
     u32 stage = 0, phase = 0;
     Walk walk = begin_walk();
     Tile tile;
-    for (int item = blockIdx.x / PEERS; locate(item, walk, tile, s, rank.m, rank.n); item += gridDim.x / PEERS) {
+    int item = blockIdx.x / PEERS;
+    // The loads come after the kernels that wrote A and B, and where groups end.
+    if (GROUPED) wait_for_predecessor();
+    bool more = locate(item, walk, tile, s, rank.m, rank.n);
+    if (!GROUPED) wait_for_predecessor();
+    for (; more; more = locate(item += gridDim.x / PEERS, walk, tile, s, rank.m, rank.n)) {
 #pragma unroll 1
-        for (int slice = 0; slice < slices; ++slice) {
+        for (int slice = k_first; slice < k_end; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(empty + 8 * stage, phase ^ 1);
             const u32 barrier = full + 8 * stage;
-            expect_bytes(barrier, STAGE_BYTES);
+            expect_bytes(barrier, LOADED_BYTES);
             const int k = slice * BLOCK_K;
             u32 to = ring + stage * STAGE_BYTES;
 #pragma unroll
@@ -77,8 +97,9 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
                 const u32 rows = BLOCK_K / CLUSTER_M;
 #pragma unroll
                 for (int panel = 0; panel < B_COLUMNS / 64; ++panel)
-                    load_box(b_map, to + panel * (BLOCK_K * 128) + rank.m * rows * 128, barrier, b_mask,
-                             tile.n + 64 * panel, k + rank.m * rows, b_inner, b_batch);
+                    load_box(B_TAIL && panel == B_COLUMNS / 64 - 1 ? b_tail_map : b_map,
+                             to + panel * (BLOCK_K * 128) + rank.m * rows * 128, barrier, b_mask, tile.n + 64 * panel,
+                             k + rank.m * rows, b_inner, b_batch);
 #endif
                 to += B_BYTES;
             }
@@ -86,22 +107,22 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
         }
     }
     // A CTA's shared memory outlives the last signals that neighbours send to its barriers.
-    for (int i = 0; PEERS > 1 && i < STAGES; ++i) {
+    for (int i = 0; SHARERS > 1 && i < STAGES; ++i) {
         wait_barrier(empty + 8 * stage, phase ^ 1);
         if (++stage == STAGES) stage = 0, phase ^= 1;
     }
 }
 
 // The sums cannot be read or written between here and the wgmmas around it, whatever the compiler believes.
-__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][ACCUMULATORS]) {
+__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][SUMS]) {
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-        for (int j = 0; j < ACCUMULATORS; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[strip][j])::"memory");
+        for (int j = 0; j < SUMS; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[strip][j])::"memory");
 }
 
 // Multiply one slice: the products of pieces that are within the sums' precision, the smallest first.
-__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][ACCUMULATORS], u32 stage_base, u32 slab,
+__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][SUMS], u32 stage_base, u32 slab,
                                          bool fresh) {
 #pragma unroll
     for (int order = PIECES - 1; order >= 0; --order) {  // products of pieces i and j with i + j = order
@@ -125,20 +146,84 @@ __device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][ACCUMULATORS
     }
 }
 
+#if CLUSTER_K > 1
+// Where four neighbouring sums of one lane stand in a part.
+__device__ __forceinline__ int place_of_sums(int strip, int j) {
+    return ((strip * ACCUMULATORS + j) / 4 * 32 + threadIdx.x % 32) * 16;
+}
+
+// The CTAs of a cluster add their parts of K, always in the parts' order: sums of the columns that this one finishes. A
+// warp's parts travel as they lie in registers, by the copy engine, to the same warp of another CTA: `sent` and
+// `received` are its own, in shared memory, and `barrier` counts what comes.
+__device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATORS],
+                                         const ACCUMULATOR (&acc)[STRIPS][SUMS], char *sent, const char *received,
+                                         u32 barrier, Rank rank) {
+    const int lane = threadIdx.x % 32;
+    if (lane == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
+    u32 slot = 0;
+#pragma unroll
+    for (u32 part = 0; part < CLUSTER_K; ++part) {  // of the columns
+        if (part == rank.k) continue;
+        char *to = sent + slot * PART_BYTES;
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+            for (int j = 0; j < ACCUMULATORS; j += 4) {
+                const ACCUMULATOR *x = &acc[strip][part * ACCUMULATORS + j];
+                *(float4 *)(to + place_of_sums(strip, j)) = make_float4(x[0], x[1], x[2], x[3]);
+            }
+        // This warp's writes become visible to the copy engine before it reads them.
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (lane == 0) {
+            const u32 from = rank.k - (rank.k > part);  // among those that the other CTA hears from
+            copy_to_peer(shared_address(received) + from * PART_BYTES, shared_address(to), PART_BYTES, barrier,
+                         part * SHARERS + rank.n * CLUSTER_M + rank.m);
+        }
+        ++slot;
+    }
+#pragma unroll
+    for (u32 part = 0; part < CLUSTER_K; ++part)
+        if (part == rank.k)
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+                for (int j = 0; j < ACCUMULATORS; ++j) kept[strip][j] = acc[strip][part * ACCUMULATORS + j];
+    wait_barrier(barrier, 0);
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+        for (int j = 0; j < ACCUMULATORS; j += 4) {
+            float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 part = 0; part < CLUSTER_K; ++part) {  // of K
+                const u32 from = part - (part > rank.k);
+                const float *own = &kept[strip][j];
+                const float4 x = part == rank.k
+                                     ? make_float4(own[0], own[1], own[2], own[3])
+                                     : *(const float4 *)(received + from * PART_BYTES + place_of_sums(strip, j));
+                sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) kept[strip][j + i] = sum[i];
+        }
+}
+#endif
+
 __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
-                                        u32 empty, char *staging, u32 slab, Rank rank,
-                                        const Terms &terms) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+                                        u32 empty, char *staging, char *sent, char *received, u32 exchanged, u32 slab,
+                                        Rank rank, const Terms &terms) {
+    const int k_first = first_slice(s, rank.k), k_end = first_slice(s, rank.k + 1);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const u32 tiles = ring & 0x3ffff;  // without the CTA's place in the cluster, which descriptors have no bits for
     // Lanes 0 to NEIGHBOURS - 1 of each warp tell one CTA each, which multicasts to this one, that a slice is free.
     const int along = lane - CLUSTER_M;
-    const u32 neighbour = lane < CLUSTER_M ? rank.n * CLUSTER_M + lane
-                                           : rank.m + CLUSTER_M * (along + (along >= (int)rank.n));
+    const u32 neighbour = rank.k * SHARERS + (lane < CLUSTER_M ? rank.n * CLUSTER_M + lane
+                                                               : rank.m + CLUSTER_M * (along + (along >= (int)rank.n)));
     u32 stage = 0, phase = 0;
-    ACCUMULATOR acc[STRIPS][ACCUMULATORS];
+    ACCUMULATOR acc[STRIPS][SUMS];
 #if PROMOTE
-    ACCUMULATOR sums[STRIPS][ACCUMULATORS];
+    ACCUMULATOR sums[STRIPS][SUMS];
 #endif
     Walk walk = begin_walk();
     Tile tile;
@@ -147,13 +232,13 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-            for (int j = 0; j < ACCUMULATORS; ++j) sums[strip][j] = 0;
+            for (int j = 0; j < SUMS; ++j) sums[strip][j] = 0;
 #endif
-        const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n};
+        const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n + (int)rank.k * FINISHED};
         Held held;
         ask_for_terms(held, at, s, tile, terms);
-        for (int slice = 0; slice < slices;) {
-            const int first = slice, end = PROMOTE ? min(slice + PROMOTE, slices) : slices;
+        for (int slice = k_first; slice < k_end;) {
+            const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end;
             u32 busy = 0;  // the slice that the wgmmas in flight read
 #pragma unroll 1
             for (; slice < end; ++slice) {
@@ -175,13 +260,21 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-                for (int j = 0; j < ACCUMULATORS; ++j) sums[strip][j] += acc[strip][j];
+                for (int j = 0; j < SUMS; ++j) sums[strip][j] += acc[strip][j];
 #endif
         }
+#if CLUSTER_K > 1
+        // This tile is the only one: once all consumers are done, the ring has room for sums.
+        asm volatile("bar.sync %0, %1;" ::"n"(1 + CONSUMERS), "n"(128 * CONSUMERS) : "memory");
+        ACCUMULATOR kept[STRIPS][ACCUMULATORS];
+        exchange(kept, acc, sent, received, exchanged, rank);
+#endif
         arrived(held);
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip) {
-#if PROMOTE
+#if CLUSTER_K > 1
+            ACCUMULATOR(&strip_sums)[ACCUMULATORS] = kept[strip];
+#elif PROMOTE
             ACCUMULATOR(&strip_sums)[ACCUMULATORS] = sums[strip];
 #else
             ACCUMULATOR(&strip_sums)[ACCUMULATORS] = acc[strip];
@@ -189,7 +282,11 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
             STORED values[ACCUMULATORS];  // integers become floats where floats are stored
 #pragma unroll
             for (int j = 0; j < ACCUMULATORS; ++j) values[j] = (STORED)strip_sums[j];
+#if SWAPPED
+            store_turned(values, c_map, c, s, tile, at, strip, staging - warp * PANELS * PANEL_BYTES, slab);
+#else
             store_strip(values, c_map, c, s, tile, at, strip, staging, held, terms);
+#endif
         }
     }
 #if TMA_STORE
@@ -200,21 +297,24 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
-                      const __grid_constant__ TensorMap c_map, OUT_TYPE *c, const __grid_constant__ Sizes sizes,
-                      const __grid_constant__ Terms terms) {
+                      const __grid_constant__ TensorMap b_tail_map, const __grid_constant__ TensorMap c_map,
+                      OUT_TYPE *c, const __grid_constant__ Sizes sizes, const __grid_constant__ Terms terms) {
     extern __shared__ __align__(1024) char shared[];
     // Each CTA of a cluster has the same layout at the same addresses: that is what multicast and mapa lean on.
     char *staging = shared + STAGES * STAGE_BYTES;
-    u64 *barriers = (u64 *)(staging + WARPS * PANELS * PANEL_BYTES);
+    char *received = staging + WARPS * PANELS * PANEL_BYTES;
+    u64 *barriers = (u64 *)(received + (CLUSTER_K - 1) * WARPS * PART_BYTES);
     const u32 ring = shared_address(shared), full = shared_address(barriers), empty = full + 8 * STAGES;
+    const u32 exchanged = empty + 8 * STAGES;  // one barrier for each warp
     const u32 group = threadIdx.x / 128;
     const u32 number = cluster_rank();
-    const Rank rank = {number % CLUSTER_M, number / CLUSTER_M};
-    if (threadIdx.x == 0) {
+    const Rank rank = {number % CLUSTER_M, number / CLUSTER_M % CLUSTER_N, number / SHARERS};
+    if (threadIdx.x == 0) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1);
             init_barrier(empty + 8 * stage, WARPS * NEIGHBOURS);
         }
+        for (int warp = 0; CLUSTER_K > 1 && warp < WARPS; ++warp) init_barrier(exchanged + 8 * warp, 1);
         // The copy engines of the cluster must see the barriers before they signal them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         prefetch_map(&a_map);
@@ -224,19 +324,19 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     else __syncthreads();
     release_successor();
     if (group == 0) {
-        if (CONSUMERS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
-            // Orders the loads after the kernels that wrote A and B.
-            wait_for_predecessor();
-            produce(&a_map, &b_map, sizes, ring, full, empty, rank);
-        }
+        if (CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (threadIdx.x == 0) produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank);
         __syncwarp();
     } else {
         if (CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+        if (CONSUMERS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
         const u32 slab = group - 1, warp = 4 * slab + threadIdx.x / 32 % 4;
         // The epilogue reads and writes what kernels ahead may still use.
         wait_for_predecessor();
-        consume(&c_map, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES, slab, rank,
-                terms);
+        const int parts = (CLUSTER_K - 1) * PART_BYTES;
+        consume(&c_map, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES, shared + warp * parts,
+                received + warp * parts, exchanged + 8 * warp, slab, rank, terms);
     }
+    // A CTA's shared memory outlives the sums that it sends.
+    if (CLUSTER_K > 1) cluster_meet();
 }

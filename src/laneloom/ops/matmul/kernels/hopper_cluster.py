@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from math import gcd
 from typing import Any
 
 from ....codegen import CodeObject
@@ -58,18 +59,26 @@ def _is_nk(problem, config) -> bool:
     return problem.b.major == "t" or config.copy_b
 
 
+def _turned_rows(config) -> int:
+    """C's rows in one box of the copy engine where C is turned on its way out."""
+    return gcd(config.block_n // config.cluster_k, 64)
+
+
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
-    a, b = piece_dtype(problem, config, "a"), piece_dtype(problem, config, "b")
-    a_is_km, b_is_nk = _is_km(problem, config), _is_nk(problem, config)
+    multiplied = config.as_multiplied(problem)
+    a, b = piece_dtype(multiplied, config, "a"), piece_dtype(multiplied, config, "b")
+    a_is_km, b_is_nk = _is_km(multiplied, config), _is_nk(multiplied, config)
     out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
     e = problem.epilogue
     integer = a in ("int8", "uint8")
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
-        "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n,
-        "STRIPS": config.strips, "B_COLUMNS": config.b_columns(problem), "GROUP_M": config.group_m,
-        "GROUPED": int(config.grouped), "PANELS": config.panels, "PIECES": config.pieces, "PROMOTE": config.promote,
+        "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
+        "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
+        "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
+        "TURNED_ROWS": _turned_rows(config), "PANELS": config.panels, "PIECES": config.pieces,
+        "PROMOTE": config.promote,
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
@@ -94,8 +103,10 @@ def code_object(problem, config, gpu) -> CodeObject:
     )  # fmt: skip
 
 
-def _operand(problem, config, name: str) -> TmaOperand:
-    """Operand "a" or "b"; clusters cut a tile into shares along the rows of its boxes."""
+def _operand(problem, config, name: str, columns: int = 64) -> TmaOperand:
+    """Operand "a" or "b" of what is multiplied; clusters cut a tile into shares along the rows of its boxes.
+
+    columns: in a box of an operand that is not contiguous along K."""
     dtype = piece_dtype(problem, config, name)
     if name == "a":
         matrix, rows, block, sharers = problem.a.strides, problem.m, config.block_m, config.cluster_n
@@ -104,7 +115,7 @@ def _operand(problem, config, name: str) -> TmaOperand:
         matrix = (*problem.b.strides[:2], problem.b.strides[3], problem.b.strides[2])
         rows, block, sharers = problem.n, config.block_n, config.cluster_m
         along_k, copied = _is_nk(problem, config), config.copy_b
-    box = (config.block_k, block // sharers) if along_k else (64, config.block_k // sharers)
+    box = (config.block_k, block // sharers) if along_k else (columns, config.block_k // sharers)
     return TmaOperand(
         matrix, dtype, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=SLICE_BYTES, copied=copied,
         pieces=config.pieces, pdl=config.pdl,
@@ -115,19 +126,25 @@ class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
-        self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
+        multiplied = config.as_multiplied(problem)
+        self.swapped = config.swapped
+        self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
+        tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
+        self.b_tail = _operand(multiplied, config, "b", tail) if tail else None
         size = DTYPE_BYTES[problem.dtype_out]
-        outer, inner, row, column = problem.out.strides
         self.c = None
         if config.tma_store:
+            outer, inner, row, _ = problem.out.strides
             strides = tuple(step * size or UNUSED_PITCH for step in (row, inner, outer))
             products = (1, 1) if config.grouped else problem.batch[::-1]
             sizes = (problem.n, problem.m, *products)
-            self.c = TensorMap(problem.dtype_out, sizes, strides, (SLICE_BYTES // size, 16, 1, 1), SLICE_BYTES)
-        items = count_cluster_tiles(problem, config)
+            box = (SLICE_BYTES // size, _turned_rows(config) if config.swapped else 16, 1, 1)
+            self.c = TensorMap(problem.dtype_out, sizes, strides, box, SLICE_BYTES)
+        items = config.tiles(problem)
+        outer, inner, row, column = multiplied.out.strides
         self.sizes = Sizes(
-            problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps, outer, inner, row,
-            column, None, problem.batch[1] if config.grouped else 0)  # fmt: skip
+            multiplied.m, multiplied.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps, outer, inner,
+            row, column, None, problem.batch[1] if config.grouped else 0)  # fmt: skip
         self.terms = _Terms()
         e = problem.epilogue
         if e and e.addend:
@@ -136,7 +153,8 @@ class _Prepared:
         self.terms.bias_step = e.bias[1] if e and e.bias else 0
         self.pointer = ctypes.c_void_p()
         peers = config.peers
-        arguments = (self.a.map, self.b.map, self.c or self.a.map, self.pointer, self.sizes, self.terms)
+        maps = (self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map)
+        arguments = (*maps, self.pointer, self.sizes, self.terms)
         most = config.programs // peers * peers
         self.launch = CudaCall(
             code_object(problem, config, gpu), arguments, device,
@@ -147,11 +165,15 @@ class _Prepared:
     def __call__(
         self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
     ) -> None:
+        if self.swapped:
+            a, b = b, a
         a, b = self.a.place(a), self.b.place(b)
         stream = current_stream(out.get_device())
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())
             self.b.map.set_address(b.data_ptr())
+            if self.b_tail is not None:
+                self.b_tail.map.set_address(b.data_ptr())
             self.pointer.value = out.data_ptr()
             if self.c is not None:
                 self.c.set_address(out.data_ptr())
@@ -171,12 +193,6 @@ class _Prepared:
             self.launch(stream)
 
 
-def count_cluster_tiles(problem, config) -> int:
-    """Items of work: tiles of a whole cluster, of every product of the batch."""
-    tiles_m = -(-problem.m // (config.block_m * config.cluster_m))
-    return tiles_m * -(-problem.n // (config.block_n * config.cluster_n)) * problem.batches
-
-
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a ClusterConfig) on tensors that lie as `problem` says, call after call, on one device."""
     return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
@@ -191,9 +207,11 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     peers = config.peers
     lines = [
-        f"{count_cluster_tiles(problem, config)} tiles of {config.block_m * config.cluster_m}x"
+        f"{config.tiles(problem)} tiles of {config.block_m * config.cluster_m}x"
         f"{config.block_n * config.cluster_n}, each by a cluster of {peers}, on at most {config.programs} programs"
     ]
+    if config.swapped:
+        lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             kind = piece_dtype(problem, config, name.lower())

@@ -4,12 +4,13 @@
 // A wait for memory here is a wait of the tensor cores. So a warp asks for all terms but D while the tile is being
 // multiplied, each column's once, and its lanes pass them on by shuffles; of D it asks for AHEAD pieces at that time.
 
-#define ACCUMULATORS (BLOCK_N / 2)            // sums of one strip in one thread
+#define FINISHED (BLOCK_N / CLUSTER_K)        // columns of a tile that one CTA finishes
+#define ACCUMULATORS (FINISHED / 2)           // sums of one strip in one thread
 #define PANEL (128 / OUT_BYTES)               // columns of C in 128 bytes of staging
-#define PANELS_OF_TILE ((BLOCK_N + PANEL - 1) / PANEL)
+#define PANELS_OF_TILE ((FINISHED + PANEL - 1) / PANEL)
 #define PANEL_BYTES (16 * 128)                // of one warp's 16 rows
-#define PAIRS ((BLOCK_N + 63) / 64)           // pairs of columns whose terms one lane holds
-#define QUADS ((BLOCK_N + 31) / 32)           // four blocks of 8 columns: what one 16-byte load a lane brings of D
+#define PAIRS ((FINISHED + 63) / 64)          // pairs of columns whose terms one lane holds
+#define QUADS ((FINISHED + 31) / 32)          // four blocks of 8 columns: what one 16-byte load a lane brings of D
 #define AHEAD (STRIPS * QUADS < 3 ? STRIPS * QUADS : 3)
 
 // What the epilogue reads beside the sums; strides in elements.
@@ -317,8 +318,69 @@ __device__ __forceinline__ void store_strip(STORED (&acc)[ACCUMULATORS], const T
             __syncwarp();
             const int n = at.n + panel * PANEL;
             OUT_TYPE *to = c + tile.outer * s.c_outer + tile.inner * s.c_inner + m * s.c_m + n * s.c_n;
-            store_panel(buffer, to, tile.end - m, min(min(PANEL, BLOCK_N - panel * PANEL), s.N - n), s);
+            store_panel(buffer, to, tile.end - m, min(min(PANEL, FINISHED - panel * PANEL), s.N - n), s);
         }
         if (TMA_STORE && lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     }
 }
+
+#if SWAPPED
+// The four warps of a consumer meet.
+__device__ __forceinline__ void meet_warpgroup(u32 slab) {
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + slab) : "memory");
+}
+
+// Write one strip of C^T: its 64 rows are 64 neighbours, 128 bytes, in each of C's rows. A panel of 64 of C's rows is
+// turned on its way into staging, a 16-byte column of it from each 8 x 8 block of each warp.
+__device__ __forceinline__ void store_turned(const STORED (&acc)[ACCUMULATORS], const TensorMap *c_map, OUT_TYPE *c,
+                                             const Sizes &s, const Tile &tile, const Place &at, int strip,
+                                             char *staging, u32 slab) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    const int m = at.m - 16 * warp + 64 * strip;
+#pragma unroll
+    for (int panel = 0; panel < PANELS_OF_TILE; ++panel) {
+        const int number = strip * PANELS_OF_TILE + panel;
+        char *buffer = staging + number % PANELS * (4 * PANEL_BYTES);
+        const int n = at.n + panel * PANEL;
+        // The copy engine, or every warp, must have read this buffer before it is overwritten.
+        if (TMA_STORE && threadIdx.x % 128 == 0) {
+            if (number == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+            else asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PANELS - 1) : "memory");
+        }
+        meet_warpgroup(slab);
+#pragma unroll
+        for (int block = 0; block < 8; block += 2) {
+            const int j = panel * (PANEL / 2) + block * 4;
+            if (j >= ACCUMULATORS) break;
+            u32 x[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) x[i] = j + 2 * i < ACCUMULATORS ? pack(acc[j + 2 * i], acc[j + 2 * i + 1]) : 0;
+            // Matrix q of four: 8 of C's rows from 8 (block + q / 2), 16-byte column 2 warp + q % 2.
+            const int q = lane / 8, r = 8 * (block + q / 2) + lane % 8;
+            const u32 to = shared_address(buffer) + r * 128 + (((2 * warp + (q & 1)) ^ (r & 7)) << 4);
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(x[0]),
+                         "r"(x[1]), "r"(x[2]), "r"(x[3]) : "memory");
+        }
+        // The warps' writes become visible to the copy engine before it reads them.
+        if (TMA_STORE) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        meet_warpgroup(slab);
+#if TMA_STORE
+        if (threadIdx.x % 128 == 0) {
+#pragma unroll
+            for (int r = 0; r < PANEL && panel * PANEL + r < FINISHED; r += TURNED_ROWS)
+                store_box(c_map, shared_address(buffer) + r * 128, m, n + r, tile.inner, tile.outer);
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        }
+#else
+        const int rows = min(min(PANEL, FINISHED - panel * PANEL), s.N - n), columns = tile.end - m;
+        OUT_TYPE *to = c + tile.outer * s.c_outer + tile.inner * s.c_inner + m * s.c_m + n * s.c_n;
+        for (int r = warp; r < rows; r += 4)
+#pragma unroll
+            for (int x = lane; x < 64; x += 32)
+                if (x < columns)
+                    to[r * s.c_n + x * s.c_m] =
+                        *(const OUT_TYPE *)(buffer + r * 128 + (((x / 8) ^ (r & 7)) << 4) + x % 8 * 2);
+#endif
+    }
+}
+#endif
