@@ -46,17 +46,14 @@ def _is_observed() -> bool:
 
 
 def can_skip_operator(*tensors: torch.Tensor | None) -> bool:
-    """Whether nothing needs to see the operator: plain tensors on the current device, no gradients."""
+    """Whether nothing but autograd needs to see the operator: plain tensors on the current device."""
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return False
     device = next((x.get_device() for x in tensors if x is not None), -1)
     if device < 0 or device != _current_device():  # in this order: without a GPU there is no current device to ask for
         return False
-    recorded = torch.is_grad_enabled()
     for x in tensors:
-        if x is None:
-            continue
-        if type(x) not in _PLAIN_TENSORS or x.get_device() != device or (recorded and x.requires_grad):
+        if x is not None and (type(x) not in _PLAIN_TENSORS or x.get_device() != device):
             return False
     return not _is_observed()
 

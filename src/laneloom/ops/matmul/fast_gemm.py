@@ -23,10 +23,13 @@ Checked = tuple[tuple[int, ...], torch.dtype, tuple[str, str, str], Arithmetic]
 def call_prepared_gemm(
     a: torch.Tensor, b: torch.Tensor, terms: tuple[Any, Any, Any, Any], alpha: float, beta: float,
     activation: str | None, out_dtype: torch.dtype | None, precision: str | None, check: Callable[[], Checked],
+    differentiate: Callable[..., torch.Tensor],
 ) -> torch.Tensor | None:  # fmt: skip
     """`gemm` into a new tensor, or None where the operator has to be called. terms: c, bias, scale_a, scale_b or None.
 
-    `check` checks operands that were not met before.
+    `check` checks operands that were not met before. Where gradients are recorded the tensor comes from
+    `differentiate(a, b, c, bias, (scale_a, scale_b, alpha, beta, activation, precision, run))`, which records them and
+    calls `run(a, b, terms, alpha, beta)`.
     """
     if not can_skip_operator(a, b, *terms):
         return None
@@ -41,10 +44,10 @@ def call_prepared_gemm(
         found = _prepared[key] = _prepare(a, b, terms, alpha, beta, activation, check())
     if found is None:
         return None
-    run, dtype = found
-    out = a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
-    run(a, b, out, terms, alpha, beta)
-    return out
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (a, b, *terms)):
+        c, bias, *scales = terms
+        return differentiate(a, b, c, bias, (*scales, alpha, beta, activation, precision, found))
+    return found(a, b, terms, alpha, beta)
 
 
 def _terms(
@@ -61,8 +64,8 @@ def _terms(
 def _prepare(
     a: Any, b: Any, terms: tuple[Any, Any, Any, Any], alpha: float, beta: float, activation: str | None,
     checked: Checked,
-) -> tuple[Callable[..., None], torch.dtype] | None:  # fmt: skip
-    """What runs for these operands, and the result's dtype; None for those that the operator has to take."""
+) -> Callable[..., torch.Tensor] | None:  # fmt: skip
+    """What makes the result of these operands; None for those that the operator has to take."""
     from .torch_op import dtype_name
 
     shape, dtype, dtypes, arithmetic = checked
@@ -82,14 +85,16 @@ def _prepare(
         product = execute.schedule_of(config).prepare(problem, config, gpu)
         has_epilogue, has_alpha = problem.epilogue is not None, alpha != 1
 
-        def run(a, b, out, terms, alpha, beta) -> None:
+        def run(a, b, terms, alpha, beta) -> torch.Tensor:
+            out = a.new_empty(shape, dtype=dtype)
             if has_epilogue:
                 c, bias, scale_a, scale_b = terms
                 product(a, b, out, c, bias, alpha if has_alpha else None, None if c is None else beta, scale_a, scale_b)
             else:
                 product(a, b, out)
+            return out
 
-        return run, dtype
+        return run
     kind = ACCUMULATORS[problem.dtype_a][0]
     sums_dtype = {"fp32": torch.float32, "fp64": torch.float64, "int32": torch.int32}[kind]
     bare = execute.problem_of(a, b, a.new_empty(shape, dtype=sums_dtype), (*dtypes[:2], kind), arithmetic=arithmetic)
@@ -97,9 +102,10 @@ def _prepare(
     config = plan(bare, gpu)
     multiply = execute.schedule_of(config).prepare(bare, config, gpu)
 
-    def run_with_terms(a, b, out, terms, alpha, beta) -> None:
-        sums = a.new_empty(shape, dtype=sums_dtype)
+    def run_with_terms(a, b, terms, alpha, beta) -> torch.Tensor:
+        out, sums = a.new_empty(shape, dtype=dtype), a.new_empty(shape, dtype=sums_dtype)
         multiply(a, b, sums)
         execute.apply_terms(sums, out, dtypes[2], _terms(terms, alpha, beta, activation, names, shape), kind)
+        return out
 
-    return run_with_terms, dtype
+    return run_with_terms

@@ -73,6 +73,8 @@ def gemm(
         words = ", ".join(map(repr, ACTIVATIONS))
         raise ArgumentError(f"activation: expected None, {words}, got {activation!r}")
     for name, value in (("alpha", alpha), ("beta", beta)):
+        if type(value) is float:
+            continue
         if isinstance(value, complex) or not isinstance(value, (int, float, np.floating, np.integer)):
             raise ArgumentError(f"{name}: expected a real number, got {value!r}")
     config = named_config(config)
@@ -102,6 +104,8 @@ def _is_number(x: Any) -> bool:
 def folded_scales(alpha: Any, scale_a: Any, scale_b: Any) -> tuple[float, Any, Any]:
     """alpha with the scales that are numbers in it, and the other scales."""
     alpha = float(alpha)
+    if scale_a is scale_b is None:
+        return alpha, None, None
     if _is_number(scale_a):
         alpha, scale_a = alpha * float(scale_a), None
     if _is_number(scale_b):

@@ -7,7 +7,6 @@ The backward pass is made of this operator and of laneloom::matmul, so that seco
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import sqrt, tau
 from typing import Any
 
 import torch
@@ -49,7 +48,7 @@ def gemm_tensors(
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
     for name in ("scale_a", "scale_b"):
-        if torch.is_grad_enabled() and operands[name] is not None and operands[name].requires_grad:
+        if operands[name] is not None and operands[name].requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
     if config is acc_dtype is packed is out is None:
         used = (None if beta == 0 else c, bias, scale_a, scale_b)
@@ -60,7 +59,8 @@ def gemm_tensors(
             dtype = output_dtype(names[0], out_dtype, has_terms)
             return shape, dtype, (*names, dtype_name("out_dtype", dtype)), arithmetic
 
-        result = call_prepared_gemm(a, b, used, alpha, beta, activation, out_dtype, precision, check_operands)
+        arguments = (alpha, beta, activation, out_dtype, precision)
+        result = call_prepared_gemm(a, b, used, *arguments, check_operands, _Finished.apply)
         if result is not None:
             return result
     text = None if config is None else config.text
@@ -157,12 +157,14 @@ def _remember(ctx, inputs, output) -> None:
     ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if ctx.activation == "relu" else None)
 
 
-def _slope(z: torch.Tensor, activation: str) -> torch.Tensor:
-    """The derivative of gelu or silu at z."""
+def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
+    """grad times the derivative of gelu or silu at z."""
     if activation == "gelu":
-        return 0.5 * (1 + torch.erf(z / sqrt(2))) + z * torch.exp(-0.5 * z * z) / sqrt(tau)
-    part = torch.sigmoid(z)
-    return part * (1 + z * (1 - part))
+        return torch.ops.aten.gelu_backward(grad, z)
+    if not torch.is_grad_enabled():
+        return torch.ops.aten.silu_backward(grad, z)
+    part = torch.sigmoid(z)  # silu_backward has no derivative
+    return grad * part * (1 + z * (1 - part))
 
 
 def _gradients(ctx, grad):
@@ -174,21 +176,45 @@ def _gradients(ctx, grad):
     a, b, c, bias, scale_a, scale_b, output = ctx.saved_tensors
     check_differentiable(a)
     wide = torch.promote_types(a.dtype, torch.float32)
-    grad = grad.to(wide)
     if output is not None:
         grad = torch.where(output > 0, grad, 0.0)
     elif ctx.activation is not None:
-        terms = (c, bias, ctx.alpha, ctx.beta, None, wide, ctx.config, scale_a, scale_b, *ctx.how)
-        z = call(torch.ops.laneloom.gemm, a, b, *terms, None)
-        grad = grad * _slope(z, ctx.activation)
+        terms = (ctx.alpha, ctx.beta, None, wide)
+        if ctx.config is ctx.how[1] is None:
+            operands: dict[str, Any] = {"a": a, "b": b, "c": c, "bias": bias, "out": None}
+            operands |= {"scale_a": scale_a, "scale_b": scale_b}
+            z = gemm_tensors(operands, *terms, None, (ctx.how[0], None, None))
+        else:
+            z = call(torch.ops.laneloom.gemm, a, b, c, bias, *terms, ctx.config, scale_a, scale_b, *ctx.how, None)
+        grad = _times_slope(grad.to(wide), z, ctx.activation)
     wanted = ctx.needs_input_grad
-    scaled = grad if scale_a is None else grad * scale_a.reshape(-1, 1)
+    scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
     scaled = (scaled if scale_b is None else scaled * scale_b.reshape(1, -1)).to(a.dtype)
     grad_a = summed_product(scaled, b.mT, a.shape, ctx.alpha, ctx.how) if wanted[0] else None
     grad_b = summed_product(a.mT, scaled, b.shape, ctx.alpha, ctx.how) if wanted[1] else None
-    grad_c = (ctx.beta * grad).sum_to_size(c.shape).to(c.dtype) if c is not None and wanted[2] else None
-    grad_bias = grad.sum_to_size(bias.shape).to(bias.dtype) if bias is not None and wanted[3] else None
+    grad_c = grad_bias = None
+    if c is not None and wanted[2]:
+        grad_c = (ctx.beta * grad.to(wide)).sum_to_size(c.shape).to(c.dtype)
+    if bias is not None and wanted[3]:
+        grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=wide).to(bias.dtype)
     return grad_a, grad_b, grad_c, grad_bias, *[None] * 10
+
+
+class _Finished(torch.autograd.Function):
+    """`gemm` with its gradients past PyTorch's dispatcher; see `call_prepared_gemm`."""
+
+    @staticmethod
+    def forward(ctx, a, b, c, bias, rest):
+        scale_a, scale_b, alpha, beta, activation, precision, run = rest
+        out = run(a, b, (c, bias, scale_a, scale_b), alpha, beta)
+        ctx.alpha, ctx.beta, ctx.activation = alpha, beta, activation
+        ctx.config, ctx.how = None, (precision, None)
+        ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, out if activation == "relu" else None)
+        return out
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return *_gradients(ctx, *grads)[:4], None
 
 
 def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
