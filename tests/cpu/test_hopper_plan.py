@@ -175,7 +175,7 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=Epilogue(scaled=True)), "as bare sums"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype_out="fp32"), "C of 16-bit types"),
-        (CLUSTER.with_knobs(block_n=64, cluster_k=2), problem(64, 64, 64), "parts take slices"),
+        (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
