@@ -124,6 +124,14 @@ def test_a_negative_view_is_not_what_lies_there():
     assert negative.is_neg()
     for call in (lambda x: laneloom.transform3d(x, t), laneloom.transpose):
         torch.testing.assert_close(call(plain), -call(negative), rtol=1e-12, atol=1e-12)
+    rows, view = plain.reshape(36, 24), z.reshape(36, 24).conj().imag
+    lying = z.reshape(36, 24).imag  # with the strides of the view
+    assert view.is_neg()
+    for call in (laneloom.matmul, lambda a, b: laneloom.gemm(a, b, bias=a[:, 0].new_zeros(b.shape[1]))):
+        expected = rows @ rows.mT
+        for a, sign in ((lying, 1), (view, -1)):
+            torch.testing.assert_close(call(a, rows.mT), sign * expected, rtol=1e-12, atol=1e-12)
+            torch.testing.assert_close(call(rows, a.mT), sign * expected, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_past_the_dispatcher():

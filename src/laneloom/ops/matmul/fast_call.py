@@ -46,14 +46,14 @@ def _is_observed() -> bool:
 
 
 def can_skip_operator(*tensors: torch.Tensor | None) -> bool:
-    """Whether nothing but autograd needs to see the operator: plain tensors on the current device."""
+    """Whether nothing but autograd needs to see the operator: plain tensors, as they lie, on the current device."""
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return False
     device = next((x.get_device() for x in tensors if x is not None), -1)
     if device < 0 or device != _current_device():  # in this order: without a GPU there is no current device to ask for
         return False
     for x in tensors:
-        if x is not None and (type(x) not in _PLAIN_TENSORS or x.get_device() != device):
+        if x is not None and (type(x) not in _PLAIN_TENSORS or x.get_device() != device or x.is_neg()):
             return False
     return not _is_observed()
 
@@ -69,7 +69,7 @@ def call_prepared(
     """
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return None
-    if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS:
+    if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS or a.is_neg() or b.is_neg():
         return None
     device = a.get_device()
     if device < 0 or b.get_device() != device or _current_device() != device:
@@ -120,6 +120,7 @@ def _takes_result(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, out_dtype
         and out.shape == (a.shape[0], b.shape[1])
         and out.is_contiguous()
         and not out.requires_grad
+        and not out.is_neg()
         and out.untyped_storage().data_ptr() not in (a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr())
     )
 
@@ -136,7 +137,7 @@ def _prepare(
     if not fits or not known:
         return None
     gpu = active_gpu()
-    if gpu.matrix_instructions != "wgmma" or a.is_neg() or b.is_neg():
+    if gpu.matrix_instructions != "wgmma":
         return None
     if out is None:
         out = torch.empty((a.shape[0], b.shape[1]), dtype=wanted, device=a.device)

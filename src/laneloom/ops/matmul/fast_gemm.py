@@ -71,7 +71,7 @@ def _prepare(
     shape, dtype, dtypes, arithmetic = checked
     gpu = active_gpu()
     plain = a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape) and alpha != 0
-    plain = plain and all(x is None or (x.layout == torch.strided and not x.is_neg()) for x in (a, b, *terms))
+    plain = plain and all(x is None or x.layout == torch.strided for x in (a, b, *terms))
     if not plain or gpu.matrix_instructions != "wgmma" or not all(x is None or x.is_contiguous() for x in terms[2:]):
         return None
     names = ["" if x is None else dtype_name("c", x.dtype) for x in terms[:2]]
