@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from .errors import UnknownGpuError
+from .errors import UnknownGpuError, UnsupportedError
 
 KIB = 1024
 
@@ -187,3 +187,12 @@ def get_gpu(name: str | Gpu) -> Gpu:
     near = difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)
     known = ", ".join(f"{n} ({GPUS[n].family}, {GPUS[n].product})" for n in near)
     raise UnknownGpuError(f"unknown GPU {name!r}; the nearest known are {known}")
+
+
+def emulated_gpu(name: str | Gpu) -> Gpu:
+    """`get_gpu` of a GPU whose code the emulator executes. Raises UnsupportedError where it does not."""
+    gpu = get_gpu(name)
+    if not gpu.emulated:
+        able = ", ".join(row.name for row in GPUS.values() if row.emulated)
+        raise UnsupportedError(f"{gpu.name} ({gpu.family}) is not emulated; these are: {able}")
+    return gpu

@@ -121,11 +121,30 @@ def test_4_bit_operands_come_in_pairs():
 
 def test_gpus_that_are_not_emulated_are_refused():
     assert "gfx942 (CDNA 3) is not emulated" in refusal("demo", "--gpu", "gfx942")
+    assert "gfx942 (CDNA 3) is not emulated" in refusal("run", __file__, "--grid", "1", "--gpu", "gfx942")
 
 
-def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path):
+@pytest.mark.parametrize(
+    "command",
+    ["demo --svg", "emulate matmul --html", "predict matmul --timeline", "report --output", "selftest --output",
+     "bench gemm --plot", "bench gemm --out"],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_refused_at_once(command, tmp_path):
     (tmp_path / "file").write_text("")
-    assert "--svg: cannot write" in refusal("demo", "--svg", str(tmp_path / "file" / "demo.svg"))
+    option = command.split()[-1]
+    for place in (tmp_path, tmp_path / "file" / "out"):
+        assert f"{option}: cannot write {place}: " in refusal(*command.split(), str(place))
+
+
+def test_predictions_have_no_rivals_and_leave_no_records():
+    for option in ("--vs", "--out", "--plot"):
+        assert f"{option}: with --gpu nothing is measured" in refusal("bench", "gemm", "--gpu", "gfx1151", option, "x")
+
+
+def test_records_that_are_no_text_are_refused(tmp_path):
+    file = tmp_path / "records.jsonl"
+    file.write_bytes(bytes(range(256)))
+    assert f"{file} is not text" in refusal("compare", str(file), str(file))
 
 
 def test_sizes_that_cannot_be_checked_are_refused():

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import ArgumentError, LaneloomError, UnsupportedError
 from .product import AsJson
-from .terminal import new_console, print_json
+from .terminal import check_writable, new_console, print_json
 
 if TYPE_CHECKING:
     from ..bench.records import Record
@@ -20,7 +20,9 @@ _DTYPES = {"gemm": "bf16", "attention": "bf16", "transform3d": "fp64", "roofline
 
 def bench(
     suite: Annotated[str, typer.Argument(metavar="SUITE", help="gemm, attention, transform3d or roofline.")],
-    versus: Annotated[str, typer.Option("--vs", help="Whom to run beside: torch, compile, with commas.")] = "torch",
+    versus: Annotated[
+        str | None, typer.Option("--vs", help="Whom to run beside: torch (unless said), compile, with commas.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="Of the operands; by default the suite's.")] = None,
     layout: Annotated[str, typer.Option("--layout", help="Of products: nn, nt, tn, tt.")] = "nn",
     group: Annotated[list[str] | None, typer.Option("--group", help="Only this part of the suite.")] = None,
@@ -39,25 +41,28 @@ def bench(
         raise ArgumentError(f"unknown suite {suite!r}; there are {', '.join(_SUITES)}")
     dtype = dtype or _DTYPES[suite]
     if gpu is not None:
+        for option, value in (("--vs", versus), ("--out", out), ("--plot", plot)):
+            if value is not None:
+                raise ArgumentError(f"{option}: with --gpu nothing is measured; --json prints the predictions")
         rows = _predict(suite, gpu, dtype, layout, group, quick)
         if as_json:
             print_json(rows)
         else:
             _show_predicted(rows, gpu)
         return
-    rivals = [name for name in versus.split(",") if name]
+    rivals = [name for name in ("torch" if versus is None else versus).split(",") if name]
     for name in rivals:
         if name not in ("torch", "compile"):
             raise ArgumentError(f"--vs: expected torch, compile or both, got {name!r}")
+    for option, file in (("--out", out), ("--plot", plot)):
+        if file is not None:
+            check_writable(option, file)
     records = _measure(suite, rivals, dtype, layout, group, quick, out, quiet=as_json)
     if plot is not None:
         from ..bench.roofline import ceilings, roofline_svg
 
         roofs = records if suite == "roofline" else records + _measure_roofs(dtype, quiet=as_json)
-        try:
-            plot.write_text(roofline_svg(records, ceilings(roofs), alone=True))
-        except OSError as error:
-            raise ArgumentError(f"--plot: cannot write {plot}: {error.strerror or error}") from None
+        plot.write_text(roofline_svg(records, ceilings(roofs), alone=True))
     if as_json:
         from dataclasses import asdict
 

@@ -8,8 +8,7 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UnsupportedError
-from ..gpu import GPUS, Gpu, get_gpu
+from ..gpu import Gpu, emulated_gpu
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -65,10 +64,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    chosen = [get_gpu(gpu)] if gpu else [GPUS[name] for name in ("gfx1100", "gfx1151", "gfx1201")]
-    for row in chosen:
-        if not row.emulated:
-            raise UnsupportedError(f"--gpu: {row.name} ({row.family}) is not emulated")
+    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else ("gfx1100", "gfx1151", "gfx1201"))]
     rows = table(chosen)
     if as_json:
         print_json(rows)

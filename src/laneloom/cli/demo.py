@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .. import __version__
-from ..errors import ArgumentError, UnsupportedError
+from ..gpu import emulated_gpu
 from .product import Outcome, Product, compile_product, parse_product, random_operands, run_product
-from .terminal import new_console
+from .terminal import check_writable, new_console
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -43,8 +43,7 @@ def demo(
     # An fp32 C shows the error of the sums; a rounding to fp16 would cover it.
     products = [parse_product("matmul", name, shape, "fp16", "fp32") for name in gpu or _DEFAULT_GPUS]
     for product in products:
-        if not product.gpu.emulated:
-            raise UnsupportedError(f"--gpu: {product.gpu.name} ({product.gpu.family}) is not emulated")
+        emulated_gpu(product.gpu)
     report = _Report(svg)
     reasons = run_demo(products, seed, report)
     if svg is not None:
@@ -57,12 +56,8 @@ class _Report:
     """Where the demo writes: the terminal, and a recording for the picture."""
 
     def __init__(self, svg: Path | None):
-        if svg is not None:  # better refused now than after the work
-            try:
-                svg.parent.mkdir(parents=True, exist_ok=True)
-                svg.touch()
-            except OSError as error:
-                raise ArgumentError(f"--svg: cannot write {svg}: {error.strerror or error}") from None
+        if svg is not None:
+            check_writable("--svg", svg)
         self.console = new_console()
         self.recording = new_console(record=True, width=_PICTURE_WIDTH, file=io.StringIO()) if svg else None
 

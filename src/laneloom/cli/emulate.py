@@ -19,7 +19,7 @@ from .product import (
     Shape,
     parse_product,
 )
-from .terminal import new_console, print_json
+from .terminal import check_writable, new_console, print_json
 
 
 def emulate(
@@ -57,7 +57,7 @@ def emulate(
     from .product import random_operands, run_product
 
     if html is not None:
-        _check_writable(html)
+        check_writable("--html", html)
     profile = profile or html is not None
     console = new_console(stderr=as_json)
     outcome = None
@@ -79,15 +79,6 @@ def emulate(
         _show(product, outcome, strict, profile, html)
     if outcome is None or not outcome.ok:
         raise typer.Exit(1)
-
-
-def _check_writable(path: Path) -> None:
-    """Better refused now than after the work."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    except OSError as error:
-        raise ArgumentError(f"--html: cannot write {path}: {error.strerror or error}") from None
 
 
 class _Quiet:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..errors import ArgumentError
 from .product import AsJson, Dtype, Layout, Operation, OutDtype, Product, Shape, parse_product
-from .terminal import new_console, print_json
+from .terminal import check_writable, new_console, print_json
 
 if TYPE_CHECKING:
     from ..timing import Prediction
@@ -43,6 +42,8 @@ def predict(
     from ..timing import machine_of
 
     product.problem()  # refuses a product that nothing is launched for
+    if timeline is not None:
+        check_writable("--timeline", timeline)
     m, n, k = product.shape
     sampled = sample_matmul(
         m, n, k, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout, config=config
@@ -51,10 +52,7 @@ def predict(
     if timeline is not None:
         from ..timing.timeline import trace_events
 
-        try:
-            timeline.write_text(json.dumps(trace_events(prediction.slowest, machine_of(product.gpu))))
-        except OSError as error:
-            raise ArgumentError(f"--timeline: cannot write {timeline}: {error.strerror or error}") from None
+        timeline.write_text(json.dumps(trace_events(prediction.slowest, machine_of(product.gpu))))
     flops = 2 * product.m * product.n * product.k
     if as_json:
         print_json(

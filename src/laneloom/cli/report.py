@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ..errors import ArgumentError
-from .terminal import new_console
+from .terminal import check_writable, new_console
 
 
 def report(
@@ -27,9 +27,7 @@ def report(
     folder = results or Path(__file__).parents[3] / "results"
     if not folder.is_dir():
         raise ArgumentError(f"--results: {folder} is no folder")
+    check_writable("--output", output)
     page = report_page(folder)
-    try:
-        output.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise ArgumentError(f"--output: cannot write {output}: {error.strerror or error}") from None
+    output.write_text(page, encoding="utf-8")
     new_console().print(f"{output}: {len(page) // 1024} KiB", soft_wrap=True)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, UnsupportedError
-from .terminal import new_console
+from ..errors import UnsupportedError
+from .terminal import check_writable, new_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,10 +34,7 @@ def selftest(
     from ..bench import selftest as list_of
     from ..ops.target import active_gpu
 
-    try:
-        output.touch()
-    except OSError as error:
-        raise ArgumentError(f"--output: cannot write {output}: {error.strerror or error}") from None
+    check_writable("--output", output)
     console = new_console()
     records: list[dict[str, Any]] = []
     if emulate is not None:

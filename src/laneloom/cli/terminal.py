@@ -1,10 +1,13 @@
-"""How commands write: one rich console for people, strict JSON for programs."""
+"""How commands write: one rich console for people, strict JSON for programs, files that are tried before the work."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +23,15 @@ def new_console(**options: Any) -> Console:
 def print_json(value: Any) -> None:
     """`value` as JSON on standard output; numbers that JSON lacks (NaN, infinity) become null."""
     print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def check_writable(option: str, path: Path) -> None:
+    """A file that a command will write: better refused now than after the work."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("ab").close()
+    except OSError as error:
+        raise ArgumentError(f"{option}: cannot write {path}: {error.strerror or error}") from None
 
 
 def _finite(value: Any) -> Any:

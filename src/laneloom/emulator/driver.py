@@ -22,7 +22,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.cache import get_cache_manager
 
 from ..errors import EmulationError, UnsupportedError
-from ..gpu import GPUS, Gpu, get_gpu
+from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.metadata import parse_metadata
 from .arguments import ArrayArgument, Layout, extent
 from .launch import LaunchRecord, launch
@@ -250,10 +250,7 @@ def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bo
 
     Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator lacks.
     """
-    row = get_gpu(gpu)
-    if not row.emulated:
-        able = ", ".join(g.name for g in GPUS.values() if g.emulated)
-        raise UnsupportedError(f"{row.name} ({row.family}) is not emulated; these are: {able}")
+    row = emulated_gpu(gpu)
     emulation = Emulation(row, strict, seed, profile)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker = Autotuner.__dict__["do_bench"]

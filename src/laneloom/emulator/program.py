@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import EmulationError, UnknownInstructionError
-from ..gpu import Gpu, get_gpu
+from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
 from . import atomics, calls, global_access, hostcall, lds_access, lds_special, matrix, tables  # noqa: F401 (they fill the tables)
@@ -96,9 +96,7 @@ class Program:
     """
 
     def __init__(self, asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False):
-        self.gpu = get_gpu(gpu)
-        if not self.gpu.emulated:
-            raise EmulationError(f"the emulator executes gfx11 and gfx12 code, not {self.gpu.name} ({self.gpu.family})")
+        self.gpu = emulated_gpu(gpu)
         self.asm, self.strict = asm, strict
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel

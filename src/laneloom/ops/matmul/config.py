@@ -8,7 +8,7 @@ class of each of its schedules.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache
 from importlib import import_module
 from typing import Any, Self
@@ -90,10 +90,10 @@ class MatmulConfig:
             if name not in types:
                 raise ArgumentError(f"config: unknown knob {name!r}, the knobs are {', '.join(types)}")
             knobs[name] = _parse_value(name, str(types[name]), value)
-        try:
-            return cls(**knobs)
-        except TypeError as error:
-            raise ArgumentError(f"config: {error}") from None
+        absent = [f.name for f in fields(cls) if f.name not in knobs and f.init and f.default is MISSING]
+        if absent:
+            raise ArgumentError(f"config: {cls.schedule} needs {', '.join(absent)} as well, as {absent[0]}=...")
+        return cls(**knobs)
 
 
 def _parse_value(name: str, kind: str, value: str) -> Any:
