@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -17,7 +18,11 @@ from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.problem import MatmulProblem
 
 GPU = get_gpu("sm_90a")
-ROWS = read(Path(__file__).parents[2] / "results" / "h200" / "tiles.csv")
+SETUP_US = 0.5  #: that each launch of hopper_cluster took longer when the file was made; docs/hopper-gemm.md, "Tried"
+ROWS = [
+    replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row
+    for row in read(Path(__file__).parents[2] / "results" / "h200" / "tiles.csv")
+]
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 
 
@@ -44,8 +49,8 @@ def regrets():
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
-    assert mean(found) < 0.025
-    assert sum(regret > 0.05 for regret in found) <= 20
+    assert mean(found) < 0.02
+    assert sum(regret > 0.05 for regret in found) <= 16
 
 
 def test_the_estimates_are_times():

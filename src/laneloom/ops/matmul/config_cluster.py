@@ -87,7 +87,7 @@ class ClusterConfig(MatmulConfig):
     def most_sums(self, problem: MatmulProblem) -> int:
         """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
         if self.promote:
-            return 192
+            return 64 if self.consumers == 3 else 192
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if problem.epilogue:

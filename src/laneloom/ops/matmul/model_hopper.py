@@ -5,7 +5,8 @@ copy engine ask of shared memory. A tile is its slices and a beginning and an en
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
 Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
-and NT); tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
+and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made;
+tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ CLUSTER_CLOCKS = 700  #: more where CTAs meet, once
 CLUSTER_SLICE_CLOCKS = 10.7  #: more for each slice, for each CTA that its loads are shared with
 SWAPPED_FACTOR = 0.983  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0396  #: more for each element of a tile that is turned on its way out
+PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 DIRECT_CLOCKS = 0.0956  #: more for each element of a tile that hopper_cluster cannot store by TMA
 EXCHANGE_CLOCKS = 407  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
@@ -69,7 +71,8 @@ def slice_clocks(
     load = (own_a * factors[0] + own_b * factors[1]) * ROW_CLOCKS
     load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    return max(multiply, load * pieces, reads * SHARED_MEMORY_FACTOR)
+    longest = max(multiply, load * pieces, reads * SHARED_MEMORY_FACTOR)
+    return longest + PROMOTE_CLOCKS * (pieces > 1 and m == 64)
 
 
 def product_us(

@@ -75,7 +75,7 @@ class _Multiplied:
         columns = loaded_columns(tile[1], self.in_panels)
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
         room = ceil_div(tile[1], 64) * 64 if self.in_panels else tile[1]
-        stages = RING_BYTES // (SLICE_BYTES * pieces * (tile[0] + room))
+        stages = RING_BYTES // (SLICE_BYTES * (tile[0] + room))  # of one piece: more pieces hide as much
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
             cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
@@ -153,6 +153,8 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     for panels in (2, 4):
         wider = fitted(panels)
         if panels > ceil_div(columns, panel) or wider.stages < min(best.stages, ENOUGH_STAGES):
+            break
+        if wider.shared_bytes(problem) > gpu.lds_bytes:
             break
         best = wider
     return best
