@@ -45,6 +45,17 @@ OUTPUTS = {"fp8": "bf16", "int8": "int32"}  #: where C's dtype is not A's
 PRECISIONS = ("tf32", "3xtf32", "3xbf16")  #: kinds whose operands are FP32
 EIGHT_BIT_SIZES = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096))
 WIDE_SIZES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (4095, 4097, 4099))
+#: in bf16: few rows, long K, sizes that no tile divides, rows that break sectors; none of them is in the suite
+OUTSIDE_SIZES = (
+    (4, 11008, 4096), (24, 5120, 5120), (40, 8192, 8192), (48, 5120, 5120), (64, 14336, 4096), (80, 8192, 1024),
+    (96, 4096, 4096), (100, 1000, 10000), (128, 2112, 7168), (160, 4096, 4096), (192, 6144, 4096), (208, 8192, 8192),
+    (256, 4096, 4096), (300, 3000, 3000), (304, 304, 30000), (320, 5120, 5120), (384, 6144, 4096), (512, 512, 8192),
+    (512, 14336, 4096), (640, 640, 640), (768, 4096, 4096), (1001, 1001, 1001), (1024, 1024, 4096), (1024, 2112, 7168),
+    (1000, 1000, 5000), (1280, 1280, 1280), (1536, 1536, 1536), (2048, 11008, 4096), (2056, 2056, 2056),
+    (2560, 2560, 2560), (3000, 3000, 3000), (3072, 3072, 3072), (4000, 4000, 4000), (4096, 2112, 7168),
+    (5000, 5000, 5000), (6000, 6000, 6000), (8192, 32000, 512), (16384, 256, 4096),
+)  # fmt: skip
+OUTSIDE = "outside"  #: the group of these
 METHOD_HOST = "host: time of a warm call on the host, nothing waits for the GPU, median over rounds"
 HOST_CASES = (
     ((256, 256, 256), "nn"), ((1000, 1000, 1000), "nn"), ((1, 4096, 4096), "nt"), ((16, 4096, 4096), "nn"),
@@ -76,8 +87,15 @@ def _sizes_of(kind: str) -> Mapping[str, Sequence[tuple[int, ...]]]:
     return {"wide": list(WIDE_SIZES)}
 
 
-def iterate_cases(kinds: list[str], layouts: list[str]) -> Iterator[Case]:
-    """The suite in 16-bit types, some squares in others; 8-bit types in "nt", for which torch has a product."""
+def iterate_cases(kinds: list[str], layouts: list[str], *, outside: bool = False) -> Iterator[Case]:
+    """The suite in 16-bit types, some squares in others; 8-bit types in "nt", for which torch has a product.
+
+    outside: sizes that are not in the suite, too.
+    """
+    if outside:
+        for m, n, k in OUTSIDE_SIZES:
+            for layout in layouts:
+                yield _case(OUTSIDE, layout, "bf16", (m, n, k))
     for kind in kinds:
         for group, sizes in _sizes_of(kind).items():
             for m, n, k in sizes:
@@ -198,8 +216,9 @@ def measure_host(case: Case) -> dict[str, Timing]:
 
 
 def run(
-    path: Path, dtypes: list[str], layouts: list[str], *, rounds: int, single: bool, compiled: bool = False
-) -> None:
+    path: Path, dtypes: list[str], layouts: list[str], *, rounds: int, single: bool, compiled: bool = False,
+    outside: bool = False,
+) -> None:  # fmt: skip
     """Measure every case and append its records to `path`, one for each candidate by each method."""
     environment: Environment = read_environment()
     sources = hash_sources(KERNEL_SOURCES)
@@ -220,7 +239,7 @@ def run(
                          "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group},
             ))  # fmt: skip
 
-    for case in iterate_cases(dtypes, layouts):
+    for case in iterate_cases(dtypes, layouts, outside=outside):
         problem = case.problem
         with_compiled = compiled and (case.group, case.layout, case.dtype) == ("square", "nn", "bf16")
         timings, errors = measure(case, rounds=rounds, single=single, compiled=with_compiled)
@@ -253,10 +272,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--single", action="store_true", help="time single launches on an idle GPU, and the host, too")
     parser.add_argument("--compiled", action="store_true", help="time torch.compile on the bf16 squares as well")
+    parser.add_argument("--outside", action="store_true", help="time bf16 products of sizes outside of the suite, too")
     arguments = parser.parse_args()
     run(
         arguments.out, arguments.dtypes.split(","), arguments.layouts.split(","), rounds=arguments.rounds,
-        single=arguments.single, compiled=arguments.compiled,
+        single=arguments.single, compiled=arguments.compiled, outside=arguments.outside,
     )  # fmt: skip
 
 

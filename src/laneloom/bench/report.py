@@ -43,6 +43,8 @@ def _config_words(record: Record) -> str:
     peers = (knobs.get("cluster_m", "1"), knobs.get("cluster_n", "1"))
     if peers != ("1", "1"):
         words.append(f"{peers[0]}x{peers[1]} CTAs")
+    if knobs.get("cluster_k", "1") != "1":
+        words.append(f"K in {knobs['cluster_k']} CTAs")
     said = (("swapped", "transposed"), ("repack_a", "repacked"), ("copy_a", "A copied"), ("copy_b", "B copied"))
     words += [name for knob, name in said if knobs.get(knob) == "True"]
     return ", ".join(words)
@@ -123,6 +125,29 @@ def _alone(records: Iterable[Record], record: Record, method: str, candidate: st
         if r.op == record.op and r.problem == record.problem and r.method == method and r.candidate == candidate
     ]  # fmt: skip
     return same[-1] if same else None
+
+
+def render_outside(records: Iterable[Record]) -> str:
+    """Markdown: sizes outside of the suite, both layouts in a row, with the geometric mean and the least ratio."""
+    rows: dict[str, dict[str, Record]] = {}
+    for record in latest(records):
+        rows.setdefault(_sizes(record), {})[str(record.problem["layout"])] = record
+    ratios = [record.ratio_to_reference for pair in rows.values() for record in pair.values()]
+    lines = [
+        f"{len(ratios)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, at least "
+        f"{min(ratios, default=math.nan):.3f}; {sum(ratio < 0.97 for ratio in ratios)} under 0.97.", "",
+        "| M x N x K | NN, us | x torch | what ran | NT, us | x torch | what ran |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for sizes, pair in rows.items():
+        cells = []
+        for layout in ("nn", "nt"):
+            if (record := pair.get(layout)) is None:
+                cells += ["", "", ""]
+            else:
+                noisy = " (noisy)" * record.noisy
+                cells += [f"{record.median_us:.2f}", f"{record.ratio_to_reference:.3f}{noisy}", _config_words(record)]
+        lines.append(f"| {sizes} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def render_precisions(records: Iterable[Record]) -> str:
@@ -241,15 +266,16 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import KERNEL_SOURCES, METHOD_HOST
+    from .matmul import KERNEL_SOURCES, METHOD_HOST, OUTSIDE
 
     every = load(arguments.records)
-    records = [r for r in every if r.op == "matmul" and r.problem.get("group") != "variants"]
+    records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
         "summary": summarise(records, KERNEL_SOURCES), "table": render_matmul_table(narrow, sources=KERNEL_SOURCES),
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
+        "outside": render_outside(r for r in every if r.problem.get("group") == OUTSIDE),
     }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.readme is not None:
