@@ -157,7 +157,18 @@ def same_elsewhere(original, text, gpu, call) -> bool:
     return got is not None and same(got, want)
 
 
-@pytest.mark.parametrize(("name", "gpu"), [(name, gpu) for name, case in CASES.items() for gpu in case.gpus])
+ALL = os.environ.get("LANELOOM_ALL_MUTANTS")
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        (name, gpu)
+        for n, (name, case) in enumerate(CASES.items())
+        for turn, gpu in enumerate(case.gpus)
+        if ALL or turn == n % len(case.gpus)  # the GPUs take turns: gfx12 has other waits and other barriers
+    ],
+)
 def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
     case = CASES[name]
     call = case.make()
@@ -170,7 +181,7 @@ def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
         want = call()
     caught, survivors = Counter(), []
     every = list(mutants(original))
-    step = 1 if os.environ.get("LANELOOM_ALL_MUTANTS") else 2 * case.step
+    step = 1 if ALL else 2 * case.step
     every = every[GPUS.index(gpu) % step :: step]
     for line, code, text in every:
         kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
