@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import hardware_record
 import pytest
 from typer.testing import CliRunner
 
@@ -146,3 +148,11 @@ def test_the_reference_names_what_exists():
 
     functions = {name for name, home in laneloom._HOMES.items() if name[0].islower()}
     assert functions <= {path.rpartition(".")[2] for path in named}, functions
+
+
+def test_what_the_hardware_suite_gave_is_said_as_recorded():
+    record = json.loads(hardware_record.FILE.read_text())
+    page = hardware_record.PAGE.read_text()
+    assert f"<!-- hardware -->\n{hardware_record.sentence(record)}\n<!-- end of hardware -->" in page
+    assert record["passed"] > 700
+    assert not record["dirty"]

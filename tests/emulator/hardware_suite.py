@@ -1,7 +1,7 @@
 """pytest plugin that runs tinygrad's tests of AMD instructions, whose expected values were seen on hardware, here.
 
 Not loaded by itself. With a checkout of github.com/tinygrad/tinygrad in T:
-    PYTHONPATH=tests/emulator:T python -m pytest -p hardware_suite T/test/amd/hw
+    PYTHONPATH=tests/emulator:T python -m pytest -p hardware_suite T/test/amd/hw [--keep-record]
 tinygrad's own assembler and disassembler make each test's text; this emulator runs it in place of tinygrad's.
 """
 
@@ -10,7 +10,9 @@ from __future__ import annotations
 import ctypes
 import re
 import sys
+from pathlib import Path
 
+import hardware_record
 import pytest
 import test.amd.hw.helpers as helpers  # pyright: ignore[reportMissingImports]
 from test.amd.disasm import disasm  # pyright: ignore[reportMissingImports]
@@ -55,7 +57,7 @@ def _text() -> str:
         try:
             line = disasm(i)
         except KeyError as missing:
-            pytest.skip(f"tinygrad's disassembler has no text for {missing}")
+            pytest.skip(f"tinygrad's disassembler has no text for {missing.args[0].__name__}")
         if branch := re.fullmatch(r"(s_c?branch\w*) (\d+)", line):
             offset = (int(branch[2]) ^ 0x8000) - 0x8000
             target = starts.index(starts[k + 1] + 4 * offset)
@@ -83,3 +85,12 @@ def _run(lib, size, gx, gy, gz, lx, ly, lz, args, rsrc2=0, scratch=0, arch="rdna
 
 
 helpers.assemble, helpers.run_asm, emu.run_asm = _remember, _run, _run
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--keep-record", action="store_true", help="write what the suite gave to results/ and docs/")
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if config.getoption("--keep-record"):
+        hardware_record.write(Path(helpers.__file__).parent, terminalreporter.stats)
