@@ -166,7 +166,7 @@ def test_hopper_backward(d, last):
     assert config.schedule == ("hopper_backward_narrow" if narrow else "hopper_backward")
     code = code_object(problem, gpu, "backward")
     # The producer's one thread may keep a few addresses in memory; the products' threads nothing in the loop.
-    assert code.vgpr_spills <= 32
+    assert code.vgpr_spills <= 40
     assert code.lds_bytes + 2048 * config.stages + 2048 <= gpu.lds_bytes
     ops = sass_of(code)
     products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]

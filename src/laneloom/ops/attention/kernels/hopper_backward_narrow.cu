@@ -5,6 +5,9 @@
 // An owner multiplies S and dP of a block at once, dV and dK at once; what it computes in between runs under the products of the
 // other two.
 //
+// The owners take turns at issuing products, by named barriers, so that what one computes runs under the other's products. Else both
+// begin their products together, get them together, and leave the matrix units to nobody.
+//
 // Compile-time constants: D, D_V (multiples of 8 up to 64), KEYS 128, STAGES, HAS_FIRST, HAS_LAST, PACKED, BOTTOM_RIGHT, BF16,
 // CONSUMER_REGISTERS, ADDER_REGISTERS, PRODUCER_REGISTERS.
 
@@ -48,6 +51,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
   const u32 thread = thread_number();
   const int warp = thread / 32 % 4, lane = thread % 32;
   const u32 k_slab = at.k + slab * 64 * 128, v_slab = at.v + slab * 64 * 128;
+  if (slab == 1) named_arrive(1, 256);
   const u32 ds_store = at.ds + (slab * 64 + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
   int stage = 0, slot = 0;
   u32 phase = 0, tile_phase = 0, kv_phase = 0, step = 0;  // step: of all tiles together
@@ -76,11 +80,13 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         const u32 q_now = at.q + stage * Q_BYTES, g_now = at.g + stage * G_BYTES;
         barrier_wait(shared_address(&shared->q_full[stage]), phase);
         barrier_wait(shared_address(&shared->g_full[stage]), phase);
+        named_sync(1 + slab, 256);
         wgmma_fence();
         issue_block<D_STEPS>(s, shared->lines[stage][0], shared, at, k_slab, q_now);
         wgmma_commit();
         issue_block<V_STEPS>(t, shared->lines[stage][1], shared, at, v_slab, g_now);
         wgmma_commit();
+        named_arrive(2 - slab, 256);
         wgmma_wait<1>();
         pin(s);
         const int row = block * BLOCK;
@@ -102,10 +108,12 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         store_ds(ds, ds_store + turn * DS_BYTES);
         pin(dk);
         pin(dv);
+        named_sync(1 + slab, 256);
         wgmma_fence();
         issue_values(dv, p, g_now);
         issue_keys(dk, ds, q_now);
         wgmma_commit();
+        named_arrive(2 - slab, 256);
         fence_async();
         __syncwarp();
         release(&shared->ds_full[turn]);
