@@ -121,7 +121,7 @@ def render_summary(records: Iterable[Record]) -> str:
     ratios: dict[int, dict[tuple[str, str], list[float]]] = {}
     for what in ("forward", "backward"):
         for problem, by_name in found.get(f"attention {what}", {}).items():
-            if problem_sizes(dict(problem)) in suite:
+            if problem_sizes(dict(problem)) in suite and CUDNN in by_name:
                 row = ratios.setdefault(int(dict(problem)["d"]), {})
                 for other in (CUDNN, FLASH):
                     ratio = _ratio(by_name, other)
