@@ -12,7 +12,6 @@ import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul.api import explain  # noqa: E402
-from laneloom.ops.matmul.config import plan  # noqa: E402
 from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig  # noqa: E402
 from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
@@ -263,14 +262,12 @@ def test_epilogues(sizes, dtype, activation):
         assert (out.double() - truth).norm() <= budget
 
 
-def test_an_epilogue_in_place_and_what_explain_says():
+def test_an_epilogue_in_place():
     a, b = operand(512, 512, torch.bfloat16, seed=1), operand(512, 512, torch.bfloat16, seed=2)
     c = operand(512, 512, torch.bfloat16, seed=3)
     expected = laneloom.gemm(a, b, c, beta=1.0)
     laneloom.gemm(a, b, c, beta=1.0, out=c)
     assert torch.equal(c, expected)
-    problem = MatmulProblem.contiguous(512, 512, 512, dtype="bf16")
-    assert plan(problem, GPU).schedule == "hopper"
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp8", "fp32", "fp64"])

@@ -58,13 +58,20 @@ def test_gemm(which, sizes):
         assert len(fast_gemm._prepared) == 1
 
 
-def test_gemm_with_gradients_is_the_operators():
-    a, b = tensor(64, 128).requires_grad_(), tensor(128, 64)
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "silu"])
+def test_gradients_of_gemm(activation):
+    operands = tensor(64, 128), tensor(128, 64), tensor(64, 64), tensor(64)
+    grad = tensor(64, 64)
     fast_gemm._prepared.clear()
-    out = laneloom.gemm(a, b, bias=tensor(64))
-    out.sum().backward()
-    assert a.grad is not None
-    assert not fast_gemm._prepared
+    results = []
+    for call in (laneloom.gemm, torch.ops.laneloom.gemm):
+        a, b, c, bias = (x.clone().requires_grad_() for x in operands)
+        out = call(a, b, c, beta=0.5, bias=bias, activation=activation)
+        out.backward(grad)
+        results.append((out.detach(), a.grad, b.grad, c.grad, bias.grad))
+    assert fast_gemm._prepared
+    for warm, operator in zip(*results, strict=True):
+        assert torch.equal(warm, operator)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
