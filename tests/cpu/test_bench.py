@@ -102,7 +102,8 @@ def test_stale_figures_are_marked(tmp_path):
     assert report.render_matmul_table([record(64), current], sources=[source]).count("(stale)") == 1
     assert "Stale: the kernels' sources have changed" in report.render_matmul_table([record(64)], sources=[source])
     assert "tale" not in report.render_matmul_table([current], sources=[source])
-    assert report.summarise([current, record(64)], [source]).endswith("since these were measured: bf16.")
+    assert report.summarise([current, record(64)], [source]).endswith("measured: 1 of 2 in bf16.")
+    assert "1 of 1 in bf16" in report.summarise([current], [source], lambda _: True)
     assert "changed" not in report.summarise([current], [source])
 
 

@@ -15,26 +15,25 @@ from pathlib import Path
 import torch
 
 from ..errors import LaneloomError
+from ..gpu import get_gpu
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul.api import matmul
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
-from .records import Environment, append, hash_sources, make_record, read_environment
+from .records import Environment, Record, append, hash_sources, make_record, read_environment
 from .suites import load_suite
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing, count_sets, host_us, interleave, single_launch
 
 PACKAGE = Path(__file__).parents[1]
-#: what a Hopper product's time depends on
+#: what a Hopper product's time depends on, beside the config that the plan chooses
 KERNEL_SOURCES = tuple(
     PACKAGE / name
     for name in (
         "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
-        "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/model_hopper.py",
-        "ops/matmul/kernels/hopper.py", "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
+        "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/kernels/hopper.py",
+        "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
         "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
         "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/kernels/hopper_stream.cu",
-        "ops/matmul/config_registers.py", "ops/matmul/config_stream.py", "ops/matmul/plan_cluster.py",
-        "ops/matmul/plan_hopper.py",
     )
 )  # fmt: skip
 DTYPES = {
@@ -109,6 +108,16 @@ def _case(group: str, layout: str, kind: str, sizes: tuple[int, ...]) -> Case:
     problem = MatmulProblem.contiguous(
         m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype, dtype), layout=layout, precision=precision)
     return Case(group, layout, kind, problem)
+
+
+def is_replanned(record: Record) -> bool:
+    """Whether the plan now chooses another config for a record's product than the one that was measured."""
+    problem = record.problem
+    if record.op != "matmul" or not (record.config or {}).get("text"):
+        return False
+    sizes = (int(problem["m"]), int(problem["n"]), int(problem["k"]))
+    case = _case("", str(problem["layout"]), str(problem["dtype"]), sizes)
+    return matmul_config.plan(case.problem, get_gpu("sm_90a")).text != (record.config or {})["text"]
 
 
 def _operand(rows: int, columns: int, letter: str, dtype: str, seed: int) -> torch.Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from .records import Record, load
@@ -21,6 +22,15 @@ def latest(records: Iterable[Record], *, candidate: str = OURS, method: str = ME
         if record.candidate == candidate and record.method == method:
             newest[tuple(sorted(record.problem.items()))] = record
     return list(newest.values())
+
+
+#: what tells of a record whether something is so
+Judge = Callable[[Record], bool]
+
+
+def never(record: Record) -> bool:
+    """No record is."""
+    return False
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -50,27 +60,30 @@ def _config_words(record: Record) -> str:
     return ", ".join(words)
 
 
-def render_matmul_table(records: Iterable[Record], *, sources: Iterable[str | Path] = ()) -> str:
+def render_matmul_table(
+    records: Iterable[Record], *, sources: Iterable[str | Path] = (), is_replanned: Judge = never
+) -> str:
     """Markdown: one row a problem, with time, rate, ratio to the reference by both methods, error, and what ran.
 
-    A ratio above 1 is faster than the reference. Rows whose kernel sources have changed since are marked stale;
-    where all are, one line says so.
+    A ratio above 1 is faster than the reference. Rows whose kernel sources have changed since, or whose product is
+    planned otherwise now, are marked stale; where all are, one line says so.
     """
     records = list(records)
     sources = list(sources)
     rows = latest(records)
-    all_stale = bool(sources) and all(record.is_stale(sources) for record in rows)
+    stale_rows = [is_replanned(record) or (bool(sources) and record.is_stale(sources)) for record in rows]
+    all_stale = bool(rows) and all(stale_rows)
     single = {tuple(sorted(r.problem.items())): r for r in latest(records, method=METHOD_SINGLE)}
     lines = [
         "| M x N x K | layout | dtype | us | TFLOP/s | GB/s | x sustained | x single | error / budget | what ran |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for record in rows:
+    for record, is_stale in zip(rows, stale_rows, strict=True):
         problem = record.problem
         alone = single.get(tuple(sorted(problem.items())))
         share = "" if record.error is None or not record.error_budget else f"{record.error / record.error_budget:.2f}"
         marks = " (noisy)" if record.noisy else ""
-        if sources and not all_stale and record.is_stale(sources):
+        if is_stale and not all_stale:
             marks += " (stale)"
         lines.append(
             f"| {problem['m']} x {problem['n']} x {problem['k']} | {str(problem['layout']).upper()} "
@@ -84,10 +97,12 @@ def render_matmul_table(records: Iterable[Record], *, sources: Iterable[str | Pa
     return "\n".join([f"Measured on {days} at commit {commits}.{stale}", "", *lines])
 
 
-def summarise(records: Iterable[Record], sources: Iterable[str | Path] = ()) -> str:
+def summarise(
+    records: Iterable[Record], sources: Iterable[str | Path] = (), is_replanned: Judge = never
+) -> str:
     """Markdown: the geometric mean, the least ratio and where, for each dtype and both methods.
 
-    Below it stands of which dtypes a record is older than `sources`, the kernels and what plans them.
+    Below it stands of which dtypes records are older than `sources`, the kernels, or than the plan of their product.
     """
     records = list(records)
     lines = [
@@ -104,9 +119,11 @@ def summarise(records: Iterable[Record], sources: Iterable[str | Path] = ()) -> 
             f"| {dtype} | {least.reference} | {len(mine)} | {geometric_mean([r.ratio_to_reference for r in mine]):.3f} "
             f"| {least.ratio_to_reference:.3f} | {where} | {alone:.3f} |"
         )
-    older = dict.fromkeys(r.problem["dtype"] for r in sustained if sources and r.is_stale(sources))
+    every = Counter(r.problem["dtype"] for r in sustained)
+    older = Counter(r.problem["dtype"] for r in sustained if is_replanned(r) or (sources and r.is_stale(sources)))
     if older:
-        lines += ["", f"Kernels or plans have changed since these were measured: {', '.join(older)}."]
+        words = ", ".join(f"{count} of {every[dtype]} in {dtype}" for dtype, count in older.items())
+        lines += ["", f"Kernels or plans have changed since these were measured: {words}."]
     return "\n".join(lines)
 
 
@@ -266,13 +283,14 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import KERNEL_SOURCES, METHOD_HOST, OUTSIDE
+    from .matmul import KERNEL_SOURCES, METHOD_HOST, OUTSIDE, is_replanned
 
     every = load(arguments.records)
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
-        "summary": summarise(records, KERNEL_SOURCES), "table": render_matmul_table(narrow, sources=KERNEL_SOURCES),
+        "summary": summarise(records, KERNEL_SOURCES, is_replanned),
+        "table": render_matmul_table(narrow, sources=KERNEL_SOURCES, is_replanned=is_replanned),
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
         "outside": render_outside(r for r in every if r.problem.get("group") == OUTSIDE),

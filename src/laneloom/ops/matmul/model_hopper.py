@@ -36,6 +36,9 @@ PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the
 DIRECT_CLOCKS = 0.0956  #: more for each element of a tile that hopper_cluster cannot store by TMA
 EXCHANGE_CLOCKS = 407  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
+CUDA_CLOCKS = 700  #: more for each tile of hopper_cluster but the first, than for one of hopper
+UNUSUAL_FACTOR = 1.04  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
+LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.69e6  #: read
 REREAD_SHARE = 0.215  #: of an operand, on top of its bytes, for each further cluster that reads it
@@ -111,7 +114,9 @@ def product_us(
     moved = problem.bytes / (1 if cuda else problem.batches)
     rereads = problem.n * min(down - 1, MOST_REREADS) + problem.m * min(right - 1, MOST_REREADS)
     moved += REREAD_SHARE * rereads * problem.k * size
-    compute = (launch + rounds * clocks) / CLOCKS_PER_US
+    compute = (launch + rounds * clocks + (CUDA_CLOCKS * (rounds - 1) if cuda else 0)) / CLOCKS_PER_US
+    if compute > LONG_US and (m * n != WIDE_TILE or swapped):
+        compute *= UNUSUAL_FACTOR
     memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)
