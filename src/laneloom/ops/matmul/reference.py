@@ -8,6 +8,8 @@ import numpy as np
 
 from ... import verify
 
+_LONG = 256  #: products of a sum, more than a block of BLAS has, which adds the sums of blocks
+_MOST = 2**28  #: products in all that are summed one after another for that
 _SHORT = 64  #: products of a sum that are added one after another to learn what FP32 loses
 
 
@@ -27,10 +29,15 @@ def same_precision(a: np.ndarray, b: np.ndarray, accumulator: str = "fp32") -> n
     vectors have lanes, which lose less. With few products that matters for FP32 operands as well, and of a single row
     or column BLAS makes dot products, whose chains are shorter still.
     """
+    if b.ndim == 1:
+        return same_precision(a, b[:, None], accumulator)[..., 0]
+    if a.ndim == 1:
+        return same_precision(a[None], b, accumulator)[..., 0, :]
     with np.errstate(over="ignore", invalid="ignore"):
         single = a.astype(np.float32), b.astype(np.float32)
         short = a.shape[-1] <= _SHORT and not all(_has_exact_products(x) for x in single)
-        if accumulator == "fp32" and not short and 1 not in (a.shape[-2], b.shape[-1]):
+        long = a.shape[-1] > _LONG and a.size * b.shape[-1] < _MOST
+        if accumulator == "fp32" and not short and not long and 1 not in (a.shape[-2], b.shape[-1]):
             return np.matmul(*single).astype(np.float64)
         a, b = (a.astype(np.float64), b.astype(np.float64)) if accumulator != "fp32" else single
         total = np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]))
