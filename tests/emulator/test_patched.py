@@ -128,7 +128,7 @@ def test_without_a_gpu_nothing_is_routed():
 
 
 def measured_at(monkeypatch, *rows):
-    table = measurements.Table(rows, (4.0, 9.0))
+    table = measurements.Table(rows, {"matmul": (4.0, 9.0)})
     monkeypatch.setattr(routing, "table_of", lambda name: table if name == "gfx1201" else measurements.Table())
 
 

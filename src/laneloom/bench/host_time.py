@@ -2,12 +2,13 @@
 
 The problems are smaller than a launch, so that the host is what is measured. A round times `CALLS` calls of one
 candidate without a synchronisation, then drains the queue; candidates take turns, in an order that is rotated.
+`--page docs/pytorch.md` fills that page's table from the file's newest records.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch.nn.functional as F
 import laneloom
 
 from ..pytorch.patch import patched
-from .records import append, make_record, read_environment
+from .records import Record, append, load, make_record, read_environment
+from .report import fill_page
 from .timing import Timing, host_us
 
 METHOD_HOST = "host: wall time of 200 warm calls without synchronisation, queue drained between, median over rounds"
@@ -111,11 +113,42 @@ def run(path: Path) -> None:
             print(f"{case.op:16} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
 
 
+#: rows of the table: words, what is measured, torch's candidate and laneloom's
+_ROWS = (
+    ("`torch.matmul`, `matmul`", "matmul", "torch.matmul", "laneloom.matmul"),
+    ("the same with `out=`", "matmul", "torch.matmul, out=", "laneloom.matmul, out="),
+    ("`torch.matmul`, patched and routed", "matmul", "torch.matmul", "torch.matmul, patched and routed"),
+    ("`torch.ops.laneloom.matmul`, as compiled code calls it", "matmul", "torch.matmul", "torch.ops.laneloom.matmul"),
+    ("`F.linear` with a bias, `gemm`", "gemm", "F.linear", "laneloom.gemm"),
+    ("`scaled_dot_product_attention`, `flash_attention`", "attention", "F.scaled_dot_product_attention",
+     "laneloom.flash_attention"),
+    ("`torch.einsum`, `transform3d`", "transform3d", "torch.einsum", "laneloom.transform3d"),
+    ("`mT.contiguous()`, `transpose`", "transpose", "mT.contiguous()", "laneloom.transpose"),
+    ("two of `torch.matmul`, `gemm_chain`", "gemm_chain", "two torch.matmul", "laneloom.gemm_chain"),
+    ("`torch.relu`, outside and inside `patched`", "another function", "torch.relu", "torch.relu, patched"),
+)  # fmt: skip
+
+
+def render(records: Iterable[Record]) -> str:
+    """Markdown: microseconds of the host for a warm call, without gradients and with."""
+    newest = {(r.op.removeprefix("host_time/"), r.problem["gradients"], r.candidate): r.median_us for r in records}
+    lines = ["| | torch | laneloom | with gradients: torch | laneloom |", "|---|---|---|---|---|"]
+    for words, op, *candidates in _ROWS:
+        times = [newest.get((op, gradients, name)) for gradients in (False, True) for name in candidates]
+        lines.append(f"| {words} | " + " | ".join("" if us is None else f"{us:.1f}" for us in times) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure the host time of warm calls.")
     parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
-    run(parser.parse_args().out)
+    parser.add_argument("--page", type=Path, help="fill this page's table from the file; nothing is measured")
+    arguments = parser.parse_args()
+    if arguments.page is None:
+        run(arguments.out)
+    else:
+        fill_page(arguments.page, {"host_time": render(load(arguments.out))})
 
 
 if __name__ == "__main__":

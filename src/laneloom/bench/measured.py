@@ -11,7 +11,6 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ..gpu import GPUS
@@ -58,15 +57,25 @@ def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]
             yield {**row, "torch_us": round(fastest.median_us, 3), "ratio": round(ratio, 4)}, record
 
 
-def host_of(records: Iterable[Record]) -> dict[str, float] | None:
-    """Median host time of a warm call of torch.matmul and of laneloom.matmul, where both were measured."""
-    times: dict[str, list[float]] = defaultdict(list)
+#: op -> torch's candidate and laneloom's in the records of `laneloom.bench.host_time`
+_HOST = {
+    "matmul": ("torch.matmul", "laneloom.matmul"),
+    "attention": ("F.scaled_dot_product_attention", "laneloom.flash_attention"),
+}
+
+
+def host_of(records: Iterable[Record]) -> dict[str, dict[str, float]]:
+    """Host time of a warm call without gradients by op, torch's and laneloom's, the newest of each."""
+    times: dict[tuple[str, str], float] = {}
     for record in records:
-        if record.op == "matmul" and record.method.startswith("host"):
-            times[record.candidate].append(record.median_us)
-    if not {"torch.matmul", "laneloom"} <= times.keys():
-        return None
-    return {name: round(median(times[key]), 2) for name, key in (("torch", "torch.matmul"), ("laneloom", "laneloom"))}
+        op, _, kind = record.op.partition("/")
+        if op == "host_time" and not record.problem["gradients"]:
+            times[kind, record.candidate] = round(record.median_us, 2)
+    return {
+        op: {"torch": times[op, theirs], "laneloom": times[op, ours]}
+        for op, (theirs, ours) in _HOST.items()
+        if {(op, theirs), (op, ours)} <= times.keys()
+    }
 
 
 def table_of(records: Sequence[Record]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ AUTOCAST_DEVICES = ("cpu", "cuda")
 _functions: dict[Any, type[torch.autograd.Function]] = {}
 _bodies: dict[Any, Callable[..., Any]] = {}  #: what an operator runs
 _recorded: dict[Any, type[torch.autograd.Function]] = {}  #: that with its gradients
-_PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def complete(
@@ -39,9 +38,8 @@ def complete(
     _bodies[_packet(definition)] = definition._init_fn
     if gradients is not None:
         definition.register_autograd(gradients, setup_context=remember)
-        rules = (batched, remember, gradients)
-        _functions[_packet(definition)] = _function_of(definition, _packet(definition), *rules)
-        _recorded[_packet(definition)] = _function_of(definition, definition._init_fn, *rules)
+        _functions[_packet(definition)] = _function_of(definition, batched, remember, gradients)
+        _recorded[_packet(definition)] = _recorded_of(definition, remember, gradients)
     if cast is not None:
         for device_type in AUTOCAST_DEVICES:
             _register_autocast(definition, device_type, cast)
@@ -71,7 +69,8 @@ def is_observed(*tensors: Any) -> bool:
     if torch.compiler.is_compiling():
         return True
     for x in tensors:
-        if type(x) not in _PLAIN_TENSORS:
+        kind = type(x)
+        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
             _learn_sharding(x)
             return True
         if x.is_neg() or x.is_conj():  # shows other bits than it holds: the dispatcher gives those to the kernel
@@ -96,16 +95,32 @@ def _packet(definition: Any) -> Any:
     return getattr(torch.ops.laneloom, definition._name)
 
 
-def _function_of(
-    definition: Any, forward: Any, batched: Any, remember: Any, gradients: Any
-) -> type[torch.autograd.Function]:
+def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -> type[torch.autograd.Function]:
+    packet = _packet(definition)
+
     def backward(ctx, *grads):
         return gradients(ctx, *grads)
 
     def setup_context(ctx, inputs, output):
         remember(ctx, inputs, output)
 
-    members = {"forward": forward, "setup_context": setup_context, "backward": backward, "vmap": batched}
+    members = {"forward": packet, "setup_context": setup_context, "backward": backward, "vmap": batched}
+    return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
+
+
+def _recorded_of(definition: Any, remember: Any, gradients: Any) -> type[torch.autograd.Function]:
+    """The body with its gradients. With `setup_context` torch would look at its signature, 30 us in each call."""
+    body = definition._init_fn
+
+    def forward(ctx, *args):
+        output = body(*args)
+        remember(ctx, args, output)
+        return output
+
+    def backward(ctx, *grads):
+        return gradients(ctx, *grads)
+
+    members = {"forward": forward, "backward": backward}
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 

@@ -7,8 +7,8 @@ laneloom.bench.measured`. It is data: a damaged file is an error that names it, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import resources
 from math import log2, prod
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import LaneloomError
 from ..ops.matmul import tuned
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 REACH = 1.0  #: a measurement speaks for sizes that are at most this many doublings away, in each of them
 
 
@@ -48,7 +48,8 @@ class Table:
     """What is known of a GPU."""
 
     measurements: tuple[Measurement, ...] = ()
-    host_us: tuple[float, float] = (0.0, 0.0)  #: host time of a warm call of a product, torch's and laneloom's
+    #: of a warm call of each op, torch's and laneloom's
+    host_us: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @lru_cache(maxsize=32)
@@ -87,9 +88,9 @@ def parse(text: str, source: str) -> Table:
         table = json.loads(text)
         if table["schema_version"] != SCHEMA_VERSION:
             raise ValueError(f"schema {table['schema_version']}, this reads {SCHEMA_VERSION}")
-        host = table.get("host_us") or {"torch": 0.0, "laneloom": 0.0}
         rows = tuple(_parse_row(row) for row in table["measurements"])
-        return Table(rows, (float(host["torch"]), float(host["laneloom"])))
+        hosts = table.get("host_us", {})
+        return Table(rows, {op: (float(us["torch"]), float(us["laneloom"])) for op, us in hosts.items()})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise MeasurementsError(f"{source} is no table of measurements: {error}") from error
 

@@ -249,7 +249,8 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
     ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
     texts = "; ".join(measured.text for measured, _ in found)
-    host = (0.0, 0.0) if captured else tuple(len(found) * us for us in table.host_us)
+    hosts = [] if captured else [table.host_us.get(part.op, (0.0, 0.0)) for part in request.parts]
+    host = tuple(sum(us) for us in zip((0.0, 0.0), *hosts, strict=True))
     if ours < host[1]:
         texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"
         theirs, ours = max(theirs, host[0]), host[1]

@@ -82,18 +82,21 @@ def flash_attention(
     seen = execute.band_of(causal, window)
     if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
-    for name, flag in (("return_lse", return_lse), ("deterministic", deterministic)):
-        if not isinstance(flag, bool):
-            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+    if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):
+        name, flag = ("deterministic", deterministic) if isinstance(return_lse, bool) else ("return_lse", return_lse)
+        raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     torch = sys.modules.get("torch")
     float8 = torch is not None and isinstance(q, torch.Tensor) and q.dtype == torch.float8_e4m3fn
-    if not float8:
+    if not float8 and not (scale_q is scale_k is scale_v is out_dtype is None):
         _refuse_float8_options(q, scales, out_dtype)
     lengths = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    if torch is not None and any(isinstance(x, torch.Tensor) for x in (q, k, v)):
+    if torch is not None and (
+        isinstance(q, torch.Tensor) or isinstance(k, torch.Tensor) or isinstance(v, torch.Tensor)
+    ):
         packing = execute.packing_of(lengths, torch.int32)
-        q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
+        if packing is not None:
+            q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
         if float8:
             from .torch_float8 import attend_float8
 

@@ -25,8 +25,13 @@ class Band(NamedTuple):
     right: int | None = None
 
 
+_ALL = Band()  #: every query sees every key
+
+
 def band_of(causal: Any, window: Any) -> Band:
     """The arguments `causal` and `window` of `flash_attention`, checked. Raises ArgumentError."""
+    if causal is False and window is None:
+        return _ALL
     known = {False: "none", True: "bottom_right", "bottom_right": "bottom_right", "top_left": "top_left"}
     if not isinstance(causal, bool | str) or causal not in known:
         raise ArgumentError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
@@ -55,6 +60,8 @@ class Packing(NamedTuple):
 def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None:
     """`cu_seqlens_q` .. `max_seqlen_k` of `flash_attention`, checked; int32: the dtype of the first two."""
     first_q, first_k, max_queries, max_keys = lengths
+    if first_q is first_k is max_queries is max_keys is None:
+        return None
     if first_q is None and first_k is None:
         if max_queries is not None or max_keys is not None:
             raise ArgumentError("max_seqlen_q, max_seqlen_k: expected None without cu_seqlens_q")
@@ -146,8 +153,7 @@ def prepare_forward(
         return _attend_to_nothing
     schedule = _schedule(chosen)
     if hasattr(schedule, "prepare"):
-        run = schedule.prepare(problem, chosen, gpu, Tensors(operands))
-        return lambda operands: run(Tensors(operands))
+        return schedule.prepare(problem, chosen, gpu, Tensors(operands))
     return lambda operands: schedule.launch(problem, chosen, gpu, Tensors(operands))
 
 

@@ -35,11 +35,12 @@ def attend_tensors(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
-    lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
-    for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), lengths[:2], strict=True):
-        if x is not None and x.device != q.device:
-            raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
-    scale = None if scale is None else float(scale)
+    scale, lengths = None if scale is None else float(scale), (None, None, 0, 0)
+    if packing is not None:
+        lengths = tuple(packing)
+        for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), packing[:2], strict=True):
+            if x.device != q.device:
+                raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
     options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic)
     return call(torch.ops.laneloom.flash_attention, q, k, v, *options)
 
@@ -123,11 +124,14 @@ def _prepare(q: Any, k: Any, v: Any, seen: Band, scale: float | None, packing: P
     gpu = gpu_of(q)
     problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, seen, packing)
     packed, copies = packing is not None, [not _is_readable(x, gpu) for x in (q, k, v)]
+    copied, shape, shape_lse = any(copies), (*q.shape[:3], v.shape[3]), q.shape[:3]
     starts = (packing.first_q, packing.first_k) if packing is not None else (None, None)
 
     def operands_of(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> dict[str, Any]:
-        out, lse = _results(q, v, packed)
-        q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
+        out = room(q, shape[3], packed) if packed else q.new_empty(shape)
+        lse = q.new_empty(shape_lse, dtype=torch.float32)
+        if copied:
+            q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
         return {"q": q, "k": k, "v": v, "out": out, "lse": lse, "first_q": first_q, "first_k": first_k}
 
     attend = execute.prepare_forward(problem, gpu, operands_of(q, k, v, *starts))

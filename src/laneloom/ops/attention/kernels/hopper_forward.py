@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import c_float, c_int32, c_int64
 from functools import cache
+from typing import Any
 
 from ....codegen.code_object import CodeObject
 from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
@@ -23,7 +24,7 @@ from ..problem import DTYPE_BYTES, AttentionProblem
 
 
 def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu) -> CodeObject:
-    """The machine code that `launch` runs."""
+    """The machine code that runs."""
     consumer_registers, producer_registers = config.registers
     constants = {
         **band_constants(problem),
@@ -54,8 +55,9 @@ def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu
 
 def prepare(
     problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors
-) -> Callable[[Tensors], None]:
-    """What writes out and lse for operands that lie as these do. Raises UnsupportedError without the extra `cuda`."""
+) -> Callable[[dict[str, Any]], None]:
+    """What writes out and lse for operands that lie as these do, by name. Raises UnsupportedError without the extra
+    `cuda`."""
     q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
     device = q.device.index
     tiles = config.tiles(problem)
@@ -71,17 +73,16 @@ def prepare(
         ctas=min(tiles, processors(device)),
     )  # fmt: skip
 
-    def run(tensors: Tensors) -> None:
+    def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)
-        addresses = [tensors.tensor(name).data_ptr() for name in ("q", "k", "v", "out", "lse")]
-        call.launch_at(stream, *addresses, *tensors.lengths(), counter(device, stream))
+        first_q, first_k = operands.get("first_q"), operands.get("first_k")
+        starts = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
+        call.launch_at(
+            stream, operands["q"].data_ptr(), operands["k"].data_ptr(), operands["v"].data_ptr(),
+            operands["out"].data_ptr(), operands["lse"].data_ptr(), *starts, counter(device, stream),
+        )  # fmt: skip
 
     return run
-
-
-def launch(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors) -> None:
-    """Write out and lse; see `Tensors`. Raises UnsupportedError without the extra `cuda`."""
-    prepare(problem, config, gpu, tensors)(tensors)
 
 
 @cache

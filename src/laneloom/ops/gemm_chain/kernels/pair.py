@@ -10,6 +10,7 @@ from typing import Any
 from ....codegen import CodeObject
 from ....errors import UnsupportedError
 from ....gpu import Gpu
+from ...matmul.api import matmul
 from ...matmul.gemm import gemm
 from ..config import ChainConfig
 from ..problem import ChainProblem
@@ -20,8 +21,11 @@ def launch(
     alpha0: float, alpha1: float, beta1: float,
 ) -> None:  # fmt: skip
     """Write alpha1 P b1 + beta1 c1 into out: torch tensors or numpy arrays, None for no c1."""
-    p = gemm(a0, b0, alpha=alpha0)
-    gemm(p, b1, c1, alpha=alpha1, beta=beta1, out=out)
+    p = matmul(a0, b0) if alpha0 == 1 else gemm(a0, b0, alpha=alpha0)
+    if c1 is None and alpha1 == 1:
+        matmul(p, b1, out=out)
+    else:
+        gemm(p, b1, c1, alpha=alpha1, beta=beta1, out=out)
 
 
 def code_object(problem: ChainProblem, config: ChainConfig, gpu: Gpu) -> CodeObject:
