@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Modules and tests stay for the whole run: walking them over and over again takes a tenth of its processor time."""
+    """Modules and tests stay for the whole run: walking them again and again takes a tenth of its processor time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)
