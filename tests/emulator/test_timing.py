@@ -231,5 +231,5 @@ def test_command_and_timeline(tmp_path):
         assert all(a + d <= b + 1e-9 for (a, d), (b, _) in itertools.pairwise(spans))
     begins = sum(e["ph"] == "b" for e in trace["traceEvents"])
     assert begins == sum(e["ph"] == "e" for e in trace["traceEvents"]) > 0
-    nowhere = ["predict", "matmul", "--timeline", str(tmp_path / "no" / "x.json"), "--shape", "64,64,64"]
-    assert CliRunner().invoke(app, nowhere).exit_code == 2
+    folder = ["predict", "matmul", "--timeline", str(tmp_path), "--shape", "64,64,64"]
+    assert CliRunner().invoke(app, folder).exit_code == 2
