@@ -131,6 +131,27 @@ def dtensor_attention(ranks):
     check_attention(out.full_tensor(), attention_truth(q, k[:, :1], k[:, :1], False, grad)[0])
 
 
+def dtensor_float8_attention(ranks):
+    """Scales of each sequence and head of keys go with these, one for all stays whole."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+
+    def placed(x, place):  # gloo sends no 8-bit floats: each rank takes its own part
+        part = x if place == Replicate() else x.chunk(ranks, place.dim)[dist.get_rank()]
+        return DTensor.from_local(part.contiguous(), mesh, [place])
+
+    q, k, v = (random(2, 4, 8, 16, seed=i).to(torch.float8_e4m3fn) for i in range(3))
+    each, one = 0.5 + torch.rand(2, 4, generator=torch.Generator().manual_seed(3)), torch.tensor([0.75])
+    expected = laneloom.flash_attention(q, k, v, causal=True, scale_q=each, scale_k=one, scale_v=2.0)
+    for place in (Shard(0), Shard(1), Replicate()):
+        parts = [placed(x, place) for x in (q, k, v, each)]
+        scales = {"scale_q": parts[3], "scale_k": placed(one, Replicate()), "scale_v": 2.0}
+        out = laneloom.flash_attention(*parts[:3], causal=True, **scales)
+        assert out.placements == (place,), out.placements
+        assert torch.equal(out.full_tensor(), expected)
+
+
 def dtensor_others(ranks):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -299,8 +320,8 @@ def benchmark(ranks):
 
 
 CHECKS = {
-    2: [dtensor_matmul, dtensor_gemm, dtensor_attention, dtensor_others, dtensor_chain, dtensor_decode_and_groups,
-        gathered_product, scattered_product, attention_in_a_ring, benchmark],
+    2: [dtensor_matmul, dtensor_gemm, dtensor_attention, dtensor_float8_attention, dtensor_others, dtensor_chain,
+        dtensor_decode_and_groups, gathered_product, scattered_product, attention_in_a_ring, benchmark],
     4: [two_mesh_axes, gathered_product, scattered_product, attention_in_a_ring],
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 from ..errors import UnsupportedError
 from .attention import torch_decode as _registers_decode  # noqa: F401
+from .attention import torch_float8 as _registers_float8  # noqa: F401
 from .attention import torch_op as _registers_attention  # noqa: F401
 from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
@@ -134,6 +135,20 @@ def _attention(q: Any, k: Any, v: Any, *options: Any) -> list[Any]:
     return strategies(tensors[:2], [*tensors[2:], *_whole(options)])
 
 
+def _attention_float8(q: Any, k: Any, v: Any, *options: Any) -> list[Any]:
+    """The same; after eight options scales, whose sequences and heads of keys are sharded as those of k are."""
+    queries, keys, out, lse = _attention_axes(q, k)
+    allowed = _allowed(*options)
+    tensors = [_letters(x, allowed) for x in (out, lse, queries, keys, keys)]
+    scales: list[Axes | None] = [
+        [letter if len(x.shape) == 2 and n == size > 1 else None
+         for n, size, letter in zip(x.shape, k.shape, _letters(keys, allowed), strict=False)]
+        if hasattr(x, "placements") else None
+        for x in options[8:]
+    ]  # fmt: skip
+    return strategies(tensors[:2], [*tensors[2:], *_whole(options[:8]), *scales])
+
+
 def _attention_backward(
     grad: Any, grad_lse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *options: Any
 ) -> list[Any]:
@@ -183,6 +198,7 @@ _register("grouped_matmul", _grouped)
 _register("gemm_chain", _chain, counts=True)
 _register("flash_attention", _attention)
 _register("flash_attention_backward", _attention_backward)
+_register("flash_attention_float8", _attention_float8)
 _register("attention_decode", _decode, counts=True)
 _register("transform3d", _transform3d)
 _register("transpose", _transpose)
