@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
             if reason is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def poisoned_allocations() -> Iterator[None]:
+    """As elsewhere; what torch has on a GPU in no deterministic form, beside ours, is warned of and runs."""
+    torch = pytest.importorskip("torch")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.manual_seed(0)
+    yield
+    torch.use_deterministic_algorithms(before)

@@ -31,15 +31,7 @@ MASKS = {
 
 KINDS = {64: "_narrow", 128: "", 256: "_wide"}  # of the backward, by head dimension
 
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
 
 def operands(batch, heads, kv_heads, queries, keys, d, d_v=None, dtype=torch.bfloat16, interleaved=False):

@@ -30,15 +30,7 @@ MASKS = {
     "causal_window": (True, (70, None)),
 }  # fmt: skip
 
-
-@pytest.fixture(autouse=True)
-def poisoned_allocations():
-    """torch.empty is filled with NaN, so that an element that no kernel writes is wrong."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.manual_seed(0)
-    yield
-    torch.use_deterministic_algorithms(before)
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
 
 def operands(batch, heads, kv_heads, queries, keys, d, d_v=None, interleaved=False):
