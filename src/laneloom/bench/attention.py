@@ -155,8 +155,9 @@ def _judge(case: Case, what: str, mine: list[torch.Tensor], theirs: list[torch.T
     return max(found, key=lambda pair: pair[0] / pair[1])
 
 
-def _sdpa(case: Case, backend: SDPBackend | list[SDPBackend], operands: list[Any], i: int) -> torch.Tensor:
-    q, k, v, _ = operands[i]
+def attend_by_torch(case: Case, backend: SDPBackend | list[SDPBackend], operands: list[Any], i: int) -> torch.Tensor:
+    """torch's attention of the i-th operands, of which the first three are q, k and v."""
+    q, k, v = operands[i][:3]
     with sdpa_kernel(backend):
         return scaled_dot_product_attention(q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads)
 
@@ -175,11 +176,11 @@ def measure(case: Case, rounds: int) -> dict[str, tuple[dict[str, Timing], float
     mine = [flash_attention(*x[:3], causal=causal, return_lse=True) for x in operands]
     if case.causal and case.queries != case.keys:
         return {"forward": _measure_odd(case, rounds, operands, truth, plan(problem, gpu).text)}
-    theirs = _sdpa(case, SDPBackend.FLASH_ATTENTION, operands, 0)
+    theirs = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0)
     error, budget = _judge(case, "forward", [mine[0][0][0, 0]], [theirs[0, 0]], truth[:1])
     candidates: dict[str, Callable[[int], object]] = {
-        CUDNN: partial(_sdpa, case, SDPBackend.CUDNN_ATTENTION, operands),
-        FLASH: partial(_sdpa, case, SDPBackend.FLASH_ATTENTION, operands),
+        CUDNN: partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
+        FLASH: partial(attend_by_torch, case, SDPBackend.FLASH_ATTENTION, operands),
         "laneloom": lambda i: flash_attention(*operands[i][:3], causal=causal),
     }
     forward = interleave(candidates, sets, reference=CUDNN, rounds=rounds, on_failure=_say)
@@ -222,10 +223,10 @@ def _measure_odd(case: Case, rounds: int, operands: list[Any], truth: list[torch
     """The forward where torch's flash backend has no such mask: against what torch takes by itself."""
     backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
     mine = flash_attention(*operands[0][:3], causal="top_left")
-    theirs = _sdpa(case, SDPBackend.MATH, operands, 0)
+    theirs = attend_by_torch(case, SDPBackend.MATH, operands, 0)
     error, budget = _judge(case, "forward", [mine[0, 0]], [theirs[0, 0]], truth[:1])
     candidates: dict[str, Callable[[int], object]] = {
-        DEFAULT: partial(_sdpa, case, backends, operands),
+        DEFAULT: partial(attend_by_torch, case, backends, operands),
         "laneloom": lambda i: flash_attention(*operands[i][:3], causal="top_left"),
     }
     return interleave(candidates, len(operands), reference=DEFAULT, rounds=rounds), error, budget, text
@@ -244,11 +245,11 @@ def measure_decode(case: Case, rounds: int) -> tuple[dict[str, Timing], float, f
             target.copy_(x)
 
     mine = attention_decode(*caches[0], cache_lengths=lengths)
-    theirs = _sdpa(case, SDPBackend.FLASH_ATTENTION, operands, 0)
+    theirs = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0)
     error, budget = _judge(case, "decode", [mine[0, :, 0]], [theirs[0, 0]], _truth(case, *operands[0])[:1])
     candidates: dict[str, Callable[[int], object]] = {
-        CUDNN: partial(_sdpa, case, SDPBackend.CUDNN_ATTENTION, operands),
-        FLASH: partial(_sdpa, case, SDPBackend.FLASH_ATTENTION, operands),
+        CUDNN: partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
+        FLASH: partial(attend_by_torch, case, SDPBackend.FLASH_ATTENTION, operands),
         COPY: copy,
         "laneloom": lambda i: attention_decode(*caches[i], cache_lengths=lengths),
     }

@@ -17,17 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.attention import SDPBackend
 
 from ..errors import LaneloomError
 from ..ops.attention import execute
 from ..ops.attention.api import flash_attention
 from ..ops.attention.config import plan
 from ..ops.target import active_gpu
-from .attention import CUDNN, ROUNDING, Case
+from .attention import CUDNN, ROUNDING, Case, attend_by_torch
 from .records import Record, append, hash_sources, load, make_record, read_environment
-from .report import OURS, fill_page, geometric_mean
+from .report import OURS, by_candidate, fill_page, geometric_mean
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -86,19 +85,14 @@ def measure(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float, s
     if not error <= budget:
         raise LaneloomError(f"{case.text}: relative error {error:.2e} is over its budget of {budget:.2e}")
 
-    def by_cudnn(i: int) -> torch.Tensor:
-        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-            q, k, v = wide[i]
-            return scaled_dot_product_attention(
-                q, k, v, is_causal=case.causal, enable_gqa=case.heads != case.kv_heads
-            )
-
     def by_us(operands: Any, i: int) -> torch.Tensor:
         return flash_attention(*operands[i], causal=causal)
 
     candidates: dict[str, Callable[[int], object]] = {
-        CUDNN: by_cudnn, OURS_BF16: partial(by_us, wide), OURS: partial(by_us, narrow),
-    }  # fmt: skip
+        CUDNN: partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, wide),
+        OURS_BF16: partial(by_us, wide),
+        OURS: partial(by_us, narrow),
+    }
     problem = execute.problem_of(q, k, v, case.dtype, None, execute.band_of(causal, None))
     text = plan(replace(problem, out="bf16"), active_gpu()).text
     return interleave(candidates, sets, reference=CUDNN, rounds=rounds), error, budget, text
@@ -127,14 +121,12 @@ def run(path: Path, rounds: int) -> None:
 
 def render(records: Iterable[Record]) -> str:
     """Markdown: one row a problem, its newest records."""
-    newest: dict[tuple[Any, ...], dict[str, Record]] = {}
-    for record in records:
-        newest.setdefault(tuple(record.problem.items()), {})[record.candidate] = record
+    newest = by_candidate(records)
     lines = [
         "| B x H x N x D | causal | us | TFLOP/s | x cuDNN, bf16 | x laneloom, bf16 | error | budget |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for by_name in newest.values():
+    for by_name in newest:
         ours, problem = by_name[OURS], by_name[OURS].problem
         heads = f"{problem['heads']}" + (f":{problem['kv_heads']}" if problem["kv_heads"] != problem["heads"] else "")
         lines.append(
@@ -143,14 +135,14 @@ def render(records: Iterable[Record]) -> str:
             f"| {ours.ratio_to_reference:.2f} | {by_name[OURS_BF16].median_us / ours.median_us:.2f} "
             f"| {ours.error:.1e} | {ours.error_budget:.1e} |"
         )
-    ours = [by_name[OURS] for by_name in newest.values()]
+    ours = [by_name[OURS] for by_name in newest]
     environment = ours[-1].environment
     stale = " **Stale: the kernels have changed since.**" if ours[-1].is_stale(KERNEL_SOURCES) else ""
     head = (
         f"Measured on one {environment.gpu}, {ours[-1].time[:10]}, torch {environment.torch}, driver "
         f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
         f"Geometric means: {geometric_mean([r.ratio_to_reference for r in ours]):.2f} of cuDNN's bf16, "
-        f"{geometric_mean([x[OURS_BF16].median_us / x[OURS].median_us for x in newest.values()]):.2f} of ours."
+        f"{geometric_mean([x[OURS_BF16].median_us / x[OURS].median_us for x in newest]):.2f} of ours."
     )
     return "\n".join([head, "", *lines])
 

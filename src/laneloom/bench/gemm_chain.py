@@ -19,6 +19,7 @@ from ..ops.gemm_chain.config import ChainConfig, parse_config, plan
 from ..ops.gemm_chain.problem import ChainProblem
 from ..ops.target import active_gpu
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
+from .report import by_candidate
 from .timing import METHOD_SUSTAINED, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -146,14 +147,11 @@ def compare(
 
 def table(records: Iterable[Record]) -> str:
     """The records as a Markdown table, one row per case; of repeated measurements the last counts."""
-    latest: dict[tuple[int, ...], dict[str, Record]] = {}
-    for record in records:
-        latest.setdefault(tuple(record.problem.values()), {})[record.candidate] = record
     lines = [
         "| M, K0, N0, N1 | time, us | TFLOP/s | GB/s | x of torch twice | x of two laneloom products | what ran |",
         "|---|---|---|---|---|---|---|",
     ]
-    for by_name in latest.values():
+    for by_name in by_candidate(records):
         ours, pair = by_name["laneloom"], by_name["two laneloom products"]
         p = ours.problem
         sizes = f"{p['m']}, {p['k0']}, {p['n0']}, {p['n1']}" + (" (noisy)" if ours.noisy else "")

@@ -24,6 +24,14 @@ def latest(records: Iterable[Record], *, candidate: str = OURS, method: str = ME
     return list(newest.values())
 
 
+def by_candidate(records: Iterable[Record]) -> list[dict[str, Record]]:
+    """The newest record of each candidate, for each problem, in the order in which the problems first appear."""
+    newest: dict[tuple[tuple[str, object], ...], dict[str, Record]] = {}
+    for record in records:
+        newest.setdefault(tuple(record.problem.items()), {})[record.candidate] = record
+    return list(newest.values())
+
+
 #: what tells of a record whether something is so
 Judge = Callable[[Record], bool]
 

@@ -22,6 +22,7 @@ from ..ops.transpose import execute
 from ..ops.transpose.config import TilesConfig, TransposeConfig, plan
 from ..ops.transpose.problem import TransposeProblem
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
+from .report import by_candidate
 from .timing import METHOD_SUSTAINED, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -142,14 +143,11 @@ def compare(
 
 def table(records: Iterable[Record]) -> str:
     """The records as a Markdown table, one row per case; of repeated measurements the last counts."""
-    latest: dict[tuple[int, ...], dict[str, Record]] = {}
-    for record in records:
-        latest.setdefault(tuple(record.problem.values()), {})[record.candidate] = record
     lines = [
         "| matrices | element | time, us | GB/s | of copy | of torch's time | tile |",
         "|---|---|---|---|---|---|---|",
     ]
-    for by_name in latest.values():
+    for by_name in by_candidate(records):
         ours, torchs = by_name["laneloom"], by_name["torch"]
         p = ours.problem
         sizes = f"{p['rows']} x {p['columns']}" + (f", {p['batch']} of them" if p["batch"] > 1 else "")
