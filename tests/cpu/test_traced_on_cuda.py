@@ -61,7 +61,7 @@ CALLS = {
 def torch_with_cuda(monkeypatch):
     """What torch's CUDA build has and its CPU build has not: a function that Dynamo cannot trace."""
     torch._dynamo.reset()
-    monkeypatch.setattr(fast_call, "_current_device", torch._dynamo.disable(lambda: 0))
+    monkeypatch.setattr(fast_call, "current_device", torch._dynamo.disable(lambda: 0))
 
 
 def test_every_public_function_is_called():

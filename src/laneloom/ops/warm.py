@@ -14,7 +14,7 @@ import torch
 MOST_CALLS = 4096  #: entries after which a table starts afresh
 
 #: torch without CUDA has none, and its tensors only say "cuda" where they are emulated: then no device is the current
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 
 Key = tuple[Any, ...]
 
@@ -28,7 +28,7 @@ def key_of(tensors: Sequence[torch.Tensor | None], *options: Any) -> Key | None:
     first = tensors[0]
     assert first is not None
     device = first.get_device()
-    if device < 0 or device != _current_device():  # in this order: without a GPU there is no current device to ask for
+    if device < 0 or device != current_device():  # in this order: without a GPU there is no current device to ask for
         return None
     parts: list[Any] = [device, options]
     for x in tensors:

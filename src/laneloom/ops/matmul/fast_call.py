@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from ..target import active_gpu
+from ..warm import MOST_CALLS, current_device
 from . import execute
 from .config import plan
 from .dtypes import PRECISIONS, Arithmetic
-
-MOST_PREPARED = 4096  #: entries after which the table starts afresh
 
 _DTYPES = {
     torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.int8: "int8",
@@ -28,8 +27,6 @@ _DEFAULT_OUTPUTS = {
     torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32, torch.int8: torch.int32,
 }  # fmt: skip
 _PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-#: torch without CUDA has none, and its tensors only say "cuda" where they are emulated: then no device is the current
-_current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _UNKNOWN = object()
 _prepared: dict[tuple[Any, ...], Any] = {}  #: what runs, or None where the operator has to be called
 
@@ -50,7 +47,7 @@ def can_skip_operator(*tensors: torch.Tensor | None) -> bool:
     if torch.compiler.is_compiling():  # first: a compiler can trace nothing of what follows
         return False
     device = next((x.get_device() for x in tensors if x is not None), -1)
-    if device < 0 or device != _current_device():  # in this order: without a GPU there is no current device to ask for
+    if device < 0 or device != current_device():  # in this order: without a GPU there is no current device to ask for
         return False
     for x in tensors:
         if x is not None and (type(x) not in _PLAIN_TENSORS or x.get_device() != device or x.is_neg()):
@@ -72,7 +69,7 @@ def call_prepared(
     if type(a) not in _PLAIN_TENSORS or type(b) not in _PLAIN_TENSORS or a.is_neg() or b.is_neg():
         return None
     device = a.get_device()
-    if device < 0 or b.get_device() != device or _current_device() != device:
+    if device < 0 or b.get_device() != device or current_device() != device:
         return None
     recorded = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if (recorded and (differentiate is None or out is not None)) or _is_observed():
@@ -87,7 +84,7 @@ def call_prepared(
         key = (*key, out.data_ptr() & 15)
     run = _prepared.get(key, _UNKNOWN)
     if run is _UNKNOWN:
-        if len(_prepared) >= MOST_PREPARED:
+        if len(_prepared) >= MOST_CALLS:
             _prepared.clear()
         run = _prepared[key] = _prepare(a, b, out_dtype, out, precision)
     if run is None:

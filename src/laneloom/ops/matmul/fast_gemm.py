@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ..target import active_gpu
+from ..warm import MOST_CALLS
 from . import execute
 from .config import plan
 from .dtypes import ACCUMULATORS, Arithmetic
-from .fast_call import MOST_PREPARED, can_skip_operator
+from .fast_call import can_skip_operator
 
 _UNKNOWN = object()
 _prepared: dict[tuple[Any, ...], Any] = {}  #: what runs, or None where the operator has to be called
@@ -39,7 +40,7 @@ def call_prepared_gemm(
     )  # fmt: skip
     found = _prepared.get(key, _UNKNOWN)
     if found is _UNKNOWN:
-        if len(_prepared) >= MOST_PREPARED:
+        if len(_prepared) >= MOST_CALLS:
             _prepared.clear()
         found = _prepared[key] = _prepare(a, b, terms, alpha, beta, activation, check())
     if found is None:
