@@ -12,6 +12,7 @@ from laneloom.errors import InvalidConfigError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul.api import explain, matmul  # noqa: E402
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig  # noqa: E402
+from laneloom.ops.matmul.config_row import RowConfig  # noqa: E402
 from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
@@ -131,6 +132,48 @@ SCHEDULES = {
 def test_schedule_is_right(name, layout, dtype):
     sizes, config = SCHEDULES[name]
     check(sizes, layout, dtype, config)
+
+
+ROWS = {
+    "two parts of K, columns moved back": (1032, 1031, RowConfig(block_n=64, num_warps=16, cluster_k=2, ahead=256)),
+    "parts without a unit": (256, 37, RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=8, ahead=64)),
+    "no cluster": (4096, 4096, RowConfig(block_n=128, num_warps=16, ahead=10000)),
+    "one warp": (40, 2057, RowConfig(block_n=32, num_warps=1, stages=2)),
+    "clusters of 4": (3080, 520, RowConfig(block_n=128, num_warps=8, stages=2, cluster_k=4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype_out", [None, "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ROWS)
+def test_one_row_streams(name, dtype, dtype_out):
+    n, k, config = ROWS[name]
+    check((1, n, k), "nn", dtype, config, dtype_out)
+
+
+def test_one_row_and_its_product_may_be_strided():
+    a, b = operand(1, 2 * 1031, torch.bfloat16, seed=1)[:, ::2], operand(1031, 1040, torch.bfloat16, seed=2)[:, 8:]
+    out = torch.full((1, 2 * 1032), float("nan"), dtype=torch.bfloat16, device="cuda")
+    config = RowConfig(block_n=64, num_warps=16, cluster_k=4, ahead=64)
+    matmul(a, b, out=out[:, ::2], config=config)
+    assert_right(out[:, ::2], a, b)
+    assert out[:, 1::2].isnan().all()
+
+
+def test_one_row_after_another():
+    """Programmatic dependent launch: each launch reads the row that the one ahead wrote."""
+    rotation = torch.linalg.qr(torch.randn(512, 512, device="cuda", dtype=torch.float64))[0]
+    rotation = rotation.to(torch.bfloat16).contiguous()
+    config = RowConfig(block_n=64, num_warps=16, cluster_k=2, ahead=256)
+    x, y = operand(1, 512, torch.bfloat16), torch.empty(1, 512, dtype=torch.bfloat16, device="cuda")
+    expected = x.clone()
+    for _ in range(50):
+        expected = matmul(expected, rotation, config=config)
+        torch.cuda.synchronize()
+    for _ in range(25):
+        matmul(x, rotation, out=y, config=config)
+        matmul(y, rotation, out=x, config=config)
+    assert torch.equal(x, expected)
 
 
 @pytest.mark.parametrize("sizes", [(1024, 2048, 1040), (200, 528, 272), (16, 1040, 528)])

@@ -33,7 +33,8 @@ KERNEL_SOURCES = tuple(
         "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/kernels/hopper.py",
         "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
         "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
-        "ops/matmul/kernels/hopper_skinny.py", "ops/matmul/kernels/hopper_stream.cu",
+        "ops/matmul/kernels/hopper_row.cu", "ops/matmul/kernels/hopper_skinny.py",
+        "ops/matmul/kernels/hopper_stream.cu",
     )
 )  # fmt: skip
 DTYPES = {

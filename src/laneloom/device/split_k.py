@@ -13,6 +13,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .prepared import PreparedLaunch
 
+MOST_WIDE, MOST_PAIRS = 6, 12  #: splits of which one thread asks for all at once: 16 bytes of each, or 8
 MOST_UNROLLED = 16  #: splits that one thread adds up by itself; beyond, they are spread over the threads
 
 
@@ -71,9 +72,13 @@ class ReduceLaunch:
         chunk = 1 if splits <= MOST_UNROLLED else 1 << (splits - 1).bit_length()
         # Small enough that every SM has work, large enough for 16-byte loads by each thread.
         block = 16 if chunk > 1 else 1024 if elements >= 1024 * 528 else 512 if elements >= 512 * 264 else 256
+        warps = 4 if block > 256 else 2
+        if chunk == 1 and splits > MOST_WIDE:
+            # ptxas keeps to 32 registers and waits for some parts before it asks for others, unless all of them fit.
+            block, warps = 256 if splits <= MOST_PAIRS else 128, 4
         dense = c_strides == (columns, 1) and p_strides[1:] == (columns, 1)
         arguments = (elements, columns, *p_strides, *c_strides, splits, chunk, block, dense)
         self._launch = PreparedLaunch(
             reduce_splits, (triton.cdiv(elements, block),), lambda *tensors: (*tensors, *arguments),
-            num_warps=4 if block > 256 else 2, launch_pdl=self._pdl,
+            num_warps=warps, launch_pdl=self._pdl,
         )  # fmt: skip

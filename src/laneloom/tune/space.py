@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
+from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.presets import PRESETS
@@ -101,6 +102,10 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
         "hopper_skinny": {
             **walk, "block_m": (16,), "block_n": _between(4, 128), "block_k": _between(16, 2048),
             "num_warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4, 5), "split_k": _between(1, 16), "use_dot": _BOTH,
+        },
+        "hopper_row": {
+            **walk, "block_m": (1,), "block_n": COLUMNS, "block_k": (UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2),
+            "cluster_k": CLUSTERS, "ahead": (0, 64, 128, 256, 512),
         },
         "hopper_plain": {
             **walk, "block_m": _between(16, 128), "block_n": _between(16, 128), "block_k": _between(16, 128),

@@ -22,6 +22,7 @@ from .config_hopper import (
     tma_writes,
 )
 from .config_registers import RegistersConfig, in_registers
+from .config_row import RowConfig, stream_row
 from .config_stream import StreamConfig, stream
 from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, product_us
 from .plan_cluster import best_cluster, cluster_configs, precise
@@ -30,7 +31,7 @@ from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
     "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig, "hopper_registers": RegistersConfig,
-    "hopper_stream": StreamConfig,
+    "hopper_stream": StreamConfig, "hopper_row": RowConfig,
 }  # fmt: skip
 
 WIDE_SLICE_FACTOR = 0.997  #: on the time with slices of 256 bytes: half the signals
@@ -242,6 +243,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
                 SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
                 "one row against rows of B: streamed once, multiplied by FMA",
             )
+        if (row := stream_row(problem, gpu)) is not None:
+            yield row, "one row against B along N: streamed once, multiplied by FMA"
         if (short <= STREAMED_ROWS and 4 * short <= long) or short <= 16:
             yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
         clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()

@@ -1,0 +1,79 @@
+"""hopper_row.cu: one row times B contiguous along N, B streamed through registers and multiplied by FMA.
+
+The idea: B is read once, 16 bytes a lane, with as many lines in flight as memory wants. The CTAs of a cluster have a
+part of K each and add up through distributed shared memory: no workspace, no second launch. Wins for M = 1 in layouts
+NN and TN, where the time is that of reading B. Hopper (sm_90a).
+Source: PTX ISA, `cp.async.bulk.prefetch`, `griddepcontrol`, `barrier.cluster`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ....codegen import CodeObject
+from ....codegen.cuda_call import CudaCall, Pointer
+from ....codegen.nvrtc import compile_cuda
+from ....device.prepared import current_stream, prepared_on
+from ..config_row import UNIT
+from ..tma_operand import kernel_source, prepare_launches
+
+_OUT = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}
+#: what the order of tiles in hopper.cuh asks for, which is not used here
+_NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
+
+
+class _Sizes(ctypes.Structure):
+    _fields_ = (
+        ("n", ctypes.c_int32), ("k", ctypes.c_int32),
+        *((name, ctypes.c_int64) for name in ("a_k", "b_k", "c_n")),
+    )  # fmt: skip
+
+
+def code_object(problem, config, gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
+    out_type, out_kind = _OUT[problem.dtype_out]
+    whole = problem.k % UNIT == 0
+    constants = {
+        "LANES": config.block_n // 8, "WARPS": config.num_warps, "CLUSTER": config.cluster_k, "UNITS": config.stages,
+        "AHEAD": config.ahead, "WHOLE_UNITS": int(whole),
+        "A_LINES": int(whole and problem.a.strides[3] == 1 and problem.a.alignment >= 16),
+        "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
+    }  # fmt: skip
+    return compile_cuda(
+        kernel_source(__package__, "hopper_row.cu"), gpu, constants=_NO_TILES | constants, num_warps=config.num_warps,
+        lds_bytes=0, name="hopper_row.cu",
+    )  # fmt: skip
+
+
+class _Prepared:
+    """All that does not depend on the addresses, computed once per device."""
+
+    def __init__(self, problem, config, gpu, device: int) -> None:
+        sizes = _Sizes(problem.n, problem.k, problem.a.strides[3], problem.b.strides[2], problem.out.strides[3])
+        self.launch = CudaCall(
+            code_object(problem, config, gpu), (Pointer(), Pointer(), Pointer(), sizes), device,
+            ctas=config.ctas(problem), cluster=config.cluster_k, pdl=config.pdl,
+        )  # fmt: skip
+
+    def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        self.launch.launch_at(current_stream(out.get_device()), a.data_ptr(), b.data_ptr(), out.data_ptr())
+
+
+def prepare(problem, config, gpu) -> Callable[..., None]:
+    """What runs `config` (a RowConfig) on tensors that lie as `problem` says, call after call, on one device."""
+    return prepare_launches(_Prepared, problem, config, gpu, copied=False)
+
+
+def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
+    """Run `config` on what lies as `problem` says."""
+    prepared_on(prepare, problem, config, gpu, out.device)(a, b, out)
+
+
+def facts(problem, config, gpu) -> list[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
+    return [f"{config.ctas(problem)} CTAs read {config.block_n} columns of B{parts}, and multiply by FMA"]
