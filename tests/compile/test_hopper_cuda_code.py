@@ -139,6 +139,26 @@ def test_the_largest_tiles_the_transpose_and_parts_of_k(knobs, layout, word):
     assert "release.cluster" not in code.asm.replace("mbarrier_init.release.cluster", "")
 
 
+@pytest.mark.parametrize(
+    ("knobs", "layout"),
+    [
+        ({"block_m": 128, "block_n": 64, "line": 64, "cluster_m": 2}, "nn"),
+        ({"block_m": 64, "block_n": 128, "line": 128, "consumers": 1}, "nt"),
+        ({"block_m": 192, "block_n": 192, "line": 32, "consumers": 3, "stages": 4}, "nt"),
+        ({"block_m": 128, "block_n": 128, "line": 128, "swapped": True, "cluster_k": 2, "stages": 5}, "nn"),
+    ],
+)
+def test_tiles_of_one_class_of_rows_multiply_as_any(knobs, layout):
+    problem = MatmulProblem.contiguous(1000, 1000, 1000, dtype="bf16", layout=layout)
+    config = ClusterConfig(**{"block_k": 64, "stages": 7, **knobs})
+    usual = compiled(problem, config.with_knobs(line=0)) if config.cluster_k == 1 else None
+    code = compiled(problem, config)
+    strips = config.strips
+    assert wgmmas(code) == [f"m64n{config.block_n}k16.f32.bf16.bf16"] * 4 * strips, "those of a slice, once"
+    assert usual is None or wgmmas(usual) == wgmmas(code)
+    assert code.asm != getattr(usual, "asm", None)
+
+
 def test_groups_compile():
     b = Matrix((0, 256 * 512, 512, 1))
     problem = MatmulProblem(

@@ -19,10 +19,13 @@ from laneloom.ops.matmul.problem import MatmulProblem
 
 GPU = get_gpu("sm_90a")
 SETUP_US = 0.5  #: that each launch of hopper_cluster took longer when the file was made; docs/hopper-gemm.md, "Tried"
+RESULTS = Path(__file__).parents[2] / "results" / "h200"
 ROWS = [
     replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row
-    for row in read(Path(__file__).parents[2] / "results" / "h200" / "tiles.csv")
+    for row in read(RESULTS / "tiles.csv")
 ]
+#: two runs; of rows that break sectors, some by tiles of rows of one class
+BROKEN_ROWS = [row for row in read(RESULTS / "tiles_in_classes.csv") if row.schedule == "hopper_cluster"]
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 
 
@@ -32,25 +35,42 @@ def estimate(row):
         config = ClusterConfig(
             block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
             cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
+            line=row.line,
         )  # fmt: skip
         return plan_cluster.estimate_us(problem, config, GPU)
     copies = {"repack_a": "A" in row.repacked, "repack_b": "B" in row.repacked}
     return plan_hopper.estimate_us(problem, TILES[row.block_m, row.block_n], row.split_k, GPU, **copies)
 
 
+def products(of):
+    """The rows of each product of each run."""
+    found = defaultdict(list)
+    for row in of:
+        found[row.m, row.n, row.k, row.layout, row.torch_us].append(row)
+    return list(found.values())
+
+
 def regrets():
     """Of each product, by how much what the model prefers of the measured configs is slower than the fastest."""
-    products = defaultdict(list)
-    for row in ROWS:
-        products[row.m, row.n, row.k, row.layout].append(row)
-    assert len(products) == 178
-    return [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in products.values()]
+    of = products(ROWS)
+    assert len(of) == 178
+    return [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in of]
 
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
     assert mean(found) < 0.02
     assert sum(regret > 0.05 for regret in found) <= 16
+
+
+def test_classes_of_rows_are_taken_where_they_are_faster():
+    of = products(row for row in BROKEN_ROWS if row.line == 0 or row.block_n >= plan_cluster.LEAST_COLUMNS)
+    assert len(of) == 62
+    fastest = [min(row.us for row in rows) for rows in of]
+    found = [min(rows, key=estimate).us / us - 1 for rows, us in zip(of, fastest, strict=True)]
+    assert mean(found) < 0.021
+    without = [min(row.us for row in rows if row.line == 0) / us - 1 for rows, us in zip(of, fastest, strict=True)]
+    assert mean(without) > 0.03, "else there is nothing to gain"
 
 
 def test_the_estimates_are_times():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, product
+
 import pytest
 
 pytest.importorskip("torch")
@@ -15,7 +17,7 @@ from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyC
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_hopper import fuses_epilogue
-from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
+from laneloom.ops.matmul.problem import DTYPE_BYTES, Epilogue, MatmulProblem, Matrix
 
 GPU = get_gpu("sm_90a")
 GFX = get_gpu("gfx1151")
@@ -81,7 +83,12 @@ def test_batches_take_one_launch():
 @pytest.mark.parametrize(
     ("sizes", "knobs", "schedule", "words"),
     [
-        ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 128, "block_n": 72, "cluster_m": 4, "cluster_n": 2}),
+        ((1000, 1000, 1000), {}, "hopper_cluster", {"block_m": 128, "block_n": 64, "cluster_m": 2, "line": 64}),
+        ((1000, 1000, 1000), {"layout": "tn"}, "hopper_cluster", {"line": 0}),
+        ((1001, 1000, 1000), {}, "hopper_cluster", {"line": 0}),
+        ((1000, 1000, 5000), {"layout": "nt"}, "hopper_cluster", {"line": 128, "cluster_k": 2}),
+        ((1304, 1304, 1304), {}, "hopper_cluster", {"swapped": True, "line": 32}),
+        ((2000, 2000, 2000), {}, "hopper_cluster", {"line": 0}),
         ((1024, 1024, 1024), {}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
         ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 2}),
         ((128, 4096, 4096), {}, "hopper_cluster", {"swapped": True, "cluster_k": 2}),
@@ -135,6 +142,31 @@ def test_the_transpose_swaps_operands_where_they_lie():
     assert turned.transposed() == p
 
 
+@pytest.mark.parametrize("line", [32, 64, 128])
+@pytest.mark.parametrize(("columns", "dtype"), [(1000, "bf16"), (1004, "fp32"), (1040, "fp8"), (24, "bf16")])
+def test_a_class_has_the_rows_that_begin_alike_in_lines(columns, dtype, line):
+    whole = problem(80, 48, columns, dtype=dtype, dtype_out="fp32", layout="nt", batch=3)
+    config = LINES.with_knobs(line=line)
+    assert config.why_not_in_classes(whole) is None
+    view = config.in_classes(whole)
+    classes = config.classes(whole)
+    assert view.batch == (3, classes)
+    assert (view.m * classes, view.n, view.k) == (whole.m, whole.n, whole.k)
+    for matrix, of_view in ((whole.a, view.a), (whole.out, view.out)):
+        rows = [
+            [o * of_view.strides[0] + c * of_view.strides[1] + j * of_view.strides[2] for j in range(view.m)]
+            for o, c in product(range(3), range(classes))
+        ]
+        every = [o * matrix.strides[1] + m * matrix.strides[2] for o, m in product(range(3), range(whole.m))]
+        assert sorted(chain.from_iterable(rows)) == every
+        if matrix is whole.a:
+            size = DTYPE_BYTES[dtype]
+            begins = [{row * size % line for row in of_class} for of_class in rows[:classes]]
+            assert all(len(begin) == 1 for begin in begins)
+            assert sorted(b for begin in begins for b in begin) == list(range(0, line, line // classes))
+    assert view.b.strides[:2] == (whole.b.strides[1], 0), "every class takes the same B"
+
+
 def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
     epilogue = Epilogue(scaled=True)
     assert fuses_epilogue(problem(512, 512, 4096, epilogue=epilogue), GPU)
@@ -144,6 +176,7 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 
 
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
+LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
@@ -178,6 +211,13 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
+        (LINES.with_knobs(line=48), problem(1000, 1000, 1000), "lines of 32, 64 or 128 bytes that A's rows break"),
+        (LINES, problem(1000, 1000, 1024), "lines of 32, 64 or 128 bytes that A's rows break"),
+        (LINES, problem(1000, 1000, 1000, layout="tn"), "rows of A in classes are contiguous"),
+        (LINES.with_knobs(copy_b=True), problem(1000, 1000, 1000), "lie in place"),
+        (LINES, problem(1004, 1000, 1000), "8 equal classes of rows"),
+        (LINES, problem(1000, 1000, 1000, epilogue=Epilogue(bias=("m", 1), dtype_bias="fp32")), "terms of their own"),
+        (LINES, problem(1000, 1000, 1000, epilogue=Epilogue(scale_a="row")), "terms of their own"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
         (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),
         (PRECISE.with_knobs(copy_a=True), problem(64, 64, 64, dtype="fp64", batch=1000), "at most 256 products"),

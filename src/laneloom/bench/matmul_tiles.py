@@ -1,8 +1,9 @@
 """Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
-both tiled schedules, each product checked against FP64, all interleaved with torch.matmul.
-`tests/cpu/test_hopper_model.py` holds the model against the file.
+both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
+products whose rows break sectors, for results/h200/tiles_in_classes.csv. `tests/cpu/test_hopper_model.py` holds the
+model against both files.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ SIZES = (
     (112, 14336, 4096), (4608, 4608, 4608), (2800, 2800, 2800), (6144, 6144, 6144), (4096, 576, 7168),
     (3200, 3200, 3200), (512, 7168, 2048), (2200, 2200, 2200), (1304, 1304, 1304), (5120, 5120, 5120),
 )  # fmt: skip
+#: of rows that break 32-byte sectors
+BROKEN_SIZES = (
+    (1000, 1000, 1000), (1000, 1000, 5000), (3000, 3000, 3000), (1960, 1960, 1960), (504, 504, 504), (2040, 2040, 2040),
+    (1304, 1304, 1304), (300, 3000, 3000), (760, 760, 760), (1400, 1400, 1400), (2056, 2056, 2056), (2200, 2200, 2200),
+    (600, 600, 600), (1000, 4096, 1000), (3000, 512, 3000), (512, 1000, 1000), (128, 1000, 1000), (4096, 4096, 4104),
+    (1000, 1000, 264), (1000, 1000, 2008), (2000, 1000, 1000), (5000, 5000, 5000), (4096, 1000, 1000),
+    (1000, 4096, 4104),
+)  # fmt: skip
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -70,6 +79,7 @@ class Row:
     split_k: int
     repacked: str  #: "A", "B", "AB" or nothing
     us: float
+    line: int = 0  #: bytes; see ClusterConfig
 
 
 def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, int, int, str]:
@@ -88,7 +98,7 @@ def iterate_configs(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[Hop
             yield config
     kinds: set[tuple[int | bool, ...]] = set()
     for number, (config, _) in enumerate(islice(cluster_configs(problem, gpu), MOST_RANKED)):
-        own = {(config.swapped, config.block_m), (config.cluster_m, config.cluster_n, config.cluster_k)}
+        own = {(config.swapped, config.block_m, config.line), (config.cluster_m, config.cluster_n, config.cluster_k)}
         if number < most or own - kinds:
             yield config
         kinds |= own
@@ -115,7 +125,10 @@ def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds:
         candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
     timings = interleave(candidates, sets, rounds=rounds, graph_us=250.0)
     sizes, torch_us = (problem.m, problem.n, problem.k, layout), round(timings["torch"].median_us, 2)
-    return [Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2)) for text, c in configs.items()]
+    return [
+        Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2), getattr(c, "line", 0))
+        for text, c in configs.items()
+    ]
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
@@ -139,11 +152,12 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of products in bf16 on Hopper.")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--broken", action="store_true", help="products whose rows break 32-byte sectors")
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []
-    for sizes in SIZES:
+    for sizes in BROKEN_SIZES if arguments.broken else SIZES:
         for layout in ("nn", "nt"):
             problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
             rows += measure(problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds)

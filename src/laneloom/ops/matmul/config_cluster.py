@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Any, Self
 
 from ...gpu import Gpu
@@ -15,7 +16,7 @@ from .config_hopper import (
     tma_writes,
     why_not_bare,
 )
-from .problem import DTYPE_BYTES, MatmulProblem
+from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
 #: dtypes that wgmma multiplies with each other
@@ -48,6 +49,7 @@ class ClusterConfig(MatmulConfig):
     pieces: int = 1  #: of each FP32 operand: 1 with precision "tf32", 2 with "3xtf32", 3 with "3xbf16"
     promote: int = 0  #: K-slices after which sums leave the tensor cores for FP32 additions; 0: at the end
     swapped: bool = False  #: compute the transpose of C: block_m and cluster_m are of its rows, which are N
+    line: int = 0  #: bytes; tiles take rows of A that begin alike within such a line, at whole ones; 0: any rows
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
     programs: int = 132  #: most CTAs that are launched; each walks over several tiles
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
@@ -66,8 +68,33 @@ class ClusterConfig(MatmulConfig):
         """wgmmas of 64 rows of one consumer."""
         return self.block_m // self.consumers // 64
 
+    def classes(self, problem: MatmulProblem) -> int:
+        """Classes of C's rows: those of one class begin alike in A, within a line of `line` bytes."""
+        pitch = problem.a.strides[2] * DTYPE_BYTES[problem.dtype_a]
+        return self.line // gcd(self.line, pitch) if self.line else 1
+
+    def in_classes(self, problem: MatmulProblem) -> MatmulProblem:
+        """The problem that the kernel is given: each class of rows is a product of an inner batch, of the same B."""
+        classes = self.classes(problem)
+        if classes == 1:
+            return problem
+        axis = 0 if problem.batch[0] > 1 else 1  # of the batch; the other has one product
+
+        def split(matrix: Matrix, of_rows: bool) -> Matrix:
+            row, column = matrix.strides[2:]
+            rows = (row, classes * row) if of_rows else (0, row)
+            return replace(matrix, strides=(matrix.strides[axis], *rows, column))
+
+        epilogue = problem.epilogue
+        if epilogue and epilogue.addend:
+            epilogue = replace(epilogue, addend=split(epilogue.addend, True))
+        return replace(
+            problem, m=problem.m // classes, batch=(problem.batches, classes), a=split(problem.a, True),
+            b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
+        )  # fmt: skip
+
     def tiles(self, problem: MatmulProblem) -> int:
-        """Items of work: tiles of a whole cluster, of every product of the batch."""
+        """Items of work: tiles of a whole cluster, of every product of the batch, perhaps `in_classes`."""
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         return -(-m // (self.block_m * self.cluster_m)) * -(-n // (self.block_n * self.cluster_n)) * problem.batches
 
@@ -115,6 +142,9 @@ class ClusterConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_cluster: needs wgmma and TMA, {gpu.name} has {gpu.matrix_instructions}"
+        if why := self.why_not_in_classes(problem):
+            return why
+        problem = self.in_classes(problem)
         multiplied = self.as_multiplied(problem)
         return (
             self.why_not_swapped(problem)
@@ -122,6 +152,20 @@ class ClusterConfig(MatmulConfig):
             or self._why_output(problem)
             or self._why_tile(problem, multiplied, gpu)
         )
+
+    def why_not_in_classes(self, problem: MatmulProblem) -> str | None:
+        """Why rows of A that begin alike cannot share tiles."""
+        if not self.line:
+            return None
+        classes = self.classes(problem)
+        if self.line not in (32, 64, 128) or classes == 1:
+            return f"hopper_cluster: lines of 32, 64 or 128 bytes that A's rows break, got {self.line}"
+        if problem.a.major != "n" or self.copy_a or self.copy_b or self.grouped or min(problem.batch) > 1:
+            return "hopper_cluster: rows of A in classes are contiguous, lie in place, in one group and one batch axis"
+        e = problem.epilogue
+        if problem.m % classes or (e and (e.scale_a == "row" or (e.bias and e.bias[0] == "m"))):
+            return f"hopper_cluster: {classes} equal classes of rows, without terms of their own, got M = {problem.m}"
+        return None
 
     def why_not_swapped(self, problem: MatmulProblem) -> str | None:
         """Why the transpose of C cannot be what is computed."""

@@ -82,12 +82,13 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
     split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
-    swapped: bool = False,
+    swapped: bool = False, before: int = 0, classes: int = 1,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
-    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. Copies of
+    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. before: bytes by which K
+    begins earlier. classes: products of the batch that share one matrix B, whose rows are those of one C. Copies of
     operands and the launch that sums a split K are not in it.
     """
     m, n = tile
@@ -98,7 +99,7 @@ def product_us(
     if cuda:
         clusters *= problem.batches
     rounds = ceil_div(clusters, SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers)
-    slices = ceil_div(ceil_div(problem.k * size, SLICE_BYTES), split_k * cluster[2])
+    slices = ceil_div(ceil_div(problem.k * size + before, SLICE_BYTES), split_k * cluster[2])
     clocks = slice_clocks(m, n, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces)
     clocks += CLUSTER_SLICE_CLOCKS * (sharers - 1)
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
@@ -112,7 +113,9 @@ def product_us(
     if cluster[2] > 1:
         clocks += EXCHANGE_CLOCKS + 4 * m * n * (cluster[2] - 1) / cluster[2] / EXCHANGE_BYTES_PER_CLOCK
     moved = problem.bytes / (1 if cuda else problem.batches)
-    rereads = problem.n * min(down - 1, MOST_REREADS) + problem.m * min(right - 1, MOST_REREADS)
+    whole_m, whole_n = (problem.m, problem.n * classes) if swapped else (problem.m * classes, problem.n)
+    down, right = (down, right * classes) if swapped else (down * classes, right)
+    rereads = whole_n * min(down - 1, MOST_REREADS) + whole_m * min(right - 1, MOST_REREADS)
     moved += REREAD_SHARE * rereads * problem.k * size
     compute = (launch + rounds * clocks + (CUDA_CLOCKS * (rounds - 1) if cuda else 0)) / CLOCKS_PER_US
     if compute > LONG_US and (m * n != WIDE_TILE or swapped):

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 
 from ...gpu import Gpu
 from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
-from .config_hopper import tma_reads, tma_writes
+from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, loaded_columns, product_us
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -22,6 +23,9 @@ ROWS = {64: 1, 128: 2, 192: 3, 256: 2}
 CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
 )  # fmt: skip
+#: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
+#: 2026-11-22, to 700 pairs of product and config
+LINE_FACTORS = {32: 1.3, 64: 1.27, 128: 1.16}
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
 RING_BYTES = 213 << 10  #: about what a ring has room for
@@ -57,17 +61,24 @@ class _Multiplied:
     swapped: bool
     by_tma: bool  #: whether TMA can write C where it lies
     panel: int  #: columns of C in 128 bytes
+    before: int  #: bytes by which K begins earlier
+    classes: int  #: of C's rows, each a product of a batch
 
     @staticmethod
     def by(config: ClusterConfig, problem: MatmulProblem) -> _Multiplied:
         """What `config` multiplies for `problem`, whatever its tile."""
-        multiplied = config.as_multiplied(problem)
+        multiplied = config.as_multiplied(config.in_classes(problem))
         kind = piece_dtype(multiplied, config, "a")
         size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
-        factors = _factor(multiplied.a, size, config.copy_a), _factor(multiplied.b, size, config.copy_b)
+        factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
+        if config.line:
+            factors = LINE_FACTORS[config.line], factors[1]
+        if config.swapped:
+            factors = factors[1], factors[0]
         return _Multiplied(
             multiplied, size, multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
-            tma_writes(problem), SLICE_BYTES // DTYPE_BYTES[problem.dtype_out],
+            tma_writes(problem), SLICE_BYTES // DTYPE_BYTES[problem.dtype_out], max(config.line - TMA_BYTES, 0),
+            config.classes(problem),
         )  # fmt: skip
 
     def time_us(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> float:
@@ -79,6 +90,7 @@ class _Multiplied:
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
             cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
+            before=self.before, classes=self.classes,
         )  # fmt: skip
 
     def shapes(self, config: ClusterConfig) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
@@ -86,7 +98,7 @@ class _Multiplied:
         n = self.problem.n
         slices = ceil_div(self.problem.k * self.size, SLICE_BYTES)
         step = 16 if self.in_panels else 8
-        least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step)
+        least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step) if self.classes == 1 else LEAST_COLUMNS
         for rows, consumers in ROWS.items():
             if consumers == 3 and self.problem.epilogue:
                 continue  # measured slower
@@ -120,18 +132,19 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
     found = []
-    for swapped in (False, True):
-        config = any_tile.with_knobs(swapped=swapped)
-        if config.why_not_swapped(problem) is None:
+    broken = _factor(problem.a, size, any_tile.copy_a) > 1
+    for swapped, line in product((False, True), (0, *LINE_FACTORS) if broken else (0,)):
+        config = any_tile.with_knobs(swapped=swapped, line=line)
+        if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)
             found += [
-                (multiplied.time_us(gpu, (m, n), cluster, pieces), swapped, m, n, cluster)
+                (multiplied.time_us(gpu, (m, n), cluster, pieces), swapped, line, m, n, cluster)
                 for m, n, cluster in multiplied.shapes(config)
             ]
-    for time_us, swapped, m, n, cluster in sorted(found):
+    for time_us, swapped, line, m, n, cluster in sorted(found):
         config = _fit(any_tile.with_knobs(
-            swapped=swapped, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0], cluster_n=cluster[1],
-            cluster_k=cluster[2],
+            swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
+            cluster_n=cluster[1], cluster_k=cluster[2],
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us

@@ -33,9 +33,13 @@ struct Rank {
     u32 m, n, k;
 };
 
+// A tile's K begins so many elements before the first: zeros, with which the lines that it takes of the operand with C's
+// rows begin where a line of memory does. Those rows are of one class, which is a product of the batch here.
+__device__ __forceinline__ int before_k(const Tile &tile) { return LINE ? tile.inner * LINE_STEP % LINE : 0; }
+
 // The slices of a CTA's part of K.
-__device__ __forceinline__ int first_slice(const Sizes &s, u32 part) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+__device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32 part) {
+    const int slices = (s.K + before_k(tile) + BLOCK_K - 1) / BLOCK_K;
     return slices * part / CLUSTER_K;
 }
 
@@ -48,7 +52,6 @@ __device__ __forceinline__ u64 describe(u32 address, u32 leading) {
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
                                         const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
                                         Rank rank) {
-    const int k_first = first_slice(s, rank.k), k_end = first_slice(s, rank.k + 1);
     u32 a_mask = 0;
     for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
     const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
@@ -61,13 +64,14 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     bool more = locate(item, walk, tile, s, rank.m, rank.n);
     if (!GROUPED) wait_for_predecessor();
     for (; more; more = locate(item += gridDim.x / PEERS, walk, tile, s, rank.m, rank.n)) {
+        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #pragma unroll 1
         for (int slice = k_first; slice < k_end; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(empty + 8 * stage, phase ^ 1);
             const u32 barrier = full + 8 * stage;
             expect_bytes(barrier, LOADED_BYTES);
-            const int k = slice * BLOCK_K;
+            const int k = slice * BLOCK_K - before_k(tile);
             u32 to = ring + stage * STAGE_BYTES;
 #pragma unroll
             for (int piece = 0; piece < PIECES; ++piece) {
@@ -213,7 +217,6 @@ __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATOR
 __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
                                         u32 empty, char *staging, char *sent, char *received, u32 exchanged, u32 slab,
                                         Rank rank, const Terms &terms) {
-    const int k_first = first_slice(s, rank.k), k_end = first_slice(s, rank.k + 1);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const u32 tiles = ring & 0x3ffff;  // without the CTA's place in the cluster, which descriptors have no bits for
     // Lanes 0 to NEIGHBOURS - 1 of each warp tell one CTA each, which multicasts to this one, that a slice is free.
@@ -228,6 +231,7 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
     Walk walk = begin_walk();
     Tile tile;
     for (int item = blockIdx.x / PEERS; locate(item, walk, tile, s, rank.m, rank.n); item += gridDim.x / PEERS) {
+        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #if PROMOTE
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)

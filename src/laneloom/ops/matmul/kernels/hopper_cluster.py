@@ -66,6 +66,7 @@ def _turned_rows(config) -> int:
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
+    problem = config.in_classes(problem)
     multiplied = config.as_multiplied(problem)
     a, b = piece_dtype(multiplied, config, "a"), piece_dtype(multiplied, config, "b")
     a_is_km, b_is_nk = _is_km(multiplied, config), _is_nk(multiplied, config)
@@ -94,6 +95,8 @@ def code_object(problem, config, gpu) -> CodeObject:
     }  # fmt: skip
     if not config.grouped and not (e and e.addend):  # groups end anywhere; an addend may be what C overwrites
         constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
+    elements = config.line // ELEMENT_BYTES[a]
+    constants |= {"LINE": elements, "LINE_STEP": problem.a.strides[1] % elements if elements else 0}
     multiply = wgmma_function(
         "wgmma", config.block_n, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk)
     return compile_cuda(
@@ -126,6 +129,7 @@ class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
+        of_call, problem = problem, config.in_classes(problem)
         multiplied = config.as_multiplied(problem)
         self.swapped = config.swapped
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
@@ -157,7 +161,7 @@ class _Prepared:
         arguments = (*maps, self.pointer, self.sizes, self.terms)
         most = config.programs // peers * peers
         self.launch = CudaCall(
-            code_object(problem, config, gpu), arguments, device,
+            code_object(of_call, config, gpu), arguments, device,
             ctas=most if config.grouped else min(items * peers, most), cluster=peers, pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
@@ -207,11 +211,16 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     peers = config.peers
     lines = [
-        f"{config.tiles(problem)} tiles of {config.block_m * config.cluster_m}x"
+        f"{config.tiles(config.in_classes(problem))} tiles of {config.block_m * config.cluster_m}x"
         f"{config.block_n * config.cluster_n}, each by a cluster of {peers}, on at most {config.programs} programs"
     ]
     if config.swapped:
         lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
+    if config.line:
+        lines.append(
+            f"rows of A that begin alike within {config.line} bytes share tiles, {config.classes(problem)} classes of "
+            "them, and K begins before the first element, where their lines do"
+        )
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             kind = piece_dtype(problem, config, name.lower())
