@@ -1,4 +1,4 @@
-"""Launches past the JIT, and the warm path of matmul: what can be seen of them without a GPU."""
+"""Launches past the JIT: what can be seen of them without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from laneloom.codegen import cuda_call, cuda_context  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch, specialise  # noqa: E402
 from laneloom.device.repack import line_pitch  # noqa: E402
 from laneloom.device.tma import UNUSED_PITCH, TmaView  # noqa: E402
-from laneloom.ops.matmul.fast_call import call_prepared  # noqa: E402
 
 DRIVER_SOURCE = """
     int contexts = 0, has_context = 1, launches = 0, taken[8];
@@ -156,9 +155,3 @@ def test_a_single_row_gets_a_pitch_that_tma_takes():
 
 def test_repacked_rows_are_whole_lines():
     assert (line_pitch(1, 2), line_pitch(64, 2), line_pitch(65, 2), line_pitch(4099, 2)) == (64, 64, 128, 4160)
-
-
-def test_the_warm_path_leaves_alone_what_is_not_on_a_gpu():
-    a, b = torch.ones(4, 4, dtype=torch.bfloat16), torch.ones(4, 4, dtype=torch.bfloat16)
-    assert call_prepared(a, b, None) is None
-    assert call_prepared(torch.nn.Parameter(a), b, torch.float32, torch.empty(4, 4)) is None

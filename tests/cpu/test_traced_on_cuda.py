@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
 import laneloom  # noqa: E402
-from laneloom.ops.matmul import fast_call  # noqa: E402
+from laneloom.ops import warm  # noqa: E402
 from laneloom.pytorch import patch  # noqa: E402
 from laneloom.pytorch.routing import Decision  # noqa: E402
 
@@ -61,7 +61,7 @@ CALLS = {
 def torch_with_cuda(monkeypatch):
     """What torch's CUDA build has and its CPU build has not: a function that Dynamo cannot trace."""
     torch._dynamo.reset()
-    monkeypatch.setattr(fast_call, "current_device", torch._dynamo.disable(lambda: 0))
+    monkeypatch.setattr(warm, "current_device", torch._dynamo.disable(lambda: 0))
 
 
 def test_every_public_function_is_called():

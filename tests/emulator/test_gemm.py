@@ -9,7 +9,8 @@ import laneloom
 from laneloom import verify
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.gpu import get_gpu
-from laneloom.ops.matmul import execute, fast_call, reference
+from laneloom.ops import warm
+from laneloom.ops.matmul import execute, reference
 from laneloom.ops.matmul.config_wmma import WmmaConfig
 
 torch = pytest.importorskip("torch")
@@ -272,7 +273,7 @@ def test_a_torch_for_cuda_without_a_gpu(gfx1151, monkeypatch):
     def current_device() -> int:
         raise RuntimeError("No CUDA GPUs are available")
 
-    monkeypatch.setattr(fast_call, "current_device", current_device)
+    monkeypatch.setattr(warm, "current_device", current_device)
     a, b = random(20, 24), random(24, 33)
     check(laneloom.gemm(a, b), a, b)
     assert torch.equal(laneloom.matmul(a, b), laneloom.gemm(a, b))

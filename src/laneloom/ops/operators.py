@@ -1,24 +1,25 @@
 """What every operator of `torch.ops.laneloom` has beside its kernel: gradients, a rule for vmap, one for autocast.
 
-`complete` registers them, `call` calls the operator. torch.func's transforms (`grad`, `vjp`, `jacrev`, `vmap` of those)
-cannot differentiate a custom operator; inside them, `call` goes through an autograd.Function made of the same rules.
+`complete` registers them and gives the `Operator` that laneloom's functions call: past torch's dispatcher, which takes
+tens of microseconds, where nothing looks. torch.func's transforms (`grad`, `vjp`, `jacrev`, `vmap` of those) cannot
+differentiate a custom operator; inside them, it goes through an autograd.Function made of the same rules.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import is_autocast_enabled
+from torch.compiler import is_compiling
 
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
+from .warm import PLAIN_TENSORS, Key, WarmCalls, keep, key_of
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
-
-_functions: dict[Any, type[torch.autograd.Function]] = {}
-_bodies: dict[Any, Callable[..., Any]] = {}  #: what an operator runs
-_recorded: dict[Any, type[torch.autograd.Function]] = {}  #: that with its gradients
 
 
 def complete(
@@ -28,49 +29,98 @@ def complete(
     remember: Callable[..., None] | None = None,
     gradients: Callable[..., Any] | None = None,
     cast: Callable[[Sequence[Any]], tuple[int, ...]] | None = None,
-) -> None:
+    warm: WarmCalls | None = None,
+) -> Operator:
     """Register the rules of a custom operator.
 
     batched: as for torch.library.register_vmap. remember, gradients: as for register_autograd. cast: the positions of
     the arguments that autocast brings to its dtype, of the arguments of a call; without it autocast changes nothing.
+    warm: what the operator runs, where that is kept from call to call.
     """
     definition.register_vmap(batched)
-    _bodies[_packet(definition)] = definition._init_fn
     if gradients is not None:
         definition.register_autograd(gradients, setup_context=remember)
-        _functions[_packet(definition)] = _function_of(definition, batched, remember, gradients)
-        _recorded[_packet(definition)] = _recorded_of(definition, remember, gradients)
     if cast is not None:
         for device_type in AUTOCAST_DEVICES:
             _register_autocast(definition, device_type, cast)
+    return Operator(definition, batched, remember, gradients, warm)
 
 
-def call(packet: Any, *args: Any) -> Any:
-    """`packet(*args)`, `packet` one of torch.ops.laneloom: of DTensors and under torch.func's transforms too.
+class Operator:
+    """An operator of torch.ops.laneloom, called with all of its arguments in their order."""
 
-    Where nothing wants to see the operator it is its body that is called: the dispatcher takes tens of microseconds.
-    """
-    if torch.compiler.is_compiling():
-        return packet(*args)
-    tensors = [x for x in args if isinstance(x, torch.Tensor)]
-    hidden = torch._C._len_torch_function_stack() == 0 and torch._C._get_tracing_state() is None
-    if hidden and not is_observed(*tensors):
-        if not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
-            return _bodies[packet](*args)
-        return _recorded[packet].apply(*args) if packet in _recorded else packet(*args)
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
-    if transformed and packet in _functions:
-        return _functions[packet].apply(*args)
-    return packet(*args)
+    def __init__(
+        self, definition: Any, batched: Any, remember: Any, gradients: Any, warm: WarmCalls | None
+    ) -> None:  # fmt: skip
+        self._packet = _packet(definition)
+        self._writes = definition._name.endswith("_out")
+        self._body: Any = definition._init_fn
+        self._warm = warm
+        self._key_of = key_of if warm is None else warm.key_of
+        self._calls: dict[Key, Callable[..., Any]] = {}  #: what gives a call's result, gradients recorded, by its key
+        self._transformed = self._record = None
+        if gradients is not None:
+            self._transformed = _function_of(definition, batched, remember, gradients)
+            self._record = _recorded_of(definition, remember, gradients)
+
+    def __call__(self, *args: Any) -> Any:
+        if is_compiling():  # first: a compiler can trace nothing of what follows
+            return self._packet(*args)
+        key = None if _is_watched() else self._key_of(args)
+        if key is not None:
+            return (self._calls.get(key) or self._meet(key, args))(*args)
+        return self._dispatched(args)
+
+    def _meet(self, key: Key, args: Sequence[Any]) -> Callable[..., Any]:
+        """What gives the results of calls with this key."""
+        records = self._records(args)
+        if records and self._record is None:
+            return self._packet
+        run = self._body if self._warm is None else self._warm.prepared(key, args)
+        return keep(self._calls, key, partial(self._record, run) if records else run)
+
+    def _dispatched(self, args: Sequence[Any]) -> Any:
+        """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
+        for x in args:
+            _learn_sharding(x)
+        if self._transformed is not None and _interpreters() is not None:
+            return self._transformed.apply(*args)
+        self._records(args)
+        return self._packet(*args)
+
+    def _records(self, args: Sequence[Any]) -> bool:
+        """Whether gradients are recorded. Raises ArgumentError where the result goes into `out`."""
+        records = torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        if records and self._writes:
+            raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
+        return records
+
+
+# Found once: to look such a function up costs as much as to call it.
+_tracer, _dispatch_modes, _function_modes = (
+    torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack,
+)  # fmt: skip
+_interpreters: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _is_watched() -> bool:
+    """Whether something between the caller and the kernel wants to see operators: autocast, a tracer, a mode, a
+    transform."""
+    return (
+        is_autocast_enabled("cuda")
+        or _tracer() is not None
+        or _dispatch_modes() > 0
+        or _function_modes() > 0
+        or _interpreters() is not None
+    )
 
 
 def is_observed(*tensors: Any) -> bool:
     """Whether something wants to see the operator: a compiler, autocast, a transform, a mode, a kind of tensor."""
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return True
     for x in tensors:
-        kind = type(x)
-        if kind is not torch.Tensor and kind is not torch.nn.Parameter:
+        if type(x) not in PLAIN_TENSORS:
             _learn_sharding(x)
             return True
         if x.is_neg() or x.is_conj():  # shows other bits than it holds: the dispatcher gives those to the kernel
@@ -78,10 +128,16 @@ def is_observed(*tensors: Any) -> bool:
     kind = tensors[0].device.type
     return (
         kind not in AUTOCAST_DEVICES  # meta tensors: only the operator knows their shapes
-        or torch.is_autocast_enabled(kind)
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore[reportAttributeAccessIssue]
+        or is_autocast_enabled(kind)
+        or _dispatch_modes() > 0
+        or _interpreters() is not None
     )
+
+
+def mark_written(out: torch.Tensor) -> None:
+    """As torch's dispatcher does for a result in `out`: a backward pass that kept what was there must not use it."""
+    if not out.is_inference():
+        torch.autograd.graph.increment_version(out)
 
 
 def _learn_sharding(x: Any) -> None:
@@ -108,20 +164,24 @@ def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 
-def _recorded_of(definition: Any, remember: Any, gradients: Any) -> type[torch.autograd.Function]:
-    """The body with its gradients. With `setup_context` torch would look at its signature, 30 us in each call."""
-    body = definition._init_fn
+def _recorded_of(definition: Any, remember: Any, gradients: Any) -> Callable[..., Any]:
+    """`run(*args)` of `run, *args`, with its gradients.
 
-    def forward(ctx, *args):
-        output = body(*args)
+    With `setup_context` torch would look at its signature, 30 us in each call. `Function.apply` itself looks for
+    tensors that outlived a transform of torch.func, which have no key, at another 5 us.
+    """
+
+    def forward(ctx, run, *args):
+        output = run(*args)
         remember(ctx, args, output)
         return output
 
     def backward(ctx, *grads):
-        return gradients(ctx, *grads)
+        return None, *gradients(ctx, *grads)
 
-    members = {"forward": forward, "backward": backward}
-    return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
+    members = {k: staticmethod(v) for k, v in {"forward": forward, "backward": backward}.items()}
+    function = type(definition._name, (torch.autograd.Function,), members)
+    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _library = torch.library.Library("laneloom", "FRAGMENT")

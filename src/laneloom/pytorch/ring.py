@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ArgumentError
-from ..ops.operators import call
+from ..ops.attention.torch_op import attention_backward_operator, attention_operator
 from .merge import merge_parts
 from .symmetric import pull, transport_of
 
@@ -141,6 +141,9 @@ def _wait(requests: list[Any]) -> None:
         request.wait()
 
 
+_WHOLE = (None, None, None, None, 0, 0)  #: the operator's options after scale: no window, no packed sequences
+
+
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
@@ -150,10 +153,8 @@ class _RingAttention(torch.autograd.Function):
         out = lse = q
         for step, (keys, values) in enumerate(ring.visit(k, v, transport)):
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
-            partial, sums = call(
-                torch.ops.laneloom.flash_attention, q[:, :, part.queries], keys[:, :, part.keys],
-                values[:, :, part.keys], part.causal, scale,
-            )  # fmt: skip
+            operands = (q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys])
+            partial, sums = attention_operator(*operands, part.causal, scale, *_WHOLE, False)
             if step == 0:  # every query meets the keys of its own rank
                 out, lse = partial.contiguous(), sums.contiguous()
                 continue
@@ -175,8 +176,6 @@ class _RingAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
         (q, k, v, out, lse), (group, causal, scale, deterministic) = ctx.saved_tensors, ctx.how
-        # The operator's options after scale: no window, no packed sequences.
-        options = (None, None, None, None, 0, 0, True) if deterministic else ()
         ring = _Ring(group)
         grad = grads[0].to(q.dtype).contiguous()
         dq = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -188,10 +187,9 @@ class _RingAttention(torch.autograd.Function):
             keys, values = here
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
             rows, columns = part.queries, part.keys
-            parts = call(
-                torch.ops.laneloom.flash_attention_backward, grad[:, :, rows], None, q[:, :, rows],
-                keys[:, :, columns], values[:, :, columns], out[:, :, rows], lse[:, :, rows].contiguous(), part.causal,
-                scale, *options,
+            parts = attention_backward_operator(
+                grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
+                lse[:, :, rows].contiguous(), part.causal, scale, *_WHOLE, deterministic,
             )  # fmt: skip
             dq[:, :, rows] += parts[0]
             _wait(requests)  # the sums of these keys so far, from the rank that had them before

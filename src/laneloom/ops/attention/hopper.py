@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from ctypes import byref, c_int, c_uint64, c_void_p
 from functools import cache
-from importlib import resources
+from importlib import import_module, resources
 from typing import Any
 
 from ...codegen.cuda_call import TensorMap
@@ -93,8 +94,10 @@ class _Zeros:
         self.blocks: dict[tuple[int, int], tuple[int, int]] = {}
         self.memory: list[Any] = []
         self.next, self.left = 0, 0
+        self.is_capturing: Callable[[], bool] = import_module("torch").cuda.is_current_stream_capturing
 
-    def address(self, stream: int, capture: int, count: int) -> int:
+    def address(self, stream: int, count: int) -> int:
+        capture = _capture_of(stream) if self.is_capturing() else 0
         address, room = self.blocks.get((stream, capture), (0, 0))
         if room < count:
             room = max(_LEAST_ZEROS, 1 << (count - 1).bit_length())
@@ -126,15 +129,11 @@ def _zeros(device: int) -> _Zeros:
 
 def counter(device: int, stream: int, count: int = 1) -> int:
     """Address of `count` 32-bit zeros for a launch on this stream or in what it captures; it leaves them zero."""
-    return _zeros(device).address(stream, _capture_of(stream), count)
+    return _zeros(device).address(stream, count)
 
 
 def _capture_of(stream: int) -> int:
-    """The number of the capture that the stream is in; 0 where it is in none."""
-    import torch
-
-    if not torch.cuda.is_current_stream_capturing():
-        return 0
+    """The number of the capture that the stream is in."""
     capturing, number = c_int(), c_uint64()
     rest = (None, None, None)
     driver().cuStreamGetCaptureInfo_v2(c_void_p(stream), byref(capturing), byref(number), *rest)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import call, complete, one_by_one
+from ..operators import complete, one_by_one
 from . import execute
 from .execute import Band, Packing
 from .torch_op import OPTIONS, direct, gpu_of, packing_of_tensors, room
@@ -40,7 +40,7 @@ def attend_float8(
     factor *= numbers["scale_q"] * numbers["scale_k"]
     tensors = [x if isinstance(x, torch.Tensor) else None for x in scales.values()]
     options = (seen.causal, factor, seen.left, seen.right, *lengths, *tensors, numbers["scale_v"], out_dtype)
-    return call(torch.ops.laneloom.flash_attention_float8, q, k, v, *options)
+    return float8_operator(q, k, v, *options)
 
 
 def _scales_shape(q: Any, k: Any, first_q: Any) -> tuple[int, int]:
@@ -132,4 +132,4 @@ _OPERATOR: Any = torch.library.custom_op(
     ),
 )
 _OPERATOR.register_fake(_fake)
-complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_refuse)
+float8_operator = complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_refuse)

@@ -12,16 +12,15 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..operators import call, complete, folded, one_by_one, unfolded
+from ..operators import complete, folded, one_by_one, unfolded
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls, key_of
+from ..warm import WarmCalls
 from . import execute
 from .arguments import is_direct
 from .execute import Band, Packing
 from .hopper import is_boxed
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-_met = WarmCalls()
 OPTIONS = (
     'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
     "Tensor? first_k=None, int max_queries=0, int max_keys=0"
@@ -42,7 +41,7 @@ def attend_tensors(
             if x.device != q.device:
                 raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
     options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic)
-    return call(torch.ops.laneloom.flash_attention, q, k, v, *options)
+    return attention_operator(q, k, v, *options)
 
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -101,31 +100,16 @@ def _results(q: torch.Tensor, v: torch.Tensor, packed: bool) -> tuple[torch.Tens
     return room(q, v.shape[3], packed), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-@torch.library.custom_op(
-    "laneloom::flash_attention",
-    mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool deterministic=False) -> (Tensor, Tensor)",
-)
-def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
-               max_keys=0, deterministic=False):  # fmt: skip
-    seen, sequences = Band(causal, left, right), None if first_q is None else first_q.shape[0]
-    key = key_of((q, k, v), seen, scale, sequences, max_queries, max_keys)
-    run = _met.get(key)
-    if run is not None:
-        return run(q, k, v, first_q, first_k)
-    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-        return _met.keep(key, _prepare(q, k, v, seen, scale, packing))(q, k, v, first_q, first_k)
-
-
-def _prepare(q: Any, k: Any, v: Any, seen: Band, scale: float | None, packing: Packing | None) -> Callable[..., Any]:
-    """What gives O and LSE of q, k and v that lie as these do, and the starts of packed sequences. Checks all."""
+def _prepare(
+    q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """What gives O and LSE of tensors that lie as these do. Checks all."""
     _check(q, k, v)
     gpu = gpu_of(q)
-    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, seen, packing)
+    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
     packed, copies = packing is not None, [not _is_readable(x, gpu) for x in (q, k, v)]
     copied, shape, shape_lse = any(copies), (*q.shape[:3], v.shape[3]), q.shape[:3]
-    starts = (packing.first_q, packing.first_k) if packing is not None else (None, None)
 
     def operands_of(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> dict[str, Any]:
         out = room(q, shape[3], packed) if packed else q.new_empty(shape)
@@ -134,14 +118,27 @@ def _prepare(q: Any, k: Any, v: Any, seen: Band, scale: float | None, packing: P
             q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
         return {"q": q, "k": k, "v": v, "out": out, "lse": lse, "first_q": first_q, "first_k": first_k}
 
-    attend = execute.prepare_forward(problem, gpu, operands_of(q, k, v, *starts))
+    attend = execute.prepare_forward(problem, gpu, operands_of(q, k, v, first_q, first_k))
 
-    def run(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(q, k, v, _causal, _scale, _left, _right, first_q, first_k, *_) -> tuple[torch.Tensor, torch.Tensor]:
         operands = operands_of(q, k, v, first_q, first_k)
         attend(operands)
         return operands["out"], operands["lse"]
 
     return run
+
+
+_warm = WarmCalls(_prepare)
+
+
+@torch.library.custom_op(
+    "laneloom::flash_attention",
+    mutates_args=(),
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool deterministic=False) -> (Tensor, Tensor)",
+)
+def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
+               max_keys=0, deterministic=False):  # fmt: skip
+    return _warm(q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic)
 
 
 @_attention.register_fake
@@ -199,8 +196,8 @@ def _gradients(ctx, grad, grad_lse):
         return (None,) * 12
     if grad is None:
         grad = torch.zeros_like(out)
-    operator = torch.ops.laneloom.flash_attention_backward
-    gradients = call(operator, grad, grad_lse, q, k, v, out, lse, *ctx.options[0], *first, *ctx.options[1])
+    options = (*ctx.options[0], *first, *ctx.options[1])
+    gradients = attention_backward_operator(grad, grad_lse, q, k, v, out, lse, *options)
     return (*gradients, *(None,) * 9)
 
 
@@ -231,5 +228,9 @@ def _batched_backward(info, in_dims, grad, grad_lse, q, k, v, out, lse, *options
     return tuple(unfolded(info, x) for x in results), (0, 0, 0)
 
 
-complete(_attention, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2))
-complete(_backward, batched=_batched_backward, remember=_remember_nothing, gradients=_refuse)
+attention_operator = complete(
+    _attention, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2), warm=_warm
+)
+attention_backward_operator = complete(
+    _backward, batched=_batched_backward, remember=_remember_nothing, gradients=_refuse
+)

@@ -130,10 +130,6 @@ def prepare_chain(
     scalars, schedule = (factors.alpha0, factors.alpha1, factors.beta1), _schedule(chosen)
     if hasattr(schedule, "prepare"):
         launch = schedule.prepare(problem, chosen, gpu, scalars)
-    elif chosen.schedule == "pair":
-
-        def launch(*operands: Any) -> None:
-            schedule.launch(problem, chosen, gpu, *operands, *scalars)
     else:
 
         def launch(*operands: Any) -> None:

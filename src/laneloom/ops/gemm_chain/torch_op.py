@@ -11,16 +11,15 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
 from ..matmul.torch_op import summed_product
-from ..operators import aligned, call, complete, refuse_out
+from ..operators import aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls, key_of
+from ..warm import WarmCalls
 from . import execute
 from .config import ChainConfig, parse_config
 from .execute import Factors
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 _ADDENDS = {**_NAMES, torch.float32: "fp32"}
-_met = WarmCalls()
 _SCALARS = "float alpha0=1., float alpha1=1., float beta1=0."
 
 
@@ -34,10 +33,8 @@ def chain_tensors(operands: dict[str, Any], factors: Factors, config: ChainConfi
     text = None if config is None else config.text
     c1 = None if factors.beta1 == 0 else c1
     if out is None:
-        return call(torch.ops.laneloom.gemm_chain, a0, b0, b1, c1, *scalars, text)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands.values()):
-        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
-    torch.ops.laneloom.gemm_chain_out(a0, b0, b1, out, c1, *scalars, text)
+        return chain_operator(a0, b0, b1, c1, *scalars, text)
+    chain_out_operator(a0, b0, b1, out, c1, *scalars, text)
     return out
 
 
@@ -62,7 +59,7 @@ def _check(a0, b0, b1, c1, out=None) -> tuple[int, ...]:
     return shape
 
 
-def _prepare(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> Callable[..., None]:
+def _prepare_into(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> Callable[..., None]:
     """What writes D1 into out for operands that lie as these do, call after call: of a0, b0, b1, c1 and out."""
     gpu = active_gpu()
     if a0.device.type != (expected := expected_device_type()):
@@ -77,10 +74,9 @@ def _prepare(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> Calla
 
 def _expanded(a0: Any, b0: Any, b1: Any, c1: Any, out: torch.Tensor, factors: Factors) -> tuple[Any, Any, Any, Any]:
     """The operands with all of D1's batch axes, C1 with all axes or None where it is not read."""
-    added = None if c1 is None or factors.beta1 == 0 else c1.detach().expand(out.shape)
-    if out.dim() == 2:
-        return a0.detach(), b0.detach(), b1.detach(), added
-    a0, b0, b1 = (x.detach().expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
+    added = None if c1 is None or factors.beta1 == 0 else c1.expand(out.shape)
+    if out.dim() > 2:
+        a0, b0, b1 = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a0, b0, b1))
     return a0, b0, b1, added
 
 
@@ -89,26 +85,29 @@ def _run(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> None:
     copies = needs_copy(out, added, a, b, e)
     result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
     with torch.cuda.device(a0.device if a0.device.type == "cuda" else -1), torch.no_grad():
-        _prepare(a0, b0, b1, c1, result, factors, config)(a0, b0, b1, c1, result)
+        _prepare_into(a0, b0, b1, c1, result, factors, config)(a0, b0, b1, c1, result)
     if copies:
         out.copy_(result)
 
 
+def _prepare(a0, b0, b1, c1, alpha0, alpha1, beta1, config) -> Callable[..., torch.Tensor]:
+    """What makes D1 of operands that lie as these do."""
+    shape = _check(a0, b0, b1, c1)
+    run_into = _prepare_into(a0, b0, b1, c1, a0.new_empty(shape), Factors(alpha0, alpha1, beta1), config)
+
+    def run(a0: torch.Tensor, b0: torch.Tensor, b1: torch.Tensor, c1: torch.Tensor | None, *_: Any) -> torch.Tensor:
+        out = a0.new_empty(shape)
+        run_into(a0, b0, b1, c1, out)
+        return out
+
+    return run
+
+
+_warm = WarmCalls(_prepare)
+
+
 def _chain(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
-    key = key_of((a0, b0, b1, c1), alpha0, alpha1, beta1, config)
-    run = _met.get(key)
-    if run is not None:
-        return run(a0, b0, b1, c1)
-    factors, shape = Factors(alpha0, alpha1, beta1), _check(a0, b0, b1, c1)
-    with torch.cuda.device(a0.device if a0.device.type == "cuda" else -1), torch.no_grad():
-        launch = _prepare(a0, b0, b1, c1, a0.new_empty(shape), factors, config)
-
-        def chain(a0: Any, b0: Any, b1: Any, c1: Any) -> torch.Tensor:
-            out = a0.new_empty(shape)
-            launch(a0, b0, b1, c1, out)
-            return out
-
-        return _met.keep(key, chain)(a0, b0, b1, c1)
+    return _warm(a0, b0, b1, c1, alpha0, alpha1, beta1, config)
 
 
 def _chain_fake(a0, b0, b1, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
@@ -119,6 +118,7 @@ def _chain_out(a0, b0, b1, out, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, conf
     _check(a0, b0, b1, c1, out)
     check_distinct(out)
     _run(a0, b0, b1, c1, out, Factors(alpha0, alpha1, beta1), config)
+    mark_written(out)
 
 
 def _chain_out_fake(a0, b0, b1, out, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0, config=None):
@@ -142,7 +142,7 @@ def _gradients(ctx, grad):
     g = grad.to(a0.dtype)
     grad_a0 = grad_b0 = grad_b1 = grad_c1 = None
     if wanted[0]:
-        grad_a0 = call(torch.ops.laneloom.gemm_chain, g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
+        grad_a0 = chain_operator(g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
         grad_a0 = grad_a0 if grad_a0.shape == a0.shape else grad_a0.float().sum_to_size(a0.shape).to(a0.dtype)
     if wanted[1]:
         batch = torch.broadcast_shapes(g.shape[:-2], b1.shape[:-2])
@@ -172,7 +172,9 @@ _OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a0, Tensor b0, Tensor b1, Tensor? c1=None, {_SCALARS}, str? config=None) -> Tensor",
 )
 _OPERATOR.register_fake(_chain_fake)
-complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2))
+chain_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2), warm=_warm
+)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::gemm_chain_out",
     _chain_out,
@@ -180,4 +182,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a0, Tensor b0, Tensor b1, Tensor(a!) out, Tensor? c1=None, {_SCALARS}, str? config=None) -> ()",
 )
 _OUT_OPERATOR.register_fake(_chain_out_fake)
-complete(_OUT_OPERATOR, batched=refuse_out)
+chain_out_operator = complete(_OUT_OPERATOR, batched=refuse_out)

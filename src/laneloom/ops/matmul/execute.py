@@ -91,17 +91,20 @@ def address_of(operand: Any) -> int:
     return operand.ctypes.data if isinstance(operand, np.ndarray) else operand.data_ptr()
 
 
+def reach_bytes(operand: Any) -> int:
+    """Bytes from its first element to behind the last; 0 of an operand without elements."""
+    if 0 in operand.shape:
+        return 0
+    reach = sum((n - 1) * s for n, s in zip(operand.shape, strides_of(operand), strict=True))
+    return (reach + 1) * operand.dtype.itemsize
+
+
 def overlap(x: Any, y: Any) -> bool:
     """Whether the address ranges of two operands meet; they may still share no element."""
-
-    def span(operand: Any) -> tuple[int, int]:
-        reach = sum((n - 1) * s for n, s in zip(operand.shape, strides_of(operand), strict=True))
-        return address_of(operand), address_of(operand) + (reach + 1) * operand.dtype.itemsize
-
     if 0 in x.shape or 0 in y.shape:
         return False
-    (x_low, x_high), (y_low, y_high) = span(x), span(y)
-    return x_low < y_high and y_low < x_high
+    first_x, first_y = address_of(x), address_of(y)
+    return first_x < first_y + reach_bytes(y) and first_y < first_x + reach_bytes(x)
 
 
 def check_distinct(out: Any) -> None:

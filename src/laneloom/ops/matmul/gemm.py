@@ -82,7 +82,9 @@ def gemm(
     torch = sys.modules.get("torch")
     alpha, scale_a, scale_b = folded_scales(alpha, scale_a, scale_b)
     operands = {"a": a, "b": b, "c": c, "bias": bias, "out": out, "scale_a": scale_a, "scale_b": scale_b}
-    if torch is not None and any(isinstance(x, torch.Tensor) for x in operands.values()):
+    if torch is not None and (
+        isinstance(a, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in operands.values())
+    ):
         from .torch_gemm import gemm_tensors
 
         how = (precision, acc_dtype, packed)

@@ -6,17 +6,18 @@ The backward pass is made of this operator and of laneloom::matmul, so that seco
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import aligned, call, complete, one_by_one, refuse_out, to_front
+from ..operators import aligned, complete, mark_written, one_by_one, refuse_out, to_front
+from ..target import active_gpu
+from ..warm import Key, WarmCalls, key_of
 from . import execute
-from .config import MatmulConfig, NamedPlan
-from .dtypes import Arithmetic
-from .fast_gemm import Checked, call_prepared_gemm
+from .config import MatmulConfig, NamedPlan, plan
+from .dtypes import ACCUMULATORS, Arithmetic
 from .gemm import check_shapes, check_term, needs_copy
 from .torch_op import (
     accumulator_name,
@@ -25,6 +26,7 @@ from .torch_op import (
     check_differentiable,
     dtype_name,
     output_dtype,
+    prepare_product,
     run,
     summed_product,
 )
@@ -40,39 +42,24 @@ def gemm_tensors(
     how: tuple[str | None, Any, tuple[str, str] | None],
 ) -> torch.Tensor:
     """`laneloom.gemm` on torch tensors, by name; how: precision, acc_dtype, the dtypes of packed operands."""
-    a, b, c, bias, out, scale_a, scale_b = operands.values()
-    precision, acc_dtype, packed = how
     for name, operand in operands.items():
-        if not isinstance(operand, torch.Tensor) and (name in ("a", "b") or operand is not None):
+        if not isinstance(operand, torch.Tensor) and (operand is not None or name in ("a", "b")):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
+    a, b, c, bias, out, scale_a, scale_b = operands.values()
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
-    for name in ("scale_a", "scale_b"):
-        if operands[name] is not None and operands[name].requires_grad and torch.is_grad_enabled():
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is not None and scale.requires_grad and torch.is_grad_enabled():
             raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
-    if config is acc_dtype is packed is out is None:
-        used = (None if beta == 0 else c, bias, scale_a, scale_b)
-
-        def check_operands() -> Checked:
-            shape, names, arithmetic = _check(a, b, *used, precision, acc_dtype, packed)
-            has_terms = alpha != 1 or activation is not None or any(x is not None for x in used)
-            dtype = output_dtype(names[0], out_dtype, has_terms)
-            return shape, dtype, (*names, dtype_name("out_dtype", dtype)), arithmetic
-
-        arguments = (alpha, beta, activation, out_dtype, precision)
-        result = call_prepared_gemm(a, b, used, *arguments, check_operands, _Finished.apply)
-        if result is not None:
-            return result
+    precision, acc_dtype, packed = how
     text = None if config is None else config.text
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)
     rest = (scale_a, scale_b, precision, accumulator_name(acc_dtype), packed)
     if out is None:
-        return call(torch.ops.laneloom.gemm, a, b, *terms, out_dtype, text, *rest)
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands.values()):
-        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
+        return gemm_operator(a, b, *terms, out_dtype, text, *rest)
     if out.dtype != (out_dtype or out.dtype):
         raise ArgumentError(f"out: expected dtype {out_dtype}, got {out.dtype}")
-    torch.ops.laneloom.gemm_out(a, b, out, *terms, text, *rest)
+    gemm_out_operator(a, b, out, *terms, text, *rest)
     return out
 
 
@@ -91,6 +78,11 @@ def _check(
     shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
     shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
     return shape, names, arithmetic_of(names[0], precision, acc_dtype)
+
+
+def _output_dtype(dtype_a: str, asked: torch.dtype | None, alpha: float, activation: str | None, *terms) -> torch.dtype:
+    has_terms = alpha != 1 or activation is not None or any(x is not None for x in terms)
+    return output_dtype(dtype_a, asked, has_terms)
 
 
 def _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic) -> None:
@@ -114,17 +106,83 @@ def _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, ari
         out.copy_(result)
 
 
+def _prepare(
+    a, b, c, bias, alpha, beta, activation, out_dtype, config, scale_a, scale_b, precision, acc_dtype, packed
+) -> Callable[..., torch.Tensor]:
+    """What makes results of operands that lie as these do, of any alpha and beta that are 0 or 1 where these are."""
+    shape, names, arithmetic = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed)
+    dtype = _output_dtype(names[0], out_dtype, alpha, activation, c, bias, scale_a, scale_b)
+    if beta == 0:
+        c = None
+    dtypes = (*names, dtype_name("out_dtype", dtype))
+    gpu = active_gpu()
+
+    def run_unprepared(a, b, c, bias, alpha, beta, *others) -> torch.Tensor:
+        out = a.new_empty(shape, dtype=dtype)
+        _run(a, b, c, bias, out, alpha, beta, activation, config, others[3:5], names, arithmetic)
+        return out
+
+    plain = config is None and alpha != 0 and a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape)
+    if not plain or gpu.matrix_instructions != "wgmma" or not all(
+        x is None or x.is_contiguous() for x in (scale_a, scale_b)
+    ):
+        return run_unprepared
+    names_terms = ["" if x is None else dtype_name("c", x.dtype) for x in (c, bias)]
+
+    def terms_of(c, bias, alpha, beta, scale_a, scale_b) -> execute.Terms:
+        return execute.Terms(
+            alpha, beta, None if c is None else c.expand(shape), names_terms[0], bias, names_terms[1], "n", activation,
+            *(None if x is None else x.reshape(-1) for x in (scale_a, scale_b)),
+        )  # fmt: skip
+
+    first = terms_of(c, bias, alpha, beta, scale_a, scale_b)
+    problem = execute.problem_of(a, b, a.new_empty(shape, dtype=dtype), dtypes, first, arithmetic)
+    assert problem is not None  # no batch
+    if problem.epilogue is None or execute.has_fused_schedule(problem, gpu, None):
+        chosen = plan(problem, gpu)
+        launch = execute.schedule_of(chosen).prepare(problem, chosen, gpu)
+        has_alpha, has_addend = alpha != 1, c is not None
+
+        def run_fused(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:
+            out = a.new_empty(shape, dtype=dtype)
+            if problem.epilogue is None:
+                launch(a, b, out)
+            else:
+                terms = (c, beta) if has_addend else (None, None)
+                launch(a, b, out, terms[0], bias, alpha if has_alpha else None, terms[1], scale_a, scale_b)
+            return out
+
+        return run_fused
+    kind = ACCUMULATORS[problem.dtype_a][0]
+    sums_dtype = {"fp32": torch.float32, "fp64": torch.float64, "int32": torch.int32}[kind]
+    multiply = prepare_product(a, b, a.new_empty(shape, dtype=sums_dtype), None, names, arithmetic)
+
+    def run_with_terms(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:
+        out, sums = a.new_empty(shape, dtype=dtype), a.new_empty(shape, dtype=sums_dtype)
+        multiply(a, b, sums)
+        terms = terms_of(c if beta != 0 else None, bias, alpha, beta, scale_a, scale_b)
+        execute.apply_terms(sums, out, dtypes[2], terms, kind)
+        return out
+
+    return run_with_terms
+
+
+def _key_of(args: Sequence[Any]) -> Key | None:
+    """Of alpha and beta only what they are compared with: they come with each launch."""
+    a, b, c, bias, alpha, beta, *rest = args
+    return key_of((a, b, c, bias, alpha == 0, alpha == 1, beta == 0, *rest))
+
+
+_warm = WarmCalls(_prepare, _key_of)
+
+
 def _gemm(
     a, b, c=None, bias=None, alpha=1.0, beta=0.0, activation=None, out_dtype=None, config=None, scale_a=None,
     scale_b=None, precision=None, acc_dtype=None, packed=None,
 ):  # fmt: skip
-    out = _gemm_fake(
+    return _warm(
         a, b, c, bias, alpha, beta, activation, out_dtype, config, scale_a, scale_b, precision, acc_dtype, packed
-    )  # fmt: skip
-    _, names, arithmetic = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed)
-    a, b, c, bias, *scales = (None if x is None else x.detach() for x in (a, b, c, bias, scale_a, scale_b))
-    _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic)
-    return out
+    )
 
 
 def _gemm_fake(
@@ -132,8 +190,8 @@ def _gemm_fake(
     scale_b=None, precision=None, acc_dtype=None, packed=None,
 ):  # fmt: skip
     shape, names, _ = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed)
-    has_terms = alpha != 1 or activation is not None or any(x is not None for x in (c, bias, scale_a, scale_b))
-    return a.new_empty(shape, dtype=output_dtype(names[0], out_dtype, has_terms))
+    dtype = _output_dtype(names[0], out_dtype, alpha, activation, c, bias, scale_a, scale_b)
+    return a.new_empty(shape, dtype=dtype)
 
 
 def _gemm_out(
@@ -142,7 +200,9 @@ def _gemm_out(
 ):  # fmt: skip
     _, names, arithmetic = _check(a, b, c, bias, scale_a, scale_b, precision, acc_dtype, packed, out)
     execute.check_distinct(out)
-    _run(a, b, c, bias, out, alpha, beta, activation, config, (scale_a, scale_b), names, arithmetic)
+    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
+        _run(a, b, c, bias, out, alpha, beta, activation, config, (scale_a, scale_b), names, arithmetic)
+    mark_written(out)
 
 
 def _gemm_out_fake(
@@ -180,12 +240,7 @@ def _gradients(ctx, grad):
         grad = torch.where(output > 0, grad, 0.0)
     elif ctx.activation is not None:
         terms = (ctx.alpha, ctx.beta, None, wide)
-        if ctx.config is ctx.how[1] is None:
-            operands: dict[str, Any] = {"a": a, "b": b, "c": c, "bias": bias, "out": None}
-            operands |= {"scale_a": scale_a, "scale_b": scale_b}
-            z = gemm_tensors(operands, *terms, None, (ctx.how[0], None, None))
-        else:
-            z = call(torch.ops.laneloom.gemm, a, b, c, bias, *terms, ctx.config, scale_a, scale_b, *ctx.how, None)
+        z = gemm_operator(a, b, c, bias, *terms, ctx.config, scale_a, scale_b, *ctx.how, None)
         grad = _times_slope(grad.to(wide), z, ctx.activation)
     wanted = ctx.needs_input_grad
     scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
@@ -198,23 +253,6 @@ def _gradients(ctx, grad):
     if bias is not None and wanted[3]:
         grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=wide).to(bias.dtype)
     return grad_a, grad_b, grad_c, grad_bias, *[None] * 10
-
-
-class _Finished(torch.autograd.Function):
-    """`gemm` with its gradients past PyTorch's dispatcher; see `call_prepared_gemm`."""
-
-    @staticmethod
-    def forward(ctx, a, b, c, bias, rest):
-        scale_a, scale_b, alpha, beta, activation, precision, run = rest
-        out = run(a, b, (c, bias, scale_a, scale_b), alpha, beta)
-        ctx.alpha, ctx.beta, ctx.activation = alpha, beta, activation
-        ctx.config, ctx.how = None, (precision, None)
-        ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, out if activation == "relu" else None)
-        return out
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return *_gradients(ctx, *grads)[:4], None
 
 
 def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
@@ -248,7 +286,9 @@ _OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, {_TERMS}, ScalarType? out_dtype=None, {_HOW}) -> Tensor",
 )
 _OPERATOR.register_fake(_gemm_fake)
-complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast)
+gemm_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast, warm=_warm
+)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::gemm_out",
     _gemm_out,
@@ -256,4 +296,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_TERMS}, {_HOW}) -> ()",
 )
 _OUT_OPERATOR.register_fake(_gemm_out_fake)
-complete(_OUT_OPERATOR, batched=refuse_out)
+gemm_out_operator = complete(_OUT_OPERATOR, batched=refuse_out)

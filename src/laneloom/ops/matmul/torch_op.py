@@ -7,18 +7,18 @@ ordinary differentiable views around it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import aligned, call, complete, refuse_out
+from ..operators import aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls
 from . import execute
-from .config import MatmulConfig, NamedPlan
+from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import IEEE, Arithmetic, check_arithmetic, check_pair, default_output
-from .fast_call import call_prepared, multiply
 from .presets import named_config
 
 _NAMES = {
@@ -26,6 +26,11 @@ _NAMES = {
     torch.uint8: "uint8", torch.int32: "int32", torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8",
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+#: what a product is stored as if nobody says and it is not a's dtype
+_DEFAULT_OUTPUTS = {
+    torch.float8_e4m3fn: torch.float32, torch.float8_e5m2: torch.float32, torch.int8: torch.int32,
+    torch.uint8: torch.int32,
+}  # fmt: skip
 
 
 def dtype_name(name: str, dtype: torch.dtype) -> str:
@@ -71,32 +76,31 @@ def matmul_tensors(
     """`laneloom.matmul` on torch tensors."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
-    if config is acc_dtype is packed is None:
-        result = call_prepared(a, b, out_dtype, out, precision, _Product.apply)
-        if result is not None:
-            return result
-    for name, operand in (("a", a), ("b", b), ("out", out)):
-        if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
-            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
-    text = None if config is None else config.text
-    how = (precision, accumulator_name(acc_dtype), packed)
-    a, b, extra = execute.as_matrices(a, b)
+    tensor = torch.Tensor
+    if not (isinstance(a, tensor) and isinstance(b, tensor) and (out is None or isinstance(out, tensor))):
+        operands = {"a": a, "b": b, "out": out}
+        name = next(name for name, x in operands.items() if not isinstance(x, tensor))
+        raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operands[name]).__name__}")
+    how = (None if config is None else config.text, precision, accumulator_name(acc_dtype), packed)
+    extra: tuple[int, ...] = ()
+    if a.ndim < 2 or b.ndim < 2:
+        a, b, extra = execute.as_matrices(a, b)
     if out is None:
-        result = call(torch.ops.laneloom.matmul, a, b, out_dtype, text, *how)
+        result = matmul_operator(a, b, out_dtype, *how)
         for axis in extra:
             result = result.squeeze(axis)
         return result
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (a, b, out)):
-        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
-    wanted = output_dtype(operand_dtypes(a, b, packed)[0], out_dtype)
     target = out
     for axis in reversed(extra):
         target = target.unsqueeze(axis)
-    shape = execute.batched_shape(a.shape, b.shape)
-    if tuple(target.shape) != tuple(shape) or out.dtype != wanted:
-        visible = [n for axis, n in enumerate(shape) if axis - len(shape) not in extra]
-        raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {list(out.shape)} and {out.dtype}")
-    torch.ops.laneloom.matmul_out(a, b, target, text, *how)
+    usual = target.shape == (*a.shape[:-1], b.shape[-1])
+    if not usual or out.dtype != (out_dtype or _DEFAULT_OUTPUTS.get(a.dtype, a.dtype)):
+        wanted = output_dtype(operand_dtypes(a, b, packed)[0], out_dtype)
+        shape = execute.batched_shape(a.shape, b.shape)
+        if tuple(target.shape) != tuple(shape) or out.dtype != wanted:
+            visible = [n for axis, n in enumerate(shape) if axis - len(shape) not in extra]
+            raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {list(out.shape)} and {out.dtype}")
+    matmul_out_operator(a, b, target, *how)
     return out
 
 
@@ -128,16 +132,45 @@ def run(
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
     a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
-    parsed = named_config(config)
-    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        execute.multiply_into(a, b, out, dtypes, gpu, parsed, terms, arithmetic)
+    execute.multiply_into(a, b, out, dtypes, gpu, named_config(config), terms, arithmetic)
+
+
+def prepare_product(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, config: str | None, names: tuple[str, str],
+    arithmetic: Arithmetic,
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:  # fmt: skip
+    """What writes products into out, which is distinct from a and b, for tensors that lie as these do."""
+    gpu = active_gpu()
+    plain = config is None and out.is_contiguous() and 0 not in (*out.shape, a.shape[-1])
+    if plain and gpu.matrix_instructions == "wgmma" and a.device.type == expected_device_type():
+        dtypes = (*names, dtype_name("out_dtype", out.dtype))
+        expanded = [x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b)]
+        problem = execute.problem_of(*expanded, out, dtypes, arithmetic=arithmetic)
+        if problem is not None:  # a schedule goes by the problem's strides: operands need not be expanded for it
+            chosen = plan(problem, gpu)
+            return execute.schedule_of(chosen).prepare(problem, chosen, gpu)
+    return lambda a, b, out: run(a, b, out, config, names, arithmetic=arithmetic)
+
+
+def _prepare(a, b, out_dtype, config, precision, acc_dtype, packed) -> Callable[..., torch.Tensor]:
+    """What makes the product of tensors that lie as these do."""
+    first = _matmul_fake(a, b, out_dtype, config, precision, acc_dtype, packed)
+    names, shape, dtype = operand_dtypes(a, b, packed), first.shape, first.dtype
+    launch = prepare_product(a, b, first, config, names, arithmetic_of(names[0], precision, acc_dtype))
+
+    def run_prepared(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
+        out = a.new_empty(shape, dtype=dtype)
+        launch(a, b, out)
+        return out
+
+    return run_prepared
+
+
+_warm = WarmCalls(_prepare)
 
 
 def _matmul(a, b, out_dtype=None, config=None, precision=None, acc_dtype=None, packed=None):
-    out = _matmul_fake(a, b, out_dtype, config, precision, acc_dtype, packed)
-    names = operand_dtypes(a, b, packed)
-    run(a.detach(), b.detach(), out, config, names, arithmetic=arithmetic_of(names[0], precision, acc_dtype))
-    return out
+    return _warm(a, b, out_dtype, config, precision, acc_dtype, packed)
 
 
 def _matmul_fake(a, b, out_dtype=None, config=None, precision=None, acc_dtype=None, packed=None):
@@ -175,12 +208,10 @@ def summed_product(
 
     def product(x: torch.Tensor, y: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
         if alpha == 1:
-            prepared = call_prepared(x, y, out_dtype, None, how[0], _Product.apply) if how[1] is None else None
-            if prepared is not None:
-                return prepared
-            return call(torch.ops.laneloom.matmul, x, y, out_dtype, None, *how, None)
-        terms = (None, None, alpha, 0.0, None, out_dtype, None, None, None)
-        return call(torch.ops.laneloom.gemm, x, y, *terms, *how, None)
+            return matmul_operator(x, y, out_dtype, None, *how, None)
+        from .torch_gemm import gemm_operator
+
+        return gemm_operator(x, y, None, None, alpha, 0.0, None, out_dtype, None, None, None, *how, None)
 
     if x.dim() == y.dim() == len(shape) == 2:  # torch.broadcast_shapes takes microseconds
         return product(x, y)
@@ -194,20 +225,6 @@ def summed_product(
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
 
 
-class _Product(torch.autograd.Function):
-    """A product with its gradients past PyTorch's dispatcher; see `call_prepared`."""
-
-    @staticmethod
-    def forward(ctx, a, b, out_dtype, precision, run):
-        ctx.save_for_backward(a, b)
-        ctx.how = (precision, None)
-        return multiply(a, b, out_dtype, run)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        return *_gradients(ctx, *grads)[:2], None, None, None
-
-
 def _batched(info, in_dims, a, b, *how):
     return torch.ops.laneloom.matmul(*aligned(in_dims, a, b), *how), 0
 
@@ -217,16 +234,33 @@ def _cast(args: Sequence[Any]) -> tuple[int, ...]:
     return () if len(args) > 4 and args[4] is not None else (0, 1)
 
 
-def _matmul_out(a, b, out, config=None, precision=None, acc_dtype=None, packed=None):
+def _prepare_out(a, b, out, config, precision, acc_dtype, packed) -> Callable[..., None]:
+    """What writes products into out for tensors that lie as these do, apart from how out lies to a and b."""
     names = check(a, b, packed)
     arithmetic = arithmetic_of(names[0], precision, acc_dtype)
     execute.check_distinct(out)
-    if execute.overlap(out, a) or execute.overlap(out, b):
-        result = torch.empty_like(out, memory_format=torch.contiguous_format)
-        run(a, b, result, config, names, arithmetic=arithmetic)
-        out.copy_(result)
-    else:
-        run(a, b, out, config, names, arithmetic=arithmetic)
+    launch = prepare_product(a, b, out, config, names, arithmetic)
+    reach_a, reach_b, reach = (execute.reach_bytes(x) for x in (a, b, out))
+
+    def run_prepared(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *_: Any) -> None:
+        first, first_a, first_b = out.data_ptr(), a.data_ptr(), b.data_ptr()
+        last = first + reach
+        if (first_a < last and first < first_a + reach_a) or (first_b < last and first < first_b + reach_b):
+            result = torch.empty_like(out, memory_format=torch.contiguous_format)
+            run(a, b, result, config, names, arithmetic=arithmetic)
+            out.copy_(result)
+        else:
+            launch(a, b, out)
+            mark_written(out)
+
+    return run_prepared
+
+
+_warm_out = WarmCalls(_prepare_out)
+
+
+def _matmul_out(a, b, out, config=None, precision=None, acc_dtype=None, packed=None):
+    _warm_out(a, b, out, config, precision, acc_dtype, packed)
 
 
 def _matmul_out_fake(a, b, out, config=None, precision=None, acc_dtype=None, packed=None):
@@ -241,7 +275,9 @@ _OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, ScalarType? out_dtype=None, {_HOW}) -> Tensor",
 )
 _OPERATOR.register_fake(_matmul_fake)
-complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast)
+matmul_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast, warm=_warm
+)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::matmul_out",
     _matmul_out,
@@ -249,4 +285,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema=f"(Tensor a, Tensor b, Tensor(a!) out, {_HOW}) -> ()",
 )
 _OUT_OPERATOR.register_fake(_matmul_out_fake)
-complete(_OUT_OPERATOR, batched=refuse_out)
+matmul_out_operator = complete(_OUT_OPERATOR, batched=refuse_out, warm=_warm_out)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import call, complete, folded, one_by_one, refuse_out, unfolded
+from ..matmul.execute import overlap
+from ..operators import complete, folded, mark_written, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls, key_of
+from ..warm import WarmCalls
 from . import execute
 from .config import parse_config
 
@@ -18,7 +19,6 @@ _NAMES = {
     torch.float64: "fp64", torch.float32: "fp32", torch.complex128: "complex128", torch.complex64: "complex64",
 }  # fmt: skip
 _TENSOR_AXES = 3
-_met = WarmCalls()
 
 
 def transform_tensors(
@@ -31,24 +31,22 @@ def transform_tensors(
     if accumulate and out is None:
         raise ArgumentError("accumulate: expected out, to which the transform is added, got none")
     if out is None and coeffs.dim() == _TENSOR_AXES + 1:  # which the operator checks
-        return call(torch.ops.laneloom.transform3d, coeffs, matrix, transpose, config)
+        return transform3d_operator(coeffs, matrix, transpose, config)
     _check(coeffs, matrix)
     if out is None:
         return _flat_call(coeffs, matrix, transpose, config)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in (coeffs, matrix, out)):
-        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
     if out.shape != coeffs.shape or out.dtype != coeffs.dtype or out.device != coeffs.device:
         raise ArgumentError(
             f"out: expected shape {tuple(coeffs.shape)}, {coeffs.dtype} on {coeffs.device}, "
             f"got {tuple(out.shape)}, {out.dtype} on {out.device}"
         )
-    torch.ops.laneloom.transform3d_out(coeffs, matrix, out, transpose, accumulate, config)
+    transform3d_out_operator(coeffs, matrix, out, transpose, accumulate, config)
     return out
 
 
 def _flat_call(coeffs: torch.Tensor, matrix: torch.Tensor, transpose: bool, config: str | None) -> torch.Tensor:
     flat = coeffs.reshape(coeffs.shape[:-3].numel(), *coeffs.shape[-3:])
-    return call(torch.ops.laneloom.transform3d, flat, matrix, transpose, config).reshape(coeffs.shape)
+    return transform3d_operator(flat, matrix, transpose, config).reshape(coeffs.shape)
 
 
 def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
@@ -72,11 +70,6 @@ def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
         raise ArgumentError(f"matrix: expected a tensor on {coeffs.device}, as coeffs is, got one on {matrix.device}")
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    """x, with a conjugation or negation that torch only noted carried out."""
-    return x.resolve_conj().resolve_neg()
-
-
 def _dense(x: torch.Tensor) -> bool:
     """Whether each tensor [K, K, K] of x [N, K, K, K] is dense, and the tensors are apart."""
     k = x.shape[-1]
@@ -84,18 +77,7 @@ def _dense(x: torch.Tensor) -> bool:
     return inner and (x.shape[0] <= 1 or x.stride(0) >= k**3)
 
 
-def _overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Whether the spans of memory between first and last element meet."""
-    if 0 in (x.numel(), y.numel()) or x.device != y.device:
-        return False
-    spans = []
-    for t in (x, y):
-        last = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
-        spans.append((t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()))
-    return spans[0][0] < spans[1][1] and spans[1][0] < spans[0][1]
-
-
-def _prepare(
+def _prepare_into(
     x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """What transforms x into out, [N, K, K, K], for tensors that lie as these do; out is dense and apart from both."""
@@ -104,25 +86,27 @@ def _prepare(
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"coeffs: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
     parsed, dense = None if config is None else parse_config(config), _dense(x)
-    plain = x if dense else x.contiguous()
     run = execute.prepare_transform(
-        _plain(plain), _plain(matrix), out, _NAMES[x.dtype], gpu, transpose=transpose, accumulate=accumulate,
+        x if dense else x.contiguous(), matrix, out, _NAMES[x.dtype], gpu, transpose=transpose, accumulate=accumulate,
         config=parsed,
     )  # fmt: skip
-    return lambda x, matrix, out: run(_plain(x if dense else x.contiguous()), _plain(matrix), out)
+    return run if dense else lambda x, matrix, out: run(x.contiguous(), matrix, out)
 
 
-def _run(
-    x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
-) -> None:
-    """As `_prepare` says, once, or as a call that lay alike did."""
-    key = key_of((x, matrix, out), transpose, accumulate, config)
-    run = _met.get(key)
-    if run is not None:
-        run(x, matrix, out)
-        return
-    with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
-        _met.keep(key, _prepare(x, matrix, out, transpose, accumulate, config))(x, matrix, out)
+def _prepare(coeffs, matrix, transpose, config) -> Callable[..., torch.Tensor]:
+    """What transforms tensors that lie as these do."""
+    first = _transform3d_fake(coeffs, matrix)
+    shape, run_into = first.shape, _prepare_into(coeffs, matrix, first, transpose, False, config)
+
+    def run(coeffs: torch.Tensor, matrix: torch.Tensor, *_: Any) -> torch.Tensor:
+        out = coeffs.new_empty(shape)
+        run_into(coeffs, matrix, out)
+        return out
+
+    return run
+
+
+_warm = WarmCalls(_prepare)
 
 
 @torch.library.custom_op(
@@ -131,10 +115,7 @@ def _run(
     schema="(Tensor coeffs, Tensor matrix, bool transpose=False, str? config=None) -> Tensor",
 )
 def _transform3d(coeffs, matrix, transpose=False, config=None):
-    _check(coeffs, matrix)
-    out = coeffs.new_empty(coeffs.shape)
-    _run(coeffs.detach(), matrix.detach(), out, transpose, False, config)
-    return out
+    return _warm(coeffs, matrix, transpose, config)
 
 
 @_transform3d.register_fake
@@ -154,7 +135,7 @@ def _gradients(ctx, grad):
     grad = grad.contiguous()
     grad_coeffs = grad_matrix = None
     if ctx.needs_input_grad[0]:
-        grad_coeffs = call(torch.ops.laneloom.transform3d, grad, matrix.conj(), not ctx.transpose, ctx.config)
+        grad_coeffs = transform3d_operator(grad, matrix.conj(), not ctx.transpose, ctx.config)
     if ctx.needs_input_grad[1]:
         k = coeffs.shape[-1]
         factors = matrix.expand(3, k, k)
@@ -162,7 +143,7 @@ def _gradients(ctx, grad):
         parts = []
         for axis in range(3):
             others = torch.stack([identity if i == axis else factors[i] for i in range(3)])
-            z = call(torch.ops.laneloom.transform3d, coeffs, others, ctx.transpose, None)
+            z = transform3d_operator(coeffs, others, ctx.transpose, None)
             z_rows, grad_rows = (t.movedim(axis + 1, 0).reshape(k, coeffs.numel() // k) for t in (z, grad))
             z_rows = z_rows.conj()
             part = grad_rows @ z_rows.mT if ctx.transpose else z_rows @ grad_rows.mT
@@ -179,7 +160,38 @@ def _batched(info, in_dims, coeffs, matrix, *options):
     return unfolded(info, operator(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
 
 
-complete(_transform3d, batched=_batched, remember=_remember, gradients=_gradients)
+transform3d_operator = complete(
+    _transform3d, batched=_batched, remember=_remember, gradients=_gradients, warm=_warm
+)
+
+
+def _prepare_out(coeffs, matrix, out, transpose, accumulate, config) -> Callable[..., None]:
+    """What transforms into out for tensors that lie as these do, apart from how they lie to each other."""
+    _check(coeffs, matrix)
+    shape = (coeffs.shape[:-3].numel(), *coeffs.shape[-3:])
+    try:
+        flat = out.view(shape)
+    except RuntimeError:
+        flat = None
+    direct = flat is not None and _dense(flat)
+    made = flat if flat is not None and direct else coeffs.new_empty(shape)
+    run_into = _prepare_into(coeffs.reshape(shape), matrix, made, transpose, accumulate, config)
+
+    def run(coeffs: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, *_: Any) -> None:
+        x = coeffs.reshape(shape)
+        if direct and not overlap(out, coeffs) and not overlap(out, matrix):
+            run_into(x, matrix, out.view(shape))
+            mark_written(out)
+            return
+        old = out.reshape(shape)
+        result = old.clone(memory_format=torch.contiguous_format) if accumulate else x.new_empty(shape)
+        _prepare_into(x, matrix, result, transpose, accumulate, config)(x, matrix, result)
+        out.copy_(result.view(out.shape))
+
+    return run
+
+
+_warm_out = WarmCalls(_prepare_out)
 
 
 @torch.library.custom_op(
@@ -191,21 +203,7 @@ complete(_transform3d, batched=_batched, remember=_remember, gradients=_gradient
     ),
 )
 def _transform3d_out(coeffs, matrix, out, transpose=False, accumulate=False, config=None):
-    _check(coeffs, matrix)
-    shape = (coeffs.shape[:-3].numel(), *coeffs.shape[-3:])
-    x = coeffs.reshape(shape)
-    try:
-        flat = out.view(shape)
-    except RuntimeError:
-        flat = None
-    noted = out.is_conj() or out.is_neg()
-    if flat is not None and not noted and _dense(flat) and not _overlap(out, coeffs) and not _overlap(out, matrix):
-        _run(x, matrix, flat, transpose, accumulate, config)
-        return
-    result = out.reshape(shape).clone(memory_format=torch.contiguous_format) if accumulate else x.new_empty(shape)
-    result = _plain(result)
-    _run(x, matrix, result, transpose, accumulate, config)
-    out.copy_(result.view(out.shape))
+    _warm_out(coeffs, matrix, out, transpose, accumulate, config)
 
 
 @_transform3d_out.register_fake
@@ -213,4 +211,4 @@ def _transform3d_out_fake(coeffs, matrix, out, transpose=False, accumulate=False
     _check(coeffs, matrix)
 
 
-complete(_transform3d_out, batched=refuse_out)
+transform3d_out_operator = complete(_transform3d_out, batched=refuse_out, warm=_warm_out)

@@ -14,7 +14,7 @@ from ..axes import merge_axes
 from ..matmul.execute import address_of, strides_of
 from ..matmul.problem import Matrix
 from .config import TransposeConfig, checked_config
-from .problem import MAX_VECTOR_BYTES, TransposeProblem
+from .problem import MAX_VECTOR_BYTES, TransposeProblem, as_integers
 
 
 def _alignment(operand: Any) -> int:
@@ -47,7 +47,7 @@ def code_object(problem: TransposeProblem, gpu: Gpu, config: TransposeConfig | N
 
 
 def transpose_into(x: Any, out: Any, gpu: Gpu, config: TransposeConfig | None) -> None:
-    """out[..., c, r] = x[..., r, c], torch tensors or numpy arrays of integers of the element's size, apart in memory.
+    """out[..., c, r] = x[..., r, c], torch tensors, or numpy arrays of integers of their element's size, apart.
 
     Batch axes are equal, broadcast ones of x have stride 0.
     """
@@ -74,4 +74,4 @@ def _each(x: Any, out: Any, gpu: Gpu, config: TransposeConfig | None) -> None:
 
 
 def _pointer(operand: Any) -> Any:
-    return ArrayArgument(operand) if hasattr(operand, "ctypes") else operand
+    return ArrayArgument(operand) if hasattr(operand, "ctypes") else as_integers(operand)

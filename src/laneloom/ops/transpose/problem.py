@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import gcd, prod
+from typing import Any
 
 from ..matmul.problem import Matrix
 
 ELEMENT_BYTES = (1, 2, 4, 8)
 MAX_VECTOR_BYTES = 16
+
+
+def as_integers(x: Any) -> Any:
+    """A torch tensor as integers of its elements' size: bits are moved."""
+    return x.view(getattr(sys.modules["torch"], f"int{8 * x.dtype.itemsize}"))
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,12 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
-from ..operators import call, complete, refuse_out, to_front
+from ..operators import complete, mark_written, refuse_out, to_front
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls, key_of
+from ..warm import WarmCalls
 from . import execute
 from .api import check_size, turned_shape
 from .config import TransposeConfig, parse_config
-
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_met = WarmCalls()
 
 
 def transpose_tensor(x: Any, out: Any, config: TransposeConfig | None) -> torch.Tensor:
@@ -27,10 +24,8 @@ def transpose_tensor(x: Any, out: Any, config: TransposeConfig | None) -> torch.
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     text = None if config is None else config.text
     if out is None:
-        return call(torch.ops.laneloom.transpose, x, text)
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
-        raise ArgumentError("out: expected none where gradients are recorded, got a tensor; use torch.no_grad()")
-    torch.ops.laneloom.transpose_out(x, out, text)
+        return transpose_operator(x, text)
+    transpose_out_operator(x, out, text)
     return out
 
 
@@ -48,7 +43,7 @@ def _check(x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[int, ...]:
     return shape
 
 
-def _prepare(
+def _prepare_into(
     x: torch.Tensor, out: torch.Tensor, config: str | None
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """What writes the transpose of x into out, which is apart from it, for tensors that lie as these do."""
@@ -56,46 +51,55 @@ def _prepare(
     if x.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
-    bits = _BITS[x.dtype.itemsize]
-    run = execute.prepare_transpose(
-        _plain(x).view(bits), out.view(bits), gpu, None if config is None else parse_config(config)
-    )
-    return lambda x, out: run(_plain(x).view(bits), out.view(bits))
+    return execute.prepare_transpose(x, out, gpu, None if config is None else parse_config(config))
 
 
-def _plain(x: torch.Tensor) -> torch.Tensor:
-    """x with the bits that it shows: a conjugate or negative view holds others."""
-    return x.detach().resolve_conj().resolve_neg()
+def _prepare(x: torch.Tensor, config: str | None) -> Callable[..., torch.Tensor]:
+    """What makes the transpose of tensors that lie as x does."""
+    first = _transpose_fake(x)
+    shape, run_into = first.shape, _prepare_into(x, first, config)
+
+    def run(x: torch.Tensor, _config: str | None) -> torch.Tensor:
+        out = x.new_empty(shape)
+        run_into(x, out)
+        return out
+
+    return run
 
 
-def _run(x: torch.Tensor, out: torch.Tensor, config: str | None) -> None:
-    """As `_prepare` says, once, or as a call that lay alike did."""
-    key = key_of((x, out), config)
-    run = _met.get(key)
-    if run is not None:
-        run(x, out)
-        return
-    with torch.cuda.device(x.device if x.device.type == "cuda" else -1):
-        _met.keep(key, _prepare(x, out, config))(x, out)
+_warm = WarmCalls(_prepare)
 
 
 def _transpose(x, config=None):
-    out = _transpose_fake(x, config)
-    _run(x, out, config)
-    return out
+    return _warm(x, config)
 
 
 def _transpose_fake(x, config=None):
     return x.new_empty(_check(x))
 
 
-def _transpose_out(x, out, config=None):
+def _prepare_out(x: torch.Tensor, out: torch.Tensor, config: str | None) -> Callable[..., None]:
+    """What writes the transpose of x into out for tensors that lie as these do, apart from how they lie to each
+    other."""
     _check(x, out)
     check_distinct(out)
-    if out.is_conj() or out.is_neg() or overlap(out, x):
-        out.copy_(_transpose(x, config))
-    else:
-        _run(x, out, config)
+    run_into = _prepare_into(x, out, config)
+
+    def run(x: torch.Tensor, out: torch.Tensor, config: str | None) -> None:
+        if overlap(out, x):
+            out.copy_(_transpose(x, config))
+        else:
+            run_into(x, out)
+            mark_written(out)
+
+    return run
+
+
+_warm_out = WarmCalls(_prepare_out)
+
+
+def _transpose_out(x, out, config=None):
+    _warm_out(x, out, config)
 
 
 def _transpose_out_fake(x, out, config=None):
@@ -107,7 +111,7 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _gradient(ctx, grad):
-    return call(torch.ops.laneloom.transpose, grad, None), None
+    return transpose_operator(grad, None), None
 
 
 def _batched(info, in_dims, x, *config):
@@ -118,7 +122,9 @@ _OPERATOR: Any = torch.library.custom_op(
     "laneloom::transpose", _transpose, mutates_args=(), schema="(Tensor x, str? config=None) -> Tensor"
 )
 _OPERATOR.register_fake(_transpose_fake)
-complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_gradient)
+transpose_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradient, warm=_warm
+)
 _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::transpose_out",
     _transpose_out,
@@ -126,4 +132,4 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     schema="(Tensor x, Tensor(a!) out, str? config=None) -> ()",
 )
 _OUT_OPERATOR.register_fake(_transpose_out_fake)
-complete(_OUT_OPERATOR, batched=refuse_out)
+transpose_out_operator = complete(_OUT_OPERATOR, batched=refuse_out, warm=_warm_out)

@@ -5,15 +5,40 @@ A fused program would compute P again for every block of D1's columns. The same 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from ....codegen import CodeObject
 from ....errors import UnsupportedError
 from ....gpu import Gpu
 from ...matmul.api import matmul
+from ...matmul.dtypes import IEEE
 from ...matmul.gemm import gemm
 from ..config import ChainConfig
 from ..problem import ChainProblem
+
+
+def prepare(problem: ChainProblem, config: ChainConfig, gpu: Gpu, factors: tuple[float, ...]) -> Callable[..., None]:
+    """What runs for operands that lie as `problem` says, call after call: a0, b0, b1, c1 or None, out."""
+    products: list[Callable[..., None]] = []
+
+    def run(a0: Any, b0: Any, b1: Any, c1: Any, out: Any) -> None:
+        if isinstance(out, np.ndarray) or factors[:2] != (1, 1) or c1 is not None:
+            launch(problem, config, gpu, a0, b0, b1, c1, out, *factors)
+            return
+        p = a0.new_empty((*a0.shape[:-1], b0.shape[-1]))
+        if not products:
+            from ...matmul.torch_op import prepare_product
+
+            names = (problem.dtype, problem.dtype)
+            products.extend(prepare_product(*operands, None, names, IEEE) for operands in ((a0, b0, p), (p, b1, out)))
+        first, second = products
+        first(a0, b0, p)
+        second(p, b1, out)
+
+    return run
 
 
 def launch(

@@ -19,7 +19,7 @@ from ....device.prepared import PreparedLaunch
 from ....gpu import Gpu
 from ..config import TilesConfig
 from ..layouts import tiles_constants
-from ..problem import TransposeProblem
+from ..problem import TransposeProblem, as_integers
 
 MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
 
@@ -164,15 +164,17 @@ def prepare(problem: TransposeProblem, config: TilesConfig, gpu: Gpu) -> Callabl
     launches = []
     for first, grid in _grids(problem, config):
         rest = tuple((values | {"first_program": first})[name] for name in transpose_tiles.arg_names[2:])
-        launches.append(
-            PreparedLaunch(transpose_tiles, grid, lambda x, y, rest=rest: (x, y, *rest), num_warps=config.num_warps)
-        )
+
+        def arguments(x: Any, y: Any, rest: tuple[Any, ...] = rest) -> tuple[Any, ...]:
+            return as_integers(x), as_integers(y), *rest
+
+        launches.append(PreparedLaunch(transpose_tiles, grid, arguments, num_warps=config.num_warps))
 
     def run(x: Any, y: Any) -> None:
         for launch in launches:
             launch(x, y)
 
-    return run
+    return launches[0] if len(launches) == 1 else run
 
 
 def _grids(problem: TransposeProblem, config: TilesConfig) -> list[tuple[int, tuple[int, int, int]]]:
