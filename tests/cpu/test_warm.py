@@ -92,7 +92,7 @@ def _remember(ctx, inputs, output):
 
 
 def _gradients(ctx, grad):
-    return grad * ctx.factor, None
+    return grad * ctx.factor if ctx.needs_input_grad[0] else None, None
 
 
 def _write(x, out):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +76,8 @@ class Operator:
         if records and self._record is None:
             return self._packet
         run = self._body if self._warm is None else self._warm.prepared(key, args)
-        return keep(self._calls, key, partial(self._record, run) if records else run)
+        record = self._record
+        return keep(self._calls, key, run if not records or record is None else lambda *args: record(*args, run))
 
     def _dispatched(self, args: Sequence[Any]) -> Any:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
@@ -97,9 +97,8 @@ class Operator:
 
 
 # Found once: to look such a function up costs as much as to call it.
-_tracer, _dispatch_modes, _function_modes = (
-    torch._C._get_tracing_state, torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack,
-)  # fmt: skip
+_any_autocast, _tracer = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
+_dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _interpreters: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -107,7 +106,7 @@ def _is_watched() -> bool:
     """Whether something between the caller and the kernel wants to see operators: autocast, a tracer, a mode, a
     transform."""
     return (
-        is_autocast_enabled("cuda")
+        _any_autocast()
         or _tracer() is not None
         or _dispatch_modes() > 0
         or _function_modes() > 0
@@ -165,19 +164,20 @@ def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -
 
 
 def _recorded_of(definition: Any, remember: Any, gradients: Any) -> Callable[..., Any]:
-    """`run(*args)` of `run, *args`, with its gradients.
+    """`run(*args)` of `*args, run`, with its gradients.
 
     With `setup_context` torch would look at its signature, 30 us in each call. `Function.apply` itself looks for
     tensors that outlived a transform of torch.func, which have no key, at another 5 us.
     """
 
-    def forward(ctx, run, *args):
+    def forward(ctx, *args_and_run):
+        *args, run = args_and_run
         output = run(*args)
         remember(ctx, args, output)
         return output
 
     def backward(ctx, *grads):
-        return None, *gradients(ctx, *grads)
+        return *gradients(ctx, *grads), None
 
     members = {k: staticmethod(v) for k, v in {"forward": forward, "backward": backward}.items()}
     function = type(definition._name, (torch.autograd.Function,), members)

@@ -218,11 +218,12 @@ def _remember(ctx, inputs, output) -> None:
 
 
 def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
-    """grad times the derivative of gelu or silu at z."""
+    """grad times the derivative of gelu or silu at z, in z's dtype, which is no narrower."""
+    if not torch.is_grad_enabled():
+        return (torch.ops.aten.gelu_backward if activation == "gelu" else torch.ops.aten.silu_backward)(grad, z)
+    grad = grad.to(z.dtype)
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, z)
-    if not torch.is_grad_enabled():
-        return torch.ops.aten.silu_backward(grad, z)
     part = torch.sigmoid(z)  # silu_backward has no derivative
     return grad * part * (1 + z * (1 - part))
 
@@ -241,7 +242,7 @@ def _gradients(ctx, grad):
     elif ctx.activation is not None:
         terms = (ctx.alpha, ctx.beta, None, wide)
         z = gemm_operator(a, b, c, bias, *terms, ctx.config, scale_a, scale_b, *ctx.how, None)
-        grad = _times_slope(grad.to(wide), z, ctx.activation)
+        grad = _times_slope(grad, z, ctx.activation)
     wanted = ctx.needs_input_grad
     scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
     scaled = (scaled if scale_b is None else scaled * scale_b.reshape(1, -1)).to(a.dtype)
