@@ -1,4 +1,4 @@
-// What the forward kernels of attention on Hopper share: which tile is which, the mask, the output.
+// What the forward kernels of attention on Hopper share: which tile is which and who takes it, the loads, the mask, the output.
 //
 // A tile is CONSUMERS * 64 queries of one head, a step COLUMNS keys. Compile-time constants besides: D_V, HAS_FIRST, HAS_LAST
 // (the band's ends), PACKED (lengths from first_q, first_k), BOTTOM_RIGHT, PEAK (weights are 2^PEAK times those of the softmax), BF16 (of
@@ -23,6 +23,32 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   return w;
 }
 
+// The number of the next tile, from the thread that fills `tile`; every warp that asks is one that tile_empty counts. Shared: the
+// kernel's.
+template <typename Shared> __device__ __forceinline__ int take_tile(Shared* shared, int& slot, u32& phase, int lane) {
+  barrier_wait(shared_address(&shared->tile_full[slot]), phase);
+  const int number = *(volatile int*)&shared->tile[slot];
+  __syncwarp();
+  if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
+  if (++slot == 2) slot = 0, phase ^= 1;
+  return number;
+}
+
+// The tile's queries, a slab of 64 for each consumer, in PIECES of 128 bytes a row that hold PER_PIECE elements each.
+template <int PIECES, int PER_PIECE, int SLAB, typename Shared>
+__device__ __forceinline__ void load_queries(u32 q_tile, const TensorMap* q_map, Shared* shared, const Work& w, int batch, int& q_buffer, u32& q_phase) {
+#pragma unroll 1
+  for (int slab = 0; slab < CONSUMERS; ++slab) {
+    const u32 full = shared_address(&shared->q_full[q_buffer][slab]);
+    barrier_wait(shared_address(&shared->q_empty[q_buffer][slab]), q_phase ^ 1);
+    barrier_expect(full, PIECES * 64 * 128);
+#pragma unroll 1
+    for (int c = 0; c < PIECES; ++c)
+      load_box(q_tile + (q_buffer * CONSUMERS + slab) * SLAB + c * 64 * 128, q_map, full, c * PER_PIECE, w.q_first + w.row0 + slab * 64, w.head, batch);
+  }
+  if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+}
+
 // Scores that the band or the end of the keys hides become -infinity.
 __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int column, const Work& w) {
 #pragma unroll
@@ -39,6 +65,14 @@ __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int colum
         if (HAS_FIRST && 8 * j + e < low) x = -INFINITY;
       }
   }
+}
+
+// The same for a thread's part of the scores of a slab's 64 queries, if that block of keys is cut.
+__device__ __forceinline__ void hide_if_cut(float (&s)[COLUMNS / 2], int block, int row_slab, int row, int lane, const Work& w) {
+  const int column = block * COLUMNS;
+  const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
+  const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
+  if (after || before) hide(s, row, column + 2 * (lane % 4), w);
 }
 
 struct Output {

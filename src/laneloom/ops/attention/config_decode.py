@@ -8,7 +8,7 @@ from math import gcd, log2
 from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import padded
-from .config_hopper import chunks
+from .config_hopper import chunks, why_not_wgmma, why_too_large
 from .problem import DTYPE_BYTES, HALVES
 
 _ROWS = 16
@@ -152,23 +152,16 @@ class HopperDecodeConfig:
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions != "wgmma":
-            return f"the kernel reads by Hopper's copy engine, {gpu.name} ({gpu.family}) has none"
-        if problem.dtype not in HALVES:
-            return f"q, k_cache and v_cache must be fp16 or bf16, got {problem.dtype}"
-        for name, d in (("D", problem.d), ("D of v_cache", problem.d_v)):
-            if not 16 <= d <= _WIDEST_HOPPER or d % 8:
-                return f"{name} must be a multiple of 8 from 16 to {_WIDEST_HOPPER}, got {d}"
+        operands = {"operands": "q, k_cache and v_cache", "values": "v_cache"}
+        if why := why_not_wgmma(problem, gpu, _WIDEST_HOPPER, **operands):
+            return why
         if problem.page % _ROWS:
             return f"pages must be multiples of {_ROWS} keys, got {problem.page}"
         if not 1 <= self.splits <= _MOST_SPLITS or self.stages < 1:
             return f"splits must be from 1 to {_MOST_SPLITS}, stages at least 1, got {self.splits} and {self.stages}"
-        need = self.lds_bytes(problem) + _STATIC_BYTES
-        if need > gpu.lds_bytes:
-            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
         if self.programs(problem) >= 1 << 24:
             return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
-        return None
+        return why_too_large(self.lds_bytes(problem) + _STATIC_BYTES, gpu)
 
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:

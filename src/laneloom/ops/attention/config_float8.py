@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal
 
 from ...gpu import Gpu
-from .config_hopper import BARRIER_BYTES, PROCESSORS, chunks
+from .config_hopper import BARRIER_BYTES, PROCESSORS, Warpgroups, chunks, why_too_large
 from .problem import HALVES, AttentionProblem
 
 _LINE = 128  #: bytes of a line of shared memory, and elements of one
@@ -15,7 +15,7 @@ _PEAK = 8  #: weights are at most 2**8; the largest number in e4m3 is 448
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperFloat8Config:
+class HopperFloat8Config(Warpgroups):
     """kernels/hopper_forward_float8.cu: warpgroups of 64 queries, warps that transpose values; tiles come by TMA."""
 
     role: Literal["forward"] = "forward"
@@ -29,28 +29,9 @@ class HopperFloat8Config:
     peak = _PEAK
 
     @property
-    def rows(self) -> int:
-        """Queries of a tile."""
-        return 64 * self.consumers
-
-    @property
-    def num_warps(self) -> int:
-        return 4 * (self.consumers + 1)
-
-    @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer's and of the producer's and transposers' threads."""
         return {1: (240, 56), 2: (240, 24), 3: (160, 32)}[self.consumers]
-
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        knobs = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("role", "schedule")]
-        return f"{self.schedule}:" + ",".join(knobs)
-
-    def tiles(self, problem: AttentionProblem) -> int:
-        """Tiles of work: persistent programs share them."""
-        return problem.batch * problem.heads * -(-problem.queries // self.rows)
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Dynamic shared memory: queries (later the output), rings of keys, values and transposed values."""
@@ -75,10 +56,7 @@ class HopperFloat8Config:
                 "consumers must be 1 to 3, stages and q_buffers at least 1, transposers 1 to 3, got "
                 f"{self.consumers}, {self.stages}, {self.q_buffers}, {self.transposers}"
             )
-        need = self.lds_bytes(problem) + BARRIER_BYTES
-        if need > gpu.lds_bytes:
-            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
-        return None
+        return why_too_large(self.lds_bytes(problem) + BARRIER_BYTES, gpu)
 
 
 def float8_candidates(problem: AttentionProblem) -> list[HopperFloat8Config]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ...gpu import Gpu
 from .problem import HALVES, AttentionProblem
@@ -23,20 +23,56 @@ def chunks(d: int) -> int:
     return -(-d // 64)
 
 
-def _why_not_wgmma(problem: AttentionProblem, gpu: Gpu, widest: int) -> str | None:
+def why_not_wgmma(
+    problem: Any, gpu: Gpu, widest: int, *, operands: str = "q, k and v", values: str = "v"
+) -> str | None:
     """What every schedule by wgmma wants: the instruction, 16-bit operands, head dimensions up to `widest`."""
     if gpu.matrix_instructions != "wgmma":
         return f"the kernel multiplies by wgmma, {gpu.name} ({gpu.family}) has none"
     if problem.dtype not in HALVES:
-        return f"q, k and v must be fp16 or bf16, got {problem.dtype}"
-    for name, d in (("D", problem.d), ("D of v", problem.d_v)):
+        return f"{operands} must be fp16 or bf16, got {problem.dtype}"
+    for name, d in (("D", problem.d), (f"D of {values}", problem.d_v)):
         if not 16 <= d <= widest or d % 8:
             return f"{name} must be a multiple of 8 from 16 to {widest}, got {d}"
     return None
 
 
+def why_too_large(need: int, gpu: Gpu) -> str | None:
+    """Why a workgroup cannot have so many bytes of shared memory, if it cannot."""
+    if need <= gpu.lds_bytes:
+        return None
+    return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
+
+
+class Warpgroups:
+    """What the configs of forward schedules share whose tiles are 64 queries for each warpgroup that multiplies."""
+
+    role: str
+    schedule: str
+    consumers: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 64 * self.consumers
+
+    @property
+    def num_warps(self) -> int:
+        return 4 * (self.consumers + 1)
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        knobs = [f"{name}={value}" for name, value in vars(self).items() if name not in ("role", "schedule")]
+        return f"{self.schedule}:" + ",".join(knobs)
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work: persistent programs share them."""
+        return problem.batch * problem.heads * -(-problem.queries // self.rows)
+
+
 @dataclass(frozen=True, kw_only=True)
-class HopperForwardConfig:
+class HopperForwardConfig(Warpgroups):
     """kernels/hopper_forward.cu: warpgroups of 64 queries, keys and values streamed by TMA, products by wgmma."""
 
     role: Literal["forward"] = "forward"
@@ -50,28 +86,9 @@ class HopperForwardConfig:
     threshold: int = 8  #: a row's reference maximum moves when the weights would exceed 2**threshold
 
     @property
-    def rows(self) -> int:
-        """Queries of a tile."""
-        return 64 * self.consumers
-
-    @property
-    def num_warps(self) -> int:
-        return 4 * (self.consumers + 1)
-
-    @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer's and of the producer's threads."""
         return {1: (240, 40), 2: (232, 40), 3: (160, 32)}[self.consumers]
-
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        knobs = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in ("role", "schedule")]
-        return f"{self.schedule}:" + ",".join(knobs)
-
-    def tiles(self, problem: AttentionProblem) -> int:
-        """Tiles of work: persistent programs share them."""
-        return problem.batch * problem.heads * -(-problem.queries // self.rows)
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Dynamic shared memory: queries (later the output), rings of keys and values."""
@@ -81,7 +98,7 @@ class HopperForwardConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := _why_not_wgmma(problem, gpu, _WIDEST):
+        if why := why_not_wgmma(problem, gpu, _WIDEST):
             return why
         if not problem.scale > 0:
             return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
@@ -94,10 +111,7 @@ class HopperForwardConfig:
         registers += problem.d // 4 if self.q_in_registers else 0
         if registers > self.registers[0] - 24:
             return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
-        need = self.lds_bytes(problem) + BARRIER_BYTES
-        if need > gpu.lds_bytes:
-            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
-        return None
+        return why_too_large(self.lds_bytes(problem) + BARRIER_BYTES, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +146,7 @@ class HopperBackwardConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := _why_not_wgmma(problem, gpu, self.widest):
+        if why := why_not_wgmma(problem, gpu, self.widest):
             return why
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
@@ -140,10 +154,7 @@ class HopperBackwardConfig:
             return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
-        need = self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + BARRIER_BYTES // 4
-        if need > gpu.lds_bytes:
-            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
-        return None
+        return why_too_large(self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + BARRIER_BYTES // 4, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,16 +206,13 @@ class HopperBackwardWideConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := _why_not_wgmma(problem, gpu, _WIDEST):
+        if why := why_not_wgmma(problem, gpu, _WIDEST):
             return why
         if not problem.scale > 0:
             return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if min(self.stages, self.g_stages) < 1:
             return f"stages and g_stages must be at least 1, got {self.stages} and {self.g_stages}"
-        need = self.lds_bytes(problem) + _LINE_BYTES * self.stages + BARRIER_BYTES // 4
-        if need > gpu.lds_bytes:
-            return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
-        return None
+        return why_too_large(self.lds_bytes(problem) + _LINE_BYTES * self.stages + BARRIER_BYTES // 4, gpu)
 
 
 def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:

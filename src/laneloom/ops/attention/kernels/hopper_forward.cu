@@ -63,18 +63,7 @@ __device__ __forceinline__ void produce(
           load_box(v_tile + (v_stage * CHUNKS(D_V) + c) * COLUMNS * 128, v_map, full, c * 64, key + COLUMNS, kv_head, batch);
         step_ring(v_stage, v_phase);
       }
-      if (i == 0) {
-#pragma unroll 1
-        for (int slab = 0; slab < CONSUMERS; ++slab) {
-          const u32 full = shared_address(&shared->q_full[q_buffer][slab]);
-          barrier_wait(shared_address(&shared->q_empty[q_buffer][slab]), q_phase ^ 1);
-          barrier_expect(full, CHUNKS(D) * 64 * 128);
-#pragma unroll 1
-          for (int c = 0; c < CHUNKS(D); ++c)
-            load_box(q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES + c * 64 * 128, q_map, full, c * 64, w.q_first + w.row0 + slab * 64, w.head, batch);
-        }
-        if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
-      }
+      if (i == 0) load_queries<CHUNKS(D), 64, SLAB_BYTES>(q_tile, q_map, shared, w, batch, q_buffer, q_phase);
     }
     number = next;
   }
@@ -167,11 +156,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
   u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
   if (PING_PONG && slab == CONSUMERS - 1) named_arrive(next_turn, 256);
   while (true) {
-    barrier_wait(shared_address(&shared->tile_full[slot]), tile_phase);
-    const int number = *(volatile int*)&shared->tile[slot];
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
-    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    const int number = take_tile(shared, slot, tile_phase, lane);
     if (number >= sizes.tiles) break;
     const Work w = locate(number, sizes);
     if (w.row0 >= w.queries) continue;
@@ -183,12 +168,6 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
 #pragma unroll
     for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
     auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
-    auto hide_if_cut = [&](int block) {
-      const int column = block * COLUMNS;
-      const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
-      const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
-      if (after || before) hide(s, row, column + 2 * (lane % 4), w);
-    };
     if (w.begin == w.end) {
       write_nothing(w, to, row_slab + warp * 16, lane);
     } else {
@@ -203,7 +182,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
       pin(s);
       release(&shared->k_empty[k_stage]);
       step_ring(k_stage, k_phase);
-      hide_if_cut(w.end - 1);
+      hide_if_cut(s, w.end - 1, row_slab, row, lane, w);
       weigh<true>(s, top, sum, fade, scale2);
       to_operand(s, p);
       for (int block = w.end - 2; block >= w.begin; --block) {
@@ -221,7 +200,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
         pin(s);
         release(&shared->k_empty[k_stage]);
         step_ring(k_stage, k_phase);
-        hide_if_cut(block);
+        hide_if_cut(s, block, row_slab, row, lane, w);
         weigh<false>(s, top, sum, fade, scale2);
         // Never true, but the end of a basic block: the compiler would wait for the values before the maximum else.
         if (sizes.tiles < 0) __nanosleep(1);

@@ -76,18 +76,7 @@ __device__ __forceinline__ void produce(
       for (int c = 0; c < ROW_CHUNKS; ++c)
         load_box(k_tile + (k_stage * ROW_CHUNKS + c) * COLUMNS * 128, k_map, k_full, c * 128, key, kv_head, batch);
       step_ring(k_stage, k_phase);
-      if (i == 0) {
-#pragma unroll 1
-        for (int slab = 0; slab < CONSUMERS; ++slab) {
-          const u32 full = shared_address(&shared->q_full[q_buffer][slab]);
-          barrier_wait(shared_address(&shared->q_empty[q_buffer][slab]), q_phase ^ 1);
-          barrier_expect(full, Q_BYTES);
-#pragma unroll 1
-          for (int c = 0; c < ROW_CHUNKS; ++c)
-            load_box(q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES + c * 64 * 128, q_map, full, c * 128, w.q_first + w.row0 + slab * 64, w.head, batch);
-        }
-        if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
-      }
+      if (i == 0) load_queries<ROW_CHUNKS, 128, SLAB_BYTES>(q_tile, q_map, shared, w, batch, q_buffer, q_phase);
       barrier_wait(shared_address(&shared->v_empty[v_stage]), v_phase ^ 1);
       barrier_expect(v_full, V_BYTES);
       load_box(v_tile + v_stage * V_BYTES, v_map, v_full, 0, key, kv_head, batch);
@@ -95,16 +84,6 @@ __device__ __forceinline__ void produce(
     }
     number = next;
   }
-}
-
-// The number of the next tile, from the thread that fills `tile`; every warp that asks is one that tile_empty counts.
-__device__ __forceinline__ int take_tile(Shared* shared, int& slot, u32& phase, int lane) {
-  barrier_wait(shared_address(&shared->tile_full[slot]), phase);
-  const int number = *(volatile int*)&shared->tile[slot];
-  __syncwarp();
-  if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
-  if (++slot == 2) slot = 0, phase ^= 1;
-  return number;
 }
 
 // Values [128 keys][D_V] to [D_V][128 places]. 16 columns by 32 keys at a time: ldmatrix gives a lane (g = lane / 4, q) of columns
@@ -247,12 +226,6 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
 #pragma unroll
     for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
     auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
-    auto hide_if_cut = [&](float (&s)[COLUMNS / 2], int block) {
-      const int column = block * COLUMNS;
-      const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
-      const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
-      if (after || before) hide(s, row, column + 2 * (lane % 4), w);
-    };
     if (w.begin == w.end) {
       write_nothing(w, to, row_slab + warp * 16, lane);
     } else {
@@ -268,7 +241,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
         pin(s);
         release(&shared->k_empty[k_stage]);
         step_ring(k_stage, k_phase);
-        hide_if_cut(s, block);
+        hide_if_cut(s, block, row_slab, row, lane, w);
         weigh(s, top, sum, fade, scale2);
         to_operand(s, p);
         float(&part)[D_V / 2] = *(float(*)[D_V / 2])s;  // takes the registers of the scores
