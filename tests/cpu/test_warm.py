@@ -1,4 +1,4 @@
-"""Calls met before: their keys, and how an operator goes past torch's dispatcher. CPU tensors stand for those of a GPU."""
+"""Calls met before: their keys, and the way past torch's dispatcher. Tensors of the CPU stand for those of a GPU."""
 
 from __future__ import annotations
 

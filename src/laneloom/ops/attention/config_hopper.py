@@ -154,7 +154,8 @@ class HopperBackwardConfig:
             return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
             return f"stages must be at least 1, got {self.stages}"
-        return why_too_large(self.lds_bytes(problem) + _PIECES_BYTES * self.stages + _ZEROS_BYTES + BARRIER_BYTES // 4, gpu)
+        small = _PIECES_BYTES * self.stages + _ZEROS_BYTES + BARRIER_BYTES // 4
+        return why_too_large(self.lds_bytes(problem) + small, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
