@@ -103,7 +103,7 @@ def _write(x, out):
 def _operator(name, body, schema, writes=(), **rules):
     definition = torch.library.custom_op(f"laneloom::{name}", body, mutates_args=writes, schema=schema)
     definition.register_fake(lambda x, *_: torch.empty_like(x))
-    return complete(definition, batched=lambda *_: None, **rules)
+    return complete(definition, batched=lambda *_: (None, None), **rules)
 
 
 _calls = WarmCalls(_prepare)

@@ -47,7 +47,6 @@ def why_too_large(need: int, gpu: Gpu) -> str | None:
 class Warpgroups:
     """What the configs of forward schedules share whose tiles are 64 queries for each warpgroup that multiplies."""
 
-    role: str
     schedule: str
     consumers: int
 

@@ -144,8 +144,8 @@ def prepare_product(
     plain = config is None and out.is_contiguous() and 0 not in (*out.shape, a.shape[-1])
     if plain and gpu.matrix_instructions == "wgmma" and a.device.type == expected_device_type():
         dtypes = (*names, dtype_name("out_dtype", out.dtype))
-        expanded = [x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b)]
-        problem = execute.problem_of(*expanded, out, dtypes, arithmetic=arithmetic)
+        x, y = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
+        problem = execute.problem_of(x, y, out, dtypes, arithmetic=arithmetic)
         if problem is not None:  # a schedule goes by the problem's strides: operands need not be expanded for it
             chosen = plan(problem, gpu)
             return execute.schedule_of(chosen).prepare(problem, chosen, gpu)
@@ -155,7 +155,8 @@ def prepare_product(
 def _prepare(a, b, out_dtype, config, precision, acc_dtype, packed) -> Callable[..., torch.Tensor]:
     """What makes the product of tensors that lie as these do."""
     first = _matmul_fake(a, b, out_dtype, config, precision, acc_dtype, packed)
-    names, shape, dtype = operand_dtypes(a, b, packed), first.shape, first.dtype
+    names = operand_dtypes(a, b, packed)
+    shape, dtype = first.shape, first.dtype
     launch = prepare_product(a, b, first, config, names, arithmetic_of(names[0], precision, acc_dtype))
 
     def run_prepared(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
