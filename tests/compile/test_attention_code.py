@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import tempfile
-from pathlib import Path
 
 import pytest
-from triton.backends import nvidia
+from sass_listing import listing_of, sass_of
 
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
@@ -83,22 +80,6 @@ def test_hopper_fallback(role):
     assert code.vgpr_spills == 0
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in code.asm
     assert "ex2.approx" in code.asm
-
-
-def listing_of(code: CodeObject) -> list[str]:
-    """Instructions of the machine code, in its order."""
-    tool = Path(nvidia.__file__).parent / "bin" / "nvdisasm"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(code.binary)
-        file.flush()
-        run = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True)
-    text = run.stdout
-    return [" ".join(line.split()) for line in re.findall(r"\*/\s+((?:@!?U?P\d+\s+)?[A-Z][^;]*);", text)]
-
-
-def sass_of(code: CodeObject) -> list[str]:
-    """Their mnemonics."""
-    return [re.sub(r"^@!?U?P\d+ ", "", line).split()[0] for line in listing_of(code)]
 
 
 @pytest.mark.parametrize(("d", "last"), [(128, None), (128, 0), (64, 0), (256, None)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from sass_listing import disassemble
 
 pytest.importorskip("cuda.bindings.nvrtc")
 pytest.importorskip("torch")
@@ -157,6 +158,25 @@ def test_tiles_of_one_class_of_rows_multiply_as_any(knobs, layout):
     assert wgmmas(code) == [f"m64n{config.block_n}k16.f32.bf16.bf16"] * 4 * strips, "those of a slice, once"
     assert usual is None or wgmmas(usual) == wgmmas(code)
     assert code.asm != getattr(usual, "asm", None)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "epilogue"),
+    [
+        ({"block_m": 128, "block_n": 256, "hold_back": 2}, None),
+        ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}, None),
+        ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "cluster_n": 2, "swapped": True}, None),
+        ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}, Epilogue(scaled=True, activation="gelu")),
+    ],
+)
+def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
+    """What ptxas takes for a use of sums in flight it answers by a wait behind every wgmma."""
+    problem = MatmulProblem.contiguous(1024, 1024, 512, dtype="bf16", layout="nt", epilogue=epilogue)
+    code = compiled(problem, ClusterConfig(**{"block_k": 64, "stages": 4, "panels": 2, **knobs}))
+    sass = disassemble(code)
+    waits, products = sass.count("WARPGROUP.DEPBAR"), sass.count("HGMMA")
+    assert products == (16 if "split" in knobs else 4)
+    assert waits == (3 if "split" in knobs else 2)
 
 
 def test_groups_compile():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-from pathlib import Path
 
 import pytest
-from triton.backends import nvidia
+from sass_listing import disassemble
 
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import execute
@@ -20,7 +18,7 @@ CACHE_BYTES = 32 << 10  #: where longer loops became slow on one H200
 INSTRUCTION_BYTES = 16
 
 
-def sass(problem: MatmulProblem, tile: tuple[int, int], tmp_path: Path) -> list[str]:
+def sass(problem: MatmulProblem, tile: tuple[int, int]) -> list[str]:
     """The loop with the FMAs."""
     config = StreamConfig(
         block_m=tile[0], block_n=tile[1], block_k=STREAM_TILES[tile].block_k, stages=4, copy_a=problem.m % 4 > 0,
@@ -29,10 +27,7 @@ def sass(problem: MatmulProblem, tile: tuple[int, int], tmp_path: Path) -> list[
     assert config.why_invalid(problem, GPU) is None
     code = execute.code_object(problem, GPU, config)
     assert code.spills == 0
-    file = tmp_path / "code.cubin"
-    file.write_bytes(code.binary)
-    tool = Path(nvidia.__file__).parent / "bin" / "nvdisasm"
-    text = subprocess.run([tool, "-c", file], check=True, capture_output=True, text=True).stdout
+    text = disassemble(code)
     lines, labels = [], {}
     for line in text.splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -70,10 +65,10 @@ def count_conflicts(loop: list[str]) -> int:
 
 @pytest.mark.parametrize("tile", STREAM_TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}")
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1021, 1023, 1024)], ids=["aligned", "odd"])
-def test_the_loop(tile, sizes, tmp_path):
+def test_the_loop(tile, sizes):
     if tile == (64, 64) and sizes[0] % 4:
         pytest.skip("the same loop as of the other tiles")
-    loop = sass(MatmulProblem.contiguous(*sizes, dtype="fp32", layout="tn"), tile, tmp_path)
+    loop = sass(MatmulProblem.contiguous(*sizes, dtype="fp32", layout="tn"), tile)
     rows, columns, k = tile[0] // 2 // 8, tile[1] // 4 // 4, STREAM_TILES[tile].block_k
     fmas = sum(line.startswith("FFMA") for line in loop)
     assert fmas == rows * columns * k

@@ -170,7 +170,7 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
         if wider.shared_bytes(problem) > gpu.lds_bytes:
             break
         best = wider
-    return best
+    return best.overlapped(problem)
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

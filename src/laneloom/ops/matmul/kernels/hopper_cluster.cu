@@ -7,9 +7,12 @@
 // With SWAPPED the product is C^T = B^T A^T: what is A here is B^T, what is B here A^T, and C is turned on its way out.
 // With PIECES > 1 a slice holds that many pieces of each operand (see device/pieces.py), multiplied in pairs from the
 // smallest to the largest.
+// Overlap: with HOLD_BACK > 0 a tile's last strip waits in registers, as words of C, until so many slices of the next tile
+// are being multiplied. With SPLIT the first of two strips is written while the last slice of the second is multiplied.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
 // afresh: their own additions are less precise than FP32's.
-// device/hopper.cuh, hopper_cluster_epilogue.cuh and wgmma(), from hopper_cluster.py, come in front of this text.
+// device/hopper.cuh, hopper_cluster_epilogue.cuh, hopper_cluster_store.cuh and wgmma(), from hopper_cluster.py, come in
+// front of this text.
 
 #define SLICE_BYTES 128
 #define BLOCK_K (SLICE_BYTES / ELEMENT_BYTES)
@@ -118,11 +121,34 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
 }
 
 // The sums cannot be read or written between here and the wgmmas around it, whatever the compiler believes.
+__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[SUMS]) {
+#pragma unroll
+    for (int j = 0; j < SUMS; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[j])::"memory");
+}
 __device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][SUMS]) {
 #pragma unroll
-    for (int strip = 0; strip < STRIPS; ++strip)
+    for (int strip = 0; strip < STRIPS; ++strip) pin(acc[strip]);
+}
+
+// Step `step` of four of a slice, 32 bytes of K (along a row, or, of 16-bit types, 16 rows further): a strip of A.
+__device__ __forceinline__ u64 a_tile(u32 a, int strip, int step) {
+    return A_IS_KM ? describe(a + strip * (BLOCK_K * 128) + 2048 * step, BLOCK_K * 128)
+                   : describe(a + strip * (64 * 128) + 32 * step, 16);
+}
+
+// The same of B.
+__device__ __forceinline__ u64 b_tile(u32 b, int step) {
+    return B_IS_NK ? describe(b + 32 * step, 16) : describe(b + 2048 * step, BLOCK_K * 128);
+}
+
+// Multiply one strip of a slice.
+__device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[SUMS], u32 stage_base, u32 slab, int strip,
+                                               bool fresh) {
 #pragma unroll
-        for (int j = 0; j < SUMS; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[strip][j])::"memory");
+    for (int step = 0; step < 4; ++step)
+        wgmma(acc, a_tile(stage_base + slab * (SLAB * 128), strip, step), b_tile(stage_base + A_BYTES, step),
+              step == 0 ? !fresh : 1);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 // Multiply one slice: the products of pieces that are within the sums' precision, the smallest first.
@@ -137,14 +163,9 @@ __device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][SUMS], u32 s
             const bool first_pair = order == PIECES - 1 && i == 0;
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
-                // 32 bytes of K: along a row, or (16-bit types) 16 rows further.
-                const u64 b_tile = B_IS_NK ? describe(b + 32 * step, 16) : describe(b + 2048 * step, BLOCK_K * 128);
 #pragma unroll
-                for (int strip = 0; strip < STRIPS; ++strip) {
-                    const u64 a_tile = A_IS_KM ? describe(a + strip * (BLOCK_K * 128) + 2048 * step, BLOCK_K * 128)
-                                               : describe(a + strip * (64 * 128) + 32 * step, 16);
-                    wgmma(acc[strip], a_tile, b_tile, first_pair && step == 0 ? !fresh : 1);
-                }
+                for (int strip = 0; strip < STRIPS; ++strip)
+                    wgmma(acc[strip], a_tile(a, strip, step), b_tile(b, step), first_pair && step == 0 ? !fresh : 1);
             }
         }
     }
@@ -224,26 +245,33 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
     const u32 neighbour = rank.k * SHARERS + (lane < CLUSTER_M ? rank.n * CLUSTER_M + lane
                                                                : rank.m + CLUSTER_M * (along + (along >= (int)rank.n)));
     u32 stage = 0, phase = 0;
+    u32 busy = 0;  // the slice that the wgmmas in flight read
     ACCUMULATOR acc[STRIPS][SUMS];
 #if PROMOTE
     ACCUMULATOR sums[STRIPS][SUMS];
 #endif
+    Kept kept_panels;  // the tile's last strip
+    bool held_back = false;
     Walk walk = begin_walk();
-    Tile tile;
-    for (int item = blockIdx.x / PEERS; locate(item, walk, tile, s, rank.m, rank.n); item += gridDim.x / PEERS) {
+    Tile tile, next;
+    Tile last = {};  // where they go; ptxas 13 takes the next tile's where a path leaves these unset
+    Place last_at = {};
+    int item = blockIdx.x / PEERS;
+    bool more = locate(item, walk, next, s, rank.m, rank.n);
+    while (more) {
+        tile = next;
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+        const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
             for (int j = 0; j < SUMS; ++j) sums[strip][j] = 0;
 #endif
-        const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n + (int)rank.k * FINISHED};
         Held held;
         ask_for_terms(held, at, s, tile, terms);
-        for (int slice = k_first; slice < k_end;) {
-            const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end;
-            u32 busy = 0;  // the slice that the wgmmas in flight read
+        for (int slice = k_first; slice < k_end - SPLIT;) {
+            const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end - SPLIT;
 #pragma unroll 1
             for (; slice < end; ++slice) {
                 wait_barrier(full + 8 * stage, phase);
@@ -251,15 +279,21 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                 multiply(acc, tiles + stage * STAGE_BYTES, slab, slice == first);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (HOLD_BACK && held_back && slice == min(k_first + HOLD_BACK, k_end - SPLIT) - 1) {
+                    store(kept_panels, c_map, c, s, last, last_at, STRIPS - 1, staging, slab);
+                    __syncwarp();
+                    held_back = false;
+                }
                 // All but the newest group are done: the slice before this one may be refilled.
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
                 if (slice != first && lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
                 busy = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
-            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
-            pin(acc);
+            if (!SPLIT && slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+            if (!SPLIT) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (!SPLIT && lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+            if (!SPLIT) pin(acc);
 #if PROMOTE
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
@@ -267,15 +301,35 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
                 for (int j = 0; j < SUMS; ++j) sums[strip][j] += acc[strip][j];
 #endif
         }
+#if SPLIT
+        // The last slice, strip by strip: the first is written while the second is multiplied.
+        wait_barrier(full + 8 * stage, phase);
+        pin(acc);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        multiply_strip(acc[0], tiles + stage * STAGE_BYTES, slab, 0, false);
+        multiply_strip(acc[1], tiles + stage * STAGE_BYTES, slab, 1, false);
+        more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+        busy = stage;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+        pin(acc[0]);
+        arrived(held);
+        Fresh first_strip(acc[0], 0, held, at, s, tile, terms);
+        store(first_strip, c_map, c, s, tile, at, 0, staging, slab);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+        pin(acc[1]);
+#endif
 #if CLUSTER_K > 1
         // This tile is the only one: once all consumers are done, the ring has room for sums.
         asm volatile("bar.sync %0, %1;" ::"n"(1 + CONSUMERS), "n"(128 * CONSUMERS) : "memory");
         ACCUMULATOR kept[STRIPS][ACCUMULATORS];
         exchange(kept, acc, sent, received, exchanged, rank);
 #endif
-        arrived(held);
+        if (!SPLIT) arrived(held);
 #pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip) {
+        for (int strip = SPLIT; strip < STRIPS; ++strip) {
 #if CLUSTER_K > 1
             ACCUMULATOR(&strip_sums)[ACCUMULATORS] = kept[strip];
 #elif PROMOTE
@@ -283,20 +337,18 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
 #else
             ACCUMULATOR(&strip_sums)[ACCUMULATORS] = acc[strip];
 #endif
-            STORED values[ACCUMULATORS];  // integers become floats where floats are stored
-#pragma unroll
-            for (int j = 0; j < ACCUMULATORS; ++j) values[j] = (STORED)strip_sums[j];
-#if SWAPPED
-            store_turned(values, c_map, c, s, tile, at, strip, staging - warp * PANELS * PANEL_BYTES, slab);
-#else
-            store_strip(values, c_map, c, s, tile, at, strip, staging, held, terms);
-#endif
+            Fresh fresh(strip_sums, strip, held, at, s, tile, terms);
+            if (HOLD_BACK && strip == STRIPS - 1) {
+                kept_panels.keep(fresh);
+                held_back = more;
+                if (!more) store(kept_panels, c_map, c, s, tile, at, strip, staging, slab);
+            } else {
+                store(fresh, c_map, c, s, tile, at, strip, staging, slab);
+            }
         }
+        last = tile, last_at = at;
     }
-#if TMA_STORE
-    // Shared memory must outlive the copy engine's reads of it.
-    if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-#endif
+    wait_for_reads(lane == 0);  // shared memory must outlive them
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -34,6 +34,7 @@ from ..tma_operand import (
     prepare_launches,
 )
 
+_SOURCES = ("hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster.cu")
 SLICE_BYTES = 128
 _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine that break one are slow
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
@@ -78,7 +79,8 @@ def code_object(problem, config, gpu) -> CodeObject:
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
-        "TURNED_ROWS": _turned_rows(config), "PANELS": config.panels, "PIECES": config.pieces,
+        "TURNED_ROWS": _turned_rows(config), "PANELS": config.panels, "HOLD_BACK": config.hold_back, "SPLIT": int(config.split),
+        "PIECES": config.pieces,
         "PROMOTE": config.promote,
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
@@ -100,7 +102,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     multiply = wgmma_function(
         "wgmma", config.block_n, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk)
     return compile_cuda(
-        _INDEX_TYPES + multiply + kernel_source(__package__, "hopper_cluster_epilogue.cuh", "hopper_cluster.cu"), gpu,
+        _INDEX_TYPES + multiply + kernel_source(__package__, *_SOURCES), gpu,
         constants=constants, num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem),
         name="hopper_cluster.cu",
     )  # fmt: skip
