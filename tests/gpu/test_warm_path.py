@@ -100,3 +100,17 @@ def test_one_gradient_and_a_parameter():
     assert type(out) is torch.Tensor
     out.backward(torch.ones_like(out))
     assert weight.grad.shape == weight.shape
+
+
+def test_a_result_in_memory_of_the_callers():
+    """It counts as written, and may be an operand."""
+    a, b = tensor(64, 64, seed=1), tensor(64, 64, seed=2)
+    expected, out = laneloom.matmul(a, b), torch.empty_like(a)
+    for _ in range(2):
+        before = out._version
+        assert laneloom.matmul(a, b, out=out) is out
+        assert out._version > before
+        assert torch.equal(out, expected)
+        over = a.clone()
+        laneloom.matmul(over, b, out=over)
+        assert torch.equal(over, expected)

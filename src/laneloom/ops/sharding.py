@@ -2,8 +2,8 @@
 
 Each rule names the axes of every operand by letters. Where tensors are sharded along one letter, those that have it are
 shards and the others whole; a letter that is summed over leaves a sum for the mesh to finish (Partial). DTensor takes
-the cheapest of the rules for the placements at hand. Importing this module registers the rules; `operators.call` does
-it when it first sees a DTensor.
+the cheapest of the rules for the placements at hand. Importing this module registers the rules; `operators.Operator`
+does it when it first sees a DTensor.
 """
 
 from __future__ import annotations
