@@ -144,6 +144,7 @@ def test_the_largest_tiles_the_transpose_and_parts_of_k(knobs, layout, word):
     ("knobs", "layout"),
     [
         ({"block_m": 128, "block_n": 64, "line": 64, "cluster_m": 2}, "nn"),
+        ({"block_m": 128, "block_n": 64, "line": 64, "cluster_m": 2, "hold_back": 2}, "nn"),
         ({"block_m": 64, "block_n": 128, "line": 128, "consumers": 1}, "nt"),
         ({"block_m": 192, "block_n": 192, "line": 32, "consumers": 3, "stages": 4}, "nt"),
         ({"block_m": 128, "block_n": 128, "line": 128, "swapped": True, "cluster_k": 2, "stages": 5}, "nn"),

@@ -64,11 +64,19 @@ def test_what_the_model_prefers_is_near_the_fastest_measured():
 
 
 def test_classes_of_rows_are_taken_where_they_are_faster():
-    of = products(row for row in BROKEN_ROWS if row.line == 0 or row.block_n >= plan_cluster.LEAST_COLUMNS)
+    """Of what the plan chooses from: in classes no tiles narrower than LEAST_COLUMNS, nor of WIDE_TILE elements."""
+    of = products(BROKEN_ROWS)
     assert len(of) == 62
     fastest = [min(row.us for row in rows) for rows in of]
-    found = [min(rows, key=estimate).us / us - 1 for rows, us in zip(of, fastest, strict=True)]
-    assert mean(found) < 0.021
+    planned = [
+        [
+            row for row in rows if row.line == 0
+            or (row.block_n >= plan_cluster.LEAST_COLUMNS and row.block_m * row.block_n != model_hopper.WIDE_TILE)
+        ]
+        for rows in of
+    ]  # fmt: skip
+    found = [min(rows, key=estimate).us / us - 1 for rows, us in zip(planned, fastest, strict=True)]
+    assert mean(found) < 0.018
     without = [min(row.us for row in rows if row.line == 0) / us - 1 for rows, us in zip(of, fastest, strict=True)]
     assert mean(without) > 0.03, "else there is nothing to gain"
 

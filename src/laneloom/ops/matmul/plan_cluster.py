@@ -12,7 +12,15 @@ from itertools import product
 from ...gpu import Gpu
 from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
-from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, loaded_columns, product_us
+from .model_hopper import (
+    BROKEN_FACTOR,
+    SECTOR_BYTES,
+    SLICE_BYTES,
+    WIDE_TILE,
+    ceil_div,
+    loaded_columns,
+    product_us,
+)
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS in FP32
@@ -105,6 +113,8 @@ class _Multiplied:
             sums = config.with_knobs(consumers=consumers).most_sums(self.problem) // (2 if config.promote else 1)
             most = min(256, sums * 128 * consumers // rows, max(ceil_div(n, 16) * 16, least))
             for columns in range(least, most + 1, step):
+                if self.classes > 1 and rows * columns == WIDE_TILE:
+                    continue  # 1 to 8% slower, measured: multiplying is the limit there
                 for cluster in CLUSTERS:
                     parts = cluster[2]
                     if parts == 1 or (columns % (8 * parts) == 0 and slices >= LEAST_SLICES * parts):
