@@ -23,8 +23,9 @@ from triton.runtime import driver
 
 from ..ops.matmul.api import matmul
 from ..ops.matmul.gemm import gemm
+from ..ops.operators import AUTOCAST_DEVICES
 from .attention import attend
-from .routing import Decision, Request, attention_request, decide, dtype_in_force, product_request
+from .routing import Decision, Request, attention_request, decide, product_request
 
 MOST_REMEMBERED = 4096  #: decisions after which a context forgets them
 
@@ -95,7 +96,7 @@ class Patched(TorchFunctionMode):
         self.always, self.captured = always, captured
         self._counts: Counter[tuple[str, str, bool, str]] = Counter()
         self._traced: set[tuple[str, str, bool, str]] = set()
-        self._decisions: dict[Any, tuple[str, Decision]] = {}
+        self._decisions: dict[Any, tuple[str, str, bool, str]] = {}  #: function, problem, routed, reason
 
     def __enter__(self) -> Patched:
         super().__enter__()
@@ -134,14 +135,16 @@ class Patched(TorchFunctionMode):
         """Whether an eager call goes to laneloom."""
         if self is not innermost():  # an inner context has decided
             return False
-        key = (function, options, _driver(), torch.is_grad_enabled(), *(_identity(t) for t in (x, y, z)))
-        if key not in self._decisions:
+        about = (_driver(), torch.is_grad_enabled(), _autocast())
+        key = (function, options, about, _identity(x), _identity(y), _identity(z))
+        found = self._decisions.get(key)
+        if found is None:
+            problem, decision = self._decide(function, x, y, z, options)
             if len(self._decisions) >= MOST_REMEMBERED:
                 self._decisions.clear()
-            self._decisions[key] = self._decide(function, x, y, z, options)
-        problem, decision = self._decisions[key]
-        self._counts[function, problem, decision.routed, decision.reason] += 1
-        return decision.routed
+            found = self._decisions[key] = (function, problem, decision.routed, decision.reason)
+        self._counts[found] += 1
+        return found[2]
 
     def decide_traced(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
         """Whether a call in a graph goes to laneloom, of tensors that have no data."""
@@ -196,13 +199,20 @@ def _driver() -> Any:
         return None
 
 
+def _autocast() -> Any:
+    """The dtypes that autocast brings operands to, None where it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES)
+
+
 def _identity(x: Any) -> Any:
-    """All of a tensor that a decision depends on."""
+    """All of a tensor that a decision depends on, but for autocast."""
     if not isinstance(x, torch.Tensor):
         return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
     if x.layout != torch.strided:
         return x.layout
-    return type(x), x.shape, x.stride(), x.device, dtype_in_force(x), x.dtype, x.requires_grad
+    return type(x), x.shape, x.stride(), x.device, x.dtype, x.requires_grad
 
 
 def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Request | str:
