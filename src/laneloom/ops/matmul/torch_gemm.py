@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import aligned, complete, mark_written, one_by_one, refuse_out, to_front
 from ..target import active_gpu
@@ -140,7 +141,7 @@ def _prepare(
     assert problem is not None  # no batch
     if problem.epilogue is None or execute.has_fused_schedule(problem, gpu, None):
         chosen = plan(problem, gpu)
-        launch = execute.schedule_of(chosen).prepare(problem, chosen, gpu)
+        launch = prepared_on(execute.schedule_of(chosen).prepare, problem, chosen, gpu, a.device)
         has_alpha, has_addend = alpha != 1, c is not None
 
         def run_fused(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:

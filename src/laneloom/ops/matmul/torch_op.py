@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
@@ -148,7 +149,7 @@ def prepare_product(
         problem = execute.problem_of(x, y, out, dtypes, arithmetic=arithmetic)
         if problem is not None:  # a schedule goes by the problem's strides: operands need not be expanded for it
             chosen = plan(problem, gpu)
-            return execute.schedule_of(chosen).prepare(problem, chosen, gpu)
+            return prepared_on(execute.schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
     return lambda a, b, out: run(a, b, out, config, names, arithmetic=arithmetic)
 
 
