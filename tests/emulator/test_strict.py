@@ -195,15 +195,46 @@ PAIRS = {
         POINTER + LANE + "\tv_readfirstlane_b32 s6, v0\n\t{barrier}\n\ts_cmp_ge_u32 s6, 32\n\ts_cbranch_scc1 .Lout\n"
         "\tv_mov_b32_e32 v2, 2\n" + STORE + ".Lout:\n",
     ),
-    "misaligned address": (
+    "misaligned atomic": (
         "alignment",
-        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:2\n",
-        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:4\n",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_atomic_add_u32 v1, v2, s[4:5] offset:2\n",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_atomic_add_u32 v1, v2, s[4:5] offset:4\n",
     ),
-    "misaligned LDS address": (
+    "misaligned LDS atomic": (
         "alignment",
-        POINTER + LANE + "\tds_store_b32 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
-        POINTER + LANE + "\tds_store_b8 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tds_store_2addr_b32 v1, v2, v2 offset1:1\n\t{wait_lds}\n"
+        "\tds_add_u32 v1, v0 offset:1\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tds_store_b32 v1, v2\n\t{wait_lds}\n"
+        "\tds_add_u32 v1, v0\n" + STORE,
+    ),
+    "race of a store that is not aligned": (  # bytes 128 and 129 are stored by wave 0 and loaded by wave 1
+        "race",
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:2\n\tglobal_load_u16 v2, v1, s[4:5]\n"
+        "\t{wait_load}\n" + STORE,
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:2\n\tglobal_load_u16 v2, v1, s[4:5] offset:2\n"
+        "\t{wait_load}\n\tglobal_store_b16 v1, v2, s[4:5] offset:514\n",
+    ),
+    "undefined byte": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_cvt_f32_ubyte1_e32 v2, v3\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_cvt_f32_ubyte0_e32 v2, v3\n" + STORE,
+    ),
+    "undefined above 24 bits": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 23, v0\n\tv_mul_u32_u24_e32 v2, v3, v3\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 24, v0\n\tv_mul_u32_u24_e32 v2, v3, v3\n" + STORE,
+    ),
+    "undefined amount of a shift": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 4, v0\n\tv_lshlrev_b32_e32 v2, v3, v0\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 5, v0\n\tv_lshlrev_b32_e32 v2, v3, v0\n" + STORE,
+    ),
+    "undefined half that is masked": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_and_b16 v2.l, 0x1ff, v3.l\n\tv_mov_b16_e32 v2.h, v0.l\n"
+        + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_and_b16 v2.l, 0xff, v3.l\n\tv_mov_b16_e32 v2.h, v0.l\n"
+        + STORE,
     ),
 }  # fmt: skip
 
