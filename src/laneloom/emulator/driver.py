@@ -111,6 +111,10 @@ class _Launcher:
         if gx * gy * gz == 0:
             return
         md, emulation = self.metadata, _active_emulation()
+        if md.target.arch != emulation.gpu.name:
+            raise EmulationError(
+                f"{md.name} was compiled for {md.target.arch} and is launched inside emulated({emulation.gpu.name!r})"
+            )
         values = self.layout.flatten(args)
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
