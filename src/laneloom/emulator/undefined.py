@@ -16,10 +16,10 @@ from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
-from .operands import BITS, constant_bits
+from .operands import constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
-from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read
+from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, sources_of
 
 Rule = Callable[[Waves], None]
 
@@ -51,7 +51,7 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
-    part = _half_written(ins)
+    part = bits_written(ins)
 
     def follow(g: Waves) -> None:
         nonlocal slow
@@ -62,7 +62,7 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
         elif reads_scc and shadow.scc.any():
             for n in bits_of(touched.writes_s):
                 shadow.put_scalar(n, np.where(shadow.scc, FULL, U32(0)))
-        elif part is not None:
+        elif part != 0xFFFFFFFF:
             shadow.put(g, ins.operands[0].index, U32(0), part)
         else:
             shadow.clean(g, touched)
@@ -70,16 +70,6 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
                 shadow.scc[...] = False
 
     return follow
-
-
-def _half_written(ins: Instruction) -> int | None:
-    """The bits of its result's register that an instruction writes, where these are one half."""
-    op = VECTOR.get(ins.name)
-    if op is None or BITS.get(op.dst) != 16 or not ins.operands or ins.operands[0].kind != "v" or ins.second:
-        return None
-    written = len(op.src) - op.reads_dst - (op.src[-1:] == ("mask",))  # where op_sel has the result's bit
-    select = [*ins.bits("op_sel", [0] * 4), 0]
-    return 0xFFFF0000 if select[written] or ins.operands[0].half == "h" else 0xFFFF
 
 
 def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
@@ -114,37 +104,27 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
 def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """Any undefined bit that is read makes the result of the lane undefined."""
     op = VECTOR.get(ins.name)
-    count = results(ins)
-    sources = list(ins.operands[count:])
-    if op is not None and op.reads_dst:
-        sources.append(ins.operands[0])
-    kinds = list(op.src) if op is not None and op.build is None else []
-    select = ins.bits("op_sel", [0] * 4)
-    lanes = lane_source(ins, target.lanes)
-    halves: list[bool | None] = []
-    for k, operand in enumerate(sources):
-        sixteen = k < len(kinds) and BITS.get(kinds[k]) == 16
-        halves.append(bool(select[min(k, 3)]) or operand.half == "h" if sixteen else None)
-    packed = ins.name.startswith("v_pk_") and "op_sel" not in ins.modifiers and "op_sel_hi" not in ins.modifiers
-    part = _half_written(ins) or 0xFFFFFFFF
-    implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
+    count, sources, part = results(ins), sources_of(ins), bits_written(ins)
+    looks_at = bits_read(ins, sources)
+    kinds = op.src if op is not None and op.build is None else ()
     masks = {k for k, kind in enumerate(kinds) if kind == "mask"}
-    looks_at = dict(enumerate(bits_read(ins)))
+    lanes = lane_source(ins, target.lanes)
+    packed = halves_read(ins, sources) if re.match(r"v_pk_\w+16$", ins.name) and lanes is None else []
+    implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
-        bad = np.zeros((g.count, 1), np.bool_)
-        both = U32(0)
+        bad, low, high = np.zeros((g.count, 1), np.bool_), np.False_, np.False_
         for k, operand in enumerate(sources):
             if k in masks and operand.kind == "s":
                 got = shadow.mask(g, operand.index)
-            elif k < len(kinds) and halves[k] is not None:
-                got = shadow.of(operand, halves[k]) != 0
-            elif k in looks_at:
+            elif looks_at[k] != 0xFFFFFFFF and operand.count == 1:
                 got = (shadow.of(operand) & U32(looks_at[k])) != 0
             else:
                 got = shadow.any_of(operand)
-                both = both | shadow.of(operand) if packed and operand.count == 1 else both
+            if packed:
+                low = low | ((shadow.of(operand) & U32(packed[k][0])) != 0)
+                high = high | ((shadow.of(operand) & U32(packed[k][1])) != 0)
             if k == 0 and lanes is not None and operand.kind == "v":
                 got = np.broadcast_to(got, (g.count, g.lanes))[:, lanes.lanes]
             bad = bad | got
@@ -160,8 +140,7 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
                 continue
             bits = np.where(bad, FULL, U32(0))
             if packed:
-                low = np.where(both & U32(0xFFFF), U32(0xFFFF), U32(0))
-                bits = low | np.where(both >> U32(16), U32(0xFFFF0000), U32(0))
+                bits = np.where(low, U32(0xFFFF), U32(0)) | np.where(high, U32(0xFFFF0000), U32(0))
             for k in range(destination.count):
                 shadow.put(g, destination.index + k, bits, part)
 
