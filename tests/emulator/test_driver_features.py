@@ -248,6 +248,18 @@ def test_code_of_another_gpu_is_refused(gpu):
         compiled[(1, 1, 1)](x.data_ptr(), out, 32)
 
 
+@triton.jit
+def narrow_atomic_kernel(x_ptr, N: tl.constexpr):
+    tl.atomic_add(x_ptr + tl.arange(0, 8) % N, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_atomic_on_two_bytes_may_touch_the_word_around_them(gpu, dtype):
+    storage = torch.zeros(8, dtype=dtype)
+    narrow_atomic_kernel[(1,)](storage[1:4], N=3)
+    assert storage.tolist() == [0, 3, 3, 2, 0, 0, 0, 0]
+
+
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 
