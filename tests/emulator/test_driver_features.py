@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from triton import knobs  # noqa: E402
 from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
@@ -201,6 +202,25 @@ def test_what_an_address_leads_to_has_bounds(gpu):
         indirect_kernel[(1,)](table, torch.zeros(32), N=32)
 
 
+def test_an_address_may_lie_inside_a_tensor(gpu):
+    whole = torch.randn(5 * 32 + 8)
+    table = whole.data_ptr() + 4 * (8 + 32 * torch.arange(5))
+    out = torch.zeros(5, 32)
+    indirect_kernel[(5,)](table, out, N=32)
+    assert torch.equal(out, whole[8:].view(5, 32))
+    table += 4
+    with pytest.raises(OutOfBoundsError, match=r"4 bytes past the end of argument 'table_ptr -> 672 bytes'"):
+        indirect_kernel[(5,)](table, out, N=32)
+
+
+def test_fake_tensors_hold_no_addresses(gpu, recwarn):
+    with FakeTensorMode():
+        fake = torch.randn(32)
+    test_addresses_in_an_argument_lead_to_live_tensors(gpu)
+    assert fake.shape == (32,)
+    assert not [w for w in recwarn if "data pointer" in str(w.message)]
+
+
 def test_addresses_of_dead_tensors_are_caught(gpu):
     table = torch.tensor([torch.randn(1 << 20).data_ptr()])
     with pytest.raises(OutOfBoundsError, match=r"byte access at 0x"):
@@ -217,6 +237,27 @@ def test_an_address_may_be_a_scalar(gpu):
     x, out = torch.randn(32), torch.zeros(32)
     address_kernel[(1,)](x.data_ptr(), out, N=32)
     assert torch.equal(out, x)
+
+
+def test_code_of_another_gpu_is_refused(gpu):
+    x, out = torch.randn(32), torch.zeros(32)
+    with laneloom.emulated("gfx1100"):
+        compiled = address_kernel.warmup(x.data_ptr(), out, N=32, grid=(1,))
+        compiled[(1, 1, 1)](x.data_ptr(), out, 32)
+    with pytest.raises(EmulationError, match="address_kernel was compiled for gfx1100 and is launched inside"):
+        compiled[(1, 1, 1)](x.data_ptr(), out, 32)
+
+
+@triton.jit
+def narrow_atomic_kernel(x_ptr, N: tl.constexpr):
+    tl.atomic_add(x_ptr + tl.arange(0, 8) % N, 1.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_an_atomic_on_two_bytes_may_touch_the_word_around_them(gpu, dtype):
+    storage = torch.zeros(8, dtype=dtype)
+    narrow_atomic_kernel[(1,)](storage[1:4], N=3)
+    assert storage.tolist() == [0, 3, 3, 2, 0, 0, 0, 0]
 
 
 # -- launches ----------------------------------------------------------------------------------------------------------

@@ -149,6 +149,7 @@ def run_pytest(folder, text, *options):
 
 def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     text = SUITE.replace("CAPABILITY", "(12, 0)").replace('GPU"', 'gfx1201"')
+    (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "8 passed" in done.stdout
@@ -186,12 +187,12 @@ def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
     ("gpu", "strict", "message"), [("gfx942", False, "is not emulated"), (None, True, "need --emulate GPU")]
 )
 def test_other_bad_options(gpu, strict, message):
-    options = {"--emulate": gpu, "--emulate-strict": strict, "--emulate-seed": 0}
+    options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0)
     with pytest.raises(pytest.UsageError, match=message):
         pytest_plugin.pytest_configure(
             SimpleNamespace(
-                getoption=options.get,
-                pluginmanager=SimpleNamespace(register=None),
+                option=options,
+                pluginmanager=SimpleNamespace(register=None, has_plugin=lambda name: False),
                 invocation_params=SimpleNamespace(args=()),
             )
         )

@@ -33,12 +33,12 @@ WORDS = {
     11: {
         "wait_lds": "s_waitcnt lgkmcnt(0)", "wait_scalar": "s_waitcnt lgkmcnt(0)", "wait_load": "s_waitcnt vmcnt(0)",
         "wait_load_1": "s_waitcnt vmcnt(1)", "wait_store": "s_waitcnt_vscnt null, 0x0",
-        "barrier": "s_barrier\n\tbuffer_gl0_inv",
+        "barrier": "s_barrier\n\tbuffer_gl0_inv", "num": "",
     },
     12: {
         "wait_lds": "s_wait_dscnt 0x0", "wait_scalar": "s_wait_kmcnt 0x0", "wait_load": "s_wait_loadcnt 0x0",
         "wait_load_1": "s_wait_loadcnt 0x1", "wait_store": "s_wait_storecnt 0x0",
-        "barrier": "s_barrier_signal -1\n\ts_barrier_wait -1\n\tglobal_inv scope:SCOPE_SE",
+        "barrier": "s_barrier_signal -1\n\ts_barrier_wait -1\n\tglobal_inv scope:SCOPE_SE", "num": "num_",
     },
 }  # fmt: skip
 POINTER = "\ts_load_b64 s[4:5], s[0:1], 0x0\n\t{wait_scalar}\n"  # s[4:5]: the buffer
@@ -55,6 +55,7 @@ def run(code, gpu, *, threads=64, words=256, lds=1024, strict=True, seed=0, grou
     return buffer
 
 
+HALF = POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 16, v0\n"  # nobody wrote the high half of v3
 STORE = "\tglobal_store_b32 v1, v2, s[4:5]\n"
 
 # name -> (kind, buggy code, clean code)
@@ -195,15 +196,61 @@ PAIRS = {
         POINTER + LANE + "\tv_readfirstlane_b32 s6, v0\n\t{barrier}\n\ts_cmp_ge_u32 s6, 32\n\ts_cbranch_scc1 .Lout\n"
         "\tv_mov_b32_e32 v2, 2\n" + STORE + ".Lout:\n",
     ),
-    "misaligned address": (
+    "misaligned atomic": (
         "alignment",
-        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:2\n",
-        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_store_b32 v1, v2, s[4:5] offset:4\n",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_atomic_add_u32 v1, v2, s[4:5] offset:2\n",
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tglobal_atomic_add_u32 v1, v2, s[4:5] offset:4\n",
     ),
-    "misaligned LDS address": (
+    "misaligned LDS atomic": (
         "alignment",
-        POINTER + LANE + "\tds_store_b32 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
-        POINTER + LANE + "\tds_store_b8 v1, v0 offset:1\n\tv_mov_b32_e32 v2, 0\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tds_store_2addr_b32 v1, v2, v2 offset1:1\n\t{wait_lds}\n"
+        "\tds_add_u32 v1, v0 offset:1\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 0\n\tds_store_b32 v1, v2\n\t{wait_lds}\n"
+        "\tds_add_u32 v1, v0\n" + STORE,
+    ),
+    "race of a store that is not aligned": (  # bytes 128 and 129 are stored by wave 0 and loaded by wave 1
+        "race",
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:2\n\tglobal_load_u16 v2, v1, s[4:5]\n"
+        "\t{wait_load}\n" + STORE,
+        POINTER + LANE + "\tglobal_store_b32 v1, v0, s[4:5] offset:2\n\tglobal_load_u16 v2, v1, s[4:5] offset:2\n"
+        "\t{wait_load}\n\tglobal_store_b16 v1, v2, s[4:5] offset:514\n",
+    ),
+    "undefined byte": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_cvt_f32_ubyte1_e32 v2, v3\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_cvt_f32_ubyte0_e32 v2, v3\n" + STORE,
+    ),
+    "undefined above 24 bits": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 23, v0\n\tv_mul_u32_u24_e32 v2, v3, v3\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 24, v0\n\tv_mul_u32_u24_e32 v2, v3, v3\n" + STORE,
+    ),
+    "undefined amount of a shift": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 4, v0\n\tv_lshlrev_b32_e32 v2, v3, v0\n" + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 5, v0\n\tv_lshlrev_b32_e32 v2, v3, v0\n" + STORE,
+    ),
+    "undefined half of a mixed product": (
+        "undefined",
+        HALF + "\tv_fma_mix_f32 v2, v3, v0, v0 op_sel:[1,0,0] op_sel_hi:[1,0,0]\n" + STORE,
+        HALF + "\tv_fma_mix_f32 v2, v3, v0, v0 op_sel_hi:[1,0,0]\n" + STORE,
+    ),
+    "undefined half of a packed sum": (
+        "undefined",
+        HALF + "\tv_pk_add_u16 v2, v3, v0\n" + STORE,
+        HALF + "\tv_pk_add_u16 v2, v3, v0 op_sel_hi:[0,1]\n" + STORE,
+    ),
+    "undefined half of a maximum": (
+        "undefined",
+        HALF + "\tv_mov_b32_e32 v2, 0\n\tv_max_{num}f16_e32 v2.l, v3.h, v0.l\n" + STORE,
+        HALF + "\tv_mov_b32_e32 v2, 0\n\tv_max_{num}f16_e32 v2.l, v3.l, v0.l\n" + STORE,
+    ),
+    "undefined half that is masked": (
+        "undefined",
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_and_b16 v2.l, 0x1ff, v3.l\n\tv_mov_b16_e32 v2.h, v0.l\n"
+        + STORE,
+        POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 8, v0\n\tv_and_b16 v2.l, 0xff, v3.l\n\tv_mov_b16_e32 v2.h, v0.l\n"
+        + STORE,
     ),
 }  # fmt: skip
 

@@ -134,10 +134,13 @@ class Layout:
         yield from ((f"{name}.shape", "i32", n) for n in shape)
         yield from ((f"{name}.strides", "i64", n) for n in strides)
 
-    def pack(self, values: Sequence[Argument], scratch: Sequence[np.ndarray]) -> tuple[bytes, list[Region]]:
+    def pack(
+        self, values: Sequence[Argument], scratch: Sequence[np.ndarray], whole_words: bool = False
+    ) -> tuple[bytes, list[Region]]:
         """The kernel argument block, laid out as the code object's metadata says, and the memory that it points to.
 
         scratch: what Triton appends to the arguments: global and profile scratch, as far as the kernel has them.
+        whole_words: the kernel may touch the whole words in which elements of 1 and 2 bytes lie.
         """
         block = bytearray(self.nbytes)
         regions: list[Region] = []
@@ -147,6 +150,9 @@ class Layout:
             if kind.startswith("*"):
                 if hasattr(value, "data_ptr"):
                     region = extent(name, value)
+                    if whole_words and value.element_size() < 4 and region.nbytes:
+                        low, high = region.address & ~3, (region.end + 3) & ~3
+                        region = Region(name, low, high - low, region.owner)
                     regions.append(region)
                     value = value.data_ptr()
                 data = struct.pack("<Q", value or 0)

@@ -177,7 +177,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
 
         def where(g: Waves):
             address, inside = buffer(g)
-            return g.memory.check(address, dtype.itemsize, inside), inside
+            return g.memory.check_atomic(address, dtype.itemsize, inside), inside
     else:
         expected = 3 if prefix == "global" else 2
         destination = operands.pop(0).index if len(operands) > expected else None
@@ -186,7 +186,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         address_of = global_addresses(vaddr, saddr, ins.number("offset"))
 
         def where(g: Waves):
-            return g.memory.check(address_of(g), dtype.itemsize, g.exec), g.active()
+            return g.memory.check_atomic(address_of(g), dtype.itemsize, g.exec), g.active()
 
     registers = [data.index]
     if match[2] in ("cmpswap",):  # the data range holds the new value, then the one to compare with
@@ -209,7 +209,7 @@ def _build_lds(ins: Instruction, target: Target) -> Step:
     address, *data = (o.index for o in operands)
 
     def where(g: Waves):
-        return g.lds.check(g.lds_base, addresses(g, address, offset), dtype.itemsize, g.exec), g.active()
+        return g.lds.check_atomic(g.lds_base, addresses(g, address, offset), dtype.itemsize, g.exec), g.active()
 
     return _step(where, operation, list(data), destination, "lds")
 

@@ -185,6 +185,19 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+def _accelerator(torch: Any) -> dict[str, Any]:
+    """What `torch.accelerator`, which speaks for whichever kind of device there is, says."""
+    return {
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize"), lambda *_: None),
+        "current_stream": lambda *_: torch.cuda.current_stream(),
+    }
+
+
 @contextmanager
 def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     """Inside, torch has one GPU called "cuda", whose memory is the CPU's. Everything is put back afterwards.
@@ -201,6 +214,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             return run_backward(*args, **kwargs)
 
     swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
+    swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in swapped]
     for owner, name, new in swapped:

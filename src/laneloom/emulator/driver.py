@@ -6,6 +6,7 @@ the tensors' real addresses. Nothing in the kernel or its call changes.
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -106,16 +107,22 @@ class _Launcher:
         self.metadata = metadata
         self.asm, arguments = _assembly(metadata.hash, f"{src.name[:150]}.json", metadata.name)
         self.layout = Layout(metadata.name, src.signature.items(), arguments)
+        # LLVM makes an atomic on 1 or 2 bytes a loop of compare-and-swap on the word around them.
+        self.whole_words = bool(re.search(r"_atomic_cmpswap_b32\b", self.asm))
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:
         if gx * gy * gz == 0:
             return
         md, emulation = self.metadata, _active_emulation()
+        if md.target.arch != emulation.gpu.name:
+            raise EmulationError(
+                f"{md.name} was compiled for {md.target.arch} and is launched inside emulated({emulation.gpu.name!r})"
+            )
         values = self.layout.flatten(args)
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
         with _without_torch_modes():
-            kernarg, regions = self.layout.pack(values, scratch)
+            kernarg, regions = self.layout.pack(values, scratch, self.whole_words)
             regions += pointed_at(values)
         if enter_hook is not None:
             enter_hook(launch_metadata)

@@ -47,7 +47,7 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
 # -- from 8 bits -------------------------------------------------------------------------------------------------------
 
 
-def _byte_number(ins: Instruction, register_bits: int) -> int:
+def byte_number(ins: Instruction, register_bits: int) -> int:
     """Which byte (or pair) of the source: `byte_sel:n`, or op_sel, whose two bits stand for it in reverse order."""
     if "byte_sel" in ins.modifiers:
         return ins.number("byte_sel")
@@ -60,7 +60,7 @@ def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, text = ins.operands
-        shift = U32(8 * _byte_number(ins, 8))
+        shift = U32(8 * byte_number(ins, 8))
         source = lane_source(ins, target.lanes)
         (reader,) = vector_readers(ins, [text], ["b32"], target, [0], source, flushes=False)
         store = write(destination, "f32")
@@ -80,7 +80,7 @@ def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, text = ins.operands
-        high = bool(_byte_number(ins, 16)) or text.half == "h"
+        high = bool(byte_number(ins, 16)) or text.half == "h"
         reader = read(text, "b16", high)
         n = destination.index
 

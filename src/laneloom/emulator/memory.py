@@ -101,6 +101,8 @@ class GlobalMemory:
         wave, lane = (int(x[0]) for x in np.nonzero(~np.broadcast_to(good, address.shape)))
         raise AccessFault(self._complain(int(address[wave, lane]), nbytes), wave, lane)
 
+    check_atomic = check  #: strict mode asks more of an atomic
+
     def _complain(self, address: int, nbytes: int) -> str:
         where = "this kernel has no memory arguments"
         if self.regions:
@@ -162,6 +164,8 @@ class LocalMemory:
                     lane,
                 )
         return address + base
+
+    check_atomic = check
 
     def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
         """As GlobalMemory.gather."""

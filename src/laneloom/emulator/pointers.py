@@ -1,13 +1,14 @@
 """Addresses inside arguments: a grouped GEMM takes int64 tensors that hold `data_ptr()` values.
 
 A GPU reads whatever such an address points to. Here an address counts as an argument if a live CPU tensor starts there,
-so that its bounds are known as well.
+or holds it, so that its bounds are known as well.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,10 @@ _WORDS = ("i64", "u64", "*i64", "*u64")
 
 
 def pointed_at(values: Sequence[Argument]) -> list[Region]:
-    """What the launch's 64-bit integer arguments, scalars or tensors, point to: live CPU tensors that start there."""
+    """What the launch's 64-bit integer arguments, scalars or tensors, point to.
+
+    An address at which live CPU tensors start may reach what they can; one inside a tensor, its storage.
+    """
     holders: dict[int, str] = {}
     for name, kind, value in values:
         if kind in _WORDS:
@@ -31,13 +35,23 @@ def pointed_at(values: Sequence[Argument]) -> list[Region]:
     torch = sys.modules.get("torch")
     if not holders or torch is None:
         return []
-    found = []
+    found, started, storages = [], set(), {}
     for tensor in gc.get_objects():
         if issubclass(type(tensor), torch.Tensor):
             start = _start(tensor)
             if start in holders:
                 shape = tuple(tensor.shape)
                 found.append(_rename(extent(holders[start], tensor), f"{holders[start]} -> {shape}"))
+                started.add(start)
+            elif start:
+                storage = tensor.untyped_storage()
+                storages[storage.data_ptr()] = storage
+    inside = sorted(set(holders) - started)
+    for start, storage in storages.items():
+        k = bisect_left(inside, start)
+        if k < len(inside) and inside[k] < start + storage.nbytes():
+            holder = holders[inside[k]]
+            found.append(Region(f"{holder} -> {storage.nbytes()} bytes", start, storage.nbytes(), storage))
     return found
 
 
@@ -53,6 +67,8 @@ def _addresses(name: str, kind: str, value: Any) -> list[int]:
 
 def _start(tensor: Any) -> int:
     """Where a tensor's memory starts; 0 for tensors that have none on the CPU."""
+    if type(tensor).__torch_dispatch__ is not sys.modules["torch"].Tensor.__torch_dispatch__:  # a wrapper or a fake
+        return 0
     try:
         return tensor.data_ptr() if tensor.device.type == "cpu" else 0
     except (RuntimeError, LaneloomError):  # fake, sparse and wrapper tensors have no address

@@ -30,19 +30,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    """Turn the emulator on before any conftest.py is imported: many import a package that asks for its GPU."""
+    _turn_on(early_config, early_config.known_args_namespace)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Turn the emulator on before any test module is imported."""
-    gpu = config.getoption("--emulate")
-    asked, seed = bool(config.getoption("--emulate-strict")), int(config.getoption("--emulate-seed") or 0)
+    """As above, where a conftest.py named this plugin."""
+    _turn_on(config, config.option)
+
+
+def _turn_on(config: pytest.Config, option: Any) -> None:
+    gpu, asked, seed = option.emulate, bool(option.emulate_strict), int(option.emulate_seed or 0)
     if gpu is None:
         if asked or seed:
             raise pytest.UsageError("--emulate-strict and --emulate-seed need --emulate GPU")
         return
+    if config.pluginmanager.has_plugin("laneloom-run"):
+        return
     strict = asked or "--strict" in config.invocation_params.args
     try:
-        config.pluginmanager.register(EmulatedSession(gpu, strict, seed), "laneloom-run")
+        session = EmulatedSession(gpu, strict, seed)
     except LaneloomError as error:
         raise pytest.UsageError(f"--emulate: {error}") from None
+    config.add_cleanup(session.close)
+    config.pluginmanager.register(session, "laneloom-run")
 
 
 class EmulatedSession:
@@ -104,6 +117,6 @@ class EmulatedSession:
             yellow=self.launches == 0,
         )
 
-    def pytest_unconfigure(self) -> None:
+    def close(self) -> None:
         """Put back what was active before."""
         self._stack.close()

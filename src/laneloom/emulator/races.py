@@ -149,11 +149,18 @@ class _Tracked:
         """Units [wave, lane, n], tags and activity, of an access."""
         first = self.units(offset)
         count = max(nbytes // self.unit_bytes, 1)
+        inside = offset & (self.unit_bytes - 1)
+        straddles = bool(inside.any())
+        count += straddles
         assert self.now is not None
         unit = np.empty((*first.shape, count), np.int64)
         for k in range(count):  # adding an axis of 4 at the end takes numpy three times as long
             np.add(first, k, out=unit[..., k])
         active = None if self._active is None else np.broadcast_to(self._active[..., None], unit.shape)
+        if straddles:  # of an access that is not aligned, the units that lie wholly inside
+            k, inside = np.arange(count), inside[..., None]
+            whole = (k >= (inside > 0)) & ((k + 1) * self.unit_bytes <= inside + nbytes)
+            active = whole if active is None else active & whole
         return unit, self.now[..., None], active
 
     def watch_load(self, offset: np.ndarray, nbytes: int) -> None:
@@ -230,9 +237,12 @@ class Misaligned(Exception):
 
 
 def check_alignment(offset: np.ndarray, nbytes: int, active: np.ndarray | None, waves: int) -> None:
-    """Addresses must be multiples of the access, or of 4 bytes where it is wider (RDNA ISA guides, "Alignment")."""
-    unit = min(nbytes & -nbytes, 4)
-    bad = (offset & (unit - 1)) != 0
+    """Addresses of atomics must be multiples of their size.
+
+    Loads and stores may have any: drivers for compute put the hardware into its unaligned mode, and LLVM counts on that
+    when it makes one access of two neighbours.
+    """
+    bad = (offset & (nbytes - 1)) != 0
     if not bad.any():
         return
     if active is not None:
@@ -240,8 +250,8 @@ def check_alignment(offset: np.ndarray, nbytes: int, active: np.ndarray | None, 
         if not bad.any():
             return
     wave, lane = (int(x[0]) for x in np.nonzero(np.broadcast_to(bad, (waves, bad.shape[1]))))
-    off = int(offset[wave, lane]) % unit
-    raise Misaligned(f"a {nbytes}-byte access {off} bytes off a multiple of {unit}", wave, lane)
+    off = int(offset[wave, lane]) % nbytes
+    raise Misaligned(f"a {nbytes}-byte atomic {off} bytes off a multiple of {nbytes}", wave, lane)
 
 
 class TrackedLocalMemory(_Tracked, LocalMemory):
@@ -258,7 +268,10 @@ class TrackedLocalMemory(_Tracked, LocalMemory):
 
     def check(self, base, address, nbytes, active):
         self._active = active
-        offset = LocalMemory.check(self, base, address, nbytes, active)
+        return LocalMemory.check(self, base, address, nbytes, active)
+
+    def check_atomic(self, base, address, nbytes, active):
+        offset = self.check(base, address, nbytes, active)
         check_alignment(offset, nbytes, active, base.shape[0])
         return offset
 
@@ -295,7 +308,10 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
 
     def check(self, address, nbytes, active):
         self._active = active
-        offset = GlobalMemory.check(self, address, nbytes, active)
+        return GlobalMemory.check(self, address, nbytes, active)
+
+    def check_atomic(self, address, nbytes, active):
+        offset = self.check(address, nbytes, active)
         check_alignment(offset, nbytes, active, len(offset))
         return offset
 

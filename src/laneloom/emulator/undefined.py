@@ -16,61 +16,13 @@ from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
-from .operands import BITS, constant_bits
+from .operands import constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
+from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, sources_of
 
 Rule = Callable[[Waves], None]
 
-
-# -- rules -------------------------------------------------------------------------------------------------------------
-
-
-def _and(x, ux, y, uy):
-    return x & y, (ux & (y | uy)) | (uy & (x | ux))
-
-
-def _or(x, ux, y, uy):
-    return x | y, (ux & (~y | uy)) | (uy & (~x | ux))
-
-
-def _xor(x, ux, y, uy):
-    return x ^ y, ux | uy
-
-
-def _shift_left(amount, u_amount, x, ux):
-    by = amount & U32(31)
-    return x << by, np.where(u_amount != 0, FULL, ux << by)
-
-
-def _shift_right(amount, u_amount, x, ux):
-    by = amount & U32(31)
-    return x >> by, np.where(u_amount != 0, FULL, ux >> by)
-
-
-def _shift_right_signed(amount, u_amount, x, ux):
-    by = (amount & U32(31)).astype(np.int32)
-    moved = (np.asarray(ux).view(np.int32) >> by).view(U32)
-    return x, np.where(u_amount != 0, FULL, moved)
-
-
-# name -> function of (value, undefined) pairs in operand order that gives (value, undefined)
-_BITWISE: dict[str, Callable] = {
-    "v_and_b32": lambda a, b: _and(*a, *b),
-    "v_or_b32": lambda a, b: _or(*a, *b),
-    "v_xor_b32": lambda a, b: _xor(*a, *b),
-    "v_xnor_b32": lambda a, b: _xor(*a, *b),
-    "v_not_b32": lambda a: a,
-    "v_mov_b32": lambda a: a,
-    "v_or3_b32": lambda a, b, c: _or(*_or(*a, *b), *c),
-    "v_xor3_b32": lambda a, b, c: _xor(*_xor(*a, *b), *c),
-    "v_and_or_b32": lambda a, b, c: _or(*_and(*a, *b), *c),
-    "v_lshlrev_b32": lambda a, b: _shift_left(*a, *b),
-    "v_lshrrev_b32": lambda a, b: _shift_right(*a, *b),
-    "v_ashrrev_i32": lambda a, b: _shift_right_signed(*a, *b),
-    "v_lshl_or_b32": lambda a, b, c: _or(*_shift_left(*b, *a), *c),
-    "v_bfi_b32": lambda a, b, c: (a[0], (a[1] & ((b[0] ^ c[0]) | b[1] | c[1])) | (a[0] & b[1]) | (~a[0] & c[1])),
-}
 #: name -> how many data operands are moved by the others
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
@@ -83,13 +35,13 @@ _WRITES_SCC = re.compile(
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
 
 
-def _value(g: Waves, operand: Operand):
+def _value(g: Waves, operand: Operand, kind: str = "b32"):
     if operand.kind == "v":
         return g.u[operand.index]
     if operand.kind == "s":
         return g.sv[operand.index]
     if operand.kind == "const" and isinstance(operand.value, int | float):
-        return U32(constant_bits(operand.value, "b32"))
+        return U32(constant_bits(operand.value, kind))
     return U32(0)
 
 
@@ -99,6 +51,7 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
+    part = bits_written(ins)
 
     def follow(g: Waves) -> None:
         nonlocal slow
@@ -109,6 +62,8 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
         elif reads_scc and shadow.scc.any():
             for n in bits_of(touched.writes_s):
                 shadow.put_scalar(n, np.where(shadow.scc, FULL, U32(0)))
+        elif part != 0xFFFFFFFF:
+            shadow.put(g, ins.operands[0].index, U32(0), part)
         else:
             shadow.clean(g, touched)
             if scalar and writes_scc:
@@ -121,8 +76,10 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     name = ins.name
     if ins.second is not None:
         return _dual_rule(ins, target, step)
-    if name in _BITWISE and "dpp" not in ins.encoding:
-        return _bitwise_rule(ins, _BITWISE[name])
+    if name in BITWISE and "dpp" not in ins.encoding:
+        return _bitwise_rule(ins, BITWISE[name])
+    if name in BITWISE_HALVES and "dpp" not in ins.encoding:
+        return _bitwise_halves_rule(ins, BITWISE_HALVES[name])
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
@@ -147,36 +104,27 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
 def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """Any undefined bit that is read makes the result of the lane undefined."""
     op = VECTOR.get(ins.name)
-    count = results(ins)
-    sources = list(ins.operands[count:])
-    if op is not None and op.reads_dst:
-        sources.append(ins.operands[0])
-    kinds = list(op.src) if op is not None and op.build is None else []
-    select = ins.bits("op_sel", [0] * 4)
-    lanes = lane_source(ins, target.lanes)
-    halves: list[bool | None] = []
-    for k, operand in enumerate(sources):
-        sixteen = k < len(kinds) and BITS.get(kinds[k]) == 16
-        halves.append(bool(select[min(k, 3)]) or operand.half == "h" if sixteen else None)
-    packed = ins.name.startswith("v_pk_") and "op_sel" not in ins.modifiers and "op_sel_hi" not in ins.modifiers
-    part = 0xFFFFFFFF
-    if op is not None and BITS.get(op.dst) == 16 and ins.operands:
-        part = 0xFFFF0000 if select[len(kinds) - op.reads_dst] or ins.operands[0].half == "h" else 0xFFFF
-    implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
+    count, sources, part = results(ins), sources_of(ins), bits_written(ins)
+    looks_at = bits_read(ins, sources)
+    kinds = op.src if op is not None and op.build is None else ()
     masks = {k for k, kind in enumerate(kinds) if kind == "mask"}
+    lanes = lane_source(ins, target.lanes)
+    packed = halves_read(ins, sources) if re.match(r"v_pk_\w+16$", ins.name) and lanes is None else []
+    implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
-        bad = np.zeros((g.count, 1), np.bool_)
-        both = U32(0)
+        bad, low, high = np.zeros((g.count, 1), np.bool_), np.False_, np.False_
         for k, operand in enumerate(sources):
             if k in masks and operand.kind == "s":
                 got = shadow.mask(g, operand.index)
-            elif k < len(kinds) and halves[k] is not None:
-                got = shadow.of(operand, halves[k]) != 0
+            elif looks_at[k] != 0xFFFFFFFF and operand.count == 1:
+                got = (shadow.of(operand) & U32(looks_at[k])) != 0
             else:
                 got = shadow.any_of(operand)
-                both = both | shadow.of(operand) if packed and operand.count == 1 else both
+            if packed:
+                low = low | ((shadow.of(operand) & U32(packed[k][0])) != 0)
+                high = high | ((shadow.of(operand) & U32(packed[k][1])) != 0)
             if k == 0 and lanes is not None and operand.kind == "v":
                 got = np.broadcast_to(got, (g.count, g.lanes))[:, lanes.lanes]
             bad = bad | got
@@ -192,8 +140,7 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
                 continue
             bits = np.where(bad, FULL, U32(0))
             if packed:
-                low = np.where(both & U32(0xFFFF), U32(0xFFFF), U32(0))
-                bits = low | np.where(both >> U32(16), U32(0xFFFF0000), U32(0))
+                bits = np.where(low, U32(0xFFFF), U32(0)) | np.where(high, U32(0xFFFF0000), U32(0))
             for k in range(destination.count):
                 shadow.put(g, destination.index + k, bits, part)
 
@@ -206,6 +153,23 @@ def _bitwise_rule(ins: Instruction, function: Callable) -> Rule:
     def follow(g: Waves) -> None:
         pairs = [(_value(g, o), g.shadow.of(o)) for o in sources]
         g.shadow.put(g, n, function(*pairs)[1])
+
+    return follow
+
+
+def _bitwise_halves_rule(ins: Instruction, function: Callable) -> Rule:
+    select = [*ins.bits("op_sel", [0] * 4), 0, 0, 0, 0]
+    destination, *sources = ins.operands
+    highs = [bool(select[k]) or o.half == "h" for k, o in enumerate(sources)]
+    high = bool(select[len(sources)]) or destination.half == "h"
+
+    def follow(g: Waves) -> None:
+        pairs = []
+        for o, up in zip(sources, highs, strict=True):
+            value = _value(g, o, "b16")
+            pairs.append((value >> U32(16) if up else value & U32(0xFFFF), g.shadow.of(o, up)))
+        bits = function(*pairs)[1] & U32(0xFFFF)
+        g.shadow.put(g, destination.index, bits << U32(16) if high else bits, 0xFFFF0000 if high else 0xFFFF)
 
     return follow
 

@@ -5,8 +5,9 @@ copy engine ask of shared memory. A tile is its slices and a beginning and an en
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
 Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
-and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made;
-tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
+and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made; five of the
+constants again on 2026-11-22, with those of tiles that are split. tests/cpu/test_hopper_model.py says how well,
+docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from .problem import MatmulProblem
 SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
-ROW_CLOCKS = 1.93  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.4  #: for those that a neighbour in the cluster asks for and multicasts
+ROW_CLOCKS = 1.884  #: for 128 bytes of a row that an SM asks the L2 for
+SHARED_ROW_CLOCKS = 1.342  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
@@ -29,7 +30,7 @@ STORE_CLOCKS = 0.06  #: for each element of a tile
 SHALLOW_FACTOR = 1.04  #: on the slices of a ring of less than DEEP_STAGES
 DEEP_STAGES = 4  #: that hide the way to the L2
 CLUSTER_CLOCKS = 700  #: more where CTAs meet, once
-CLUSTER_SLICE_CLOCKS = 10.7  #: more for each slice, for each CTA that its loads are shared with
+CLUSTER_SLICE_CLOCKS = 12.1  #: more for each slice, for each CTA that its loads are shared with
 SWAPPED_FACTOR = 0.983  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0396  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
@@ -40,12 +41,12 @@ CUDA_CLOCKS = 700  #: more for each tile of hopper_cluster but the first, than f
 UNUSUAL_FACTOR = 1.04  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
-MEMORY_BYTES_PER_US = 4.69e6  #: read
+MEMORY_BYTES_PER_US = 4.63e6  #: read
 REREAD_SHARE = 0.215  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
 LOCKSTEP_FACTOR = 0.852  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
 MEMORY_US = 0.802  #: until the first bytes come
-SHARPNESS = 2.81  #: of the maximum of these times
+SHARPNESS = 2.795  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 
@@ -82,14 +83,14 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
     split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
-    swapped: bool = False, before: int = 0, classes: int = 1,
+    swapped: bool = False, before: int = 0, classes: int = 1, factor: float = 1.0,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
     cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. before: bytes by which K
-    begins earlier. classes: products of the batch that share one matrix B, whose rows are those of one C. Copies of
-    operands and the launch that sums a split K are not in it.
+    begins earlier. classes: products of the batch that share one matrix B, whose rows are those of one C. factor: on all
+    but the time of memory. Copies of operands and the launch that sums a split K are not in it.
     """
     m, n = tile
     sharers = cluster[0] * cluster[1]
@@ -118,6 +119,7 @@ def product_us(
     rereads = whole_n * min(down - 1, MOST_REREADS) + whole_m * min(right - 1, MOST_REREADS)
     moved += REREAD_SHARE * rereads * problem.k * size
     compute = (launch + rounds * clocks + (CUDA_CLOCKS * (rounds - 1) if cuda else 0)) / CLOCKS_PER_US
+    compute *= factor
     if compute > LONG_US and (m * n != WIDE_TILE or swapped):
         compute *= UNUSUAL_FACTOR
     memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US

@@ -57,15 +57,16 @@ class Tile:
     stages: int
     pieces: int
     slice_bytes: int = SLICE_BYTES
+    split_factor: float = 1.0  #: on the time of multiplying by parts of K that all run at once: what the model misses
 
 
 #: In the order in which equal costs are resolved.
 TILES = (
-    Tile(128, 128, 2, 5, 2),
+    Tile(128, 128, 2, 5, 2, split_factor=0.8),
     Tile(128, 256, 2, 4, 2),
     Tile(256, 128, 2, 4, 2),
     Tile(64, 256, 1, 4, 2),
-    Tile(128, 64, 2, 8, 1),
+    Tile(128, 64, 2, 8, 1, split_factor=1.15),
     Tile(64, 128, 1, 8, 1),
     Tile(64, 64, 1, 6, 1, slice_bytes=256),
 )
@@ -86,7 +87,11 @@ def estimate_us(
         1.0 if repack_a else _load_factor(problem.a, problem.dtype_a),
         1.0 if repack_b else _load_factor(problem.b, problem.dtype_b),
     )
-    time_us = product_us(problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k)
+    fitting = gpu.compute_units // (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n))
+    time_us = product_us(
+        problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k,
+        factor=tile.split_factor if 1 < split_k <= fitting and min(factors) == 1 else 1.0,
+    )  # fmt: skip
     if tile.slice_bytes > SLICE_BYTES:
         time_us *= WIDE_SLICE_FACTOR
     if split_k > 1:
@@ -114,6 +119,8 @@ def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, floa
     for tile in TILES:
         if problem.dtype_a == "int8" and tile.n > 128:
             continue
+        if tile.m >= 2 * max(problem.m, 64) or tile.n >= 2 * max(problem.n, 64):
+            continue  # half of it would be empty, and rows that are not there take the copy engine longest
         slices = ceil_div(problem.k * size, tile.slice_bytes)
         for split_k in SPLITS:
             if split_k > max(1, slices // 4):
