@@ -26,10 +26,12 @@ ROWS = [
 ]
 #: two runs; of rows that break sectors, some by tiles of rows of one class
 BROKEN_ROWS = [row for row in read(RESULTS / "tiles_in_classes.csv") if row.schedule == "hopper_cluster"]
+#: of kernels that write C while they multiply, as those before do not
+LONG_ROWS = read(RESULTS / "tiles_overlapped.csv")
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 
 
-def estimate(row):
+def estimate(row, overlapped=False):
     problem = MatmulProblem.contiguous(row.m, row.n, row.k, dtype="bf16", layout=row.layout)
     if row.schedule == "hopper_cluster":
         config = ClusterConfig(
@@ -37,7 +39,7 @@ def estimate(row):
             cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
             line=row.line,
         )  # fmt: skip
-        return plan_cluster.estimate_us(problem, config, GPU)
+        return plan_cluster.estimate_us(problem, config.overlapped(problem) if overlapped else config, GPU)
     copies = {"repack_a": "A" in row.repacked, "repack_b": "B" in row.repacked}
     return plan_hopper.estimate_us(problem, TILES[row.block_m, row.block_n], row.split_k, GPU, **copies)
 
@@ -79,6 +81,17 @@ def test_classes_of_rows_are_taken_where_they_are_faster():
     assert mean(found) < 0.018
     without = [min(row.us for row in rows if row.line == 0) / us - 1 for rows, us in zip(of, fastest, strict=True)]
     assert mean(without) > 0.03, "else there is nothing to gain"
+
+
+def test_what_the_next_tile_hides_is_counted():
+    of = products(LONG_ROWS)
+    assert len(of) == 22
+    found = [
+        min(rows, key=lambda row: estimate(row, overlapped=True)).us / min(row.us for row in rows) - 1 for rows in of
+    ]
+    assert mean(found) < 0.01
+    without = [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in of]
+    assert mean(without) > mean(found)
 
 
 def test_the_estimates_are_times():

@@ -6,12 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from judged_products import GUARD, ROUNDING, assert_right, norm_error, operand  # noqa: E402
+
 import laneloom  # noqa: E402
 from laneloom.ops.matmul.config_cluster import ClusterConfig  # noqa: E402
 
-GUARD = 1024  #: elements on both sides of a poisoned output
-#: half a unit in the last place of 1.0
-ROUNDING = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24}
 WIDE = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 CONFIGS = {
     "128": WIDE,
@@ -28,27 +27,6 @@ CONFIGS = {
     "transposed, parts of K": WIDE.with_knobs(block_n=128, stages=5, cluster_k=2, swapped=True),
     "masked stores": WIDE.with_knobs(block_n=48, tma_store=False, line=64),
 }  # fmt: skip
-
-
-def operand(rows, columns, dtype, letter="n", seed=0):
-    generator = torch.Generator("cuda").manual_seed(seed)
-    x = torch.randn((rows, columns) if letter == "n" else (columns, rows), device="cuda", generator=generator)
-    return x.to(dtype) if letter == "n" else x.to(dtype).mT
-
-
-def norm_error(out, truth):
-    """|| out - truth || / || truth ||, infinite where an element is NaN."""
-    error = ((out.double() - truth).norm() / truth.norm()).item()
-    return error if error == error else float("inf")
-
-
-def assert_right(out, a, b):
-    """Twice the error of torch's FP32 sums, what wgmma's own sums lose, one rounding."""
-    truth = a.double() @ b.double()
-    torch.backends.cuda.matmul.allow_tf32 = False
-    theirs = norm_error(a.float() @ b.float(), truth)
-    budget = 2 * theirs + {1: 2.0**-9, 2: 2.0**-18}[a.element_size()] + ROUNDING[out.dtype]
-    assert norm_error(out, truth) <= budget
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

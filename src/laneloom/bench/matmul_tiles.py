@@ -2,8 +2,8 @@
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
 both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
-products whose rows break sectors, for results/h200/tiles_in_classes.csv. `tests/cpu/test_hopper_model.py` holds the
-model against both files.
+products whose rows break sectors, for results/h200/tiles_in_classes.csv, and `--long` those of several tiles for each
+SM, for results/h200/tiles_overlapped.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -55,6 +55,14 @@ BROKEN_SIZES = (
     (600, 600, 600), (1000, 4096, 1000), (3000, 512, 3000), (512, 1000, 1000), (128, 1000, 1000), (4096, 4096, 4104),
     (1000, 1000, 264), (1000, 1000, 2008), (2000, 1000, 1000), (5000, 5000, 5000), (4096, 1000, 1000),
     (1000, 4096, 4104),
+)  # fmt: skip
+#: of several tiles for each SM, where it counts what a tile's end costs
+LONG_SIZES = (
+    (4096, 4096, 4096), (8192, 8192, 8192), (2048, 28672, 4096), (8192, 4096, 4096), (3000, 3000, 3000),
+    (3072, 3072, 3072), (5000, 5000, 5000), (6000, 6000, 6000), (2560, 2560, 2560), (4096, 2112, 7168),
+    (2048, 11008, 4096), (8192, 32000, 512), (16384, 1024, 1024), (4096, 4096, 512), (512, 14336, 4096),
+    (1024, 8192, 8192), (4000, 4000, 4000), (2048, 2048, 2048), (2048, 5120, 5120), (2048, 4096, 14336),
+    (3584, 3584, 3584),
 )  # fmt: skip
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
@@ -153,11 +161,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure many configs of products in bf16 on Hopper.")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     parser.add_argument("--broken", action="store_true", help="products whose rows break 32-byte sectors")
+    parser.add_argument("--long", action="store_true", help="products of several tiles for each SM")
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []
-    for sizes in BROKEN_SIZES if arguments.broken else SIZES:
+    for sizes in BROKEN_SIZES if arguments.broken else LONG_SIZES if arguments.long else SIZES:
         for layout in ("nn", "nt"):
             problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
             rows += measure(problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds)

@@ -5,9 +5,9 @@ copy engine ask of shared memory. A tile is its slices and a beginning and an en
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
 Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
-and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made; five of the
-constants again on 2026-11-22, with those of tiles that are split. tests/cpu/test_hopper_model.py says how well,
-docs/hopper-gemm.md has the facts behind the terms.
+and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made, and on 2026-11-22
+again, with 2,300 pairs of a kernel that writes C while it multiplies, 890 of them in results/h200/tiles_overlapped.csv.
+tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ SHARED_ROW_CLOCKS = 1.342  #: for those that a neighbour in the cluster asks for
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-SHARED_MEMORY_FACTOR = 1.34  #: on the clocks in which shared memory passes 128 bytes each
+SHARED_MEMORY_FACTOR = 1.32  #: on the clocks in which shared memory passes 128 bytes each
 LAUNCH_CLOCKS = 1727  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 657  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.06  #: for each element of a tile
-SHALLOW_FACTOR = 1.04  #: on the slices of a ring of less than DEEP_STAGES
+TILE_CLOCKS = 975  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.045  #: for each element of a tile
+SHALLOW_FACTOR = 1.044  #: on the slices of a ring of less than DEEP_STAGES
 DEEP_STAGES = 4  #: that hide the way to the L2
 CLUSTER_CLOCKS = 700  #: more where CTAs meet, once
 CLUSTER_SLICE_CLOCKS = 12.1  #: more for each slice, for each CTA that its loads are shared with
 SWAPPED_FACTOR = 0.983  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.0396  #: more for each element of a tile that is turned on its way out
+SWAPPED_STORE_CLOCKS = 0.04  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 DIRECT_CLOCKS = 0.0956  #: more for each element of a tile that hopper_cluster cannot store by TMA
 EXCHANGE_CLOCKS = 407  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
-CUDA_CLOCKS = 700  #: more for each tile of hopper_cluster but the first, than for one of hopper
-UNUSUAL_FACTOR = 1.04  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
+CUDA_CLOCKS = 523  #: more for each tile of hopper_cluster but the first, than for one of hopper
+HIDDEN_HELD, HIDDEN_SPLIT = 0.18, 0.43  #: shares of a tile's ends that the next tile hides: of one strip, of two
+LONE_FACTOR = 1.024  #: on LONG_US or more, by CTAs that share no loads
+UNUSUAL_FACTOR = 1.0275  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
@@ -83,14 +85,15 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
     split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
-    swapped: bool = False, before: int = 0, classes: int = 1, factor: float = 1.0,
+    swapped: bool = False, hidden: float = 0.0, before: int = 0, classes: int = 1, factor: float = 1.0,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
     cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. before: bytes by which K
-    begins earlier. classes: products of the batch that share one matrix B, whose rows are those of one C. factor: on all
-    but the time of memory. Copies of operands and the launch that sums a split K are not in it.
+    begins earlier. hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of
+    the batch that share one matrix B, whose rows are those of one C. factor: on all but the time of memory. Copies of
+    operands and the launch that sums a split K are not in it.
     """
     m, n = tile
     sharers = cluster[0] * cluster[1]
@@ -105,23 +108,24 @@ def product_us(
     clocks += CLUSTER_SLICE_CLOCKS * (sharers - 1)
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     clocks *= SHALLOW_FACTOR if stages < DEEP_STAGES else 1.0
-    clocks += TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
+    ends = TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
     if swapped:
-        clocks += SWAPPED_STORE_CLOCKS * m * n / cluster[2]
+        ends += SWAPPED_STORE_CLOCKS * m * n / cluster[2]
     launch = LAUNCH_CLOCKS + (CLUSTER_CLOCKS if peers > 1 else 0)
     if not by_tma:
-        clocks += DIRECT_CLOCKS * m * n / cluster[2]
+        ends += DIRECT_CLOCKS * m * n / cluster[2]
     if cluster[2] > 1:
-        clocks += EXCHANGE_CLOCKS + 4 * m * n * (cluster[2] - 1) / cluster[2] / EXCHANGE_BYTES_PER_CLOCK
+        ends += EXCHANGE_CLOCKS + 4 * m * n * (cluster[2] - 1) / cluster[2] / EXCHANGE_BYTES_PER_CLOCK
     moved = problem.bytes / (1 if cuda else problem.batches)
     whole_m, whole_n = (problem.m, problem.n * classes) if swapped else (problem.m * classes, problem.n)
     down, right = (down, right * classes) if swapped else (down * classes, right)
     rereads = whole_n * min(down - 1, MOST_REREADS) + whole_m * min(right - 1, MOST_REREADS)
     moved += REREAD_SHARE * rereads * problem.k * size
-    compute = (launch + rounds * clocks + (CUDA_CLOCKS * (rounds - 1) if cuda else 0)) / CLOCKS_PER_US
+    between = (ends + (CUDA_CLOCKS if cuda else 0)) * (1 - hidden)
+    compute = (launch + rounds * clocks + ends + (rounds - 1) * between) / CLOCKS_PER_US
     compute *= factor
-    if compute > LONG_US and (m * n != WIDE_TILE or swapped):
-        compute *= UNUSUAL_FACTOR
+    if compute > LONG_US:
+        compute *= (UNUSUAL_FACTOR if m * n != WIDE_TILE else 1.0) * (1.0 if sharers > 1 else LONE_FACTOR)
     memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

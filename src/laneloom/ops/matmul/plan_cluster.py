@@ -14,6 +14,8 @@ from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig,
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .model_hopper import (
     BROKEN_FACTOR,
+    HIDDEN_HELD,
+    HIDDEN_SPLIT,
     SECTOR_BYTES,
     SLICE_BYTES,
     WIDE_TILE,
@@ -89,7 +91,9 @@ class _Multiplied:
             config.classes(problem),
         )  # fmt: skip
 
-    def time_us(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> float:
+    def time_us(
+        self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int, hidden: float = 0.0
+    ) -> float:
         """The model's time."""
         columns = loaded_columns(tile[1], self.in_panels)
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
@@ -98,7 +102,7 @@ class _Multiplied:
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
             cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
-            before=self.before, classes=self.classes,
+            hidden=hidden, before=self.before, classes=self.classes,
         )  # fmt: skip
 
     def shapes(self, config: ClusterConfig) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
@@ -121,10 +125,15 @@ class _Multiplied:
                         yield rows, columns, cluster
 
 
+def _hidden(config: ClusterConfig) -> float:
+    """The share of a tile's ends that the tensor cores do not wait for."""
+    return HIDDEN_SPLIT if config.split else HIDDEN_HELD if config.hold_back else 0.0
+
+
 def estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:
     """The model's time in microseconds, without copies of operands."""
     tile, cluster = (config.block_m, config.block_n), (config.cluster_m, config.cluster_n, config.cluster_k)
-    return _Multiplied.by(config, problem).time_us(gpu, tile, cluster, config.pieces)
+    return _Multiplied.by(config, problem).time_us(gpu, tile, cluster, config.pieces, _hidden(config))
 
 
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
@@ -147,10 +156,13 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)
-            found += [
-                (multiplied.time_us(gpu, (m, n), cluster, pieces), swapped, line, m, n, cluster)
-                for m, n, cluster in multiplied.shapes(config)
-            ]
+            hidden: dict[tuple[int, int, int], float] = {}
+            for m, n, cluster in multiplied.shapes(config):
+                if (key := (m, n, cluster[2])) not in hidden:
+                    tile = config.with_knobs(block_m=m, block_n=n, consumers=ROWS[m], cluster_k=cluster[2])
+                    hidden[key] = _hidden(tile.overlapped(problem))
+                time_us = multiplied.time_us(gpu, (m, n), cluster, pieces, hidden[key])
+                found.append((time_us, swapped, line, m, n, cluster))
     for time_us, swapped, line, m, n, cluster in sorted(found):
         config = _fit(any_tile.with_knobs(
             swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
