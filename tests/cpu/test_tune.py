@@ -187,7 +187,10 @@ def test_explain_says_what_patched_makes_of_the_users_table(cache):
 def test_the_packages_tables_are_in_order():
     from pathlib import Path
 
-    for path in (Path(tuned.__file__).parent / "tables").glob("*.json"):
+    paths = list((Path(tuned.__file__).parent / "tables").glob("*.json"))
+    if not paths:
+        pytest.skip("the package ships no table")
+    for path in paths:
         gpu = get_gpu(path.stem)
         rows = tuned.parse_table(path.read_text(), gpu.name, "package")
         assert rows
