@@ -18,29 +18,29 @@ from .problem import MatmulProblem
 SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
-ROW_CLOCKS = 1.884  #: for 128 bytes of a row that an SM asks the L2 for
+ROW_CLOCKS = 1.849  #: for 128 bytes of a row that an SM asks the L2 for
 SHARED_ROW_CLOCKS = 1.342  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-SHARED_MEMORY_FACTOR = 1.32  #: on the clocks in which shared memory passes 128 bytes each
-LAUNCH_CLOCKS = 1727  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 975  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.045  #: for each element of a tile
-SHALLOW_FACTOR = 1.044  #: on the slices of a ring of less than DEEP_STAGES
+SHARED_MEMORY_FACTOR = 1.3243  #: on the clocks in which shared memory passes 128 bytes each
+LAUNCH_CLOCKS = 1766  #: once in a product, before and behind all tiles
+TILE_CLOCKS = 917  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.043  #: for each element of a tile
+SHALLOW_FACTOR = 1.125  #: on the slices of a ring of less than DEEP_STAGES
 DEEP_STAGES = 4  #: that hide the way to the L2
-CLUSTER_CLOCKS = 700  #: more where CTAs meet, once
-CLUSTER_SLICE_CLOCKS = 12.1  #: more for each slice, for each CTA that its loads are shared with
-SWAPPED_FACTOR = 0.983  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.04  #: more for each element of a tile that is turned on its way out
+CLUSTER_CLOCKS = 615  #: more where CTAs meet, once
+CLUSTER_SLICE_CLOCKS = 11.0  #: more for each slice, for each CTA that its loads are shared with
+SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
+SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.0956  #: more for each element of a tile that hopper_cluster cannot store by TMA
-EXCHANGE_CLOCKS = 407  #: more where they exchange sums of parts of K
+DIRECT_CLOCKS = 0.084  #: more for each element of a tile that hopper_cluster cannot store by TMA
+EXCHANGE_CLOCKS = 171  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
-CUDA_CLOCKS = 523  #: more for each tile of hopper_cluster but the first, than for one of hopper
-HIDDEN_HELD, HIDDEN_SPLIT = 0.18, 0.43  #: shares of a tile's ends that the next tile hides: of one strip, of two
-LONE_FACTOR = 1.024  #: on LONG_US or more, by CTAs that share no loads
-UNUSUAL_FACTOR = 1.0275  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
+CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
+HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
+LONE_FACTOR = 1.0142  #: on LONG_US or more, by CTAs that share no loads
+UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
@@ -48,7 +48,7 @@ REREAD_SHARE = 0.215  #: of an operand, on top of its bytes, for each further cl
 MOST_REREADS = 7  #: from there on it stays in the L2
 LOCKSTEP_FACTOR = 0.852  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
 MEMORY_US = 0.802  #: until the first bytes come
-SHARPNESS = 2.795  #: of the maximum of these times
+SHARPNESS = 2.789  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 
