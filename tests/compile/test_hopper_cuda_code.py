@@ -180,6 +180,19 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
     assert waits == (3 if "split" in knobs else 2)
 
 
+@pytest.mark.parametrize("knobs", [{}, {"cluster_m": 2, "swapped": True}, {"cluster_k": 2, "tma_store": False}])
+@pytest.mark.parametrize("layout", ["nn", "tt"])
+def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(layout, knobs):
+    problem = MatmulProblem.contiguous(512, 512, 512, dtype="bf16", layout=layout)
+    config = ClusterConfig(block_m=64, block_n=64, block_k=64, stages=7, consumers=1, **knobs)
+    asked = "cp.async.bulk.prefetch.tensor.4d.L2.global"
+    code = compiled(problem, config.with_knobs(fetched=8)).asm
+    first_load = code.index("cp.async.bulk.tensor.4d.shared::cluster.global")
+    assert asked in code
+    assert code.rindex(asked) < code.rindex("griddepcontrol.wait", 0, first_load)
+    assert asked not in compiled(problem, config).asm
+
+
 def test_groups_compile():
     b = Matrix((0, 256 * 512, 512, 1))
     problem = MatmulProblem(

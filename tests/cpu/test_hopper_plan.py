@@ -45,7 +45,9 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}),
         ((8192, 1024, 2048), "nn", "hopper_cluster", {"split": False, "hold_back": 2}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
-        ((256, 256, 256), "nt", "hopper", {"block_m": 64, "block_n": 64}),
+        ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
+        ((128, 128, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
+        ((65536, 64, 64), "nn", "hopper", {"block_m": 128, "block_n": 64}),
         ((128, 128, 16384), "nn", "hopper", {"split_k": 12}),
         ((16, 4096, 4096), "nn", "hopper", {"swapped": True, "block_n": 16}),
         ((4096, 16, 4096), "nn", "hopper", {"swapped": False, "block_n": 16}),
@@ -293,3 +295,13 @@ def test_facts_are_sentences():
         of = problem(*sizes)
         config = plan(of, GPU)
         assert all(isinstance(line, str) and line for line in schedule_of(config).facts(of, config, GPU))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slices"),
+    [((256, 256, 256), 4), ((512, 512, 512), 8), ((640, 640, 640), 0), ((512, 512, 1024), 0), ((64, 8192, 256), 0)],
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_small_products_are_asked_for_ahead(sizes, slices, layout):
+    config = plan(problem(*sizes, layout=layout), GPU)
+    assert getattr(config, "fetched", 0) == slices

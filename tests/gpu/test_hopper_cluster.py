@@ -16,6 +16,7 @@ from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 CLUSTERS = {
     "alone": ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2),
+    "fetched": ClusterConfig(block_m=64, block_n=64, block_k=64, stages=7, consumers=1, cluster_m=2, fetched=5),
     "2x1": ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2),
     "1x2": ClusterConfig(block_m=256, block_n=128, block_k=64, stages=4, panels=2, cluster_n=2),
     "2x2": ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, cluster_m=2, cluster_n=2),

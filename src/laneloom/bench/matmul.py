@@ -30,8 +30,8 @@ KERNEL_SOURCES = tuple(
     PACKAGE / name
     for name in (
         "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
-        "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/kernels/hopper_cluster_store.cuh",
-        "ops/matmul/kernels/hopper.py",
+        "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/kernels/hopper_cluster_ring.cuh",
+        "ops/matmul/kernels/hopper_cluster_store.cuh", "ops/matmul/kernels/hopper.py",
         "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
         "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
         "ops/matmul/kernels/hopper_row.cu", "ops/matmul/kernels/hopper_skinny.py",

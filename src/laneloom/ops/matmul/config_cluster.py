@@ -55,6 +55,7 @@ class ClusterConfig(MatmulConfig):
     line: int = 0  #: bytes; tiles take rows of A that begin alike within such a line, at whole ones; 0: any rows
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
     programs: int = 132  #: most CTAs that are launched; each walks over several tiles
+    fetched: int = 0  #: slices that the L2 is asked for before the kernel ahead in the stream has ended
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -269,7 +270,7 @@ class ClusterConfig(MatmulConfig):
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):
             return f"hopper_cluster: a cluster of {self.cluster_m} by {self.cluster_n} cannot share the tile out evenly"
-        if self.stages < 2 or self.panels < 1 or self.promote < 0 or self.programs < self.peers:
+        if self.stages < 2 or min(self.panels - 1, self.promote, self.fetched) < 0 or self.programs < self.peers:
             return "hopper_cluster: at least 2 stages, one panel, one cluster"
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:

@@ -41,6 +41,8 @@ ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait fo
 RING_BYTES = 213 << 10  #: about what a ring has room for
 LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
+MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
+FETCHED_US = 0.3  #: that it saves between two launches
 SHORT_SLICES, SHORT_STAGES = 16, 7  #: of so few slices a deeper ring is 2% slower, measured at 1000 cubed
 
 
@@ -169,7 +171,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
             cluster_n=cluster[1], cluster_k=cluster[2],
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
-            yield config, time_us
+            yield config, time_us - (FETCHED_US if config.fetched else 0.0)
 
 
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
@@ -192,7 +194,16 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
         if wider.shared_bytes(problem) > gpu.lds_bytes:
             break
         best = wider
-    return best.overlapped(problem)
+    return best.overlapped(problem).with_knobs(fetched=_fetched(best, problem))
+
+
+def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
+    """Slices to ask the L2 for ahead of time: all of a product that leaves half of the SMs to the next one, whose CTAs
+    then wait there with nothing to do. In larger products the copy engine or memory has no time for it."""
+    slices = ceil_div(problem.k, config.block_k)
+    idle = 2 * config.tiles(problem) * config.peers <= config.programs
+    small = slices <= MOST_FETCHED and problem.bytes <= MOST_FETCHED_BYTES
+    return slices if idle and small and not (config.copy_a or config.copy_b or config.line) else 0
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

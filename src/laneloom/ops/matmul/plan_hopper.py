@@ -240,7 +240,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _plain(problem), "many small products: one launch takes them all"
     if movable and (in_place or multiplications > SMALL_MULTIPLICATIONS):
         short, long = sorted((problem.m, problem.n))
-        if ceil_div(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2:
+        short_k = ceil_div(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2
+        if short_k and problem.m * problem.n > 64 * 64 * gpu.compute_units:
             yield (
                 _short_k(problem, gpu),
                 "K of at most two slices: two programs an SM, so that one stores while the other loads",

@@ -34,7 +34,7 @@ from ..tma_operand import (
     prepare_launches,
 )
 
-_SOURCES = ("hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster.cu")
+_SOURCES = ("hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster_ring.cuh", "hopper_cluster.cu")
 SLICE_BYTES = 128
 _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine that break one are slow
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
@@ -81,6 +81,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
         "TURNED_ROWS": _turned_rows(config), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
+        "FETCHED": config.fetched,
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,

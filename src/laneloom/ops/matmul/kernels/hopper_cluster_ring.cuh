@@ -1,0 +1,120 @@
+// The ring of hopper_cluster.cu, and the warp that fills it by TMA.
+
+#define SLICE_BYTES 128
+#define BLOCK_K (SLICE_BYTES / ELEMENT_BYTES)
+#define SLAB (64 * STRIPS)                     // rows of one consumer: STRIPS wgmmas of 64
+#define A_BYTES (BLOCK_M * SLICE_BYTES)        // of one piece of one slice
+#define B_BYTES (B_COLUMNS * SLICE_BYTES)
+#define STAGE_BYTES (PIECES * (A_BYTES + B_BYTES))
+// B that is not contiguous along K comes in panels of 64 columns; of the last one only those of the tile.
+#define B_TAIL (B_IS_NK ? 0 : BLOCK_N % 64)
+#define LOADED_BYTES (PIECES * (A_BYTES + BLOCK_N * SLICE_BYTES))
+#define SHARERS (CLUSTER_M * CLUSTER_N)        // CTAs of a cluster with the same part of K
+#define PEERS (SHARERS * CLUSTER_K)
+#define SUMS (BLOCK_N / 2)                     // of one strip in one thread, before they are exchanged
+#define PART_BYTES (STRIPS * ACCUMULATORS * 4 * 32)  // of one warp's sums that one CTA finishes
+#define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
+#define WARPS (4 * CONSUMERS)                  // that multiply
+#define THREADS (128 * (CONSUMERS + 1))
+
+// Where a CTA is in its cluster.
+struct Rank {
+    u32 m, n, k;
+};
+
+// A tile's K begins so many elements before the first: zeros, with which the lines that it takes of the operand with C's
+// rows begin where a line of memory does. Those rows are of one class, which is a product of the batch here.
+__device__ __forceinline__ int before_k(const Tile &tile) { return LINE ? tile.inner * LINE_STEP % LINE : 0; }
+
+// The slices of a CTA's part of K.
+__device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32 part) {
+    const int slices = (s.K + before_k(tile) + BLOCK_K - 1) / BLOCK_K;
+    return slices * part / CLUSTER_K;
+}
+
+// wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of 8. `leading` is
+// the distance between panels of 64 rows of an operand that is not contiguous along K; without meaning otherwise.
+__device__ __forceinline__ u64 describe(u32 address, u32 leading) {
+    return (u64)(1u << 30 | 1024 >> 4) << 32 | (leading >> 4 << 16 | address >> 4);
+}
+
+__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
+                                        const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
+                                        Rank rank) {
+    u32 a_mask = 0;
+    for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
+    const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
+    u32 stage = 0, phase = 0;
+    Walk walk = begin_walk();
+    Tile tile;
+    int item = blockIdx.x / PEERS;
+    // This CTA's share of a slice of `tile`: to the address `to` in shared memory, or no further than the L2.
+    const auto bring = [&](bool to_ring, int slice, u32 to, u32 barrier) {
+        const auto box = [&](const TensorMap *map, u32 at, u32 mask, int x, int y, int z, int w) {
+            if (to_ring) load_box(map, at, barrier, mask, x, y, z, w);
+            else fetch_box(map, x, y, z, w);
+        };
+        const int k = slice * BLOCK_K - before_k(tile);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            // This CTA's share of the tile: 1 / CLUSTER_N of A's rows in memory, 1 / CLUSTER_M of B's.
+            const int a_batch = tile.outer * s.a_outer;
+            const int a_inner = PIECES > 1 ? piece : tile.inner * s.a_inner;
+#if A_IS_KM
+            const u32 rows = BLOCK_K / CLUSTER_N;
+#pragma unroll
+            for (int panel = 0; panel < BLOCK_M / 64; ++panel)
+                box(a_map, to + panel * (BLOCK_K * 128) + rank.n * rows * 128, a_mask,
+                    tile.m + 64 * panel, k + rank.n * rows, a_inner, a_batch);
+#else
+            const u32 rows = BLOCK_M / CLUSTER_N;
+            box(a_map, to + rank.n * rows * 128, a_mask, k, tile.m + rank.n * rows, a_inner, a_batch);
+#endif
+            to += A_BYTES;
+        }
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            const int b_batch = tile.outer * s.b_outer;
+            const int b_inner = PIECES > 1 ? piece : tile.inner * s.b_inner;
+#if B_IS_NK
+            const u32 rows = BLOCK_N / CLUSTER_M;
+            box(b_map, to + rank.m * rows * 128, b_mask, k, tile.n + rank.m * rows, b_inner, b_batch);
+#else
+            const u32 rows = BLOCK_K / CLUSTER_M;
+#pragma unroll
+            for (int panel = 0; panel < B_COLUMNS / 64; ++panel)
+                box(B_TAIL && panel == B_COLUMNS / 64 - 1 ? b_tail_map : b_map,
+                    to + panel * (BLOCK_K * 128) + rank.m * rows * 128, b_mask, tile.n + 64 * panel,
+                    k + rank.m * rows, b_inner, b_batch);
+#endif
+            to += B_BYTES;
+        }
+    };
+    // The loads come after the kernels that wrote A and B, and where groups end.
+    if (GROUPED) wait_for_predecessor();
+    bool more = locate(item, walk, tile, s, rank.m, rank.n);
+    if (!GROUPED) {
+        if (FETCHED > 0 && more) {
+            const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+            for (int slice = k_first; slice < min(k_end, k_first + FETCHED); ++slice) bring(false, slice, 0, 0);
+        }
+        wait_for_predecessor();
+    }
+    for (; more; more = locate(item += gridDim.x / PEERS, walk, tile, s, rank.m, rank.n)) {
+        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+#pragma unroll 1
+        for (int slice = k_first; slice < k_end; ++slice) {
+            // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
+            wait_barrier(empty + 8 * stage, phase ^ 1);
+            const u32 barrier = full + 8 * stage;
+            expect_bytes(barrier, LOADED_BYTES);
+            bring(true, slice, ring + stage * STAGE_BYTES, barrier);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+    }
+    // A CTA's shared memory outlives the last signals that neighbours send to its barriers.
+    for (int i = 0; SHARERS > 1 && i < STAGES; ++i) {
+        wait_barrier(empty + 8 * stage, phase ^ 1);
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+}
