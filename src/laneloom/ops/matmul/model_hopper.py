@@ -5,8 +5,8 @@ copy engine ask of shared memory. A tile is its slices and a beginning and an en
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
 Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
-and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made, and on 2026-11-22
-again, with 2,300 pairs of a kernel that writes C while it multiplies, 890 of them in results/h200/tiles_overlapped.csv.
+and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made, and again on
+2026-11-22, with 2,300 pairs of a kernel that writes C while it multiplies (890 in results/h200/tiles_overlapped.csv).
 tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
