@@ -8,19 +8,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from judged_products import DTYPES, GPU, run_twice  # noqa: E402
+
 from laneloom.errors import InvalidConfigError  # noqa: E402
-from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul.api import explain, matmul  # noqa: E402
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig  # noqa: E402
 from laneloom.ops.matmul.config_row import RowConfig  # noqa: E402
-from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
-GPU = get_gpu("sm_90a")
-DTYPES = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "int8": torch.int8, "int32": torch.int32,
-    "fp8": torch.float8_e4m3fn,
-}  # fmt: skip
 #: half a unit in the last place of 1.0
 ROUNDING = {
     torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 2**-24, torch.float64: 2**-53, torch.int32: 0,
@@ -29,7 +24,6 @@ ROUNDING = {
 SMALLEST = {
     torch.bfloat16: 2**-134, torch.float16: 2**-25, torch.float32: 2**-150, torch.float64: 0, torch.int32: 0,
 }  # fmt: skip
-GUARD = 1024  #: elements on both sides of a poisoned output
 
 
 def operand(rows, columns, dtype, transposed=False, seed=0):
@@ -72,23 +66,6 @@ def assert_right(out, a, b):
     error = (out.double() - truth).abs()
     assert not out.double().isnan().any()
     assert (error <= budget).all(), f"worst error {(error - budget).max().item():.2e} over budget"
-
-
-def run_twice(problem, config, a, b):
-    """The output of two runs into a poisoned buffer; asserts equal bits and untouched guards."""
-    dtype = DTYPES[problem.dtype_out]
-    poison = -77 if dtype == torch.int32 else float("nan")
-    buffer = torch.empty(problem.m * problem.n + 2 * GUARD, dtype=dtype, device="cuda")
-    results = []
-    for _ in range(2):
-        buffer.fill_(poison)
-        out = buffer[GUARD:-GUARD].view(problem.m, problem.n)
-        schedule_of(config).launch(problem, config, GPU, a, b, out)
-        guards = torch.cat([buffer[:GUARD], buffer[-GUARD:]])
-        assert (guards == poison if dtype == torch.int32 else guards.isnan()).all(), "written outside of C"
-        results.append(out.clone())
-    assert torch.equal(*(r.view(torch.uint8) for r in results)), "not the same bits twice"
-    return results[0]
 
 
 def check(sizes, layout, dtype, config, dtype_out=None):
