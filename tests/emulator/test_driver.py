@@ -11,6 +11,7 @@ import triton.language as tl  # noqa: E402
 from triton.runtime import driver as triton_driver  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.emulator import program  # noqa: E402
 from laneloom.errors import (  # noqa: E402
     ArgumentError,
     DeadlockError,
@@ -200,3 +201,21 @@ def test_a_program_may_wait_for_one_far_behind_it():
     with laneloom.emulated("gfx1201"):
         far_kernel[(1000,)](flag, out, num_warps=1)
     assert out.item() == 7
+
+
+def test_programs_are_kept_within_bounds(monkeypatch):
+    monkeypatch.setattr(program, "_loaded", {})
+    monkeypatch.setattr(program, "INSTRUCTIONS_KEPT", 100)
+
+    def load(n, length=30):
+        code = f"\tv_mov_b32_e32 v1, {n}\n" * length + "\ts_endpgm\n"
+        return program.load(f"k:\n{code}\t.amdhsa_kernel k\n\t.end_amdhsa_kernel\n", "gfx1151", "k")
+
+    first, second = load(1), load(2)
+    assert load(1) is first
+    third = load(3)
+    fourth = load(4)  # the second was used longest ago
+    assert list(program._loaded.values()) == [first, third, fourth]
+    assert load(2) is not second
+    large = load(5, length=200)
+    assert list(program._loaded.values()) == [large]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -164,6 +165,16 @@ class Program:
         return block
 
     def _build(self, block: Block) -> Code:
+        """The closures of a block. They live on, so Python's collector would only walk over all of them again."""
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._closures(block)
+        finally:
+            if collects:
+                gc.enable()
+
+    def _closures(self, block: Block) -> Code:
         body, targets = self.listing.instructions[block.first : block.last], self.targets[block.first : block.last]
         if not self.strict:
             return self._batched(body if block.leave == "next" else body[:-1], targets)
@@ -365,15 +376,16 @@ def find_builder(name: str) -> Builder | None:
             return builder
     return None
 
+INSTRUCTIONS_KEPT = 200_000  #: an autotuner can compile without end, and in strict mode each takes some kilobytes
 _loaded: dict[tuple[str, str, str | None, bool], Program] = {}
 
 
 def load(asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False) -> Program:
-    """The Program of an assembly text, built once per process."""
+    """The Program of an assembly text, kept for the next launch."""
     key = (hashlib.sha256(asm.encode()).hexdigest(), get_gpu(gpu).name, kernel, strict)
-    found = _loaded.get(key)
-    if found is None:
-        if len(_loaded) > 256:  # an autotuner can compile without end
-            _loaded.clear()
-        found = _loaded[key] = Program(asm, gpu, kernel, strict=strict)
+    found = _loaded.pop(key, None) or Program(asm, gpu, kernel, strict=strict)
+    _loaded[key] = found  # the latest last
+    held = sum(len(p.listing.instructions) for p in _loaded.values())
+    while held > INSTRUCTIONS_KEPT and len(_loaded) > 1:
+        held -= len(_loaded.pop(next(iter(_loaded))).listing.instructions)
     return found
