@@ -113,6 +113,18 @@ def test_strided_views_may_be_read_everywhere_they_reach():
     assert torch.equal(out, view)
 
 
+def test_a_kernel_may_be_let_out_of_a_view():
+    storage = torch.arange(40.0)
+    out = torch.zeros(40)
+    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="bounds='storage' allows that"):
+        copy_kernel[(1,)](storage[:39], out, 40, BLOCK=64)
+    with laneloom.emulated("gfx1151", bounds="storage"):
+        copy_kernel[(1,)](storage[:39], out, 40, BLOCK=64)
+    assert torch.equal(out, storage)
+    with pytest.raises(ArgumentError, match="bounds is 'view' or 'storage', got 'all'"):
+        laneloom.emulated("gfx1151", bounds="all").__enter__()
+
+
 def test_a_view_with_stride_0_may_be_read_everywhere_in_its_storage():
     """Gathers hand over the table with stride 0 where the index takes over."""
     table, index = torch.randn(90), torch.tensor([3, 77, 0, 50])

@@ -187,7 +187,7 @@ def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
     ("gpu", "strict", "message"), [("gfx942", False, "is not emulated"), (None, True, "need --emulate GPU")]
 )
 def test_other_bad_options(gpu, strict, message):
-    options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0)
+    options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0, emulate_bounds="view")
     with pytest.raises(pytest.UsageError, match=message):
         pytest_plugin.pytest_configure(
             SimpleNamespace(

@@ -50,12 +50,12 @@ class ArrayArgument:
         return self.array.itemsize
 
 
-def extent(name: str, tensor: Any) -> Region:
+def extent(name: str, tensor: Any, storage: bool = False) -> Region:
     """The bytes that a tensor-like argument can reach: from its lowest element to the end of its highest.
 
     Accesses are checked against this, not against the storage behind a view, so that a kernel that runs off a slice is
     caught even where the memory next to it exists. A view with stride 0 shows only where a kernel starts (gathers and
-    scatters make such views to carry their other strides): there the storage is what counts.
+    scatters make such views to carry their other strides): there the storage counts, and everywhere if `storage`.
     """
     device = getattr(tensor, "device", None)
     if device is not None and getattr(device, "type", "cpu") != "cpu":
@@ -71,9 +71,9 @@ def extent(name: str, tensor: Any) -> Region:
     size = shaped.element_size()
     if any(n == 0 for n in shape):
         return Region(name, tensor.data_ptr(), 0, tensor)
-    if 0 in strides and hasattr(shaped, "untyped_storage"):
-        storage = shaped.untyped_storage()
-        return Region(name, storage.data_ptr(), storage.nbytes(), tensor)
+    if (storage or 0 in strides) and hasattr(shaped, "untyped_storage"):
+        whole = shaped.untyped_storage()
+        return Region(name, whole.data_ptr(), whole.nbytes(), tensor)
     low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
     return Region(name, tensor.data_ptr() + low * size, (high - low + 1) * size, tensor)
@@ -135,12 +135,13 @@ class Layout:
         yield from ((f"{name}.strides", "i64", n) for n in strides)
 
     def pack(
-        self, values: Sequence[Argument], scratch: Sequence[np.ndarray], whole_words: bool = False
+        self, values: Sequence[Argument], scratch: Sequence[np.ndarray], *, whole_words=False, storage=False
     ) -> tuple[bytes, list[Region]]:
         """The kernel argument block, laid out as the code object's metadata says, and the memory that it points to.
 
         scratch: what Triton appends to the arguments: global and profile scratch, as far as the kernel has them.
         whole_words: the kernel may touch the whole words in which elements of 1 and 2 bytes lie.
+        storage: it may reach all of the storage behind a view.
         """
         block = bytearray(self.nbytes)
         regions: list[Region] = []
@@ -149,7 +150,7 @@ class Layout:
         for (name, kind, value), (offset, size) in zip(values, self.slots, strict=False):
             if kind.startswith("*"):
                 if hasattr(value, "data_ptr"):
-                    region = extent(name, value)
+                    region = extent(name, value, storage)
                     if whole_words and value.element_size() < 4 and region.nbytes:
                         low, high = region.address & ~3, (region.end + 3) & ~3
                         region = Region(name, low, high - low, region.owner)

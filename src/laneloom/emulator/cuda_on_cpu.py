@@ -17,6 +17,7 @@ from ..errors import UnsupportedError
 from ..gpu import Gpu
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
+_ABSENT = object()  #: where there was nothing to put back
 _MOVES = ("to", "cuda", "cpu")
 
 
@@ -214,9 +215,11 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             return run_backward(*args, **kwargs)
 
     swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
+    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
+        swapped.append((torch._C, "_cuda_getCurrentRawStream", lambda *_: 0))
     swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
-    before = [(owner, name, getattr(owner, name, None)) for owner, name, _ in swapped]
+    before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
     try:
@@ -224,4 +227,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             yield
     finally:
         for owner, name, old in before:
-            setattr(owner, name, old)
+            if old is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)

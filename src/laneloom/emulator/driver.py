@@ -22,7 +22,7 @@ from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.cache import get_cache_manager
 
-from ..errors import EmulationError, UnsupportedError
+from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.metadata import parse_metadata
 from .arguments import ArrayArgument, Layout, extent
@@ -45,6 +45,7 @@ class Emulation:
     seed: int = 0
     profile: bool = False
     launches: list[LaunchRecord] = field(default_factory=list)
+    bounds: str = "view"
     launcher: Callable[..., LaunchRecord] = launch  #: runs each kernel; the timing model puts its own here
 
     def run(self, program: Program, grid: Sequence[int], kernarg: bytes, **how: Any) -> LaunchRecord:
@@ -122,7 +123,8 @@ class _Launcher:
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
         with _without_torch_modes():
-            kernarg, regions = self.layout.pack(values, scratch, self.whole_words)
+            storage = emulation.bounds == "storage"
+            kernarg, regions = self.layout.pack(values, scratch, whole_words=self.whole_words, storage=storage)
             regions += pointed_at(values)
         if enter_hook is not None:
             enter_hook(launch_metadata)
@@ -241,7 +243,9 @@ class EmulatedDriver(DriverBase):
 
 
 @contextmanager
-def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False) -> Iterator[Emulation]:
+def emulated(
+    gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view"
+) -> Iterator[Emulation]:
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
     Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
@@ -254,11 +258,16 @@ def emulated(gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bo
     seed: 0 runs waves together; any other number fixes an order in which the waves of a workgroup run one after another
     between barriers, and the workgroups. No right kernel can tell.
     profile: count memory accesses, LDS bank conflicts and idle lanes of each instruction (`launches[i].profile`).
+    bounds: "view" checks accesses against what the tensor that is passed can reach, "storage" against all of its
+    storage, for kernels that step out of a slice on purpose (torch's block-sparse products do).
 
-    Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator lacks.
+    Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator lacks,
+    ArgumentError for other bounds.
     """
     row = emulated_gpu(gpu)
-    emulation = Emulation(row, strict, seed, profile)
+    if bounds not in ("view", "storage"):
+        raise ArgumentError(f"bounds is 'view' or 'storage', got {bounds!r}")
+    emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker = Autotuner.__dict__["do_bench"]
     triton_driver.set_active(EmulatedDriver(emulation))

@@ -116,6 +116,10 @@ class GlobalMemory:
                 where = f"{past} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
             else:
                 where = f"{near.address - address} bytes before argument {near.name!r} ({near.nbytes} bytes)"
+            if hasattr(near.owner, "untyped_storage"):
+                storage = near.owner.untyped_storage()
+                if storage.data_ptr() <= address and address + nbytes <= storage.data_ptr() + storage.nbytes():
+                    where += ", a view of memory that reaches there (bounds='storage' allows that)"
         return f"{nbytes}-byte access at {address:#x}, {where}"
 
     def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:

@@ -27,6 +27,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--emulate-seed", type=int, default=0, metavar="N", help="Run waves and workgroups in an order that N fixes."
     )
+    group.addoption(
+        "--emulate-bounds", choices=["view", "storage"], default="view",
+        help="Check accesses against the tensors that are passed, or against all of the storage behind them.",
+    )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -51,7 +55,7 @@ def _turn_on(config: pytest.Config, option: Any) -> None:
         return
     strict = asked or "--strict" in config.invocation_params.args
     try:
-        session = EmulatedSession(gpu, strict, seed)
+        session = EmulatedSession(gpu, strict, seed, option.emulate_bounds)
     except LaneloomError as error:
         raise pytest.UsageError(f"--emulate: {error}") from None
     config.add_cleanup(session.close)
@@ -61,15 +65,15 @@ def _turn_on(config: pytest.Config, option: Any) -> None:
 class EmulatedSession:
     """One run of pytest under the emulator."""
 
-    def __init__(self, gpu: str, strict: bool, seed: int):
+    def __init__(self, gpu: str, strict: bool, seed: int, bounds: str):
         from ..gpu import get_gpu
         from .driver import emulated
 
-        self.gpu, self.strict, self.seed = get_gpu(gpu), strict, seed
+        self.gpu, self.strict, self.seed, self.bounds = get_gpu(gpu), strict, seed, bounds
         self.kernels: set[str] = set()
         self.launches = self.instructions = 0
         self._stack = ExitStack()
-        self._stack.enter_context(emulated(self.gpu, strict=strict, seed=seed))
+        self._stack.enter_context(emulated(self.gpu, strict=strict, seed=seed, bounds=bounds))
         if find_spec("torch"):
             from .cuda_on_cpu import cuda_on_cpu
 
@@ -80,7 +84,7 @@ class EmulatedSession:
         """Each test, its fixtures included, inside an `emulated` of its own."""
         from .driver import emulated
 
-        with emulated(self.gpu, strict=self.strict, seed=self.seed) as emulation:
+        with emulated(self.gpu, strict=self.strict, seed=self.seed, bounds=self.bounds) as emulation:
             try:
                 return (yield)
             finally:
