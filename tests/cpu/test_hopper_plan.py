@@ -178,6 +178,8 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 
 
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
+STRIPS = CLUSTER.with_knobs(block_m=256, block_n=128)
+THREE = CLUSTER.with_knobs(block_m=192, block_n=128, consumers=3)
 LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
@@ -213,6 +215,13 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(4096, 4096, 512), "one tile a cluster"),
+        (CLUSTER.with_knobs(split=True), problem(512, 512, 512), "a split takes two strips and two slices"),
+        (STRIPS.with_knobs(split=True), problem(512, 512, 64), "a split takes two strips and two slices"),
+        (STRIPS.with_knobs(split=True, promote=1, block_n=64), problem(512, 512, 512), "only bare sums of all of K"),
+        (STRIPS.with_knobs(hold_back=1), problem(512, 512, 512, dtype_out="fp32"), "words of 16-bit results"),
+        (STRIPS.with_knobs(hold_back=-1), problem(512, 512, 512), "0 slices or more"),
+        (THREE.with_knobs(hold_back=1), problem(512, 512, 512), "and 3 consumers"),
+        (CLUSTER.with_knobs(hold_back=2), problem(512, 512, 512, epilogue=Epilogue(scaled=True)), "160 a thread"),
         (LINES.with_knobs(line=48), problem(1000, 1000, 1000), "lines of 32, 64 or 128 bytes that A's rows break"),
         (LINES, problem(1000, 1000, 1024), "lines of 32, 64 or 128 bytes that A's rows break"),
         (LINES, problem(1000, 1000, 1000, layout="tn"), "rows of A in classes are contiguous"),
