@@ -108,6 +108,10 @@ class Layout:
 
     def flatten(self, values: Sequence[Any]) -> list[Argument]:
         """Every argument that the kernel takes: tuples and descriptors taken apart, constants left out."""
+        if len(values) != len(self.signature):
+            raise ArgumentError(
+                f"{self.kernel} takes {len(self.signature)} arguments, constants included; {len(values)} were given"
+            )
         return list(self._flatten(self.signature, values))
 
     def _flatten(self, signature, values) -> Iterator[Argument]:
