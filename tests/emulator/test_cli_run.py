@@ -158,3 +158,11 @@ def test_a_file_that_does_not_say_its_workgroup_needs_one(tmp_path):
     done = call(source, "--grid", "1", "--arg=out:f32:32", "--arg=f32:1")
     assert done.exit_code == 2
     assert "give --block" in done.output
+
+
+def test_a_file_without_a_kernel_is_refused(tmp_path):
+    path = tmp_path / "notes.s"
+    path.write_text("not assembly\n")
+    done = call(path, "--gpu", "gfx1151", "--grid", "1", "--block", "32")
+    assert done.exit_code == 1
+    assert "no kernel in this assembly: it has no .amdhsa_kernel" in " ".join(done.output.split())

@@ -108,12 +108,14 @@ def parse(text: str, kernel: str | None = None) -> Listing:
     """Parse one kernel of an assembly text (`kernel` may be left out where there is only one)."""
     text = as_printed(text)
     names = kernel_names(text)
+    if not names:
+        raise EmulationError("no kernel in this assembly: it has no .amdhsa_kernel")
     if kernel is None:
         if len(names) != 1:
-            raise EmulationError(f"name one kernel of this assembly: it describes {', '.join(names) or 'none'}")
+            raise EmulationError(f"name one kernel of this assembly: it describes {', '.join(names)}")
         kernel = names[0]
     elif kernel not in names:
-        raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names) or 'none'}")
+        raise EmulationError(f"no kernel {kernel!r} in this assembly: it describes {', '.join(names)}")
     listing = Listing(kernel, [], {}, _descriptor(text, kernel))
     lines = text.split("\n")
     files = {m[1]: file_name(m) for m in FILE.finditer(text)}
