@@ -153,6 +153,11 @@ PAIRS = {
         POINTER + LANE + "\tv_cmp_gt_u32_e32 vcc_lo, 16, v0\n\ts_and_saveexec_b32 s6, vcc_lo\n\tv_mov_b32_e32 v2, 3\n"
         + STORE + "\ts_mov_b32 exec_lo, s6\n",
     ),
+    "permlane64 in wave32": (  # "treated as scalar NOP in wave32" (RDNA 3 ISA guide)
+        "undefined",
+        POINTER + LANE + "\tv_permlane64_b32 v2, v0\n" + STORE,
+        POINTER + LANE + "\tv_mov_b32_e32 v2, 3\n\tv_permlane64_b32 v2, v0\n" + STORE,
+    ),
     "undefined half": (
         "undefined",
         POINTER + LANE + "\tglobal_load_d16_b16 v2, v1, s[4:5]\n\t{wait_load}\n" + STORE,
