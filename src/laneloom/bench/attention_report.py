@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .attention import COPY, CUDNN, FLASH, KERNEL_SOURCES
+from .plots import save_figure
 from .records import Record, load
 from .report import OURS, fill_page, geometric_mean
 from .suites import load_suite
@@ -167,8 +168,7 @@ def plot_lengths(records: Iterable[Record], path: Path) -> None:
     axes[0].legend(fontsize=7)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
+from typing import Any
 
 WIDTH, HEIGHT = 640, 400  #: without the legend, which stands below
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 48
@@ -135,3 +137,12 @@ def _widened(low: float, high: float) -> tuple[float, float]:
 
 def _number(value: float) -> str:
     return f"{value:.5g}" if 1e-3 <= abs(value) < 1e5 or value == 0 else f"{value:.0e}"
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a Matplotlib figure as SVG, or as what its suffix says: the same figure gives the same file of SVG."""
+    from matplotlib import pyplot, rc_context
+
+    with rc_context({"svg.hashsalt": "laneloom"}):  # else the names of clip paths are random
+        figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    pyplot.close(figure)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from .plots import save_figure
 from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
 
@@ -278,8 +279,7 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
     axes.grid(True, which="major", linewidth=0.3)
     axes.legend(fontsize=8)
     figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ the article that it comes from stand beside it. On Hopper the times are records 
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from ..ops.matmul import execute, reference
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.problem import MatmulProblem
 from ..verify import Guarded
+from .plots import save_figure
 from .records import Record, load
 from .sgemm_ladder import FMA, PLANNED, REFERENCE
 from .timing_model import cases
@@ -222,8 +224,7 @@ def plot_rungs(found: Ladder, path: Path) -> None:
     axes.set_title(f"FP32 product of {found.size} cubed, {found.product}: {' and '.join(shown)}", fontsize=10)
     axes.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(0.0, 0.9))
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save_figure(figure, path)
 
 
 def _wrapped(text: str, width: int = 13) -> str:
@@ -244,5 +245,14 @@ def write_page(page: Path, images: Path) -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def main() -> None:
+    """Fill the page of the ladder and draw its plots: needs no GPU, and some minutes."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--page", type=Path, default=Path("docs/sgemm-ladder.md"))
+    parser.add_argument("--images", type=Path, default=Path("docs/images"), help="the folder of its plots")
+    arguments = parser.parse_args()
+    write_page(arguments.page, arguments.images)
+
+
 if __name__ == "__main__":
-    write_page(Path("docs/sgemm-ladder.md"), Path("docs/images"))
+    main()

@@ -11,6 +11,7 @@ from ..errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ..gpu import Gpu, get_gpu
 from ..ops.target import active_gpu, expected_device_type
 from ..ops.transform3d import Transform3dConfig, Transform3dProblem, execute, ladder, reference
+from .plots import save_figure
 from .records import Record, load
 
 RECORDS = Path("results") / "h200" / "transform3d-ladder.jsonl"
@@ -247,5 +248,4 @@ def plot_rungs(found: Ladder, path: Path) -> None:
     axes.grid(True, which="major", linewidth=0.3)
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
-    pyplot.close(figure)
+    save_figure(figure, path)
