@@ -21,7 +21,7 @@ def compare_files(old: str, new: str, as_json: bool) -> None:
 
     for name in (old, new):
         if not Path(name).is_file():
-            raise ArgumentError(f"{name}: expected a file of benchmark records, JSON lines")
+            raise ArgumentError(f"no file {name}: expected benchmark records, JSON lines")
     comparison = compare_records(load(old), load(new))
     if not comparison.changes:
         raise ArgumentError(f"{old} and {new} have no problem in common that laneloom was measured on")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -65,6 +66,8 @@ def compare(
 
         compare_files(operation, new, as_json)
         return
+    if Path(operation).suffix == ".jsonl":
+        raise ArgumentError(f"{operation}: expected a second file of records to compare it with")
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
     if product.gpu.matrix_instructions != "wmma":
         raise UnsupportedError(f"--gpu: the presets need WMMA instructions, {product.gpu.name} has none")

@@ -71,6 +71,12 @@ class Product:
         )
 
 
+def check_operation(operation: str) -> None:
+    """Raises ArgumentError unless the operation is a known one."""
+    if operation not in OPERATIONS:
+        raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
+
+
 def parse_product(
     operation: str,
     gpu: str,
@@ -80,8 +86,7 @@ def parse_product(
     layout: str = "nn",
 ) -> Product:
     """The product that the words ask for. Raises ArgumentError or UnknownGpuError with one sentence."""
-    if operation not in OPERATIONS:
-        raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
+    check_operation(operation)
     row = get_gpu(gpu)
     from ..ops.matmul.dtypes import DTYPE_BYTES, default_output, stored_k
 

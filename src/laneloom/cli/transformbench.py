@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ..errors import ArgumentError, UnsupportedError
+
 app = typer.Typer(
     invoke_without_command=True,
     add_completion=False,
@@ -17,6 +19,19 @@ app = typer.Typer(
 
 Level = Annotated[str, typer.Option("-l", "--level", help="1 to 7, or fused: laneloom's own.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")]
+
+
+def _check(level: str, advice: str) -> None:
+    """Raises ArgumentError for an unknown level, and UnsupportedError, with what to do, where there is no GPU."""
+    from ..ops.target import active_gpu
+    from ..ops.transform3d.ladder import LEVELS
+
+    if level not in LEVELS:
+        raise ArgumentError(f"--level: expected one of {', '.join(LEVELS)}, got {level!r}")
+    try:
+        active_gpu()
+    except UnsupportedError:
+        raise UnsupportedError(f"this machine has no GPU that Triton can use: {advice}") from None
 
 
 @app.callback()
@@ -36,6 +51,7 @@ def transformbench(
     """
     if ctx.invoked_subcommand is not None:
         return
+    _check(level, "`laneloom transformbench validate --gpu gfx1151` checks a level in the emulator")
     from ..compat.transformbench import run
 
     for line in run(k, nfuncs, nblocks, ntasks, repetitions, level):
@@ -58,6 +74,7 @@ def validate(
             from ..emulator.driver import emulated
 
             stack.enter_context(emulated(gpu))
+        _check(level, "name one to run in the emulator, such as --gpu gfx1151")
         passed = True
         for result in check(level, k, nfuncs):
             typer.echo(json.dumps(result.as_json()) if as_json else str(result))

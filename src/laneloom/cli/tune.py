@@ -77,8 +77,9 @@ def _parse(
     from ..ops.matmul.dtypes import check_arithmetic
     from ..ops.matmul.problem import MatmulProblem
     from ..ops.target import active_gpu
-    from .product import parse_product
+    from .product import check_operation, parse_product
 
+    check_operation(operation)
     try:
         here = active_gpu()
     except UnsupportedError:

@@ -211,10 +211,10 @@ def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    peers = config.peers
+    owner = f", each by a cluster of {config.peers}," if config.peers > 1 else ""
     lines = [
         f"{config.tiles(config.in_classes(problem))} tiles of {config.block_m * config.cluster_m}x"
-        f"{config.block_n * config.cluster_n}, each by a cluster of {peers}, on at most {config.programs} programs"
+        f"{config.block_n * config.cluster_n}{owner} on at most {config.programs} programs"
     ]
     if config.swapped:
         lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
@@ -231,5 +231,5 @@ def facts(problem, config, gpu) -> list[str]:
     if config.promote:
         lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
     if not config.tma_store:
-        lines.append("C is written with masked stores: TMA cannot write it where it lies")
+        lines.append("C is written with masked stores: TMA takes tiles of whole 128-byte lines, at pitches of 16 bytes")
     return lines
