@@ -82,6 +82,23 @@ def test_every_page_is_linked():
         assert page.name in linked, f"link {page.name} in README.md or docs/index.md"
 
 
+def block(text: str, name: str) -> str:
+    return text.split(f"<!-- {name} -->\n", 1)[1].split(f"\n<!-- end of {name} -->", 1)[0]
+
+
+def test_its_tables_of_measurements_are_those_of_the_pages_and_records():
+    page = (ROOT / "docs" / "hopper-gemm.md").read_text()
+    assert block(TEXT, "matmul") == block(page, "summary"), "run bench.report with --readme README.md"
+    pytest.importorskip("torch")
+    from laneloom.bench import attention_report, host_time, records
+
+    of = ROOT / "results" / "h200"
+    summary = attention_report.render_summary(records.load(of / "attention.jsonl"))
+    assert block(TEXT, "attention") == summary, "run bench.attention_report with --readme README.md"
+    host = host_time.render(records.load(of / "host_time.jsonl"))
+    assert block((ROOT / "docs" / "pytorch.md").read_text(), "host_time") == host, "run bench.host_time with --page"
+
+
 def test_table_of_gpus_is_the_gpu_table():
     rows = [line.split("|") for line in TEXT.splitlines() if re.match(r"\| (gfx|sm_)", line)]
     told = {name: row for row in rows for name in re.findall(r"gfx\w+|sm_\w+", row[1])}
