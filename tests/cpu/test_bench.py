@@ -123,6 +123,8 @@ def test_squares_are_drawn(tmp_path):
             for m in (64, 128) for candidate in ("laneloom", "torch.matmul")
             for method in (METHOD_SUSTAINED, METHOD_SINGLE)]  # fmt: skip
     report.plot_squares(rows, tmp_path / "squares.svg")
+    report.plot_squares(rows, tmp_path / "again.svg")
+    assert (tmp_path / "squares.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
     assert "<svg" in (tmp_path / "squares.svg").read_text()
 
 

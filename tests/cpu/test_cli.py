@@ -98,10 +98,20 @@ def test_bad_options_are_refused_with_what_is_known(command, option, given, expe
     assert repr(given) in message
 
 
-@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain", "tune"])
 def test_unknown_operation_gets_the_nearest(command):
     assert "nearest is matmul" in refusal(command, "matmull")
     assert "known ones are: matmul" in refusal(command, "zzz")
+
+
+def test_a_missing_file_of_records_is_named():
+    assert "no file old.jsonl" in refusal("compare", "old.jsonl", "new.jsonl")
+    assert "a second file" in refusal("compare", "old.jsonl")
+
+
+@pytest.mark.parametrize("command", [["transformbench"], ["transformbench", "validate"]])
+def test_levels_are_checked_before_the_gpu(command):
+    assert "--level: expected one of 1, 2" in refusal(*command, "--level", "9")
 
 
 def test_unknown_command_and_missing_argument_end_with_2():
