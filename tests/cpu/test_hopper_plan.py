@@ -15,6 +15,7 @@ from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
 from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
+from laneloom.ops.matmul.config_stream import StreamConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.plan_hopper import fuses_epilogue
 from laneloom.ops.matmul.problem import DTYPE_BYTES, Epilogue, MatmulProblem, Matrix
@@ -180,9 +181,11 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
 STRIPS = CLUSTER.with_knobs(block_m=256, block_n=128)
 THREE = CLUSTER.with_knobs(block_m=192, block_n=128, consumers=3)
+EIGHT_PARTS = ClusterConfig(block_m=128, block_n=192, block_k=64, stages=2, cluster_k=8, tma_store=False)
 LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
+STREAM = StreamConfig(block_m=64, block_n=64, block_k=32, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
 
 
@@ -222,6 +225,12 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (STRIPS.with_knobs(hold_back=-1), problem(512, 512, 512), "0 slices or more"),
         (THREE.with_knobs(hold_back=1), problem(512, 512, 512), "and 3 consumers"),
         (CLUSTER.with_knobs(hold_back=2), problem(512, 512, 512, epilogue=Epilogue(scaled=True)), "160 a thread"),
+        (EIGHT_PARTS, problem(512, 192, 1024), "86016 bytes of sums are sent from the ring"),
+        (CLUSTER.with_knobs(block_m=384, block_n=96, consumers=3, stages=2, tma_store=False), problem(512, 512, 512),
+         "256 rows of A at most"),
+        (CLUSTER.with_knobs(group_m=0), problem(512, 512, 512), "group_m: expected at least 1"),
+        (CLUSTER.with_knobs(group_m=1 << 30), problem(512, 512, 512), "less than 2^31 tiles"),
+        (CLUSTER, problem(1 << 31, 256, 64), "sizes of at most"),
         (LINES.with_knobs(line=48), problem(1000, 1000, 1000), "lines of 32, 64 or 128 bytes that A's rows break"),
         (LINES, problem(1000, 1000, 1024), "lines of 32, 64 or 128 bytes that A's rows break"),
         (LINES, problem(1000, 1000, 1000, layout="tn"), "rows of A in classes are contiguous"),
@@ -229,6 +238,9 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (LINES, problem(1004, 1000, 1000), "8 equal classes of rows"),
         (LINES, problem(1000, 1000, 1000, epilogue=Epilogue(bias=("m", 1), dtype_bias="fp32")), "terms of their own"),
         (LINES, problem(1000, 1000, 1000, epilogue=Epilogue(scale_a="row")), "terms of their own"),
+        (PRECISE.with_knobs(group_m=0), problem(64, 64, 64, dtype="fp64"), "group_m: expected at least 1"),
+        (REGISTERS.with_knobs(group_m=0), problem(64, 64, 64, **TF32), "group_m: expected at least 1"),
+        (STREAM.with_knobs(group_m=0), problem(64, 64, 64, dtype="fp32", layout="tn"), "group_m: expected at least 1"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
         (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),
         (PRECISE.with_knobs(copy_a=True), problem(64, 64, 64, dtype="fp64", batch=1000), "at most 256 products"),
@@ -274,6 +286,7 @@ def test_8_bit_types_keep_to_what_wgmma_takes():
         (BIG.with_knobs(max_registers=128), problem(512, 512, 512), "two consumers start with 168"),
         (BIG.with_knobs(block_m=64, consumers=1, max_registers=80), problem(512, 512, 512), "leave a consumer 136"),
         (BIG.with_knobs(programs=0), problem(512, 512, 512), "at least one program"),
+        (BIG.with_knobs(group_m=0), problem(512, 512, 512), "group_m of at least 1"),
         (BIG.with_knobs(tma_store=False), problem(512, 1 << 24, 512), "2^31 apart"),
         (BIG.with_knobs(split_k=2, pieces=4), problem(1 << 16, 1 << 15, 512), "2^31 elements"),
         (BIG.with_knobs(split_k=2, swapped=True), problem(512, 512, 512), "not swapped"),
@@ -286,6 +299,7 @@ def test_8_bit_types_keep_to_what_wgmma_takes():
         (SkinnyConfig(block_n=64, block_k=128, use_dot=False), problem(2, 64, 64), "1 rows at most"),
         (SkinnyConfig(block_n=48, block_k=128), problem(1, 64, 64), "powers of two"),
         (PlainConfig(block_m=8, block_n=16, block_k=16, num_warps=4), problem(1, 1, 1), "16 at least"),
+        (PlainConfig(block_m=16, block_n=16, block_k=16, num_warps=4, group_m=0), problem(1, 1, 1), "at least 1, got"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_refused_with_the_reason(config, of, word):

@@ -68,6 +68,7 @@ def test_other_products_run_as_before(of):
         (NARROW.with_knobs(cluster_k=3), problem(4096, 4096), "clusters of 1 to 8"),
         (NARROW.with_knobs(block_n=256, num_warps=4), problem(4096, 4096), "a thread for each column"),
         (NARROW.with_knobs(num_warps=32), problem(4096, 4096), "512 at most"),
+        (NARROW, problem(1 << 31, 8), "of at most"),
         (NARROW.with_knobs(stages=3), problem(4096, 4096), "1 or 2 units"),
     ],
 )  # fmt: skip

@@ -15,10 +15,12 @@ from .config_hopper import (
     tma_reads,
     tma_writes,
     why_not_bare,
+    why_not_walked,
 )
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
+MOST_ROWS = 256  #: in one box of the copy engine
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside an epilogue
 #: dtypes that wgmma multiplies with each other
 _WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))
@@ -34,7 +36,7 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(MatmulConfig):
-    """kernels/hopper_cluster.cu: clusters share loads by multicast; one producer warp, one or two warpgroups."""
+    """kernels/hopper_cluster.cu: clusters share loads by multicast; one producer warp, one to three warpgroups."""
 
     schedule: str = "hopper_cluster"
     num_warps: int = 4  #: of one consumer
@@ -113,6 +115,10 @@ class ClusterConfig(MatmulConfig):
         tiles = self.tiles(multiplied.transposed() if self.swapped else multiplied)
         if tiles * self.peers > self.programs:
             return f"hopper_cluster: parts of K take one tile a cluster, got {tiles} for {self.programs} programs"
+        sums, ring = 4 * self.block_m * self.block_n, self.stages * self.stage_bytes(multiplied)
+        sent = sums - sums // self.cluster_k  # all but the part that this CTA finishes
+        if sent > ring:
+            return f"hopper_cluster: {sent} bytes of sums are sent from the ring, whose stages have {ring}"
         return None
 
     def why_not_overlapped(self, problem: MatmulProblem) -> str | None:
@@ -163,10 +169,13 @@ class ClusterConfig(MatmulConfig):
         in_panels = multiplied.b.major == "n" and not self.copy_b
         return -(-self.block_n // 64) * 64 if in_panels else self.block_n
 
+    def stage_bytes(self, multiplied: MatmulProblem) -> int:
+        """Shared memory of one slice in the ring."""
+        return self.pieces * (self.block_m + self.b_columns(multiplied)) * 128
+
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
-        columns = self.b_columns(self.as_multiplied(problem))
-        ring = self.stages * self.pieces * (self.block_m + columns) * 128
+        ring = self.stages * self.stage_bytes(self.as_multiplied(problem))
         warps = 4 * self.consumers
         staging = warps * self.panels * 2048
         received = (self.cluster_k - 1) * (self.block_m * self.block_n // self.cluster_k) * 4
@@ -270,6 +279,11 @@ class ClusterConfig(MatmulConfig):
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):
             return f"hopper_cluster: a cluster of {self.cluster_m} by {self.cluster_n} cannot share the tile out evenly"
+        along_k = multiplied.a.major != "t" or self.copy_a
+        if along_k and self.block_m // self.cluster_n > MOST_ROWS:
+            return f"hopper_cluster: a CTA loads {MOST_ROWS} rows of A at most, got {self.block_m} by {self.cluster_n}"
+        if why := why_not_walked(self, multiplied.m, multiplied.n, multiplied.k):
+            return why
         if self.stages < 2 or min(self.panels - 1, self.promote, self.fetched) < 0 or self.programs < self.peers:
             return "hopper_cluster: at least 2 stages, one panel, one cluster"
         needed = self.shared_bytes(problem)
@@ -315,6 +329,8 @@ class PreciseConfig(MatmulConfig):
                 return f"hopper_precise: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
+        if why := why_not_walked(self, problem.m, problem.n, problem.k):
+            return why
         if (self.block_m, self.block_n) not in PRECISE_TILES or self.num_warps != 8:
             words = ", ".join(f"{m}x{n}" for m, n in PRECISE_TILES)
             return f"hopper_precise: tiles of {words}, got {self.block_m}x{self.block_n}"

@@ -19,6 +19,7 @@ RING_OVERHEAD_BYTES = 1024  #: barriers, the warp specialisation's state, alignm
 MOST_LAUNCHES = 256  #: products of a batch that one call launches one after the other
 PRODUCER_REGISTERS = 24
 ADDRESS_REGISTERS = 40  #: what a consumer needs beside its accumulators
+MOST_SIZE = (1 << 31) - (1 << 12)  #: of M, N and K where these are 32-bit integers, which the last tile may reach past
 ACCUMULATORS_PER_THREAD = 128  #: what a consumer's 232 to 240 registers hold beside addresses
 
 
@@ -34,6 +35,15 @@ def why_not_bare(schedule: str, problem: MatmulProblem) -> str | None:
         return f"{schedule}: computes in full precision, got precision {problem.precision}"
     if problem.dtype_acc not in ("fp32", "fp64", "int32"):
         return f"{schedule}: sums in fp32, fp64 or int32, got {problem.dtype_acc}"
+    return None
+
+
+def why_not_walked(config: MatmulConfig, m: int, n: int, k: int) -> str | None:
+    """Why a kernel cannot walk over the tiles of an m x n result, in 32-bit integers, by `group_m` rows of them."""
+    if max(m, n, k) > MOST_SIZE:
+        return f"{config.schedule}: sizes of at most {MOST_SIZE}, got M, N, K of {m}, {n}, {k}"
+    if not 1 <= config.group_m * -(-n // config.block_n) < 1 << 31:
+        return f"{config.schedule}: group_m: expected at least 1 and less than 2^31 tiles, got {config.group_m}"
     return None
 
 
@@ -180,8 +190,8 @@ class HopperConfig(MatmulConfig):
         left = 2 * self.max_registers - PRODUCER_REGISTERS
         if self.max_registers % 8 or not accumulators + ADDRESS_REGISTERS <= left or self.max_registers > 248:
             return f"hopper: {self.max_registers} registers at entry leave a consumer {left}: too few, or uneven"
-        if self.programs < 1:
-            return f"hopper: launches at least one program, got {self.programs}"
+        if min(self.programs, self.group_m) < 1:
+            return f"hopper: launches at least one program, with group_m of at least 1, got {self.text}"
         return None
 
 
@@ -237,4 +247,6 @@ class PlainConfig(MatmulConfig):
             )
         if not all(_is_power_of_two(b) and b >= 16 for b in (self.block_m, self.block_n, self.block_k)):
             return "hopper_plain: blocks are powers of two, 16 at least"
+        if self.group_m < 1:
+            return f"hopper_plain: group_m: expected at least 1, got {self.group_m}"
         return None

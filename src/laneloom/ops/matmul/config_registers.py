@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import MOST_LAUNCHES, tma_reads, tma_writes
+from .config_hopper import MOST_LAUNCHES, tma_reads, tma_writes, why_not_walked
 from .problem import MatmulProblem
 
 _SLICE_BYTES = 128
@@ -75,6 +75,8 @@ class RegistersConfig(MatmulConfig):
             return f"hopper_registers: tiles of 64 or 128 rows of registers, 64 to 256 columns, got {rows}x{columns}"
         if self.stages < 2 or self.programs < 1:
             return f"hopper_registers: at least 2 stages and a program, got {self.stages} and {self.programs}"
+        if why := why_not_walked(self, problem.m, problem.n, problem.k):
+            return why
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:
             return f"hopper_registers: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import FLOAT_OUTPUTS, tma_reads, why_not_bare
+from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, tma_reads, why_not_bare
 from .problem import DTYPE_BYTES, MatmulProblem
 
 UNIT = 8  #: rows of B that a lane loads at once
@@ -52,6 +52,8 @@ class RowConfig(MatmulConfig):
             return f"hopper_row: 32 to 256 columns, units of {UNIT} rows, clusters of 1 to 8, got {self.text}"
         if problem.b.major != "n" or not tma_reads(problem, "b") or problem.n % 8 or problem.n < self.block_n:
             return f"hopper_row: reads rows of {self.block_n} columns or more of B, in whole pieces of 16 bytes"
+        if max(problem.n, problem.k) > MOST_SIZE:
+            return f"hopper_row: N and K of at most {MOST_SIZE}, got {problem.n} and {problem.k}"
         threads = 32 * self.num_warps
         if not (self.block_n <= threads <= 512 and 1 <= self.stages <= 2 and self.ahead >= 0):
             return f"hopper_row: a thread for each column, 512 at most, 1 or 2 units in flight, got {self.text}"

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare
+from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
@@ -113,6 +113,8 @@ class StreamConfig(MatmulConfig):
             return f"hopper_stream: an even block_k up to {tile.block_k} with this tile, got {self.block_k}"
         if self.stages < 2 or self.programs < 1:
             return "hopper_stream: at least 2 stages and one program"
+        if why := why_not_walked(self, problem.m, problem.n, problem.k):
+            return why
         slices = (self.tiles(problem) - self.whole_tiles(problem)) * -(-problem.k // self.block_k)
         if slices >= _MOST_SLICES:
             return f"hopper_stream: shares of less than {_MOST_SLICES} slices in all, got {slices}"
