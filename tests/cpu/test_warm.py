@@ -57,6 +57,9 @@ def test_what_has_no_key(gpu, monkeypatch):
     assert negative.is_neg()
     assert key_of((conjugate,)) is key_of((x, conjugate)) is key_of((negative,)) is key_of((x, negative)) is None
     assert key_of((x, [1])) is key_of((x, object())) is None
+    zeros = torch._efficientzerotensor((6, 4)).as_subclass(OnGpu)
+    assert key_of((zeros,)) is key_of((x, zeros)) is None
+    assert key_of((tensor(0, 4),)) is not None, "nothing to read"
     escaped = []
     torch.func.grad(lambda a: (escaped.append(a), a.sum())[1])(torch.ones(3))
     assert key_of((x, escaped[0])) is None

@@ -39,7 +39,10 @@ def key_of(args: Sequence[Any]) -> Key | None:
                 dtype = x.dtype
                 if x.get_device() != device or x.is_neg() or (dtype.is_complex and x.is_conj()):
                     return None
-                parts += (x.shape, x.stride(), dtype, x.data_ptr() & 15, x.requires_grad)
+                address = x.data_ptr()
+                if not address and x.numel():  # zeros without memory, which the dispatcher makes real
+                    return None
+                parts += (x.shape, x.stride(), dtype, address & 15, x.requires_grad)
             elif kind in _OPTIONS:
                 parts.append(x)
             else:
