@@ -147,7 +147,9 @@ def _emulated_rung(name: str, gpu: Gpu, size: int, *, predict: bool) -> Rung:
 def _recorded(gpu: Gpu, size: int, steps: Sequence[str] | None, path: Path | None) -> Ladder:
     path = path or Path(__file__).parents[3] / RECORDS
     if not path.is_file():
-        raise UnsupportedError(f"there is no file of records {path}: name one with --records")
+        raise UnsupportedError(
+            f"there is no file of records {path}: name one of laneloom's repository with --records"
+        )
     newest = {r.candidate: r for r in load(path) if r.problem["m"] == size}  # later lines replace earlier ones
     names = _chosen("sgemm_h", steps)
     found = [newest[name] for name in (*names, *(() if steps else (PLANNED,))) if name in newest]

@@ -85,7 +85,8 @@ def find_rungs(orders: Sequence[int] | None, count: int, records: Path | None) -
         records = Path(__file__).parents[3] / RECORDS
         if not records.is_file():
             raise UnsupportedError(
-                "there is no GPU here and no file of records: name one with --records, or predict with --gpu gfx1151"
+                "there is no GPU here and no file of records: name one of laneloom's repository with --records, or "
+                "predict with --gpu gfx1151"
             )
     chosen = [r for r in load(records) if r.problem["count"] == count and (not orders or r.problem["k"] in orders)]
     if not chosen:

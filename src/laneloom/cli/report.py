@@ -26,7 +26,8 @@ def report(
 
     folder = results or Path(__file__).parents[3] / "results"
     if not folder.is_dir():
-        raise ArgumentError(f"--results: {folder} is no folder")
+        installed = "" if results else ": records stand in laneloom's repository, not in what pip installs"
+        raise ArgumentError(f"--results: {folder} is no folder{installed}")
     check_writable("--output", output)
     page = report_page(folder)
     output.write_text(page, encoding="utf-8")

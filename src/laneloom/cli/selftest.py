@@ -78,7 +78,8 @@ def _check(console: Console, device: str, told: dict[str, Any], most: int | None
 
     from ..bench.selftest import REFUSED, RIGHT, run_checks
 
-    console.print(f"laneloom {told['laneloom']} on {told.get('device', told['gpu'])} ({told['gpu']}), {told['how']}")
+    device_name = f"{told['device']} ({told['gpu']})" if "device" in told else told["gpu"]
+    console.print(f"laneloom {told['laneloom']} on {device_name}, {told['how']}")
     checks = []
     for check in run_checks(device, most=most):
         checks.append(check)
