@@ -76,6 +76,14 @@ def test_every_kind_goes_to_its_instruction(dtype, out, precision, config, instr
     assert len(found) == count
 
 
+@pytest.mark.parametrize("sizes", [(64, 72, 512), (512, 1536, 1024), (256, 3000, 4096)])
+def test_planned_tiles_of_integers_have_an_instruction(sizes):
+    problem = MatmulProblem.contiguous(*sizes, dtype="int8", dtype_out="bf16", layout="nt")
+    config = plan(problem, GPU)
+    assert config.schedule == "hopper_cluster"
+    assert all(f"n{config.block_n}k32.s32" in name for name in wgmmas(compiled(problem, config)))
+
+
 @pytest.mark.parametrize(("addend", "activation"), [("bf16", "silu"), ("fp32", "gelu")])
 def test_an_epilogue_spills_nothing(addend, activation):
     epilogue = Epilogue(True, Matrix((0, 0, 512, 1)), addend, ("n", 1), "fp32", activation, "row", "column")

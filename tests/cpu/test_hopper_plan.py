@@ -228,6 +228,8 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (EIGHT_PARTS, problem(512, 192, 1024), "86016 bytes of sums are sent from the ring"),
         (CLUSTER.with_knobs(block_m=384, block_n=96, consumers=3, stages=2, tma_store=False), problem(512, 512, 512),
          "256 rows of A at most"),
+        (CLUSTER.with_knobs(block_n=40, block_k=128, tma_store=False),
+         problem(64, 72, 512, dtype="int8", dtype_out="int32", layout="nt"), "multiples of 16 columns above 32"),
         (CLUSTER.with_knobs(group_m=0), problem(512, 512, 512), "group_m: expected at least 1"),
         (CLUSTER.with_knobs(group_m=1 << 30), problem(512, 512, 512), "less than 2^31 tiles"),
         (CLUSTER, problem(1 << 31, 256, 64), "sizes of at most"),
@@ -260,6 +262,8 @@ def test_8_bit_types_keep_to_what_wgmma_takes():
     assert plan(int8, GPU).why_invalid(int8, GPU) is None
     assert not getattr(plan(int8, GPU), "swapped", False), "only C of 16 bits is turned on its way out"
     assert plan(problem(64, 64, 64, dtype="int8", dtype_out="int32"), GPU).schedule == "hopper_plain"
+    narrow = plan(problem(64, 72, 512, dtype="int8", dtype_out="int32", layout="nt"), GPU)
+    assert (narrow.schedule, narrow.block_n % 16) == ("hopper_cluster", 0), "wgmma of integers"
 
 
 @pytest.mark.parametrize(

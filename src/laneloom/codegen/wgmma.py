@@ -15,10 +15,11 @@ def wgmma_function(
 ) -> str:  # fmt: skip
     """Text of `void name(float (&d)[columns / 2], A, u64 b, int accumulate)`: d = A B + (accumulate ? d : 0).
 
-    A is 64 x K, B is K x `columns` (a multiple of 8 up to 256), K = 16 (TF32: 8, 8-bit types: 32). B's dtype is A's
-    unless `dtype_b` names another 8-bit one; sums of integers are `int`. A is a descriptor of shared memory (u64) or
-    four registers (u32 a0..a3), b a descriptor. By default both lie with K contiguous; `a_by_column` and `b_by_row`
-    say that M and N are (16-bit types only). Asynchronous: a fence before, a commit and a wait after.
+    A is 64 x K, B is K x `columns` (a multiple of 8 up to 256, of integers one of 16 above 32), K = 16 (TF32: 8, 8-bit
+    types: 32). B's dtype is A's unless `dtype_b` names another 8-bit one; sums of integers are `int`. A is a descriptor
+    of shared memory (u64) or four registers (u32 a0..a3), b a descriptor. By default both lie with K contiguous;
+    `a_by_column` and `b_by_row` say that M and N are (16-bit types only). Asynchronous: a fence before, a commit and a
+    wait after.
     Source: PTX ISA, "Asynchronous warpgroup level matrix instructions".
     """
     kind, depth = _TYPES[dtype]

@@ -260,6 +260,8 @@ class ClusterConfig(MatmulConfig):
             return f"hopper_cluster: 1 to 3 consumers take 64 or 128 rows each, got {self.block_m} for {self.consumers}"
         if self.block_n % 8 or not 8 <= self.block_n <= 256:
             return f"hopper_cluster: block_n is a multiple of 8 up to 256, got {self.block_n}"
+        if problem.dtype_a in ("int8", "uint8") and self.block_n > 32 and self.block_n % 16:
+            return f"hopper_cluster: wgmma of integers takes multiples of 16 columns above 32, got {self.block_n}"
         kind = piece_dtype(multiplied, self, "a")
         size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
         if self.block_k != 128 // size:
