@@ -113,10 +113,11 @@ def test_schedule_is_right(name, layout, dtype):
 
 ROWS = {
     "two parts of K, columns moved back": (1032, 1031, RowConfig(block_n=64, num_warps=16, cluster_k=2, ahead=256)),
-    "parts without a unit": (256, 37, RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=8, ahead=64)),
+    "parts without a unit": (256, 37, RowConfig(block_n=256, num_warps=8, cluster_k=8, ahead=64)),
+    "two units in flight": (3080, 1024, RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=8, ahead=64)),
     "no cluster": (4096, 4096, RowConfig(block_n=128, num_warps=16, ahead=10000)),
-    "one warp": (40, 2057, RowConfig(block_n=32, num_warps=1, stages=2)),
-    "clusters of 4": (3080, 520, RowConfig(block_n=128, num_warps=8, stages=2, cluster_k=4)),
+    "one warp": (40, 2048, RowConfig(block_n=32, num_warps=1, stages=2)),
+    "clusters of 4": (3080, 520, RowConfig(block_n=128, num_warps=8, cluster_k=4)),
 }  # fmt: skip
 
 
@@ -126,6 +127,14 @@ ROWS = {
 def test_one_row_streams(name, dtype, dtype_out):
     n, k, config = ROWS[name]
     check((1, n, k), "nn", dtype, config, dtype_out)
+
+
+@pytest.mark.parametrize("sizes", [(3072, 3072), (4096, 4096), (6144, 1032)])
+def test_an_infinite_element_of_a_row_makes_infinities(sizes):
+    n, k = sizes
+    a, b = operand(1, k, torch.bfloat16, seed=1), operand(k, n, torch.bfloat16, seed=2)
+    a[0, 0] = float("inf")
+    assert torch.equal(matmul(a, b), torch.where(b[0] > 0, float("inf"), float("-inf")).to(torch.bfloat16)[None])
 
 
 def test_one_row_and_its_product_may_be_strided():

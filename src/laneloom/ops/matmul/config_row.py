@@ -37,6 +37,11 @@ class RowConfig(MatmulConfig):
         """CTAs of the launch."""
         return -(-problem.n // self.block_n) * self.cluster_k
 
+    @property
+    def turn(self) -> int:
+        """Units of rows that a CTA has in flight."""
+        return self.stages * self.num_warps * 32 * 8 // self.block_n
+
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_row: needs clusters, {gpu.name} has none"
@@ -57,6 +62,10 @@ class RowConfig(MatmulConfig):
         threads = 32 * self.num_warps
         if not (self.block_n <= threads <= 512 and 1 <= self.stages <= 2 and self.ahead >= 0):
             return f"hopper_row: a thread for each column, 512 at most, 1 or 2 units in flight, got {self.text}"
+        units = -(-problem.k // UNIT)
+        if self.stages > 1 and units % (self.cluster_k * self.turn):
+            # A lane without a second unit would multiply A's first elements by zeros: NaN where one is infinite.
+            return f"hopper_row: 2 units in flight take parts of K of whole turns of {self.turn} units, K has {units}"
         return None
 
 
@@ -91,4 +100,5 @@ def stream_row(problem: MatmulProblem, gpu: Gpu) -> RowConfig | None:
         block_n=columns, num_warps=warps, stages=stages, cluster_k=parts,
         ahead=AHEAD_BYTES // (columns * DTYPE_BYTES[problem.dtype_b]),
     )  # fmt: skip
-    return config if config.why_invalid(problem, gpu) is None else None
+    fitting = (c for c in (config, config.with_knobs(stages=1)) if c.why_invalid(problem, gpu) is None)
+    return next(fitting, None)
