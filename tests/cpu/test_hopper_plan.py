@@ -63,6 +63,13 @@ def test_what_runs_where(sizes, layout, schedule, facts):
     assert {name: getattr(config, name) for name in facts} == facts
 
 
+def test_an_addend_holds_nothing_back():
+    addend = Epilogue(scaled=True, addend=Matrix((0, 0, 4096, 1)), dtype_addend="bf16")
+    for epilogue, held in ((addend, False), (Epilogue(bias=("n", 1), dtype_bias="bf16"), True)):
+        config = plan(problem(4096, 4096, 4096, epilogue=epilogue), GPU)
+        assert (config.split or config.hold_back > 0) == held
+
+
 def test_only_the_operand_that_tma_cannot_read_is_repacked():
     odd_a = plan(problem(1000, 1024, 1023), GPU)
     assert (odd_a.repack_a, odd_a.repack_b, odd_a.tma_store) == (True, False, True)
