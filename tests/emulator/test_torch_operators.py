@@ -118,7 +118,7 @@ def first(result):
 
 def test_every_operator_is_in_the_table():
     names = {name.removeprefix("laneloom::") for name in torch._C._dispatch_get_all_op_names()
-             if name.startswith("laneloom::")}  # fmt: skip
+             if name.startswith("laneloom::") and not name.startswith("laneloom::test_")}  # other tests define those
     assert names == set(CASES) | ELSEWHERE
 
 
