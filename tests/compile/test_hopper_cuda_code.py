@@ -5,35 +5,21 @@ from __future__ import annotations
 import re
 
 import pytest
+from hopper_compiled import GPU, compile_valid
 from sass_listing import disassemble
 
-pytest.importorskip("cuda.bindings.nvrtc")
-pytest.importorskip("torch")
-
-from laneloom.codegen.nvrtc import nvrtc_version
-from laneloom.errors import UnsupportedError
-from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
-try:
-    nvrtc_version()
-except UnsupportedError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
-GPU = get_gpu("sm_90a")
 BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
 IN_PIECES = {"promote": 1, "copy_a": True, "copy_b": True}
 
 
 def compiled(problem, config):
-    assert config.why_invalid(problem, GPU) is None
-    code = schedule_of(config).code_object(problem, config, GPU)
-    assert code.spills == 0
-    assert code.lds_bytes <= GPU.lds_bytes
+    code = compile_valid(problem, config)
     assert "griddepcontrol.wait" in code.asm
     assert "griddepcontrol.launch_dependents" in code.asm
     assert "cp.async.bulk.tensor.4d.shared::cluster.global" in code.asm, "TMA loads"

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hopper_compiled import compile_valid
 
-pytest.importorskip("cuda.bindings.nvrtc")
-pytest.importorskip("torch")
-
-from laneloom.codegen.nvrtc import nvrtc_version
-from laneloom.errors import UnsupportedError
-from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config_row import RowConfig
-from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.problem import MatmulProblem
 
-try:
-    nvrtc_version()
-except UnsupportedError as error:
-    pytest.skip(str(error), allow_module_level=True)
-
-GPU = get_gpu("sm_90a")
 NARROW = RowConfig(block_n=64, num_warps=16, cluster_k=2, ahead=256)
 WIDE = RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=8, ahead=64)
 
 
 def compiled(config, k=4096, **options):
-    problem = MatmulProblem.contiguous(1, 4096, k, **{"dtype": "bf16", **options})
-    assert config.why_invalid(problem, GPU) is None
-    code = schedule_of(config).code_object(problem, config, GPU)
-    assert code.spills == 0
-    return code
+    return compile_valid(MatmulProblem.contiguous(1, 4096, k, **{"dtype": "bf16", **options}), config)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
