@@ -85,29 +85,33 @@ def _staleness() -> Callable[[Record], bool] | None:
         return None
     from . import works
 
-    current: dict[str, set[str]] = {}
+    current: dict[tuple[str, str | None], set[str]] = {}
 
-    def hashes(op: str) -> set[str]:
+    def hashes(op: str, config: str | None) -> set[str]:
         from .records import hash_sources
 
         known = {hash_sources(works.sources(op))} if (works.PACKAGE / "ops" / op).is_dir() else set()
-        for sources in _published_sources(op):
+        for sources in _published_sources(op, config):
             known.add(hash_sources(sources))
         return known
 
     def is_stale(record: Record) -> bool:
-        op = record.op
-        if op not in current:
-            current[op] = hashes(op)
-        return bool(record.kernel_hash and current[op]) and record.kernel_hash not in current[op]
+        key = record.op, (record.config or {}).get("text")
+        if key not in current:
+            current[key] = hashes(*key)
+        return bool(record.kernel_hash and current[key]) and record.kernel_hash not in current[key]
 
     return is_stale
 
 
-def _published_sources(op: str) -> list[list[Path]]:
-    """The lists of sources that the benchmarks of an operation hash."""
+def _published_sources(op: str, config: str | None) -> list[list[Path]]:
+    """The lists of sources that the benchmarks of an operation hash, of a product those of what its config runs."""
     from importlib import import_module
 
+    if op == "matmul":
+        from .kernel_sources import config_sources
+
+        return [list(config_sources(config))]
     try:
         module = import_module(f".{op}", __package__)
     except ImportError:

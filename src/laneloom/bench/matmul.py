@@ -14,30 +14,18 @@ from pathlib import Path
 
 import torch
 
-from ..errors import LaneloomError
+from ..errors import ArgumentError, LaneloomError
 from ..gpu import get_gpu
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul.api import matmul
+from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .kernel_sources import config_sources
 from .records import Environment, Record, append, hash_sources, make_record, read_environment
 from .suites import load_suite
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing, count_sets, host_us, interleave, single_launch
 
-PACKAGE = Path(__file__).parents[1]
-#: what a Hopper product's time depends on, beside the config that the plan chooses
-KERNEL_SOURCES = tuple(
-    PACKAGE / name
-    for name in (
-        "device/hopper.cuh", "device/hopper.py", "device/pieces.py", "device/repack.py", "device/split_k.py",
-        "ops/matmul/kernels/hopper_cluster_epilogue.cuh", "ops/matmul/kernels/hopper_cluster_ring.cuh",
-        "ops/matmul/kernels/hopper_cluster_store.cuh", "ops/matmul/kernels/hopper.py",
-        "ops/matmul/kernels/hopper_cluster.cu", "ops/matmul/kernels/hopper_plain.py",
-        "ops/matmul/kernels/hopper_precise.cu", "ops/matmul/kernels/hopper_registers.cu",
-        "ops/matmul/kernels/hopper_row.cu", "ops/matmul/kernels/hopper_skinny.py",
-        "ops/matmul/kernels/hopper_stream.cu",
-    )
-)  # fmt: skip
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn, "int8": torch.int8,
     "int32": torch.int32, "fp32": torch.float32, "fp64": torch.float64,
@@ -119,7 +107,16 @@ def is_replanned(record: Record) -> bool:
         return False
     sizes = (int(problem["m"]), int(problem["n"]), int(problem["k"]))
     case = _case("", str(problem["layout"]), str(problem["dtype"]), sizes)
-    return matmul_config.plan(case.problem, get_gpu("sm_90a")).text != (record.config or {})["text"]
+    try:
+        measured = MatmulConfig.parse((record.config or {})["text"])  # knobs that are newer take their defaults
+    except ArgumentError:
+        return True
+    return matmul_config.plan(case.problem, get_gpu("sm_90a")) != measured
+
+
+def is_stale(record: Record) -> bool:
+    """Whether other code would run now: the sources of the record's schedule have changed, or the plan has."""
+    return record.is_stale(config_sources((record.config or {}).get("text"))) or is_replanned(record)
 
 
 def _operand(rows: int, columns: int, letter: str, dtype: str, seed: int) -> torch.Tensor:
@@ -232,7 +229,6 @@ def run(
 ) -> None:  # fmt: skip
     """Measure every case and append its records to `path`, one for each candidate by each method."""
     environment: Environment = read_environment()
-    sources = hash_sources(KERNEL_SOURCES)
     gpu = active_gpu()
 
     def keep(case: Case, method: str, by_name: dict[str, Timing], errors: Errors | None) -> None:
@@ -243,7 +239,8 @@ def run(
             error = None if errors is None or name == COMPILED else errors.ours if ours else errors.theirs
             append(path, make_record(
                 timing, op="matmul", candidate=name, method=method, reference=reference, flops=problem.flops,
-                bytes=problem.bytes, environment=environment, kernel_hash=sources if ours else "",
+                bytes=problem.bytes, environment=environment,
+                kernel_hash=hash_sources(config_sources(config)) if ours else "",
                 config={"text": config} if ours else None, error=error,
                 error_budget=errors.budget if ours and errors else None,
                 problem={"m": problem.m, "n": problem.n, "k": problem.k, "layout": case.layout,

@@ -19,7 +19,7 @@ from ..errors import LaneloomError
 from ..ops.matmul.api import matmul
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.grouped import grouped_matmul
-from .matmul import KERNEL_SOURCES
+from .kernel_sources import config_sources
 from .records import append, hash_sources, make_record, read_environment
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED, count_sets, interleave, single_launch
 
@@ -92,7 +92,7 @@ def iterate_variants() -> Iterator[Variant]:
 
 def run(path: Path, *, rounds: int, single: bool) -> None:
     """Measure every variant and append its records to `path`. Raises LaneloomError for a wrong result."""
-    environment, sources = read_environment(), hash_sources(KERNEL_SOURCES)
+    environment, sources = read_environment(), hash_sources(config_sources(None))
     for variant in iterate_variants():
         sets = count_sets(variant.bytes)
         inputs = [variant.make(i) for i in range(sets)]

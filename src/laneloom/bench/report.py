@@ -69,30 +69,27 @@ def _config_words(record: Record) -> str:
     return ", ".join(words)
 
 
-def render_matmul_table(
-    records: Iterable[Record], *, sources: Iterable[str | Path] = (), is_replanned: Judge = never
-) -> str:
+def render_matmul_table(records: Iterable[Record], is_stale: Judge = never) -> str:
     """Markdown: one row a problem, with time, rate, ratio to the reference by both methods, error, and what ran.
 
-    A ratio above 1 is faster than the reference. Rows whose kernel sources have changed since, or whose product is
-    planned otherwise now, are marked stale; where all are, one line says so.
+    A ratio above 1 is faster than the reference. Rows of kernels or plans that have changed since are marked stale;
+    where all are, one line says so.
     """
     records = list(records)
-    sources = list(sources)
     rows = latest(records)
-    stale_rows = [is_replanned(record) or (bool(sources) and record.is_stale(sources)) for record in rows]
+    stale_rows = [is_stale(record) for record in rows]
     all_stale = bool(rows) and all(stale_rows)
     single = {tuple(sorted(r.problem.items())): r for r in latest(records, method=METHOD_SINGLE)}
     lines = [
         "| M x N x K | layout | dtype | us | TFLOP/s | GB/s | x sustained | x single | error / budget | what ran |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for record, is_stale in zip(rows, stale_rows, strict=True):
+    for record, stale in zip(rows, stale_rows, strict=True):
         problem = record.problem
         alone = single.get(tuple(sorted(problem.items())))
         share = "" if record.error is None or not record.error_budget else f"{record.error / record.error_budget:.2f}"
         marks = " (noisy)" if record.noisy else ""
-        if is_stale and not all_stale:
+        if stale and not all_stale:
             marks += " (stale)"
         lines.append(
             f"| {problem['m']} x {problem['n']} x {problem['k']} | {str(problem['layout']).upper()} "
@@ -102,16 +99,14 @@ def render_matmul_table(
         )
     commits = ", ".join(sorted({f"{r.environment.commit}{' with changes' * r.environment.dirty}" for r in rows}))
     days = ", ".join(sorted({r.time[:10] for r in rows}))
-    stale = " Stale: the kernels' sources have changed since." if all_stale else ""
-    return "\n".join([f"Measured on {days} at commit {commits}.{stale}", "", *lines])
+    note = " Stale: kernels or plans have changed since." if all_stale else ""
+    return "\n".join([f"Measured on {days} at commit {commits}.{note}", "", *lines])
 
 
-def summarise(
-    records: Iterable[Record], sources: Iterable[str | Path] = (), is_replanned: Judge = never
-) -> str:
+def summarise(records: Iterable[Record], is_stale: Judge = never) -> str:
     """Markdown: the geometric mean, the least ratio and where, for each dtype and both methods.
 
-    Below it stands of which dtypes records are older than `sources`, the kernels, or than the plan of their product.
+    Below it stands of which dtypes records are stale.
     """
     records = list(records)
     lines = [
@@ -129,7 +124,7 @@ def summarise(
             f"| {least.ratio_to_reference:.3f} | {where} | {alone:.3f} |"
         )
     every = Counter(r.problem["dtype"] for r in sustained)
-    older = Counter(r.problem["dtype"] for r in sustained if is_replanned(r) or (sources and r.is_stale(sources)))
+    older = Counter(r.problem["dtype"] for r in sustained if is_stale(r))
     if older:
         words = ", ".join(f"{count} of {every[dtype]} in {dtype}" for dtype, count in older.items())
         lines += ["", f"Kernels or plans have changed since these were measured: {words}."]
@@ -291,14 +286,14 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import KERNEL_SOURCES, METHOD_HOST, OUTSIDE, is_replanned
+    from .matmul import METHOD_HOST, OUTSIDE, is_stale
 
     every = load(arguments.records)
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
-        "summary": summarise(records, KERNEL_SOURCES, is_replanned),
-        "table": render_matmul_table(narrow, sources=KERNEL_SOURCES, is_replanned=is_replanned),
+        "summary": summarise(records, is_stale),
+        "table": render_matmul_table(narrow, is_stale),
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
         "outside": render_outside(r for r in every if r.problem.get("group") == OUTSIDE),
