@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hopper_compiled import compile_valid
 
@@ -16,26 +18,42 @@ def compiled(config, k=4096, **options):
     return compile_valid(MatmulProblem.contiguous(1, 4096, k, **{"dtype": "bf16", **options}), config)
 
 
+B_LOAD = "ld.global.L1::no_allocate.L2::128B.v4"
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-@pytest.mark.parametrize("k", [4096, 4093])
+@pytest.mark.parametrize("k", [4096, 4000, 4093])
 @pytest.mark.parametrize("config", [NARROW, WIDE], ids=["narrow", "wide"])
-def test_all_loads_of_a_unit_are_in_flight_and_nothing_is_read_before_the_wait(config, k, dtype):
-    asm = compiled(config, k, dtype=dtype).asm
-    before, after = asm.split("griddepcontrol.wait;")
+def test_all_loads_of_a_whole_turn_are_in_flight_without_a_guard(config, k, dtype):
+    before, after = compiled(config, k, dtype=dtype).asm.split("griddepcontrol.wait;")
     assert "griddepcontrol.launch_dependents" in before
     assert "cp.async.bulk.prefetch.L2.global" in before
-    assert "ld.global" not in before
-    assert after.index("fma.rn.f32") > max(
-        i for i in range(len(after)) if after.startswith("ld.global.L1::no_allocate.L2::128B.v4", i)
-    )
-    assert after.count("ld.global.L1::no_allocate.L2::128B.v4") == 8 * config.stages
-    assert ("ld.global.v4" in after) == (k % 8 == 0), "a unit of A in one load"
-    assert "wgmma" not in asm
+    assert "ld.global" not in before, "nothing is read before the wait"
+    whole, multiplied = after.split("fma.rn.f32", 1)
+    loads = whole[whole.index(B_LOAD) :]
+    assert loads.count(B_LOAD) == 8 * config.stages
+    assert whole.count("ld.global.v4") == config.stages, "a unit of A in one load"
+    assert "bra" not in loads
+    assert "@" not in loads
+    assert (B_LOAD in multiplied) == (k % (8 * config.turn * config.cluster_k) != 0), "a short turn where one may come"
+    assert "wgmma" not in before + after
 
 
+@pytest.mark.parametrize("k", [4000, 4093])
+@pytest.mark.parametrize("config", [NARROW, WIDE], ids=["narrow", "wide"])
+def test_in_a_short_turn_every_row_of_a_and_of_b_is_guarded(config, k):
+    """What is not there is zero in both: an infinity in A times a zero of B would be NaN."""
+    short = compiled(config, k).asm.split("griddepcontrol.wait;")[1]
+    short = short[short.rindex("fma.rn.f32", 0, short.rindex(B_LOAD)) :]  # behind the whole turns
+    for load in (B_LOAD, "ld.global.u16"):
+        guarded = re.findall(rf"@%p\d+ bra[^@]*?{re.escape(load)}", short)
+        assert len(guarded) == short.count(load) == 8 * config.stages
+
+
+@pytest.mark.parametrize("k", [4096, 4093])
 @pytest.mark.parametrize(("config", "threads"), [(NARROW, 512), (WIDE, 256)])
-def test_two_ctas_fit_an_sm(config, threads):
-    assert compiled(config).vgprs * threads * 2 <= 65536
+def test_two_ctas_fit_an_sm(config, threads, k):
+    assert compiled(config, k).vgprs * threads * 2 <= 65536
 
 
 def test_parts_of_k_meet_in_shared_memory():

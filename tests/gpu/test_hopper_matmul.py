@@ -116,6 +116,8 @@ ROWS = {
     "parts without a unit": (256, 37, RowConfig(block_n=256, num_warps=8, cluster_k=8, ahead=64)),
     "two units in flight": (3080, 1024, RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=8, ahead=64)),
     "no cluster": (4096, 4096, RowConfig(block_n=128, num_warps=16, ahead=10000)),
+    "two units in flight, a short turn": (3080, 1000, RowConfig(block_n=128, num_warps=8, stages=2, cluster_k=2)),
+    "two units in flight, a ragged one": (3080, 2061, RowConfig(block_n=256, num_warps=8, stages=2, cluster_k=4)),
     "one warp": (40, 2048, RowConfig(block_n=32, num_warps=1, stages=2)),
     "clusters of 4": (3080, 520, RowConfig(block_n=128, num_warps=8, cluster_k=4)),
 }  # fmt: skip
@@ -129,12 +131,14 @@ def test_one_row_streams(name, dtype, dtype_out):
     check((1, n, k), "nn", dtype, config, dtype_out)
 
 
-@pytest.mark.parametrize("sizes", [(3072, 3072), (4096, 4096), (6144, 1032)])
-def test_an_infinite_element_of_a_row_makes_infinities(sizes):
+@pytest.mark.parametrize("where", [0, -1])
+@pytest.mark.parametrize("sizes", [(3072, 3072), (4096, 4096), (6144, 1032), (6144, 3000), (3072, 1025)])
+def test_an_infinite_element_of_a_row_makes_infinities(sizes, where):
+    """Also where lanes have no second unit of rows, or a part of one."""
     n, k = sizes
     a, b = operand(1, k, torch.bfloat16, seed=1), operand(k, n, torch.bfloat16, seed=2)
-    a[0, 0] = float("inf")
-    assert torch.equal(matmul(a, b), torch.where(b[0] > 0, float("inf"), float("-inf")).to(torch.bfloat16)[None])
+    a[0, where] = float("inf")
+    assert torch.equal(matmul(a, b), torch.where(b[where] > 0, float("inf"), float("-inf")).to(torch.bfloat16)[None])
 
 
 def test_one_row_and_its_product_may_be_strided():

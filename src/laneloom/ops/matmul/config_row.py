@@ -62,10 +62,6 @@ class RowConfig(MatmulConfig):
         threads = 32 * self.num_warps
         if not (self.block_n <= threads <= 512 and 1 <= self.stages <= 2 and self.ahead >= 0):
             return f"hopper_row: a thread for each column, 512 at most, 1 or 2 units in flight, got {self.text}"
-        units = -(-problem.k // UNIT)
-        if self.stages > 1 and units % (self.cluster_k * self.turn):
-            # A lane without a second unit would multiply A's first elements by zeros: NaN where one is infinite.
-            return f"hopper_row: 2 units in flight take parts of K of whole turns of {self.turn} units, K has {units}"
         return None
 
 
@@ -100,5 +96,4 @@ def stream_row(problem: MatmulProblem, gpu: Gpu) -> RowConfig | None:
         block_n=columns, num_warps=warps, stages=stages, cluster_k=parts,
         ahead=AHEAD_BYTES // (columns * DTYPE_BYTES[problem.dtype_b]),
     )  # fmt: skip
-    fitting = (c for c in (config, config.with_knobs(stages=1)) if c.why_invalid(problem, gpu) is None)
-    return next(fitting, None)
+    return config if config.why_invalid(problem, gpu) is None else None

@@ -2,13 +2,15 @@
 //
 // A lane has 8 neighbouring columns, 16 bytes of a row of B; LANES lanes have one row's COLUMNS, a warp STEPS such rows.
 // K goes in units of 8: a lane loads a unit's 8 rows at once, and with them 8 elements of A. A CTA has COLUMNS columns
-// and, of a cluster of CLUSTER CTAs, one part of K; its warps take units in turn. The sums of lanes, of warps and of
-// CTAs are added in a fixed order, so the same inputs give the same bits.
+// and, of a cluster of CLUSTER CTAs, one part of K; its warps take units in turn, a lane UNITS of them at once. The last
+// turn of a part may be short: rows that are not there, of A and of B, are zeros then. The sums of lanes, of warps and
+// of CTAs are added in a fixed order, so the same inputs give the same bits.
 // device/hopper.cuh comes in front of this text.
 
 #define COLUMNS (8 * LANES)
 #define STEPS (32 / LANES)
 #define THREADS (32 * WARPS)
+#define STRIDE (8 * STEPS * WARPS)  // rows from a lane's unit to its next
 
 struct RowSizes {
     int N, K;
@@ -38,17 +40,47 @@ __device__ __forceinline__ uint4 load_once(const ELEMENT *from) {
     return x;
 }
 
-// 8 elements of A from k on; those behind K are zero.
-__device__ __forceinline__ void load_a(float (&to)[8], const ELEMENT *a, const RowSizes &s, int k) {
+// 8 elements of A from k on; where they are not WHOLE, those from `end` on are zero.
+template <bool WHOLE>
+__device__ __forceinline__ void load_a(float (&to)[8], const ELEMENT *a, const RowSizes &s, int k, int end) {
 #if A_LINES
-    uint4 x;
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(a + k) : "memory");
-    unpack(to, x);
-#else
-#pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = k + i < s.K ? as_float(a[(k + i) * s.a_k]) : 0.0f;
+    if (WHOLE) {
+        uint4 x;
+        asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(a + k) : "memory");
+        unpack(to, x);
+        return;
+    }
 #endif
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = WHOLE || k + i < end ? as_float(a[(k + i) * s.a_k]) : 0.0f;
+}
+
+// A lane's units of one turn, the first from row k on, which lies at `from`. Where the turn is not WHOLE, rows from
+// `end` on are zeros in A as well: an infinity times a zero would be NaN.
+template <bool WHOLE>
+__device__ __forceinline__ void take_turn(float (&acc)[8], const ELEMENT *a, const ELEMENT *from, const RowSizes &s,
+                                          int k, int end) {
+    const i64 pitch = s.b_k;
+    uint4 lines[UNITS][8];
+    float weights[UNITS][8];
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u, k += STRIDE, from += STRIDE * pitch) {
+        const ELEMENT *line = from;
+#pragma unroll
+        for (int i = 0; i < 8; ++i, line += pitch)
+            lines[u][i] = WHOLE || k + i < end ? load_once(line) : make_uint4(0, 0, 0, 0);
+        load_a<WHOLE>(weights[u], a, s, k, end);
+    }
+#pragma unroll
+    for (int u = 0; u < UNITS; ++u)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            float x[8];
+            unpack(x, lines[u][i]);
+#pragma unroll
+            for (int j = 0; j < 8; ++j) acc[j] += weights[u][i] * x[j];
+        }
 }
 
 __device__ __forceinline__ void write(OUT_TYPE *to, float x) {
@@ -73,45 +105,27 @@ matmul_hopper_row(const ELEMENT *a, const ELEMENT *b, OUT_TYPE *c, const __grid_
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int units = (s.K + 7) / 8;
-    const int first = (i64)units * rank / CLUSTER, end = (i64)units * (rank + 1) / CLUSTER;
+    // The rows of this CTA's part of K.
+    const int first = (i64)units * rank / CLUSTER * 8, end = min((i64)units * (rank + 1) / CLUSTER * 8, (i64)s.K);
     // The last columns are moved back to end inside: what two CTAs share, both write, with the same bits.
     const int block = min((int)(blockIdx.x / CLUSTER) * COLUMNS, s.N - COLUMNS);
     // The first AHEAD rows are asked for while the kernels ahead drain: they are in the L2 when they may be read. That
     // reads nothing, and what a kernel ahead still writes, it writes in the L2.
-    for (int i = threadIdx.x; i < min(AHEAD, (end - first) * 8 - 7); i += THREADS)
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(b + block + (first * 8 + i) * s.b_k),
+    for (int i = threadIdx.x; i < min(AHEAD, end - first); i += THREADS)
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(b + block + (first + i) * s.b_k),
                      "n"(COLUMNS * 2) : "memory");
-    int unit = first + warp * STEPS + lane / LANES;
-    const i64 pitch = s.b_k, step = pitch * (8 * WARPS * STEPS);  // from a lane's unit to its next
-    const ELEMENT *from = b + block + lane % LANES * 8 + unit * 8 * pitch;
+    int k = first + (warp * STEPS + lane / LANES) * 8, left = end - first;
+    const ELEMENT *from = b + block + lane % LANES * 8 + k * s.b_k;
     float acc[8];
 #pragma unroll
     for (int j = 0; j < 8; ++j) acc[j] = 0;
     wait_for_predecessor();
 #pragma unroll 1
-    for (; unit < end; unit += UNITS * WARPS * STEPS, from += UNITS * step) {
-        uint4 lines[UNITS][8];
-        float weights[UNITS][8];
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u) {
-            const int k = (unit + u * WARPS * STEPS) * 8;
-            const bool there = u == 0 || unit + u * WARPS * STEPS < end;
-            const ELEMENT *line = from + u * step;
-#pragma unroll
-            for (int i = 0; i < 8; ++i, line += pitch)
-                lines[u][i] = there && (WHOLE_UNITS || k + i < s.K) ? load_once(line) : make_uint4(0, 0, 0, 0);
-            load_a(weights[u], a, s, there ? k : 0);
-        }
-#pragma unroll
-        for (int u = 0; u < UNITS; ++u)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                float x[8];
-                unpack(x, lines[u][i]);
-#pragma unroll
-                for (int j = 0; j < 8; ++j) acc[j] += weights[u][i] * x[j];
-            }
-    }
+    for (; left >= UNITS * STRIDE; left -= UNITS * STRIDE, k += UNITS * STRIDE, from += UNITS * STRIDE * s.b_k)
+        take_turn<true>(acc, a, from, s, k, end);
+#if !WHOLE_TURNS
+    if (left > 0) take_turn<false>(acc, a, from, s, k, end);
+#endif
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
 #pragma unroll

@@ -36,11 +36,11 @@ class _Sizes(ctypes.Structure):
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
     out_type, out_kind = _OUT[problem.dtype_out]
-    whole = problem.k % UNIT == 0
+    whole = problem.k % (UNIT * config.turn * config.cluster_k) == 0
     constants = {
         "LANES": config.block_n // 8, "WARPS": config.num_warps, "CLUSTER": config.cluster_k, "UNITS": config.stages,
-        "AHEAD": config.ahead, "WHOLE_UNITS": int(whole),
-        "A_LINES": int(whole and problem.a.strides[3] == 1 and problem.a.alignment >= 16),
+        "AHEAD": config.ahead, "WHOLE_TURNS": int(whole),
+        "A_LINES": int(problem.a.strides[3] == 1 and problem.a.alignment >= 16),
         "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
     return compile_cuda(
