@@ -84,7 +84,7 @@ def test_the_last_steps_of_the_ladder_are_tried_where_a_plan_takes_none():
     ],
 )
 def test_a_space_has_room_and_the_starting_points(gpu, kinds, schedules):
-    from laneloom.tune.space import make_config, search_space, starting_points
+    from laneloom.tune.space import make_config, search_space, starting_points, value_of
 
     row, problem = get_gpu(gpu), MatmulProblem.contiguous(1000, 1000, 1000, **kinds)
     starts = starting_points(problem, row)
@@ -92,7 +92,7 @@ def test_a_space_has_room_and_the_starting_points(gpu, kinds, schedules):
     assert schedules <= set(space)
     assert search_space(problem, row, starts, draws=1500) == space
     for config in starts:
-        assert all(getattr(config, name) in values for name, values in space[config.schedule].items())
+        assert all(value_of(config, name) in values for name, values in space[config.schedule].items())
     rooms = [sum(len(values) > 1 for values in space[name].values()) for name in schedules]
     assert min(rooms) >= 3
     for name, knobs in space.items():

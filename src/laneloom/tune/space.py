@@ -14,13 +14,20 @@ from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
 from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
+from ..ops.matmul.model_hopper import SECTOR_BYTES
+from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
+from ..ops.matmul.plan_cluster import LEAST_COLUMNS, LINE_FACTORS, MOST_FETCHED, MOST_STAGES, ROWS, best_cluster
 from ..ops.matmul.presets import PRESETS
-from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem
+from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
 from ..ops.matmul.tile_orders import ORDERS
 
-Space = dict[str, dict[str, tuple[Any, ...]]]  #: schedule -> knob -> values; other knobs keep their defaults
+#: schedule -> knob -> values; other knobs keep their defaults. Knobs that are chosen together are one, such as
+#: "block_m,consumers", whose values are tuples.
+Space = dict[str, dict[str, tuple[Any, ...]]]
 
 DRAWS = 4000  #: random configs of a schedule, of which the valid ones show what is worth proposing
+SETTLED = ("hopper_cluster",)  #: schedules whose knobs and values stand in an order that `_settle` can follow
+DRAWS_PER_SETTLED = 8  #: settling takes longer than looking, and nearly all are valid
 #: steps of the FP32 ladder that a measurement may prefer to what the plan takes
 _LAST_STEPS = ("sgemm_k5", "sgemm_k6", "sgemm_k7", "sgemm_k8")
 _POWERS = tuple(1 << n for n in range(13))
@@ -68,8 +75,6 @@ def _cdna() -> Space:
 def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
     size = DTYPE_BYTES[problem.dtype_a]
     slice_elements = 128 // (2 if problem.precision == "3xbf16" else size)
-    # A knob that the precision leaves no choice of; `why_invalid` picks among the values.
-    pieces = (1, 2, 3)
     walk = {"group_m": (1, 4, 8, 16), "pdl": _BOTH}
     return {
         "hopper": {
@@ -79,13 +84,7 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "repack_a": _BOTH, "repack_b": _BOTH, "swapped": _BOTH,
             "programs": tuple(n * gpu.compute_units for n in (1, 2, 3)), "max_registers": (128, 168, 208),
         },
-        "hopper_cluster": {
-            **walk, "block_m": (64, 128, 192, 256), "block_n": tuple(range(8, 257, 8)),
-            "block_k": (slice_elements,), "stages": tuple(range(2, 15)), "consumers": (1, 2, 3),
-            "cluster_m": (1, 2, 4), "cluster_n": (1, 2, 4), "cluster_k": (1, 2, 4), "panels": (1, 2, 4),
-            "tma_store": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH, "pieces": pieces, "promote": (0, 1, 2, 4),
-            "swapped": _BOTH, "programs": (gpu.compute_units,),
-        },
+        "hopper_cluster": _hopper_cluster(problem, gpu),
         "hopper_precise": {
             **walk, "block_m": (64, 128), "block_n": (64, 128), "block_k": (slice_elements,),
             "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
@@ -114,8 +113,38 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
     }  # fmt: skip
 
 
+def _copies(matrix: Matrix, dtype: str, planned: bool) -> tuple[bool, ...]:
+    """Whether to copy an operand: as planned, or where its rows break sectors, which the copy engine reads slowly."""
+    pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
+    return _BOTH if not planned and pitch * DTYPE_BYTES[dtype] % SECTOR_BYTES else (planned,)
+
+
+def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ...]]:
+    """What tiles need first, then the tile, then what it leaves room for; of each knob what asks for least first."""
+    found = best_cluster(problem, gpu)
+    if found is None:
+        return {}
+    planned = found[0]
+    least = min(LEAST_COLUMNS, -(-min(problem.m, problem.n) // 16) * 8)
+    slices = -(-problem.k // planned.block_k)
+    return {
+        "pieces": (planned.pieces,), "block_k": (planned.block_k,), "programs": (planned.programs,),
+        "promote": (1, 2, 4) if planned.promote else (0,),
+        "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
+        "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *LINE_FACTORS),
+        "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
+        "cluster_m,cluster_n,cluster_k": tuple(sorted(SHARERS)), "tma_store": _BOTH,
+        "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),
+        "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
+        "fetched": (0, *sorted({2, 4, min(slices, MOST_FETCHED)})), "group_m": (1, 4, 8, 16), "pdl": _BOTH,
+    }  # fmt: skip
+
+
 #: knobs that a quick search leaves at the values of the configs that it starts from
-SLOW_KNOBS = ("lds", "buffers", "prefetch", "transpose", "stores", "control", "pdl", "panels", "lead", "max_registers")
+SLOW_KNOBS = (
+    "lds", "buffers", "prefetch", "transpose", "stores", "control", "pdl", "panels", "lead", "max_registers", "line",
+    "fetched",
+)  # fmt: skip
 
 
 def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) -> list[MatmulConfig]:
@@ -152,27 +181,54 @@ def search_space(
         mine = [config for config in starts if config.schedule == schedule]
         if quick:
             knobs = {
-                name: tuple(dict.fromkeys(getattr(config, name) for config in mine)) if name in SLOW_KNOBS else values
+                name: tuple(dict.fromkeys(value_of(config, name) for config in mine)) if name in SLOW_KNOBS else values
                 for name, values in knobs.items()
                 if mine or name not in SLOW_KNOBS
             }
-        valid = [config for config in _draw(schedule, knobs, draws) if config.why_invalid(problem, gpu) is None]
-        names = set(knobs).union(f.name for config in mine for f in fields(config) if f.name != "schedule")
-        seen = {name: {getattr(config, name) for config in valid + mine} for name in sorted(names) if valid or mine}
-        if seen:
-            space[schedule] = {name: tuple(sorted(values, key=_order)) for name, values in seen.items()}
+        if schedule in SETTLED:
+            drawn = [
+                _settle(config, knobs, problem, gpu, mine)
+                for config in _draw(schedule, knobs, -(-draws // DRAWS_PER_SETTLED))
+            ]
+        else:
+            drawn = _draw(schedule, knobs, draws)
+        found = [config for config in drawn if config.why_invalid(problem, gpu) is None] + mine
+        if found:
+            together = {name for names in knobs for name in names.split(",")}
+            others = {f.name for config in mine for f in fields(config)} - together - {"schedule"}
+            space[schedule] = {
+                name: _ordered({value_of(config, name) for config in found}, knobs.get(name, ()))
+                for name in (*knobs, *sorted(others))
+            }
     if not space:
         raise UnsupportedError(f"there is nothing to tune for {problem.key} on {gpu.name}")
     return space
 
 
-def _order(value: Any) -> tuple[str, Any]:
-    return type(value).__name__, value
+def _ordered(values: set[Any], order: Sequence[Any]) -> tuple[Any, ...]:
+    """The values that are in `order` in that order, then the others."""
+    return *(value for value in order if value in values), *sorted(values.difference(order))
+
+
+def value_of(config: MatmulConfig, knob: str) -> Any:
+    """A config's value of a knob of a space."""
+    if "," not in knob:
+        return getattr(config, knob)
+    return tuple(getattr(config, name) for name in knob.split(","))
+
+
+def _fields(knobs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that knobs of a space set."""
+    found: dict[str, Any] = {}
+    for knob, value in knobs.items():
+        names = knob.split(",")
+        found |= zip(names, value if len(names) > 1 else (value,), strict=True)
+    return found
 
 
 def make_config(schedule: str, knobs: Mapping[str, Any]) -> MatmulConfig:
     """The config of a schedule with these knobs; others keep their defaults."""
-    return MatmulConfig.parse(f"{schedule}:" + ",".join(f"{name}={value}" for name, value in knobs.items()))
+    return MatmulConfig.parse(f"{schedule}:" + ",".join(f"{name}={value}" for name, value in _fields(knobs).items()))
 
 
 def _draw(schedule: str, knobs: Mapping[str, Sequence[Any]], draws: int) -> list[MatmulConfig]:
@@ -180,20 +236,57 @@ def _draw(schedule: str, knobs: Mapping[str, Sequence[Any]], draws: int) -> list
         return []
     chooser = random.Random(schedule)
     first = make_config(schedule, {name: values[0] for name, values in knobs.items()})
-    return [replace(first, **{name: chooser.choice(values) for name, values in knobs.items()}) for _ in range(draws)]
+    return [
+        replace(first, **_fields({name: chooser.choice(values) for name, values in knobs.items()}))
+        for _ in range(draws)
+    ]
+
+
+def _settle(
+    wanted: MatmulConfig, knobs: Mapping[str, Sequence[Any]], problem: MatmulProblem, gpu: Gpu,
+    starts: Sequence[MatmulConfig],
+) -> MatmulConfig:  # fmt: skip
+    """What is wanted if it is valid; else, knob after knob, the nearest value that asks for no more and is valid.
+
+    It begins at the first value of every knob, or at a starting point where these are refused.
+    """
+    if wanted.why_invalid(problem, gpu) is None:
+        return wanted
+    least = replace(wanted, **_fields({name: values[0] for name, values in knobs.items()}))
+    settled = next((c for c in (least, *starts) if c.why_invalid(problem, gpu) is None), None)
+    if settled is None:
+        return wanted
+    for name, values in knobs.items():
+        for value in reversed(values[: values.index(value_of(wanted, name)) + 1]):
+            config = replace(settled, **_fields({name: value}))
+            if config.why_invalid(problem, gpu) is None:
+                settled = config
+                break
+    return settled
+
+
+def _choice(value: Any) -> Any:
+    """A value as Optuna keeps it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def params_of(config: MatmulConfig, space: Space) -> dict[str, Any]:
     """A config of the space as the study's parameters."""
-    knobs = {f"{config.schedule}.{name}": getattr(config, name) for name in space[config.schedule]}
+    knobs = {f"{config.schedule}.{name}": _choice(value_of(config, name)) for name in space[config.schedule]}
     return {"schedule": config.schedule} | knobs
 
 
-def propose(trial: Any, space: Space) -> MatmulConfig:
-    """The config that an Optuna trial chooses; it may be invalid."""
+def propose(
+    trial: Any, space: Space, problem: MatmulProblem, gpu: Gpu, starts: Sequence[MatmulConfig]
+) -> MatmulConfig:
+    """The config that an Optuna trial chooses, settled where the schedule is one of SETTLED; others may be invalid."""
     schedule = trial.suggest_categorical("schedule", tuple(space))
-    knobs = {
-        name: values[0] if len(set(values)) == 1 else trial.suggest_categorical(f"{schedule}.{name}", values)
-        for name, values in space[schedule].items()
-    }
-    return make_config(schedule, knobs)
+    knobs = {}
+    for name, values in space[schedule].items():
+        choices = [_choice(value) for value in values]
+        one = len(values) == 1
+        knobs[name] = values[0 if one else choices.index(trial.suggest_categorical(f"{schedule}.{name}", choices))]
+    config = make_config(schedule, knobs)
+    if schedule not in SETTLED:
+        return config
+    return _settle(config, space[schedule], problem, gpu, [c for c in starts if c.schedule == schedule])

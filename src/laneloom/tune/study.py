@@ -160,7 +160,7 @@ def _ask(
         if first := next((c for c in starts if c.text not in known and c.text not in asked_for), None):
             study.enqueue_trial(params_of(first, space))
         trial = study.ask()
-        config = propose(trial, space)
+        config = propose(trial, space, problem, gpu, starts)
         if config.why_invalid(problem, gpu) is not None:
             trial.set_constraint("why_invalid", 1.0)
             study.tell(trial, state=TrialState.PRUNED)
