@@ -174,6 +174,43 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
     assert waits == (3 if "split" in knobs else 2)
 
 
+@pytest.mark.parametrize(
+    ("knobs", "options"),
+    [
+        ({"block_m": 128, "block_n": 256, "hold_back": 2, "tiles_n": 5}, {}),
+        ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10, "cluster_m": 2}, {}),
+        ({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7}, {}),
+        ({"block_m": 128, "block_n": 208, "hold_back": 2, "tiles_n": 6, "tma_store": False}, {}),
+        ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10},
+         {"epilogue": Epilogue(scaled=True, bias=("n", 1), dtype_bias="bf16", activation="gelu")}),
+        ({"block_m": 128, "block_n": 128, "block_k": 32, "tiles_n": 10, "pieces": 2, "stages": 3, **IN_PIECES},
+         {"dtype": "fp32", "precision": "3xtf32"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("swapped", [False, True])
+def test_tiles_of_two_widths_are_two_loops_without_further_waits(knobs, options, swapped):
+    """One loop for both, and ptxas waits behind every wgmma."""
+    size = knobs["tiles_n"] * (knobs["block_n"] - 8) + 16
+    problem = MatmulProblem.contiguous(size, size, 512, **{"dtype": "bf16", "layout": "nt", **options})
+    config = ClusterConfig(**{"block_k": 64, "stages": 4, **knobs, "swapped": swapped})
+    if options and swapped:
+        assert config.why_invalid(problem, GPU) is not None, "neither terms nor pieces are turned"
+        return
+    code, even = compiled(problem, config), compiled(problem, config.with_knobs(tiles_n=0))
+    widths = {int(re.search(r"n(\d+)k", name)[1]) for name in wgmmas(code)}
+    assert widths == {config.block_n, config.block_n - 8}
+    assert len(wgmmas(code)) == 2 * len(wgmmas(even))
+    sass, usual = disassemble(code), disassemble(even)
+    assert sass.count("WARPGROUP.DEPBAR") == 2 * usual.count("WARPGROUP.DEPBAR")
+
+
+def test_a_panel_that_is_not_whole_is_stored_by_tma():
+    problem = MatmulProblem.contiguous(512, 768, 512, dtype="bf16", layout="nt")
+    for swapped in (False, True):
+        config = ClusterConfig(block_m=128, block_n=208, block_k=64, stages=4, swapped=swapped)
+        assert "st.global" not in compiled(problem, config).asm
+
+
 @pytest.mark.parametrize("knobs", [{}, {"cluster_m": 2, "swapped": True}, {"cluster_k": 2, "tma_store": False}])
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(layout, knobs):

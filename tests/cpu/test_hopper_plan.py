@@ -45,6 +45,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
     [
         ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}),
         ((8192, 1024, 2048), "nn", "hopper_cluster", {"split": False, "hold_back": 2}),
+        ((3072, 3072, 3072), "nn", "hopper_cluster", {"tiles_n": 0}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
         ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
         ((128, 128, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
@@ -232,6 +233,13 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (STRIPS.with_knobs(hold_back=-1), problem(512, 512, 512), "0 slices or more"),
         (THREE.with_knobs(hold_back=1), problem(512, 512, 512), "and 3 consumers"),
         (CLUSTER.with_knobs(hold_back=2), problem(512, 512, 512, epilogue=Epilogue(scaled=True)), "160 a thread"),
+        (CLUSTER.with_knobs(tiles_n=2), problem(512, 512, 512), "take a B along K"),
+        (CLUSTER.with_knobs(tiles_n=2, cluster_n=2), problem(512, 512, 512, layout="nt"), "do not cut into columns"),
+        (CLUSTER.with_knobs(tiles_n=2, block_k=128),
+         problem(512, 512, 512, dtype="int8", dtype_out="int32", layout="nt"), "and of floats"),
+        (CLUSTER.with_knobs(tiles_n=2), problem(512, 520, 512, layout="nt"), "2 tiles of 256 columns or 8 less cannot"),
+        (CLUSTER.with_knobs(tiles_n=3), problem(512, 512, 512, layout="nt"), "3 tiles of 256 columns or 8 less cannot"),
+        (CLUSTER.with_knobs(tiles_n=3, block_n=248), problem(512, 736, 512, layout="nt"), "a tile's last panel"),
         (EIGHT_PARTS, problem(512, 192, 1024), "86016 bytes of sums are sent from the ring"),
         (CLUSTER.with_knobs(block_m=384, block_n=96, consumers=3, stages=2, tma_store=False), problem(512, 512, 512),
          "256 rows of A at most"),
@@ -260,6 +268,26 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
 )  # fmt: skip
 def test_what_cuda_schedules_refuse(config, of, word):
     assert word in (config.why_invalid(of, GPU) or "")
+
+
+@pytest.mark.parametrize("n", [1240, 1241, 1248, 1250, 1256, 1272, 1279, 1280])
+def test_tiles_of_two_widths_cover_all_columns(n):
+    config = CLUSTER.with_knobs(tiles_n=5)
+    assert config.why_not_uneven(problem(512, n, 512, layout="nt")) is None
+    wide = config.wide_tiles(n)
+    assert 0 <= wide <= 5
+    covered = wide * 256 + (5 - wide) * 248
+    assert n <= covered < n + 8
+
+
+def test_as_many_uneven_tiles_as_fill_the_last_round():
+    for m, n, k, layout in ((8192, 8192, 8192, "nn"), (4096, 4096, 4096, "nt"), (2048, 6144, 4096, "nt")):
+        of = problem(m, n, k, layout=layout)
+        config = plan(of, GPU)
+        clusters = config.tiles(of)
+        assert config.tiles_n
+        assert -clusters % 66 < clusters // config.tiles_n, "no room for one more tile along these columns"
+        assert f"{config.tiles_n} tiles along" in " ".join(schedule_of(config).facts(of, config, GPU))
 
 
 def test_8_bit_types_keep_to_what_wgmma_takes():

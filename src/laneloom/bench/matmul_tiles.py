@@ -2,8 +2,9 @@
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
 both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
-products whose rows break sectors, for results/h200/tiles_in_classes.csv, and `--long` those of several tiles for each
-SM, for results/h200/tiles_overlapped.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+products whose rows break sectors, for results/h200/tiles_in_classes.csv, `--long` those of several tiles for each SM,
+for results/h200/tiles_overlapped.csv, and `--uneven` more of these, for results/h200/tiles_uneven.csv; both by
+hopper_cluster alone. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -64,6 +65,14 @@ LONG_SIZES = (
     (1024, 8192, 8192), (4000, 4000, 4000), (2048, 2048, 2048), (2048, 5120, 5120), (2048, 4096, 14336),
     (3584, 3584, 3584),
 )  # fmt: skip
+#: of several tiles for each SM, whose number tiles of two widths can fit to the SMs
+UNEVEN_SIZES = (
+    (4096, 4096, 4096), (8192, 8192, 8192), (8192, 6144, 4096), (8192, 4096, 4096), (2048, 6144, 4096),
+    (2048, 4096, 4096), (2048, 28672, 4096), (2048, 4096, 14336), (5120, 5120, 5120), (6000, 6000, 6000),
+    (5000, 5000, 5000), (3000, 3000, 3000), (3584, 3584, 3584), (4608, 4608, 4608), (2560, 2560, 2560),
+    (16384, 1024, 1024), (4096, 4096, 512), (512, 14336, 4096), (1024, 8192, 8192), (4096, 2112, 7168),
+    (1536, 4096, 4096), (2304, 2304, 2304), (6144, 6144, 6144), (2048, 11008, 4096), (8192, 32000, 512),
+)  # fmt: skip
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -88,6 +97,7 @@ class Row:
     repacked: str  #: "A", "B", "AB" or nothing
     us: float
     line: int = 0  #: bytes; see ClusterConfig
+    tiles_n: int = 0  #: of two widths
 
 
 def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, int, int, str]:
@@ -98,21 +108,29 @@ def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, 
     return *tile, 1, 1, 1, config.split_k, "A" * config.repack_a + "B" * config.repack_b
 
 
-def iterate_configs(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[HopperConfig | ClusterConfig]:
+def iterate_configs(
+    problem: MatmulProblem, gpu: Gpu, most: int, *, gluon: bool = True
+) -> Iterator[HopperConfig | ClusterConfig]:
     """The `most` shortest estimates of each schedule, and the shortest of hopper_cluster with every number of rows,
-    transposed or not, and in every cluster."""
-    for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[:most]:
+    transposed or not, and in every cluster. gluon: of schedule hopper as well."""
+    for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[: most if gluon else 0]:
         if config.why_invalid(problem, gpu) is None:
             yield config
     kinds: set[tuple[int | bool, ...]] = set()
     for number, (config, _) in enumerate(islice(cluster_configs(problem, gpu), MOST_RANKED)):
-        own = {(config.swapped, config.block_m, config.line), (config.cluster_m, config.cluster_n, config.cluster_k)}
+        uneven = config.tiles_n > 0
+        own = {
+            (config.swapped, config.block_m, config.line, uneven),
+            (config.cluster_m, config.cluster_n, config.cluster_k, uneven),
+        }  # fmt: skip
         if number < most or own - kinds:
             yield config
         kinds |= own
 
 
-def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int) -> list[Row]:
+def measure(
+    problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True
+) -> list[Row]:
     """Every config's row. Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
@@ -122,7 +140,7 @@ def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds:
     outs = [torch.empty((problem.m, problem.n), dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
     truth = a[0].double() @ b[0].double()
     candidates: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
-    configs = {config.text: config for config in iterate_configs(problem, gpu, most)}
+    configs = {config.text: config for config in iterate_configs(problem, gpu, most, gluon=gluon)}
     for text, config in configs.items():
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))
@@ -134,7 +152,8 @@ def measure(problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds:
     timings = interleave(candidates, sets, rounds=rounds, graph_us=250.0)
     sizes, torch_us = (problem.m, problem.n, problem.k, layout), round(timings["torch"].median_us, 2)
     return [
-        Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2), getattr(c, "line", 0))
+        Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2), getattr(c, "line", 0),
+            getattr(c, "tiles_n", 0))
         for text, c in configs.items()
     ]
 
@@ -162,14 +181,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     parser.add_argument("--broken", action="store_true", help="products whose rows break 32-byte sectors")
     parser.add_argument("--long", action="store_true", help="products of several tiles for each SM")
+    parser.add_argument("--uneven", action="store_true", help="products that tiles of two widths can fit to the SMs")
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     rows = []
-    for sizes in BROKEN_SIZES if arguments.broken else LONG_SIZES if arguments.long else SIZES:
+    kinds = {"broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES}
+    for sizes in next((kinds[kind] for kind in kinds if getattr(arguments, kind)), SIZES):
         for layout in ("nn", "nt"):
             problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
-            rows += measure(problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds)
+            rows += measure(
+                problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds,
+                gluon=not (arguments.long or arguments.uneven),
+            )  # fmt: skip
             best = min(rows[-arguments.most :], key=lambda row: row.us)
             print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
         write(arguments.out, rows)

@@ -62,6 +62,8 @@ def _config_words(record: Record) -> str:
     peers = (knobs.get("cluster_m", "1"), knobs.get("cluster_n", "1"))
     if peers != ("1", "1"):
         words.append(f"{peers[0]}x{peers[1]} CTAs")
+    if knobs.get("tiles_n", "0") != "0":
+        words.append(f"{knobs['tiles_n']} uneven")
     if knobs.get("cluster_k", "1") != "1":
         words.append(f"K in {knobs['cluster_k']} CTAs")
     said = (("swapped", "transposed"), ("repack_a", "repacked"), ("copy_a", "A copied"), ("copy_b", "B copied"))

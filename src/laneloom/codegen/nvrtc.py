@@ -41,6 +41,7 @@ def compile_cuda(
         f"--gpu-architecture={gpu.name}",
         "--std=c++17",
         "--ptxas-options=-v",
+        "-default-device",  # for generic lambdas, which NVRTC 13.0 would take for host code
         *(f"--define-macro={key}={value}" for key, value in constants.items()),
         *(f"--include-path={path}" for path in include_paths),
         *options,

@@ -105,6 +105,7 @@ struct Sizes {
     i64 c_outer, c_inner, c_m, c_n;
     const int *group_ends;  // of a grouped product: the row of A behind each group's last
     int groups;
+    int wide_n, narrow_n, wide_items;  // of uneven tiles: those along N that have all columns, the others, all wide ones
 };
 
 // Programmatic dependent launch: the next kernel may start now; what follows comes after the kernels ahead.
@@ -119,6 +120,7 @@ struct Tile {
     int m, n;          // first row and column of this CTA's tile
     int end;           // the row behind the last that belongs to it
     int outer, inner;  // its product in the batch, or (inner) its group
+    bool narrow;       // it has 8 columns less
 };
 
 // Where the walk over tiles is: a group, its rows, and the number of tiles before it.
@@ -129,8 +131,15 @@ struct Walk {
 __device__ __forceinline__ Walk begin_walk() { return {-1, 0, 0, 0}; }
 
 // A cluster's tile of number `item`, if there is one: GROUP_M rows of them are walked down before each step to the right.
+// Of uneven tiles all wide ones come first, of every product of the batch, and stand to the left.
 __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const Sizes &s, int rank_m, int rank_n) {
+#if UNEVEN
+    tile.narrow = item >= s.wide_items;
+    const int tiles_n = tile.narrow ? s.narrow_n : s.wide_n;
+#else
+    tile.narrow = false;
     const int tiles_n = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
+#endif
 #if GROUPED
     int tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
     while (item >= walk.before + tiles_m * tiles_n) {
@@ -147,6 +156,7 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     const int first = walk.first;
 #else
     if (item >= s.items) return false;
+    if (tile.narrow) item -= s.wide_items;
     const int tiles_m = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
     const int batch = item / (tiles_m * tiles_n);
     const int within_group = item - batch * (tiles_m * tiles_n);
@@ -159,12 +169,13 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     const int rows = min(tiles_m - band * GROUP_M, GROUP_M);
     const int within = within_group - band * (GROUP_M * tiles_n);
     tile.m = first + ((band * GROUP_M + within % rows) * CLUSTER_M + rank_m) * BLOCK_M;
-    tile.n = (within / rows * CLUSTER_N + rank_n) * BLOCK_N;
+    const int width = tile.narrow ? BLOCK_N - 8 : BLOCK_N;
+    tile.n = (within / rows * CLUSTER_N + rank_n) * width + (tile.narrow ? s.wide_n * BLOCK_N : 0);
 #ifdef EDGE_STEP_M
     // The copy engine takes 2.7 times as long for a row that is not there: the last tiles are moved back to end inside.
     // What two tiles share, both write, with the same bits.
     tile.m = min(tile.m, max((s.M - BLOCK_M + EDGE_STEP_M - 1) / EDGE_STEP_M * EDGE_STEP_M, 0));
-    tile.n = min(tile.n, max((s.N - BLOCK_N + EDGE_STEP_N - 1) / EDGE_STEP_N * EDGE_STEP_N, 0));
+    tile.n = min(tile.n, max((s.N - width + EDGE_STEP_N - 1) / EDGE_STEP_N * EDGE_STEP_N, 0));
 #endif
     return true;
 }

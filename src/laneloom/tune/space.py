@@ -16,7 +16,15 @@ from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.model_hopper import SECTOR_BYTES
 from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
-from ..ops.matmul.plan_cluster import LEAST_COLUMNS, LINE_FACTORS, MOST_FETCHED, MOST_STAGES, ROWS, best_cluster
+from ..ops.matmul.plan_cluster import (
+    LEAST_COLUMNS,
+    LINE_FACTORS,
+    MOST_FETCHED,
+    MOST_STAGES,
+    ROWS,
+    best_cluster,
+    uneven_numbers,
+)
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
 from ..ops.matmul.tile_orders import ORDERS
@@ -134,6 +142,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *LINE_FACTORS),
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
         "cluster_m,cluster_n,cluster_k": tuple(sorted(SHARERS)), "tma_store": _BOTH,
+        "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
         "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),
         "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
         "fetched": (0, *sorted({2, 4, min(slices, MOST_FETCHED)})), "group_m": (1, 4, 8, 16), "pdl": _BOTH,

@@ -21,7 +21,8 @@ from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
 MOST_ROWS = 256  #: in one box of the copy engine
-MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside an epilogue
+NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
+MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
 #: dtypes that wgmma multiplies with each other
 _WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))
 
@@ -45,6 +46,7 @@ class ClusterConfig(MatmulConfig):
     cluster_m: int = 1  #: CTAs down C's columns that share each tile of B
     cluster_n: int = 1  #: CTAs along C's rows that share each tile of A
     cluster_k: int = 1  #: CTAs that have a part of K each; each finishes a part of the tile's columns
+    tiles_n: int = 0  #: uneven tiles along N: so many, the last ones narrower; 0: as few as cover it, all of block_n
     panels: int = 1  #: 128-byte columns of C that a warp stages at a time
     split: bool = False  #: write a consumer's first strip while the second's last slice is multiplied
     hold_back: int = 0  #: slices of the next tile that are begun before a tile's last strip is written
@@ -102,7 +104,32 @@ class ClusterConfig(MatmulConfig):
     def tiles(self, problem: MatmulProblem) -> int:
         """Items of work: tiles of a whole cluster, of every product of the batch, perhaps `in_classes`."""
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
-        return -(-m // (self.block_m * self.cluster_m)) * -(-n // (self.block_n * self.cluster_n)) * problem.batches
+        right = -(-(self.tiles_n or -(-n // self.block_n)) // self.cluster_n)
+        return -(-m // (self.block_m * self.cluster_m)) * right * problem.batches
+
+    def wide_tiles(self, n: int) -> int:
+        """How many of the uneven tiles along n columns have all of `block_n`."""
+        return max(0, -(-(n - self.tiles_n * (self.block_n - NARROWER)) // NARROWER)) if self.tiles_n else 0
+
+    def stores_by_tma(self, problem: MatmulProblem) -> bool:
+        """Whether TMA can write C: of uneven tiles, each in boxes of one width beside whole panels of 128 bytes."""
+        panel = 128 // DTYPE_BYTES[problem.dtype_out]
+        left, narrow = self.block_n // self.cluster_k % panel, (self.block_n - NARROWER) % panel
+        one_width = self.swapped or not self.tiles_n or not (left and narrow)
+        return tma_writes(problem) and one_width and left * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0
+
+    def why_not_uneven(self, multiplied: MatmulProblem) -> str | None:
+        """Why tiles along N cannot differ in width."""
+        if not self.tiles_n:
+            return None
+        if (multiplied.b.major != "t" and not self.copy_b) or self.cluster_n * self.cluster_k > 1 or self.grouped:
+            return "hopper_cluster: uneven tiles take a B along K, which clusters do not cut into columns"
+        if self.line or (self.block_n - NARROWER > 32 and multiplied.dtype_a in ("int8", "uint8")):
+            return "hopper_cluster: uneven tiles are of all rows, and of floats"
+        least, most = self.tiles_n * (self.block_n - NARROWER), self.tiles_n * self.block_n
+        if not max(least, self.block_n) <= multiplied.n <= most or self.block_n < 2 * NARROWER:
+            return f"hopper_cluster: {self.tiles_n} tiles of {self.block_n} columns or {NARROWER} less cannot cover N"
+        return None
 
     def _why_parts(self, multiplied: MatmulProblem) -> str | None:
         if self.cluster_k == 1:
@@ -130,7 +157,7 @@ class ClusterConfig(MatmulConfig):
         if self.split and (self.strips != 2 or problem.k <= self.block_k):
             return "hopper_cluster: a split takes two strips and two slices"
         kept = (2 * self.strips + 1) * self.block_n // 4
-        room = MOST_KEPT_OF_TERMS if problem.epilogue else MOST_KEPT
+        room = MOST_KEPT_OF_TERMS if problem.epilogue or not self.tma_store else MOST_KEPT
         if self.hold_back and (kept > room or self.consumers == 3 or DTYPE_BYTES[problem.dtype_out] != 2):
             return (
                 f"hopper_cluster: holds back words of 16-bit results, {room} a thread with its sums, got {kept} of "
@@ -249,10 +276,8 @@ class ClusterConfig(MatmulConfig):
             return "hopper_cluster: sums of integers are exact and need no promotion"
         if problem.dtype_acc not in ("fp32", "int32"):
             return f"hopper_cluster: sums in fp32 or int32, got {problem.dtype_acc}"
-        size = DTYPE_BYTES[problem.dtype_out]
-        whole = self.swapped or self.block_n // self.cluster_k * size % 128 == 0
-        if self.tma_store and not (tma_writes(problem) and whole):
-            return f"hopper_cluster: a TMA store needs C at multiples of {TMA_BYTES} bytes and tiles of whole lines"
+        if self.tma_store and not self.stores_by_tma(problem):
+            return f"hopper_cluster: a TMA store needs C, and a tile's last panel, at multiples of {TMA_BYTES} bytes"
         return None
 
     def _why_tile(self, problem: MatmulProblem, multiplied: MatmulProblem, gpu: Gpu) -> str | None:
@@ -277,7 +302,7 @@ class ClusterConfig(MatmulConfig):
                 f"hopper_cluster: clusters of 1, 2, 4 or 8 CTAs, got {self.cluster_m} by {self.cluster_n} by "
                 f"{self.cluster_k}"
             )
-        if why := self._why_parts(multiplied) or self.why_not_overlapped(problem):
+        if why := self._why_parts(multiplied) or self.why_not_overlapped(problem) or self.why_not_uneven(multiplied):
             return why
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):

@@ -38,6 +38,7 @@ DIRECT_CLOCKS = 0.084  #: more for each element of a tile that hopper_cluster ca
 EXCHANGE_CLOCKS = 171  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
 CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
+UNEVEN_CLOCKS = 2500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
 LONE_FACTOR = 1.0142  #: on LONG_US or more, by CTAs that share no loads
 UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
@@ -63,8 +64,13 @@ def loaded_columns(n: int, in_panels: bool) -> int:
     return n - n % 64 + max(n % 64, TAIL_COLUMNS) if in_panels and n % 64 else n
 
 
+def clusters_at_once(peers: int, gpu: Gpu) -> int:
+    """Clusters of so many CTAs, one on an SM, that the GPU has room for."""
+    return SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers
+
+
 def slice_clocks(
-    m: int, n: int, *, columns: int, cluster: tuple[int, int], factors: tuple[float, float], pieces: int
+    m: int, n: float, *, columns: int, cluster: tuple[int, int], factors: tuple[float, float], pieces: int
 ) -> float:
     """Clocks of one slice of an m x n tile.
 
@@ -86,25 +92,27 @@ def product_us(
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
     split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
     swapped: bool = False, hidden: float = 0.0, before: int = 0, classes: int = 1, factor: float = 1.0,
+    tiles_n: int = 0,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
     cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. before: bytes by which K
     begins earlier. hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of
-    the batch that share one matrix B, whose rows are those of one C. factor: on all but the time of memory. Copies of
-    operands and the launch that sums a split K are not in it.
+    the batch that share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of
+    uneven widths, at most that of `tile`. Copies of operands and the launch that sums a split K are not in it.
     """
     m, n = tile
     sharers = cluster[0] * cluster[1]
     peers = sharers * cluster[2]
-    down, right = ceil_div(problem.m, m * cluster[0]), ceil_div(problem.n, n * cluster[1])
+    down, right = ceil_div(problem.m, m * cluster[0]), tiles_n or ceil_div(problem.n, n * cluster[1])
     clusters = down * right * split_k
     if cuda:
         clusters *= problem.batches
-    rounds = ceil_div(clusters, SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers)
+    rounds = ceil_div(clusters, clusters_at_once(peers, gpu))
     slices = ceil_div(ceil_div(problem.k * size + before, SLICE_BYTES), split_k * cluster[2])
-    clocks = slice_clocks(m, n, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces)
+    multiplied = problem.n / tiles_n if tiles_n else n  # columns of a tile, on average
+    clocks = slice_clocks(m, multiplied, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces)
     clocks += CLUSTER_SLICE_CLOCKS * (sharers - 1)
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     clocks *= SHALLOW_FACTOR if stages < DEEP_STAGES else 1.0
@@ -112,6 +120,8 @@ def product_us(
     if swapped:
         ends += SWAPPED_STORE_CLOCKS * m * n / cluster[2]
     launch = LAUNCH_CLOCKS + (CLUSTER_CLOCKS if peers > 1 else 0)
+    if tiles_n:
+        launch += UNEVEN_CLOCKS
     if not by_tma:
         ends += DIRECT_CLOCKS * m * n / cluster[2]
     if cluster[2] > 1:

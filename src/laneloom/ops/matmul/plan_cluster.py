@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from ...gpu import Gpu
-from .config_cluster import PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
+from .config_cluster import NARROWER, PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .model_hopper import (
     BROKEN_FACTOR,
@@ -20,6 +20,7 @@ from .model_hopper import (
     SLICE_BYTES,
     WIDE_TILE,
     ceil_div,
+    clusters_at_once,
     loaded_columns,
     product_us,
 )
@@ -94,8 +95,9 @@ class _Multiplied:
         )  # fmt: skip
 
     def time_us(
-        self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int, hidden: float = 0.0
-    ) -> float:
+        self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int, hidden: float = 0.0,
+        tiles_n: int = 0,
+    ) -> float:  # fmt: skip
         """The model's time."""
         columns = loaded_columns(tile[1], self.in_panels)
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
@@ -104,8 +106,19 @@ class _Multiplied:
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
             cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
-            hidden=hidden, before=self.before, classes=self.classes,
+            hidden=hidden, before=self.before, classes=self.classes, tiles_n=tiles_n,
         )  # fmt: skip
+
+    def uneven(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int]) -> int:
+        """The number of tiles along N that fills the last round, if tiles of that width or a little less cover N so;
+        else 0: as few as do."""
+        n, width = self.problem.n, tile[1]
+        if self.in_panels or cluster[1] * cluster[2] > 1 or self.classes > 1 or min(n, width) < LEAST_COLUMNS:
+            return 0
+        of_column = ceil_div(self.problem.m, tile[0] * cluster[0]) * self.problem.batches
+        few, at_once = ceil_div(n, width), clusters_at_once(cluster[0], gpu)
+        filling = ceil_div(of_column * few, at_once) * at_once // of_column
+        return filling if filling > few and filling * (width - NARROWER) <= n else 0
 
     def shapes(self, config: ClusterConfig) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
         """Rows and columns of tiles, and clusters, for a config that says the rest."""
@@ -127,6 +140,17 @@ class _Multiplied:
                         yield rows, columns, cluster
 
 
+def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> list[int]:
+    """The numbers of tiles of two widths that fill all SMs, of whatever tile; `config` says the rest."""
+    found = set()
+    for swapped in (False, True):
+        turned = config.with_knobs(swapped=swapped, line=0)
+        if turned.why_not_swapped(problem) is None:
+            multiplied = _Multiplied.by(turned, problem)
+            found |= {multiplied.uneven(gpu, (m, n), cluster) for m, n, cluster in multiplied.shapes(turned)}
+    return sorted(found - {0})
+
+
 def _hidden(config: ClusterConfig) -> float:
     """The share of a tile's ends that the tensor cores do not wait for."""
     return HIDDEN_SPLIT if config.split else HIDDEN_HELD if config.hold_back else 0.0
@@ -135,7 +159,8 @@ def _hidden(config: ClusterConfig) -> float:
 def estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:
     """The model's time in microseconds, without copies of operands."""
     tile, cluster = (config.block_m, config.block_n), (config.cluster_m, config.cluster_n, config.cluster_k)
-    return _Multiplied.by(config, problem).time_us(gpu, tile, cluster, config.pieces, _hidden(config))
+    return _Multiplied.by(config, problem).time_us(
+        gpu, tile, cluster, config.pieces, _hidden(config), config.tiles_n)  # fmt: skip
 
 
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
@@ -163,12 +188,13 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
                 if (key := (m, n, cluster[2])) not in hidden:
                     tile = config.with_knobs(block_m=m, block_n=n, consumers=ROWS[m], cluster_k=cluster[2])
                     hidden[key] = _hidden(tile.overlapped(problem))
-                time_us = multiplied.time_us(gpu, (m, n), cluster, pieces, hidden[key])
-                found.append((time_us, swapped, line, m, n, cluster))
-    for time_us, swapped, line, m, n, cluster in sorted(found):
+                for tiles_n in {0, multiplied.uneven(gpu, (m, n), cluster)}:
+                    time_us = multiplied.time_us(gpu, (m, n), cluster, pieces, hidden[key], tiles_n)
+                    found.append((time_us, swapped, line, m, n, cluster, tiles_n))
+    for time_us, swapped, line, m, n, cluster, tiles_n in sorted(found):
         config = _fit(any_tile.with_knobs(
             swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
-            cluster_n=cluster[1], cluster_k=cluster[2],
+            cluster_n=cluster[1], cluster_k=cluster[2], tiles_n=tiles_n,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us - (FETCHED_US if config.fetched else 0.0)
@@ -178,7 +204,7 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     """The config with the way that C is stored, the stages that fit, and panels that cost none that matters."""
     panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
     columns = config.block_n // config.cluster_k
-    config = config.with_knobs(tma_store=tma_writes(problem) and (config.swapped or columns % panel == 0))
+    config = config.with_knobs(tma_store=config.stores_by_tma(problem))
 
     def fitted(panels: int) -> ClusterConfig:
         found = config.with_knobs(panels=panels)

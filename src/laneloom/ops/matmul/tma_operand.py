@@ -26,7 +26,8 @@ class Sizes(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "batch_inner", "items")),
         *((name, ctypes.c_int32) for name in ("a_outer", "a_inner", "b_outer", "b_inner")),
         *((name, ctypes.c_int64) for name in ("c_outer", "c_inner", "c_m", "c_n")),
-        ("group_ends", ctypes.c_void_p), ("groups", ctypes.c_int32),
+        ("group_ends", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("groups", "wide_n", "narrow_n", "wide_items")),
     )  # fmt: skip
 
 

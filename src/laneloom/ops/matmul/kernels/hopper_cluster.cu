@@ -7,6 +7,7 @@
 // With SWAPPED the product is C^T = B^T A^T: what is A here is B^T, what is B here A^T, and C is turned on its way out.
 // With PIECES > 1 a slice holds that many pieces of each operand (see device/pieces.py), multiplied in pairs from the
 // smallest to the largest.
+// With UNEVEN the last tiles along N are 8 columns narrower, so that their number fills all SMs; see `locate`.
 // Overlap: with HOLD_BACK > 0 a tile's last strip waits in registers, as words of C, until so many slices of the next tile
 // are being multiplied. With SPLIT the first of two strips is written while the last slice of the second is multiplied.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
@@ -15,11 +16,13 @@
 // this text.
 
 // The sums cannot be read or written between here and the wgmmas around it, whatever the compiler believes.
-__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[SUMS]) {
+template <int N>
+__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[N]) {
 #pragma unroll
-    for (int j = 0; j < SUMS; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[j])::"memory");
+    for (int j = 0; j < N; ++j) asm volatile("" : ACCUMULATOR_OPERAND(acc[j])::"memory");
 }
-__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][SUMS]) {
+template <int N>
+__device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][N]) {
 #pragma unroll
     for (int strip = 0; strip < STRIPS; ++strip) pin(acc[strip]);
 }
@@ -36,7 +39,8 @@ __device__ __forceinline__ u64 b_tile(u32 b, int step) {
 }
 
 // Multiply one strip of a slice.
-__device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[SUMS], u32 stage_base, u32 slab, int strip,
+template <int N>
+__device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[N], u32 stage_base, u32 slab, int strip,
                                                bool fresh) {
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -46,8 +50,8 @@ __device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[SUMS], u32 sta
 }
 
 // Multiply one slice: the products of pieces that are within the sums' precision, the smallest first.
-__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][SUMS], u32 stage_base, u32 slab,
-                                         bool fresh) {
+template <int N>
+__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][N], u32 stage_base, u32 slab, bool fresh) {
 #pragma unroll
     for (int order = PIECES - 1; order >= 0; --order) {  // products of pieces i and j with i + j = order
 #pragma unroll
@@ -129,7 +133,7 @@ __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATOR
 }
 #endif
 
-__device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
+__device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
                                         u32 empty, char *staging, char *sent, char *received, u32 exchanged, u32 slab,
                                         Rank rank, const Terms &terms) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -140,10 +144,6 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
                                                                : rank.m + CLUSTER_M * (along + (along >= (int)rank.n)));
     u32 stage = 0, phase = 0;
     u32 busy = 0;  // the slice that the wgmmas in flight read
-    ACCUMULATOR acc[STRIPS][SUMS];
-#if PROMOTE
-    ACCUMULATOR sums[STRIPS][SUMS];
-#endif
     Kept kept_panels;  // the tile's last strip
     bool held_back = false;
     Walk walk = begin_walk();
@@ -152,15 +152,13 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
     Place last_at = {};
     int item = blockIdx.x / PEERS;
     bool more = locate(item, walk, next, s, rank.m, rank.n);
-    while (more) {
+    const auto compute = [&](auto &acc) {
         tile = next;
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
         const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
-#pragma unroll
-        for (int strip = 0; strip < STRIPS; ++strip)
-#pragma unroll
-            for (int j = 0; j < SUMS; ++j) sums[strip][j] = 0;
+        constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
+        ACCUMULATOR sums[STRIPS][sums_of_strip] = {};
 #endif
         Held held;
         ask_for_terms(held, at, s, tile, terms);
@@ -174,7 +172,7 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
                 multiply(acc, tiles + stage * STAGE_BYTES, slab, slice == first);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (HOLD_BACK && held_back && slice == min(k_first + HOLD_BACK, k_end - SPLIT) - 1) {
-                    store(kept_panels, c_map, c, s, last, last_at, STRIPS - 1, staging, slab);
+                    store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
                     __syncwarp();
                     held_back = false;
                 }
@@ -184,15 +182,17 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
                 busy = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
-            if (!SPLIT && slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
-            if (!SPLIT) asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (!SPLIT && lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
-            if (!SPLIT) pin(acc);
+#if !SPLIT
+            if (slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+            pin(acc);
+#endif
 #if PROMOTE
 #pragma unroll
             for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-                for (int j = 0; j < SUMS; ++j) sums[strip][j] += acc[strip][j];
+                for (int j = 0; j < sums_of_strip; ++j) sums[strip][j] += acc[strip][j];
 #endif
         }
 #if SPLIT
@@ -210,7 +210,7 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
         pin(acc[0]);
         arrived(held);
         Fresh first_strip(acc[0], 0, held, at, s, tile, terms);
-        store(first_strip, c_map, c, s, tile, at, 0, staging, slab);
+        store(first_strip, c_maps, c, s, tile, at, 0, staging, slab);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
         if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
         pin(acc[1]);
@@ -225,30 +225,40 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, OUT_TYPE *c, con
 #pragma unroll
         for (int strip = SPLIT; strip < STRIPS; ++strip) {
 #if CLUSTER_K > 1
-            ACCUMULATOR(&strip_sums)[ACCUMULATORS] = kept[strip];
+            auto &strip_sums = kept[strip];
 #elif PROMOTE
-            ACCUMULATOR(&strip_sums)[ACCUMULATORS] = sums[strip];
+            auto &strip_sums = sums[strip];
 #else
-            ACCUMULATOR(&strip_sums)[ACCUMULATORS] = acc[strip];
+            auto &strip_sums = acc[strip];
 #endif
             Fresh fresh(strip_sums, strip, held, at, s, tile, terms);
             if (HOLD_BACK && strip == STRIPS - 1) {
                 kept_panels.keep(fresh);
-                held_back = more;
-                if (!more) store(kept_panels, c_map, c, s, tile, at, strip, staging, slab);
+                held_back = more && next.narrow == tile.narrow;
+                if (!held_back) store(kept_panels, c_maps, c, s, tile, at, strip, staging, slab);
             } else {
-                store(fresh, c_map, c, s, tile, at, strip, staging, slab);
+                store(fresh, c_maps, c, s, tile, at, strip, staging, slab);
             }
         }
         last = tile, last_at = at;
+    };
+    // A loop for each width: ptxas waits behind every wgmma where one loop has several.
+    {
+        ACCUMULATOR acc[STRIPS][SUMS];
+        while (more && !next.narrow) compute(acc);
     }
+#if UNEVEN
+    ACCUMULATOR acc[STRIPS][SUMS - 4];
+    while (more) compute(acc);
+#endif
     wait_for_reads(lane == 0);  // shared memory must outlive them
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
                       const __grid_constant__ TensorMap b_tail_map, const __grid_constant__ TensorMap c_map,
-                      OUT_TYPE *c, const __grid_constant__ Sizes sizes, const __grid_constant__ Terms terms) {
+                      const __grid_constant__ TensorMap c_tail_map, OUT_TYPE *c,
+                      const __grid_constant__ Sizes sizes, const __grid_constant__ Terms terms) {
     extern __shared__ __align__(1024) char shared[];
     // Each CTA of a cluster has the same layout at the same addresses: that is what multicast and mapa lean on.
     char *staging = shared + STAGES * STAGE_BYTES;
@@ -284,7 +294,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         // The epilogue reads and writes what kernels ahead may still use.
         wait_for_predecessor();
         const int parts = (CLUSTER_K - 1) * PART_BYTES;
-        consume(&c_map, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES, shared + warp * parts,
+        consume({&c_map, &c_tail_map}, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES, shared + warp * parts,
                 received + warp * parts, exchanged + 8 * warp, slab, rank, terms);
     }
     // A CTA's shared memory outlives the sums that it sends.

@@ -22,7 +22,7 @@ from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
-from ..config_cluster import piece_dtype
+from ..config_cluster import NARROWER, piece_dtype
 from ..config_hopper import adds_lines, stores_lines
 from ..problem import DTYPE_BYTES
 from ..tma_operand import (
@@ -60,9 +60,11 @@ def _is_nk(problem, config) -> bool:
     return problem.b.major == "t" or config.copy_b
 
 
-def _turned_rows(config) -> int:
-    """C's rows in one box of the copy engine where C is turned on its way out."""
-    return gcd(config.block_n // config.cluster_k, 64)
+def _tail(config, whole: int) -> int:
+    """What one box of the copy engine writes of a tile's last panel where the panel is not whole: of so many of C's
+    columns, or rows where C is turned; `whole` where it always is."""
+    finished = config.block_n // config.cluster_k
+    return gcd(finished % whole, (finished - NARROWER) % whole if config.tiles_n else 0) or whole
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -79,9 +81,9 @@ def code_object(problem, config, gpu) -> CodeObject:
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
-        "TURNED_ROWS": _turned_rows(config), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
+        "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
-        "FETCHED": config.fetched,
+        "FETCHED": config.fetched, "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
@@ -99,8 +101,9 @@ def code_object(problem, config, gpu) -> CodeObject:
         constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
     elements = config.line // ELEMENT_BYTES[a]
     constants |= {"LINE": elements, "LINE_STEP": problem.a.strides[1] % elements if elements else 0}
-    multiply = wgmma_function(
-        "wgmma", config.block_n, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk)
+    widths = (config.block_n, config.block_n - NARROWER) if config.tiles_n else (config.block_n,)
+    multiply = "".join(
+        wgmma_function("wgmma", width, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk) for width in widths)
     return compile_cuda(
         _INDEX_TYPES + multiply + kernel_source(__package__, *_SOURCES), gpu,
         constants=constants, num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem),
@@ -138,19 +141,27 @@ class _Prepared:
         tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
         self.b_tail = _operand(multiplied, config, "b", tail) if tail else None
         size = DTYPE_BYTES[problem.dtype_out]
-        self.c = None
+        self.c = self.c_tail = None
         if config.tma_store:
             outer, inner, row, _ = problem.out.strides
             strides = tuple(step * size or UNUSED_PITCH for step in (row, inner, outer))
             products = (1, 1) if config.grouped else problem.batch[::-1]
             sizes = (problem.n, problem.m, *products)
-            box = (SLICE_BYTES // size, _turned_rows(config) if config.swapped else 16, 1, 1)
-            self.c = TensorMap(problem.dtype_out, sizes, strides, box, SLICE_BYTES)
-        items = config.tiles(problem)
+            panel = SLICE_BYTES // size
+
+            def writes(*box: int) -> TensorMap:
+                return TensorMap(problem.dtype_out, sizes, strides, (*box, 1, 1), SLICE_BYTES)
+
+            if config.swapped:
+                self.c, self.c_tail = writes(panel, 64), writes(panel, _tail(config, 64))
+            else:
+                self.c, self.c_tail = writes(panel, 16), writes(_tail(config, panel), 16)
+        items, wide = config.tiles(problem), config.wide_tiles(multiplied.n)
         outer, inner, row, column = multiplied.out.strides
         self.sizes = Sizes(
             multiplied.m, multiplied.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps, outer, inner,
-            row, column, None, problem.batch[1] if config.grouped else 0)  # fmt: skip
+            row, column, None, problem.batch[1] if config.grouped else 0,
+            wide, config.tiles_n - wide, items // max(config.tiles_n, 1) * wide)  # fmt: skip
         self.terms = _Terms()
         e = problem.epilogue
         if e and e.addend:
@@ -159,7 +170,10 @@ class _Prepared:
         self.terms.bias_step = e.bias[1] if e and e.bias else 0
         self.pointer = ctypes.c_void_p()
         peers = config.peers
-        maps = (self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map)
+        maps = (
+            self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map,
+            self.c_tail or self.a.map,
+        )  # fmt: skip
         arguments = (*maps, self.pointer, self.sizes, self.terms)
         most = config.programs // peers * peers
         self.launch = CudaCall(
@@ -181,8 +195,9 @@ class _Prepared:
             if self.b_tail is not None:
                 self.b_tail.map.set_address(b.data_ptr())
             self.pointer.value = out.data_ptr()
-            if self.c is not None:
+            if self.c is not None and self.c_tail is not None:
                 self.c.set_address(out.data_ptr())
+                self.c_tail.set_address(out.data_ptr())
             terms = self.terms
             if alpha is not None:
                 terms.alpha = alpha
@@ -218,6 +233,12 @@ def facts(problem, config, gpu) -> list[str]:
     ]
     if config.swapped:
         lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
+    if config.tiles_n:
+        wide = config.wide_tiles(config.as_multiplied(problem).n)
+        lines.append(
+            f"{config.tiles_n} tiles along {'M' if config.swapped else 'N'}, so that they fill all SMs: {wide} of "
+            f"{config.block_n}, {config.tiles_n - wide} of {config.block_n - NARROWER}"
+        )
     if config.line:
         lines.append(
             f"rows of A that begin alike within {config.line} bytes share tiles, {config.classes(problem)} classes of "
@@ -231,5 +252,5 @@ def facts(problem, config, gpu) -> list[str]:
     if config.promote:
         lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
     if not config.tma_store:
-        lines.append("C is written with masked stores: TMA takes tiles of whole 128-byte lines, at pitches of 16 bytes")
+        lines.append("C is written with masked stores: TMA takes bases and pitches of 16 bytes")
     return lines

@@ -55,40 +55,29 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             else fetch_box(map, x, y, z, w);
         };
         const int k = slice * BLOCK_K - before_k(tile);
+        // One of `sharers` shares of an operand's tile: of its rows along K, or, where it comes in panels of 64 neighbours
+        // along the axis that it shares with C, of K.
+        const auto share = [&](const TensorMap *map, const TensorMap *last_map, bool along_k, int extent, u32 sharers,
+                               u32 own, u32 mask, int first, int inner, int outer) {
+            const u32 rows = (along_k ? extent : BLOCK_K) / sharers, at = own * rows;
+            if (along_k) {
+                box(map, to + at * 128, mask, k, first + at, inner, outer);
+            } else {
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            // This CTA's share of the tile: 1 / CLUSTER_N of A's rows in memory, 1 / CLUSTER_M of B's.
-            const int a_batch = tile.outer * s.a_outer;
-            const int a_inner = PIECES > 1 ? piece : tile.inner * s.a_inner;
-#if A_IS_KM
-            const u32 rows = BLOCK_K / CLUSTER_N;
+                for (int panel = 0; panel < extent / 64; ++panel)
+                    box(panel == extent / 64 - 1 ? last_map : map, to + panel * (BLOCK_K * 128) + at * 128, mask,
+                        first + 64 * panel, k + at, inner, outer);
+            }
+            to += extent * 128;
+        };
 #pragma unroll
-            for (int panel = 0; panel < BLOCK_M / 64; ++panel)
-                box(a_map, to + panel * (BLOCK_K * 128) + rank.n * rows * 128, a_mask,
-                    tile.m + 64 * panel, k + rank.n * rows, a_inner, a_batch);
-#else
-            const u32 rows = BLOCK_M / CLUSTER_N;
-            box(a_map, to + rank.n * rows * 128, a_mask, k, tile.m + rank.n * rows, a_inner, a_batch);
-#endif
-            to += A_BYTES;
-        }
+        for (int piece = 0; piece < PIECES; ++piece)
+            share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, tile.m,
+                  PIECES > 1 ? piece : tile.inner * s.a_inner, tile.outer * s.a_outer);
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece) {
-            const int b_batch = tile.outer * s.b_outer;
-            const int b_inner = PIECES > 1 ? piece : tile.inner * s.b_inner;
-#if B_IS_NK
-            const u32 rows = BLOCK_N / CLUSTER_M;
-            box(b_map, to + rank.m * rows * 128, b_mask, k, tile.n + rank.m * rows, b_inner, b_batch);
-#else
-            const u32 rows = BLOCK_K / CLUSTER_M;
-#pragma unroll
-            for (int panel = 0; panel < B_COLUMNS / 64; ++panel)
-                box(B_TAIL && panel == B_COLUMNS / 64 - 1 ? b_tail_map : b_map,
-                    to + panel * (BLOCK_K * 128) + rank.m * rows * 128, b_mask, tile.n + 64 * panel,
-                    k + rank.m * rows, b_inner, b_batch);
-#endif
-            to += B_BYTES;
-        }
+        for (int piece = 0; piece < PIECES; ++piece)
+            share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, tile.n,
+                  PIECES > 1 ? piece : tile.inner * s.b_inner, tile.outer * s.b_outer);
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (GROUPED) wait_for_predecessor();

@@ -6,6 +6,12 @@
 
 typedef u32 PanelWords[PANEL_WORDS];
 
+// C as the copy engine writes it: whole panels, and what a tile's last panel has if it is not whole; that of a turned tile
+// in boxes of TAIL_ROWS rows.
+struct OutMaps {
+    const TensorMap *whole, *tail;
+};
+
 // Two neighbours in a row of C as they lie there: one word of 16-bit types, two of others.
 __device__ __forceinline__ void pack(u32 *words, STORED low, STORED high) {
 #if OUT_BYTES == 4
@@ -28,12 +34,12 @@ struct Fresh {
     const Tile &tile;
     const Terms &terms;
 
-    template <class Sum>
-    __device__ __forceinline__ Fresh(const Sum (&from)[ACCUMULATORS], int strip, Held &held, const Place &at,
+    template <class Sum, int N>
+    __device__ __forceinline__ Fresh(const Sum (&from)[N], int strip, Held &held, const Place &at,
                                      const Sizes &s, const Tile &tile, const Terms &terms)
         : strip(strip), held(held), at(at), s(s), tile(tile), terms(terms) {
 #pragma unroll
-        for (int j = 0; j < ACCUMULATORS; ++j) sums[j] = (STORED)from[j];
+        for (int j = 0; j < ACCUMULATORS; ++j) sums[j] = j < N ? (STORED)from[j] : (STORED)0;
     }
     __device__ __forceinline__ void make(PanelWords &words, int panel) {
         const int first = panel * (PANEL / 2), left = ACCUMULATORS - first, count = left < PANEL / 2 ? left : PANEL / 2;
@@ -122,9 +128,9 @@ __device__ __forceinline__ void wait_for_reads(bool stores) {
 
 // Write one strip, as many panels at a time as this warp has buffers.
 template <class Panels>
-__device__ __forceinline__ void store_strip(Panels &panels, const TensorMap *c_map, OUT_TYPE *c, const Sizes &s,
+__device__ __forceinline__ void store_strip(Panels &panels, const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s,
                                             const Tile &tile, const Place &at, int strip, char *staging) {
-    const int lane = threadIdx.x % 32, m = at.m + 64 * strip;
+    const int lane = threadIdx.x % 32, m = at.m + 64 * strip, finished = tile.narrow ? FINISHED - 8 : FINISHED;
     // The copy engine would write all 16 rows: those that reach past a group's end take the masked stores.
     const bool by_tma = TMA_STORE && (!GROUPED || m + 16 <= tile.end);
 #pragma unroll
@@ -147,10 +153,12 @@ __device__ __forceinline__ void store_strip(Panels &panels, const TensorMap *c_m
             const int n = at.n + panel * PANEL;
             char *buffer = staging + (panel - first) * PANEL_BYTES;
             if (by_tma) {
-                if (lane == 0) store_box(c_map, shared_address(buffer), n, m, GROUPED ? 0 : tile.inner, tile.outer);
+                const TensorMap *map = panel * PANEL + PANEL <= finished ? c_maps.whole : c_maps.tail;
+                const bool stores = lane == 0 && panel * PANEL < finished;
+                if (stores) store_box(map, shared_address(buffer), n, m, GROUPED ? 0 : tile.inner, tile.outer);
             } else {
                 OUT_TYPE *to = c + tile.outer * s.c_outer + tile.inner * s.c_inner + m * s.c_m + n * s.c_n;
-                store_panel(buffer, to, tile.end - m, min(min(PANEL, FINISHED - panel * PANEL), s.N - n), s);
+                store_panel(buffer, to, tile.end - m, min(min(PANEL, finished - panel * PANEL), s.N - n), s);
             }
         }
         if (TMA_STORE && lane == 0) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -180,10 +188,10 @@ __device__ __forceinline__ void meet_warpgroup(u32 slab) {
 
 // Write one strip of C^T: its 64 rows are 64 neighbours, 128 bytes, in each of C's rows. `staging` is the warpgroup's.
 template <class Panels>
-__device__ __forceinline__ void store_turned(Panels &panels, const TensorMap *c_map, OUT_TYPE *c, const Sizes &s,
+__device__ __forceinline__ void store_turned(Panels &panels, const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s,
                                              const Tile &tile, const Place &at, int strip, char *staging, u32 slab) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const int m = at.m - 16 * warp + 64 * strip;
+    const int m = at.m - 16 * warp + 64 * strip, finished = tile.narrow ? FINISHED - 8 : FINISHED;
     const bool stores = threadIdx.x % 128 == 0;
 #pragma unroll
     for (int first = 0; first < PANELS_OF_TILE; first += PANELS) {
@@ -204,12 +212,18 @@ __device__ __forceinline__ void store_turned(Panels &panels, const TensorMap *c_
             const char *buffer = staging + (panel - first) * (4 * PANEL_BYTES);
             const int n = at.n + panel * PANEL;
 #if TMA_STORE
-            if (stores)
-#pragma unroll
-                for (int r = 0; r < PANEL && panel * PANEL + r < FINISHED; r += TURNED_ROWS)
-                    store_box(c_map, shared_address(buffer) + r * 128, m, n + r, tile.inner, tile.outer);
+            if (stores) {
+                const u32 from = shared_address(buffer);
+                if (panel * PANEL + PANEL <= finished) {
+                    store_box(c_maps.whole, from, m, n, tile.inner, tile.outer);
+                } else {
+#pragma unroll 1
+                    for (int r = 0; panel * PANEL + r < finished; r += TAIL_ROWS)
+                        store_box(c_maps.tail, from + r * 128, m, n + r, tile.inner, tile.outer);
+                }
+            }
 #else
-            const int rows = min(min(PANEL, FINISHED - panel * PANEL), s.N - n), columns = tile.end - m;
+            const int rows = min(min(PANEL, finished - panel * PANEL), s.N - n), columns = tile.end - m;
             OUT_TYPE *to = c + tile.outer * s.c_outer + tile.inner * s.c_inner + m * s.c_m + n * s.c_n;
             for (int r = warp; r < rows; r += 4)
 #pragma unroll
@@ -226,11 +240,11 @@ __device__ __forceinline__ void store_turned(Panels &panels, const TensorMap *c_
 
 // Write one strip of a tile; `staging` is this warp's.
 template <class Panels>
-__device__ __forceinline__ void store(Panels &panels, const TensorMap *c_map, OUT_TYPE *c, const Sizes &s,
+__device__ __forceinline__ void store(Panels &panels, const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s,
                                       const Tile &tile, const Place &at, int strip, char *staging, u32 slab) {
 #if SWAPPED
-    store_turned(panels, c_map, c, s, tile, at, strip, staging - threadIdx.x / 32 % 4 * PANELS * PANEL_BYTES, slab);
+    store_turned(panels, c_maps, c, s, tile, at, strip, staging - threadIdx.x / 32 % 4 * PANELS * PANEL_BYTES, slab);
 #else
-    store_strip(panels, c_map, c, s, tile, at, strip, staging);
+    store_strip(panels, c_maps, c, s, tile, at, strip, staging);
 #endif
 }
