@@ -1,96 +1,215 @@
-"""Copy a matrix so that it is contiguous along one axis, with rows of whole 128-byte lines, whole or in pieces.
+"""Copy one or two matrices in one launch: contiguous along one axis, rows of whole 128-byte lines, whole or in pieces.
 
 FP32 in pieces: x = x1 + x2 (+ x3) with x1 the nearest TF32 (BF16) to x, x2 the nearest to x - x1, and so on. Two TF32
-pieces hold 22 bits of x, three BF16 pieces 24. An infinite or NaN x is x1, its other pieces are 0. Triton, Hopper.
+pieces hold 22 bits of x, three BF16 pieces 24. An infinite or NaN x is x1, its others are 0 or NaN. Gluon, Hopper.
+
+A lane holds a few rows of 16 bytes of the copy. It loads along the axis that the source is contiguous along and stores
+along the other, so that a transpose is the order in which registers are named, and nothing goes through shared memory.
 Source: Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores".
 """
 
 from __future__ import annotations
 
-import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from dataclasses import dataclass
+from functools import cache
+from math import gcd
+from typing import Any
 
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from .hopper import release_successor, wait_for_predecessor
 from .prepared import PreparedLaunch
-from .repack import line_pitch
+from .repack import LINE_BYTES, line_pitch
 
 _TORCH = {
     "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn,
     "bf8": torch.float8_e5m2, "int8": torch.int8, "uint8": torch.uint8, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-BLOCK_ROWS, BLOCK_K = 64, 64
+_HALVES = {"tf32": 1 << 12, "bf16": 1 << 15}  #: of the last place that a piece keeps, in the bits of an FP32
+_VECTOR_BYTES = 16
+_HIGH = 4  #: rows of a lane
+_LEAST_HELD = 16  #: elements of a lane
+_LANES = 4, 8  #: along rows and along K, where they store whole lines
+_WARPS = 4, 1  #: along rows and along K
+NUM_WARPS = _WARPS[0] * _WARPS[1]
 
 
-@triton.jit
-def _nearest(x, KIND: tl.constexpr):
-    """The nearest TF32 or BF16, as FP32; x where that is not finite."""
-    if KIND == "tf32":
-        bits = x.to(tl.int32, bitcast=True)
-        # Half of the last place that stays is added, ties away from zero; if that overflows, the rest is cut off.
-        rounded = (bits + 0x1000) & ~0x1FFF
-        near = tl.where((rounded & 0x7F800000) == 0x7F800000, bits & ~0x1FFF, rounded).to(tl.float32, bitcast=True)
-    else:
-        near = x.to(tl.bfloat16).to(tl.float32)
-        near = tl.where(near - near == 0, near, (x.to(tl.int32, bitcast=True) & ~0xFFFF).to(tl.float32, bitcast=True))
-    return tl.where(x - x == 0, near, x)
-
-
-@triton.jit
-def cut_into_pieces(source_ptr, copy_ptr, rows, K, stride_row, stride_k, pitch, stride_piece, PIECES: tl.constexpr,
-                    KIND: tl.constexpr, ROWS_FIRST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-                    PDL: tl.constexpr):
-    """copy[piece, row, k] of source[row, k]. ROWS_FIRST: neighbours along the rows are neighbours in memory."""
-    if PDL:
-        gdc_launch_dependents()
+@gluon.jit
+def _copy_block(source_ptr, copy_ptr, block, rows, K, stride_row, stride_k, lines, ROW_VECTOR: gl.constexpr,
+                K_VECTOR: gl.constexpr, LOAD: gl.constexpr, STORE: gl.constexpr, PIECES: gl.constexpr,
+                HALF: gl.constexpr, PDL: gl.constexpr):
+    ROWS: gl.constexpr = STORE.shape[0]
+    COLUMNS: gl.constexpr = STORE.shape[1]
+    SIZE: gl.constexpr = source_ptr.dtype.element_ty.primitive_bitwidth // 8
+    LINE: gl.constexpr = 128 * 8 // copy_ptr.dtype.element_ty.primitive_bitwidth
+    blocks = gl.cdiv(K, COLUMNS)
+    first_row = (block // blocks).to(gl.int64) * ROWS
+    first_k = (block % blocks).to(gl.int64) * COLUMNS
+    pitch = lines * LINE  # of which the compiler knows that vectors divide it
+    # Vectors are there as a whole or not at all.
+    left_rows = gl.multiple_of(gl.minimum(rows - first_row, ROWS).to(gl.int32), [ROW_VECTOR])
+    left_k = gl.multiple_of(gl.minimum(K - first_k, COLUMNS).to(gl.int32), [K_VECTOR])
+    left_pitch = gl.minimum(pitch - first_k, COLUMNS).to(gl.int32)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, LOAD))[:, None]
+    k = gl.arange(0, COLUMNS, gl.SliceLayout(0, LOAD))[None, :]
+    pointers = source_ptr + (first_row * stride_row + first_k * stride_k) + (row * stride_row + k * stride_k)
+    pointers = gl.multiple_of(pointers, [ROW_VECTOR * SIZE, K_VECTOR * SIZE])
+    pointers = gl.max_contiguous(pointers, [ROW_VECTOR, K_VECTOR])
+    inside = (row < left_rows) & (k < left_k)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, STORE))[:, None]
+    k = gl.arange(0, COLUMNS, gl.SliceLayout(0, STORE))[None, :]
+    to = copy_ptr + (first_row * pitch + first_k) + (row * pitch + k)
+    in_lines = (row < left_rows) & (k < left_pitch)
+    # Every block has rows. The branch keeps the compiler from computing the addresses behind the wait.
+    if PDL and left_rows > 0:
         # The copy may still be read, and the source still be written, by the launches ahead.
-        gdc_wait()
-    blocks = tl.cdiv(K, COLUMNS)
-    row = (tl.program_id(0) // blocks) * ROWS + tl.arange(0, ROWS)
-    k = (tl.program_id(0) % blocks) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (row < rows)[:, None] & (k < K)[None, :]
-    if ROWS_FIRST:
-        turned = tl.load(source_ptr + k.to(tl.int64)[:, None] * stride_k + row.to(tl.int64)[None, :] * stride_row,
-                         mask=(k < K)[:, None] & (row < rows)[None, :])  # [COLUMNS, ROWS]
-        x = tl.trans(turned)
+        wait_for_predecessor()
+    x = gl.convert_layout(gl.load(pointers, mask=inside, other=0), STORE)  # [ROWS, COLUMNS]
+    if HALF == 0:
+        gl.store(to, x, mask=in_lines)
     else:
-        x = tl.load(source_ptr + row.to(tl.int64)[:, None] * stride_row + k.to(tl.int64)[None, :] * stride_k,
-                    mask=inside)
-    to = copy_ptr + row.to(tl.int64)[:, None] * pitch + k[None, :]
-    if KIND == "as it is":
-        tl.store(to, x, mask=inside)
+        # Ties go away from zero. What would round to infinity is cut off, and so are infinity and NaN.
+        LIMIT: gl.constexpr = 2.0**128 - HALF * 2.0**104
+        bits = x.to(gl.int32, bitcast=True)
+        bits = gl.where(gl.abs(x) < LIMIT, bits + HALF, bits)
+        for _ in gl.static_range(PIECES):
+            near = (bits & (-2 * HALF)).to(gl.float32, bitcast=True)
+            gl.store(to, near.to(copy_ptr.dtype.element_ty), mask=in_lines)
+            to += rows.to(gl.int64) * pitch
+            x -= near
+            bits = x.to(gl.int32, bitcast=True) + HALF
+
+
+_INTEGERS = [f"{name}_{about}" for name in "ab" for about in ("rows", "k", "stride_row", "stride_k", "lines")]
+
+
+# What matters about the integers is said by constants, so that another size compiles nothing.
+@gluon.jit(do_not_specialize=_INTEGERS)
+def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_row, a_stride_k, a_lines, b_rows, b_k,
+                    b_stride_row, b_stride_k, b_lines, A_ROW_VECTOR: gl.constexpr, A_K_VECTOR: gl.constexpr,
+                    A_LOAD: gl.constexpr, B_ROW_VECTOR: gl.constexpr, B_K_VECTOR: gl.constexpr, B_LOAD: gl.constexpr,
+                    ALIKE: gl.constexpr, WIDE: gl.constexpr, STORE: gl.constexpr, PIECES: gl.constexpr,
+                    HALF: gl.constexpr, PDL: gl.constexpr):
+    """copy[piece, row, k] of source[row, k], for two matrices: the first programs copy A's blocks, the rest B's.
+
+    lines: of 128 bytes, in a row of the copy; its columns past K hold anything. VECTOR: elements along an axis that lie
+    together, aligned to their bytes, as the rows and K themselves are whole numbers of them. ALIKE: both are loaded by
+    the same code. WIDE: offsets inside a block need 64 bits. HALF: of the last place that a piece keeps, in the bits of
+    an FP32; 0 copies bits.
+    """
+    if PDL:
+        release_successor()
+    OFFSET: gl.constexpr = gl.int64 if WIDE else gl.int32
+    a_stride_row, a_stride_k, a_lines = a_stride_row.to(OFFSET), a_stride_k.to(OFFSET), a_lines.to(OFFSET)
+    b_stride_row, b_stride_k, b_lines = b_stride_row.to(OFFSET), b_stride_k.to(OFFSET), b_lines.to(OFFSET)
+    block = gl.program_id(0)
+    a_blocks = gl.cdiv(a_rows, STORE.shape[0]) * gl.cdiv(a_k, STORE.shape[1])
+    if ALIKE and block >= a_blocks:
+        block -= a_blocks
+        a_ptr, a_copy_ptr, a_rows, a_k = b_ptr, b_copy_ptr, b_rows, b_k
+        a_stride_row, a_stride_k, a_lines = b_stride_row, b_stride_k, b_lines
+    if ALIKE or block < a_blocks:
+        _copy_block(a_ptr, a_copy_ptr, block, a_rows, a_k, a_stride_row, a_stride_k, a_lines, A_ROW_VECTOR, A_K_VECTOR,
+                    A_LOAD, STORE, PIECES, HALF, PDL)
     else:
-        for piece in tl.static_range(PIECES):
-            near = _nearest(x, KIND)
-            tl.store(to + piece * stride_piece.to(tl.int64), near.to(copy_ptr.dtype.element_ty), mask=inside)
-            x = tl.where(x - x == 0, x - near, 0.0)
+        _copy_block(b_ptr, b_copy_ptr, block - a_blocks, b_rows, b_k, b_stride_row, b_stride_k, b_lines, B_ROW_VECTOR,
+                    B_K_VECTOR, B_LOAD, STORE, PIECES, HALF, PDL)
+
+
+def _steps(axis: int, step: int, count: int) -> list[list[int]]:
+    """Bits of a number under `count`, as steps along an axis."""
+    return [[0, step << bit] if axis else [step << bit, 0] for bit in range(count.bit_length() - 1)]
+
+
+@cache
+def block_layout(copy_bytes: int, *, rows_first: bool) -> gl.DistributedLinearLayout:
+    """Of a block whose copy has elements of `copy_bytes`. A lane's elements are numbered along the rows' axis first or
+    along K first; which they are is the same."""
+    wide = _VECTOR_BYTES // copy_bytes
+    down, right = _steps(0, 1, _HIGH), _steps(1, 1, wide)
+    lanes = _steps(1, wide, _LANES[1]) + _steps(0, _HIGH, _LANES[0])
+    more = max(1, _LEAST_HELD // (_HIGH * wide))
+    held = (down + right if rows_first else right + down) + _steps(1, wide * _LANES[1], more)
+    rows, columns = _HIGH * _LANES[0], wide * _LANES[1] * more
+    warps = _steps(1, columns, _WARPS[1]) + _steps(0, rows, _WARPS[0])
+    return gl.DistributedLinearLayout(held, lanes, warps, [], [rows * _WARPS[0], columns * _WARPS[1]])
+
+
+@dataclass(frozen=True)
+class MatrixCopy:
+    """One matrix and what its copy is."""
+
+    dtype: str  #: of the copy; "tf32" and more than one piece of "bf16" are made of FP32
+    pieces: int
+    rows: int
+    k: int
+    strides: tuple[int, int]  #: of rows, and of K, along which the copy is contiguous
+
+    @property
+    def pitch(self) -> int:
+        """Elements from one row of the copy to the next."""
+        return line_pitch(self.k, _TORCH[self.dtype].itemsize)
+
+    @property
+    def half(self) -> int:
+        """The kernel's HALF."""
+        return _HALVES[self.dtype] if self.dtype == "tf32" or self.pieces > 1 else 0
+
+    @property
+    def rows_first(self) -> bool:
+        """Whether neighbours along the axis of rows are neighbours in memory."""
+        return self.strides[0] == 1 != self.strides[1]
+
+    @property
+    def vector(self) -> int:
+        """Elements of the widest loads, where the matrix begins at a multiple of 16 bytes."""
+        if 1 not in self.strides:
+            return 1
+        size = 4 if self.half else _TORCH[self.dtype].itemsize
+        extent, step = (self.rows, self.strides[1]) if self.rows_first else (self.k, self.strides[0])
+        return gcd(extent, step, _HIGH if self.rows_first else _VECTOR_BYTES, _VECTOR_BYTES // size)
 
 
 class PiecesLaunch:
-    """The copy of one matrix of fixed shape, call after call."""
+    """The copies of one or two matrices of fixed shapes, call after call."""
 
-    def __init__(self, dtype: str, pieces: int, rows: int, k: int, strides: tuple[int, int], *, pdl: bool) -> None:
-        """`dtype` of the copy; "tf32" and more than one piece of "bf16" are made of FP32. `strides`: of rows, and of k,
-        along which the copy is contiguous."""
-        self._dtype = _TORCH[dtype]
-        cut = dtype == "tf32" or pieces > 1
-        self.pitch = line_pitch(k, self._dtype.itemsize)
-        self._shape = (pieces, rows, self.pitch)
-        kind = dtype if cut else "as it is"
-        bits = None if cut else _BITS[self._dtype.itemsize]  # bits are bits: one kernel for every type of a size
-        arguments = (
-            rows, k, *strides, self.pitch, rows * self.pitch, pieces, kind, strides[0] == 1 and strides[1] != 1,
-            BLOCK_ROWS, BLOCK_K, pdl,
-        )  # fmt: skip
-        grid = (triton.cdiv(rows, BLOCK_ROWS) * triton.cdiv(k, BLOCK_K),)
+    def __init__(self, *copies: MatrixCopy, pdl: bool) -> None:
+        """`copies`: in equally many pieces, with elements of one size. `pdl`: may start while the kernel ahead still
+        drains."""
+        self._copies, self._pdl = copies, pdl
+        self._shapes = [((copy.pieces, copy.rows, copy.pitch), _TORCH[copy.dtype]) for copy in copies]
+        self._bytes = self._shapes[0][1].itemsize
+        rows, columns = block_layout(self._bytes, rows_first=False).shape
+        self.grid = (sum(-(-copy.rows // rows) * -(-copy.k // columns) for copy in copies),)
+        self._wide = any(
+            rows * max(copy.strides[0], copy.pitch) + columns * copy.strides[1] >= 1 << 31 for copy in copies
+        )
         self._launch = PreparedLaunch(
-            cut_into_pieces, grid, lambda *tensors: (*(x.view(bits) if bits else x for x in tensors), *arguments),
-            num_warps=4, launch_pdl=pdl,
+            cut_into_pieces, self.grid, self.arguments, num_warps=NUM_WARPS, launch_pdl=pdl)  # fmt: skip
+
+    def arguments(self, *tensors: torch.Tensor) -> tuple[Any, ...]:
+        """All of the kernel's. `tensors`: a matrix and its copy, then the other and its, or the same again."""
+        first = self._copies[0]
+        integers: list[int] = []
+        constants: list[Any] = []
+        # No program reaches the second of two that are the same.
+        for copy, source in zip((*self._copies, first)[:2], tensors[::2], strict=True):
+            integers += [copy.rows, copy.k, *copy.strides, copy.pitch * self._bytes // LINE_BYTES]
+            vector = copy.vector if source.data_ptr() % _VECTOR_BYTES == 0 else 1
+            constants += (vector, 1) if copy.rows_first else (1, vector)
+            constants.append(block_layout(self._bytes, rows_first=copy.rows_first))
+        if not first.half:  # bits are bits: one kernel for every type of a size
+            tensors = tuple(x.view(_BITS[self._bytes]) for x in tensors)
+        return (
+            *tensors, *integers, *constants, constants[:3] == constants[3:], self._wide,
+            block_layout(self._bytes, rows_first=False), first.pieces, first.half, self._pdl,
         )  # fmt: skip
 
-    def __call__(self, source: torch.Tensor) -> torch.Tensor:
-        """The copy, [pieces, rows, pitch], of the matrix at `source`; columns past K hold anything."""
-        copy = torch.empty(self._shape, dtype=self._dtype, device=source.device)
-        self._launch(source, copy)
-        return copy
+    def __call__(self, *sources: torch.Tensor) -> list[torch.Tensor]:
+        """The copy, [pieces, rows, pitch], of the matrix at each of `sources`; columns past K hold anything."""
+        copies = [torch.empty(shape, dtype=dtype, device=sources[0].device) for shape, dtype in self._shapes]
+        self._launch(sources[0], copies[0], sources[-1], copies[-1])
+        return copies

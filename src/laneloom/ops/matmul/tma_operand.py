@@ -11,7 +11,7 @@ import torch
 
 from ... import device
 from ...codegen.cuda_call import TensorMap
-from ...device.pieces import PiecesLaunch
+from ...device.pieces import MatrixCopy, PiecesLaunch
 
 UNUSED_PITCH = 128  #: bytes, of an axis with one element
 ELEMENT_BYTES = {
@@ -47,17 +47,16 @@ class TmaOperand:
         swizzle: int,
         copied: bool,
         pieces: int,
-        pdl: bool,
     ) -> None:
         """`strides`: of both batch axes, of the axis of `rows`, which it shares with C, and of K. `along_k`: whether it
         is contiguous along K, or shall be in the copy, else along `rows`. `box`: of that axis and of the other. A copy
         is of one product."""
         size = ELEMENT_BYTES[dtype]
         outer, inner, row, step_k = strides
-        self.copy: PiecesLaunch | None = None
+        self.copy: MatrixCopy | None = None
         if copied:
             across, along, steps_of = (rows, k, (row, step_k)) if along_k else (k, rows, (step_k, row))
-            self.copy = PiecesLaunch(dtype, pieces, across, along, steps_of, pdl=pdl)
+            self.copy = MatrixCopy(dtype, pieces, across, along, steps_of)
             pitch = self.copy.pitch
             sizes, steps = (along, across, pieces, 1), (pitch, across * pitch, 0)
         else:
@@ -67,9 +66,21 @@ class TmaOperand:
         self.steps = (int(bool(outer)), int(bool(inner)))
         self.map = TensorMap(dtype, sizes, [step * size or UNUSED_PITCH for step in steps], (*box, 1, 1), swizzle)
 
-    def place(self, operand: torch.Tensor) -> torch.Tensor:
-        """What the kernel reads: the operand, or a copy of it, which has to live until the kernel is launched."""
-        return operand if self.copy is None else self.copy(operand)
+
+def placing(
+    first: TmaOperand, second: TmaOperand, *, pdl: bool
+) -> Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]:
+    """What gives what the kernel reads of two tensors: each itself, or its copy, which has to live until the kernel is
+    launched. One launch makes the copies; `pdl`: it may start while the kernel ahead still drains."""
+    copies = [operand.copy for operand in (first, second) if operand.copy is not None]
+    if not copies:
+        return lambda a, b: (a, b)
+    launch = PiecesLaunch(*copies, pdl=pdl)
+    if first.copy is None:
+        return lambda a, b: (a, *launch(b))
+    if second.copy is None:
+        return lambda a, b: (*launch(a), b)
+    return launch
 
 
 def _each_product(batch: tuple[int, int], strides: Sequence[tuple[int, ...] | None]) -> Iterator[list[int]]:

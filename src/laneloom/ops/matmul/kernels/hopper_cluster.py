@@ -31,6 +31,7 @@ from ..tma_operand import (
     Sizes,
     TmaOperand,
     kernel_source,
+    placing,
     prepare_launches,
 )
 
@@ -126,7 +127,7 @@ def _operand(problem, config, name: str, columns: int = 64) -> TmaOperand:
     box = (config.block_k, block // sharers) if along_k else (columns, config.block_k // sharers)
     return TmaOperand(
         matrix, dtype, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=SLICE_BYTES, copied=copied,
-        pieces=config.pieces, pdl=config.pdl,
+        pieces=config.pieces,
     )  # fmt: skip
 
 
@@ -138,6 +139,7 @@ class _Prepared:
         multiplied = config.as_multiplied(problem)
         self.swapped = config.swapped
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
+        self.place = placing(self.a, self.b, pdl=config.pdl)
         tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
         self.b_tail = _operand(multiplied, config, "b", tail) if tail else None
         size = DTYPE_BYTES[problem.dtype_out]
@@ -187,7 +189,7 @@ class _Prepared:
     ) -> None:
         if self.swapped:
             a, b = b, a
-        a, b = self.a.place(a), self.b.place(b)
+        a, b = self.place(a, b)
         stream = current_stream(out.get_device())
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())

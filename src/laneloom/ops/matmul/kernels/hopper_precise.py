@@ -18,7 +18,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
+from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
 CONSUMER_WARPS = 8
 
@@ -51,7 +51,7 @@ def _operand(problem, config, name: str) -> TmaOperand:
     along_k = _along_k(problem, config, name)
     return TmaOperand(
         strides, "fp64", rows, problem.k, problem.batch, along_k=along_k,
-        box=(16, block if along_k else config.block_k), swizzle=128, copied=copied, pieces=1, pdl=config.pdl,
+        box=(16, block if along_k else config.block_k), swizzle=128, copied=copied, pieces=1,
     )  # fmt: skip
 
 
@@ -65,6 +65,7 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
+        self.place = placing(self.a, self.b, pdl=config.pdl)
         items = count_tiles(problem, config)
         sizes = Sizes(
             problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps,
@@ -75,7 +76,7 @@ class _Prepared:
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        a, b = self.a.place(a), self.b.place(b)
+        a, b = self.place(a, b)
         self.launch.launch_at(current_stream(out.get_device()), a.data_ptr(), b.data_ptr(), out.data_ptr())
 
 

@@ -18,7 +18,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
 from ..config_registers import register_operand
-from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, prepare_launches
+from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -52,10 +52,11 @@ class _Prepared:
         (first, m), (second, n) = (b, a) if self.turned else (a, b)
         self.first = TmaOperand(
             first, "tf32", m, problem.k, problem.batch, along_k=False, box=(32, 32), swizzle=128, copied=False,
-            pieces=1, pdl=config.pdl)  # fmt: skip
+            pieces=1)  # fmt: skip
         self.second = TmaOperand(
             second, "tf32", n, problem.k, problem.batch, along_k=True, box=(32, columns), swizzle=128,
-            copied=config.copy_other, pieces=1, pdl=config.pdl)  # fmt: skip
+            copied=config.copy_other, pieces=1)  # fmt: skip
+        self.place = placing(self.first, self.second, pdl=config.pdl)
         outer, inner, row, _ = problem.out.strides
         strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
         box = (32, 32 if self.turned else 64, 1, 1)
@@ -68,8 +69,7 @@ class _Prepared:
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        first, second = (b, a) if self.turned else (a, b)
-        second = self.second.place(second)
+        first, second = self.place(b, a) if self.turned else self.place(a, b)
         self.launch.launch_at(current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), out.data_ptr())
 
 

@@ -22,7 +22,7 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
 from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, kernel_source, prepare_launches
+from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
 #: A launch's flags hold its number once a part is there. What memory held before is no number of these, but by a chance
 #: of one in 2^62; and a part's reader writes another one, so that the same launch in a graph begins anew.
@@ -50,7 +50,7 @@ def _operand(problem, config, name: str) -> TmaOperand:
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
     return TmaOperand(
         strides, "fp32", rows, problem.k, problem.batch, along_k=False, box=(block, config.block_k), swizzle=0,
-        copied=copied, pieces=1, pdl=config.pdl,
+        copied=copied, pieces=1,
     )  # fmt: skip
 
 
@@ -59,6 +59,7 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
+        self.place = placing(self.a, self.b, pdl=config.pdl)
         self.pointer, self.parts, self.number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
         self.workspace = config.workspace_bytes(problem)
         sizes = Sizes(
@@ -75,7 +76,7 @@ class _Prepared:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         # Of this call alone: calls on other streams may run beside it.
         parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
-        a, b = self.a.place(a), self.b.place(b)
+        a, b = self.place(a, b)
         stream = torch.cuda.current_stream(out.device).cuda_stream
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())
