@@ -7,6 +7,7 @@ it follows from shapes, strides, dtypes, alignments, the device and the options;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ def key_of(args: Sequence[Any]) -> Key | None:
     try:
         for x in args:
             kind = type(x)
-            if kind in PLAIN_TENSORS:
+            if x is None:  # most options are
+                parts.append(None)
+            elif kind in PLAIN_TENSORS:
                 dtype = x.dtype
                 if x.get_device() != device or x.is_neg() or (dtype.is_complex and x.is_conj()):
                     return None
@@ -58,6 +61,11 @@ def keep(table: dict[Key, Any], key: Key, value: Any) -> Any:
         table.clear()
     table[key] = value
     return value
+
+
+def maker_of(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What makes empty tensors that lie as x does. `new_empty` with its shape takes twice as long, 1.6 to 0.8 us."""
+    return partial(torch.empty_strided, tuple(x.shape), x.stride(), dtype=x.dtype, device=x.device)
 
 
 class WarmCalls:

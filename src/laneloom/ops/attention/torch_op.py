@@ -14,7 +14,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..operators import complete, folded, one_by_one, unfolded
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .arguments import is_direct
 from .execute import Band, Packing
@@ -109,11 +109,10 @@ def _prepare(
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
     problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
     packed, copies = packing is not None, [not _is_readable(x, gpu) for x in (q, k, v)]
-    copied, shape, shape_lse = any(copies), (*q.shape[:3], v.shape[3]), q.shape[:3]
+    copied, (make, make_lse) = any(copies), map(maker_of, _results(q, v, packed))
 
     def operands_of(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> dict[str, Any]:
-        out = room(q, shape[3], packed) if packed else q.new_empty(shape)
-        lse = q.new_empty(shape_lse, dtype=torch.float32)
+        out, lse = make(), make_lse()
         if copied:
             q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
         return {"q": q, "k": k, "v": v, "out": out, "lse": lse, "first_q": first_q, "first_k": first_k}

@@ -13,7 +13,7 @@ from ..matmul.gemm import needs_copy
 from ..matmul.torch_op import summed_product
 from ..operators import aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import ChainConfig, parse_config
 from .execute import Factors
@@ -92,11 +92,11 @@ def _run(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> None:
 
 def _prepare(a0, b0, b1, c1, alpha0, alpha1, beta1, config) -> Callable[..., torch.Tensor]:
     """What makes D1 of operands that lie as these do."""
-    shape = _check(a0, b0, b1, c1)
-    run_into = _prepare_into(a0, b0, b1, c1, a0.new_empty(shape), Factors(alpha0, alpha1, beta1), config)
+    first = _chain_fake(a0, b0, b1, c1)
+    run_into, make = _prepare_into(a0, b0, b1, c1, first, Factors(alpha0, alpha1, beta1), config), maker_of(first)
 
     def run(a0: torch.Tensor, b0: torch.Tensor, b1: torch.Tensor, c1: torch.Tensor | None, *_: Any) -> torch.Tensor:
-        out = a0.new_empty(shape)
+        out = make()
         run_into(a0, b0, b1, c1, out)
         return out
 

@@ -15,7 +15,7 @@ from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import aligned, complete, mark_written, one_by_one, refuse_out, to_front
 from ..target import active_gpu
-from ..warm import Key, WarmCalls, key_of
+from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
@@ -117,9 +117,11 @@ def _prepare(
         c = None
     dtypes = (*names, dtype_name("out_dtype", dtype))
     gpu = active_gpu()
+    empty = a.new_empty(shape, dtype=dtype)
+    make = maker_of(empty)
 
     def run_unprepared(a, b, c, bias, alpha, beta, *others) -> torch.Tensor:
-        out = a.new_empty(shape, dtype=dtype)
+        out = make()
         _run(a, b, c, bias, out, alpha, beta, activation, config, others[3:5], names, arithmetic)
         return out
 
@@ -137,7 +139,7 @@ def _prepare(
         )  # fmt: skip
 
     first = terms_of(c, bias, alpha, beta, scale_a, scale_b)
-    problem = execute.problem_of(a, b, a.new_empty(shape, dtype=dtype), dtypes, first, arithmetic)
+    problem = execute.problem_of(a, b, empty, dtypes, first, arithmetic)
     assert problem is not None  # no batch
     if problem.epilogue is None or execute.has_fused_schedule(problem, gpu, None):
         chosen = plan(problem, gpu)
@@ -145,7 +147,7 @@ def _prepare(
         has_alpha, has_addend = alpha != 1, c is not None
 
         def run_fused(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:
-            out = a.new_empty(shape, dtype=dtype)
+            out = make()
             if problem.epilogue is None:
                 launch(a, b, out)
             else:
@@ -156,10 +158,12 @@ def _prepare(
         return run_fused
     kind = ACCUMULATORS[problem.dtype_a][0]
     sums_dtype = {"fp32": torch.float32, "fp64": torch.float64, "int32": torch.int32}[kind]
-    multiply = prepare_product(a, b, a.new_empty(shape, dtype=sums_dtype), None, names, arithmetic)
+    empty_sums = a.new_empty(shape, dtype=sums_dtype)
+    make_sums = maker_of(empty_sums)
+    multiply = prepare_product(a, b, empty_sums, None, names, arithmetic)
 
     def run_with_terms(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:
-        out, sums = a.new_empty(shape, dtype=dtype), a.new_empty(shape, dtype=sums_dtype)
+        out, sums = make(), make_sums()
         multiply(a, b, sums)
         terms = terms_of(c if beta != 0 else None, bias, alpha, beta, scale_a, scale_b)
         execute.apply_terms(sums, out, dtypes[2], terms, kind)

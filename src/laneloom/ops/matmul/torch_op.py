@@ -16,7 +16,7 @@ from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import IEEE, Arithmetic, check_arithmetic, check_pair, default_output
@@ -157,11 +157,11 @@ def _prepare(a, b, out_dtype, config, precision, acc_dtype, packed) -> Callable[
     """What makes the product of tensors that lie as these do."""
     first = _matmul_fake(a, b, out_dtype, config, precision, acc_dtype, packed)
     names = operand_dtypes(a, b, packed)
-    shape, dtype = first.shape, first.dtype
+    make = maker_of(first)
     launch = prepare_product(a, b, first, config, names, arithmetic_of(names[0], precision, acc_dtype))
 
     def run_prepared(a: torch.Tensor, b: torch.Tensor, *_: Any) -> torch.Tensor:
-        out = a.new_empty(shape, dtype=dtype)
+        out = make()
         launch(a, b, out)
         return out
 

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import overlap
 from ..operators import complete, folded, mark_written, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import parse_config
 
@@ -96,10 +96,10 @@ def _prepare_into(
 def _prepare(coeffs, matrix, transpose, config) -> Callable[..., torch.Tensor]:
     """What transforms tensors that lie as these do."""
     first = _transform3d_fake(coeffs, matrix)
-    shape, run_into = first.shape, _prepare_into(coeffs, matrix, first, transpose, False, config)
+    make, run_into = maker_of(first), _prepare_into(coeffs, matrix, first, transpose, False, config)
 
     def run(coeffs: torch.Tensor, matrix: torch.Tensor, *_: Any) -> torch.Tensor:
-        out = coeffs.new_empty(shape)
+        out = make()
         run_into(coeffs, matrix, out)
         return out
 

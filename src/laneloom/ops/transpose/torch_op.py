@@ -11,7 +11,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
 from ..operators import complete, mark_written, refuse_out, to_front
 from ..target import active_gpu, expected_device_type
-from ..warm import WarmCalls
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .api import check_size, turned_shape
 from .config import TransposeConfig, parse_config
@@ -57,10 +57,10 @@ def _prepare_into(
 def _prepare(x: torch.Tensor, config: str | None) -> Callable[..., torch.Tensor]:
     """What makes the transpose of tensors that lie as x does."""
     first = _transpose_fake(x)
-    shape, run_into = first.shape, _prepare_into(x, first, config)
+    make, run_into = maker_of(first), _prepare_into(x, first, config)
 
     def run(x: torch.Tensor, _config: str | None) -> torch.Tensor:
-        out = x.new_empty(shape)
+        out = make()
         run_into(x, out)
         return out
 
