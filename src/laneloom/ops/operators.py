@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ class Operator:
         self._transformed = self._record = None
         if gradients is not None:
             self._transformed = _function_of(definition, batched, remember, gradients)
-            self._record = _recorded_of(definition, remember, gradients)
+            self._record = partial(_recorded, definition._name, remember, gradients)
 
     def __call__(self, *args: Any) -> Any:
         if is_compiling():  # first: a compiler can trace nothing of what follows
@@ -76,8 +77,7 @@ class Operator:
         if records and self._record is None:
             return self._packet
         run = self._body if self._warm is None else self._warm.prepared(key, args)
-        record = self._record
-        return keep(self._calls, key, run if not records or record is None else lambda *args: record(*args, run))
+        return keep(self._calls, key, self._record(run) if records and self._record is not None else run)
 
     def _dispatched(self, args: Sequence[Any]) -> Any:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
@@ -163,24 +163,20 @@ def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 
-def _recorded_of(definition: Any, remember: Any, gradients: Any) -> Callable[..., Any]:
-    """`run(*args)` of `*args, run`, with its gradients.
+def _recorded(name: str, remember: Any, gradients: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """`run` with its gradients.
 
     With `setup_context` torch would look at its signature, 30 us in each call. `Function.apply` itself looks for
     tensors that outlived a transform of torch.func, which have no key, at another 5 us.
     """
 
-    def forward(ctx, *args_and_run):
-        *args, run = args_and_run
+    def forward(ctx, *args):
         output = run(*args)
         remember(ctx, args, output)
         return output
 
-    def backward(ctx, *grads):
-        return *gradients(ctx, *grads), None
-
-    members = {k: staticmethod(v) for k, v in {"forward": forward, "backward": backward}.items()}
-    function = type(definition._name, (torch.autograd.Function,), members)
+    members = {"forward": staticmethod(forward), "backward": staticmethod(gradients)}
+    function = type(name, (torch.autograd.Function,), members)
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
