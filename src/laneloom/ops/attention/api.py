@@ -14,6 +14,7 @@ from . import execute
 from .arguments import is_direct
 
 _PACKED_AXES = 3
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
 
 if TYPE_CHECKING:
     import torch
@@ -102,9 +103,10 @@ def flash_attention(
 
             out, lse = attend_float8(q, k, v, scale, seen, packing, scales, out_dtype)
         else:
-            from .torch_op import attend_tensors
-
-            out, lse = attend_tensors(q, k, v, scale, seen, packing, deterministic)
+            torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+            if torch_op is None:
+                from . import torch_op
+            out, lse = torch_op.attend_tensors(q, k, v, scale, seen, packing, deterministic)
     else:
         packing = execute.packing_of(lengths, np.dtype(np.int32))
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Operand = torch.Tensor | np.ndarray
 
 _ADDENDS = {"float16": "fp16", "float32": "fp32"}
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
 
 
 def gemm_chain(
@@ -64,10 +65,13 @@ def gemm_chain(
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
     factors = Factors(float(alpha0), float(alpha1), float(beta1) if c1 is not None else 0.0)
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(x, torch.Tensor) for x in (a0, b0, b1, c1, out)):
-        from .torch_op import chain_tensors
-
-        return chain_tensors({"a0": a0, "b0": b0, "b1": b1, "c1": c1, "out": out}, factors, config)
+    if torch is not None and (
+        isinstance(a0, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in (b0, b1, c1, out))
+    ):
+        torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_op is None:
+            from . import torch_op
+        return torch_op.chain_tensors({"a0": a0, "b0": b0, "b1": b1, "c1": c1, "out": out}, factors, config)
     for name, x in (("a0", a0), ("b0", b0), ("b1", b1), ("c1", c1), ("out", out)):
         if not isinstance(x, np.ndarray) and (name not in ("c1", "out") or x is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(x).__name__}")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Term = torch.Tensor | np.ndarray
     Operand = Term | Int4
 
+_ON_TENSORS = f"{__package__}.torch_gemm"  #: the module that needs torch
+OPERANDS = ("a", "b", "c", "bias", "out", "scale_a", "scale_b")
 TERM_DTYPES = ("fp32", "fp16", "bf16")
 
 
@@ -81,15 +83,14 @@ def gemm(
     a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")
     alpha, scale_a, scale_b = folded_scales(alpha, scale_a, scale_b)
-    operands = {"a": a, "b": b, "c": c, "bias": bias, "out": out, "scale_a": scale_a, "scale_b": scale_b}
-    if torch is not None and (
-        isinstance(a, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in operands.values())
-    ):
-        from .torch_gemm import gemm_tensors
-
+    operands = (a, b, c, bias, out, scale_a, scale_b)
+    if torch is not None and (isinstance(a, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in operands)):
+        torch_gemm = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_gemm is None:
+            from . import torch_gemm
         how = (precision, acc_dtype, packed)
-        return gemm_tensors(operands, float(alpha), float(beta), activation, out_dtype, config, how)
-    for name, operand in operands.items():
+        return torch_gemm.gemm_tensors(operands, float(alpha), float(beta), activation, out_dtype, config, how)
+    for name, operand in zip(OPERANDS, operands, strict=True):
         if not isinstance(operand, np.ndarray) and (name in ("a", "b") or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
         if isinstance(operand, np.ma.MaskedArray):

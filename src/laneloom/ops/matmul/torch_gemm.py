@@ -19,7 +19,7 @@ from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
-from .gemm import check_shapes, check_term, needs_copy
+from .gemm import OPERANDS, check_shapes, check_term, needs_copy
 from .torch_op import (
     accumulator_name,
     arithmetic_of,
@@ -34,7 +34,7 @@ from .torch_op import (
 
 
 def gemm_tensors(
-    operands: dict[str, Any],
+    operands: tuple[Any, ...],
     alpha: float,
     beta: float,
     activation: str | None,
@@ -42,16 +42,18 @@ def gemm_tensors(
     config: MatmulConfig | NamedPlan | None,
     how: tuple[str | None, Any, tuple[str, str] | None],
 ) -> torch.Tensor:
-    """`laneloom.gemm` on torch tensors, by name; how: precision, acc_dtype, the dtypes of packed operands."""
-    for name, operand in operands.items():
+    """`laneloom.gemm` on torch tensors, in the order of OPERANDS; how: precision, acc_dtype, the dtypes of packed
+    operands."""
+    for name, operand in zip(OPERANDS, operands, strict=True):
         if not isinstance(operand, torch.Tensor) and (operand is not None or name in ("a", "b")):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
-    a, b, c, bias, out, scale_a, scale_b = operands.values()
+    a, b, c, bias, out, scale_a, scale_b = operands
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
-    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
-        if scale is not None and scale.requires_grad and torch.is_grad_enabled():
-            raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
+    if scale_a is not None or scale_b is not None:
+        for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+            if scale is not None and scale.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(f"{name}: expected a scale without gradients; use .detach()")
     precision, acc_dtype, packed = how
     text = None if config is None else config.text
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from .config import Transform3dConfig
 
 if TYPE_CHECKING:
     import torch
+
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
 
 
 def transform3d(
@@ -42,7 +45,8 @@ def transform3d(
     on Hopper, without the extra `cuda`, InvalidConfigError for a config that cannot do this.
     Source: Beylkin et al., "Multiresolution quantum chemistry"; the transform of MADNESS (mtxmq).
     """
-    from .torch_op import transform_tensors
-
+    torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+    if torch_op is None:
+        from . import torch_op
     text = None if config is None else config.text
-    return transform_tensors(coeffs, matrix, out, transpose=transpose, accumulate=accumulate, config=text)
+    return torch_op.transform_tensors(coeffs, matrix, out, transpose=transpose, accumulate=accumulate, config=text)

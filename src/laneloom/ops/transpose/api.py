@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     Operand = torch.Tensor | np.ndarray
 
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
+
 
 def transpose(x: Operand, *, out: Operand | None = None, config: TransposeConfig | str | None = None) -> Any:
     """Y[..., c, r] = X[..., r, c], written to memory.
@@ -38,10 +40,11 @@ def transpose(x: Operand, *, out: Operand | None = None, config: TransposeConfig
     """
     config = parse_config(config) if isinstance(config, str) else config
     torch = sys.modules.get("torch")
-    if torch is not None and any(isinstance(operand, torch.Tensor) for operand in (x, out)):
-        from .torch_op import transpose_tensor
-
-        return transpose_tensor(x, out, config)
+    if torch is not None and (isinstance(x, torch.Tensor) or isinstance(out, torch.Tensor)):
+        torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_op is None:
+            from . import torch_op
+        return torch_op.transpose_tensor(x, out, config)
     for name, operand in (("x", x), ("out", out)):
         if not isinstance(operand, np.ndarray) and (name == "x" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
