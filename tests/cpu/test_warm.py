@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from laneloom.errors import ArgumentError  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
-from laneloom.ops.operators import complete, mark_written  # noqa: E402
+from laneloom.ops.operators import Composed, complete, mark_written  # noqa: E402
 from laneloom.ops.warm import WarmCalls, key_of  # noqa: E402
 
 
@@ -162,6 +162,55 @@ def test_who_looks_sees_the_operator(fresh):
         scaled(tensor(3), 2.0)
     assert [name for name in seen.names if "test_scaled" in name] == ["test_scaled.default"] * 2
     assert torch.equal(torch.func.grad(lambda x: scaled(x, 2.0).sum())(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def test_through_the_dispatcher(fresh):
+    """What was prepared is found in front of torch's rule for gradients; defaults are filled in."""
+    operator = torch.ops.laneloom.test_scaled
+    for _ in range(2):
+        assert torch.equal(operator(tensor(3), 2.0), 2 * tensor(3))
+        x = tensor(3).requires_grad_()
+        operator(x, 2.0).sum().backward()
+        assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert prepared == [2.0, 2.0]  # without gradients and with
+    assert torch.equal(operator(tensor(3)), tensor(3))
+    assert torch.equal(scaled(tensor(3), 1.0), tensor(3))
+    assert prepared == [2.0, 2.0, 1.0]
+
+
+def test_through_the_dispatcher_where_something_looks(fresh):
+    with Seen() as seen:
+        x = tensor(3).requires_grad_()
+        torch.ops.laneloom.test_scaled(x, 2.0).sum().backward()
+    assert "test_scaled.default" in seen.names
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+    assert not scaled._calls
+
+
+def _make_tripled(prepared, x):
+    step = scaled.prepared(x, 3.0) if prepared else lambda x, _: scaled(x, 3.0)
+    made.append(prepared)
+    return lambda x: step(x, 3.0)
+
+
+made = []
+
+
+def test_a_formula_of_operators(fresh):
+    """Prepared once, unless its own gradients are recorded or something looks."""
+    tripled = Composed(_make_tripled)
+    x = tensor(3).requires_grad_()
+    made.clear()
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(tripled(x), torch.full((3,), 3.0))
+        assert made == [True]
+        with Seen() as seen:
+            assert torch.equal(tripled(x), torch.full((3,), 3.0))
+        assert "test_scaled.default" in seen.names
+    tripled(x).sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 3.0))
+    assert made == [True, False, False]
 
 
 def test_a_result_in_memory_of_the_callers(fresh):

@@ -70,7 +70,7 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         if is_compiling():  # first: a compiler can trace nothing of what follows
             return self._packet(*args)
-        key = None if _is_watched() else self._key_of(args)
+        key = None if is_watched() else self._key_of(args)
         if key is not None:
             return (self._calls.get(key) or self._meet(key, args))(*args)
         return self._dispatched(args)
@@ -83,9 +83,16 @@ class Operator:
         run = self._body if self._warm is None else self._warm.prepared(key, args)
         return keep(self._calls, key, self._record(run) if records and self._record is not None else run)
 
-    def below_autocast(self, args: Sequence[Any]) -> Callable[..., Any] | None:
-        """What gives the result, gradients recorded, of a call that the dispatcher has brought as far as autograd; None
-        where something further down wants to see it."""
+    def prepared(self, *args: Any) -> Callable[..., Any]:
+        """What gives the results of plain tensors that lie as these do, on the current GPU, and records nothing."""
+        key = self._key_of(args)
+        assert key is not None
+        assert self._warm is not None
+        return self._warm.prepared(key, args)
+
+    def find(self, args: Sequence[Any]) -> Callable[..., Any] | None:
+        """What gives the result, gradients recorded, of a call that autocast and function modes have seen; None where
+        something else wants to see it, and of tensors without a key."""
         key = self._key_of(args) if _dispatch_modes() == 0 and _interpreters() is None else None
         return None if key is None else self._calls.get(key) or self._meet(key, args)
 
@@ -106,13 +113,34 @@ class Operator:
         return records
 
 
+class Composed:
+    """`make(prepared, *args)(*args)`: a formula made of operators, such as a gradient.
+
+    Where something looks, or gradients of it are recorded, its steps are calls of operators. Elsewhere they are what
+    the operators prepared (`prepared` is True), and one look into a table finds them all.
+    """
+
+    def __init__(
+        self, make: Callable[..., Callable[..., Any]], key_of: Callable[[Sequence[Any]], Key | None] = key_of
+    ) -> None:
+        self._make = make
+        self._key_of = key_of
+        self._runs: dict[Key, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        key = None if is_compiling() or torch.is_grad_enabled() or is_watched() else self._key_of(args)
+        if key is None:
+            return self._make(False, *args)(*args)
+        return (self._runs.get(key) or keep(self._runs, key, self._make(True, *args)))(*args)
+
+
 # Found once: to look such a function up costs as much as to call it.
 _any_autocast, _tracer = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
 _dispatch_modes, _function_modes = torch._C._len_torch_dispatch_stack, torch._C._len_torch_function_stack
 _interpreters: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _is_watched() -> bool:
+def is_watched() -> bool:
     """Whether something between the caller and the kernel wants to see operators: autocast, a tracer, a mode, a
     transform."""
     return (
@@ -199,7 +227,7 @@ def _register_warm(definition: Any, device_type: str, operator: Operator) -> Non
 
     def with_gradients(keyset, *args):
         full = args + defaults[len(args) :]  # the dispatcher leaves out what ends in defaults
-        call = operator.below_autocast(full)
+        call = operator.find(full)
         return rule.call_boxed(keyset, *args) if call is None else call(*full)
 
     definition._lib.impl(definition._name, with_gradients, name, with_keyset=True)

@@ -13,7 +13,7 @@ import torch
 
 from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import aligned, complete, mark_written, one_by_one, refuse_out, to_front
+from ..operators import Composed, aligned, complete, mark_written, one_by_one, refuse_out, to_front
 from ..target import active_gpu
 from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
@@ -29,7 +29,7 @@ from .torch_op import (
     output_dtype,
     prepare_product,
     run,
-    summed_product,
+    summing_step,
 )
 
 
@@ -220,14 +220,21 @@ def _gemm_out_fake(
 
 
 def _remember(ctx, inputs, output) -> None:
-    a, b, c, bias, ctx.alpha, ctx.beta, ctx.activation, _, ctx.config, scale_a, scale_b, *ctx.how, _ = inputs
-    ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if ctx.activation == "relu" else None)
+    a, b, c, bias, alpha, beta, activation, _, config, scale_a, scale_b, precision, acc_dtype, _ = inputs
+    ctx.options = alpha, beta, activation, config, precision, acc_dtype
+    ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if activation == "relu" else None)
 
 
-def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str) -> torch.Tensor:
-    """grad times the derivative of gelu or silu at z, in z's dtype, which is no narrower."""
+def _times_slope(
+    grad: torch.Tensor, z: torch.Tensor, activation: str | None, rounded: torch.dtype | None = None
+) -> torch.Tensor:
+    """grad times the derivative of gelu or silu at z, in z's dtype, which is no narrower; or rounded, where no
+    gradients are recorded."""
     if not torch.is_grad_enabled():
-        return (torch.ops.aten.gelu_backward if activation == "gelu" else torch.ops.aten.silu_backward)(grad, z)
+        slope = torch.ops.aten.gelu_backward if activation == "gelu" else torch.ops.aten.silu_backward
+        if rounded is None:
+            return slope.default(grad, z)
+        return slope.grad_input(grad, z, grad_input=torch.empty_like(z, dtype=rounded))
     grad = grad.to(z.dtype)
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, z)
@@ -235,32 +242,65 @@ def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str) -> torch.
     return grad * part * (1 + z * (1 - part))
 
 
-def _gradients(ctx, grad):
-    """With G = grad * activation'(z), S = scale_a G scale_b: dA = alpha S B^T, dB = alpha A^T S, dC = beta G, dbias =
-    sum of G's rows.
+def _make_gradients(
+    prepared, grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta, activation, config, precision, acc_dtype,
+    *wanted,
+) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
+    """With G = grad * activation'(z), S = scale_a G scale_b: what gives dA = alpha S B^T, dB = alpha A^T S,
+    dC = beta G, dbias = sum of G's rows, those that are wanted.
 
     S enters the products rounded to a's dtype, and the sums in FP32, or FP64 for operands in that.
     """
-    a, b, c, bias, scale_a, scale_b, output = ctx.saved_tensors
     check_differentiable(a)
-    wide = torch.promote_types(a.dtype, torch.float32)
-    if output is not None:
-        grad = torch.where(output > 0, grad, 0.0)
-    elif ctx.activation is not None:
-        terms = (ctx.alpha, ctx.beta, None, wide)
-        z = gemm_operator(a, b, c, bias, *terms, ctx.config, scale_a, scale_b, *ctx.how, None)
-        grad = _times_slope(grad, z, ctx.activation)
-    wanted = ctx.needs_input_grad
-    scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
-    scaled = (scaled if scale_b is None else scaled * scale_b.reshape(1, -1)).to(a.dtype)
-    grad_a = summed_product(scaled, b.mT, a.shape, ctx.alpha, ctx.how) if wanted[0] else None
-    grad_b = summed_product(a.mT, scaled, b.shape, ctx.alpha, ctx.how) if wanted[1] else None
-    grad_c = grad_bias = None
-    if c is not None and wanted[2]:
-        grad_c = (ctx.beta * grad.to(wide)).sum_to_size(c.shape).to(c.dtype)
-    if bias is not None and wanted[3]:
-        grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=wide).to(bias.dtype)
-    return grad_a, grad_b, grad_c, grad_bias, *[None] * 10
+    dtype, how = a.dtype, (precision, acc_dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    repeats = activation is not None and output is None
+    again, rounded = gemm_operator, None
+    if prepared and repeats:
+        if scale_a is scale_b is None and not wanted[2] and not wanted[3]:  # G is what S is
+            rounded = dtype
+        again = gemm_operator.prepared(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
+
+    def g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta) -> tuple[torch.Tensor, torch.Tensor]:
+        if output is not None:
+            grad = torch.where(output > 0, grad, 0.0)
+        elif repeats:
+            z = again(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
+            grad = _times_slope(grad, z, activation, rounded)
+        scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
+        scaled = scaled if scale_b is None else scaled * scale_b.reshape(1, -1)
+        return grad, scaled if scaled.dtype == dtype else scaled.to(dtype)
+
+    s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)[1] if prepared else grad
+    step_a = summing_step(prepared, s, b.mT, a.shape, alpha, how) if wanted[0] else None
+    step_b = summing_step(prepared, a.mT, s, b.shape, alpha, how) if wanted[1] else None
+
+    def run(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta, *_) -> tuple[Any, ...]:
+        g, s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)
+        grad_a = None if step_a is None else step_a(s, b.mT, alpha)
+        grad_b = None if step_b is None else step_b(a.mT, s, alpha)
+        grad_c = grad_bias = None
+        if c is not None and wanted[2]:
+            grad_c = (beta * g.to(wide)).sum_to_size(c.shape).to(c.dtype)
+        if bias is not None and wanted[3]:
+            grad_bias = g.sum(tuple(range(g.dim() - 1)), dtype=wide).to(bias.dtype)
+        return grad_a, grad_b, grad_c, grad_bias
+
+    return run
+
+
+def _gradients_key_of(args: Sequence[Any]) -> Key | None:
+    """As `_key_of`: alpha and beta come with each call."""
+    tensors, alpha, beta, rest = args[:8], args[8], args[9], args[10:]
+    return key_of((*tensors, alpha == 0, alpha == 1, beta == 0, *rest))
+
+
+_differentiate = Composed(_make_gradients, _gradients_key_of)
+
+
+def _gradients(ctx, grad):
+    gradients = _differentiate(grad, *ctx.saved_tensors, *ctx.options, *ctx.needs_input_grad[:4])
+    return *gradients, None, None, None, None, None, None, None, None, None, None
 
 
 def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):

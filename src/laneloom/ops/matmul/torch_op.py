@@ -14,7 +14,7 @@ import torch
 
 from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import aligned, complete, mark_written, refuse_out
+from ..operators import Composed, aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -187,14 +187,28 @@ def _remember(ctx, inputs, output) -> None:
     ctx.how = inputs[4:6]
 
 
-def _gradients(ctx, grad):
-    """dA = dC B^T and dB = A^T dC, summed over the axes along which the operand was broadcast."""
-    a, b = ctx.saved_tensors
+def _make_gradients(prepared, grad, a, b, wanted_a, wanted_b, *how) -> Callable[..., tuple[Any, Any]]:
+    """What gives dA = dC B^T and dB = A^T dC, summed over the axes along which the operand was broadcast."""
     check_differentiable(a)
-    grad = grad.to(a.dtype)
-    grad_a = summed_product(grad, b.mT, a.shape, how=ctx.how) if ctx.needs_input_grad[0] else None
-    grad_b = summed_product(a.mT, grad, b.shape, how=ctx.how) if ctx.needs_input_grad[1] else None
-    return grad_a, grad_b, None, None, None, None, None
+    cast = None if grad.dtype == a.dtype else a.dtype
+    like = grad if cast is None or not prepared else grad.to(cast)
+    step_a = summing_step(prepared, like, b.mT, a.shape, how=how) if wanted_a else None
+    step_b = summing_step(prepared, a.mT, like, b.shape, how=how) if wanted_b else None
+
+    def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+        grad = grad if cast is None else grad.to(cast)
+        return None if step_a is None else step_a(grad, b.mT), None if step_b is None else step_b(a.mT, grad)
+
+    return run
+
+
+_differentiate = Composed(_make_gradients)
+
+
+def _gradients(ctx, grad):
+    a, b = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    return *_differentiate(grad, a, b, wanted[0], wanted[1], *ctx.how), None, None, None, None, None
 
 
 def check_differentiable(a: torch.Tensor) -> None:
@@ -225,6 +239,22 @@ def summed_product(
         y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
         return product(x, y).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
+
+
+def summing_step(
+    prepared: bool, x: torch.Tensor, y: torch.Tensor, shape: torch.Size, alpha: float = 1.0,
+    how: Sequence[str | None] = (None, None),
+) -> Callable[..., torch.Tensor]:  # fmt: skip
+    """What gives `summed_product` of x, y and alpha as a step of a formula: of operands that lie as these do, of any
+    alpha that is 0 or 1 where this is."""
+    if not prepared or not x.dim() == y.dim() == len(shape) == 2:
+        return lambda x, y, alpha=1.0: summed_product(x, y, shape, alpha, how)
+    if alpha == 1:
+        return matmul_operator.prepared(x, y, None, None, *how, None)
+    from .torch_gemm import gemm_operator
+
+    run = gemm_operator.prepared(x, y, None, None, alpha, 0.0, None, None, None, None, None, *how, None)
+    return lambda x, y, alpha: run(x, y, None, None, alpha, 0.0, None, None, None, None, None)
 
 
 def _batched(info, in_dims, a, b, *how):
