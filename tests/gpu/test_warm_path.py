@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from watching import Watching  # noqa: E402
 
 import laneloom  # noqa: E402
-from laneloom.ops.matmul import torch_gemm  # noqa: E402
+from laneloom.ops.matmul import torch_gemm, torch_op  # noqa: E402
 
 
 def tensor(*shape, dtype=torch.bfloat16, seed=0):
@@ -61,13 +65,79 @@ def test_gradients_of_gemm(activation):
     operands = tensor(64, 128), tensor(128, 64), tensor(64, 64), tensor(64)
     grad = tensor(64, 64)
     results = []
-    for call in (laneloom.gemm, torch.ops.laneloom.gemm):
+    for context in (nullcontext(), nullcontext(), Watching()):
         a, b, c, bias = (x.clone().requires_grad_() for x in operands)
-        out = call(a, b, c, beta=0.5, bias=bias, activation=activation)
-        out.backward(grad)
+        with context:
+            out = laneloom.gemm(a, b, c, beta=0.5, bias=bias, activation=activation)
+            out.backward(grad)
         results.append((out.detach(), a.grad, b.grad, c.grad, bias.grad))
-    for warm, operator in zip(*results, strict=True):
+    for cold, warm, operator in zip(*results, strict=True):
+        assert torch.equal(cold, operator)
         assert torch.equal(warm, operator)
+
+
+#: how the incoming gradient lies
+INCOMING = {
+    "dense": lambda grad: grad,
+    "one row": lambda grad: grad[:1].expand_as(grad),
+    "transposed": lambda grad: grad.mT.contiguous().mT,
+    "shifted": lambda grad: grad.new_empty(grad.numel() + 1)[1:].view_as(grad).copy_(grad),
+}
+
+
+@pytest.mark.parametrize("incoming", INCOMING)
+@pytest.mark.parametrize("which", ["matmul", "fp32", "alpha", "relu", "gelu", "silu", "scales"])
+def test_gradients_of_what_comes_in(which, incoming):
+    """However it lies, and after gradients that lay otherwise: gradients of prepared steps have the operators' bits."""
+    call = {
+        "matmul": laneloom.matmul,
+        "fp32": lambda a, b: laneloom.matmul(a, b, out_dtype=torch.float32),
+        "alpha": lambda a, b: laneloom.gemm(a, b, alpha=0.5),
+        "scales": lambda a, b: laneloom.gemm(a, b, scale_a=tensor(96, dtype=torch.float32), activation="silu"),
+    }.get(which, lambda a, b: laneloom.gemm(a, b, activation=which))
+    operands = tensor(96, 128).requires_grad_(), tensor(128, 64).requires_grad_()
+
+    def gradients(lay):
+        out = call(*operands)
+        return torch.autograd.grad(out, operands, lay(tensor(96, 64, dtype=out.dtype, seed=5)))
+
+    with Watching():
+        expected = gradients(INCOMING[incoming])
+    for lay in (*INCOMING.values(), INCOMING[incoming]):
+        gradients(lay)
+    for got, truth in zip(gradients(INCOMING[incoming]), expected, strict=True):
+        assert torch.equal(got, truth)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_patched_products_have_the_functions_bits(recorded):
+    a, w, bias = tensor(96, 128), tensor(64, 128, seed=1), tensor(64, seed=2)
+    for x in (a, w, bias):
+        x.requires_grad_(recorded)
+    pairs = (
+        (lambda: a @ w.mT, lambda: laneloom.matmul(a, w.mT)),
+        (lambda: F.linear(a, w), lambda: laneloom.matmul(a, w.mT)),
+        (lambda: F.linear(a, w, bias), lambda: laneloom.gemm(a, w.mT, bias=bias)),
+    )
+    for theirs, ours in pairs:
+        expected = ours()
+        with laneloom.patched(always=True) as p:
+            for _ in range(3):
+                got = theirs()
+                assert torch.equal(got, expected)
+                assert got.requires_grad == recorded
+        (entry,) = p.report().entries
+        assert (entry.routed, entry.calls) == (True, 3)
+
+
+def test_the_operator_finds_what_the_function_prepared():
+    a, b = tensor(96, 128).requires_grad_(), tensor(128, 64).requires_grad_()
+    expected, prepared = laneloom.matmul(a, b), len(torch_op._warm)
+    for call in (torch.ops.laneloom.matmul, torch.ops.laneloom.matmul.default):
+        out = call(a, b)
+        assert torch.equal(out, expected)
+        assert type(out.grad_fn).__name__ == type(expected.grad_fn).__name__
+    assert len(torch_op._warm) == prepared
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -78,12 +148,14 @@ def test_gradients_of_matmul(sizes, dtype, transposed):
     a, grad = tensor(m, k, dtype=dtype), tensor(m, n, dtype=dtype)
     b = tensor(*((n, k) if transposed else (k, n)), dtype=dtype)
     results = []
-    for call in (laneloom.matmul, torch.ops.laneloom.matmul):
+    for context in (nullcontext(), nullcontext(), Watching()):
         x, y = a.clone().requires_grad_(), b.clone().requires_grad_()
-        out = call(x, y.mT if transposed else y)
-        out.backward(grad)
+        with context:
+            out = laneloom.matmul(x, y.mT if transposed else y)
+            out.backward(grad)
         results.append((out.detach(), x.grad, y.grad))
-    for warm, operator in zip(*results, strict=True):
+    for cold, warm, operator in zip(*results, strict=True):
+        assert torch.equal(cold, operator)
         assert torch.equal(warm, operator)
 
 

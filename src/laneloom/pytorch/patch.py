@@ -18,16 +18,19 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
 
-from ..ops.matmul.api import matmul
 from ..ops.matmul.gemm import gemm
-from ..ops.operators import AUTOCAST_DEVICES
+from ..ops.matmul.torch_gemm import gemm_operator
+from ..ops.matmul.torch_op import matmul_operator
+from ..ops.operators import AUTOCAST_DEVICES, Operator, is_watched
+from ..ops.warm import keep, key_of
 from .attention import attend
 from .routing import Decision, Request, attention_request, decide, product_request
 
-MOST_REMEMBERED = 4096  #: decisions after which a context forgets them
+Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 
 
 @dataclass(frozen=True)
@@ -94,9 +97,11 @@ class Patched(TorchFunctionMode):
     def __init__(self, *, always: bool = False, captured: bool = False):
         super().__init__()
         self.always, self.captured = always, captured
-        self._counts: Counter[tuple[str, str, bool, str]] = Counter()
-        self._traced: set[tuple[str, str, bool, str]] = set()
-        self._decisions: dict[Any, tuple[str, str, bool, str]] = {}  #: function, problem, routed, reason
+        self._counts: Counter[Decided] = Counter()
+        self._traced: set[Decided] = set()
+        self._decisions: dict[tuple[Any, ...], Decided] = {}
+        #: of products met before that nothing else looks at: the decision, and what runs
+        self._met: dict[tuple[Any, ...], tuple[Decided, Callable[..., Any]]] = {}
 
     def __enter__(self) -> Patched:
         super().__enter__()
@@ -116,9 +121,14 @@ class Patched(TorchFunctionMode):
         return call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        route = _ROUTES.get(func)
+        if route is not None:
+            met = None if kwargs or route is not _route_product else self._find(func, args)
+            if met is None:
+                return route(self, func, args, kwargs or {})
+            self._counts[met[0]] += 1
+            return met[1](*args)
         kwargs = kwargs or {}
-        if func in _ROUTES:
-            return _ROUTES[func](self, func, args, kwargs)
         if func is F.multi_head_attention_forward:
             with self:  # its body is Python, whose products this has to see
                 return _MULTI_HEAD_BODY(*args, **kwargs)
@@ -135,29 +145,49 @@ class Patched(TorchFunctionMode):
         """Whether an eager call goes to laneloom."""
         if self is not innermost():  # an inner context has decided
             return False
-        about = (_driver(), torch.is_grad_enabled(), _autocast())
+        about = (_driver(), torch.is_grad_enabled(), _autocast(), forward_ad._current_level)
         key = (function, options, about, _identity(x), _identity(y), _identity(z))
-        found = self._decisions.get(key)
-        if found is None:
-            problem, decision = self._decide(function, x, y, z, options)
-            if len(self._decisions) >= MOST_REMEMBERED:
-                self._decisions.clear()
-            found = self._decisions[key] = (function, problem, decision.routed, decision.reason)
+        found = self._decisions.get(key) or keep(self._decisions, key, self._decided(function, x, y, z, options))
         self._counts[found] += 1
         return found[2]
 
     def decide_traced(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
         """Whether a call in a graph goes to laneloom, of tensors that have no data."""
-        problem, decision = self._decide(function, x, y, z, options)
-        self._traced.add((function, problem, decision.routed, decision.reason))
-        return decision.routed
+        found = self._decided(function, x, y, z, options)
+        self._traced.add(found)
+        return found[2]
 
-    def _decide(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> tuple[str, Decision]:
+    def _decided(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Decided:
         request = _request(function, x, y, z, options)
         if isinstance(request, str):
-            shapes = " ".join("x".join(map(str, t.shape)) or "scalar" for t in (x, y) if isinstance(t, torch.Tensor))
-            return shapes, Decision(False, request)
-        return request.text, decide(request, x.device.type, always=self.always, captured=self.captured)
+            text = " ".join("x".join(map(str, t.shape)) or "scalar" for t in (x, y) if isinstance(t, torch.Tensor))
+            decision = Decision(False, request)
+        else:
+            text = request.text
+            decision = decide(request, x.device.type, always=self.always, captured=self.captured)
+        return function, text, decision.routed, decision.reason
+
+    def _find(self, func: Any, args: Any) -> tuple[Decided, Callable[..., Any]] | None:
+        """The decision on an eager product of these arguments, and what runs. None where something else looks, and of
+        tensors without a key."""
+        if torch.compiler.is_compiling() or is_watched() or forward_ad._current_level >= 0:
+            return None
+        if self is not innermost() or not isinstance(args[0], torch.Tensor):
+            return None
+        key = key_of(args)
+        return None if key is None else self._met.get((func, key)) or self._meet(func, (func, key), args)
+
+    def _meet(self, func: Any, key: tuple[Any, ...], args: Any) -> tuple[Decided, Callable[..., Any]] | None:
+        function, names = _PRODUCTS[func]
+        (x, y, *z), refusal = _bound(names, args, {})
+        if func is torch.Tensor.__rmatmul__ or refusal is not None:
+            return None
+        decided = self._decided(function, x, y, z[0] if z else None, (None, False, False))
+        if not decided[2]:
+            return keep(self._met, key, (decided, func))
+        operator, arguments = _called(function, *args)
+        run = operator.find(arguments)
+        return run and keep(self._met, key, (decided, lambda *args: run(*_called(function, *args)[1])))
 
 
 def patched(*, always: bool = False, captured: bool = False) -> Patched:
@@ -246,24 +276,23 @@ def _bound(names: tuple[str, ...], args: Any, kwargs: Any) -> tuple[list[Any], s
     return values, None
 
 
+def _called(function: str, x: Any, y: Any, z: Any = None) -> tuple[Operator, tuple[Any, ...]]:
+    """laneloom's operator for a product of torch's, and its arguments."""
+    if function == "linear":
+        y = y.mT
+    if z is None:
+        return matmul_operator, (x, y, None, None, None, None, None)
+    return gemm_operator, (x, y, None, z, 1.0, 0.0, None, None, None, None, None, None, None, None)
+
+
 def _route_product(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
-    (x, y), refusal = _bound(_PRODUCTS[func][1], args, kwargs)
-    if _takes(mode, _PRODUCTS[func][0], x, y, None, (refusal, False, False)):
-        return matmul(x, y)
-    return func(*args, **kwargs)
-
-
-def _route_reflected(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
-    (y, x), refusal = _bound(("self", "other"), args, kwargs)
-    if _takes(mode, "matmul", x, y, None, (refusal, False, False)):
-        return matmul(x, y)
-    return func(*args, **kwargs)
-
-
-def _route_linear(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
-    (x, y, z), refusal = _bound(("input", "weight", "bias"), args, kwargs)
-    if _takes(mode, "linear", x, y, z, (refusal, False, False)):
-        return matmul(x, y.mT) if z is None else gemm(x, y.mT, bias=z)
+    function, names = _PRODUCTS[func]
+    (x, y, *z), refusal = _bound(names, args, kwargs)
+    if func is torch.Tensor.__rmatmul__:
+        x, y = y, x
+    if _takes(mode, function, x, y, z[0] if z else None, (refusal, False, False)):
+        operator, arguments = _called(function, x, y, *z)
+        return operator(*arguments)
     return func(*args, **kwargs)
 
 
@@ -289,19 +318,19 @@ def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
-_PRODUCTS: dict[Any, tuple[str, tuple[str, str]]] = {
+_PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.matmul: ("matmul", ("input", "other")),
     torch.Tensor.matmul: ("matmul", ("self", "other")),
     torch.Tensor.__matmul__: ("matmul", ("self", "other")),
+    torch.Tensor.__rmatmul__: ("matmul", ("self", "other")),
     torch.mm: ("mm", ("input", "mat2")),
     torch.Tensor.mm: ("mm", ("self", "mat2")),
     torch.bmm: ("bmm", ("input", "mat2")),
     torch.Tensor.bmm: ("bmm", ("self", "mat2")),
+    F.linear: ("linear", ("input", "weight", "bias")),
 }
 _ROUTES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(_PRODUCTS, _route_product),
-    torch.Tensor.__rmatmul__: _route_reflected,
-    F.linear: _route_linear,
     torch.addmm: _route_addmm,
     torch.Tensor.addmm: _route_addmm,
     F.scaled_dot_product_attention: _route_attention,

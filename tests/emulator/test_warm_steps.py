@@ -1,0 +1,183 @@
+"""Calls met before, as on a GPU: gradients of prepared steps, operators through the dispatcher, `patched` products.
+
+CPU tensors say that they are on the current GPU, so that they have keys; the emulator runs what the keys find.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.nn.functional as F  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from watching import Watching  # noqa: E402
+
+import laneloom  # noqa: E402
+import laneloom.pytorch  # noqa: E402
+from laneloom.ops import warm  # noqa: E402
+from laneloom.ops.matmul import torch_gemm, torch_op  # noqa: E402
+from laneloom.ops.operators import Operator  # noqa: E402
+
+HALF = torch.float16
+OPERATORS = [x for module in (torch_op, torch_gemm) for x in vars(module).values() if isinstance(x, Operator)]
+
+
+def random(*shape, seed=0, dtype=HALF):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    with laneloom.emulated("gfx1201") as emulation:
+        forget()
+        yield emulation
+        forget()
+
+
+def forget():
+    for x in (torch_op._warm, torch_op._warm_out, torch_gemm._warm):
+        x.clear()
+    for x in OPERATORS:
+        x._calls.clear()
+    for x in (torch_op._differentiate, torch_gemm._differentiate):
+        x._runs.clear()
+
+
+def gradients(function, operands, lay, **keep):
+    leaves = [x.clone().requires_grad_() for x in operands]
+    out = function(*leaves)
+    return torch.autograd.grad(out, leaves, lay(random(*out.shape, seed=7, dtype=out.dtype)), **keep)
+
+
+#: how the incoming gradient lies
+INCOMING = {
+    "dense": lambda grad: grad,
+    "one row": lambda grad: grad[..., :1, :].expand_as(grad),
+    "transposed": lambda grad: grad.mT.contiguous().mT,
+    "shifted": lambda grad: torch.empty(grad.numel() + 1, dtype=grad.dtype)[1:].view(grad.shape).copy_(grad),
+}
+
+
+def pair():
+    return random(9, 16), random(16, 12, seed=1)
+
+
+#: function -> its operands, and what makes its gradients
+FUNCTIONS = {
+    "matmul": (laneloom.matmul, pair(), torch_op),
+    "fp32": (lambda a, b: laneloom.matmul(a, b, out_dtype=torch.float32), pair(), torch_op),
+    "one of two": (lambda b: laneloom.matmul(random(9, 16), b), pair()[1:], torch_op),
+    "batch": (laneloom.matmul, (random(2, 9, 16), pair()[1]), torch_op),
+    "alpha": (lambda a, b: laneloom.gemm(a, b, alpha=0.5), pair(), torch_gemm),
+    "relu": (lambda a, b: laneloom.gemm(a, b, activation="relu"), pair(), torch_gemm),
+    "gelu": (lambda a, b: laneloom.gemm(a, b, activation="gelu"), pair(), torch_gemm),
+    "silu": (lambda a, b: laneloom.gemm(a, b, activation="silu"), pair(), torch_gemm),
+    "every term": (
+        lambda a, b, c, bias: laneloom.gemm(a, b, c, beta=0.5, alpha=2.0, bias=bias, activation="gelu"),
+        (*pair(), random(12, seed=2), random(12, seed=3)), torch_gemm,
+    ),
+    "scales": (
+        lambda a, b: laneloom.gemm(a, b, scale_a=random(9, seed=4, dtype=torch.float32), activation="silu"),
+        pair(), torch_gemm,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("incoming", INCOMING)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_prepared_steps_have_the_bits_of_the_operators(emulated, name, incoming):
+    function, operands, module = FUNCTIONS[name]
+    with Watching():
+        expected = gradients(function, operands, INCOMING[incoming])
+    assert not module._differentiate._runs
+    for _ in range(2):
+        for got, truth in zip(gradients(function, operands, INCOMING[incoming]), expected, strict=True):
+            assert torch.equal(got, truth)
+        assert len(module._differentiate._runs) == 1
+
+
+def test_numbers_come_with_each_call(emulated):
+    for alpha, beta in ((0.5, 0.25), (-2.0, 3.0)):
+        function = lambda a, b, c: laneloom.gemm(a, b, c, alpha=alpha, beta=beta, activation="silu")  # noqa: B023, E731
+        operands = (*pair(), random(12, seed=2))
+        with Watching():
+            expected = gradients(function, operands, INCOMING["dense"])
+        for got, truth in zip(gradients(function, operands, INCOMING["dense"]), expected, strict=True):
+            assert torch.equal(got, truth)
+    assert len(torch_gemm._differentiate._runs) == 1
+
+
+def test_second_derivatives_are_recorded(emulated):
+    a, b = (random(3, 3, seed=i, dtype=torch.float64).requires_grad_() for i in range(2))
+    laneloom.matmul(a, b).sum().backward()
+    assert torch_op._differentiate._runs
+    assert torch.autograd.gradgradcheck(laneloom.matmul, (a, b), fast_mode=True)
+
+
+def test_operators_through_the_dispatcher_find_what_functions_prepared(emulated):
+    a, b = (x.requires_grad_() for x in pair())
+    expected = laneloom.matmul(a, b)
+    for call in (torch.ops.laneloom.matmul, torch.ops.laneloom.matmul.default):
+        out = call(a, b)
+        assert torch.equal(out, expected)
+        assert type(out.grad_fn).__name__ == type(expected.grad_fn).__name__
+    assert len(torch_op.matmul_operator._calls) == len(torch_op._warm) == 1
+
+
+#: products by torch's functions, what laneloom runs for them
+PRODUCTS = {
+    "matmul": lambda a, w, bias: torch.matmul(a, w.mT),
+    "at": lambda a, w, bias: a @ w.mT,
+    "method": lambda a, w, bias: a.mm(w.mT),
+    "bmm": lambda a, w, bias: torch.bmm(a[None], w.mT[None]),
+    "linear": lambda a, w, bias: F.linear(a, w),
+    "linear_bias": lambda a, w, bias: F.linear(a, w, bias),
+}
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_patched_products_met_before(emulated, name, recorded):
+    call = PRODUCTS[name]
+    operands = [x.requires_grad_(recorded) for x in (random(9, 16), random(12, 16, seed=1), random(12, seed=2))]
+    expected = call(*operands)
+    with laneloom.patched(always=True) as p:
+        for _ in range(3):
+            got = call(*operands)
+            assert got.requires_grad == recorded
+            torch.testing.assert_close(got, expected)
+    (entry,) = p.report().entries
+    assert (entry.routed, entry.calls, len(p._met)) == (True, 3, 1)
+    assert len(emulated.launches) == 3
+
+
+def test_patched_keeps_what_it_kept_before(emulated):
+    vector = random(16)
+    with laneloom.patched(always=True) as p:
+        for _ in range(3):
+            torch.matmul(random(9, 16), vector)
+    (entry,) = p.report().entries
+    assert (entry.routed, entry.reason, entry.calls, len(p._met)) == (False, "a vector", 3, 1)
+    assert not emulated.launches
+
+
+def test_patched_asks_again_where_something_looks(emulated):
+    """Autocast, forward-mode derivatives and an inner context decide anew about a product that was met before."""
+    a, b = pair()
+    with laneloom.patched(always=True) as outer:
+        torch.matmul(a, b)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert torch.matmul(a, b).dtype == torch.bfloat16
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(a, torch.ones_like(a))
+            tangent = forward_ad.unpack_dual(torch.matmul(dual, b)).tangent
+        with laneloom.patched() as inner:
+            torch.matmul(a, b)
+    torch.testing.assert_close(tangent, torch.ones_like(a) @ b)
+    assert [(e.routed, e.calls) for e in inner.report().entries] == [(False, 1)]
+    found = {(e.problem, e.reason): e.calls for e in outer.report().entries}
+    kept = ("9x16 16x12", "forward-mode derivatives")
+    assert found == {("9x12x16 fp16 nn", "always"): 1, ("9x12x16 bf16 nn", "always"): 1, kept: 1}
