@@ -1,5 +1,7 @@
 """Host time of a warm call, laneloom's and torch's; `python -m laneloom.bench.host_time --help`.
 
+With gradients the forward records them; cases "both ways" run the backward as well.
+
 The problems are smaller than a launch, so that the host is what is measured. A round times `CALLS` calls of one
 candidate without a synchronisation, then drains the queue; candidates take turns, in an order that is rotated.
 `--page docs/pytorch.md` fills that page's table from the file's newest records.
@@ -79,6 +81,21 @@ def cases(device: str) -> Iterator[Case]:
             "two torch.matmul": lambda a=a, b=b: torch.matmul(torch.matmul(a, b), b),
             "laneloom.gemm_chain": lambda a=a, b=b: laneloom.gemm_chain(a, b, b),
         }, {})  # fmt: skip
+    a, b, weight = (tensor(64, 64).requires_grad_(gradients) for gradients in (True, True, False))
+
+    def both_ways(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(call(), (a, b), weight)
+
+    yield Case("matmul, both ways", True, {
+        "torch.matmul": both_ways(lambda: torch.matmul(a, b)),
+        "laneloom.matmul": both_ways(lambda: laneloom.matmul(a, b)),
+        "torch.ops.laneloom.matmul": both_ways(lambda: torch.ops.laneloom.matmul(a, b)),
+        "torch.matmul, patched and routed": both_ways(lambda: torch.matmul(a, b)),
+    }, {"torch.matmul, patched and routed": lambda: patched(always=True)})  # fmt: skip
+    yield Case("gelu, both ways", True, {
+        "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
+        "laneloom.gemm": both_ways(lambda: laneloom.gemm(a, b, activation="gelu")),
+    }, {})  # fmt: skip
     y = tensor(64, 64)
     yield Case("another function", False, {
         "torch.relu": lambda: torch.relu(y), "torch.relu, patched": lambda: torch.relu(y),
@@ -110,7 +127,7 @@ def run(path: Path) -> None:
                 bytes=0, environment=environment, kernel_hash="", config=None, problem={"gradients": case.gradients},
             ))  # fmt: skip
             how = "gradients" if case.gradients else ""
-            print(f"{case.op:16} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
+            print(f"{case.op:18} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
 
 
 #: rows of the table: words, what is measured, torch's candidate and laneloom's
@@ -125,6 +142,11 @@ _ROWS = (
     ("`torch.einsum`, `transform3d`", "transform3d", "torch.einsum", "laneloom.transform3d"),
     ("`mT.contiguous()`, `transpose`", "transpose", "mT.contiguous()", "laneloom.transpose"),
     ("two of `torch.matmul`, `gemm_chain`", "gemm_chain", "two torch.matmul", "laneloom.gemm_chain"),
+    ("`torch.matmul`, `matmul`, forward and backward", "matmul, both ways", "torch.matmul", "laneloom.matmul"),
+    ("the same, patched and routed", "matmul, both ways", "torch.matmul", "torch.matmul, patched and routed"),
+    ("the same, `torch.ops.laneloom.matmul`", "matmul, both ways", "torch.matmul", "torch.ops.laneloom.matmul"),
+    ("`F.gelu` of `torch.matmul`, `gemm` with `activation=\"gelu\"`, forward and backward", "gelu, both ways",
+     "F.gelu of torch.matmul", "laneloom.gemm"),
     ("`torch.relu`, outside and inside `patched`", "another function", "torch.relu", "torch.relu, patched"),
 )  # fmt: skip
 
