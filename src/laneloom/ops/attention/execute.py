@@ -169,11 +169,27 @@ def differentiate_into(
 
     The general schedule's key role reads the delta that its query role leaves. configs: in place of the planned ones.
     """
+    prepare_backward(problem, gpu, deterministic=deterministic, configs=configs)(operands)
+
+
+def prepare_backward(
+    problem: AttentionProblem, gpu: Gpu, *, deterministic: bool = False, configs: Any = None
+) -> Callable[[dict[str, Any]], None]:
+    """What does `differentiate_into` for operands of this problem, call after call."""
     planned = plan_backward(problem, gpu, deterministic=deterministic) if configs is None else configs
     chosen = [checked_config(problem, gpu, config.role, config) for config in planned]
     if 0 in (problem.batch, problem.heads, problem.queries, problem.keys):
-        for name in ("dq", "dk", "dv"):
-            operands[name][...] = 0
-        return
-    for config in chosen:
-        _schedule(config).launch(problem, config, gpu, Tensors(operands))
+        return _differentiate_nothing
+    launches = [(_schedule(config).launch, config) for config in chosen]
+
+    def run(operands: dict[str, Any]) -> None:
+        tensors = Tensors(operands)
+        for launch, config in launches:
+            launch(problem, config, gpu, tensors)
+
+    return run
+
+
+def _differentiate_nothing(operands: dict[str, Any]) -> None:
+    for name in ("dq", "dk", "dv"):
+        operands[name][...] = 0

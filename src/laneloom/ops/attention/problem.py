@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import e, log2
 
 HALVES = ("fp16", "bf16")
@@ -31,7 +32,7 @@ class AttentionProblem:
     out: str = ""  #: the dtype of O; empty for that of the operands
     bottom_right: bool = True  #: packed: first and last count from the diagonal that ends in the last query and key
 
-    @property
+    @cached_property  # every launch asks for it
     def code_key(self) -> AttentionProblem:
         """This problem without what compiled code does not depend on."""
         first, last = (None if end is None else 0 for end in (self.first, self.last))

@@ -147,6 +147,43 @@ def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None, f
     return _results(q, v, first_q is not None)
 
 
+def _prepare_backward(
+    grad, grad_lse, q, k, v, out, lse, causal, scale, left, right, first_q, first_k, max_queries, max_keys,
+    deterministic,
+) -> Callable[..., tuple[torch.Tensor, ...]]:  # fmt: skip
+    """What gives dQ, dK and dV of tensors that lie as these do. Checks all."""
+    _check(q, k, v)
+    gpu = gpu_of(q)
+    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
+    differentiate = execute.prepare_backward(problem, gpu, deterministic=deterministic)
+    makers = [maker_of(room(x, x.shape[3], packing is not None)) for x in (q, k, v)]
+    make_delta = maker_of(torch.empty_like(lse, memory_format=torch.contiguous_format))
+    copies = [not _is_readable(x, gpu) for x in (q, k, v, grad, out)]
+    copied, turned = any(copies), not lse.is_contiguous()
+
+    def run(
+        grad, grad_lse, q, k, v, out, lse, _causal, _scale, _left, _right, first_q, first_k, *_
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
+        if copied:
+            read = zip((q, k, v, grad, out), copies, strict=True)
+            q, k, v, grad, out = (_copied(x) if copy else x for x, copy in read)
+        dlse = None
+        if grad_lse is not None:
+            dlse = grad_lse.detach().float().clone(memory_format=torch.contiguous_format)
+        dq, dk, dv = (make() for make in makers)
+        differentiate({
+            "q": q, "k": k, "v": v, "g": grad, "out": out, "lse": lse.contiguous() if turned else lse, "dlse": dlse,
+            "delta": make_delta(), "dq": dq, "dk": dk, "dv": dv, "first_q": first_q, "first_k": first_k,
+        })  # fmt: skip
+        return dq, dk, dv
+
+    return run
+
+
+_warm_backward = WarmCalls(_prepare_backward)
+
+
 @torch.library.custom_op(
     "laneloom::flash_attention_backward",
     mutates_args=(),
@@ -157,21 +194,8 @@ def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None, f
 )
 def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
               first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
-    _check(q, k, v)
-    packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    dq, dk, dv = (room(x, x.shape[3], packing is not None) for x in (q, k, v))
-    gpu = gpu_of(q)
-    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
-    operands = {
-        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "g": direct(grad, gpu),
-        "out": direct(out, gpu), "lse": lse.detach().contiguous(),
-        "dlse": None if grad_lse is None else grad_lse.detach().float().clone(memory_format=torch.contiguous_format),
-        "delta": torch.empty_like(lse, memory_format=torch.contiguous_format), "dq": dq, "dk": dk, "dv": dv,
-        "first_q": first_q, "first_k": first_k,
-    }  # fmt: skip
-    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-        execute.differentiate_into(problem, gpu, operands, deterministic=deterministic)
-    return dq, dk, dv
+    options = (causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic)
+    return _warm_backward(grad, grad_lse, q, k, v, out, lse, *options)
 
 
 @_backward.register_fake
@@ -231,5 +255,5 @@ attention_operator = complete(
     _attention, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0, 1, 2), warm=_warm
 )
 attention_backward_operator = complete(
-    _backward, batched=_batched_backward, remember=_remember_nothing, gradients=_refuse
+    _backward, batched=_batched_backward, remember=_remember_nothing, gradients=_refuse, warm=_warm_backward
 )
