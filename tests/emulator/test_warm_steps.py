@@ -15,11 +15,14 @@ from watching import Watching  # noqa: E402
 import laneloom  # noqa: E402
 import laneloom.pytorch  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
+from laneloom.ops.attention import torch_op as torch_attention  # noqa: E402
+from laneloom.ops.gemm_chain import torch_op as torch_chain  # noqa: E402
 from laneloom.ops.matmul import torch_gemm, torch_op  # noqa: E402
-from laneloom.ops.operators import Operator  # noqa: E402
+from laneloom.ops.operators import Composed, Operator  # noqa: E402
+from laneloom.ops.warm import WarmCalls  # noqa: E402
 
 HALF = torch.float16
-OPERATORS = [x for module in (torch_op, torch_gemm) for x in vars(module).values() if isinstance(x, Operator)]
+MODULES = (torch_attention, torch_chain, torch_op, torch_gemm)
 
 
 def random(*shape, seed=0, dtype=HALF):
@@ -38,12 +41,11 @@ def emulated(monkeypatch):
 
 
 def forget():
-    for x in (torch_op._warm, torch_op._warm_out, torch_gemm._warm):
-        x.clear()
-    for x in OPERATORS:
-        x._calls.clear()
-    for x in (torch_op._differentiate, torch_gemm._differentiate):
-        x._runs.clear()
+    for x in (x for module in MODULES for x in vars(module).values()):
+        if isinstance(x, Operator):
+            x._calls.clear()
+        elif isinstance(x, WarmCalls | Composed):
+            x._runs.clear()
 
 
 def gradients(function, operands, lay, **keep):
@@ -65,8 +67,29 @@ def pair():
     return random(9, 16), random(16, 12, seed=1)
 
 
-#: function -> its operands, and what makes its gradients
+def heads(n):
+    return tuple(random(1, 2, n, 16, seed=i) for i in range(3))
+
+
+def attend_packed(q, k, v):
+    starts = torch.tensor([0, 3, 9], dtype=torch.int32)
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    return laneloom.flash_attention(q, k, v, cu_seqlens_q=starts, max_seqlen_q=6)
+
+
+#: function -> its operands, and the module that makes its gradients
 FUNCTIONS = {
+    "attention": (laneloom.flash_attention, heads(9), torch_attention),
+    "causal": (lambda q, k, v: laneloom.flash_attention(q, k, v, causal=True), heads(9), torch_attention),
+    "LSE": (lambda q, k, v: laneloom.flash_attention(q, k, v, return_lse=True)[1], heads(9), torch_attention),
+    "packed": (attend_packed, heads(9), torch_attention),
+    "chain": (laneloom.gemm_chain, (*pair(), random(12, 8, seed=2)), torch_chain),
+    "chain of a batch": (laneloom.gemm_chain, (random(2, 9, 16), pair()[1], random(2, 12, 8, seed=2)), torch_chain),
+    "chain with an addend": (
+        lambda a, b, c, d: laneloom.gemm_chain(a, b, c, d, alpha0=0.5, alpha1=2.0, beta1=0.25),
+        (*pair(), random(12, 8, seed=2), random(8, seed=3)), torch_chain,
+    ),
+    "one of a chain": (lambda b: laneloom.gemm_chain(pair()[0], pair()[1], b), (random(12, 8),), torch_chain),
     "matmul": (laneloom.matmul, pair(), torch_op),
     "fp32": (lambda a, b: laneloom.matmul(a, b, out_dtype=torch.float32), pair(), torch_op),
     "one of two": (lambda b: laneloom.matmul(random(9, 16), b), pair()[1:], torch_op),
@@ -92,11 +115,13 @@ def test_prepared_steps_have_the_bits_of_the_operators(emulated, name, incoming)
     function, operands, module = FUNCTIONS[name]
     with Watching():
         expected = gradients(function, operands, INCOMING[incoming])
-    assert not module._differentiate._runs
+    table = module._warm_backward if module is torch_attention else module._differentiate
+    assert module is torch_attention or not table._runs
+    table._runs.clear()
     for _ in range(2):
         for got, truth in zip(gradients(function, operands, INCOMING[incoming]), expected, strict=True):
             assert torch.equal(got, truth)
-        assert len(module._differentiate._runs) == 1
+        assert len(table._runs) == 1
 
 
 def test_numbers_come_with_each_call(emulated):

@@ -151,16 +151,19 @@ def test_gradients_past_the_dispatcher():
     pairs = (
         ((q, k, v), laneloom.flash_attention, grad),
         ((x, t), laneloom.transform3d, tensor(5, 6, 6, 6, dtype=torch.float64, seed=3)),
+        (tuple(tensor(64, 64, seed=i) for i in range(3)), laneloom.gemm_chain, tensor(64, 64, seed=4)),
     )
     for operands, call, g in pairs:
         results = []
-        for context in (nullcontext(), Watching()):
+        for context in (nullcontext(), nullcontext(), Watching()):
             leaves = [a.clone().requires_grad_() for a in operands]
             with context:
                 out = call(*leaves)
                 results.append((out.detach(), *torch.autograd.grad(out, leaves, g)))
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b, rtol=2e-2 if a.dtype == torch.bfloat16 else 1e-12, atol=1e-2)
+        for cold, warm, operator in zip(*results, strict=True):
+            for got in (cold, warm):
+                rtol = 2e-2 if got.dtype == torch.bfloat16 else 1e-12
+                torch.testing.assert_close(got, operator, rtol=rtol, atol=1e-2)
     small = torch.randn(2, 3, 3, 3, device="cuda", dtype=torch.float64, requires_grad=True)
     matrix = torch.randn(3, 3, device="cuda", dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradgradcheck(laneloom.transform3d, (small, matrix))

@@ -10,8 +10,8 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
-from ..matmul.torch_op import summed_product
-from ..operators import aligned, complete, mark_written, refuse_out
+from ..matmul.torch_op import summing_step
+from ..operators import Composed, aligned, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -126,35 +126,61 @@ def _chain_out_fake(a0, b0, b1, out, c1=None, alpha0=1.0, alpha1=1.0, beta1=0.0,
 
 
 def _remember(ctx, inputs, output) -> None:
-    a0, b0, b1, c1, ctx.alpha0, ctx.alpha1, ctx.beta1, _ = inputs
+    a0, b0, b1, c1, *ctx.scalars, _ = inputs
     ctx.save_for_backward(a0, b0, b1, c1)
 
 
-def _gradients(ctx, grad):
-    """With G = dD1 and dP = alpha1 G B1^T: dA0 = alpha0 dP B0^T, dB0 = alpha0 A0^T dP, dB1 = alpha1 P^T G and
-    dC1 = beta1 G.
+def _make_gradients(
+    prepared, grad, a0, b0, b1, c1, alpha0, alpha1, beta1, *wanted
+) -> Callable[..., tuple[Any, ...]]:  # fmt: skip
+    """With G = dD1 and dP = alpha1 G B1^T: what gives dA0 = alpha0 dP B0^T, dB0 = alpha0 A0^T dP, dB1 = alpha1 P^T G
+    and dC1 = beta1 G, those that are wanted.
 
     dA0 is a chain itself; dP and P, which the others need, are computed (again) by gemm.
     """
-    a0, b0, b1, c1 = ctx.saved_tensors
-    alpha0, alpha1, beta1 = ctx.alpha0, ctx.alpha1, ctx.beta1
-    wanted = ctx.needs_input_grad
-    g = grad.to(a0.dtype)
-    grad_a0 = grad_b0 = grad_b1 = grad_c1 = None
-    if wanted[0]:
-        grad_a0 = chain_operator(g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
-        grad_a0 = grad_a0 if grad_a0.shape == a0.shape else grad_a0.float().sum_to_size(a0.shape).to(a0.dtype)
-    if wanted[1]:
-        batch = torch.broadcast_shapes(g.shape[:-2], b1.shape[:-2])
-        dp = summed_product(g, b1.mT, torch.Size((*batch, g.shape[-2], b1.shape[-2])), alpha1)
-        grad_b0 = summed_product(a0.mT, dp, b0.shape, alpha0)
-    if wanted[2]:
-        batch = torch.broadcast_shapes(a0.shape[:-2], b0.shape[:-2])
-        p = summed_product(a0, b0, torch.Size((*batch, a0.shape[-2], b0.shape[-1])), alpha0)
-        grad_b1 = summed_product(p.mT, g, b1.shape, alpha1)
-    if c1 is not None and wanted[3]:
-        grad_c1 = (beta1 * grad.float()).sum_to_size(c1.shape).to(c1.dtype)
-    return grad_a0, grad_b0, grad_b1, grad_c1, None, None, None, None
+    dtype, shape_p, shape_dp = a0.dtype, _product_shape(a0, b0), _product_shape(grad, b1.mT)
+    g = grad.to(dtype) if prepared else grad
+    p = a0.new_empty(shape_p) if prepared else a0  # lies as P and dP do where nothing is broadcast
+    chain = chain_operator
+    if prepared and wanted[0]:
+        chain = chain_operator.prepared(g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
+    step_dp, step_b0 = (
+        (summing_step(prepared, g, b1.mT, shape_dp, alpha1), summing_step(prepared, a0.mT, p, b0.shape, alpha0))
+        if wanted[1] else (None, None)
+    )
+    step_p, step_b1 = (
+        (summing_step(prepared, a0, b0, shape_p, alpha0), summing_step(prepared, p.mT, g, b1.shape, alpha1))
+        if wanted[2] else (None, None)
+    )
+
+    def run(grad, a0, b0, b1, c1, *_) -> tuple[Any, ...]:
+        g = grad if grad.dtype == dtype else grad.to(dtype)
+        grad_a0 = grad_b0 = grad_b1 = grad_c1 = None
+        if wanted[0]:
+            grad_a0 = chain(g, b1.mT, b0.mT, None, alpha1, alpha0, 0.0, None)
+            grad_a0 = grad_a0 if grad_a0.shape == a0.shape else grad_a0.float().sum_to_size(a0.shape).to(dtype)
+        if step_dp and step_b0:
+            grad_b0 = step_b0(a0.mT, step_dp(g, b1.mT, alpha1), alpha0)
+        if step_p and step_b1:
+            grad_b1 = step_b1(step_p(a0, b0, alpha0).mT, g, alpha1)
+        if c1 is not None and wanted[3]:
+            grad_c1 = (beta1 * grad.float()).sum_to_size(c1.shape).to(c1.dtype)
+        return grad_a0, grad_b0, grad_b1, grad_c1
+
+    return run
+
+
+def _product_shape(x: torch.Tensor, y: torch.Tensor) -> torch.Size:
+    batch = () if x.dim() == y.dim() == 2 else torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    return torch.Size((*batch, x.shape[-2], y.shape[-1]))
+
+
+_differentiate = Composed(_make_gradients)
+
+
+def _gradients(ctx, grad):
+    gradients = _differentiate(grad, *ctx.saved_tensors, *ctx.scalars, *ctx.needs_input_grad[:4])
+    return *gradients, None, None, None, None
 
 
 def _batched(info, in_dims, a0, b0, b1, c1=None, *rest):
