@@ -82,9 +82,13 @@ def cases(device: str) -> Iterator[Case]:
             "laneloom.gemm_chain": lambda a=a, b=b: laneloom.gemm_chain(a, b, b),
         }, {})  # fmt: skip
     a, b, weight = (tensor(64, 64).requires_grad_(gradients) for gradients in (True, True, False))
+    q, weight_q = (tensor(1, 4, 64, 64).requires_grad_(gradients) for gradients in (True, False))
 
     def both_ways(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
         return lambda: torch.autograd.grad(call(), (a, b), weight)
+
+    def attention_both_ways(call: Callable[..., torch.Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(call(q, q, q), q, weight_q)
 
     yield Case("matmul, both ways", True, {
         "torch.matmul": both_ways(lambda: torch.matmul(a, b)),
@@ -95,6 +99,14 @@ def cases(device: str) -> Iterator[Case]:
     yield Case("gelu, both ways", True, {
         "F.gelu of torch.matmul": both_ways(lambda: F.gelu(torch.matmul(a, b))),
         "laneloom.gemm": both_ways(lambda: laneloom.gemm(a, b, activation="gelu")),
+    }, {})  # fmt: skip
+    yield Case("attention, both ways", True, {
+        "F.scaled_dot_product_attention": attention_both_ways(F.scaled_dot_product_attention),
+        "laneloom.flash_attention": attention_both_ways(laneloom.flash_attention),
+    }, {})  # fmt: skip
+    yield Case("gemm_chain, both ways", True, {
+        "two torch.matmul": both_ways(lambda: torch.matmul(torch.matmul(a, b), b)),
+        "laneloom.gemm_chain": both_ways(lambda: laneloom.gemm_chain(a, b, b)),
     }, {})  # fmt: skip
     y = tensor(64, 64)
     yield Case("another function", False, {
@@ -127,7 +139,7 @@ def run(path: Path) -> None:
                 bytes=0, environment=environment, kernel_hash="", config=None, problem={"gradients": case.gradients},
             ))  # fmt: skip
             how = "gradients" if case.gradients else ""
-            print(f"{case.op:18} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
+            print(f"{case.op:22} {how:10} {name:36} {timing.median_us:7.2f} us", flush=True)
 
 
 #: rows of the table: words, what is measured, torch's candidate and laneloom's
@@ -147,6 +159,10 @@ _ROWS = (
     ("the same, `torch.ops.laneloom.matmul`", "matmul, both ways", "torch.matmul", "torch.ops.laneloom.matmul"),
     ("`F.gelu` of `torch.matmul`, `gemm` with `activation=\"gelu\"`, forward and backward", "gelu, both ways",
      "F.gelu of torch.matmul", "laneloom.gemm"),
+    ("attention, forward and backward", "attention, both ways", "F.scaled_dot_product_attention",
+     "laneloom.flash_attention"),
+    ("two of `torch.matmul`, `gemm_chain`, forward and backward", "gemm_chain, both ways", "two torch.matmul",
+     "laneloom.gemm_chain"),
     ("`torch.relu`, outside and inside `patched`", "another function", "torch.relu", "torch.relu, patched"),
 )  # fmt: skip
 
