@@ -225,16 +225,12 @@ def _remember(ctx, inputs, output) -> None:
     ctx.save_for_backward(a, b, c, bias, scale_a, scale_b, output if activation == "relu" else None)
 
 
-def _times_slope(
-    grad: torch.Tensor, z: torch.Tensor, activation: str | None, rounded: torch.dtype | None = None
-) -> torch.Tensor:
-    """grad times the derivative of gelu or silu at z, in z's dtype, which is no narrower; or rounded, where no
-    gradients are recorded."""
+def _times_slope(grad: torch.Tensor, z: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """grad times the derivative of gelu or silu at z, in z's dtype, which is no narrower. (Into a 16-bit result torch
+    would compute it of z rounded to 16 bits.)"""
     if not torch.is_grad_enabled():
         slope = torch.ops.aten.gelu_backward if activation == "gelu" else torch.ops.aten.silu_backward
-        if rounded is None:
-            return slope.default(grad, z)
-        return slope.grad_input(grad, z, grad_input=torch.empty_like(z, dtype=rounded))
+        return slope.default(grad, z)
     grad = grad.to(z.dtype)
     if activation == "gelu":
         return torch.ops.aten.gelu_backward(grad, z)
@@ -255,10 +251,8 @@ def _make_gradients(
     dtype, how = a.dtype, (precision, acc_dtype)
     wide = torch.promote_types(dtype, torch.float32)
     repeats = activation is not None and output is None
-    again, rounded = gemm_operator, None
+    again = gemm_operator
     if prepared and repeats:
-        if scale_a is scale_b is None and not wanted[2] and not wanted[3]:  # G is what S is
-            rounded = dtype
         again = gemm_operator.prepared(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
 
     def g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta) -> tuple[torch.Tensor, torch.Tensor]:
@@ -266,7 +260,7 @@ def _make_gradients(
             grad = torch.where(output > 0, grad, 0.0)
         elif repeats:
             z = again(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
-            grad = _times_slope(grad, z, activation, rounded)
+            grad = _times_slope(grad, z, activation)
         scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
         scaled = scaled if scale_b is None else scaled * scale_b.reshape(1, -1)
         return grad, scaled if scaled.dtype == dtype else scaled.to(dtype)
