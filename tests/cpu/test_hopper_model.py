@@ -20,14 +20,30 @@ from laneloom.ops.matmul.problem import MatmulProblem
 GPU = get_gpu("sm_90a")
 SETUP_US = 0.5  #: that each launch of hopper_cluster took longer when the file was made; docs/hopper-gemm.md, "Tried"
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
+
+
+def measured(name):
+    """The rows of a file but those of more clusters of 4 or 8 than fit: the last of them began when the others had
+    ended. Such launches are not planned any more."""
+
+    def fits(row):
+        m, n = (row.n, row.m) if row.swapped else (row.m, row.n)
+        sharers, peers = row.cluster_m * row.cluster_n, row.cluster_m * row.cluster_n * row.cluster_k
+        tiles = -(-m // (row.block_m * row.cluster_m)) * -(-n // (row.block_n * row.cluster_n))
+        return peers < 4 or tiles * sharers * row.cluster_k <= model_hopper.SMS_IN_CLUSTERS[peers]
+
+    return [row for row in read(RESULTS / name) if fits(row)]
+
+
 ROWS = [
-    replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row
-    for row in read(RESULTS / "tiles.csv")
+    replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row for row in measured("tiles.csv")
 ]
 #: two runs; of rows that break sectors, some by tiles of rows of one class
-BROKEN_ROWS = [row for row in read(RESULTS / "tiles_in_classes.csv") if row.schedule == "hopper_cluster"]
+BROKEN_ROWS = [row for row in measured("tiles_in_classes.csv") if row.schedule == "hopper_cluster"]
 #: of kernels that write C while they multiply, as those before do not
-LONG_ROWS = read(RESULTS / "tiles_overlapped.csv")
+LONG_ROWS = measured("tiles_overlapped.csv")
+#: with tiles of two widths among them, and of products that a survey of linear layers showed to be slow
+UNEVEN_ROWS, SURVEY_ROWS = measured("tiles_uneven.csv"), measured("tiles_survey.csv")
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 
 
@@ -37,9 +53,11 @@ def estimate(row, overlapped=False):
         config = ClusterConfig(
             block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
             cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
-            line=row.line,
+            line=row.line, tiles_n=row.tiles_n,
         )  # fmt: skip
-        return plan_cluster.estimate_us(problem, config.overlapped(problem) if overlapped else config, GPU)
+        if overlapped:
+            config = config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
+        return plan_cluster.estimate_us(problem, config, GPU)
     copies = {"repack_a": "A" in row.repacked, "repack_b": "B" in row.repacked}
     return plan_hopper.estimate_us(problem, TILES[row.block_m, row.block_n], row.split_k, GPU, **copies)
 
@@ -61,8 +79,8 @@ def regrets():
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
-    assert mean(found) < 0.0135
-    assert sum(regret > 0.05 for regret in found) <= 12
+    assert mean(found) < 0.014
+    assert sum(regret > 0.05 for regret in found) <= 13
 
 
 def test_classes_of_rows_are_taken_where_they_are_faster():
@@ -92,6 +110,29 @@ def test_what_the_next_tile_hides_is_counted():
     assert mean(found) < 0.01
     without = [min(rows, key=estimate).us / min(row.us for row in rows) - 1 for rows in of]
     assert mean(without) > mean(found)
+
+
+@pytest.mark.parametrize(("rows", "count", "bound"), [(UNEVEN_ROWS, 50, 0.021), (SURVEY_ROWS, 28, 0.04)])
+def test_of_later_runs_as_well(rows, count, bound):
+    """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""
+    of = products(rows)
+    assert len(of) == count
+    found = [
+        min(rows, key=lambda row: estimate(row, overlapped=True)).us / min(row.us for row in rows) - 1 for rows in of
+    ]
+    assert mean(found) < bound
+
+
+def test_rows_that_are_not_there_are_counted(monkeypatch):
+    def mean_regret():
+        return mean(
+            min(rows, key=lambda row: estimate(row, overlapped=True)).us / min(row.us for row in rows)
+            for rows in products(SURVEY_ROWS)
+        )
+
+    usual = mean_regret()
+    monkeypatch.setattr(model_hopper, "MISSING_FACTOR", 1.0)
+    assert mean_regret() > usual
 
 
 def test_the_estimates_are_times():

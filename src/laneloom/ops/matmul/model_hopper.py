@@ -4,9 +4,9 @@ For each K-slice of 128 bytes a tile takes the longest of multiplying, of loadin
 copy engine ask of shared memory. A tile is its slices and a beginning and an end; a product is as many tiles as the
 busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
 
-Fitted on one H200, 2026-11-20, to the 3,700 pairs of product and config in results/h200/tiles.csv (89 sizes, layouts NN
-and NT), those of hopper_cluster less half a microsecond that its barriers took when the file was made, and again on
-2026-11-22, with 2,300 pairs of a kernel that writes C while it multiplies (890 in results/h200/tiles_overlapped.csv).
+Fitted on one H200 by a random walk to 6,400 pairs of product and config: results/h200/tiles.csv of 2026-11-20 (89
+sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the file was made)
+and, of 2026-11-22, tiles_in_classes.csv, tiles_overlapped.csv, tiles_uneven.csv and tiles_survey.csv.
 tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
@@ -19,35 +19,35 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 ROW_CLOCKS = 1.849  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.342  #: for those that a neighbour in the cluster asks for and multicasts
+SHARED_ROW_CLOCKS = 1.54866  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
+MISSING_FACTOR = 1.8163  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 SHARED_MEMORY_FACTOR = 1.3243  #: on the clocks in which shared memory passes 128 bytes each
 LAUNCH_CLOCKS = 1766  #: once in a product, before and behind all tiles
 TILE_CLOCKS = 917  #: a tile's beginning and end, beside its stores
 STORE_CLOCKS = 0.043  #: for each element of a tile
-SHALLOW_FACTOR = 1.125  #: on the slices of a ring of less than DEEP_STAGES
-DEEP_STAGES = 4  #: that hide the way to the L2
-CLUSTER_CLOCKS = 615  #: more where CTAs meet, once
-CLUSTER_SLICE_CLOCKS = 11.0  #: more for each slice, for each CTA that its loads are shared with
+CLUSTER_CLOCKS = 610.77  #: more where CTAs meet, once
+#: more for each slice, for each CTA that shares B, and that shares A
+CLUSTER_SLICE_CLOCKS = (7.939, 28.547)
 SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.084  #: more for each element of a tile that hopper_cluster cannot store by TMA
-EXCHANGE_CLOCKS = 171  #: more where they exchange sums of parts of K
-EXCHANGE_BYTES_PER_CLOCK = 8.11  #: that a CTA sends then
+DIRECT_CLOCKS = 0.078546  #: more for each element of a tile that hopper_cluster cannot store by TMA
+EXCHANGE_CLOCKS = 433.1  #: more where they exchange sums of parts of K
+EXCHANGE_BYTES_PER_CLOCK = 8.25295  #: that a CTA sends then
 CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
-UNEVEN_CLOCKS = 2500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
+UNEVEN_CLOCKS = 3500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
 LONE_FACTOR = 1.0142  #: on LONG_US or more, by CTAs that share no loads
 UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
-REREAD_SHARE = 0.215  #: of an operand, on top of its bytes, for each further cluster that reads it
+REREAD_SHARE = 0.168589  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
-LOCKSTEP_FACTOR = 0.852  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
+LOCKSTEP_FACTOR = 0.893087  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
 MEMORY_US = 0.802  #: until the first bytes come
 SHARPNESS = 2.789  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -70,17 +70,18 @@ def clusters_at_once(peers: int, gpu: Gpu) -> int:
 
 
 def slice_clocks(
-    m: int, n: float, *, columns: int, cluster: tuple[int, int], factors: tuple[float, float], pieces: int
-) -> float:
+    m: int, n: float, *, columns: int, cluster: tuple[int, int], factors: tuple[float, float], pieces: int,
+    missing: float = 0.0,
+) -> float:  # fmt: skip
     """Clocks of one slice of an m x n tile.
 
     columns: of B that are loaded. cluster: CTAs that share B, and A. factors: on loading A's and B's rows. pieces: of
-    each operand, all in one slice.
+    each operand, all in one slice. missing: what rows that are not there cost more than others, in rows.
     """
     products = pieces * (pieces + 1) // 2
     multiply = m * n * SLICE_BYTES * products / MMA_BYTES_PER_CLOCK
     own_a, own_b = m / cluster[1], columns / cluster[0]
-    load = (own_a * factors[0] + own_b * factors[1]) * ROW_CLOCKS
+    load = (own_a * factors[0] + own_b * factors[1] + missing) * ROW_CLOCKS
     load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
     longest = max(multiply, load * pieces, reads * SHARED_MEMORY_FACTOR)
@@ -90,17 +91,16 @@ def slice_clocks(
 def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
-    split_k: int = 1, cuda: bool = False, by_tma: bool = True, stages: int = DEEP_STAGES,
-    swapped: bool = False, hidden: float = 0.0, before: int = 0, classes: int = 1, factor: float = 1.0,
-    tiles_n: int = 0,
+    split_k: int = 1, cuda: bool = False, by_tma: bool = True, swapped: bool = False, hidden: float = 0.0,
+    before: int = 0, classes: int = 1, factor: float = 1.0, tiles_n: int = 0,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
-    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. stages: of the ring. before: bytes by which K
-    begins earlier. hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of
-    the batch that share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of
-    uneven widths, at most that of `tile`. Copies of operands and the launch that sums a split K are not in it.
+    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. before: bytes by which K begins earlier.
+    hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
+    share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of uneven widths,
+    at most that of `tile`. Copies of operands and the launch that sums a split K are not in it.
     """
     m, n = tile
     sharers = cluster[0] * cluster[1]
@@ -112,10 +112,13 @@ def product_us(
     rounds = ceil_div(clusters, clusters_at_once(peers, gpu))
     slices = ceil_div(ceil_div(problem.k * size + before, SLICE_BYTES), split_k * cluster[2])
     multiplied = problem.n / tiles_n if tiles_n else n  # columns of a tile, on average
-    clocks = slice_clocks(m, multiplied, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces)
-    clocks += CLUSTER_SLICE_CLOCKS * (sharers - 1)
+    absent = max(m - problem.m, 0) / cluster[1] + max(n - problem.n, 0) / cluster[0]
+    clocks = slice_clocks(
+        m, multiplied, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces,
+        missing=absent * (MISSING_FACTOR - 1),
+    )  # fmt: skip
+    clocks += sum(more * (count - 1) for more, count in zip(CLUSTER_SLICE_CLOCKS, cluster[:2], strict=True))
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
-    clocks *= SHALLOW_FACTOR if stages < DEEP_STAGES else 1.0
     ends = TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
     if swapped:
         ends += SWAPPED_STORE_CLOCKS * m * n / cluster[2]

@@ -39,12 +39,12 @@ CLUSTERS = (
 LINE_FACTORS = {32: 1.3, 64: 1.27, 128: 1.16}
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
-RING_BYTES = 213 << 10  #: about what a ring has room for
 LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
 FETCHED_US = 0.3  #: that it saves between two launches
-SHORT_SLICES, SHORT_STAGES = 16, 7  #: of so few slices a deeper ring is 2% slower, measured at 1000 cubed
+#: of so few slices a deeper ring is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is 2% faster
+SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR = 16, 7, 8
 
 
 def _pitch(matrix: Matrix) -> int:
@@ -101,11 +101,9 @@ class _Multiplied:
         """The model's time."""
         columns = loaded_columns(tile[1], self.in_panels)
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
-        room = ceil_div(tile[1], 64) * 64 if self.in_panels else tile[1]
-        stages = RING_BYTES // (SLICE_BYTES * (tile[0] + room))  # of one piece: more pieces hide as much
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
-            cuda=True, by_tma=by_tma, stages=stages, swapped=self.swapped,
+            cuda=True, by_tma=by_tma, swapped=self.swapped,
             hidden=hidden, before=self.before, classes=self.classes, tiles_n=tiles_n,
         )  # fmt: skip
 
@@ -174,7 +172,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     size = 4 if a == "tf32" else DTYPE_BYTES[a]
     short = ceil_div(problem.k * size, SLICE_BYTES) <= SHORT_SLICES
     any_tile = any_tile.with_knobs(
-        block_k=SLICE_BYTES // size, stages=SHORT_STAGES if short else MOST_STAGES,
+        block_k=SLICE_BYTES // size,
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
     found = []
@@ -195,6 +193,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         config = _fit(any_tile.with_knobs(
             swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
             cluster_n=cluster[1], cluster_k=cluster[2], tiles_n=tiles_n,
+            stages=MOST_STAGES if not short else SHORT_STAGES if cluster[0] * cluster[1] < 4 else SHORT_STAGES_OF_FOUR,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us - (FETCHED_US if config.fetched else 0.0)
@@ -204,7 +203,13 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     """The config with the way that C is stored, the stages that fit, and panels that cost none that matters."""
     panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
     columns = config.block_n // config.cluster_k
-    config = config.with_knobs(tma_store=config.stores_by_tma(problem))
+    # Every program walks over an equal share of the tiles: a cluster that does not fit would begin when others end.
+    config = config.with_knobs(programs=clusters_at_once(config.peers, gpu) * config.peers)
+    rounds = config.tiles(config.in_classes(problem)) * config.peers / config.programs
+    broken = problem.out.strides[2] * DTYPE_BYTES[problem.dtype_out] % SECTOR_BYTES
+    # The copy engine is slow to write rows that break sectors: 3% at 1000 cubed, where nothing hides it.
+    masked = broken and rounds <= 1 and not config.swapped
+    config = config.with_knobs(tma_store=config.stores_by_tma(problem) and not masked)
 
     def fitted(panels: int) -> ClusterConfig:
         found = config.with_knobs(panels=panels)
