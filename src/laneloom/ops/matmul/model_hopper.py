@@ -19,24 +19,24 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 ROW_CLOCKS = 1.849  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.54866  #: for those that a neighbour in the cluster asks for and multicasts
+SHARED_ROW_CLOCKS = 1.54748  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
-MISSING_FACTOR = 1.8163  #: on rows that are not there, of an operand that has less than a tile
+MISSING_FACTOR = 1.76888  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 SHARED_MEMORY_FACTOR = 1.3243  #: on the clocks in which shared memory passes 128 bytes each
 LAUNCH_CLOCKS = 1766  #: once in a product, before and behind all tiles
 TILE_CLOCKS = 917  #: a tile's beginning and end, beside its stores
 STORE_CLOCKS = 0.043  #: for each element of a tile
-CLUSTER_CLOCKS = 610.77  #: more where CTAs meet, once
-#: more for each slice, for each CTA that shares B, and that shares A
-CLUSTER_SLICE_CLOCKS = (7.939, 28.547)
+CLUSTER_CLOCKS = 732.16  #: more where CTAs meet, once
+#: more to load a slice, for each CTA that shares B, and that shares A
+CLUSTER_SLICE_CLOCKS = (6.2571, 28.547)
 SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.078546  #: more for each element of a tile that hopper_cluster cannot store by TMA
-EXCHANGE_CLOCKS = 433.1  #: more where they exchange sums of parts of K
-EXCHANGE_BYTES_PER_CLOCK = 8.25295  #: that a CTA sends then
+DIRECT_CLOCKS = 0.0783337  #: more for each element of a tile that hopper_cluster cannot store by TMA
+EXCHANGE_CLOCKS = 938.1  #: more where they exchange sums of parts of K
+EXCHANGE_BYTES_PER_CLOCK = 9.89765  #: that a CTA sends then
 CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
 UNEVEN_CLOCKS = 3500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
@@ -45,9 +45,9 @@ UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
-REREAD_SHARE = 0.168589  #: of an operand, on top of its bytes, for each further cluster that reads it
+REREAD_SHARE = 0.139955  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
-LOCKSTEP_FACTOR = 0.893087  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
+LOCKSTEP_FACTOR = 0.987053  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
 MEMORY_US = 0.802  #: until the first bytes come
 SHARPNESS = 2.789  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -83,6 +83,7 @@ def slice_clocks(
     own_a, own_b = m / cluster[1], columns / cluster[0]
     load = (own_a * factors[0] + own_b * factors[1] + missing) * ROW_CLOCKS
     load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
+    load += sum(more * (count - 1) for more, count in zip(CLUSTER_SLICE_CLOCKS, cluster, strict=True))
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
     longest = max(multiply, load * pieces, reads * SHARED_MEMORY_FACTOR)
     return longest + PROMOTE_CLOCKS * (pieces > 1 and m == 64)
@@ -117,7 +118,6 @@ def product_us(
         m, multiplied, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces,
         missing=absent * (MISSING_FACTOR - 1),
     )  # fmt: skip
-    clocks += sum(more * (count - 1) for more, count in zip(CLUSTER_SLICE_CLOCKS, cluster[:2], strict=True))
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     ends = TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
     if swapped:
