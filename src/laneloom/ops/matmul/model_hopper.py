@@ -41,6 +41,8 @@ CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than f
 UNEVEN_CLOCKS = 3500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
 LONE_FACTOR = 1.0142  #: on LONG_US or more, by CTAs that share no loads
+#: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
+SMALL_SHARE_FACTOR = 1.015
 UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
@@ -139,6 +141,7 @@ def product_us(
     compute *= factor
     if compute > LONG_US:
         compute *= (UNUSUAL_FACTOR if m * n != WIDE_TILE else 1.0) * (1.0 if sharers > 1 else LONE_FACTOR)
+        compute *= SMALL_SHARE_FACTOR if (m > n and cluster[:2] == (2, 1)) or (n > m and cluster[:2] == (1, 2)) else 1.0
     memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

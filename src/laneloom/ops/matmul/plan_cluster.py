@@ -42,8 +42,6 @@ ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait fo
 LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
-#: rows of tiles that are not uneven where C is turned: 1 to 2.6% slower so, unless the chip's power is exhausted
-UNEVEN_STRIPS = 256
 FETCHED_US = 0.3  #: that it saves between two launches
 #: of so few slices a deeper ring is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is 2% faster
 SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR = 16, 7, 8
@@ -114,8 +112,6 @@ class _Multiplied:
         else 0: as few as do."""
         n, width = self.problem.n, tile[1]
         if self.in_panels or cluster[1] * cluster[2] > 1 or self.classes > 1 or min(n, width) < LEAST_COLUMNS:
-            return 0
-        if self.swapped and tile[0] == UNEVEN_STRIPS:
             return 0
         of_column = ceil_div(self.problem.m, tile[0] * cluster[0]) * self.problem.batches
         few, at_once = ceil_div(n, width), clusters_at_once(cluster[0], gpu)
