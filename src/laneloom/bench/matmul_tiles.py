@@ -2,15 +2,17 @@
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
 both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
-products whose rows break sectors, for results/h200/tiles_in_classes.csv, `--long` those of several tiles for each SM,
-for results/h200/tiles_overlapped.csv, and `--uneven` more of these, for results/h200/tiles_uneven.csv; both by
-hopper_cluster alone. `tests/cpu/test_hopper_model.py` holds the model against the files.
+products whose rows break sectors, for results/h200/tiles_in_classes.csv; by hopper_cluster alone `--long` those of several
+tiles for each SM, for tiles_overlapped.csv, `--uneven` more of these, for tiles_uneven.csv, `--survey` linear layers, for
+tiles_survey.csv (with `--most 14`), and `--pairs` large tiles in pairs of CTAs one by one, for tiles_pairs.csv.
+`tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -73,6 +75,19 @@ UNEVEN_SIZES = (
     (16384, 1024, 1024), (4096, 4096, 512), (512, 14336, 4096), (1024, 8192, 8192), (4096, 2112, 7168),
     (1536, 4096, 4096), (2304, 2304, 2304), (6144, 6144, 6144), (2048, 11008, 4096), (8192, 32000, 512),
 )  # fmt: skip
+#: of linear layers that a survey of 286 products showed to be slow, each in one layout
+SURVEY_SIZES = (
+    (160, 5120, 13824, "nn"), (400, 1536, 7168, "nt"), (96, 5120, 5120, "nt"), (160, 5120, 5120, "nn"),
+    (400, 1536, 7168, "nn"), (160, 5120, 13824, "nt"), (256, 2880, 2880, "nn"), (48, 5120, 5120, "nn"),
+    (256, 3584, 3584, "nn"), (256, 7168, 2048, "nt"), (256, 3584, 18944, "nt"), (40, 5120, 13824, "nt"),
+    (96, 5120, 5120, "nn"), (160, 2880, 2880, "nt"), (64, 5120, 5120, "nn"), (512, 3584, 18944, "nt"),
+    (48, 4608, 3584, "nn"), (512, 1536, 7168, "nn"), (160, 3584, 3584, "nn"), (256, 5120, 5120, "nn"),
+    (256, 2048, 7168, "nt"), (64, 4608, 3584, "nn"), (1024, 1536, 7168, "nt"), (512, 2880, 2880, "nn"),
+    (256, 4608, 3584, "nn"), (64, 18944, 3584, "nt"), (304, 304, 30000, "nn"), (24, 5120, 5120, "nn"),
+)  # fmt: skip
+#: of large products, whose configs are timed one by one
+PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
+PAUSE_S = 0.25  #: before each of these, so that long runs before it have not used up the chip's power
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -128,10 +143,18 @@ def iterate_configs(
         kinds |= own
 
 
+def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
+    """Tiles of 128 by 256 and 256 by 128, each way, by CTAs alone and in pairs."""
+    for config, _ in cluster_configs(problem, gpu):
+        if {config.block_m, config.block_n} == {128, 256} and config.peers <= 2 and not config.line:
+            yield config
+
+
 def measure(
-    problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True
+    problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
 ) -> list[Row]:
-    """Every config's row. Raises LaneloomError for a wrong product."""
+    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul,
+    after a pause. Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
     b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
@@ -139,8 +162,10 @@ def measure(
         b = [x.mT.contiguous().mT for x in b]
     outs = [torch.empty((problem.m, problem.n), dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
     truth = a[0].double() @ b[0].double()
-    candidates: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
-    configs = {config.text: config for config in iterate_configs(problem, gpu, most, gluon=gluon)}
+    reference: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
+    candidates: dict[str, Callable[[int], object]] = {}
+    found = iterate_pairs(problem, gpu) if alone else iterate_configs(problem, gpu, most, gluon=gluon)
+    configs = {config.text: config for config in found}
     for text, config in configs.items():
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))
@@ -149,13 +174,18 @@ def measure(
         if not error <= LARGEST_ERROR:
             raise LaneloomError(f"{problem.key} by {text}: relative error {error:.2e}")
         candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
-    timings = interleave(candidates, sets, rounds=rounds, graph_us=250.0)
-    sizes, torch_us = (problem.m, problem.n, problem.k, layout), round(timings["torch"].median_us, 2)
-    return [
-        Row(*sizes, torch_us, *describe(c), round(timings[text].median_us, 2), getattr(c, "line", 0),
-            getattr(c, "tiles_n", 0))
-        for text, c in configs.items()
-    ]
+    rows = []
+    for group in ([text] for text in candidates) if alone else (list(candidates),):
+        if alone:
+            time.sleep(PAUSE_S)
+        together = reference | {text: candidates[text] for text in group}
+        timings = interleave(together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0)
+        torch_us = round(timings["torch"].median_us, 2)
+        for text in group:
+            c, us = configs[text], round(timings[text].median_us, 2)
+            knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0)
+            rows.append(Row(problem.m, problem.n, problem.k, layout, torch_us, *describe(c), us, *knobs))
+    return rows
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
@@ -179,22 +209,30 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of products in bf16 on Hopper.")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
-    parser.add_argument("--broken", action="store_true", help="products whose rows break 32-byte sectors")
-    parser.add_argument("--long", action="store_true", help="products of several tiles for each SM")
-    parser.add_argument("--uneven", action="store_true", help="products that tiles of two widths can fit to the SMs")
+    kinds = {
+        "broken": "products whose rows break 32-byte sectors", "long": "products of several tiles for each SM",
+        "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
+        "pairs": "large products, each config in rounds of its own",
+    }  # fmt: skip
+    for kind, words in kinds.items():
+        parser.add_argument(f"--{kind}", action="store_true", help=words)
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    sizes_of = {
+        "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
+    }  # fmt: skip
+    kind = next((kind for kind in kinds if getattr(arguments, kind)), "")
     rows = []
-    kinds = {"broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES}
-    for sizes in next((kinds[kind] for kind in kinds if getattr(arguments, kind)), SIZES):
-        for layout in ("nn", "nt"):
-            problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
-            rows += measure(
+    for sizes in sizes_of.get(kind, SIZES):
+        for layout in sizes[3:] or ("nn", "nt"):
+            problem = MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout)
+            found = measure(
                 problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds,
-                gluon=not (arguments.long or arguments.uneven),
+                gluon=kind in ("", "broken"), alone=kind == "pairs",
             )  # fmt: skip
-            best = min(rows[-arguments.most :], key=lambda row: row.us)
+            rows += found
+            best = min(found, key=lambda row: row.us)
             print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
         write(arguments.out, rows)
 
