@@ -2,10 +2,10 @@
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
 both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
-products whose rows break sectors, for results/h200/tiles_in_classes.csv; by hopper_cluster alone `--long` those of several
-tiles for each SM, for tiles_overlapped.csv, `--uneven` more of these, for tiles_uneven.csv, `--survey` linear layers, for
-tiles_survey.csv (with `--most 14`), and `--pairs` large tiles in pairs of CTAs one by one, for tiles_pairs.csv.
-`tests/cpu/test_hopper_model.py` holds the model against the files.
+products whose rows break sectors, for tiles_in_classes.csv. By hopper_cluster alone: with `--long` those of several
+tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with `--survey --most
+14` linear layers, for tiles_survey.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other,
+for tiles_pairs.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
