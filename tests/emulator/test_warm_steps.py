@@ -14,6 +14,7 @@ from watching import Watching  # noqa: E402
 
 import laneloom  # noqa: E402
 import laneloom.pytorch  # noqa: E402
+from laneloom.errors import UnsupportedError  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import torch_op as torch_attention  # noqa: E402
 from laneloom.ops.gemm_chain import torch_op as torch_chain  # noqa: E402
@@ -187,6 +188,19 @@ def test_patched_keeps_what_it_kept_before(emulated):
     (entry,) = p.report().entries
     assert (entry.routed, entry.reason, entry.calls, len(p._met)) == (False, "a vector", 3, 1)
     assert not emulated.launches
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("call", [laneloom.matmul, torch.ops.laneloom.matmul, lambda a, b: laneloom.transpose(a)])
+def test_a_tangent_is_refused_not_lost(emulated, call, recorded):
+    a, b = pair()
+    call(a, b)
+    with forward_ad.dual_level():
+        call(a, b)
+        with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+            call(forward_ad.make_dual(a.clone().requires_grad_(recorded), torch.ones_like(a)), b)
+    with pytest.raises(UnsupportedError, match="no forward-mode derivative"):
+        torch.func.jvp(lambda x: call(x, b), (a,), (torch.ones_like(a),))
 
 
 def test_patched_asks_again_where_something_looks(emulated):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import is_autocast_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ..errors import ArgumentError, UnsupportedError
@@ -70,6 +71,8 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         if is_compiling():  # first: a compiler can trace nothing of what follows
             return self._packet(*args)
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(self._packet, args)
         key = None if is_watched() else self._key_of(args)
         if key is not None:
             return (self._calls.get(key) or self._meet(key, args))(*args)
@@ -128,7 +131,8 @@ class Composed:
         self._runs: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        key = None if is_compiling() or torch.is_grad_enabled() or is_watched() else self._key_of(args)
+        seen = is_compiling() or torch.is_grad_enabled() or is_watched() or forward_ad._current_level >= 0
+        key = None if seen else self._key_of(args)
         if key is None:
             return self._make(False, *args)(*args)
         return (self._runs.get(key) or keep(self._runs, key, self._make(True, *args)))(*args)
@@ -184,6 +188,14 @@ def _learn_sharding(x: Any) -> None:
         from . import sharding  # noqa: F401
 
 
+def _refuse_tangents(packet: Any, args: Sequence[Any]) -> None:
+    """Forward-mode derivatives: a kernel would compute the result and lose its tangent."""
+    if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
+        raise UnsupportedError(
+            f"{packet.__name__}: no forward-mode derivative; use reverse mode, or torch's own operator for this call"
+        )
+
+
 def _packet(definition: Any) -> Any:
     return getattr(torch.ops.laneloom, definition._name)
 
@@ -226,6 +238,8 @@ def _register_warm(definition: Any, device_type: str, operator: Operator) -> Non
     defaults = tuple(argument.default_value for argument in definition._opoverload._schema.arguments)
 
     def with_gradients(keyset, *args):
+        if forward_ad._current_level >= 0:
+            _refuse_tangents(operator._packet, args)
         full = args + defaults[len(args) :]  # the dispatcher leaves out what ends in defaults
         call = operator.find(full)
         return rule.call_boxed(keyset, *args) if call is None else call(*full)
