@@ -110,7 +110,7 @@ def test_batches_take_one_launch():
         ((512, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 224}),
         ((6000, 6000, 6000), {}, "hopper_cluster", {"block_m": 128, "swapped": True}),
         ((1536, 1536, 1536), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 144, "swapped": True}),
-        ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_n": 112}),
+        ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_n": 64, "cluster_m": 4}),
         ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream",
          {"block_n": 256, "copy_a": True, "copy_b": False, "split": True}),
         ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_stream", {"copy_a": False}),

@@ -49,7 +49,9 @@ GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
 REREAD_SHARE = 0.139955  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
-LOCKSTEP_FACTOR = 0.987053  #: on the time of memory where 4 CTAs or more ask for neighbouring lines together
+#: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
+#: so many of the SMs
+LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.93, 0.7
 MEMORY_US = 0.802  #: until the first bytes come
 SHARPNESS = 2.789  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -142,6 +144,7 @@ def product_us(
     if compute > LONG_US:
         compute *= (UNUSUAL_FACTOR if m * n != WIDE_TILE else 1.0) * (1.0 if sharers > 1 else LONE_FACTOR)
         compute *= SMALL_SHARE_FACTOR if (m > n and cluster[:2] == (2, 1)) or (n > m and cluster[:2] == (1, 2)) else 1.0
-    memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if sharers >= 4 else 1.0) + MEMORY_US
+    in_step = cluster[0 if problem.m > problem.n else 1] >= 4 and clusters * peers > IN_STEP_SHARE * gpu.compute_units
+    memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if in_step else 1.0) + MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)
