@@ -71,8 +71,6 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         if is_compiling():  # first: a compiler can trace nothing of what follows
             return self._packet(*args)
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(self._packet, args)
         key = None if is_watched() else self._key_of(args)
         if key is not None:
             return (self._calls.get(key) or self._meet(key, args))(*args)
@@ -103,6 +101,7 @@ class Operator:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
         for x in args:
             _learn_sharding(x)
+        _refuse_tangents(self._packet, args)
         if self._transformed is not None and _interpreters() is not None:
             return self._transformed.apply(*args)
         self._records(args)
@@ -131,7 +130,7 @@ class Composed:
         self._runs: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
-        seen = is_compiling() or torch.is_grad_enabled() or is_watched() or forward_ad._current_level >= 0
+        seen = is_compiling() or torch.is_grad_enabled() or is_watched()
         key = None if seen else self._key_of(args)
         if key is None:
             return self._make(False, *args)(*args)
@@ -146,13 +145,14 @@ _interpreters: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  #
 
 def is_watched() -> bool:
     """Whether something between the caller and the kernel wants to see operators: autocast, a tracer, a mode, a
-    transform."""
+    transform, forward-mode derivatives."""
     return (
         _any_autocast()
         or _tracer() is not None
         or _dispatch_modes() > 0
         or _function_modes() > 0
         or _interpreters() is not None
+        or forward_ad._current_level >= 0
     )
 
 
@@ -190,6 +190,8 @@ def _learn_sharding(x: Any) -> None:
 
 def _refuse_tangents(packet: Any, args: Sequence[Any]) -> None:
     """Forward-mode derivatives: a kernel would compute the result and lose its tangent."""
+    if forward_ad._current_level < 0:
+        return
     if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
         raise UnsupportedError(
             f"{packet.__name__}: no forward-mode derivative; use reverse mode, or torch's own operator for this call"
@@ -238,8 +240,7 @@ def _register_warm(definition: Any, device_type: str, operator: Operator) -> Non
     defaults = tuple(argument.default_value for argument in definition._opoverload._schema.arguments)
 
     def with_gradients(keyset, *args):
-        if forward_ad._current_level >= 0:
-            _refuse_tangents(operator._packet, args)
+        _refuse_tangents(operator._packet, args)
         full = args + defaults[len(args) :]  # the dispatcher leaves out what ends in defaults
         call = operator.find(full)
         return rule.call_boxed(keyset, *args) if call is None else call(*full)
