@@ -19,7 +19,7 @@ from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import torch_op as torch_attention  # noqa: E402
 from laneloom.ops.gemm_chain import torch_op as torch_chain  # noqa: E402
 from laneloom.ops.matmul import torch_gemm, torch_op  # noqa: E402
-from laneloom.ops.operators import Composed, Operator  # noqa: E402
+from laneloom.ops.operators import Operator  # noqa: E402
 from laneloom.ops.warm import WarmCalls  # noqa: E402
 
 HALF = torch.float16
@@ -45,7 +45,7 @@ def forget():
     for x in (x for module in MODULES for x in vars(module).values()):
         if isinstance(x, Operator):
             x._calls.clear()
-        elif isinstance(x, WarmCalls | Composed):
+        elif isinstance(x, WarmCalls):
             x._runs.clear()
 
 

@@ -115,26 +115,25 @@ class Operator:
         return records
 
 
-class Composed:
+class Composed(WarmCalls):
     """`make(prepared, *args)(*args)`: a formula made of operators, such as a gradient.
 
     Where something looks, or gradients of it are recorded, its steps are calls of operators. Elsewhere they are what
-    the operators prepared (`prepared` is True), and one look into a table finds them all.
+    the operators prepared (`prepared` is True), as a whole.
     """
 
     def __init__(
         self, make: Callable[..., Callable[..., Any]], key_of: Callable[[Sequence[Any]], Key | None] = key_of
     ) -> None:
+        super().__init__(partial(make, True), key_of)
         self._make = make
-        self._key_of = key_of
-        self._runs: dict[Key, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any) -> Any:
         seen = is_compiling() or torch.is_grad_enabled() or is_watched()
-        key = None if seen else self._key_of(args)
+        key = None if seen else self.key_of(args)
         if key is None:
             return self._make(False, *args)(*args)
-        return (self._runs.get(key) or keep(self._runs, key, self._make(True, *args)))(*args)
+        return self.prepared(key, args)(*args)
 
 
 # Found once: to look such a function up costs as much as to call it.
