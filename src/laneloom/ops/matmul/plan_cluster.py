@@ -166,7 +166,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     pieces = PIECES[problem.precision] or 1
     any_tile = ClusterConfig(
         block_m=128, block_n=128, block_k=0, stages=MOST_STAGES, pieces=pieces,
-        promote=PROMOTE.get(problem.precision, 0), programs=gpu.compute_units,
+        promote=PROMOTE.get(problem.precision, 0),
     )  # fmt: skip
     a, b = piece_dtype(problem, any_tile, "a"), piece_dtype(problem, any_tile, "b")
     size = 4 if a == "tf32" else DTYPE_BYTES[a]
