@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from pieced import IN_PIECES, assert_adds_up, assert_extremes_survive, lying, numbers  # noqa: E402
+
 import laneloom  # noqa: E402
 from laneloom.device.pieces import NUM_WARPS, MatrixCopy, PiecesLaunch, cut_into_pieces  # noqa: E402
 
-IN_PIECES = [("tf32", 2, 2.0**-22), ("bf16", 3, 2.0**-24), ("tf32", 1, 2.0**-11)]  #: and the share of x that is left
 DTYPES = {
     "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "fp16": torch.float16, "bf16": torch.bfloat16,
     "tf32": torch.float32, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
-
-
-def lying(x, order):
-    """The values of x [rows, K]: "k" contiguous along K, "r" along the rows' axis, both with a pitch of multiples of 4;
-    "n" along neither; "s" along K, from an address that 16 does not divide."""
-    rows, k = x.shape
-    if order == "k":
-        return torch.empty(rows, -(-k // 4) * 4 + 4, dtype=x.dtype)[:, :k].copy_(x)
-    if order == "r":
-        return torch.empty(k, -(-rows // 4) * 4 + 4, dtype=x.dtype)[:, :rows].mT.copy_(x)
-    if order == "n":
-        return torch.empty(rows, k, 3, dtype=x.dtype)[..., 1].copy_(x)
-    return torch.empty(rows * k + 1, dtype=x.dtype)[1:].view(rows, k).copy_(x)
 
 
 def copies_of(dtype, pieces, *sources):
@@ -47,34 +37,25 @@ def copies_of(dtype, pieces, *sources):
 
 def assert_pieces_add_up(kind, count, left, sources):
     for x, pieces in zip(sources, copies_of(kind, count, *sources), strict=True):
-        assert ((pieces.double().sum(0) - x.double()).abs() <= left * x.double().abs()).all()
-        if kind == "tf32":
-            assert (pieces.contiguous().view(torch.int32) & 0x1FFF == 0).all(), "wgmma would cut off more bits"
-
-
-def numbers(rows, k, order):
-    """Normal ones times powers of two."""
-    generator = torch.Generator().manual_seed(rows + k)
-    x = torch.randn(rows, k, generator=generator)
-    return lying(x * torch.exp2(torch.randint(-80, 80, x.shape, generator=generator).float()), order)
+        assert_adds_up(pieces, x, kind, left)
 
 
 @pytest.mark.parametrize(("kind", "count", "left"), IN_PIECES)
 @pytest.mark.parametrize("orders", ["kr", "rk", "kk", "rr"])
 def test_pieces_add_up_to_both_operands(kind, count, left, orders):
-    assert_pieces_add_up(kind, count, left, [numbers(70, 100, orders[0]), numbers(33, 68, orders[1])])
+    assert_pieces_add_up(kind, count, left, [numbers(70, 100, orders[0], "cpu"), numbers(33, 68, orders[1], "cpu")])
 
 
 @pytest.mark.parametrize(("kind", "count", "left"), IN_PIECES)
 @pytest.mark.parametrize("order", "kr")
 def test_pieces_add_up_to_a_single_operand(kind, count, left, order):
-    assert_pieces_add_up(kind, count, left, [numbers(129, 66, order)])
+    assert_pieces_add_up(kind, count, left, [numbers(129, 66, order, "cpu")])
 
 
 @pytest.mark.parametrize("orders", ["kr", "nk", "ss", "rn"])
 @pytest.mark.parametrize("sizes", [((1, 129), (65, 1)), ((64, 128), (3, 31)), ((7, 260), (131, 5))])
 def test_any_sizes_and_strides(sizes, orders):
-    sources = [numbers(*size, order) for size, order in zip(sizes, orders, strict=True)]
+    sources = [numbers(*size, order, "cpu") for size, order in zip(sizes, orders, strict=True)]
     assert_pieces_add_up("tf32", 2, 2.0**-22, sources)
 
 
@@ -93,13 +74,4 @@ def test_whole_elements_of_every_size_keep_their_bits(dtype, orders):
 @pytest.mark.parametrize("order", "kr")
 @pytest.mark.parametrize(("kind", "count"), [("tf32", 2), ("bf16", 3)])
 def test_what_is_not_finite_stays_so_and_the_largest_does_not_overflow(kind, count, order):
-    inf, largest = float("inf"), 3.4028235e38
-    x = torch.zeros(5, 8)
-    x[1, :5] = torch.tensor([inf, -inf, largest, -largest, float("nan")])
-    x.view(torch.int32)[1, 5] = 0x7FFFFFFF  # the NaN that NVIDIA's arithmetic makes
-    for pieces in copies_of(kind, count, lying(x, order), lying(x, order)):
-        assert torch.equal(pieces[0, 1, :2].float(), x[1, :2])
-        assert pieces[0, 1, 4:6].isnan().all()
-        assert (pieces[1:, 1, [0, 1, 4, 5]].nan_to_num() == 0).all()
-        largest_too = pieces[:, 1, 2:4].double().sum(0)
-        assert ((largest_too - x[1, 2:4].double()).abs() <= 2.0**-20 * largest).all()
+    assert_extremes_survive(partial(copies_of, kind, count), order, "cpu")

@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from judged_products import DTYPES, LAYOUTS, assert_right, operand  # noqa: E402
+from pieced import IN_PIECES, assert_adds_up, assert_extremes_survive, lying, numbers  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.device import pieces  # noqa: E402
 from laneloom.device.pieces import MatrixCopy, PiecesLaunch  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch  # noqa: E402
 
-IN_PIECES = [("tf32", 2, 2.0**-22), ("bf16", 3, 2.0**-24), ("tf32", 1, 2.0**-11)]  #: and the share of x that is left
 TORCH = {"tf32": torch.float32, **DTYPES}
-
-
-def lying(x, order):
-    """The values of x [rows, K]: "k" contiguous along K, "r" along the rows' axis, both with a pitch of multiples of 4;
-    "n" along neither; "s" along K, from an address that 16 does not divide."""
-    rows, k = x.shape
-    if order == "k":
-        return x.new_empty(rows, -(-k // 4) * 4 + 4)[:, :k].copy_(x)
-    if order == "r":
-        return x.new_empty(k, -(-rows // 4) * 4 + 4)[:, :rows].mT.copy_(x)
-    if order == "n":
-        return x.new_empty(rows, k, 3)[..., 1].copy_(x)
-    return x.new_empty(rows * k + 1)[1:].view(rows, k).copy_(x)
-
-
-def numbers(rows, k, order):
-    """Normal ones times powers of two."""
-    generator = torch.Generator("cuda").manual_seed(rows + k)
-    x = torch.randn(rows, k, generator=generator, device="cuda")
-    powers = torch.randint(-80, 80, x.shape, generator=generator, device="cuda")
-    return lying(x * torch.exp2(powers.float()), order)
 
 
 def copies_of(dtype, count, *sources):
@@ -48,11 +29,9 @@ def copies_of(dtype, count, *sources):
 @pytest.mark.parametrize("orders", ["kr", "rk", "kk", "rr", "ns", "sr", "k", "r"])
 @pytest.mark.parametrize("sizes", [((512, 768), (1024, 256)), ((333, 1027), (1, 129)), ((131, 5), (1000, 1000))])
 def test_pieces_add_up(sizes, orders, kind, count, left):
-    sources = [numbers(*size, order) for size, order in zip(sizes[: len(orders)], orders, strict=True)]
+    sources = [numbers(*size, order, "cuda") for size, order in zip(sizes[: len(orders)], orders, strict=True)]
     for x, found in zip(sources, copies_of(kind, count, *sources), strict=True):
-        assert ((found.double().sum(0) - x.double()).abs() <= left * x.double().abs()).all()
-        if kind == "tf32":
-            assert (found.contiguous().view(torch.int32) & 0x1FFF == 0).all(), "wgmma would cut off more bits"
+        assert_adds_up(found, x, kind, left)
 
 
 @pytest.mark.parametrize("orders", ["kr", "rk", "sn", "r"])
@@ -78,16 +57,7 @@ def test_strides_past_32_bits():
 @pytest.mark.parametrize("order", "kr")
 @pytest.mark.parametrize(("kind", "count"), [("tf32", 2), ("bf16", 3)])
 def test_what_is_not_finite_stays_so_and_the_largest_does_not_overflow(kind, count, order):
-    inf, largest = float("inf"), 3.4028235e38
-    x = torch.zeros(5, 8, device="cuda")
-    x[1, :5] = torch.tensor([inf, -inf, largest, -largest, float("nan")])
-    x.view(torch.int32)[1, 5] = 0x7FFFFFFF  # the NaN that the GPU's arithmetic makes
-    for found in copies_of(kind, count, lying(x, order), lying(x, order)):
-        assert torch.equal(found[0, 1, :2].float(), x[1, :2])
-        assert found[0, 1, 4:6].isnan().all()
-        assert (found[1:, 1, [0, 1, 4, 5]].nan_to_num() == 0).all()
-        largest_too = found[:, 1, 2:4].double().sum(0)
-        assert ((largest_too - x[1, 2:4].double()).abs() <= 2.0**-20 * largest).all()
+    assert_extremes_survive(partial(copies_of, kind, count), order, "cuda")
 
 
 @pytest.fixture
