@@ -34,7 +34,7 @@ CLUSTER_SLICE_CLOCKS = (6.2571, 28.547)
 SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.0783337  #: more for each element of a tile that hopper_cluster cannot store by TMA
+DIRECT_CLOCKS = 0.0783337  #: more for each element of a tile that hopper_cluster stores by masks
 EXCHANGE_CLOCKS = 938.1  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 9.89765  #: that a CTA sends then
 CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
