@@ -24,7 +24,7 @@ from ..ops.target import active_gpu
 from .kernel_sources import config_sources
 from .records import Environment, Record, append, hash_sources, make_record, read_environment
 from .suites import load_suite
-from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing, count_sets, host_us, interleave, single_launch
+from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Launch, Timing, count_sets, host_us, interleave, single_launch
 
 DTYPES = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.float8_e4m3fn, "int8": torch.int8,
@@ -84,15 +84,16 @@ def iterate_cases(kinds: list[str], layouts: list[str], *, outside: bool = False
     if outside:
         for m, n, k in OUTSIDE_SIZES:
             for layout in layouts:
-                yield _case(OUTSIDE, layout, "bf16", (m, n, k))
+                yield make_case(OUTSIDE, layout, "bf16", (m, n, k))
     for kind in kinds:
         for group, sizes in _sizes_of(kind).items():
             for m, n, k in sizes:
                 for layout in ["nt"] if kind in ("fp8", "int8") else layouts:
-                    yield _case(group, layout, kind, (m, n, k))
+                    yield make_case(group, layout, kind, (m, n, k))
 
 
-def _case(group: str, layout: str, kind: str, sizes: tuple[int, ...]) -> Case:
+def make_case(group: str, layout: str, kind: str, sizes: tuple[int, ...]) -> Case:
+    """The case of a kind and layout."""
     precision, dtype = (kind, "fp32") if kind in PRECISIONS else ("ieee", kind)
     m, n, k = sizes
     problem = MatmulProblem.contiguous(
@@ -106,7 +107,7 @@ def is_replanned(record: Record) -> bool:
     if record.op != "matmul" or not (record.config or {}).get("text"):
         return False
     sizes = (int(problem["m"]), int(problem["n"]), int(problem["k"]))
-    case = _case("", str(problem["layout"]), str(problem["dtype"]), sizes)
+    case = make_case("", str(problem["layout"]), str(problem["dtype"]), sizes)
     try:
         measured = MatmulConfig.parse((record.config or {})["text"])  # knobs that are newer take their defaults
     except ArgumentError:
@@ -167,15 +168,18 @@ def _compiled_call(a: torch.Tensor, b: torch.Tensor) -> Callable[[torch.Tensor, 
     return call
 
 
-def measure(
-    case: Case, *, rounds: int, single: bool, compiled: bool = False
-) -> tuple[dict[str, dict[str, Timing]], Errors]:
-    """Timings by method and candidate, and the errors.
+@dataclass(frozen=True)
+class Inputs:
+    """A case's operands and outputs, as many sets as exceed the L2, and what is timed on them."""
 
-    Raises LaneloomError when the product is wrong: a wrong kernel is not timed.
-    """
-    problem = case.problem
-    dtype = problem.dtype_a
+    operands: list[tuple[torch.Tensor, torch.Tensor]]
+    outs: list[torch.Tensor]
+    candidates: dict[str, Launch]  #: torch's call first
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Random operands; the candidates are torch's call and laneloom's, with out=."""
+    problem, dtype = case.problem, case.problem.dtype_a
     sets = count_sets(problem.bytes)
     operands = [
         (_operand(problem.m, problem.k, case.layout[0], dtype, 2 * i),
@@ -186,31 +190,45 @@ def measure(
     outs = [torch.empty((problem.m, problem.n), dtype=out_type, device="cuda") for _ in range(sets)]
     name, call = _torch_call(dtype)
     out_dtype = out_type if out_type != DTYPES[dtype] else None
-    candidates: dict[str, Callable[[int], object]] = {
+    return Inputs(operands, outs, {
         name: lambda i: call(*operands[i], outs[i]),
         "laneloom": lambda i: matmul(*operands[i], out=outs[i], out_dtype=out_dtype, precision=case.precision),
-    }
-    a, b = operands[0]
+    })  # fmt: skip
+
+
+def check(case: Case, inputs: Inputs) -> Errors:
+    """Both candidates' errors. Raises LaneloomError when the product is wrong: a wrong kernel is not timed."""
+    problem, (a, b), out = case.problem, inputs.operands[0], inputs.outs[0]
+    theirs_call, ours_call = inputs.candidates.values()
     truth = a.double() @ b.double()
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
-    candidates[name](0)
-    theirs = _relative_error(outs[0], truth)
-    outs[0].fill_(-77 if dtype == "int8" else float("nan"))
-    candidates["laneloom"](0)
-    error = _relative_error(outs[0], truth)
+    theirs_call(0)
+    theirs = _relative_error(out, truth)
+    out.fill_(-77 if problem.dtype_a == "int8" else float("nan"))
+    ours_call(0)
+    error = _relative_error(out, truth)
     # FP64 has no better truth: the bound on both sums' rounding, which grows with the root of K.
     rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": problem.k**0.5 * 2.0**-53}.get(problem.dtype_out, 0.0)
     budget = theirs if case.precision in ("3xtf32", "3xbf16") else 2 * theirs + rounding
     if not error <= budget:
         raise LaneloomError(f"{problem.key}: relative error {error:.2e} is over its budget of {budget:.2e}")
-    del truth
+    return Errors(error, theirs, budget)
+
+
+def measure(
+    case: Case, *, rounds: int, single: bool, compiled: bool = False
+) -> tuple[dict[str, dict[str, Timing]], Errors]:
+    """Timings by method and candidate, and the errors."""
+    inputs = make_inputs(case)
+    candidates, sets = inputs.candidates, len(inputs.outs)
+    errors = check(case, inputs)
     if compiled:
-        product = _compiled_call(a, b)
-        candidates[COMPILED] = lambda i: product(*operands[i])
-    timings = {METHOD_SUSTAINED: interleave(candidates, sets, reference=name, rounds=rounds)}
+        product = _compiled_call(*inputs.operands[0])
+        candidates[COMPILED] = lambda i: product(*inputs.operands[i])
+    timings = {METHOD_SUSTAINED: interleave(candidates, sets, rounds=rounds)}
     if single:
-        timings[METHOD_SINGLE] = single_launch(candidates, sets, reference=name, rounds=rounds)
-    return timings, Errors(error, theirs, budget)
+        timings[METHOD_SINGLE] = single_launch(candidates, sets, rounds=rounds)
+    return timings, errors
 
 
 def measure_host(case: Case) -> dict[str, Timing]:
@@ -263,7 +281,7 @@ def run(
         )
     if single:
         for sizes, layout in HOST_CASES:
-            case = _case("host", layout, "bf16", sizes)
+            case = make_case("host", layout, "bf16", sizes)
             timings_host = measure_host(case)
             keep(case, METHOD_HOST, timings_host, None)
             ours = timings_host["laneloom"].median_us

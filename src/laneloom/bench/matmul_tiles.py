@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -87,7 +86,6 @@ SURVEY_SIZES = (
 )  # fmt: skip
 #: of large products, whose configs are timed one by one
 PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
-PAUSE_S = 0.25  #: before each of these, so that long runs before it have not used up the chip's power
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -153,8 +151,8 @@ def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 def measure(
     problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
 ) -> list[Row]:
-    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul,
-    after a pause. Raises LaneloomError for a wrong product."""
+    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul.
+    Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
     b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
@@ -176,8 +174,6 @@ def measure(
         candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
     rows = []
     for group in ([text] for text in candidates) if alone else (list(candidates),):
-        if alone:
-            time.sleep(PAUSE_S)
         together = reference | {text: candidates[text] for text in group}
         timings = interleave(together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0)
         torch_us = round(timings["torch"].median_us, 2)

@@ -5,9 +5,10 @@ cache. So every candidate is captured once into a graph that walks all input set
 graphs in an order rotated by one. The ratio to the reference is taken per round, where both saw the same
 clocks, and its median is reported.
 
-Sustained time (`interleave`) is the average over a graph of back-to-back launches. Single-launch time
-(`single_launch`) is that of one launch on an idle GPU whose L2 holds other data; events and the graph's
-launch are inside it.
+Sustained time (`interleave`) is the average over a graph of back-to-back launches. A GPU that comes from a
+pause runs above its power limit for some 50 ms, until its clock is taken down (`bench/clocks.py` shows it), so
+rounds are counted only after WARMUP_S of them. Single-launch time (`single_launch`) is that of one launch on an
+idle GPU whose L2 holds other data; events and the graph's launch are inside it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from functools import partial
 import torch
 
 NOISY_FRACTION = 0.05  #: an interquartile range above this share of the median is called noisy
-METHOD_SUSTAINED = "sustained: interleaved CUDA-graph replays, order and inputs rotated, median over rounds"
+WARMUP_S = 0.2  #: of replays before any counts: the clock is where the power limit holds it
+WARMUP_ROUNDS = 2  #: at least
+METHOD_SUSTAINED = (
+    f"sustained: interleaved CUDA-graph replays, {WARMUP_S} s before any counts, order and inputs rotated, median"
+)
+GRAPH_US = 1000.0  #: a graph that takes less repeats its launches
 METHOD_SINGLE = "single launch: one graph launch on an idle GPU, L2 overwritten before, median over rounds"
 
 Launch = Callable[[int], object]  #: launches the work on input set i, asynchronously
@@ -75,11 +81,11 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
     return 1000 * start.elapsed_time(end)
 
 
-def _prepare(
+def capture(
     candidates: Mapping[str, Launch],
     n_sets: int,
-    graph_us: float,
-    on_failure: Callable[[str, Exception], None] | None,
+    graph_us: float = GRAPH_US,
+    on_failure: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, tuple[torch.cuda.CUDAGraph, int]]:
     """Warm each candidate (nothing may compile inside a capture) and capture it: name -> (graph, launches in
     it)."""
@@ -108,41 +114,52 @@ def _prepare(
     return graphs
 
 
+def replay_round(graphs: Mapping[str, tuple[torch.cuda.CUDAGraph, int]], number: int) -> dict[str, float]:
+    """Microseconds of one launch of each candidate, all graphs replayed once, the first of them by the round's
+    number."""
+    names = list(graphs)
+    shift = number % len(names)
+    events = {}
+    for name in names[shift:] + names[:shift]:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graphs[name][0].replay()
+        end.record()
+        events[name] = start, end
+    torch.cuda.synchronize()
+    return {name: 1000 * start.elapsed_time(end) / graphs[name][1] for name, (start, end) in events.items()}
+
+
 def interleave(
     candidates: Mapping[str, Launch],
     n_sets: int,
     *,
     reference: str | None = None,
     rounds: int = 15,
-    warmup_rounds: int = 2,
-    graph_us: float = 1000.0,
+    warmup_s: float = WARMUP_S,
+    graph_us: float = GRAPH_US,
     on_failure: Callable[[str, Exception], None] | None = None,
 ) -> dict[str, Timing]:
     """Sustained time of each candidate: name -> Timing per launch.
 
     `candidates[name](i)` launches that candidate on input set `i` of `n_sets`. `reference` defaults to the
-    first name. Graphs shorter than `graph_us` repeat their launches. A candidate that raises while it is
-    warmed or captured ends the call, or, with `on_failure`, is reported there and left out. Raises KeyError
-    when the reference itself was left out.
+    first name. Rounds do not count until `warmup_s` seconds of them have passed, at least two. Graphs shorter than
+    `graph_us` repeat their launches. A candidate that raises while it is warmed or captured ends the call, or, with
+    `on_failure`, is reported there and left out. Raises KeyError when the reference itself was left out.
     """
     reference = next(iter(candidates)) if reference is None else reference
-    graphs = _prepare(candidates, n_sets, graph_us, on_failure)
+    graphs = capture(candidates, n_sets, graph_us, on_failure)
+    if reference not in graphs:
+        raise KeyError(reference)
     samples: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
-    for r in range(rounds + warmup_rounds):
-        shift = r % len(names)
-        events = {}
-        for name in names[shift:] + names[:shift]:
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            graphs[name][0].replay()
-            end.record()
-            events[name] = start, end
-        torch.cuda.synchronize()
-        if r >= warmup_rounds:
-            for name, (start, end) in events.items():
-                samples[name].append(1000 * start.elapsed_time(end) / graphs[name][1])
-    return {name: Timing.from_samples(samples[name], samples[reference]) for name in names}
+    number, began = 0, time.perf_counter()
+    while number < WARMUP_ROUNDS or time.perf_counter() - began < warmup_s:
+        replay_round(graphs, number)
+        number += 1
+    for later in range(number, number + rounds):
+        for name, us in replay_round(graphs, later).items():
+            samples[name].append(us)
+    return {name: Timing.from_samples(samples[name], samples[reference]) for name in graphs}
 
 
 def single_launch(

@@ -107,7 +107,7 @@ class MeasuredEvaluator:
         sets = len(self._outs)
         try:
             if best_us is not None:
-                look = interleave(both, sets, rounds=LOOK_ROUNDS, warmup_rounds=1, graph_us=self._graph_us / 2)
+                look = interleave(both, sets, rounds=LOOK_ROUNDS, warmup_s=0.0, graph_us=self._graph_us / 2)
                 time_us = self._model_us / look["candidate"].ratio_to_reference
                 if time_us > FAR * best_us:
                     return Outcome(config, time_us, f"{time_us / best_us:.1f} x the best after {LOOK_ROUNDS} rounds")
