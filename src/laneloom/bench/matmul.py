@@ -8,6 +8,9 @@ user would call: laneloom.matmul with out=, torch.matmul, torch._scaled_mm (fast
 from __future__ import annotations
 
 import argparse
+import math
+import multiprocessing
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +48,8 @@ OUTSIDE_SIZES = (
     (5000, 5000, 5000), (6000, 6000, 6000), (8192, 32000, 512), (16384, 256, 4096),
 )  # fmt: skip
 OUTSIDE = "outside"  #: the group of these
+RANDOM = "random"  #: the group of `random_cases`
+MOST_MULTIPLIED = 2**37  #: M x N x K of these
 METHOD_HOST = "host: time of a warm call on the host, nothing waits for the GPU, median over rounds"
 HOST_CASES = (
     ((256, 256, 256), "nn"), ((1000, 1000, 1000), "nn"), ((1, 4096, 4096), "nt"), ((16, 4096, 4096), "nn"),
@@ -90,6 +95,21 @@ def iterate_cases(kinds: list[str], layouts: list[str], *, outside: bool = False
             for m, n, k in sizes:
                 for layout in ["nt"] if kind in ("fp8", "int8") else layouts:
                     yield make_case(group, layout, kind, (m, n, k))
+
+
+def random_cases(count: int, seed: int = 0) -> Iterator[Case]:
+    """Products that nobody chose: M from 1, N and K from 64 to 16384, even in their logarithms, a third of each as they
+    come, a third in multiples of 8, a third of 64; bf16 or fp16, NN or NT."""
+    generator = random.Random(seed)
+    while count:
+        sizes = []
+        for least in (0, 6, 6):
+            step, size = generator.choice((1, 8, 64)), 2 ** generator.uniform(least, 14)
+            sizes.append(max(round(size / step), 1) * step)
+        kind, layout = generator.choice(("bf16", "fp16")), generator.choice(("nn", "nt"))
+        if math.prod(sizes) <= MOST_MULTIPLIED:
+            count -= 1
+            yield make_case(RANDOM, layout, kind, tuple(sizes))
 
 
 def make_case(group: str, layout: str, kind: str, sizes: tuple[int, ...]) -> Case:
@@ -241,10 +261,22 @@ def measure_host(case: Case) -> dict[str, Timing]:
     return {"torch.matmul": Timing(theirs, 0.0, 1.0, False), "laneloom": Timing(ours, 0.0, theirs / ours, False)}
 
 
+def _call_once(case: Case) -> None:
+    problem = case.problem
+    a = _operand(problem.m, problem.k, case.layout[0], problem.dtype_a, 0)
+    b = _operand(problem.k, problem.n, case.layout[1], problem.dtype_a, 1)
+    matmul(a, b, out_dtype=DTYPES[problem.dtype_out], precision=case.precision)
+
+
+def compile_ahead(cases: Sequence[Case], jobs: int) -> None:
+    """Call each case once in one of `jobs` processes, so that its kernel is on disk."""
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        pool.map(_call_once, cases, chunksize=1)
+
+
 def run(
-    path: Path, dtypes: list[str], layouts: list[str], *, rounds: int, single: bool, compiled: bool = False,
-    outside: bool = False,
-) -> None:  # fmt: skip
+    path: Path, cases: Sequence[Case], *, rounds: int, single: bool, compiled: bool = False, host: bool = False
+) -> None:
     """Measure every case and append its records to `path`, one for each candidate by each method."""
     environment: Environment = read_environment()
     gpu = active_gpu()
@@ -265,7 +297,7 @@ def run(
                          "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group},
             ))  # fmt: skip
 
-    for case in iterate_cases(dtypes, layouts, outside=outside):
+    for case in cases:
         problem = case.problem
         with_compiled = compiled and (case.group, case.layout, case.dtype) == ("square", "nn", "bf16")
         timings, errors = measure(case, rounds=rounds, single=single, compiled=with_compiled)
@@ -279,7 +311,7 @@ def run(
             f"{matmul_config.plan(problem, gpu).text}",
             flush=True,
         )
-    if single:
+    if host:
         for sizes, layout in HOST_CASES:
             case = make_case("host", layout, "bf16", sizes)
             timings_host = measure_host(case)
@@ -299,10 +331,17 @@ def main() -> None:
     parser.add_argument("--single", action="store_true", help="time single launches on an idle GPU, and the host, too")
     parser.add_argument("--compiled", action="store_true", help="time torch.compile on the bf16 squares as well")
     parser.add_argument("--outside", action="store_true", help="time bf16 products of sizes outside of the suite, too")
+    parser.add_argument("--random", type=int, default=0, metavar="N", help="time N products of random sizes, too")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
+    kinds = [kind for kind in arguments.dtypes.split(",") if kind]
+    cases = [*iterate_cases(kinds, arguments.layouts.split(","), outside=arguments.outside)]
+    cases += random_cases(arguments.random)
+    if arguments.jobs > 1:
+        compile_ahead(cases, arguments.jobs)
     run(
-        arguments.out, arguments.dtypes.split(","), arguments.layouts.split(","), rounds=arguments.rounds,
-        single=arguments.single, compiled=arguments.compiled, outside=arguments.outside,
+        arguments.out, cases, rounds=arguments.rounds, single=arguments.single, compiled=arguments.compiled,
+        host=arguments.single and bool(kinds),
     )  # fmt: skip
 
 

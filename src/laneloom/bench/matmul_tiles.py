@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -29,7 +30,7 @@ from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.plan_hopper import tiled
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
-from .timing import count_sets, interleave
+from .timing import WARMUP_S, count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides
 SIZES = (
@@ -86,6 +87,7 @@ SURVEY_SIZES = (
 )  # fmt: skip
 #: of large products, whose configs are timed one by one
 PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
+PAUSE_S = 0.25  #: before each of these: they differ in the first 50 ms after a pause, until power limits all of them
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -151,8 +153,8 @@ def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 def measure(
     problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
 ) -> list[Row]:
-    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul.
-    Raises LaneloomError for a wrong product."""
+    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul,
+    after a pause. Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
     b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
@@ -174,8 +176,11 @@ def measure(
         candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
     rows = []
     for group in ([text] for text in candidates) if alone else (list(candidates),):
+        if alone:
+            time.sleep(PAUSE_S)
         together = reference | {text: candidates[text] for text in group}
-        timings = interleave(together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0)
+        timings = interleave(
+            together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0, warmup_s=0.0 if alone else WARMUP_S)
         torch_us = round(timings["torch"].median_us, 2)
         for text in group:
             c, us = configs[text], round(timings[text].median_us, 2)
