@@ -50,10 +50,12 @@ def _locate_item(item, M, N, K, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BL
 def _locate_tile(tile_m, tile_n, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CONSUMERS: gl.constexpr,
                  A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr, TMA_STORE: gl.constexpr):
     """First row and column of a tile. Along an axis that lies in memory it moves by whole sectors of 32 bytes: rows
-    that break them are slow as well. Two consumers that store through pointers have no registers left for this."""
+    that break them are slow as well. TMA raises an illegal instruction where what it writes does not begin at 16
+    bytes. Two consumers that store through pointers have no registers left for this."""
     if TMA_STORE or CONSUMERS == 1:
+        along_c: gl.constexpr = 8 if TMA_STORE else 1
         m = start_of_tile(tile_m, BLOCK_M, M, 16 if A_IS_KM else 1)
-        n = start_of_tile(tile_n, BLOCK_N, N, 1 if B_IS_NK else 16)
+        n = start_of_tile(tile_n, BLOCK_N, N, along_c if B_IS_NK else 16)
     else:
         m = tile_m * BLOCK_M
         n = tile_n * BLOCK_N
