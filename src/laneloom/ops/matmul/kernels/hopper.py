@@ -51,7 +51,8 @@ def _locate_tile(tile_m, tile_n, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.conste
                  A_IS_KM: gl.constexpr, B_IS_NK: gl.constexpr, TMA_STORE: gl.constexpr):
     """First row and column of a tile. Along an axis that lies in memory it moves by whole sectors of 32 bytes: rows
     that break them are slow as well. TMA raises an illegal instruction where what it writes does not begin at 16
-    bytes. Two consumers that store through pointers have no registers left for this."""
+    bytes, and parts of K may have any number of columns. Two consumers that store through pointers have no registers
+    left for all this."""
     if TMA_STORE or CONSUMERS == 1:
         along_c: gl.constexpr = 8 if TMA_STORE else 1
         m = start_of_tile(tile_m, BLOCK_M, M, 16 if A_IS_KM else 1)

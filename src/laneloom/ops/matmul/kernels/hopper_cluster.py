@@ -23,7 +23,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
 from ..config_cluster import NARROWER, piece_dtype
-from ..config_hopper import TMA_BYTES, adds_lines, stores_lines
+from ..config_hopper import adds_lines, tma_writes
 from ..problem import DTYPE_BYTES
 from ..tma_operand import (
     ELEMENT_BYTES,
@@ -68,18 +68,6 @@ def _tail(config, whole: int) -> int:
     return gcd(finished % whole, (finished - NARROWER) % whole if config.tiles_n else 0) or whole
 
 
-def edge_steps(multiplied, config) -> tuple[int, int]:
-    """By multiples of what, in elements, the last tiles along M and N are moved back to end inside.
-
-    Along an operand that lies along that axis it is whole sectors. TMA raises an illegal instruction where a box of C
-    does not begin at 16 bytes, which happens where C's rows are at such a pitch but do not fill it."""
-    steps = [_EDGE_STEP if _is_km(multiplied, config) else 1, 1 if _is_nk(multiplied, config) else _EDGE_STEP]
-    if config.tma_store:
-        along = 0 if config.swapped else 1  # the axis that C is contiguous along
-        steps[along] = max(steps[along], TMA_BYTES // DTYPE_BYTES[multiplied.dtype_out])
-    return steps[0], steps[1]
-
-
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     problem = config.in_classes(problem)
@@ -97,7 +85,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
         "FETCHED": config.fetched, "UNEVEN": int(config.tiles_n > 0),
-        "TMA_STORE": int(config.tma_store), "LINE_STORE": int(stores_lines(problem)),
+        "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
         "STORED": "int" if problem.dtype_out == "int32" else "float",
@@ -111,7 +99,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ACTIVATION": ACTIVATIONS[e.activation if e else None],
     }  # fmt: skip
     if not config.grouped and not (e and e.addend):  # groups end anywhere; an addend may be what C overwrites
-        constants |= dict(zip(("EDGE_STEP_M", "EDGE_STEP_N"), edge_steps(multiplied, config), strict=True))
+        constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
     elements = config.line // ELEMENT_BYTES[a]
     constants |= {"LINE": elements, "LINE_STEP": problem.a.strides[1] % elements if elements else 0}
     widths = (config.block_n, config.block_n - NARROWER) if config.tiles_n else (config.block_n,)
