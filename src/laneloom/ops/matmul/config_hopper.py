@@ -63,8 +63,8 @@ def tma_reads(problem: MatmulProblem, operand: str) -> bool:
 
 
 def tma_writes(problem: MatmulProblem) -> bool:
-    """Whether TMA can write C where it lies. It writes whole pieces of 16 bytes, even behind the end of a row, and takes
-    no box that begins between them."""
+    """Whether TMA can write C where it lies. It writes whole pieces of 16 bytes, even behind a row's end, and takes no
+    box that begins between them."""
     whole = problem.n * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0
     return whole and problem.out.strides[3] == 1 and _suits_tma(problem.out, problem.out.strides[2], problem.dtype_out)
 
