@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
 from laneloom.codegen.cuda_call import CudaFunction  # noqa: E402
+from laneloom.device import prepared  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import execute, hopper_gradients, kernels, torch_op  # noqa: E402
@@ -102,12 +103,12 @@ def driver(monkeypatch):
         return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
 
     monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
     monkeypatch.setattr(hopper_forward, "_load", load)
     monkeypatch.setattr(hopper_gradients, "_load", lambda _, *arguments: load(*arguments))
     monkeypatch.setattr(hopper_gradients, "_load_ends", lambda *_: [found.function(x, 256, 0) for x in (START, FINISH)])
     for module in (hopper_gradients, hopper_forward):
         monkeypatch.setattr(module, "processors", lambda device: PROCESSORS)
-        monkeypatch.setattr(module, "current_stream", lambda device: STREAM)
         monkeypatch.setattr(module, "counter", lambda device, stream: COUNTER)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
     monkeypatch.setattr(warm, "current_device", lambda: 0)
@@ -280,11 +281,11 @@ def test_incoming_gradients_that_are_copied(driver, d, incoming):
 
 @pytest.mark.parametrize("d", SCHEDULES)
 def test_autograd_prepares_once(driver, monkeypatch, d):
-    prepared = []
+    met = []
     for name in ("prepare_forward", "prepare_backward"):
         original = getattr(execute, name)
         monkeypatch.setattr(
-            execute, name, lambda *a, o=original, n=name, **options: (prepared.append(n), o(*a, **options))[1])
+            execute, name, lambda *a, o=original, n=name, **options: (met.append(n), o(*a, **options))[1])
     for seed in (1, 2, 3):
         (g, _, q, k, v, *_), _ = backward_of("plain", d, seed)
         leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -295,7 +296,7 @@ def test_autograd_prepares_once(driver, monkeypatch, d):
         assert [main[f"{name}_map"][1] for name in "qkvg"] == [x.data_ptr() for x in (*leaves, g)]
         assert (forward["out"], forward["lse"]) == (start["out"], start["lse"])
         assert [finish["dq"], main["dk"], main["dv"]] == [x.data_ptr() for x in results]
-    assert prepared == ["prepare_forward", "prepare_backward"]
+    assert met == ["prepare_forward", "prepare_backward"]
 
 
 def test_threads_do_not_mix_what_they_launch(driver, monkeypatch):

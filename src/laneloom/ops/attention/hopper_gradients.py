@@ -7,13 +7,10 @@ from ctypes import c_float, c_int32, c_int64
 from functools import cache, partial
 from typing import Any
 
-import torch
-
 from ...codegen.code_object import CodeObject
 from ...codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ...codegen.nvrtc import compile_cuda
 from ...codegen.wgmma import wgmma_function
-from ...device.prepared import current_stream
 from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
@@ -83,6 +80,10 @@ def prepare(
 
     code_object(problem, config, gpu): the schedule's own kernel. Raises UnsupportedError without the extra `cuda`.
     """
+    import torch  # here, since kernels are compiled without it
+
+    from ...device.prepared import current_stream
+
     q, k, v, g, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse"))
     dq, dk, dv = (tensors.tensor(name) for name in ("dq", "dk", "dv"))
     device = q.get_device()
