@@ -329,3 +329,17 @@ def test_threads_do_not_mix_what_they_launch(driver, monkeypatch):
         sys.setswitchinterval(before)
     assert not wrong
     assert len(driver.launches) == 4 * 50 * 3
+
+
+@pytest.mark.parametrize("d", SCHEDULES)
+def test_tensors_elsewhere_than_on_the_current_gpu(driver, rooms, monkeypatch, d):
+    """Such calls have no key: each is prepared by itself, and hands over the same."""
+    monkeypatch.setattr(warm, "current_device", lambda: 1)
+    for seed in (1, 2):
+        operands, options = backward_of("LSE", d, seed)
+        driver.launches.clear()
+        with torch.no_grad():
+            results = torch_op.attention_backward_operator(*operands, *options)
+        launches, _ = expected(operands, options, results, rooms.pop()[0])
+        assert_same(driver.launches, launches)
+    assert not len(torch_op._warm_backward)
