@@ -16,7 +16,6 @@ from typing import Any
 from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION
 from .records import Record, load
-from .timing import METHOD_SUSTAINED
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
 FOLDERS = {"h200": "sm_90a"}  #: results/<folder> -> the GPU's name in the table of GPUs
@@ -26,7 +25,7 @@ ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d")
 def _problem_of(record: Record) -> tuple[str, str, tuple[int, ...]] | None:
     """The table's op, kind and sizes of a record, None for what `patched` has no use for."""
     problem = record.problem
-    if record.method != METHOD_SUSTAINED or record.noisy:
+    if not record.method.startswith("sustained") or record.noisy:
         return None
     if record.op == "matmul" and problem["dtype"] == problem["dtype_out"]:
         sizes = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"])

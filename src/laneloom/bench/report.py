@@ -173,6 +173,24 @@ def render_outside(records: Iterable[Record]) -> str:
     return "\n".join(lines)
 
 
+def render_random(records: Iterable[Record], is_stale: Judge = never) -> str:
+    """Markdown: products of random sizes, each in one layout and dtype; the slowest against the reference first."""
+    rows = sorted(latest(records), key=lambda r: r.ratio_to_reference)
+    ratios = [r.ratio_to_reference for r in rows]
+    lines = [
+        f"{len(rows)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, at least "
+        f"{min(ratios, default=math.nan):.3f}; {sum(ratio < 0.97 for ratio in ratios)} under 0.97.", "",
+        "| M x N x K | layout | dtype | us | x sustained | what ran |", "|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for record in rows:
+        marks = " (noisy)" * record.noisy + " (stale)" * is_stale(record)
+        lines.append(
+            f"| {_sizes(record)} | {str(record.problem['layout']).upper()} | {record.problem['dtype']} "
+            f"| {record.median_us:.2f} | {record.ratio_to_reference:.3f}{marks} | {_config_words(record)} |"
+        )
+    return "\n".join(lines)
+
+
 def render_precisions(records: Iterable[Record]) -> str:
     """Markdown: FP32, its precisions and FP64, with laneloom's and torch's relative errors side by side."""
     records = list(records)
@@ -288,10 +306,10 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import METHOD_HOST, OUTSIDE, is_stale
+    from .matmul import METHOD_HOST, OUTSIDE, RANDOM, is_stale
 
     every = load(arguments.records)
-    records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE)]
+    records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE, RANDOM)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
         "summary": summarise(records, is_stale),
@@ -299,6 +317,7 @@ def main() -> None:
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
         "outside": render_outside(r for r in every if r.problem.get("group") == OUTSIDE),
+        "random": render_random((r for r in every if r.problem.get("group") == RANDOM), is_stale),
     }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.readme is not None:

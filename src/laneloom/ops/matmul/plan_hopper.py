@@ -42,7 +42,8 @@ PART_US = 0.146  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.482  #: writing and reading again the fp32 parts of a split K
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
-SMALL_MULTIPLICATIONS = 4 << 20  #: up to here one launch of plain loads beats repacking
+#: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
+SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 
@@ -238,7 +239,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield from _cluster(problem, gpu, "a batch in one launch")
         if multiplications < BATCH_MULTIPLICATIONS:
             yield _plain(problem), "many small products: one launch takes them all"
-    if movable and (in_place or multiplications > SMALL_MULTIPLICATIONS):
+    small = multiplications <= SMALL_MULTIPLICATIONS and (problem.k <= SMALL_K or min(problem.m, problem.n) == 1)
+    if movable and (in_place or not small):
         short, long = sorted((problem.m, problem.n))
         short_k = ceil_div(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2
         if short_k and problem.m * problem.n > 64 * 64 * gpu.compute_units:
