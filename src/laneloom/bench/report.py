@@ -269,7 +269,7 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
     import matplotlib
 
     matplotlib.use("svg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     records = list(records)
@@ -288,6 +288,8 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
     axes.axhline(best, color="#d29922", linewidth=0.8, label="most that any product of the suite reached")
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(ticker.ScalarFormatter())
     axes.set_xlabel("M = N = K")
     axes.set_ylabel("TFLOP/s")
     axes.set_title(f"{dtype} {layout.upper()}, one {records[0].environment.gpu}")
