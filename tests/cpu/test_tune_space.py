@@ -13,6 +13,7 @@ from laneloom.bench.suites import load_suite
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import plan_with_reasons
 from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.model_hopper import clusters_at_once
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem
 from laneloom.tune import space
 
@@ -56,6 +57,8 @@ def test_what_is_proposed_of_clusters_is_valid_and_of_others_refused_with_a_sent
         if schedule in space.SETTLED:
             assert not refused
             assert len({config.text for config in configs}) > 40
+        if schedule == "hopper_cluster":
+            assert all(config.programs == clusters_at_once(config.peers, GPU) * config.peers for config in configs)
     assert "hopper_cluster" in found
 
 
@@ -65,8 +68,8 @@ def test_knobs_that_are_refused_fall_back_alone():
     knobs = space._hopper_cluster(of, GPU)
     proposed = {name: values[-1] for name, values in knobs.items()} | {
         "swapped": False, "line": 0, "block_m,consumers": (128, 2), "block_n": 192,
-        "cluster_m,cluster_n,cluster_k": (2, 1, 1), "split,hold_back": (True, 1), "stages": 14, "panels": 2,
-        "tiles_n": 0,
+        "cluster_m,cluster_n,cluster_k,programs": (2, 1, 1, 132), "split,hold_back": (True, 1), "stages": 14,
+        "panels": 2, "tiles_n": 0,
     }  # fmt: skip
     wanted = space.make_config("hopper_cluster", proposed)
     # A split takes two strips, and 14 stages are too many.

@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from importlib import import_module
+from math import prod
 from typing import Any
 
 from ..errors import UnsupportedError
@@ -14,7 +15,7 @@ from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
 from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
-from ..ops.matmul.model_hopper import SECTOR_BYTES
+from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
 from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
 from ..ops.matmul.plan_cluster import (
     LEAST_COLUMNS,
@@ -136,12 +137,15 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     least = min(LEAST_COLUMNS, -(-min(problem.m, problem.n) // 16) * 8)
     slices = -(-problem.k // planned.block_k)
     return {
-        "pieces": (planned.pieces,), "block_k": (planned.block_k,), "programs": (planned.programs,),
+        "pieces": (planned.pieces,), "block_k": (planned.block_k,),
         "promote": (1, 2, 4) if planned.promote else (0,),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
         "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *LINE_FACTORS),
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
-        "cluster_m,cluster_n,cluster_k": tuple(sorted(SHARERS)), "tma_store": _BOTH,
+        # More clusters than fit at once would begin when others end.
+        "cluster_m,cluster_n,cluster_k,programs": tuple(
+            (*sharers, clusters_at_once(prod(sharers), gpu) * prod(sharers)) for sharers in sorted(SHARERS)),
+        "tma_store": _BOTH,
         "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
         "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),
         "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
