@@ -89,6 +89,7 @@ def block(text: str, name: str) -> str:
 def test_its_tables_of_measurements_are_those_of_the_pages_and_records():
     page = (ROOT / "docs" / "hopper-gemm.md").read_text()
     assert block(TEXT, "matmul") == block(page, "summary"), "run bench.report with --readme README.md"
+    assert block(page, "random").splitlines()[0] in block(TEXT, "random"), "run bench.report with --readme README.md"
     pytest.importorskip("torch")
     from laneloom.bench import attention_report, host_time, records
 

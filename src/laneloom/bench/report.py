@@ -323,7 +323,9 @@ def main() -> None:
     }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.readme is not None:
-        fill_page(arguments.readme, {"matmul": tables["summary"]})
+        words = "[Of random sizes](docs/hopper-gemm.md#random-sizes) from 1 to 16384: "
+        words += tables["random"].partition("\n")[0]
+        fill_page(arguments.readme, {"matmul": tables["summary"], "random": words})
     if arguments.picture is not None:
         plot_squares(records, arguments.picture)
 
