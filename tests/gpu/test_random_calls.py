@@ -1,0 +1,21 @@
+"""Random calls on a real GPU: any size, stride, dtype and option, against FP64."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+from random_calls import Attention, Product
+
+KINDS = ("bf16", "fp16", "bf16", "fp16", "fp8", "bf8", "fp32", "fp64", "int8", "uint8")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_products(seed):
+    Product(seed, 11, KINDS).check("cuda", tensor_cores=True)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_attention(seed):
+    Attention(seed, 700).check("cuda")
