@@ -69,10 +69,10 @@ class Product:
         kind = g.choice(self.kinds)
         precision = g.choice((None, "tf32", "3xtf32", "3xbf16")) if kind == "fp32" and self.most > 9 else None
         self.choices = {
-            "m": m, "n": n, "k": k, "kind": kind, "batch": g.choice(((), (), (), (1,), (3,))), "shared": g.random() < 0.5,
-            "activation": g.choice((None, None, *ACTIVATIONS)), "bias": g.random() < 0.3, "beta": g.random() < 0.25,
-            "scale": g.random() < 0.2, "out": g.choice((None, "n", "n", "t")), "pad": g.choice((0, 1, 3, 8, 24)),
-            "precision": precision,
+            "m": m, "n": n, "k": k, "kind": kind, "batch": g.choice(((), (), (), (1,), (3,))),
+            "shared": g.random() < 0.5, "activation": g.choice((None, None, *ACTIVATIONS)),
+            "bias": g.random() < 0.3, "beta": g.random() < 0.25, "scale": g.random() < 0.2,
+            "out": g.choice((None, "n", "n", "t")), "pad": g.choice((0, 1, 3, 8, 24)), "precision": precision,
         }  # fmt: skip
 
     def check(self, device: str, *, tensor_cores: bool) -> None:
@@ -172,7 +172,7 @@ class Attention:
         weights = torch.where(seen, torch.exp(scores - true_lse.nan_to_num(neginf=0.0)[..., None]), 0.0)
         truth = weights @ each_v
         unit = UNIT_ROUNDOFF[NAMES[self.dtype]]
-        # P is rounded once before it is multiplied, and O once; scores have an error of some units of FP32, and so has exp.
+        # P is rounded once before it is multiplied, and O once; scores and exp have an error of some units of FP32.
         budget = (3 * unit + 2.0**-14) * (weights @ each_v.abs()) + SMALLEST[NAMES[self.dtype]]
         assert ((out.double() - truth).abs() <= budget).all(), str(self)
         finite = torch.isfinite(true_lse)
