@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from random_calls import TORCH, Attention, Product
+from random_steps import Chain, Transform, Transpose
 
 import laneloom
 
@@ -24,3 +25,21 @@ def test_products(seed):
 def test_attention(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
         Attention(seed, 70).check("cpu")
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_transforms(seed):
+    with laneloom.emulated(GPUS[seed % 3], strict=True):
+        Transform(seed, 14).check("cpu")
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_chains(seed):
+    with laneloom.emulated(GPUS[seed % 3], strict=True):
+        Chain(seed, 90).check("cpu", lost=2.0**-24)
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_transposes(seed):
+    with laneloom.emulated(GPUS[seed % 3], strict=True):
+        Transpose(seed, 130).check("cpu")

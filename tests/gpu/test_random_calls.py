@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 from random_calls import Attention, Product
+from random_steps import Chain, Transform, Transpose
 
 KINDS = ("bf16", "fp16", "bf16", "fp16", "fp8", "bf8", "fp32", "fp64", "int8", "uint8")
 
@@ -19,3 +20,18 @@ def test_products(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_attention(seed):
     Attention(seed, 700).check("cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_transforms(seed):
+    Transform(seed, 40).check("cuda")
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_chains(seed):
+    Chain(seed, 700).check("cuda", lost=2.0**-23)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_transposes(seed):
+    Transpose(seed, 3000).check("cuda")
