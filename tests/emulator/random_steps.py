@@ -1,4 +1,4 @@
-"""Calls of transform3d, gemm_chain and transpose that nobody chose, each beside the same in FP64; see random_calls.py."""
+"""Calls of transform3d, gemm_chain and transpose that nobody chose, each beside the same in FP64 (random_calls.py)."""
 
 from __future__ import annotations
 
