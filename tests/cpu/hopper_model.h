@@ -1,12 +1,12 @@
 // Hopper's instructions, as laneloom's attention kernels use them, on a CPU: C++ with the kernels' own text behind it.
 //
-// Every thread of a CTA, or of a cluster's two, is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
-// named barriers threads, and 60 s without an end of a wait are a deadlock. Copies of the copy engine are done at once. A wgmma
+// Every thread of a CTA, or of a cluster's CTAS at most, is a thread here, which runs at any time and waits where the kernel does: mbarriers count arrivals and bytes,
+// named barriers threads, and MOST_SECONDS without an end of a wait are a deadlock. Copies of the copy engine are done at once. A wgmma
 // reads its registers where it is issued and, with `late`, shared memory and sums only in the wait that it needs: what comes too
 // early is seen without it, what is overwritten or read too early with it. Of a warp only the collective instructions meet.
 //
 // The kernel's functions that hold assembly are left out of its text and are here, with the same meaning and arguments.
-// Operands are 16-bit floats, or e4m3 where ELEMENT_BYTES is 1.
+// Operands are 16-bit floats, where ELEMENT_BYTES is 1 e4m3 or, with OPERAND_S8, integers, where it is 4 TF32.
 
 #include <pthread.h>
 #include <time.h>
@@ -71,7 +71,7 @@ struct Cta {
   pthread_barrier_t warps[16];
   u32 lanes[16][32][4];
 };
-static Cta ctas[2];
+static Cta ctas[CTAS];
 static thread_local Cta* cta;
 static thread_local Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
@@ -82,6 +82,7 @@ typedef std::deque<std::function<void()>> Group;
 static thread_local std::deque<Group> committed;
 static thread_local Group open_group;
 static bool late;
+static int first_block_of_cluster;
 
 inline u64 __cvta_generic_to_shared(const void* p) { return (const char*)p - arena; }
 
@@ -92,7 +93,7 @@ struct Lock {
 template <typename Done> void wait_until(Done done, const char* what, u32 which) {
   timespec limit;
   clock_gettime(CLOCK_REALTIME, &limit);
-  limit.tv_sec += 60;
+  limit.tv_sec += MOST_SECONDS;
   while (!done())
     if (pthread_cond_timedwait(&changed, &mutex, &limit)) {
       fprintf(stderr, "thread %d waits for ever: %s %u\n", threadIdx.x, what, which);
@@ -202,6 +203,11 @@ inline float widen_float8(unsigned char x) {
   const float size = (x & 127) == 127 ? NAN : exponent ? ldexpf(8 + mantissa, exponent - 10) : ldexpf(mantissa, -9);
   return x & 128 ? -size : size;
 }
+#if OPERAND_S8
+inline float widen_byte(signed char x) { return x; }
+#else
+inline float widen_byte(unsigned char x) { return widen_float8(x); }
+#endif
 inline u32 narrow_float8(float x) {  // of a weight: to nearest, ties to even, at most 448
   if (!(x >= 0)) return 127;
   u32 low = 0, high = 126;
@@ -288,26 +294,27 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   else if (descriptor >> 62 == 1) at = from + row / 8 * stride + row % 8 * 128 + k * ELEMENT_BYTES;
   else at = from + row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2;
   if (descriptor >> 62 == 1) at ^= (at >> 7 & 7) << 4;
-  if (ELEMENT_BYTES == 1) return widen_float8(arena[at % WINDOW]);
+  if (ELEMENT_BYTES == 1) return widen_byte(arena[at % WINDOW]);
+  if (ELEMENT_BYTES == 4) return __uint_as_float(*(u32*)(arena + at % WINDOW) & ~0x1fffu);  // TF32
   u16 x;
   memcpy(&x, arena + at % WINDOW, 2);
   return widen(x);
 }
 struct Rows { float x[2][DEPTH]; };  // of A, a thread's two
-template <int WIDE> void multiply(float* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
+template <int WIDE, class Sum> void multiply(Sum* sums, const std::function<Rows()>& rows, u64 b, bool b_by_row, int accumulate) {
   const int lane = threadIdx.x % 32;
   auto run = [=] {
     const Rows a = rows();
     for (int i = 0; i < WIDE / 2; ++i) {
       const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      float sum = accumulate ? sums[i] : 0;
-      for (int k = 0; k < DEPTH; ++k) sum += a.x[i / 2 % 2][k] * element(b, b_by_row, column, k);
+      Sum sum = accumulate ? sums[i] : 0;
+      for (int k = 0; k < DEPTH; ++k) sum += (Sum)(a.x[i / 2 % 2][k] * element(b, b_by_row, column, k));
       sums[i] = sum;
     }
   };
   if (late) open_group.push_back(run); else run();
 }
-template <int WIDE> void multiply_shared(float* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
+template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_column, u64 b, bool b_by_row, int accumulate) {
   const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
   multiply<WIDE>(sums, [=] {
     Rows rows;
@@ -366,9 +373,8 @@ inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3,
 }
 #endif
 
-// Clusters one after the other: they share tiles by a counter, and do not wait for each other.
+// Clusters one after the other, with `late` from the last: they share tiles by a counter, and do not wait for each other.
 static std::function<void()> body;
-static int first_block_of_cluster;
 static void* run_thread(void* number) {
   const int i = (int)(intptr_t)number, rank = i / blockDim.x;
   threadIdx.x = i % blockDim.x, blockIdx.x = first_block_of_cluster + rank, cta = ctas + rank;
@@ -378,7 +384,7 @@ static void* run_thread(void* number) {
 static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel, int cluster = 1) {
   body = kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
   for (Cta& one : ctas) one.memory = (char*)aligned_alloc(WINDOW, WINDOW);
-  for (int& block = first_block_of_cluster = 0; block < grid; block += cluster) {
+  for (int& block = first_block_of_cluster = late ? grid - cluster : 0; 0 <= block && block < grid; block += late ? -cluster : cluster) {
     for (Cta& one : ctas) {
       memset(one.memory, 0xff, WINDOW);  // NaN
       one.barriers.clear(), one.meetings.clear();

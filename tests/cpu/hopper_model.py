@@ -33,12 +33,17 @@ def built(text: str, constants: dict[str, int], launch: str, folder: Path) -> ct
     text = text.replace("__shared__ Shared storage;", "Shared& storage = *(Shared*)(arena + STATIC_AT);")
     assert "asm" not in text
     assert "__shared__" not in text
-    lines = [f"#define {key} {value}" for key, value in constants.items()]
-    source = folder / "kernel.cpp"
+    lines = [f"#define {key} {value}" for key, value in {"MOST_SECONDS": 60, "CTAS": 2, **constants}.items()]
     header = Path(__file__).with_name("hopper_model.h")
-    source.write_text("\n".join([*lines, f'#include "{header}"', text, launch]))
+    return compiled("\n".join([*lines, f'#include "{header}"', text, launch]), folder)
+
+
+def compiled(program: str, folder: Path, level: str = "-O2") -> ctypes.CDLL:
+    """A C++ program as a library in `folder`; level: of optimisation."""
+    source = folder / "kernel.cpp"
+    source.write_text(program)
     library = folder / "kernel.so"
-    command = [COMPILER, "-O2", "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
+    command = [COMPILER, level, "-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-o", library, source]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[:2000]
     return ctypes.CDLL(str(library))
