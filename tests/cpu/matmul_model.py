@@ -1,0 +1,218 @@
+"""hopper_cluster.cu on hopper_model.h: its text with calls instead of assembly, launched by hopper_cluster.py itself.
+
+What stands for NVIDIA's driver encodes tensor maps, refuses those that the driver refuses, and runs launches in a
+process of their own, so that one that never ends is a failure like others.
+"""
+
+from __future__ import annotations
+
+import ast
+import ctypes
+import hashlib
+import os
+import re
+import signal
+import tempfile
+from pathlib import Path
+
+from hopper_model import compiled
+
+from laneloom.codegen import cuda_call
+from laneloom.codegen.cuda_call import TENSOR_MAP_TYPES, CudaFunction
+from laneloom.ops.matmul.kernels import hopper_cluster
+from laneloom.ops.matmul.tma_operand import ELEMENT_BYTES
+
+#: instructions, words apart by one blank, and what stands for them; their operands follow, what is written first
+CALLS = {
+    "": "ptx::nothing",
+    "mov.u32 %0, %%cluster_ctarank;": "ptx::cluster_rank",
+    "barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.aligned;": "ptx::cluster_meet",
+    "{ .reg .pred done; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1; @done bra DONE; bra AGAIN; "
+    "DONE: }": "barrier_wait",
+    "mbarrier.init.shared::cta.b64 [%0], %1;": "ptx::init_barrier",
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_expect",
+    "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
+    "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [remote]; }":
+    "ptx::arrive_at",
+    "fence.mbarrier_init.release.cluster;": "ptx::nothing",
+    "prefetch.tensormap [%0];": "ptx::nothing",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+    "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;": "ptx::load_box_to_all",
+    "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];":
+    "ptx::load_box",
+    "cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];": "ptx::fetch_box",
+    "{ .reg .b32 there, signal; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 signal, %3, %4; "
+    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal]; }":
+    "ptx::copy_to_peer",
+    "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];": "ptx::store_box",
+    "cp.async.bulk.commit_group;": "ptx::commit_stores",
+    "cp.async.bulk.wait_group.read 0;": "ptx::wait_for_stores",
+    "fence.proxy.async.shared::cta;": "ptx::show_to_copy_engine",
+    "griddepcontrol.launch_dependents;": "ptx::nothing",
+    "griddepcontrol.wait;": "ptx::wait_for_predecessor",
+    "wgmma.fence.sync.aligned;": "wgmma_fence",
+    "wgmma.commit_group.sync.aligned;": "wgmma_commit",
+    "wgmma.wait_group.sync.aligned 0;": "wgmma_wait<0>",
+    "wgmma.wait_group.sync.aligned 1;": "wgmma_wait<1>",
+    "bar.sync %0, %1;": "named_sync",
+    "bar.sync %0, 128;": "ptx::warpgroup_sync",
+    "setmaxnreg.dec.sync.aligned.u32 40;": "ptx::nothing",
+    "setmaxnreg.inc.sync.aligned.u32 232;": "ptx::nothing",
+    "setmaxnreg.inc.sync.aligned.u32 152;": "ptx::nothing",
+    "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};": "ptx::store_matrices",
+    "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};": "ptx::store_turned_matrices",
+    "st.shared.v2.b32 [%0], {%1, %2};": "ptx::store_words",
+    "cvt.rn.bf16x2.f32 %0, %1, %2;": "ptx::pack_bfloats",
+    "cvt.rn.f16x2.f32 %0, %1, %2;": "ptx::pack_halves",
+    "cvt.f32.f16 %0, %1;": "ptx::widen_half",
+    "max.NaN.f32 %0, %1, %2;": "ptx::larger",
+    "ex2.approx.ftz.f32 %0, %1;": "ptx::exp2",
+}  # fmt: skip
+_WGMMA = re.compile(
+    r"\{\.reg \.pred p; setp\.ne\.b32 p, %(\d+), 0; "
+    r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(?:f32|s32)\.(\w+)\.(\w+) "
+    r"\{([%\d, ]+)\}, %(\d+), %(\d+), p(?:, 1, 1)?(?:, ([01]), ([01]))?;\}"
+)
+DEPTHS = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "s8": 32}  #: K of a wgmma of each type that the model has
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
+LAUNCH = """
+extern "C" void launch(int grid, int threads, int cluster, int bytes, int late, void **p) {
+  if (threads != THREADS || cluster != PEERS || grid % PEERS || PEERS > CTAS) ptx::fail("no launch of this kernel");
+  ptx::run(grid, threads, cluster, bytes, late, [=] {
+    matmul_hopper_cluster(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(TensorMap *)p[3],
+                          *(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7]);
+  });
+}
+"""
+
+
+class ModelError(AssertionError):
+    """What the model reports of a launch: an illegal instruction, a wait without an end."""
+
+
+def _split(text: str) -> list[list[str]]:
+    """An asm statement's inside: its sections between colons, each cut at commas; strings and brackets stay whole."""
+    sections, depth = [[""]], 0
+    for token in _TOKEN.findall(text):
+        depth += {"(": 1, ")": -1, "[": 1, "]": -1}.get(token, 0)
+        if token == ":" and not depth:
+            sections.append([""])
+        elif token == "," and not depth:
+            sections[-1].append("")
+        else:
+            sections[-1][-1] += token
+    return [[part.strip() for part in section if part.strip()] for section in sections]
+
+
+def _call(inside: str) -> str:
+    (strings,), *operands = _split(inside)
+    words = "".join(ast.literal_eval(x) for x in re.findall(r'"(?:[^"\\]|\\.)*"', strings))
+    instruction = " ".join(words.split())
+    values = [re.fullmatch(r'(?:"[^"]*"|\w+)\s*\((.*)\)', x, re.DOTALL)[1] for part in operands[:2] for x in part]
+    name = CALLS.get(instruction)
+    if name is not None:
+        return f"{name}({', '.join(values)})"
+    wgmma = _WGMMA.fullmatch(instruction)
+    assert wgmma, f"matmul_model.py knows no call for this instruction: {instruction}"
+    flag, columns, depth, kind_a, kind_b, sums, a, b, a_by_column, b_by_row = wgmma.groups()
+    assert DEPTHS.get(kind_a) == int(depth), f"matmul_model.py multiplies {', '.join(DEPTHS)}: {instruction}"
+    assert kind_a == kind_b, f"matmul_model.py multiplies equal types: {instruction}"
+    count = int(columns) // 2
+    assert values[:count] == [f"d[{i}]" for i in range(count)]
+    assert sums == ", ".join(f"%{i}" for i in range(count))
+    a, b, flag = (values[int(x)] for x in (a, b, flag))
+    return f"multiply_shared<{columns}>(d, {a}, {a_by_column or 0}, {b}, {b_by_row or 0}, {flag})"
+
+
+def with_calls(text: str) -> str:
+    """A CUDA text with a call of the model for each asm statement; one that the model does not know is an error."""
+    done, at = [], 0
+    code = re.sub(r"//[^\n]*", lambda comment: " " * len(comment[0]), text)
+    for statement in re.finditer(r"\b_*asm_*\b\s*(?:volatile\b\s*)?\(", code):
+        depth, end = 1, statement.end()
+        while depth:
+            token = _TOKEN.match(text, end)
+            depth += {"(": 1, ")": -1}.get(token[0], 0)
+            end = token.end()
+        done += [text[at : statement.start()], _call(text[statement.end() : end - 1])]
+        at = end
+    assert len(re.findall("asm", code)) * 2 == len(done), "an asm statement that matmul_model.py does not find"
+    return "".join([*done, text[at:]])
+
+
+def program(source: str, constants: dict[str, int | str]) -> str:
+    """The kernel's text as a C++ program of the model."""
+    text = with_calls(source)
+    shared = "extern __shared__ __align__(1024) char shared[];"
+    assert text.count(shared) == 1
+    text = text.replace(shared, "char *const shared = arena;")
+    kind = re.search(r"wgmma\.mma_async\.\S+\.(?:f32|s32)\.(\w+)\.(\w+) ", source)
+    assert kind, "no wgmma"
+    defines = {**constants, "BF16": int(kind[1] == "bf16"), "OPERAND_" + kind[1].upper(): 1}
+    lines = [f"#define {key} {value}" for key, value in defines.items()]
+    header = Path(__file__).with_name("matmul_model.h")
+    return "\n".join([*lines, f'#include "{header}"', "namespace kernel {", text, LAUNCH, "}"])
+
+
+class Model:
+    """Stands for NVRTC and the driver where hopper_cluster.py looks for them.
+
+    late: whether wgmma and the copy engine read as late as their waits allow. change: what becomes of the kernel's text
+    first. seconds: after which a wait without an end is a failure."""
+
+    def __init__(
+        self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, seconds: int = 20
+    ) -> None:
+        self.folder, self.late, self.change, self.seconds = folder, late, change, seconds
+        self.sizes = {number: ELEMENT_BYTES.get(name, 4) for name, number in TENSOR_MAP_TYPES.items()}
+        monkeypatch.setattr(hopper_cluster, "compile_cuda", self.compile_cuda)
+        monkeypatch.setattr(cuda_call, "driver", lambda: self)
+
+    def compile_cuda(self, source, gpu, *, constants, num_warps, lds_bytes, name) -> CudaFunction:
+        text = program(self.change(source), {**constants, "MOST_SECONDS": self.seconds, "CTAS": "4"})
+        folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
+        folder.mkdir(exist_ok=True)
+        library = folder / "kernel.so"
+        found = ctypes.CDLL(str(library)) if library.exists() else compiled(text, folder, "-O1")
+        address = ctypes.cast(found.launch, ctypes.c_void_p).value
+        return CudaFunction(name, address, 32 * num_warps, lds_bytes, found)
+
+    def cuTensorMapEncodeTiled(
+        self, to, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
+    ) -> int:
+        size, address = self.sizes[kind], address.value
+        suits = rank == 4 and swizzle == 3 and list(steps) == [1] * 4 and not interleave and not fill
+        suits &= address % 16 == 0 and all(stride % 16 == 0 and stride < 1 << 40 for stride in strides)
+        suits &= all(1 <= n <= 1 << 32 for n in sizes) and all(1 <= n <= 256 for n in box) and list(box[2:]) == [1, 1]
+        suits &= box[0] * size % 16 == 0 and box[0] * size <= 128
+        words = [address, *sizes, *strides, *box, size]
+        ctypes.memmove(to, (ctypes.c_uint64 * 16)(*words), 128)
+        return 0 if suits else 1
+
+    def cuLaunchKernelEx(self, by_config, function, parameters, extra) -> int:
+        config = by_config._obj
+        attributes = [config.attributes[i] for i in range(config.attribute_count)]
+        cluster = next((x.value[0] for x in attributes if x.id == 4), 1)
+        launch = ctypes.CFUNCTYPE(None, *[ctypes.c_int] * 5, ctypes.c_void_p)(function.value)
+        arguments = config.grid[0], config.block[0], cluster, config.shared_bytes, int(self.late)
+        in_own_process(lambda: launch(*arguments, ctypes.addressof(parameters)))
+        return 0
+
+
+def in_own_process(run) -> None:
+    """Do what writes nothing but shared memory; what it says where it fails is the error's text."""
+    with tempfile.TemporaryFile() as said:
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGABRT, signal.SIG_DFL)
+            os.dup2(said.fileno(), 2)
+            failed = 1
+            try:
+                run()
+                failed = 0
+            finally:
+                os._exit(failed)
+        _, status = os.waitpid(child, 0)
+        said.seek(0)
+        if status:
+            raise ModelError(said.read().decode(errors="replace").strip()[-2000:] or f"ended by {status}")

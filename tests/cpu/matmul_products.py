@@ -1,0 +1,79 @@
+"""Products by hopper_cluster.py on matmul_model.py's instructions, held to FP64."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from laneloom import verify
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.kernels import hopper_cluster
+from laneloom.ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
+
+GPU = get_gpu("sm_90a")
+DTYPES = {
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn,
+    "int8": torch.int8, "int32": torch.int32,
+}  # fmt: skip
+GUARD = 64  #: elements before and behind C
+WORDS = {2: torch.int16, 4: torch.int32}
+
+
+def product(m, n, k, layout="nt", *, dtype="bf16", out=None, c_pitch=0, batch=(1, 1), shared="", **rest):
+    """A problem whose operands have the pitches that TMA takes. `shared`: operands that do not step along the inner
+    batch axis."""
+    whole = 16 // DTYPE_BYTES[dtype]
+
+    def matrix(name, rows, columns, letter, pitch=0):
+        pitch = pitch or -(-(columns if letter == "n" else rows) // whole) * whole
+        step = pitch * (rows if letter == "n" else columns)
+        inner = 0 if name in shared else step
+        return Matrix((batch[1] * step, inner, *((pitch, 1) if letter == "n" else (1, pitch))))
+
+    a, b = matrix("a", m, k, layout[0]), matrix("b", k, n, layout[1])
+    c = matrix("c", m, n, "n", c_pitch or n)
+    return MatmulProblem(m, n, k, dtype, dtype, out or dtype, batch, a, b, c, **rest)
+
+
+def small(**knobs) -> ClusterConfig:
+    knobs = {"block_m": 64, "block_n": 32, "block_k": 64, "group_m": 2, "stages": 2, "consumers": 1} | knobs
+    return ClusterConfig(programs=knobs.pop("programs", 2), **knobs)
+
+
+def laid(matrix, shape, dtype, seed):
+    """Random elements that lie as `matrix` says."""
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, matrix.strides, strict=True))
+    data = torch.randn(size, generator=torch.Generator().manual_seed(seed)) * (40 if dtype == "int8" else 1)
+    return data.to(DTYPES[dtype]).as_strided(shape, matrix.strides)
+
+
+def run(problem, config, *terms, anyway=False):
+    """A, B, C. Nothing but C may be written: not between its rows, not before and behind it. `anyway`: whatever the
+    config says."""
+    assert anyway or config.why_invalid(problem, GPU) is None
+    a = laid(problem.a, (*problem.batch, problem.m, problem.k), problem.dtype_a, 1)
+    b = laid(problem.b, (*problem.batch, problem.k, problem.n), problem.dtype_b, 2)
+    kind, shape, strides = DTYPES[problem.dtype_out], (*problem.batch, problem.m, problem.n), problem.out.strides
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    memory = torch.full((size + 2 * GUARD,), -1, dtype=WORDS[kind.itemsize]).share_memory_()  # NaN
+    expected = memory.clone()
+    out = memory.view(kind).as_strided(shape, strides, GUARD)
+    hopper_cluster.prepare(problem, config, GPU)(a, b, out, *terms)
+    own = torch.arange(len(memory)).as_strided(shape, strides, GUARD).flatten()
+    expected[own] = memory[own]
+    assert torch.equal(expected, memory), "written outside of C"
+    return a, b, out
+
+
+def compare(out, truth, sums, k, dtype, unit=2.0**-24):
+    """unit: of what each of the k terms may be off."""
+    error = abs(out.double().numpy() - truth)
+    wrong = ~(error <= k * unit * sums + verify.UNIT_ROUNDOFF.get(dtype, 0) * abs(truth))
+    assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
+
+
+def check(problem, config, unit=2.0**-24):
+    a, b, out = run(problem, config)
+    a, b = a.double().numpy(), b.double().numpy()
+    compare(out, a @ b, abs(a) @ abs(b), problem.k, problem.dtype_out, unit)

@@ -1,0 +1,158 @@
+"""hopper_cluster.cu on a CPU model of Hopper's instructions: its own text and its own launch, every thread by itself.
+
+wgmma and the copy engine's reads of what it stores come as late as their waits allow, but where a test says `early`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from hopper_model import COMPILER
+
+torch = pytest.importorskip("torch")
+
+from matmul_model import Model  # noqa: E402
+from matmul_products import check, compare, product, run, small  # noqa: E402
+
+from laneloom.device.pieces import PiecesLaunch  # noqa: E402
+from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where kernels lie that several tests share."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def model(folder, monkeypatch):
+    return functools.partial(Model, folder, monkeypatch)
+
+
+CASES = {
+    "nn": (product(168, 72, 136, "nn"), small()),
+    "nt": (product(104, 72, 136, "nt"), small()),
+    "tn": (product(104, 72, 136, "tn"), small()),
+    "tt": (product(104, 72, 136, "tt"), small()),
+    "no edge on a multiple": (product(67, 40, 65, "nn"), small()),
+    "smaller than a tile": (product(5, 8, 3, "nt"), small()),
+    "panels of b, two consumers": (product(136, 168, 72, "tn"), small(block_m=128, block_n=80, consumers=2)),
+    "staging of two panels": (product(70, 208, 72, "nn"), small(block_n=104, panels=2, programs=4)),
+    "swapped": (product(72, 104, 136, "nn"), small(swapped=True)),
+    "swapped, masked": (product(43, 83, 136, "tt", c_pitch=88), small(swapped=True, tma_store=False)),
+    "swapped, uneven": (product(88, 128, 72, "nn"), small(block_n=48, swapped=True, tiles_n=2, programs=4)),
+    "masked, rows that do not fill 16 bytes": (product(69, 45, 72, c_pitch=52), small(tma_store=False)),
+    "masked, in lines": (product(69, 40, 72, "tn", c_pitch=48), small(tma_store=False)),
+    "hold_back": (product(200, 72, 328, "nt"), small(hold_back=3)),
+    "hold_back over all slices": (product(200, 40, 72, "nt"), small(hold_back=3)),
+    "split": (product(200, 72, 136, "nt"), small(block_m=128, split=True, programs=1)),
+    "split, hold_back, masked": (
+        product(180, 45, 200, "nn", c_pitch=48), small(block_m=128, split=True, hold_back=1, tma_store=False)),
+    "split, hold_back, two consumers": (
+        product(600, 40, 136), small(block_m=256, consumers=2, split=True, hold_back=1, programs=1)),
+    "uneven, hold_back": (product(130, 176, 136), small(block_n=64, tiles_n=3, hold_back=1, programs=3)),
+    "cluster of 2 x 1": (product(200, 72, 200, "nt"), small(cluster_m=2)),
+    "cluster of 2 x 1, panels of b": (product(200, 72, 200, "tn"), small(cluster_m=2)),
+    "cluster of 1 x 2": (product(100, 104, 200, "nn"), small(cluster_n=2)),
+    "cluster of 1 x 2, panels of a, held back": (product(168, 72, 136, "tt"), small(cluster_n=2, hold_back=1)),
+    "parts of k": (product(60, 24, 328, "nt"), small(cluster_k=4, programs=4)),
+    "cluster of 2 x 2": (product(200, 104, 136, "nn"), small(cluster_m=2, cluster_n=2, programs=4)),
+    "parts of k, swapped": (product(24, 72, 328, "nn"), small(cluster_k=2, swapped=True, programs=4)),
+    "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
+    "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),
+    "batch, hold_back": (product(70, 40, 328, "nt", batch=(1, 3)), small(hold_back=3)),
+    "fp8, promoted": (product(70, 40, 656, dtype="fp8", out="bf16"), small(block_k=128, promote=2)),
+    "int8": (product(70, 40, 208, dtype="int8", out="int32"), small(block_k=128)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products(model, name):
+    model()
+    check(*CASES[name])
+
+
+@pytest.mark.parametrize("name", ["nn", "split, hold_back, masked", "cluster of 2 x 1"])
+def test_products_early(model, name):
+    """What would come too early is seen where nothing waits for a wait."""
+    model(late=False)
+    check(*CASES[name])
+
+
+def test_tf32(model):
+    model()
+    check(product(70, 40, 72, dtype="fp32", precision="tf32"), small(block_k=32), 2.0**-9)
+
+
+def cut(copy, source):
+    """What pieces.py makes of a matrix: pieces of its elements, their sum; behind the last along K anything."""
+    rest = source.as_strided((copy.rows, copy.k), copy.strides).clone()
+    kind = torch.bfloat16 if copy.dtype == "bf16" else torch.float32
+    pieces = torch.full((copy.pieces, copy.rows, copy.pitch), torch.nan, dtype=kind)
+    for piece in pieces:
+        near = ((rest.view(torch.int32) + copy.half) & -2 * copy.half).view(torch.float32)
+        piece[:, : copy.k] = near
+        rest -= near
+    return pieces
+
+
+@pytest.mark.parametrize(("precision", "pieces", "block_k"), [("3xtf32", 2, 32), ("3xbf16", 3, 64)])
+def test_pieces(model, monkeypatch, precision, pieces, block_k):
+    """Products of pieces that a launch ahead writes, here torch, each with the smallest ones first."""
+    monkeypatch.setattr(PiecesLaunch, "__call__", lambda self, *sources: list(map(cut, self._copies, sources)))
+    model()
+    config = small(block_k=block_k, pieces=pieces, promote=1, copy_a=True, copy_b=True)
+    check(product(70, 40, 136, "nn", dtype="fp32", precision=precision), config, 2.0**-20)
+
+
+def gelu(x):
+    return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
+
+
+def test_epilogue(model):
+    """activation(alpha scale_a A B scale_b + beta D + bias), every term, and D in lines of 16 bytes."""
+    m, n, k = 70, 40, 136
+    terms = Epilogue(
+        scaled=True, addend=Matrix((0, 0, n + 8, 1)), dtype_addend="bf16", bias=("n", 1), dtype_bias="fp32",
+        activation="gelu", scale_a="row", scale_b="column",
+    )  # fmt: skip
+    d, bias = torch.randn(m, n + 8).bfloat16(), torch.randn(n)
+    scale_a, scale_b = torch.rand(m) + 0.5, torch.rand(n) + 0.5
+    model()
+    a, b, out = run(product(m, n, k, epilogue=terms), small(), d, bias, 0.25, -1.5, scale_a, scale_b)
+    a = a.double().numpy() * 0.25 * scale_a.double().numpy()[:, None]
+    b = b.double().numpy() * scale_b.double().numpy()
+    more = -1.5 * d[:, :n].double().numpy() + bias.double().numpy()
+    compare(out, gelu(a @ b + more), abs(a) @ abs(b) + abs(more), k, "bf16")
+
+
+def test_epilogue_of_two_strips(model):
+    """A turned D whose elements come one by one, a bias of rows, results that wait for the next tile."""
+    m, n, k = 140, 40, 136
+    addend = Matrix((0, 0, 1, m))
+    terms = Epilogue(addend=addend, dtype_addend="fp16", bias=("m", 2), dtype_bias="fp16", activation="relu")
+    d, bias = torch.randn(n, m).half().T, torch.randn(2 * m).half()
+    model()
+    problem = product(m, n, k, "nn", out="fp16", dtype="fp16", epilogue=terms)
+    a, b, out = run(problem, small(block_m=128, split=True, hold_back=1, programs=1), d, bias, None, 1.0)
+    a, b = a.double().numpy(), b.double().numpy()
+    more = d.double().numpy() + bias[::2].double().numpy()[:, None]
+    compare(out, np.maximum(a @ b + more, 0), abs(a) @ abs(b) + abs(more), k, "fp16")
+
+
+def test_groups(model):
+    """Groups that end within tiles, that are empty, and rows behind the last group, which nobody writes."""
+    m, n, k, ends = 150, 40, 72, (70, 70, 75, 141)
+    problem = product(m, n, k, "nn", batch=(1, len(ends)), shared="ac")
+    model()
+    a, b, out = run(problem, small(grouped=True), *[None] * 6, torch.tensor(ends, dtype=torch.int32))
+    first = 0
+    for group, end in enumerate(ends):
+        x, y = a[0, group, first:end].double().numpy(), b[0, group].double().numpy()
+        compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), k, "bf16")
+        first = end
+    assert out[0, 0, ends[-1] :].isnan().all()
