@@ -1,0 +1,97 @@
+"""What the CPU model of Hopper's instructions says of kernels and launches that are wrong: why it can be believed."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+from hopper_model import COMPILER
+
+torch = pytest.importorskip("torch")
+
+from matmul_model import Model, with_calls  # noqa: E402
+from matmul_products import GPU, check, product, run, small  # noqa: E402
+
+from laneloom.errors import LaneloomError  # noqa: E402
+from laneloom.ops.matmul.problem import Matrix  # noqa: E402
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    return functools.partial(Model, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(("layout", "what"), [("nt", "illegal instruction"), ("nn", "written outside of C")])
+def test_why_tma_does_not_write_rows_that_do_not_fill_16_bytes(model, layout, what):
+    """With B along K the last tile begins anywhere; otherwise at 32 bytes, and the row's last piece is not all C's."""
+    problem = product(5, 1001, 64, layout, c_pitch=1024)
+    config = small(block_n=256)
+    assert "TMA" in config.why_invalid(problem, GPU)
+    model()
+    with pytest.raises(AssertionError, match=what):
+        run(problem, config, anyway=True)
+
+
+def test_the_driver_refuses_pitches_that_16_does_not_divide(model):
+    problem = replace(product(5, 40, 64), a=Matrix((0, 0, 68, 1)))
+    model()
+    with pytest.raises(LaneloomError, match="refuses a tensor map"):
+        run(problem, small(), anyway=True)
+
+
+def test_an_instruction_that_the_model_does_not_know_is_an_error():
+    with pytest.raises(AssertionError, match=r"no call for this instruction: bar\.arrive 1, 64;"):
+        with_calls('if (x) asm volatile("bar.arrive 1, 64;" ::: "memory");')
+
+
+def wait(groups):
+    return f'asm volatile("wgmma.wait_group.sync.aligned {groups};" ::: "memory");'
+
+
+#: what is wrong: what stands in the kernel's text, what instead, what is said of it
+FAULTS = {
+    "the last tile is left out": ("if (item >= s.items)", "if (item >= s.items - 1)", "wrong"),
+    "sums are read before wgmma is done": (wait(0), wait(1), "wgmmas that nobody waits for"),
+    "slices are refilled before wgmma is done": (wait(1), "__syncwarp();", "wrong"),
+    "staging is written before the copy engine has read it": ("wait_for_reads(lane == 0);\n ", "", "wrong"),
+    "a CTA ends before the copy engine has read it": ("wait_for_reads(lane == 0);  //", "//", "a CTA ends before"),
+    "the copy engine may see old staging": (
+        'if (by_tma) asm volatile("fence.proxy.async.shared::cta;" ::: "memory");', "", "no fence"),
+    "loads do not wait for the kernels ahead": ("        wait_for_predecessor();\n    }", "}", "kernels ahead"),
+    "bytes that never come": ("(barrier, LOADED_BYTES)", "(barrier, LOADED_BYTES + 16)", "waits for ever"),
+    "the wrong phase": ("(empty + 8 * stage, phase ^ 1)", "(empty + 8 * stage, phase)", "waits for ever"),
+}  # fmt: skip
+
+
+#: the same of clusters
+FAULTS_OF_CLUSTERS = {
+    "signals come after a CTA's end": (
+        "SHARERS > 1 && i < STAGES", "false", "a signal to a CTA that has ended"),
+    "slices are refilled while a neighbour reads them": (
+        "? rank.n * CLUSTER_M + lane", "? rank.n * CLUSTER_M + rank.m", "wrong|waits for ever"),
+}  # fmt: skip
+
+
+def check_fault(model, fault, problem, config):
+    there, instead, what = fault
+
+    def change(text):
+        assert there in text
+        return text.replace(there, instead)
+
+    model(change=change, seconds=1 if "ever" in what else 20)
+    with pytest.raises(AssertionError, match=what):
+        check(problem, config)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_are_seen(model, name):
+    check_fault(model, FAULTS[name], product(200, 40, 392), small())
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_CLUSTERS)
+def test_faults_of_clusters_are_seen(model, name):
+    check_fault(model, FAULTS_OF_CLUSTERS[name], product(200, 72, 200), small(cluster_m=2))
