@@ -39,12 +39,12 @@ inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   if (at % alignment || at + bytes > (u32)shared_bytes) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);
 }
 
-// The row of a box in shared memory that piece `piece` of 16 bytes of row `row` has, swizzled by 128 bytes.
+// Where byte `byte` of a box's row `row` is in shared memory, swizzled by 128 bytes.
 inline u32 swizzled(u32 box, int row, int byte) {
   const u32 at = box + row * 128 + byte;
   return at ^ (at >> 7 & 7) << 4;
 }
-// The element at a box's beginning, if it is one of the tensor along the axes that a box does not extend along.
+// The element at a box's beginning; none if the box's product is not one of the tensor's.
 inline const char* origin(const Map& m, int x, int y, int z, int w) {
   const bool there = z >= 0 && w >= 0 && (u64)z < m.sizes[2] && (u64)w < m.sizes[3];
   if (!there) return nullptr;
