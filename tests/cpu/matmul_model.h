@@ -128,7 +128,7 @@ inline void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
 inline void init_barrier(u32 at, u32 arrivals) { check_shared(at, 8, 8), barrier_init(at, arrivals); }
 // Signals between CTAs take their time with `late`, the last CTA's most.
 inline void arrive_at(u32 at, u32 rank) {
-  if (late && cta != ctas + rank) usleep(2000 * ::cluster_rank());
+  if (late && cta != ctas + rank) usleep(SIGNAL_US * ::cluster_rank());
   take(peer(rank), at, 1, 0);
 }
 inline void cluster_rank(u32& rank) { rank = ::cluster_rank(); }

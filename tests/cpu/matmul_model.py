@@ -158,18 +158,21 @@ class Model:
     """Stands for NVRTC and the driver where hopper_cluster.py looks for them.
 
     late: whether wgmma and the copy engine read as late as their waits allow. change: what becomes of the kernel's text
-    first. seconds: after which a wait without an end is a failure."""
+    first. seconds: after which a wait without an end is a failure. signal_us: what a late signal to another CTA takes,
+    for each CTA before its own."""
 
     def __init__(
-        self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, seconds: int = 20
-    ) -> None:
-        self.folder, self.late, self.change, self.seconds = folder, late, change, seconds
+        self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, seconds: int = 20,
+        signal_us: int = 2000,
+    ) -> None:  # fmt: skip
+        self.folder, self.late, self.change = folder, late, change
+        self.constants = {"MOST_SECONDS": seconds, "SIGNAL_US": signal_us, "CTAS": 4}
         self.sizes = {number: ELEMENT_BYTES.get(name, 4) for name, number in TENSOR_MAP_TYPES.items()}
         monkeypatch.setattr(hopper_cluster, "compile_cuda", self.compile_cuda)
         monkeypatch.setattr(cuda_call, "driver", lambda: self)
 
     def compile_cuda(self, source, gpu, *, constants, num_warps, lds_bytes, name) -> CudaFunction:
-        text = program(self.change(source), {**constants, "MOST_SECONDS": self.seconds, "CTAS": "4"})
+        text = program(self.change(source), constants | self.constants)
         folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         folder.mkdir(exist_ok=True)
         library = folder / "kernel.so"
