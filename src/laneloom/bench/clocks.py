@@ -16,12 +16,9 @@ from pathlib import Path
 
 import torch
 
-from ..ops.matmul import config as matmul_config
-from ..ops.target import active_gpu
-from .kernel_sources import config_sources
-from .matmul import Case, check, make_case, make_inputs
+from .matmul import Case, check, keep, make_case, make_inputs
 from .plots import save_figure
-from .records import Record, append, hash_sources, load, make_record, read_environment
+from .records import Record, load, read_environment
 from .report import OURS, fill_page
 from .timing import Timing, capture, replay_round
 
@@ -55,25 +52,16 @@ def trace(case: Case) -> dict[str, list[tuple[float, float]]]:
 
 def run(path: Path) -> None:
     """Measure PRODUCTS and append a record for each candidate and span to `path`."""
-    environment, gpu = read_environment(), active_gpu()
+    environment = read_environment()
     for size, kind, layout in PRODUCTS:
         case = make_case(GROUP, layout, kind, (size, size, size))
-        problem = case.problem
-        config = matmul_config.plan(problem, gpu).text
         found = trace(case)
         reference = next(iter(found))
         for first, last in pairwise(SPANS):
             spans = {name: [us for s, us in rounds if first <= s < last] for name, rounds in found.items()}
-            for name, samples in spans.items():
-                append(path, make_record(
-                    Timing.from_samples(samples, spans[reference]), op="matmul", candidate=name, method=METHOD_CLOCKS,
-                    reference=reference, flops=problem.flops, bytes=problem.bytes, environment=environment,
-                    kernel_hash=hash_sources(config_sources(config)) if name == OURS else "",
-                    config={"text": config} if name == OURS else None,
-                    problem={"m": size, "n": size, "k": size, "layout": layout, "dtype": kind, "group": GROUP,
-                             "from_s": first, "to_s": last},
-                ))  # fmt: skip
-            ratio = Timing.from_samples(spans[OURS], spans[reference]).ratio_to_reference
+            by_name = {name: Timing.from_samples(samples, spans[reference]) for name, samples in spans.items()}
+            keep(path, environment, case, METHOD_CLOCKS, by_name, from_s=first, to_s=last)
+            ratio = by_name[OURS].ratio_to_reference
             print(f"{size} cubed {kind} {layout}, {first} to {last} s: {ratio:.3f} x torch", flush=True)
 
 

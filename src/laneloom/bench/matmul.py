@@ -274,35 +274,38 @@ def compile_ahead(cases: Sequence[Case], jobs: int) -> None:
         pool.map(_call_once, cases, chunksize=1)
 
 
+def keep(
+    path: Path, environment: Environment, case: Case, method: str, by_name: Mapping[str, Timing],
+    errors: Errors | None = None, **more: float,
+) -> None:  # fmt: skip
+    """Append a record for each candidate, torch's first; `more` tells this record's problem from others of the case."""
+    problem, reference = case.problem, next(iter(by_name))
+    config = matmul_config.plan(problem, active_gpu()).text
+    for name, timing in by_name.items():
+        ours = name == "laneloom"
+        error = None if errors is None or name == COMPILED else errors.ours if ours else errors.theirs
+        append(path, make_record(
+            timing, op="matmul", candidate=name, method=method, reference=reference, flops=problem.flops,
+            bytes=problem.bytes, environment=environment,
+            kernel_hash=hash_sources(config_sources(config)) if ours else "",
+            config={"text": config} if ours else None, error=error,
+            error_budget=errors.budget if ours and errors else None,
+            problem={"m": problem.m, "n": problem.n, "k": problem.k, "layout": case.layout,
+                     "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group, **more},
+        ))  # fmt: skip
+
+
 def run(
     path: Path, cases: Sequence[Case], *, rounds: int, single: bool, compiled: bool = False, host: bool = False
 ) -> None:
     """Measure every case and append its records to `path`, one for each candidate by each method."""
-    environment: Environment = read_environment()
-    gpu = active_gpu()
-
-    def keep(case: Case, method: str, by_name: dict[str, Timing], errors: Errors | None) -> None:
-        problem, reference = case.problem, next(iter(by_name))
-        config = matmul_config.plan(problem, gpu).text
-        for name, timing in by_name.items():
-            ours = name == "laneloom"
-            error = None if errors is None or name == COMPILED else errors.ours if ours else errors.theirs
-            append(path, make_record(
-                timing, op="matmul", candidate=name, method=method, reference=reference, flops=problem.flops,
-                bytes=problem.bytes, environment=environment,
-                kernel_hash=hash_sources(config_sources(config)) if ours else "",
-                config={"text": config} if ours else None, error=error,
-                error_budget=errors.budget if ours and errors else None,
-                problem={"m": problem.m, "n": problem.n, "k": problem.k, "layout": case.layout,
-                         "dtype": case.dtype, "dtype_out": problem.dtype_out, "group": case.group},
-            ))  # fmt: skip
-
+    environment, gpu = read_environment(), active_gpu()
     for case in cases:
         problem = case.problem
         with_compiled = compiled and (case.group, case.layout, case.dtype) == ("square", "nn", "bf16")
         timings, errors = measure(case, rounds=rounds, single=single, compiled=with_compiled)
         for method, by_name in timings.items():
-            keep(case, method, by_name, errors)
+            keep(path, environment, case, method, by_name, errors)
         ours = timings[METHOD_SUSTAINED]["laneloom"]
         print(
             f"{problem.m}x{problem.n}x{problem.k} {case.layout} {case.dtype}: {ours.median_us:.2f} us, "
@@ -315,7 +318,7 @@ def run(
         for sizes, layout in HOST_CASES:
             case = make_case("host", layout, "bf16", sizes)
             timings_host = measure_host(case)
-            keep(case, METHOD_HOST, timings_host, None)
+            keep(path, environment, case, METHOD_HOST, timings_host)
             ours = timings_host["laneloom"].median_us
             theirs = timings_host["torch.matmul"].median_us
             print(f"host {sizes} {layout}: {ours:.1f} us, torch {theirs:.1f}", flush=True)

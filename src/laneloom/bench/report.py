@@ -150,6 +150,13 @@ def _alone(records: Iterable[Record], record: Record, method: str, candidate: st
     return same[-1] if same else None
 
 
+def _in_a_sentence(ratios: Sequence[float]) -> str:
+    return (
+        f"{len(ratios)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, at least "
+        f"{min(ratios, default=math.nan):.3f}; {sum(ratio < 0.97 for ratio in ratios)} under 0.97."
+    )
+
+
 def render_outside(records: Iterable[Record]) -> str:
     """Markdown: sizes outside of the suite, both layouts in a row, with the geometric mean and the least ratio."""
     rows: dict[str, dict[str, Record]] = {}
@@ -157,8 +164,7 @@ def render_outside(records: Iterable[Record]) -> str:
         rows.setdefault(_sizes(record), {})[str(record.problem["layout"])] = record
     ratios = [record.ratio_to_reference for pair in rows.values() for record in pair.values()]
     lines = [
-        f"{len(ratios)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, at least "
-        f"{min(ratios, default=math.nan):.3f}; {sum(ratio < 0.97 for ratio in ratios)} under 0.97.", "",
+        _in_a_sentence(ratios), "",
         "| M x N x K | NN, us | x torch | what ran | NT, us | x torch | what ran |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for sizes, pair in rows.items():
@@ -176,10 +182,8 @@ def render_outside(records: Iterable[Record]) -> str:
 def render_random(records: Iterable[Record], is_stale: Judge = never) -> str:
     """Markdown: products of random sizes, each in one layout and dtype; the slowest against the reference first."""
     rows = sorted(latest(records), key=lambda r: r.ratio_to_reference)
-    ratios = [r.ratio_to_reference for r in rows]
     lines = [
-        f"{len(rows)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, at least "
-        f"{min(ratios, default=math.nan):.3f}; {sum(ratio < 0.97 for ratio in ratios)} under 0.97.", "",
+        _in_a_sentence([r.ratio_to_reference for r in rows]), "",
         "| M x N x K | layout | dtype | us | x sustained | what ran |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for record in rows:
