@@ -10,17 +10,15 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 import laneloom
-from laneloom.bench.products import PRECISION_ERROR
+from laneloom.bench.products import DTYPES, PRECISION_ERROR
+from laneloom.ops.attention import reference
 from laneloom.verify import SMALLEST, UNIT_ROUNDOFF
 
-TORCH = {
-    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64, "int8": torch.int8,
-    "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int32": torch.int32,
-}  # fmt: skip
-NAMES = {dtype: name for name, dtype in TORCH.items()}
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
 GUARD = -77  #: what the elements beside a result hold
 STEEPEST = 1.13  #: slope of GELU, SILU and ReLU
 ACTIVATION_ERROR = 1e-5  #: relative: GELU of 16-bit results is a polynomial
@@ -80,8 +78,8 @@ class Product:
         c, g = self.choices, self.generator
         torch.manual_seed(self.seed)
         m, n, k, kind, batch = c["m"], c["n"], c["k"], c["kind"], c["batch"]
-        a = lying(g, (*batch, m, k), TORCH[kind], device)
-        b = lying(g, (k, n) if c["shared"] else (*batch, k, n), TORCH[kind], device)
+        a = lying(g, (*batch, m, k), DTYPES[kind], device)
+        b = lying(g, (k, n) if c["shared"] else (*batch, k, n), DTYPES[kind], device)
         truth, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
         terms = bool(c["activation"] or c["bias"] or c["beta"] or c["scale"])
         eight_bits = a.element_size() == 1
@@ -158,43 +156,46 @@ class Attention:
         shapes = ((heads, self.queries, self.d), (kv_heads, self.keys, self.d), (kv_heads, self.keys, self.d_v))
         q, k, v = (lying(g, (batch, *shape), self.dtype, device).requires_grad_(self.gradients) for shape in shapes)
         out, lse = laneloom.flash_attention(q, k, v, causal=self.causal, window=self.window, return_lse=True)
-        wide = [x.detach().double().requires_grad_(self.gradients) for x in (q, k, v)]
-        each_k, each_v = (x.repeat_interleave(heads // kv_heads, 1) for x in wide[1:])
-        i, j = torch.arange(self.queries, device=device)[:, None], torch.arange(self.keys, device=device)
-        at = i + (0 if self.causal == "top_left" else self.keys - self.queries)
+        slope = torch.randn_like(out).detach()
+        word = {False: "none", True: "bottom_right"}.get(self.causal, self.causal)
         left, right = self.window or (None, None)
-        seen = torch.ones(self.queries, self.keys, dtype=torch.bool, device=device)
-        for limit in (j <= at if self.causal else None, None if left is None else j >= at - left,
-                      None if right is None else j <= at + right):  # fmt: skip
-            seen = seen if limit is None else seen & limit
-        scores = (wide[0] @ each_k.mT * self.d**-0.5).masked_fill(~seen, -torch.inf)
-        true_lse = scores.logsumexp(-1)
-        weights = torch.where(seen, torch.exp(scores - true_lse.nan_to_num(neginf=0.0)[..., None]), 0.0)
-        truth = weights @ each_v
-        unit = UNIT_ROUNDOFF[NAMES[self.dtype]]
+        exact_q, exact_k, exact_v, exact_slope = (x.detach().double().cpu().numpy() for x in (q, k, v, slope))
+
+        def attended(values: np.ndarray, grad: np.ndarray | None = None) -> reference.Truth:
+            return reference.attention(exact_q, exact_k, values, causal=word, left=left, right=right, grad=grad)
+
+        truth = attended(exact_v, exact_slope)
+        # The weights are what a matrix of ones on the diagonal gives.
+        weights = attended(np.broadcast_to(np.eye(self.keys), (batch, kv_heads, self.keys, self.keys))).out
+        name = NAMES[self.dtype]
+        unit, least = UNIT_ROUNDOFF[name], SMALLEST[name]
+        bounds = magnitudes(weights, exact_q, exact_k, exact_v, truth.out, exact_slope)
         # P is rounded once before it is multiplied, and O once; scores and exp have an error of some units of FP32.
-        budget = (3 * unit + 2.0**-14) * (weights @ each_v.abs()) + SMALLEST[NAMES[self.dtype]]
-        assert ((out.double() - truth).abs() <= budget).all(), str(self)
-        finite = torch.isfinite(true_lse)
-        assert (lse.isneginf() == ~finite).all(), str(self)
-        assert ((lse.double() - true_lse).abs()[finite] <= 2.0**-12 * (1 + true_lse.abs()[finite])).all(), str(self)
+        assert (off(out, truth.out) <= (3 * unit + 2.0**-14) * bounds[0] + least).all(), str(self)
+        finite = np.isfinite(truth.lse)
+        assert (np.isneginf(lse.detach().cpu().numpy()) == ~finite).all(), str(self)
+        assert (off(lse, truth.lse)[finite] <= 2.0**-12 * (1 + abs(truth.lse[finite]))).all(), str(self)
         if self.gradients:
-            slope = torch.randn_like(truth).to(self.dtype)
             found = torch.autograd.grad(out, (q, k, v), slope)
-            true = torch.autograd.grad(truth, wide, slope.double())
-            for name, x, y, bound in zip("qkv", found, true, self.bounds(wide, weights, truth, slope), strict=True):
-                room = (4 * unit + 2.0**-14) * bound + unit * y.abs() + SMALLEST[NAMES[self.dtype]]
-                assert ((x.double() - y).abs() <= room).all(), (str(self), name)
+            for which, x, y, bound in zip("qkv", found, truth[2:], bounds[1:], strict=True):
+                room = (4 * unit + 2.0**-14) * bound + unit * abs(y) + least
+                assert (off(x, y) <= room).all(), (str(self), which)
 
-    def bounds(self, wide: list[torch.Tensor], weights: torch.Tensor, truth: torch.Tensor, slope: torch.Tensor) -> Any:
-        """Of the gradients, sums of the magnitudes of all that is added: P, dS and O are rounded on the way."""
-        q, k, v = (x.detach().abs() for x in wide)
-        group = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-        weights, slope = weights.detach(), slope.double().abs()
-        of_scores = weights * (slope @ v.mT + (slope * truth.detach().abs()).sum(-1, keepdim=True)) * self.d**-0.5
 
-        def of_group(x: torch.Tensor) -> torch.Tensor:
-            return x.unflatten(1, (-1, group)).sum(2)
+def off(x: torch.Tensor, truth: np.ndarray) -> np.ndarray:
+    """How far a result is from the truth."""
+    with np.errstate(invalid="ignore"):  # of two infinities
+        return abs(x.detach().double().cpu().numpy() - truth)
 
-        return of_scores @ k, of_group(of_scores.mT @ q), of_group(weights.mT @ slope)
+
+def magnitudes(
+    weights: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, slope: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """Of O and of the gradients of Q, K and V, the magnitudes of all that is added up: P, dS and O are rounded on the
+    way."""
+    heads, group, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    q, k, v, out, slope = (abs(x) for x in (q, k.repeat(group, 1), v.repeat(group, 1), out, slope))
+    of_scores = scale * weights * (slope @ v.swapaxes(2, 3) + (slope * out).sum(-1, keepdims=True))
+    of_keys, of_values = (x.swapaxes(2, 3) @ y for x, y in ((of_scores, q), (weights, slope)))
+    of_group = (x.reshape(len(x), heads, group, *x.shape[2:]).sum(2) for x in (of_keys, of_values))
+    return weights @ v, of_scores @ k, *of_group

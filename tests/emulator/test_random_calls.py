@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from random_calls import TORCH, Attention, Product
+from random_calls import DTYPES, Attention, Product
 from random_steps import Chain, Transform, Transpose
 
 import laneloom
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
-KINDS = tuple(kind for kind in TORCH if kind != "int32")
+KINDS = tuple(kind for kind in DTYPES if kind != "int32")
 
 
 @pytest.mark.parametrize("seed", range(36))
