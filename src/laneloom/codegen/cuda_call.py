@@ -40,12 +40,14 @@ class _LaunchConfig(ctypes.Structure):
     )  # fmt: skip
 
 
-class Pointer(ctypes.c_void_p):
-    """An address as an argument of a kernel."""
+class Pointer:
+    """An address as an argument of a kernel, which comes with each launch."""
 
-    def set_address(self, address: int) -> None:
-        """Let it point to `address`."""
-        self.value = address
+
+def _map_room() -> tuple[Any, int]:
+    """Memory for a map, and where in it the map lies: the driver asks for 64-byte alignment."""
+    room = ctypes.create_string_buffer(192)
+    return room, -(-ctypes.addressof(room) // 64) * 64
 
 
 class TensorMap:
@@ -69,27 +71,28 @@ class TensorMap:
         self._strides = (ctypes.c_uint64 * max(rank - 1, 1))(*strides)
         self._box = (ctypes.c_uint32 * rank)(*box)
         self._steps = (ctypes.c_uint32 * rank)(*[1] * rank)
-        self._storage = ctypes.create_string_buffer(192)
-        self.parameter = -(-ctypes.addressof(self._storage) // 64) * 64  # the driver asks for 64-byte alignment
-        self._encoded: dict[int, bytes] = {}
+        self._room, self.parameter = _map_room()
         self._address = -1  #: of what `parameter` points to
+        self._encoded: dict[int, int] = {}  #: address of the tensor -> address of its map
+        self._rooms: list[Any] = []  #: keeps those maps
 
     def set_address(self, address: int) -> None:
         """Let the map begin at `address`, a multiple of 16."""
-        if address == self._address:
-            return
-        encoded = self._encoded.get(address)
-        if encoded is None:
-            encoded = self._encode(address)
-        ctypes.memmove(self.parameter, encoded, 128)
-        self._address = address
+        if address != self._address:
+            ctypes.memmove(self.parameter, self.encoded(address), 128)
+            self._address = address
 
-    def _encode(self, address: int) -> bytes:
-        self._address = -1
-        status = self._ask_driver(address)
+    def encoded(self, address: int) -> int:
+        """Where the map lies that begins at `address`, a multiple of 16: to be read before another one is asked for."""
+        found = self._encoded.get(address)
+        return self._encode(address) if found is None else found
+
+    def _encode(self, address: int) -> int:
+        room, place = _map_room()
+        status = self._ask_driver(place, address)
         if status == NO_CONTEXT:
             make_current(self.device)
-            status = self._ask_driver(address)
+            status = self._ask_driver(place, address)
         if status != 0:
             raise LaneloomError(
                 f"the CUDA driver refuses a tensor map (error {status}): sizes {list(self._sizes)}, strides "
@@ -97,12 +100,14 @@ class TensorMap:
             )
         if len(self._encoded) >= _MOST_ADDRESSES:
             self._encoded.clear()
-        encoded = self._encoded[address] = ctypes.string_at(self.parameter, 128)
-        return encoded
+            self._rooms.clear()
+        self._rooms.append(room)
+        self._encoded[address] = place
+        return place
 
-    def _ask_driver(self, address: int) -> int:
+    def _ask_driver(self, place: int, address: int) -> int:
         return driver().cuTensorMapEncodeTiled(
-            ctypes.c_void_p(self.parameter), self._type, self._rank, ctypes.c_void_p(address), self._sizes,
+            ctypes.c_void_p(place), self._type, self._rank, ctypes.c_void_p(address), self._sizes,
             self._strides, self._box, self._steps, 0, self._swizzle, self._promotion, 0,
         )  # fmt: skip
 
@@ -137,18 +142,25 @@ class CudaCall:
         cluster: int = 1,
         pdl: bool = False,
     ) -> None:
-        """`arguments`: TensorMaps and ctypes objects, in the kernel's order, read at each launch; `cluster`: CTAs in a
-        cluster, which divide `ctas`; `pdl`: may start while the kernel ahead still drains."""
+        """`arguments`: TensorMaps, Pointers and ctypes objects, in the kernel's order, read at each launch; `cluster`:
+        CTAs in a cluster, which divide `ctas`; `pdl`: may start while the kernel ahead still drains."""
         self._kernel = load_function(kernel, device) if isinstance(kernel, CodeObject) else kernel
         self._device = device
         self._arguments = tuple(arguments)
-        for argument in arguments:
+        places = [i for i, argument in enumerate(arguments) if isinstance(argument, (TensorMap, Pointer))]
+        #: what `launch_at` is given, for TensorMaps and Pointers in the kernel's order; kernels read Pointers from it
+        self._addresses = (ctypes.c_uint64 * len(places))()
+        self._maps: list[tuple[int, int, TensorMap]] = []  #: number of the address, number of the argument, the map
+        self._parameters = (ctypes.c_void_p * len(arguments))()
+        for i, argument in enumerate(arguments):
             if isinstance(argument, TensorMap):
                 argument.device = device
-        #: what `launch_at` takes addresses for, in the kernel's order
-        self._places = [argument for argument in arguments if isinstance(argument, (TensorMap, Pointer))]
-        addresses = [a.parameter if isinstance(a, TensorMap) else ctypes.addressof(a) for a in arguments]
-        self._parameters = (ctypes.c_void_p * len(addresses))(*addresses)
+                self._maps.append((places.index(i), i, argument))
+                self._parameters[i] = argument.parameter
+            elif isinstance(argument, Pointer):
+                self._parameters[i] = ctypes.addressof(self._addresses) + 8 * places.index(i)
+            else:
+                self._parameters[i] = ctypes.addressof(argument)
         attributes = []
         if cluster > 1:
             attributes.append(_Attribute(_CLUSTER_DIMENSION, 0, (ctypes.c_uint * 16)(cluster, 1, 1)))
@@ -178,6 +190,7 @@ class CudaCall:
     def launch_at(self, stream: int, *addresses: int) -> None:
         """Launch with these addresses in the TensorMaps and Pointers among the arguments, in the kernel's order."""
         with self._lock:  # the arguments are filled in place
-            for place, address in zip(self._places, addresses, strict=True):
-                place.set_address(address)
+            self._addresses[:] = addresses
+            for number, i, tensor_map in self._maps:
+                self._parameters[i] = tensor_map.encoded(addresses[number])
             self(stream)

@@ -151,10 +151,17 @@ def prepare_forward(
         return lambda operands: None
     if problem.keys == 0:
         return _attend_to_nothing
-    schedule = _schedule(chosen)
+    return _prepare(problem, gpu, operands, chosen)
+
+
+def _prepare(
+    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], config: Any
+) -> Callable[[dict[str, Any]], None]:
+    """What runs one config for operands that lie as these do."""
+    schedule = _schedule(config)
     if hasattr(schedule, "prepare"):
-        return schedule.prepare(problem, chosen, gpu, Tensors(operands))
-    return lambda operands: schedule.launch(problem, chosen, gpu, Tensors(operands))
+        return schedule.prepare(problem, config, gpu, Tensors(operands))
+    return lambda operands: schedule.launch(problem, config, gpu, Tensors(operands))
 
 
 def _attend_to_nothing(operands: dict[str, Any]) -> None:
@@ -162,30 +169,25 @@ def _attend_to_nothing(operands: dict[str, Any]) -> None:
     operands["lse"][...] = -float("inf")
 
 
-def differentiate_into(
-    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], *, deterministic: bool = False, configs: Any = None
-) -> None:
-    """Write dq, dk, dv for q, k, v, out, lse, the gradients g of out and dlse (or None) of lse. delta: [B, H, N].
-
-    The general schedule's key role reads the delta that its query role leaves. configs: in place of the planned ones.
-    """
-    prepare_backward(problem, gpu, deterministic=deterministic, configs=configs)(operands)
-
-
 def prepare_backward(
-    problem: AttentionProblem, gpu: Gpu, *, deterministic: bool = False, configs: Any = None
+    problem: AttentionProblem, gpu: Gpu, operands: dict[str, Any], *, deterministic: bool = False, configs: Any = None
 ) -> Callable[[dict[str, Any]], None]:
-    """What does `differentiate_into` for operands of this problem, call after call."""
+    """What writes dq, dk, dv for q, k, v, out, lse, the gradients g of out and dlse (or None) of lse, torch tensors
+    that lie as these do, call after call. configs: in place of the planned ones.
+    """
     planned = plan_backward(problem, gpu, deterministic=deterministic) if configs is None else configs
     chosen = [checked_config(problem, gpu, config.role, config) for config in planned]
     if 0 in (problem.batch, problem.heads, problem.queries, problem.keys):
         return _differentiate_nothing
-    launches = [(_schedule(config).launch, config) for config in chosen]
+    runs = [_prepare(problem, gpu, operands, config) for config in chosen]
+    if len(runs) == 1:
+        return runs[0]
 
     def run(operands: dict[str, Any]) -> None:
-        tensors = Tensors(operands)
-        for launch, config in launches:
-            launch(problem, config, gpu, tensors)
+        lse = operands["lse"]
+        operands["delta"] = lse.new_empty(lse.shape)  # which the query role leaves for the key role
+        for step in runs:
+            step(operands)
 
     return run
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
-from functools import cache
+from ctypes import c_float, c_int32, c_int64
+from functools import cache, partial
 from typing import Any
 
 from ...codegen.code_object import CodeObject
-from ...codegen.cuda_launch import CudaKernel, argument_types
+from ...codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ...codegen.nvrtc import compile_cuda
 from ...codegen.wgmma import wgmma_function
 from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
-from .hopper import band_constants, box_map, counter, processors, section, source_text
+from .hopper import band_constants, boxes, counter, processors, section, source_text
 from .problem import DTYPE_BYTES, AttentionProblem
 
 BLOCK = 64  #: queries of a step
-_SUMS = 64 * 64
+_SUMS_BYTES = 64 * 64 * 4  #: dQ's sums of a block, 64 columns of them
 _PIECES, _FLOATS = 16, 4  #: bytes of a query's lse, or delta, as three 16-bit pieces and zeros, or as FP32
-# g, out, lse, dlse, lines, sums, first_q; eight strides; scale; queries, heads, blocks, sum_blocks
-_START = (*argument_types("pppppppqqqqqqqq"), ctypes.c_float, *argument_types("iiii"))
-# q, k, v, g maps; lines, sums, dk, dv, first_q, first_k, counter; six strides; scale2, scale; queries .. sum_blocks
-_MAIN = (
-    None, None, None, None, *argument_types("pppppppqqqqqq"), ctypes.c_float, ctypes.c_float,
-    *argument_types("iiiiiiiiii"),
-)  # fmt: skip
-# sums, dq, first_q; three strides; scale; queries, heads, blocks, sum_blocks
-_FINISH = (*argument_types("pppqqq"), ctypes.c_float, *argument_types("iiii"))
 
 
 def constants_of(problem: AttentionProblem, config: Any) -> dict[str, int]:
@@ -69,62 +60,85 @@ def _end_code(problem: AttentionProblem, gpu: Gpu, *, start: bool, pieces: bool)
 
 
 @cache
-def _ends(problem: AttentionProblem, gpu: Gpu, device: int, pieces: bool) -> tuple[CudaKernel, CudaKernel]:
+def _load_ends(problem: AttentionProblem, gpu: Gpu, device: int, pieces: bool) -> tuple[CudaFunction, CudaFunction]:
     start, finish = (_end_code(problem, gpu, start=flag, pieces=pieces) for flag in (True, False))
-    return CudaKernel(start, _START, device), CudaKernel(finish, _FINISH, device)
+    return load_function(start, device), load_function(finish, device)
 
 
 @cache
-def _main(
+def _load(
     code_object: Callable[..., CodeObject], problem: AttentionProblem, config: Any, gpu: Gpu, device: int
-) -> CudaKernel:
-    return CudaKernel(code_object(problem, config, gpu), _MAIN, device)
+) -> CudaFunction:
+    return load_function(code_object(problem, config, gpu), device)
 
 
-def launch(
+def prepare(
     problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, code_object: Callable[..., CodeObject]
-) -> None:
-    """Write dq, dk and dv; see `Tensors`. A tile is `config.rows` keys, which `config.cluster` CTAs share.
+) -> Callable[[dict[str, Any]], None]:
+    """What writes dq, dk and dv for operands that lie as these do, by name. A tile is `config.rows` keys, which
+    `config.cluster` CTAs share.
 
     code_object(problem, config, gpu): the schedule's own kernel. Raises UnsupportedError without the extra `cuda`.
     """
-    import torch
+    import torch  # here, since kernels are compiled without it
 
-    q, k, v, g, out, lse, dlse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse", "dlse"))
+    from ...device.prepared import current_stream
+
+    q, k, v, g, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "g", "out", "lse"))
     dq, dk, dv = (tensors.tensor(name) for name in ("dq", "dk", "dv"))
-    device = q.device.index
-    stream = torch.cuda.current_stream(q.device).cuda_stream
-    start, finish = _ends(problem.code_key, gpu, device, config.pieces)
-    main = _main(code_object, problem.code_key, config, gpu, device)
-    first_q, first_k = tensors.lengths()
+    device = q.get_device()
     blocks = -(-problem.queries // BLOCK)
     # Where sequences are packed, block b of sequence i is the (first query of i) // 64 + i + b-th.
     sum_blocks = q.shape[2] // BLOCK + problem.batch + 1 if problem.packed else blocks
     all_blocks = problem.heads * sum_blocks * (1 if problem.packed else problem.batch)
-    sums = torch.empty(all_blocks * chunks(problem.d) * _SUMS, dtype=torch.float32, device=q.device)
+    sums_bytes = all_blocks * chunks(problem.d) * _SUMS_BYTES
     lines_bytes = all_blocks * 2 * BLOCK * (_PIECES if config.pieces else _FLOATS)
-    lines = torch.empty(lines_bytes, dtype=torch.uint8, device=q.device)
-    arguments: tuple[Any, ...] = (
-        g.data_ptr(), out.data_ptr(), lse.data_ptr(), 0 if dlse is None else dlse.data_ptr(), lines.data_ptr(),
-        sums.data_ptr(), first_q, *g.stride()[:3], *out.stride()[:3], *lse.stride()[:2], problem.scale,
-        problem.queries, problem.heads, blocks, sum_blocks,
-    )  # fmt: skip
-    start.launch(problem.batch * problem.heads * blocks, stream, arguments)
+    room = (sums_bytes + lines_bytes,)
+    make_room = partial(torch.empty_strided, room, (1,), dtype=torch.uint8, device=q.device)
+
+    start_code, finish_code = _load_ends(problem.code_key, gpu, device, config.pieces)
+    main_code = _load(code_object, problem.code_key, config, gpu, device)
+    owners = problem.batch * problem.heads * blocks
+    end_sizes = (c_float(problem.scale), *map(c_int32, (problem.queries, problem.heads, blocks, sum_blocks)))
+    pointers = [Pointer() for _ in ("g", "out", "lse", "dlse", "lines", "sums", "first_q")]
+    strides = map(c_int64, (*g.stride()[:3], *out.stride()[:3], *lse.stride()[:2]))
+    start = CudaCall(start_code, (*pointers, *strides, *end_sizes), device, ctas=owners)
+
     tiles = config.tiles(problem)
     q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
     heads = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
     box = config.rows // config.cluster
     scale2, *sizes, first, last = problem.scalars()
-    arguments = (
-        box_map(q, problem.dtype, BLOCK), box_map(k, problem.dtype, box),
-        box_map(v, problem.dtype, box), box_map(g, problem.dtype, BLOCK), lines.data_ptr(),
-        sums.data_ptr(), dk.data_ptr(), dv.data_ptr(),
-        first_q, first_k, counter(device, stream), *dk.stride()[:3], *dv.stride()[:3],
-        scale2, problem.scale, *sizes, problem.batch, first, last, heads, tiles, sum_blocks,
+    maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, BLOCK), (k, box), (v, box), (g, BLOCK))]
+    pointers = [Pointer() for _ in ("lines", "sums", "dk", "dv", "first_q", "first_k", "counter")]
+    strides = map(c_int64, (*dk.stride()[:3], *dv.stride()[:3]))
+    integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, heads, tiles, sum_blocks)
+    scalars = (c_float(scale2), c_float(problem.scale), *map(c_int32, integers))
+    main = CudaCall(
+        main_code, (*maps, *pointers, *strides, *scalars), device,
+        ctas=config.cluster * min(tiles, processors(device) // config.cluster),  # the kernel says that it is a cluster
     )  # fmt: skip
-    main.launch(config.cluster * min(tiles, processors(device) // config.cluster), stream, arguments)
-    arguments = (
-        sums.data_ptr(), dq.data_ptr(), first_q, *dq.stride()[:3], problem.scale, problem.queries, problem.heads,
-        blocks, sum_blocks,
-    )  # fmt: skip
-    finish.launch(problem.batch * problem.heads * blocks, stream, arguments)
+
+    pointers = [Pointer() for _ in ("sums", "dq", "first_q")]
+    strides = map(c_int64, dq.stride()[:3])
+    finish = CudaCall(finish_code, (*pointers, *strides, *end_sizes), device, ctas=owners)
+
+    def run(operands: dict[str, Any]) -> None:
+        stream = current_stream(device)
+        first_q, first_k, dlse = operands["first_q"], operands["first_k"], operands["dlse"]
+        starts_q, starts_k = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
+        g = operands["g"].data_ptr()
+        room = make_room()  # lives until all is launched
+        sums = room.data_ptr()
+        lines = sums + sums_bytes
+        start.launch_at(
+            stream, g, operands["out"].data_ptr(), operands["lse"].data_ptr(), 0 if dlse is None else dlse.data_ptr(),
+            lines, sums, starts_q,
+        )  # fmt: skip
+        main.launch_at(
+            stream, operands["q"].data_ptr(), operands["k"].data_ptr(), operands["v"].data_ptr(), g, lines, sums,
+            operands["dk"].data_ptr(), operands["dv"].data_ptr(), starts_q, starts_k, counter(device, stream),
+        )  # fmt: skip
+        finish.launch_at(stream, sums, operands["dq"].data_ptr(), starts_q)
+
+    return run

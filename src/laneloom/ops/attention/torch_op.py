@@ -156,27 +156,33 @@ def _prepare_backward(
     gpu = gpu_of(q)
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
     problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
-    differentiate = execute.prepare_backward(problem, gpu, deterministic=deterministic)
-    makers = [maker_of(room(x, x.shape[3], packing is not None)) for x in (q, k, v)]
-    make_delta = maker_of(torch.empty_like(lse, memory_format=torch.contiguous_format))
+    make_dq, make_dk, make_dv = (maker_of(room(x, x.shape[3], packing is not None)) for x in (q, k, v))
     copies = [not _is_readable(x, gpu) for x in (q, k, v, grad, out)]
     copied, turned = any(copies), not lse.is_contiguous()
+    # dL lies as L does.
+    dlse_copied = grad_lse is not None and not (grad_lse.dtype == torch.float32 and grad_lse.is_contiguous())
+
+    def operands_of(grad, grad_lse, q, k, v, out, lse, first_q, first_k) -> dict[str, Any]:
+        if copied:
+            read = zip((q, k, v, grad, out), copies, strict=True)
+            q, k, v, grad, out = (_copied(x) if copy else x for x, copy in read)
+        if dlse_copied:
+            grad_lse = grad_lse.detach().float().contiguous()
+        return {
+            "q": q, "k": k, "v": v, "g": grad, "out": out, "lse": lse.contiguous() if turned else lse,
+            "dlse": grad_lse, "dq": make_dq(), "dk": make_dk(), "dv": make_dv(), "first_q": first_q,
+            "first_k": first_k,
+        }  # fmt: skip
+
+    operands = operands_of(grad, grad_lse, q, k, v, out, lse, first_q, first_k)
+    differentiate = execute.prepare_backward(problem, gpu, operands, deterministic=deterministic)
 
     def run(
         grad, grad_lse, q, k, v, out, lse, _causal, _scale, _left, _right, first_q, first_k, *_
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
-        if copied:
-            read = zip((q, k, v, grad, out), copies, strict=True)
-            q, k, v, grad, out = (_copied(x) if copy else x for x, copy in read)
-        dlse = None
-        if grad_lse is not None:
-            dlse = grad_lse.detach().float().clone(memory_format=torch.contiguous_format)
-        dq, dk, dv = (make() for make in makers)
-        differentiate({
-            "q": q, "k": k, "v": v, "g": grad, "out": out, "lse": lse.contiguous() if turned else lse, "dlse": dlse,
-            "delta": make_delta(), "dq": dq, "dk": dk, "dv": dv, "first_q": first_q, "first_k": first_k,
-        })  # fmt: skip
-        return dq, dk, dv
+        operands = operands_of(grad, grad_lse, q, k, v, out, lse, first_q, first_k)
+        differentiate(operands)
+        return operands["dq"], operands["dk"], operands["dv"]
 
     return run
 

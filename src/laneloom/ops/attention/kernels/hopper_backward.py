@@ -7,6 +7,9 @@ Thakkar, Ramani, Dao, "FlashAttention-3", arXiv:2407.08608; what stands where is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ....codegen.code_object import CodeObject
 from ....gpu import Gpu
 from .. import hopper_gradients
@@ -16,10 +19,13 @@ from ..problem import AttentionProblem
 
 
 def code_object(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gpu) -> CodeObject:
-    """The machine code of the main kernel that `launch` runs."""
+    """The machine code of the main kernel."""
     return hopper_gradients.owners_code(problem, config, gpu)
 
 
-def launch(problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gpu, tensors: Tensors) -> None:
-    """Write dq, dk and dv; see `Tensors`. Three launches. Raises UnsupportedError without the extra `cuda`."""
-    hopper_gradients.launch(problem, config, gpu, tensors, code_object)
+def prepare(
+    problem: AttentionProblem, config: HopperBackwardConfig, gpu: Gpu, tensors: Tensors
+) -> Callable[[dict[str, Any]], None]:
+    """What writes dq, dk and dv for operands that lie as these do, by three launches. Raises UnsupportedError without
+    the extra `cuda`."""
+    return hopper_gradients.prepare(problem, config, gpu, tensors, code_object)

@@ -7,6 +7,9 @@ call to call, and `deterministic=True` takes the general schedule. Source: as fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from ....codegen.code_object import CodeObject
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
@@ -22,7 +25,7 @@ _MOST_COLUMNS = 128  #: of one instruction: its sums have to fit the registers t
 
 
 def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu) -> CodeObject:
-    """The machine code of the main kernel that `launch` runs."""
+    """The machine code of the main kernel."""
     parts = {n for d in (problem.d, problem.d_v) for n in (min(d, _MOST_COLUMNS), d - _MOST_COLUMNS) if n > 0}
     functions = [
         wgmma_function("multiply_block", _BLOCK, problem.dtype),
@@ -40,6 +43,9 @@ def code_object(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu
     )
 
 
-def launch(problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu, tensors: Tensors) -> None:
-    """Write dq, dk and dv; see `Tensors`. Three launches. Raises UnsupportedError without the extra `cuda`."""
-    hopper_gradients.launch(problem, config, gpu, tensors, code_object)
+def prepare(
+    problem: AttentionProblem, config: HopperBackwardWideConfig, gpu: Gpu, tensors: Tensors
+) -> Callable[[dict[str, Any]], None]:
+    """What writes dq, dk and dv for operands that lie as these do, by three launches. Raises UnsupportedError without
+    the extra `cuda`."""
+    return hopper_gradients.prepare(problem, config, gpu, tensors, code_object)

@@ -15,7 +15,6 @@ from ....codegen.code_object import CodeObject
 from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
-from ....device.prepared import current_stream
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_hopper import HopperForwardConfig
@@ -58,6 +57,8 @@ def prepare(
 ) -> Callable[[dict[str, Any]], None]:
     """What writes out and lse for operands that lie as these do, by name. Raises UnsupportedError without the extra
     `cuda`."""
+    from ....device.prepared import current_stream  # needs torch, without which kernels are compiled
+
     q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
     device = q.device.index
     tiles = config.tiles(problem)

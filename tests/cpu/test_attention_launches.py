@@ -1,0 +1,345 @@
+"""What warm calls of Hopper's attention hand to the driver: a launch is read as the kernel's own text lists what it
+takes, and held against the operands of its call. Nothing is compiled, and the CPU's tensors stand for a GPU's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import struct
+import sys
+import threading
+from importlib import resources
+from math import e, log2
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom.codegen import cuda_call  # noqa: E402
+from laneloom.codegen.cuda_call import CudaFunction  # noqa: E402
+from laneloom.device import prepared  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops import warm  # noqa: E402
+from laneloom.ops.attention import execute, hopper_gradients, kernels, torch_op  # noqa: E402
+from laneloom.ops.attention.config import plan_backward  # noqa: E402
+from laneloom.ops.attention.hopper import section  # noqa: E402
+from laneloom.ops.attention.kernels import hopper_forward  # noqa: E402
+from laneloom.ops.operators import Operator  # noqa: E402
+from laneloom.ops.warm import WarmCalls  # noqa: E402
+
+GPU, PROCESSORS, STREAM, COUNTER = get_gpu("sm_90a"), 132, 77, 0xC0 << 32
+SCHEDULES = {64: "hopper_backward_narrow", 128: "hopper_backward", 256: "hopper_backward_wide"}
+START, FINISH = "attention_hopper_start", "attention_hopper_finish"
+SOURCES = {
+    START: "hopper_backward_ends.cu", FINISH: "hopper_backward_ends.cu",
+    **{f"attention_{name}": f"{name}.cu" for name in (*SCHEDULES.values(), "hopper_forward")},
+}  # fmt: skip
+#: bytes and format of what a kernel takes
+KINDS = {"TensorMap": (128, "128s"), "*": (8, "Q"), "i64": (8, "q"), "int": (4, "i"), "float": (4, "f")}
+MOST_RELATIVE = 2**-23  #: a scale is rounded to FP32
+
+
+def parameters_of(kernel: str) -> list[tuple[str, str]]:
+    """Kind and name of what a kernel takes, by its text."""
+    text = resources.files(kernels).joinpath(SOURCES[kernel]).read_text(encoding="utf-8")
+    found = re.search(rf"\b{kernel}\(([^)]*)\)", text)
+    assert found is not None
+    pairs = []
+    for parameter in found[1].split(","):
+        *kind, name = parameter.replace("const ", "").replace("__grid_constant__ ", "").replace("*", " * ").split()
+        pairs.append(("*" if "*" in kind else kind[0], name))
+    return pairs
+
+
+class Driver:
+    """Stands for libcuda: notes launches, and what their tensor maps mean."""
+
+    def __init__(self):
+        self.kernels = {number: (name, parameters_of(name)) for number, name in enumerate(SOURCES)}
+        self.launches, self.maps, self.on_launch = [], {}, lambda name, values: None
+
+    def function(self, name, threads, shared):
+        number = next(number for number, (kernel, _) in self.kernels.items() if kernel == name)
+        return CudaFunction(name, number, threads, shared, None)
+
+    def cuTensorMapEncodeTiled(self, place, kind, rank, address, sizes, strides, box, steps, *how):
+        assert place.value % 64 == address.value % 16 == 0
+        about = (kind, address.value, *(tuple(x)[:rank] for x in (sizes, strides, box, steps)), how)
+        encoded = hashlib.sha512(repr(about).encode()).digest() * 2
+        self.maps[encoded] = about
+        ctypes.memmove(place.value, encoded, 128)
+        return 0
+
+    def cuLaunchKernelEx(self, by_config, function, parameters, extra):
+        config, (name, taken) = by_config._obj, self.kernels[function.value or 0]
+        assert (config.stream, config.attribute_count, extra, len(parameters)) == (STREAM, 0, None, len(taken))
+        values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
+        for (kind, parameter), address in zip(taken, parameters, strict=True):
+            size, form = KINDS[kind]
+            (value,) = struct.unpack(form, ctypes.string_at(address, size))
+            values[parameter] = self.maps[value] if kind == "TensorMap" else value
+        self.on_launch(name, values)
+        self.launches.append((name, values))
+        return 0
+
+
+def forget():
+    for x in vars(torch_op).values():
+        if isinstance(x, Operator):
+            x._calls.clear()
+        elif isinstance(x, WarmCalls):
+            x.clear()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """The driver to which launches on the CPU's tensors go."""
+    found = Driver()
+
+    def load(problem, config, *_):
+        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
+
+    monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
+    monkeypatch.setattr(hopper_forward, "_load", load)
+    monkeypatch.setattr(hopper_gradients, "_load", lambda _, *arguments: load(*arguments))
+    monkeypatch.setattr(hopper_gradients, "_load_ends", lambda *_: [found.function(x, 256, 0) for x in (START, FINISH)])
+    for module in (hopper_gradients, hopper_forward):
+        monkeypatch.setattr(module, "processors", lambda device: PROCESSORS)
+        monkeypatch.setattr(module, "counter", lambda device, stream: COUNTER)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    monkeypatch.setattr(torch_op, "active_gpu", lambda: GPU)
+    monkeypatch.setattr(torch_op, "expected_device_type", lambda: "cpu")
+    forget()
+    yield found
+    forget()
+
+
+def boxed(x, rows):
+    """What the map of x [B, H, N, D] says: boxes of 64 columns, swizzled by 128 bytes, 256 bytes into the L2."""
+    strides = tuple(16 if n == 1 else 2 * s for n, s in zip(x.shape[2::-1], x.stride()[2::-1], strict=True))
+    bf16, swizzle_128, promotion_256 = 9, 3, 3
+    ones = (1, 1, 1, 1)
+    how = (0, swizzle_128, promotion_256, 0)
+    return bf16, x.data_ptr(), tuple(x.shape[::-1]), strides, (64, rows, 1, 1), ones, how
+
+
+def steps(**tensors):
+    """Strides of batch, head and row, by the kernels' names of them."""
+    axes = ("batch", "head", "row")
+    return {f"{name}_{axis}": s for name, x in tensors.items() for axis, s in zip(axes, x.stride(), strict=False)}
+
+
+def address_of(x):
+    return 0 if x is None else x.data_ptr()
+
+
+def expected(operands, options, results, sums):
+    """The launches of one backward, from nothing but its operands, its results and where its sums are, and the bytes
+    of its sums and lines."""
+    g, dlse, q, k, v, out, lse = operands
+    causal, scale, left, right, first_q, first_k, *longest, deterministic = options
+    packing = torch_op.packing_of_tensors(first_q, first_k, *longest)
+    problem = execute.problem_of(q, k, v, "bf16", scale, execute.Band(causal, left, right), packing)
+    (config,) = plan_backward(problem, GPU, deterministic=deterministic)
+    assert config.schedule == SCHEDULES[q.shape[3]]
+    dq, dk, dv = results
+    cluster, line_bytes = (2, 4) if config.schedule == "hopper_backward_wide" else (1, 16)
+    blocks = -(-problem.queries // 64)
+    sum_blocks = q.shape[2] // 64 + problem.batch + 1 if packing else blocks
+    all_blocks = problem.heads * sum_blocks * (1 if packing else problem.batch)
+    sums_bytes, lines_bytes = all_blocks * 64 * q.shape[3] * 4, all_blocks * 2 * 64 * line_bytes
+    lines, tiles = sums + sums_bytes, problem.batch * problem.kv_heads * -(-problem.keys // 128)
+    query_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * 2
+    box = 128 // cluster
+    ends = {
+        "grid": (problem.batch * problem.heads * blocks, 1, 1), "block": (256, 1, 1), "shared": 0, "sums": sums,
+        "first_q": address_of(first_q), "scale": scale, "queries": problem.queries, "heads": problem.heads,
+        "blocks": blocks, "sum_blocks": sum_blocks,
+    }  # fmt: skip
+    start = ends | steps(g=g, out=out) | {
+        "g": g.data_ptr(), "out": out.data_ptr(), "lse": lse.data_ptr(), "dlse": address_of(dlse), "lines": lines,
+        "lse_batch": lse.stride(0), "lse_head": lse.stride(1),
+    }  # fmt: skip
+    main = steps(dk=dk, dv=dv) | {
+        "grid": (cluster * min(tiles, PROCESSORS // cluster), 1, 1), "block": (32 * config.num_warps, 1, 1),
+        "shared": config.lds_bytes(problem), "q_map": boxed(q, 64), "k_map": boxed(k, box), "v_map": boxed(v, box),
+        "g_map": boxed(g, 64), "lines": lines, "dq_sums": sums, "dk": dk.data_ptr(), "dv": dv.data_ptr(),
+        "first_q": address_of(first_q), "first_k": address_of(first_k), "counter": COUNTER, "scale2": scale * log2(e),
+        "scale": scale, "queries": problem.queries, "keys": problem.keys, "heads": problem.heads,
+        "group": problem.group, "batches": problem.batch, "first": problem.first or 0, "last": problem.last or 0,
+        "section": section(problem, query_bytes, -(-problem.keys // 128) * cluster), "tiles": tiles,
+        "sum_blocks": sum_blocks,
+    }  # fmt: skip
+    finish = ends | steps(dq=dq) | {"dq": dq.data_ptr()}
+    launches = [(START, start), (f"attention_{config.schedule}", main), (FINISH, finish)]
+    return launches, sums_bytes + lines_bytes
+
+
+def assert_same(launches, wanted):
+    assert [name for name, _ in launches] == [name for name, _ in wanted]
+    for (_, values), (_, truth) in zip(launches, wanted, strict=True):
+        assert values.keys() == truth.keys()
+        for name, value in truth.items():
+            near = pytest.approx(value, rel=MOST_RELATIVE) if isinstance(value, float) else value
+            assert values[name] == near, name
+
+
+def backward_of(case, d, seed):
+    """Operands of a backward that lie as `case` says, and its options."""
+    packed, rows_first = case == "packed", case in ("packed", "views")
+    batch, queries, keys = (1, 300, 410) if packed else (2, 150, 200)
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(heads, n):
+        x = torch.randn((batch, n, heads, d) if rows_first else (batch, heads, n, d), generator=generator)
+        x = x.to(torch.bfloat16)
+        return x.transpose(1, 2) if rows_first else x
+
+    g, q, out = (random(4, queries) for _ in range(3))
+    k, v = random(2, keys), random(2, keys)
+    lse, dlse = (torch.randn(batch, 4, queries, generator=generator) for _ in range(2))
+    lengths = (None, None, 0, 0)
+    if packed:
+        lengths = (*(torch.tensor(x, dtype=torch.int32) for x in ((0, 20, 300), (0, 210, 410))), 280, 210)
+    band = {"causal": ("bottom_right", 0.3, None, None), "window": ("none", 0.3, 40, 3)}
+    options = (*band.get(case, ("none", 0.3, None, None)), *lengths, False)
+    return (g, dlse if case in ("LSE", "packed") else None, q, k, v, out, lse), options
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """What backwards take for sums and lines: addresses and sizes."""
+    found, make = [], torch.empty_strided
+
+    def note(shape, strides, **options):
+        x = make(shape, strides, **options)
+        if x.dtype == torch.uint8:
+            found.append((x.data_ptr(), x.numel()))
+        return x
+
+    monkeypatch.setattr(torch, "empty_strided", note)
+    return found
+
+
+@pytest.mark.parametrize("d", SCHEDULES)
+@pytest.mark.parametrize("case", ["plain", "causal", "window", "views", "LSE", "packed"])
+def test_every_call_hands_over_its_own_operands(driver, rooms, monkeypatch, case, d):
+    monkeypatch.setattr(cuda_call, "_MOST_ADDRESSES", 1)  # maps of the last call are forgotten
+    calls = [backward_of(case, d, seed) for seed in (1, 2)]
+    for operands, options in (*calls, calls[0]):
+        driver.launches.clear()
+        with torch.no_grad():
+            results = torch_op.attention_backward_operator(*operands, *options)
+        sums, size = rooms.pop()
+        launches, wanted_size = expected(operands, options, results, sums)
+        assert_same(driver.launches, launches)
+        assert size == wanted_size
+        assert not rooms, "one for each call"
+    assert len(torch_op._warm_backward) == 1
+
+
+#: how incoming gradients lie that are copied first
+INCOMING = {
+    "one for all": lambda x: x[:1, :1].expand_as(x),
+    "transposed": lambda x: x.mT.contiguous().mT,
+    "shifted": lambda x: torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape).copy_(x),
+}
+
+
+def bytes_of(x):
+    return x.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize("incoming", INCOMING)
+@pytest.mark.parametrize("d", SCHEDULES)
+def test_incoming_gradients_that_are_copied(driver, d, incoming):
+    for seed in (1, 2):
+        (g, _, *rest), options = backward_of("plain", d, seed)
+        g, dlse = INCOMING[incoming](g), INCOMING[incoming](torch.randn(g.shape[:3], dtype=torch.float64))
+        read = []
+
+        def look(name, values, g=g, dlse=dlse, read=read):
+            if name == START:  # the copies live no longer than the call
+                sizes = {"g": g.numel() * 2, "dlse": dlse.numel() * 4}
+                read += [ctypes.string_at(values[x], size) for x, size in sizes.items()]
+
+        driver.on_launch = look
+        with torch.no_grad():
+            torch_op.attention_backward_operator(g, dlse, *rest, *options)
+        assert read == [bytes_of(g), bytes_of(dlse.float())]
+        (_, start), (_, main), _ = driver.launches[-3:]
+        dense = torch.empty(g.shape, dtype=g.dtype)
+        assert start.items() >= steps(g=dense).items()
+        assert main["g_map"] == (*boxed(dense, 64)[:1], start["g"], *boxed(dense, 64)[2:])
+    assert len(torch_op._warm_backward) == 1
+
+
+@pytest.mark.parametrize("d", SCHEDULES)
+def test_autograd_prepares_once(driver, monkeypatch, d):
+    met = []
+    for name in ("prepare_forward", "prepare_backward"):
+        original = getattr(execute, name)
+        monkeypatch.setattr(
+            execute, name, lambda *a, o=original, n=name, **options: (met.append(n), o(*a, **options))[1])
+    for seed in (1, 2, 3):
+        (g, _, q, k, v, *_), _ = backward_of("plain", d, seed)
+        leaves = [x.requires_grad_() for x in (q, k, v)]
+        driver.launches.clear()
+        results = torch.autograd.grad(laneloom.flash_attention(*leaves, causal=True), leaves, g)
+        (_, forward), (_, start), (_, main), (_, finish) = driver.launches
+        assert [forward[f"{name}_map"][1] for name in "qkv"] == [x.data_ptr() for x in leaves]
+        assert [main[f"{name}_map"][1] for name in "qkvg"] == [x.data_ptr() for x in (*leaves, g)]
+        assert (forward["out"], forward["lse"]) == (start["out"], start["lse"])
+        assert [finish["dq"], main["dk"], main["dv"]] == [x.data_ptr() for x in results]
+    assert met == ["prepare_forward", "prepare_backward"]
+
+
+def test_threads_do_not_mix_what_they_launch(driver, monkeypatch):
+    """One prepared call serves all threads, each with tensors of its own."""
+    monkeypatch.setattr(driver, "on_launch", lambda name, values: of_thread[threading.get_ident()].append(values))
+    of_thread, wrong = {}, []
+
+    def work(seed):
+        operands, options = backward_of("plain", 64, seed)
+        launches = of_thread[threading.get_ident()] = []
+        for _ in range(50):
+            with torch.no_grad():
+                results = torch_op.attention_backward_operator(*operands, *options)
+            wanted, _ = expected(operands, options, results, launches[0]["sums"])
+            if [x["grid"] for x in launches] != [x["grid"] for _, x in wanted]:
+                wrong.append("order")
+            for values, (name, truth) in zip(launches, wanted, strict=True):
+                wrong.extend((name, n) for n, x in truth.items() if not isinstance(x, float) and values[n] != x)
+            launches.clear()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not wrong
+    assert len(driver.launches) == 4 * 50 * 3
+
+
+@pytest.mark.parametrize("d", SCHEDULES)
+def test_tensors_elsewhere_than_on_the_current_gpu(driver, rooms, monkeypatch, d):
+    """Such calls have no key: each is prepared by itself, and hands over the same."""
+    monkeypatch.setattr(warm, "current_device", lambda: 1)
+    for seed in (1, 2):
+        operands, options = backward_of("LSE", d, seed)
+        driver.launches.clear()
+        with torch.no_grad():
+            results = torch_op.attention_backward_operator(*operands, *options)
+        launches, _ = expected(operands, options, results, rooms.pop()[0])
+        assert_same(driver.launches, launches)
+    assert not len(torch_op._warm_backward)
