@@ -5,13 +5,15 @@ both tiled schedules, each product checked against FP64, all interleaved with to
 products whose rows break sectors, for tiles_in_classes.csv. By hopper_cluster alone: with `--long` those of several
 tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with `--survey --most
 14` linear layers, for tiles_survey.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other,
-for tiles_pairs.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+for tiles_pairs.csv. With `--random` sizes that nobody chose, for tiles_random.csv, with `--few` 4 to 32 rows and many
+columns, for tiles_few.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -22,14 +24,15 @@ from typing import Any
 import torch
 
 from ..errors import LaneloomError
-from ..gpu import Gpu
+from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config_cluster import ClusterConfig
-from ..ops.matmul.config_hopper import HopperConfig
+from ..ops.matmul.config_hopper import HopperConfig, tma_reads
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs
-from ..ops.matmul.plan_hopper import tiled
+from ..ops.matmul.plan_hopper import STREAMED_ROWS, candidates, tiled
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .matmul import random_cases
 from .timing import WARMUP_S, count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides
@@ -87,6 +90,14 @@ SURVEY_SIZES = (
 )  # fmt: skip
 #: of large products, whose configs are timed one by one
 PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
+#: N and K, for each of FEW_ROWS
+FEW_SIZES = (
+    (2048, 2048), (4096, 256), (4096, 512), (4096, 1024), (4096, 2048), (4096, 4096), (4096, 14336), (5120, 5120),
+    (6144, 4096), (8192, 1024), (8192, 8192), (9472, 200), (11008, 4096), (12288, 384), (14336, 4096), (16384, 512),
+    (16384, 2048), (28672, 1024), (28672, 4096),
+)  # fmt: skip
+FEW_ROWS = (8, 32)
+RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 PAUSE_S = 0.25  #: before each of these: they differ in the first 50 ms after a pause, until power limits all of them
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
@@ -113,6 +124,7 @@ class Row:
     us: float
     line: int = 0  #: bytes; see ClusterConfig
     tiles_n: int = 0  #: of two widths
+    stages: int = 0  #: 0 where it was not written down
 
 
 def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, int, int, str]:
@@ -127,10 +139,19 @@ def iterate_configs(
     problem: MatmulProblem, gpu: Gpu, most: int, *, gluon: bool = True
 ) -> Iterator[HopperConfig | ClusterConfig]:
     """The `most` shortest estimates of each schedule, and the shortest of hopper_cluster with every number of rows,
-    transposed or not, and in every cluster. gluon: of schedule hopper as well."""
+    transposed or not, and in every cluster; what else the plan thinks of. gluon: of schedule hopper as well."""
+    if gluon:
+        for config, _ in candidates(problem, gpu):
+            if isinstance(config, HopperConfig) and config.why_invalid(problem, gpu) is None:
+                yield config
+                if config.swapped or config.block_n <= STREAMED_ROWS:
+                    for stages, more in ((4, 2), (4, 3), (6, 2), (8, 2)):
+                        yield config.with_knobs(stages=stages, programs=more * gpu.compute_units)
     for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[: most if gluon else 0]:
         if config.why_invalid(problem, gpu) is None:
             yield config
+    if not (tma_reads(problem, "a") and tma_reads(problem, "b")):
+        return
     kinds: set[tuple[int | bool, ...]] = set()
     for number, (config, _) in enumerate(islice(cluster_configs(problem, gpu), MOST_RANKED)):
         uneven = config.tiles_n > 0
@@ -163,7 +184,7 @@ def measure(
     outs = [torch.empty((problem.m, problem.n), dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
     truth = a[0].double() @ b[0].double()
     reference: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
-    candidates: dict[str, Callable[[int], object]] = {}
+    calls: dict[str, Callable[[int], object]] = {}
     found = iterate_pairs(problem, gpu) if alone else iterate_configs(problem, gpu, most, gluon=gluon)
     configs = {config.text: config for config in found}
     for text, config in configs.items():
@@ -173,18 +194,18 @@ def measure(
         error = ((outs[0].double() - truth).norm() / truth.norm()).item()
         if not error <= LARGEST_ERROR:
             raise LaneloomError(f"{problem.key} by {text}: relative error {error:.2e}")
-        candidates[text] = lambda i, call=call: call(a[i], b[i], outs[i])
+        calls[text] = lambda i, call=call: call(a[i], b[i], outs[i])
     rows = []
-    for group in ([text] for text in candidates) if alone else (list(candidates),):
+    for group in ([text] for text in calls) if alone else (list(calls),):
         if alone:
             time.sleep(PAUSE_S)
-        together = reference | {text: candidates[text] for text in group}
+        together = reference | {text: calls[text] for text in group}
         timings = interleave(
             together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0, warmup_s=0.0 if alone else WARMUP_S)
         torch_us = round(timings["torch"].median_us, 2)
         for text in group:
             c, us = configs[text], round(timings[text].median_us, 2)
-            knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0)
+            knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0), c.stages
             rows.append(Row(problem.m, problem.n, problem.k, layout, torch_us, *describe(c), us, *knobs))
     return rows
 
@@ -206,6 +227,24 @@ def read(path: Path) -> list[Row]:
         return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
+def _sizes_of(kind: str) -> Sequence[tuple[Any, ...]]:
+    """M, N, K and, where it is one, the layout."""
+    if kind == "few":
+        return [(m, n, k) for m in FEW_ROWS for n, k in FEW_SIZES]
+    if kind == "random":
+        cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, RANDOM_SEED))
+        return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
+    of = {
+        "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
+    }  # fmt: skip
+    return of.get(kind, SIZES)
+
+
+def _compile(pair: tuple[MatmulProblem, HopperConfig | ClusterConfig]) -> None:
+    problem, config = pair
+    schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of products in bf16 on Hopper.")
@@ -213,28 +252,36 @@ def main() -> None:
     kinds = {
         "broken": "products whose rows break 32-byte sectors", "long": "products of several tiles for each SM",
         "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
-        "pairs": "large products, each config in rounds of its own",
+        "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
+        "few": "few rows and many columns",
     }  # fmt: skip
     for kind, words in kinds.items():
         parser.add_argument(f"--{kind}", action="store_true", help=words)
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
-    sizes_of = {
-        "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
-    }  # fmt: skip
     kind = next((kind for kind in kinds if getattr(arguments, kind)), "")
+    products = [
+        (layout, MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout))
+        for sizes in _sizes_of(kind) for layout in sizes[3:] or ("nn", "nt")
+    ]  # fmt: skip
+    gluon = kind in ("", "broken", "random", "few")
+    if arguments.jobs > 1:
+        gpu = get_gpu("sm_90a")
+        made = [(p, c) for _, p in products for c in iterate_configs(p, gpu, arguments.most, gluon=gluon)]
+        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+            pool.map(_compile, made, chunksize=4)
     rows = []
-    for sizes in sizes_of.get(kind, SIZES):
-        for layout in sizes[3:] or ("nn", "nt"):
-            problem = MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout)
-            found = measure(
-                problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds,
-                gluon=kind in ("", "broken"), alone=kind == "pairs",
-            )  # fmt: skip
-            rows += found
-            best = min(found, key=lambda row: row.us)
-            print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
+    for layout, problem in products:
+        found = measure(
+            problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds, gluon=gluon,
+            alone=kind == "pairs",
+        )  # fmt: skip
+        rows += found
+        best = min(found, key=lambda row: row.us)
+        sizes = f"{problem.m} x {problem.n} x {problem.k}"
+        print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
         write(arguments.out, rows)
 
 
