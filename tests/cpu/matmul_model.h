@@ -1,4 +1,4 @@
-// PTX as hopper_cluster.cu says it, on hopper_model.h: matmul_model.py makes each `asm` statement a call of what is here.
+// PTX as hopper_cluster.cu and hopper_rows.cu say it, on hopper_model.h: matmul_model.py makes each `asm` statement a call of what is here.
 //
 // A tensor map is what matmul_model.py's driver encodes. A box that the copy engine writes has to begin at 16 bytes of
 // global memory, and ends behind C's edge in whole pieces of 16 bytes: both was seen on a GPU. With `late` it reads shared
@@ -178,6 +178,67 @@ inline void widen_half(float& y, u16 x) {
 }
 inline void larger(float& z, float x, float y) { z = x != x || y != y ? NAN : max(x, y); }
 inline void exp2(float& y, float x) { y = exp2f(x); }
+
+// What hopper_rows.cu says: loads of global memory, mma, a cluster that meets in two steps.
+template <int COUNT> void load_global(const void* from, u32* to) {
+  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if ((u64)from % (4 * COUNT)) fail("misaligned: %d bytes at %d behind a multiple", 4 * COUNT, (int)((u64)from % (4 * COUNT)));
+  memcpy(to, from, 4 * COUNT);
+}
+inline void load_words(u32& x, u32& y, u32& z, u32& w, const void* from) {
+  u32 words[4];
+  load_global<4>(from, words);
+  x = words[0], y = words[1], z = words[2], w = words[3];
+}
+inline void load_words(u32& x, u32& y, const void* from) {
+  u32 words[2];
+  load_global<2>(from, words);
+  x = words[0], y = words[1];
+}
+inline void load_words(u32& x, const void* from) { load_global<1>(from, &x); }
+inline void fetch_line(const void* from, int bytes) {
+  if ((u64)from % 16 || bytes % 16 || bytes <= 0) fail("a prefetch of %d bytes", bytes);
+}
+// mma m16n8k16: lane l has of A pairs 2q, 2q + 1 and 2q + 8, 2q + 9 of rows g and g + 8, of B those of column g, of the sums
+// columns 2q, 2q + 1 of the two rows, where g = l / 4, q = l % 4.
+inline void multiply_warp(float& s0, float& s1, float& s2, float& s3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  const int lane = threadIdx.x % 32;
+  auto& mine = cta->lanes[threadIdx.x / 32];
+  const u32 own[4] = {a0, a1, a2, a3};
+  memcpy(mine[lane], own, 16);
+  __syncwarp();
+  float a[2][16], b[2][16];
+  auto half = [](u32 x, int i) { return widen(x >> 16 * i & 0xffff); };
+  for (int k = 0; k < 16; ++k)
+    for (int r = 0; r < 2; ++r) a[r][k] = half(mine[lane / 4 * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
+  __syncwarp();
+  mine[lane][0] = b0, mine[lane][1] = b1;
+  __syncwarp();
+  for (int k = 0; k < 16; ++k)
+    for (int c = 0; c < 2; ++c) b[c][k] = half(mine[(lane % 4 * 2 + c) * 4 + k % 8 / 2][k / 8], k % 2);
+  __syncwarp();
+  float* const sums[4] = {&s0, &s1, &s2, &s3};
+  for (int i = 0; i < 4; ++i)
+    for (int k = 0; k < 16; ++k) *sums[i] += a[i / 2][k] * b[i % 2][k];
+}
+inline void narrow_to_bfloat(u16& y, float x) { y = to_bfloat(x); }
+inline void narrow_to_half(u16& y, float x) { y = to_half(x); }
+inline void store_at_peer(u32 at, u32 rank, float x) {
+  check_shared(at, 4, 4);
+  memcpy(peer(rank).memory + at, &x, 4);
+}
+static thread_local u32 met;
+inline void cluster_arrive() {
+  {
+    Lock lock;
+    met = ctas[0].meetings[-1].round;
+  }
+  meet(-1, cluster_size * blockDim.x, false, ctas[0]);
+}
+inline void cluster_wait() {
+  Lock lock;
+  wait_until([] { return ctas[0].meetings[-1].round != met; }, "cluster", 0);
+}
 
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
   shared_bytes = bytes, cluster_size = cluster;

@@ -1,4 +1,5 @@
-"""hopper_cluster.cu on hopper_model.h: its text with calls instead of assembly, launched by hopper_cluster.py itself.
+"""hopper_cluster.cu and hopper_rows.cu on hopper_model.h: their text with calls instead of assembly, launched by the
+kernels' own modules.
 
 What stands for NVIDIA's driver encodes tensor maps, refuses those that the driver refuses, and runs launches in a
 process of their own, so that one that never ends is a failure like others.
@@ -13,13 +14,15 @@ import os
 import re
 import signal
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from hopper_model import compiled
 
 from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import TENSOR_MAP_TYPES, CudaFunction
-from laneloom.ops.matmul.kernels import hopper_cluster
+from laneloom.ops.matmul.kernels import hopper_cluster, hopper_rows
 from laneloom.ops.matmul.tma_operand import ELEMENT_BYTES
 
 #: instructions, words apart by one blank, and what stands for them; their operands follow, what is written first
@@ -67,6 +70,22 @@ CALLS = {
     "cvt.f32.f16 %0, %1;": "ptx::widen_half",
     "max.NaN.f32 %0, %1, %2;": "ptx::larger",
     "ex2.approx.ftz.f32 %0, %1;": "ptx::exp2",
+    "ld.global.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];": "ptx::load_words",
+    "ld.global.v4.u32 {%0, %1, %2, %3}, [%4];": "ptx::load_words",
+    "ld.global.v2.u32 {%0, %1}, [%2];": "ptx::load_words",
+    "ld.global.u32 %0, [%1];": "ptx::load_words",
+    "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    "{%0, %1, %2, %3};": "ptx::multiply_warp",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    "{%0, %1, %2, %3};": "ptx::multiply_warp",
+    "cvt.rn.bf16.f32 %0, %1;": "ptx::narrow_to_bfloat",
+    "cvt.rn.f16.f32 %0, %1;": "ptx::narrow_to_half",
+    "cp.async.bulk.prefetch.L2.global [%0], %1;": "ptx::fetch_line",
+    "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2; }":
+    "ptx::store_at_peer",
+    "barrier.cluster.arrive.relaxed.aligned;": "ptx::cluster_arrive",
+    "barrier.cluster.wait.aligned;": "ptx::cluster_wait",
+    "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": "ptx::cluster_meet",
 }  # fmt: skip
 _WGMMA = re.compile(
     r"\{\.reg \.pred p; setp\.ne\.b32 p, %(\d+), 0; "
@@ -77,13 +96,33 @@ DEPTHS = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "s8": 32}  #: K of a wgm
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
 LAUNCH = """
 extern "C" void launch(int grid, int threads, int cluster, int bytes, int late, void **p) {
-  if (threads != THREADS || cluster != PEERS || grid % PEERS || PEERS > CTAS) ptx::fail("no launch of this kernel");
-  ptx::run(grid, threads, cluster, bytes, late, [=] {
-    matmul_hopper_cluster(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(TensorMap *)p[3],
-                          *(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7]);
-  });
+  const bool fits = threads == THREADS && cluster == %(peers)s && grid %% cluster == 0 && cluster <= CTAS;
+  if (!fits) ptx::fail("no launch of this kernel");
+  ptx::run(grid, threads, cluster, bytes, late, [=] { %(kernel)s; });
 }
 """
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What differs between the kernels: the module that launches it, its shared memory, its call."""
+
+    module: ModuleType
+    shared: str
+    type: str
+    peers: str
+    call: str
+
+
+CLUSTER = Kernel(
+    hopper_cluster, "extern __shared__ __align__(1024) char shared[];", "char", "PEERS",
+    "matmul_hopper_cluster(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(TensorMap *)p[3], "
+    "*(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7])",
+)  # fmt: skip
+ROWS = Kernel(
+    hopper_rows, "extern __shared__ float memory[];", "float", "CLUSTER",
+    "matmul_hopper_rows(*(ELEMENT **)p[0], *(ELEMENT **)p[1], *(OUT_TYPE **)p[2], *(RowsSizes *)p[3])",
+)  # fmt: skip
 
 
 class ModelError(AssertionError):
@@ -140,22 +179,23 @@ def with_calls(text: str) -> str:
     return "".join([*done, text[at:]])
 
 
-def program(source: str, constants: dict[str, int | str]) -> str:
+def program(source: str, constants: dict[str, int | str], of: Kernel = CLUSTER) -> str:
     """The kernel's text as a C++ program of the model."""
     text = with_calls(source)
-    shared = "extern __shared__ __align__(1024) char shared[];"
-    assert text.count(shared) == 1
-    text = text.replace(shared, "char *const shared = arena;")
+    assert text.count(of.shared) == 1
+    name = re.findall(r"\w+(?=\[\];)", of.shared)[0]
+    text = text.replace(of.shared, f"{of.type} *const {name} = ({of.type} *)arena;")
     kind = re.search(r"wgmma\.mma_async\.\S+\.(?:f32|s32)\.(\w+)\.(\w+) ", source)
-    assert kind, "no wgmma"
-    defines = {**constants, "BF16": int(kind[1] == "bf16"), "OPERAND_" + kind[1].upper(): 1}
+    multiplied = kind[1] if kind else "f16" if constants.get("FP16") else "bf16"
+    defines = {**constants, "BF16": int(multiplied == "bf16"), "OPERAND_" + multiplied.upper(): 1}
     lines = [f"#define {key} {value}" for key, value in defines.items()]
     header = Path(__file__).with_name("matmul_model.h")
-    return "\n".join([*lines, f'#include "{header}"', "namespace kernel {", text, LAUNCH, "}"])
+    launch = LAUNCH % {"peers": of.peers, "kernel": of.call}
+    return "\n".join([*lines, f'#include "{header}"', "namespace kernel {", text, launch, "}"])
 
 
 class Model:
-    """Stands for NVRTC and the driver where hopper_cluster.py looks for them.
+    """Stands for NVRTC and the driver where a kernel's module looks for them.
 
     late: whether wgmma and the copy engine read as late as their waits allow. change: what becomes of the kernel's text
     first. seconds: after which a wait without an end is a failure. signal_us: what a late signal to another CTA takes,
@@ -163,16 +203,17 @@ class Model:
 
     def __init__(
         self, folder: Path, monkeypatch, *, late: bool = True, change=lambda text: text, seconds: int = 20,
-        signal_us: int = 2000,
+        signal_us: int = 2000, of: Kernel = CLUSTER,
     ) -> None:  # fmt: skip
+        self.of = of
         self.folder, self.late, self.change = folder, late, change
         self.constants = {"MOST_SECONDS": seconds, "SIGNAL_US": signal_us, "CTAS": 4}
         self.sizes = {number: ELEMENT_BYTES.get(name, 4) for name, number in TENSOR_MAP_TYPES.items()}
-        monkeypatch.setattr(hopper_cluster, "compile_cuda", self.compile_cuda)
+        monkeypatch.setattr(of.module, "compile_cuda", self.compile_cuda)
         monkeypatch.setattr(cuda_call, "driver", lambda: self)
 
     def compile_cuda(self, source, gpu, *, constants, num_warps, lds_bytes, name) -> CudaFunction:
-        text = program(self.change(source), constants | self.constants)
+        text = program(self.change(source), constants | self.constants, self.of)
         folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         folder.mkdir(exist_ok=True)
         library = folder / "kernel.so"

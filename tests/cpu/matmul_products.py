@@ -1,4 +1,4 @@
-"""Products by hopper_cluster.py on matmul_model.py's instructions, held to FP64."""
+"""Products by hopper_cluster.py, or another kernel's module, on matmul_model.py's instructions, held to FP64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def laid(matrix, shape, dtype, seed):
     return data.to(DTYPES[dtype]).as_strided(shape, matrix.strides)
 
 
-def run(problem, config, *terms, anyway=False):
+def run(problem, config, *terms, anyway=False, kernel=hopper_cluster):
     """A, B, C. Nothing but C may be written: not between its rows, not before and behind it. `anyway`: whatever the
     config says."""
     assert anyway or config.why_invalid(problem, GPU) is None
@@ -59,7 +59,7 @@ def run(problem, config, *terms, anyway=False):
     memory = torch.full((size + 2 * GUARD,), -1, dtype=WORDS[kind.itemsize]).share_memory_()  # NaN
     expected = memory.clone()
     out = memory.view(kind).as_strided(shape, strides, GUARD)
-    hopper_cluster.prepare(problem, config, GPU)(a, b, out, *terms)
+    kernel.prepare(problem, config, GPU)(a, b, out, *terms)
     own = torch.arange(len(memory)).as_strided(shape, strides, GUARD).flatten()
     expected[own] = memory[own]
     assert torch.equal(expected, memory), "written outside of C"

@@ -35,6 +35,7 @@ def test_a_schedule_depends_on_what_runs_on_the_gpu():
     of = "ops/matmul/kernels/hopper"
     copies = {"device/hopper.py", "device/pieces.py", "device/repack.py"}
     assert names("hopper_row") - copies == {"device/hopper.cuh", f"{of}_row.cu"}
+    assert names("hopper_rows") - copies == {"device/hopper.cuh", f"{of}_rows.cu"}
     assert names("hopper_cluster") == copies | {
         "codegen/wgmma.py", "device/hopper.cuh", f"{of}_cluster.cu", f"{of}_cluster_epilogue.cuh",
         f"{of}_cluster_ring.cuh", f"{of}_cluster_store.cuh",

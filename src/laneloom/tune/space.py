@@ -13,6 +13,8 @@ from ..errors import UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
 from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
+from ..ops.matmul.config_rows import EIGHTH
+from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
@@ -114,6 +116,11 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
         "hopper_row": {
             **walk, "block_m": (1,), "block_n": COLUMNS, "block_k": (UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2),
             "cluster_k": CLUSTERS, "ahead": (0, 64, 128, 256, 512),
+        },
+        "hopper_rows": {
+            **walk, "block_m": (-(-min(problem.m, problem.n) // EIGHTH) * EIGHTH,), "block_n": (64, 128, 256, 512),
+            "block_k": (ROWS_UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2, 3), "across": (1, 2, 4, 8),
+            "cluster_k": CLUSTERS, "resident": (1, 2), "ahead": (0, 256), "swapped": (problem.n < problem.m,),
         },
         "hopper_plain": {
             **walk, "block_m": _between(16, 128), "block_n": _between(16, 128), "block_k": _between(16, 128),
