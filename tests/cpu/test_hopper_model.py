@@ -45,6 +45,11 @@ LONG_ROWS = measured("tiles_overlapped.csv")
 #: with tiles of two widths among them, and of products that a survey of linear layers showed to be slow
 UNEVEN_ROWS, SURVEY_ROWS = measured("tiles_uneven.csv"), measured("tiles_survey.csv")
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
+#: of sizes that nobody chose, and of few rows, by what is ranked by the model
+RANDOM_ROWS, FEW_ROWS = (
+    [row for row in measured(name) if row.schedule == "hopper_cluster" or (row.block_m, row.block_n) in TILES]
+    for name in ("tiles_random.csv", "tiles_few.csv")
+)
 
 
 def estimate(row, overlapped=False):
@@ -79,8 +84,8 @@ def regrets():
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
-    assert mean(found) < 0.0145
-    assert sum(regret > 0.05 for regret in found) <= 13
+    assert mean(found) < 0.0171
+    assert sum(regret > 0.05 for regret in found) <= 14
 
 
 def test_classes_of_rows_are_taken_where_they_are_faster():
@@ -112,7 +117,10 @@ def test_what_the_next_tile_hides_is_counted():
     assert mean(without) > mean(found)
 
 
-@pytest.mark.parametrize(("rows", "count", "bound"), [(UNEVEN_ROWS, 50, 0.022), (SURVEY_ROWS, 28, 0.04)])
+@pytest.mark.parametrize(
+    ("rows", "count", "bound"),
+    [(UNEVEN_ROWS, 50, 0.021), (SURVEY_ROWS, 28, 0.024), (RANDOM_ROWS, 116, 0.06), (FEW_ROWS, 76, 0.036)],
+)
 def test_of_later_runs_as_well(rows, count, bound):
     """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""
     of = products(rows)

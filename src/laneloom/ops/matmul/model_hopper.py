@@ -22,7 +22,7 @@ ROW_CLOCKS = 1.849  #: for 128 bytes of a row that an SM asks the L2 for
 SHARED_ROW_CLOCKS = 1.54748  #: for those that a neighbour in the cluster asks for and multicasts
 SECTOR_BYTES = 32
 BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
-MISSING_FACTOR = 1.76888  #: on rows that are not there, of an operand that has less than a tile
+MISSING_FACTOR = 1.9675  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 SHARED_MEMORY_FACTOR = 1.3243  #: on the clocks in which shared memory passes 128 bytes each
 LAUNCH_CLOCKS = 1766  #: once in a product, before and behind all tiles
@@ -31,11 +31,13 @@ STORE_CLOCKS = 0.043  #: for each element of a tile
 CLUSTER_CLOCKS = 732.16  #: more where CTAs meet, once
 #: more to load a slice, for each CTA that shares B, and that shares A
 CLUSTER_SLICE_CLOCKS = (6.2571, 28.547)
+EIGHT_FACTOR = 1.03  #: on the slices of clusters of 8
 SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
 SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.0783337  #: more for each element of a tile that hopper_cluster stores by masks
-EXCHANGE_CLOCKS = 938.1  #: more where they exchange sums of parts of K
+DIRECT_CLOCKS = 0.0804  #: more for each element of a tile that hopper_cluster stores by masks
+SCATTERED_CLOCKS = 0.22  #: more for each of them where C's rows do not begin at 16 bytes
+EXCHANGE_CLOCKS = 812.2  #: more where they exchange sums of parts of K
 EXCHANGE_BYTES_PER_CLOCK = 9.89765  #: that a CTA sends then
 CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
 UNEVEN_CLOCKS = 3500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
@@ -47,12 +49,13 @@ UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.01  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.63e6  #: read
-REREAD_SHARE = 0.139955  #: of an operand, on top of its bytes, for each further cluster that reads it
+REREAD_SHARE = 0.1336  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
 #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
 #: so many of the SMs
-LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.93, 0.7
-MEMORY_US = 0.802  #: until the first bytes come
+LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9647, 0.7
+MEMORY_US = 0.7541  #: until the first bytes come
+SM_BYTES_PER_US = 58e3  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
 SHARPNESS = 2.789  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
@@ -97,12 +100,13 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
     split_k: int = 1, cuda: bool = False, by_tma: bool = True, swapped: bool = False, hidden: float = 0.0,
-    before: int = 0, classes: int = 1, factor: float = 1.0, tiles_n: int = 0,
+    before: int = 0, classes: int = 1, factor: float = 1.0, tiles_n: int = 0, scattered: bool = False,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
     columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
-    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so. before: bytes by which K begins earlier.
+    cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so;
+    scattered: whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
     hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
     share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of uneven widths,
     at most that of `tile`. Copies of operands and the launch that sums a split K are not in it.
@@ -123,6 +127,7 @@ def product_us(
         missing=absent * (MISSING_FACTOR - 1),
     )  # fmt: skip
     clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
+    clocks *= EIGHT_FACTOR if sharers == 8 else 1.0
     ends = TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
     if swapped:
         ends += SWAPPED_STORE_CLOCKS * m * n / cluster[2]
@@ -130,7 +135,7 @@ def product_us(
     if tiles_n:
         launch += UNEVEN_CLOCKS
     if not by_tma:
-        ends += DIRECT_CLOCKS * m * n / cluster[2]
+        ends += (DIRECT_CLOCKS + scattered * SCATTERED_CLOCKS) * m * n / cluster[2]
     if cluster[2] > 1:
         ends += EXCHANGE_CLOCKS + 4 * m * n * (cluster[2] - 1) / cluster[2] / EXCHANGE_BYTES_PER_CLOCK
     moved = problem.bytes / (1 if cuda else problem.batches)
@@ -145,6 +150,8 @@ def product_us(
         compute *= (UNUSUAL_FACTOR if m * n != WIDE_TILE else 1.0) * (1.0 if sharers > 1 else LONE_FACTOR)
         compute *= SMALL_SHARE_FACTOR if (m > n and cluster[:2] == (2, 1)) or (n > m and cluster[:2] == (1, 2)) else 1.0
     in_step = cluster[0 if problem.m > problem.n else 1] >= 4 and clusters * peers > IN_STEP_SHARE * gpu.compute_units
-    memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if in_step else 1.0) + MEMORY_US
+    memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if in_step else 1.0)
+    memory = max(memory, moved / (clusters * peers) * rounds / SM_BYTES_PER_US)
+    memory += MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

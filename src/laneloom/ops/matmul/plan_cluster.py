@@ -43,8 +43,9 @@ LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
 FETCHED_US = 0.3  #: that it saves between two launches
-#: of so few slices a deeper ring is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is 2% faster
-SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR = 16, 7, 8
+#: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
+#: 2% faster. Smaller slices take more: 8 x 4096 x 512 by 64x8 tiles 3.4 us with 7, 3.0 with 14
+SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
 
 
 def _pitch(matrix: Matrix) -> int:
@@ -73,6 +74,7 @@ class _Multiplied:
     factors: tuple[float, float]  #: on loading A's and B's rows
     swapped: bool
     by_tma: bool  #: whether TMA can write C where it lies
+    scattered: bool  #: whether C's rows do not begin at 16 bytes
     panel: int  #: columns of C in 128 bytes
     before: int  #: bytes by which K begins earlier
     classes: int  #: of C's rows, each a product of a batch
@@ -82,7 +84,7 @@ class _Multiplied:
         """What `config` multiplies for `problem`, whatever its tile."""
         multiplied = config.as_multiplied(config.in_classes(problem))
         kind = piece_dtype(multiplied, config, "a")
-        size = 4 if kind == "tf32" else DTYPE_BYTES[kind]
+        size, size_out = 4 if kind == "tf32" else DTYPE_BYTES[kind], DTYPE_BYTES[problem.dtype_out]
         factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
         if config.line:
             factors = LINE_FACTORS[config.line], factors[1]
@@ -90,8 +92,8 @@ class _Multiplied:
             factors = factors[1], factors[0]
         return _Multiplied(
             multiplied, size, multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
-            tma_writes(problem), SLICE_BYTES // DTYPE_BYTES[problem.dtype_out], max(config.line - TMA_BYTES, 0),
-            config.classes(problem),
+            tma_writes(problem), problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out,
+            max(config.line - TMA_BYTES, 0), config.classes(problem),
         )  # fmt: skip
 
     def time_us(
@@ -103,7 +105,7 @@ class _Multiplied:
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
-            cuda=True, by_tma=by_tma, swapped=self.swapped,
+            cuda=True, by_tma=by_tma, swapped=self.swapped, scattered=self.scattered,
             hidden=hidden, before=self.before, classes=self.classes, tiles_n=tiles_n,
         )  # fmt: skip
 
@@ -151,7 +153,9 @@ def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> l
 
 def _hidden(config: ClusterConfig) -> float:
     """The share of a tile's ends that the tensor cores do not wait for."""
-    return HIDDEN_SPLIT if config.split else HIDDEN_HELD if config.hold_back else 0.0
+    if config.split and config.hold_back:
+        return HIDDEN_SPLIT
+    return HIDDEN_HELD if config.split or config.hold_back else 0.0
 
 
 def estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:
@@ -193,10 +197,16 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         config = _fit(any_tile.with_knobs(
             swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
             cluster_n=cluster[1], cluster_k=cluster[2], tiles_n=tiles_n,
-            stages=MOST_STAGES if not short else SHORT_STAGES if cluster[0] * cluster[1] < 4 else SHORT_STAGES_OF_FOUR,
+            stages=_short_ring(m + n, cluster) if short else MOST_STAGES,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us - (FETCHED_US if config.fetched else 0.0)
+
+
+def _short_ring(lines: int, cluster: tuple[int, int, int]) -> int:
+    """Stages for a short K, of so many lines each."""
+    least = SHORT_STAGES if cluster[0] * cluster[1] < 4 else SHORT_STAGES_OF_FOUR
+    return min(max(least, SHORT_BYTES // (lines * SLICE_BYTES)), MOST_STAGES)
 
 
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:

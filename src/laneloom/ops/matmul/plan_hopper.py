@@ -23,6 +23,7 @@ from .config_hopper import (
 )
 from .config_registers import RegistersConfig, in_registers
 from .config_row import RowConfig, stream_row
+from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig, stream
 from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, product_us
 from .plan_cluster import best_cluster, cluster_configs, precise
@@ -32,6 +33,7 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
     "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig, "hopper_registers": RegistersConfig,
     "hopper_stream": StreamConfig, "hopper_row": RowConfig,
+    "hopper_rows": RowsConfig,
 }  # fmt: skip
 
 WIDE_SLICE_FACTOR = 0.997  #: on the time with slices of 256 bytes: half the signals
@@ -40,6 +42,8 @@ REPACK_US = 2.0  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 3.3e6  #: read and written
 PART_US = 0.146  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.482  #: writing and reading again the fp32 parts of a split K
+STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
+SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
 #: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
@@ -149,6 +153,23 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
     return config
 
 
+def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
+    """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
+    half of them, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76 products:
+    tiles_few.csv."""
+    short, long = sorted((problem.m, problem.n))
+    if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
+        return False
+    if not (in_place and tma_writes(problem)) or problem.dtype_a not in REPACKED_DTYPES:
+        return True
+    if problem.k <= STREAMED_K:
+        return False
+    filled = ceil_div(long, 64) / gpu.compute_units
+    few = filled <= 0.25 and problem.k >= SPLIT_K
+    along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
+    return few or 0.45 <= filled <= 0.8 or 0.95 <= filled <= 1 or (along_k and filled >= 3)
+
+
 def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     """A short side of at most STREAMED_ROWS: the long one takes wgmma's 64 rows, and its operand streams."""
     swapped = problem.m <= problem.n
@@ -241,13 +262,11 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _plain(problem), "many small products: one launch takes them all"
     small = multiplications <= SMALL_MULTIPLICATIONS and (problem.k <= SMALL_K or min(problem.m, problem.n) == 1)
     if movable and (in_place or not small):
-        short, long = sorted((problem.m, problem.n))
-        short_k = ceil_div(problem.k * DTYPE_BYTES[problem.dtype_a], SLICE_BYTES) <= 2
-        if short_k and problem.m * problem.n > 64 * 64 * gpu.compute_units:
-            yield (
-                _short_k(problem, gpu),
-                "K of at most two slices: two programs an SM, so that one stores while the other loads",
-            )
+        one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] <= SLICE_BYTES
+        if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units:
+            yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
+        if (rows := stream_rows(problem, gpu)) is not None:
+            yield rows, "few rows or columns: the other operand streams through registers, past mma"
         if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
             yield (
                 SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
@@ -255,7 +274,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             )
         if (row := stream_row(problem, gpu)) is not None:
             yield row, "one row against B along N: streamed once, multiplied by FMA"
-        if (short <= STREAMED_ROWS and 4 * short <= long) or short <= 16:
+        if _streams(problem, gpu, in_place):
             yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
         clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
