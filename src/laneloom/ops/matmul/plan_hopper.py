@@ -43,6 +43,7 @@ REPACK_BYTES_PER_US = 3.3e6  #: read and written
 PART_US = 0.146  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.482  #: writing and reading again the fp32 parts of a split K
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
+SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
@@ -180,7 +181,9 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     slices = ceil_div(problem.k, block_k)
     # Three programs fit an SM with 4 stages. Fewer tiles than SMs need longer rings, or parts of K, to fill the memory.
     filled = tiles / gpu.compute_units
-    if filled >= 2:
+    if slices <= SHORT_SLICES and filled > 0.85:
+        stages, split_k = 3, 1
+    elif filled >= 2:
         stages, split_k = 4, 1
     elif filled <= 0.25:
         stages, split_k = 6, min(64, gpu.compute_units // tiles, max(1, slices // 4))
