@@ -21,9 +21,9 @@ from ....device.prepared import current_stream, prepared_on
 from ..config_row import UNIT
 from ..tma_operand import kernel_source, prepare_launches
 
-_OUT = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}
-#: what the order of tiles in hopper.cuh asks for, which is not used here
-_NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
+OUT = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}  #: OUT_TYPE, OUT_KIND
+#: what the order of tiles in hopper.cuh asks for, which is not used where B streams
+NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
 
 
 class _Sizes(ctypes.Structure):
@@ -35,7 +35,7 @@ class _Sizes(ctypes.Structure):
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    out_type, out_kind = _OUT[problem.dtype_out]
+    out_type, out_kind = OUT[problem.dtype_out]
     whole = problem.k % (UNIT * config.turn * config.cluster_k) == 0
     constants = {
         "LANES": config.block_n // 8, "WARPS": config.num_warps, "CLUSTER": config.cluster_k, "UNITS": config.stages,
@@ -44,7 +44,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_row.cu"), gpu, constants=_NO_TILES | constants, num_warps=config.num_warps,
+        kernel_source(__package__, "hopper_row.cu"), gpu, constants=NO_TILES | constants, num_warps=config.num_warps,
         lds_bytes=0, name="hopper_row.cu",
     )  # fmt: skip
 

@@ -21,10 +21,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_rows import EIGHTH, GROUP, pieces_of
 from ..tma_operand import kernel_source, prepare_launches
-
-_OUT = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}
-#: what the order of tiles in hopper.cuh asks for, which is not used here
-_NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
+from .hopper_row import NO_TILES, OUT
 
 
 class _Sizes(ctypes.Structure):
@@ -37,7 +34,7 @@ class _Sizes(ctypes.Structure):
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
     few = config.as_multiplied(problem)
-    out_type, out_kind = _OUT[problem.dtype_out]
+    out_type, out_kind = OUT[problem.dtype_out]
     piece = config.piece(problem)
     constants = {
         "EIGHTS": config.block_m // EIGHTH, "GROUPS": config.block_n // GROUP // config.across,
@@ -48,7 +45,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_rows.cu"), gpu, constants=_NO_TILES | constants, num_warps=config.num_warps,
+        kernel_source(__package__, "hopper_rows.cu"), gpu, constants=NO_TILES | constants, num_warps=config.num_warps,
         lds_bytes=config.shared_bytes(problem), name="hopper_rows.cu",
     )  # fmt: skip
 
