@@ -5,9 +5,9 @@ import struct
 import pytest
 
 from laneloom.codegen import versions
-from laneloom.codegen.elf import read_sections
 from laneloom.gpu import get_gpu
 from laneloom.isa import get_layout, instructions
+from laneloom.isa.elf import read_sections
 
 LOAD_SCALE, MAI = 44, 0xD3  # v_mfma_ld_scale_b32, and the byte that MFMA's encodings begin with
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import ArgumentError, CompileError
 from ..gpu import Gpu, get_gpu
+from ..isa.elf import cubin_attribute, read_sections, symbol_sizes
 from ..isa.metadata import select_kernel
-from .elf import cubin_attribute, read_sections, symbol_sizes
 
 _EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F
 

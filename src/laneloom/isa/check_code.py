@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError, UnsupportedError
 from ..gpu import Gpu, get_gpu
+from .disassembly import branch_target
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
@@ -157,9 +158,7 @@ def _as_assembly(text: str) -> tuple[str, list[str]]:
     wanted = set()
     for at, number in placed.items():
         if branch := _BRANCH.fullmatch(out[number].strip()):
-            # The offset counts words of 4 bytes from the next instruction, and is printed as 16 bits without sign.
-            offset = (int(branch[2]) + 0x8000) % 0x10000 - 0x8000
-            target = at + 4 + 4 * offset
+            target = branch_target(at + 4, int(branch[2]))
             out[number] = f"\t{branch[1]} .L{target:x}"
             wanted.add(target)
     for target in wanted & placed.keys():

@@ -25,6 +25,7 @@ class ArgumentMetadata:
     size: int
     kind: str  #: the metadata's value_kind: "global_buffer", "by_value", "hidden_block_count_x", ...
     name: str | None = None
+    pointee_align: int = 16  #: of a pointer to LDS that the launch allocates
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class KernelMetadata:
     wave: int
     max_workgroup_size: int  #: threads
     workgroup_processor_mode: bool  #: RDNA: the waves of a workgroup share both CUs of a WGP
+    workgroup_size: tuple[int, ...] | None = None  #: the only one that the kernel admits, where it says so
+    dynamic_stack: bool = False  #: the compiler could not tell how much scratch calls take
 
 
 def parse_metadata(asm: str) -> tuple[KernelMetadata, ...]:
@@ -79,9 +82,12 @@ def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
 
 def _kernel(entry: dict[str, Any]) -> KernelMetadata:
     arguments = tuple(
-        ArgumentMetadata(int(a[".offset"]), int(a[".size"]), str(a[".value_kind"]), a.get(".name"))
+        ArgumentMetadata(
+            int(a[".offset"]), int(a[".size"]), str(a[".value_kind"]), a.get(".name"), int(a.get(".pointee_align", 16))
+        )
         for a in entry.get(".args") or ()
     )
+    required = entry.get(".reqd_workgroup_size")
     return KernelMetadata(
         name=str(entry[".name"]),
         arguments=arguments,
@@ -96,6 +102,8 @@ def _kernel(entry: dict[str, Any]) -> KernelMetadata:
         wave=int(entry.get(".wavefront_size", 64)),
         max_workgroup_size=int(entry.get(".max_flat_workgroup_size", 1024)),
         workgroup_processor_mode=bool(int(entry.get(".workgroup_processor_mode", 0))),
+        workgroup_size=tuple(int(n) for n in required) if required else None,
+        dynamic_stack=bool(entry.get(".uses_dynamic_stack", False)),
     )
 
 

@@ -25,6 +25,8 @@ LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
 FILE = re.compile(r'^\s+\.file\s+(\d+)\s+(?:"([^"]*)"\s+)?"([^"]*)"', re.M)
 _FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
+# Behind each instruction llvm-objdump prints its address and machine code.
+_PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
 
@@ -64,6 +66,8 @@ class Instruction:
     text: str
     source: Source | None = None
     second: Instruction | None = None
+    address: int = -1  #: in the code object, where the text is a disassembly of one
+    nbytes: int = 4  #: of machine code, where the text tells
 
     def flag(self, name: str) -> bool:
         """Whether a bare modifier such as `clamp` or `offen` is present."""
@@ -121,6 +125,8 @@ def parse(text: str, kernel: str | None = None) -> Listing:
     files = {m[1]: file_name(m) for m in FILE.finditer(text)}
     functions = {m[1].strip('"'): m[1] + ":" for m in _FUNCTION.finditer(text)}
     wanted = [kernel]
+    if _PLACE.search(text):  # a disassembly: addresses that the code computes may lead to any function
+        wanted += [name for name in functions if name not in names]
     for name in wanted:  # grows on the way: what a function calls is wanted as well
         first = len(listing.instructions)
         _read_function(lines, name, functions.get(name, f"{name}:"), files, listing)
@@ -155,7 +161,10 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
                 break
             continue
         if match := _INSTRUCTION.match(line):
-            listing.instructions.append(instruction(match[1], match[2] or "", number, line.strip(), source))
+            ins = instruction(match[1], match[2] or "", number, line.strip(), source)
+            if place := _PLACE.search(raw) if "//" in raw else None:
+                ins.address, ins.nbytes = int(place[1], 16), 4 * place[2].count(" ")
+            listing.instructions.append(ins)
         else:
             raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
 

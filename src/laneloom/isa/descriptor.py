@@ -1,0 +1,73 @@
+"""The kernel descriptor of a code object, 64 bytes, as the assembler's `.amdhsa_` directives.
+
+Source: LLVM "User Guide for AMDGPU Backend", "Kernel Descriptor" and "compute_pgm_rsrc1" to 3.
+"""
+
+from __future__ import annotations
+
+import struct
+
+DESCRIPTOR_BYTES = 64
+
+_RSRC1 = (
+    ("float_round_mode_32", 12, 2), ("float_round_mode_16_64", 14, 2), ("float_denorm_mode_32", 16, 2),
+    ("float_denorm_mode_16_64", 18, 2), ("fp16_overflow", 26, 1),
+)  # fmt: skip
+_RSRC1_TO_GFX11 = (("dx10_clamp", 21, 1), ("ieee_mode", 23, 1))
+_RSRC1_RDNA = (("workgroup_processor_mode", 29, 1), ("memory_ordered", 30, 1), ("forward_progress", 31, 1))
+_RSRC2 = (
+    ("enable_private_segment", 0, 1), ("user_sgpr_count", 1, 5), ("system_sgpr_workgroup_id_x", 7, 1),
+    ("system_sgpr_workgroup_id_y", 8, 1), ("system_sgpr_workgroup_id_z", 9, 1), ("system_sgpr_workgroup_info", 10, 1),
+    ("system_vgpr_workitem_id", 11, 2),
+)  # fmt: skip
+_PROPERTIES = (
+    ("user_sgpr_dispatch_ptr", 1, 1), ("user_sgpr_queue_ptr", 2, 1), ("user_sgpr_kernarg_segment_ptr", 3, 1),
+    ("user_sgpr_dispatch_id", 4, 1), ("user_sgpr_private_segment_size", 6, 1), ("uses_dynamic_stack", 11, 1),
+)  # fmt: skip
+_PROPERTIES_CDNA = (("user_sgpr_private_segment_buffer", 0, 1), ("user_sgpr_flat_scratch_init", 5, 1))
+
+
+def entry_offset(raw: bytes) -> int:
+    """Where the kernel's first instruction is, in bytes from the descriptor."""
+    return struct.unpack_from("<q", raw, 16)[0]
+
+
+def wave_of(raw: bytes) -> int:
+    """Lanes of the kernel's waves."""
+    return 32 if struct.unpack_from("<H", raw, 56)[0] >> 10 & 1 else 64
+
+
+def directives(raw: bytes, major: int, sgprs: int) -> dict[str, int]:
+    """The `.amdhsa_` directives that make this descriptor, by name without the prefix.
+
+    major: generation of the instruction set. sgprs: how many scalar registers the kernel uses, which the descriptor of
+    RDNA does not tell.
+    """
+    lds, scratch, kernarg = struct.unpack_from("<III", raw, 0)
+    rsrc3, rsrc1, rsrc2 = struct.unpack_from("<III", raw, 44)
+    properties, preload = struct.unpack_from("<HH", raw, 56)
+    wave = wave_of(raw)
+    values = {
+        "group_segment_fixed_size": lds, "private_segment_fixed_size": scratch, "kernarg_size": kernarg,
+    }  # fmt: skip
+    values |= _fields(properties, _PROPERTIES)
+    values |= _fields(rsrc2, _RSRC2)
+    values |= _fields(rsrc1, _RSRC1 + (_RSRC1_TO_GFX11 if major < 12 else ()) + (_RSRC1_RDNA if major >= 10 else ()))
+    # Registers are counted in granules: of 4 in wave64 of RDNA, else of 8.
+    values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if major >= 10 and wave == 64 else 8)
+    values["next_free_sgpr"] = max(1, min(sgprs, 106 if major >= 10 else 102) - 2)  # without VCC, which is reserved
+    if major >= 10:
+        values["wavefront_size32"] = int(wave == 32)
+        values["inst_pref_size"] = rsrc3 >> 4 & (63 if major < 12 else 255)
+    else:
+        values["accum_offset"] = ((rsrc3 & 63) + 1) * 4
+        values["tg_split"] = rsrc3 >> 16 & 1
+        if preload:
+            values["user_sgpr_kernarg_preload_length"] = preload & 127
+            values["user_sgpr_kernarg_preload_offset"] = preload >> 7
+        values |= _fields(properties, _PROPERTIES_CDNA)
+    return values
+
+
+def _fields(word: int, fields: tuple[tuple[str, int, int], ...]) -> dict[str, int]:
+    return {name: word >> at & ((1 << width) - 1) for name, at, width in fields}
