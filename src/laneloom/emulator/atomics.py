@@ -13,8 +13,10 @@ import numpy as np
 
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
+from .flat_access import FlatAddress
 from .global_access import Buffer, global_addresses
 from .lds_access import addresses
+from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves
 
 Combine = Callable[..., np.ndarray]  #: (memory, data) or, for compare-and-swap, (memory, data, compare)
@@ -124,35 +126,69 @@ def _finish(g: Waves, destination: int, dtype: np.dtype, active: np.ndarray, fou
 
 def _step(where, operation, data: list[int], destination: int | None, memory: str) -> Step:
     """`where(g)` gives byte offsets into `memory` and the lanes that take part."""
-    combine, dtype = operation
 
     def step(g: Waves) -> None:
         at, active = where(g)
-        if not active.any():
-            return
-        store = g.memory if memory == "global" else g.lds
-        items = store.view(dtype.itemsize).view(dtype)
-        index = at[active] // dtype.itemsize
-        if memory == "lds" and g.undefined_lds is not None:
-            if destination is not None and combine is _replace:
-                g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
+        _take_effect(g, at, active, operation, data, destination, memory)
+
+    return step
+
+
+def _take_effect(
+    g: Waves, at: np.ndarray, active: np.ndarray, operation, data: list[int], destination: int | None, memory: str
+) -> None:
+    if not active.any():
+        return
+    combine, dtype = operation
+    store = g.memory if memory == "global" else g.lds
+    items = store.view(dtype.itemsize).view(dtype)
+    index = at[active] // dtype.itemsize
+    if memory == "lds" and g.undefined_lds is not None:
+        if destination is not None and combine is _replace:
+            g.undefined_lds.exchange(g, at, dtype.itemsize, active, destination)
+        else:
+            g.undefined_lds.combine(g, at, dtype.itemsize, active)
+    values = tuple(_data(g, n, dtype, active) for n in data)
+    if destination is None and combine is np.add and len(values) == 1:
+        # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
+        places, lane_of = np.unique(index, return_inverse=True)
+        sums = items[places]
+        np.add.at(sums, lane_of, values[0])
+        items[places] = sums
+        store.version += 1
+        return
+    before = items[index]
+    found = apply(items, index, combine, values)
+    if not np.array_equal(before, items[index]):
+        store.version += 1
+    if destination is not None:
+        _finish(g, destination, dtype, active, found)
+
+
+def _flat_step(operation, data: list[int], destination: int | None, where: FlatAddress) -> Step:
+    """A flat atomic: each lane works on the memory that its address lies in."""
+    combine, dtype = operation
+    nbytes = dtype.itemsize
+
+    def step(g: Waves) -> None:
+        address, spaces = where.split(g)
+        for space, mask in spaces.items():
+            active = g.active() if mask is None else mask
+            if space == "global":
+                at = g.memory.check_atomic(address, nbytes, mask)
+                _take_effect(g, at, active, operation, data, destination, "global")
+            elif space == "lds":
+                at = g.lds.check_atomic(g.lds_base, address & 0xFFFFFFFF, nbytes, mask)
+                _take_effect(g, at, active, operation, data, destination, "lds")
             else:
-                g.undefined_lds.combine(g, at, dtype.itemsize, active)
-        values = tuple(_data(g, n, dtype, active) for n in data)
-        if destination is None and combine is np.add and len(values) == 1:
-            # On a copy: `add.at` would copy and write back the whole window, which holds everybody's memory.
-            places, lane_of = np.unique(index, return_inverse=True)
-            sums = items[places]
-            np.add.at(sums, lane_of, values[0])
-            items[places] = sums
-            store.version += 1
-            return
-        before = items[index]
-        found = apply(items, index, combine, values)
-        if not np.array_equal(before, items[index]):
-            store.version += 1
-        if destination is not None:
-            _finish(g, destination, dtype, active, found)
+                at = check_private(g, address & 0xFFFFFFFF, nbytes, mask)
+                old = np.ascontiguousarray(gather_private(g, at, nbytes)[active]).view(dtype)[:, 0]
+                new = np.asarray(combine(old, *[_data(g, n, dtype, active) for n in data]), dtype)
+                words = np.zeros((g.count, g.lanes, nbytes // 4), U32)
+                words[active] = np.ascontiguousarray(new).view(U32).reshape(-1, nbytes // 4)
+                scatter_private(g, at, words, nbytes, active)
+                if destination is not None:
+                    _finish(g, destination, dtype, active, old)
 
     return step
 
@@ -191,6 +227,8 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
     registers = [data.index]
     if match[2] in ("cmpswap",):  # the data range holds the new value, then the one to compare with
         registers.append(data.index + dtype.itemsize // 4)
+    if prefix == "flat":
+        return _flat_step(operation, registers, destination, FlatAddress(vaddr.index, ins.number("offset")))
     return _step(where, operation, registers, destination, "global")
 
 

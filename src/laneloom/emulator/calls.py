@@ -1,9 +1,9 @@
 """Code addresses, calls, and the constant data behind a kernel: what a linker and a loader do on a real machine.
 
-Instruction i of a listing stands at the made-up address CODE + 4 i, so that `s_getpc_b64`,
-`s_swappc_b64` and `s_setpc_b64` work with addresses as they do in silicon. A symbol is written relative to the
-`s_getpc_b64` in front of it; LLVM's addend is the distance in bytes from there to the literal, plus what the code adds
-to the symbol.
+Instruction i of an assembly stands at the made-up address CODE + 4 i, so that `s_getpc_b64`, `s_swappc_b64` and
+`s_setpc_b64` work with addresses as they do in silicon; one of a code object stands where that was loaded. A symbol is
+written relative to the `s_getpc_b64` in front of it; LLVM's addend is the distance in bytes from there to the literal,
+plus what the code adds to the symbol.
 """
 
 from __future__ import annotations
@@ -28,12 +28,39 @@ _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
 
 
-def address_of(index: int) -> int:
-    """The address of instruction `index`."""
-    return CODE + 4 * index
+class Places:
+    """The address of each instruction of a listing, and the instruction at an address.
+
+    base: where the code object is loaded whose disassembly this is.
+    """
+
+    def __init__(self, listing: Listing, base: int = CODE):
+        code = listing.instructions
+        if code and all(ins.address >= 0 for ins in code):
+            self.of = [base + ins.address for ins in code]
+            self.after = [base + ins.address + ins.nbytes for ins in code]
+        else:
+            self.of = [CODE + 4 * index for index in range(len(code))]
+            self.after = [CODE + 4 * (index + 1) for index in range(len(code))]
+        self.at = {address: index for index, address in enumerate(self.of)}
+
+    def reached(self, listing: Listing) -> set[int]:
+        """Instructions that the code may jump to without a label: `s_getpc_b64` and a constant make their address."""
+        found = set()
+        for index, ins in enumerate(listing.instructions):
+            if ins.name != "s_getpc_b64":
+                continue
+            for other in listing.instructions[index + 1 : index + 6]:
+                if other.name in ("s_add_u32", "s_add_co_u32"):
+                    for operand in other.operands[1:]:
+                        if operand.kind == "const":
+                            low = int(operand.value) & 0xFFFFFFFF
+                            target = self.after[index] + (low - (1 << 32) if low >> 31 else low)
+                            found |= {self.at[target]} if target in self.at else set()
+        return found
 
 
-def link(text: str, listing: Listing) -> Region | None:
+def link(text: str, listing: Listing, places: Places) -> Region | None:
     """Give every symbol that the code names its address, and every `s_getpc_b64` its own.
 
     Returns the constant data of the assembly, with one word behind it per symbol that is reached through the global
@@ -42,9 +69,9 @@ def link(text: str, listing: Listing) -> Region | None:
     users = [ins for ins in listing.instructions if _symbols(ins)]
     for index, ins in enumerate(listing.instructions):
         if ins.name == "s_getpc_b64":
-            ins.operands = (ins.operands[0], Operand("const", value=address_of(index + 1)))
+            ins.operands = (ins.operands[0], Operand("const", value=places.after[index]))
         elif any(o.kind == "symbol" and _FAR.fullmatch(str(o.value)) for o in ins.operands):
-            ins.operands = tuple(_far(o, listing) for o in ins.operands)
+            ins.operands = tuple(_far(o, listing, places) for o in ins.operands)
     if not users:
         return None
     data, offsets = _constant_data(text)
@@ -55,7 +82,7 @@ def link(text: str, listing: Listing) -> Region | None:
     at: dict[str, int] = {}
     for name in names:
         if name in listing.labels:
-            at[name] = address_of(listing.labels[name])
+            at[name] = places.of[listing.labels[name]]
         elif name in offsets:
             at[name] = base + offsets[name]
         else:
@@ -64,7 +91,7 @@ def link(text: str, listing: Listing) -> Region | None:
     origin, passed = CODE, 0  # passed: bytes of machine code since the last s_getpc_b64
     for index, ins in enumerate(listing.instructions):
         if ins.name == "s_getpc_b64":
-            origin, passed = address_of(index + 1), 0
+            origin, passed = places.after[index], 0
         elif _symbols(ins):
             # The literal is the second of the instruction's two words; what stands between are instructions of one.
             ins.operands = tuple(_resolve(o, at, slots, base, origin, passed + 4) for o in ins.operands)
@@ -79,7 +106,7 @@ def _symbols(ins: Instruction) -> list[re.Match]:
     return [match for match in found if match]
 
 
-def _far(operand: Operand, listing: Listing) -> Operand:
+def _far(operand: Operand, listing: Listing, places: Places) -> Operand:
     """Half of the distance between two labels as a constant; other operands as they are."""
     match = _FAR.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
     if match is None:
@@ -87,7 +114,7 @@ def _far(operand: Operand, listing: Listing) -> Operand:
     for name in match[1], match[2]:
         if name not in listing.labels:
             raise EmulationError(f"{listing.kernel} branches by way of {name!r}, which its assembly does not define")
-    distance = address_of(listing.labels[match[1]]) - address_of(listing.labels[match[2]])
+    distance = places.of[listing.labels[match[1]]] - places.of[listing.labels[match[2]]]
     return Operand("const", value=(distance >> 32 if match[3] == ">>32" else distance) & 0xFFFFFFFF)
 
 
@@ -159,12 +186,14 @@ def _string(text: str) -> bytes:
 Jump = Callable[[Waves], np.ndarray]
 
 
-def build_jump(ins: Instruction, index: int, labels: Mapping[str, int], number: Mapping[int, int]) -> Jump:
+def build_jump(
+    ins: Instruction, index: int, labels: Mapping[str, int], number: Mapping[int, int], places: Places
+) -> Jump:
     """What a call or an indirect jump does: writes the return address, and gives the block each wave goes to.
 
     index: of the instruction; number: instruction index -> block.
     """
-    after = address_of(index + 1)
+    after = places.after[index]
     name, operands = ins.name, ins.operands
     if name == "s_call_b64":
         block = number[labels[str(operands[1].value)]]
@@ -182,7 +211,7 @@ def build_jump(ins: Instruction, index: int, labels: Mapping[str, int], number: 
             g.set_scalar64(operands[0].index, after)
         targets = np.empty(g.count, np.int64)
         for address in np.unique(addresses):
-            block = number.get((int(address) - CODE) // 4) if int(address) >= CODE else None
+            block = number.get(places.at.get(int(address), -1))
             if block is None:
                 raise EmulationError(f"{name} jumps to {int(address):#x}, where there is no code")
             targets[addresses == address] = block

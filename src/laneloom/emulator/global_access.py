@@ -1,4 +1,4 @@
-"""Global, flat, scratch, buffer and scalar loads and stores."""
+"""Global, buffer and scalar loads and stores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..errors import UnknownInstructionError, UnsupportedError
+from ..errors import UnknownInstructionError
 from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
 from .state import U32, Waves
@@ -113,58 +113,6 @@ def _build_global(ins: Instruction, target: Target) -> Step:
     return store
 
 
-def _build_flat(ins: Instruction, target: Target) -> Step:
-    operands = (*ins.operands, Operand("symbol", value="off"))
-    return _build_global(
-        Instruction(ins.name, ins.encoding, operands, ins.modifiers, ins.line, ins.text, ins.source), target
-    )
-
-
-def _build_scratch(ins: Instruction, target: Target) -> Step:
-    """Private memory of each lane: byte offset = VGPR + SGPR + immediate."""
-    access = Access(ins.name.split("_", 1)[1])
-    nbytes = access.nbytes
-    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
-    if data.half:
-        access.half = data.half
-    offset, n = signed_offset(ins), data.index
-
-    def place(g: Waves) -> np.ndarray:
-        at = np.full((g.count, g.lanes), offset, np.int64)
-        if vaddr.kind == "v":
-            at = at + g.addresses[vaddr.index]
-        if saddr.kind == "s" and saddr.index != NULL:
-            at = at + g.s[saddr.index].view(np.int32)[:, None]
-        return at
-
-    def step(g: Waves) -> None:
-        if g.private is None:
-            raise UnsupportedError("this kernel uses scratch memory that its descriptor does not declare")
-        size = g.private.shape[2]
-        at = place(g)
-        if g.exec is not None:
-            at = np.where(g.exec, at, 0)
-        if at.min() < 0 or at.max() + nbytes > size:
-            raise UnsupportedError(f"scratch access outside the {size} bytes that the kernel declares for each lane")
-        index = at[..., None] + np.arange(nbytes)
-        rows = np.arange(g.count)[:, None, None]
-        columns = np.arange(g.lanes)[None, :, None]
-        if access.load:
-            octets = g.private[rows, columns, index]
-            padded = np.zeros((g.count, g.lanes, max(nbytes, 4)), np.uint8)
-            padded[..., :nbytes] = octets
-            access.put(g, n, padded.view(U32))
-        else:
-            octets = np.ascontiguousarray(access.get(g, n)).view(np.uint8)[..., :nbytes]
-            if g.exec is None:
-                g.private[rows, columns, index] = octets
-            else:
-                w, lane = np.nonzero(g.exec)
-                g.private[w[:, None], lane[:, None], index[w, lane]] = octets[w, lane]
-
-    return step
-
-
 class Buffer:
     """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
 
@@ -249,17 +197,20 @@ def _build_scalar_load(ins: Instruction, target: Target) -> Step:
     return step
 
 
-_BUILDERS: dict[str, Builder] = {
-    "global": _build_global, "flat": _build_flat, "scratch": _build_scratch, "buffer": _build_buffer,
-}  # fmt: skip
+_BUILDERS: dict[str, Builder] = {"global": _build_global, "buffer": _build_buffer}
 
 
 def find(name: str) -> Builder | None:
-    """The builder of a global, flat, scratch, buffer or scalar memory instruction."""
+    """The builder of a global, buffer or scalar memory instruction."""
     if _SCALAR.match(name):
         return _build_scalar_load
     prefix, _, tail = name.partition("_")
     builder = _BUILDERS.get(prefix)
-    return builder if builder and _ACCESS.fullmatch(tail) else None
+    return builder if builder and is_access(tail) else None
+
+
+def is_access(tail: str) -> bool:
+    """Whether this is a load's or store's name behind the prefix that says which memory."""
+    return _ACCESS.fullmatch(tail) is not None
 
 

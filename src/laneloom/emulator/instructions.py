@@ -17,7 +17,8 @@ from pathlib import Path
 
 from . import atomics, calls, lds_access, lds_special, matrix
 from .alu import SCALAR, VECTOR
-from .program import CONDITIONS, ORDERING, find_builder, is_ordering
+from .builders import ORDERING, find_builder, is_ordering
+from .program import CONDITIONS
 
 RECORD = Path(__file__).with_name("coverage.json")
 _WIDTHS = ("u8", "i8", "u16", "i16", "b8", "b16", "b32", "b64", "b96", "b128", "b256", "b512")

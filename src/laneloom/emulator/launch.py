@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
-from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP
+from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .counters import Counters, Profile
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .observer import Enough, Observer
+from .operands import PRIVATE_APERTURE, SHARED_APERTURE
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
@@ -33,6 +34,7 @@ TURNS_BEFORE_NEXT_BATCH = 16_384
 TURNS_BETWEEN_DEADLOCK_CHECKS = 4096
 # As a runtime aligns it: so many lines do scalar loads touch each time, and a predicted time is always the same.
 _KERNARG_ALIGNMENT = 256
+STACK_BYTES = 16_384  #: for calls through pointers and recursion
 POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
 
 
@@ -102,6 +104,12 @@ def launch(
     return record
 
 
+def scratch_of(listing: Listing) -> int:
+    """Bytes of scratch for each lane: what the descriptor says, and room for calls whose depth nobody knows."""
+    fixed = listing.directive("private_segment_fixed_size")
+    return fixed + STACK_BYTES if listing.directive("uses_dynamic_stack") else fixed
+
+
 def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
     sizes = [int(v) for v in values]
     if not 1 <= len(sizes) <= 3 or any(v < 0 for v in sizes):
@@ -117,7 +125,7 @@ class _Run:
         self.program: Program = program
         self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
         listing = program.listing
-        self.scratch = listing.directive("private_segment_fixed_size") if scratch_bytes is None else scratch_bytes
+        self.scratch = scratch_of(listing) if scratch_bytes is None else scratch_bytes
         self.threads = size[0] * size[1] * size[2]
         self.waves_per_group = -(-self.threads // program.lanes)
         calls_host = any(a.kind == "hidden_hostcall_buffer" for a in program.hidden_arguments)
@@ -128,7 +136,7 @@ class _Run:
             *regions,
             Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
             Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
-            *([program.constants] if program.constants else []),
+            *program.regions,
             *([self.host.region] if self.host else []),
         ]
         if program.strict:
@@ -199,7 +207,7 @@ class _Run:
         if p.lanes == 32:
             S[EXEC + 1] = 0
         if p.strict:
-            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit_bytes(listing, ("ds_",)))
+            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit_bytes(listing, ("ds_", "flat_")))
         else:
             lds = LocalMemory(len(groups), self.lds_bytes)
         lds.bytes[...] = 0xFF
@@ -239,7 +247,8 @@ class _Run:
         block = octets[skip : skip + size]
         block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
         values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or self.grid[k] * self.size[k] > 1)}
-        values["hidden_dynamic_lds_size"] = self.lds_bytes
+        values["hidden_dynamic_lds_size"] = self.lds_bytes - self.program.listing.directive("group_segment_fixed_size")
+        values["hidden_shared_base"], values["hidden_private_base"] = SHARED_APERTURE, PRIVATE_APERTURE
         values["hidden_hostcall_buffer"] = self.host.address if self.host else 0
         for k, axis in enumerate("xyz"):
             values[f"hidden_block_count_{axis}"] = self.grid[k]

@@ -24,6 +24,12 @@ DTYPE = {
     "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
 }  # fmt: skip
 BITS = {name: np.dtype(t).itemsize * 8 for name, t in DTYPE.items()}
+#: Upper halves of flat addresses that mean LDS and scratch.
+SHARED_APERTURE, PRIVATE_APERTURE = 0x20000000, 0x20000001
+_APERTURES = {
+    "src_shared_base": SHARED_APERTURE << 32, "src_shared_limit": SHARED_APERTURE << 32 | 0xFFFFFFFF,
+    "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
+}  # fmt: skip
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
@@ -106,6 +112,9 @@ def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
         return lambda g: (~g.mask(VCC).any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
     if operand.value in ("src_execz", "execz"):
         return lambda g: (~g.active().any(axis=1)).astype(f"u{size // 8}")[:, None].view(dtype)
+    if operand.value in _APERTURES and size == 64:
+        aperture = np.array([[_APERTURES[str(operand.value)]]], U64).view(dtype)
+        return lambda g: aperture
     raise UnknownInstructionError(f"operand {operand.value!r} is not implemented")
 
 

@@ -15,8 +15,10 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
-from . import atomics, calls, global_access, hostcall, lds_access, lds_special, matrix, tables  # noqa: F401 (they fill the tables)
-from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
+from . import calls, matrix
+from .alu import Step, Target
+from .builders import build_nothing, find_builder, is_ordering
+from .loaded import LoadedObject
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
 from .races import Misaligned, RaceFault
@@ -27,20 +29,6 @@ from .strict import Guard, as_error, check_branch, race_error
 if TYPE_CHECKING:
     from .counters import Counters
     from .observer import Observer
-
-# Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
-ORDERING = frozenset(
-    """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
-    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
-    s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
-    s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
-    global_wbinv s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
-)
-
-
-def is_ordering(name: str) -> bool:
-    """Whether an instruction only orders, hints or delays."""
-    return name in ORDERING or name.startswith("s_wait_")
 
 
 @dataclass(slots=True)
@@ -96,12 +84,19 @@ class Program:
     A strict program has a Guard beside every closure and batches no matrix instructions.
     """
 
-    def __init__(self, asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False):
+    def __init__(
+        self, asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False, elf: bytes | None = None
+    ):
+        """elf: the code object that `asm` is the disassembly of; its data is loaded."""
         self.gpu = emulated_gpu(gpu)
         self.asm, self.strict = asm, strict
         self.listing: Listing = parse(asm, kernel)
         self.kernel = self.listing.kernel
-        self.constants = calls.link(asm, self.listing)
+        loaded = None if elf is None else LoadedObject(elf)
+        self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
+        constants = calls.link(asm, self.listing, self.places)
+        #: what the kernel may touch besides its arguments
+        self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]
         self.hidden_arguments = [
             a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
         ]
@@ -129,7 +124,7 @@ class Program:
 
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
-        starts = {0, *self.listing.labels.values()}
+        starts = {0, *self.listing.labels.values(), *self.places.reached(self.listing)}
         for i, ins in enumerate(code):
             if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or _is_barrier(ins.name):
                 starts.add(i + 1)
@@ -152,7 +147,7 @@ class Program:
             block.leave = "barrier"
         elif last.name in calls.JUMPS:
             block.leave = "indirect"
-            block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number)
+            block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number, self.places)
         elif last.name.startswith(("s_branch", "s_cbranch")):
             label = str(last.operands[0].value)
             if label not in self.listing.labels:
@@ -181,7 +176,7 @@ class Program:
         code = Code()
         for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
             leaves = block.leave != "next" and ins is body[-1]
-            step = _build_nothing(ins, target) if leaves else self.step_of(ins, target)
+            step = build_nothing(ins, target) if leaves else self.step_of(ins, target)
             code.append(ins, step)
             code.guards.append(self.guards.setdefault(number, Guard(ins, number, target, step)))
         return code
@@ -353,28 +348,6 @@ class Program:
 def _is_barrier(name: str) -> bool:
     return name in ("s_barrier", "s_barrier_wait")
 
-
-def _build_nothing(ins: Instruction, target: Target) -> Step:
-    return lambda g: None
-
-
-def find_builder(name: str) -> Builder | None:
-    """What turns an instruction of this name into a closure, None where the emulator lacks it."""
-    if name in VECTOR:
-        op = VECTOR[name]
-        return lambda ins, t: build_vector(op, ins, t)
-    if name in SCALAR:
-        entry = SCALAR[name]
-        return lambda ins, t: build_scalar(*entry, ins, t)
-    if is_ordering(name):
-        return _build_nothing
-    if matrix.is_matrix(name):
-        return lambda ins, t: matrix.build([matrix.decode(ins, t)])
-    for module in (lds_access, lds_special, global_access, atomics):
-        builder = module.find(name)
-        if builder:
-            return builder
-    return None
 
 INSTRUCTIONS_KEPT = 200_000  #: an autotuner can compile without end, and in strict mode each takes some kilobytes
 _loaded: dict[tuple[str, str, str | None, bool], Program] = {}

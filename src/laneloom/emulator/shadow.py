@@ -14,6 +14,7 @@ from .memory import LocalMemory
 from .state import U32, Waves
 
 FULL = U32(0xFFFFFFFF)
+STORE_COUNTERS = ("vscnt", "storecnt")  #: what they count writes no register
 
 
 class Found(Exception):
@@ -44,8 +45,8 @@ class Shadow:
     def count_pending(self) -> None:
         """Registers that some operation under way will write."""
         self.busy_v = self.busy_s = 0
-        for entries in self.pending.values():
-            for group in entries:
+        for counter, entries in self.pending.items():
+            for group in () if counter in STORE_COUNTERS else entries:
                 for e in group:
                     self.busy_v |= e.registers_v
                     self.busy_s |= e.registers_s

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..errors import HazardError
-from ..isa.parse import EXEC, M0, NULL, TTMP, VCC, Instruction, Listing, Operand
-from ..isa.registers import is_scalar_load, mask_of, raises, results, uses, waits
+from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
+from ..isa.registers import is_scalar_load, raises, results, uses, waits
 from .alu import Step, Target
-from .global_access import Access, Buffer
 from .matrix import decode, is_matrix
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
-from .shadow import FULL, Found, Shadow, bits_of
-from .state import U32, Waves
+from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
+from .state import Waves
 from .undefined import rule
+from .undefined_memory import memory_rule
+
+_MOST_STORES = 63  #: that can be under way: one more waits until the counter, of 6 bits, has room
 
 Namer = Callable[[int], str]  #: a wave's number -> how messages name it
 
@@ -34,8 +36,7 @@ class UnderWay:
     registers_v: int
     registers_s: int
     guard: Guard
-    touches: list[Touch]
-    memory: Any
+    touches: list[tuple[Any, Touch]]  #: the memory, and where
 
 
 class Guard:
@@ -52,7 +53,7 @@ class Guard:
         self.lds = ins.name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", ins.name)
         memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", ins.name)
         self.memory = memory[2] if memory and memory[1] != "scratch" else ""
-        self.scratch = bool(memory and memory[1] == "scratch")
+        self.flat = bool(memory and memory[1] == "flat")
         self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
         self.scalar_load = is_scalar_load(ins)
         self.follow = self._rule(step)
@@ -61,10 +62,8 @@ class Guard:
         self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
-        if self.scratch:
-            return self._follow_scratch(step)
         if self.raises and not (self.ins.name.startswith("ds_") and not self.lds):
-            return self._follow_lds(step) if self.lds else self._follow_memory()
+            return memory_rule(self.ins, self.target, step)
         if not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):
             return lambda g: g.shadow.clean(g, self.uses)
         return rule(self.ins, self.target, step)
@@ -85,7 +84,8 @@ class Guard:
         if self.lds or self.memory:
             waves = g.ids % g.waves_per_group
             mine = None if self.atomic else tag(g.ids // g.waves_per_group, shadow.epoch, waves, self.number)
-            self._memory(g).now = mine
+            for memory in self._memories(g):
+                memory.now = mine
         if self.follow is not None:
             self.follow(g)
         if self.writes_exec and (shadow.dirty_s >> EXEC) & 3:
@@ -97,27 +97,30 @@ class Guard:
     def after(self, g: Waves) -> None:
         """Put the operation on its counters."""
         g.shadow.replicated &= ~self.uses.writes_v
-        touches: list[Touch] = []
-        memory = self._memory(g)
-        if self.lds or self.memory:
-            touches, memory.touches, memory.now = memory.touches, [], None
+        touches: list[tuple[Any, Touch]] = []
+        for memory in self._memories(g):
+            touches += [(memory, touch) for touch in memory.touches]
+            memory.touches, memory.now = [], None
             if memory.doubtful is not None:
                 for n in bits_of(self.uses.writes_v):
                     g.shadow.put(g, n, np.where(memory.doubtful, FULL, g.shadow.V[n]))
                 memory.doubtful = None
         if self.raises:
             loads = results(self.ins) > 0
-            entry = UnderWay(
-                self.uses.writes_v if loads else 0, self.uses.writes_s if loads else 0, self, touches, memory
-            )
+            entry = UnderWay(self.uses.writes_v if loads else 0, self.uses.writes_s if loads else 0, self, touches)
             for counter in self.raises:
-                g.shadow.pending.setdefault(counter, []).append([entry])
+                entries = g.shadow.pending.setdefault(counter, [])
+                entries.append([entry])
+                if counter in STORE_COUNTERS and len(entries) > _MOST_STORES:
+                    del entries[0]
             g.shadow.busy_v |= entry.registers_v
             g.shadow.busy_s |= entry.registers_s
 
-    def _memory(self, g: Waves) -> Any:
-        """The tracked memory that the instruction works on."""
-        return g.lds if self.lds else g.memory
+    def _memories(self, g: Waves) -> tuple[Any, ...]:
+        """The tracked memories that the instruction works on."""
+        if self.flat:
+            return (g.memory, g.lds)
+        return (g.lds,) if self.lds else (g.memory,) if self.memory else ()
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
@@ -162,8 +165,8 @@ class Guard:
         for entries in shadow.pending.values():
             for group in entries:
                 for e in group:
-                    for touch in e.touches:
-                        e.memory.tags.postpone(touch)
+                    for memory, touch in e.touches:
+                        memory.tags.postpone(touch)
 
     # -- matrix instructions -------------------------------------------------------------------------------------------
 
@@ -186,130 +189,6 @@ class Guard:
                 wave, lane = (int(x[0]) for x in np.nonzero(differ))
                 text = f"v{n} holds different data in lanes {lane} and {lane + 16}; gfx11 wants A and B replicated"
                 raise Found("replication", text, int(g.ids[wave]), lane)
-
-    # -- undefined bits of memory instructions -------------------------------------------------------------------------
-
-    def _follow_memory(self) -> Callable[[Waves], None]:
-        """Addresses and stored data must be defined; what is loaded is."""
-        ins, count = self.ins, results(self.ins)
-        data = self._data_operand()
-        parts = self._stored_bits()
-        addresses = [o for k, o in enumerate(ins.operands) if k >= count and o is not data and o.kind in ("v", "s")]
-        buffer = Buffer(ins, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
-        half = self._loaded_part()
-
-        def follow(g: Waves) -> None:
-            shadow: Shadow = g.shadow
-            if self.scalar_load:
-                self._require_scalars(g, addresses)
-            else:
-                active = buffer(g)[1] if buffer is not None and data is not None else g.active()
-                for o in addresses:
-                    self._require(g, o, g.active(), "the address depends on a value that nobody wrote")
-                if data is not None:
-                    self._require(g, data, active, "stores bits that nobody wrote", parts)
-            if half:
-                n = ins.operands[0].index
-                if shadow.dirty_v >> n & 1:
-                    shadow.put(g, n, U32(0), half)
-            else:
-                shadow.clean(g, self.uses)
-
-        return follow
-
-    def _data_operand(self) -> Operand | None:
-        ops = self.ins.operands
-        if self.memory == "load" or self.scalar_load:
-            return None
-        if self.ins.name.startswith("buffer") or "_addtid_" in self.ins.name:
-            return ops[0]
-        return ops[results(self.ins) + 1]
-
-    def _stored_bits(self) -> int:
-        if self.memory != "store":
-            return 0xFFFFFFFF
-        access = Access(self.ins.name.split("_", 1)[1])
-        low = (1 << 8 * min(access.nbytes, 4)) - 1
-        data = self._data_operand()
-        return low << 16 if access.half == "h" or (data is not None and data.half == "h") else low
-
-    def _loaded_part(self) -> int:
-        if self.memory != "load":
-            return 0
-        half = Access(self.ins.name.split("_", 1)[1]).half or self.ins.operands[0].half
-        return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)
-
-    def _require(self, g: Waves, o: Operand, active: np.ndarray, text: str, parts: int = 0xFFFFFFFF) -> None:
-        shadow: Shadow = g.shadow
-        dirty = shadow.dirty_v if o.kind == "v" else shadow.dirty_s
-        if not mask_of(o) & dirty:
-            return
-        for k in range(o.count):
-            n = o.index + k
-            if o.kind == "s" and n == NULL:
-                continue
-            row = shadow.V[n] if o.kind == "v" else shadow.S[n][:, None]
-            bad = ((row & U32(parts)) != 0) & active
-            if bad.any():
-                wave, lane = (int(x[0]) for x in np.nonzero(bad))
-                name = f"{o.kind}{n}"
-                raise Found("undefined", f"{text} ({name})", int(g.ids[wave]), lane)
-
-    def _require_scalars(self, g: Waves, operands: list[Operand]) -> None:
-        for o in operands:
-            for k in range(o.count):
-                if o.index + k != NULL and g.shadow.S[o.index + k].any():
-                    wave = int(np.flatnonzero(g.shadow.S[o.index + k])[0])
-                    text = f"the address depends on a value that nobody wrote (s{o.index + k})"
-                    raise Found("undefined", text, int(g.ids[wave]))
-
-    def _follow_lds(self, step: Step) -> Callable[[Waves], None]:
-        """The access itself, run on the undefined bits of LDS and registers."""
-        count = results(self.ins)
-        address: Operand | None = self.ins.operands[count] if len(self.ins.operands) > count else None
-        base = address
-        if re.search("addtid|append|consume", self.ins.name):  # the address is made of M0; gfx12 counts without it
-            address, base = None, Operand("s", M0, count=int("addtid" in self.ins.name or self.target.gpu.major == 11))
-        wrote = self.uses.writes_v
-        halves = "_d16" in self.ins.name or bool(self.ins.operands[0].half)  # the other half stays as it was
-
-        def follow(g: Waves) -> None:
-            shadow: Shadow = g.shadow
-            assert base is not None
-            self._require(g, base, g.active(), "the LDS address depends on a value that nobody wrote")
-            if self.atomic:
-                for o in self.ins.operands[count + (address is not None) :]:
-                    self._require(g, o, g.active(), "an atomic combines bits that nobody wrote")
-                shadow.clean(g, self.uses)
-                return
-            if g.undefined_lds.clean and not halves and not self.uses.reads_v & shadow.dirty_v:
-                shadow.clean(g, self.uses)
-                return
-            twin = g.twin(shadow.V)
-            twin.lds = g.undefined_lds
-            step(twin)
-            for n in bits_of(wrote):
-                shadow.note(n)
-
-        return follow
-
-
-    def _follow_scratch(self, step: Step) -> Callable[[Waves], None]:
-        """The access itself, run on the undefined bits: compilers spill registers that are partly unused."""
-        data = self.ins.operands[0 if "_load_" in self.ins.name else 1]
-        addresses = [o for o in self.ins.operands if o is not data and o.kind in ("v", "s")]
-
-        def follow(g: Waves) -> None:
-            for o in addresses:
-                self._require(g, o, g.active(), "the scratch address depends on a value that nobody wrote")
-            if g.private is not None:
-                twin = g.twin(g.shadow.V)
-                twin.private = g.shadow.private
-                step(twin)
-            for n in bits_of(self.uses.writes_v):
-                g.shadow.note(n)
-
-        return follow
 
 
 def describe(ins: Instruction) -> str:

@@ -1,0 +1,55 @@
+"""Mnemonic -> what turns the instruction into a closure."""
+
+from __future__ import annotations
+
+from ..isa.parse import Instruction
+from . import (  # hostcall and tables fill the tables of alu
+    atomics,
+    flat_access,
+    global_access,
+    hostcall,  # noqa: F401
+    lds_access,
+    lds_special,
+    matrix,
+    private_access,
+    tables,  # noqa: F401
+)
+from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
+
+# Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
+ORDERING = frozenset(
+    """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
+    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
+    s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
+    s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
+    global_wbinv s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
+)
+
+
+def is_ordering(name: str) -> bool:
+    """Whether an instruction only orders, hints or delays."""
+    return name in ORDERING or name.startswith("s_wait_")
+
+
+def build_nothing(ins: Instruction, target: Target) -> Step:
+    """A closure that changes nothing."""
+    return lambda g: None
+
+
+def find_builder(name: str) -> Builder | None:
+    """What turns an instruction of this name into a closure, None where the emulator lacks it."""
+    if name in VECTOR:
+        op = VECTOR[name]
+        return lambda ins, t: build_vector(op, ins, t)
+    if name in SCALAR:
+        entry = SCALAR[name]
+        return lambda ins, t: build_scalar(*entry, ins, t)
+    if is_ordering(name):
+        return build_nothing
+    if matrix.is_matrix(name):
+        return lambda ins, t: matrix.build([matrix.decode(ins, t)])
+    for module in (lds_access, lds_special, global_access, private_access, flat_access, atomics):
+        builder = module.find(name)
+        if builder:
+            return builder
+    return None

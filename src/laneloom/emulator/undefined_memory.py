@@ -1,0 +1,195 @@
+"""How memory instructions spread undefined bits (strict mode): addresses and stored data must be defined.
+
+LDS and scratch remember which of their bits nobody wrote; global memory counts as written.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..isa.parse import M0, NULL, Instruction, Operand
+from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
+from .alu import Step, Target
+from .flat_access import FlatAccess
+from .global_access import Access, Buffer
+from .shadow import Found, Shadow, bits_of
+from .state import U32, Waves
+from .undefined import Rule
+
+_STORES = "stores bits that nobody wrote"
+
+
+def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
+    """What has to be defined for a memory instruction, and what is defined after it; called before it runs."""
+    touched = uses(ins, target.lanes)
+    if ins.name.startswith("scratch_"):
+        return _scratch_rule(ins, touched, step)
+    if ins.name.startswith("ds_"):
+        return _lds_rule(ins, target, touched, step)
+    if isinstance(step, FlatAccess):
+        return _flat_rule(ins, touched, step)
+    if is_scalar_load(ins):
+        return _scalar_rule(ins, touched)
+    return _global_rule(ins, touched)
+
+
+def _require(g: Waves, o: Operand, active: np.ndarray, text: str, parts: int = 0xFFFFFFFF) -> None:
+    shadow: Shadow = g.shadow
+    dirty = shadow.dirty_v if o.kind == "v" else shadow.dirty_s
+    if not mask_of(o) & dirty:
+        return
+    for k in range(o.count):
+        n = o.index + k
+        if o.kind == "s" and n == NULL:
+            continue
+        row = shadow.V[n] if o.kind == "v" else shadow.S[n][:, None]
+        bad = ((row & U32(parts)) != 0) & active
+        if bad.any():
+            wave, lane = (int(x[0]) for x in np.nonzero(bad))
+            raise Found("undefined", f"{text} ({o.kind}{n})", int(g.ids[wave]), lane)
+
+
+def _registers(ins: Instruction, data: Operand | None) -> list[Operand]:
+    """The operands that make the address."""
+    count = results(ins)
+    return [o for k, o in enumerate(ins.operands) if k >= count and o is not data and o.kind in ("v", "s")]
+
+
+# -- global memory -----------------------------------------------------------------------------------------------------
+
+
+def _global_rule(ins: Instruction, touched: Uses) -> Rule:
+    """What is loaded is defined."""
+    data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
+    addresses = _registers(ins, data)
+    buffer = Buffer(ins, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        active = buffer(g)[1] if buffer is not None and data is not None else g.active()
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        if data is not None:
+            _require(g, data, active, _STORES, parts)
+        if half:
+            n = ins.operands[0].index
+            if shadow.dirty_v >> n & 1:
+                shadow.put(g, n, U32(0), half)
+        else:
+            shadow.clean(g, touched)
+
+    return follow
+
+
+def _data_operand(ins: Instruction) -> Operand | None:
+    if "_load_" in ins.name:
+        return None
+    if ins.name.startswith("buffer") or "_addtid_" in ins.name:
+        return ins.operands[0]
+    return ins.operands[results(ins) + 1]
+
+
+def _stored_bits(ins: Instruction) -> int:
+    if "_store_" not in ins.name:
+        return 0xFFFFFFFF
+    access = Access(ins.name.split("_", 1)[1])
+    low = (1 << 8 * min(access.nbytes, 4)) - 1
+    data = _data_operand(ins)
+    return low << 16 if access.half == "h" or (data is not None and data.half == "h") else low
+
+
+def _loaded_part(ins: Instruction) -> int:
+    if "_load_" not in ins.name:
+        return 0
+    half = Access(ins.name.split("_", 1)[1]).half or ins.operands[0].half
+    return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)
+
+
+def _scalar_rule(ins: Instruction, touched: Uses) -> Rule:
+    addresses = _registers(ins, None)
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            for k in range(o.count):
+                if o.index + k != NULL and g.shadow.S[o.index + k].any():
+                    wave = int(np.flatnonzero(g.shadow.S[o.index + k])[0])
+                    text = f"the address depends on a value that nobody wrote (s{o.index + k})"
+                    raise Found("undefined", text, int(g.ids[wave]))
+        g.shadow.clean(g, touched)
+
+    return follow
+
+
+# -- LDS and scratch ---------------------------------------------------------------------------------------------------
+
+
+def _lds_rule(ins: Instruction, target: Target, touched: Uses, step: Step) -> Rule:
+    """The access itself, run on the undefined bits of LDS and registers."""
+    count = results(ins)
+    address: Operand | None = ins.operands[count] if len(ins.operands) > count else None
+    base = address
+    if re.search("addtid|append|consume", ins.name):  # the address is made of M0; gfx12 counts without it
+        address, base = None, Operand("s", M0, count=int("addtid" in ins.name or target.gpu.major == 11))
+    atomic = not re.match(r"ds_(load|store)_", ins.name)
+    halves = "_d16" in ins.name or bool(ins.operands[0].half)  # the other half stays as it was
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        assert base is not None
+        _require(g, base, g.active(), "the LDS address depends on a value that nobody wrote")
+        if atomic:
+            for o in ins.operands[count + (address is not None) :]:
+                _require(g, o, g.active(), "an atomic combines bits that nobody wrote")
+            shadow.clean(g, touched)
+            return
+        if g.undefined_lds.clean and not halves and not touched.reads_v & shadow.dirty_v:
+            shadow.clean(g, touched)
+            return
+        twin = g.twin(shadow.V)
+        twin.lds = g.undefined_lds
+        step(twin)
+        for n in bits_of(touched.writes_v):
+            shadow.note(n)
+
+    return follow
+
+
+def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
+    """The access itself, run on the undefined bits: compilers spill registers that are partly unused."""
+    data = ins.operands[0 if "_load_" in ins.name else 1]
+    addresses = [o for o in ins.operands if o is not data and o.kind in ("v", "s")]
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the scratch address depends on a value that nobody wrote")
+        if g.private is not None:
+            twin = g.twin(g.shadow.V)
+            twin.private = g.shadow.private
+            step(twin)
+        for n in bits_of(touched.writes_v):
+            g.shadow.note(n)
+
+    return follow
+
+
+def _flat_rule(ins: Instruction, touched: Uses, step: FlatAccess) -> Rule:
+    """As for the memory that each lane's address lies in."""
+    data, parts = _data_operand(ins), _stored_bits(ins)
+    addresses = _registers(ins, data)
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        spaces = step.where.split(g)[1]
+        if data is not None and "global" in spaces:
+            mask = spaces["global"]
+            _require(g, data, g.active() if mask is None else mask, _STORES, parts)
+        twin = g.twin(g.shadow.V)
+        twin.private, twin.lds = g.shadow.private, g.undefined_lds
+        step.run(twin, "lds", "private")
+        for n in bits_of(touched.writes_v):
+            g.shadow.note(n)
+
+    return follow
