@@ -16,39 +16,33 @@ from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
-from .operands import constant_bits
+from .operands import DTYPE, constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
-from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, sources_of
+from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
+from .undefined_carry import carry_rule, value_of
+from .undefined_indexed import INDEXED, indexed_rule
 
 Rule = Callable[[Waves], None]
 
 #: name -> how many data operands are moved by the others
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
+_ROUTED_BY = {"v_perm_b32": 0xFFFFFFFF, "v_alignbyte_b32": 3}  # bits of the others that matter: else 31, a bit's number
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
 _UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
-_SCALAR_BITWISE = re.compile(r"s_(and|or|xor|nand|nor|xnor|not|and_not[01]|or_not[01]|mov)(_b32|_b64|_saveexec)")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
 )
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
 
 
-def _value(g: Waves, operand: Operand, kind: str = "b32"):
-    if operand.kind == "v":
-        return g.u[operand.index]
-    if operand.kind == "s":
-        return g.sv[operand.index]
-    if operand.kind == "const" and isinstance(operand.value, int | float):
-        return U32(constant_bits(operand.value, kind))
-    return U32(0)
-
-
 def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rule:
     """How an ALU, lane or matrix instruction spreads undefined bits; called before the instruction runs."""
     if ins.name == "v_permlane64_b32" and target.lanes == 32:
         return lambda g: None  # nothing runs
+    if INDEXED.match(ins.name):
+        return indexed_rule(ins, target)
     touched = uses(ins, target.lanes)
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
@@ -82,6 +76,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _bitwise_rule(ins, BITWISE[name])
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
         return _bitwise_halves_rule(ins, BITWISE_HALVES[name])
+    if found := carry_rule(ins, target):
+        return found
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
@@ -153,7 +149,7 @@ def _bitwise_rule(ins: Instruction, function: Callable) -> Rule:
     n, sources = ins.operands[0].index, ins.operands[1:]
 
     def follow(g: Waves) -> None:
-        pairs = [(_value(g, o), g.shadow.of(o)) for o in sources]
+        pairs = [(value_of(g, o), g.shadow.of(o)) for o in sources]
         g.shadow.put(g, n, function(*pairs)[1])
 
     return follow
@@ -168,7 +164,7 @@ def _bitwise_halves_rule(ins: Instruction, function: Callable) -> Rule:
     def follow(g: Waves) -> None:
         pairs = []
         for o, up in zip(sources, highs, strict=True):
-            value = _value(g, o, "b16")
+            value = value_of(g, o, "b16")
             pairs.append((value >> U32(16) if up else value & U32(0xFFFF), g.shadow.of(o, up)))
         bits = function(*pairs)[1] & U32(0xFFFF)
         g.shadow.put(g, destination.index, bits << U32(16) if high else bits, 0xFFFF0000 if high else 0xFFFF)
@@ -178,16 +174,16 @@ def _bitwise_halves_rule(ins: Instruction, function: Callable) -> Rule:
 
 def _routed_rule(ins: Instruction) -> Rule:
     """Data bits moved to other places: the same function over the undefined bits, less its constants."""
-    n, sources, fn = ins.operands[0].index, ins.operands[1:], VECTOR[ins.name].fn
-    data = _ROUTED_DATA[ins.name]
+    n, sources, op = ins.operands[0].index, ins.operands[1:], VECTOR[ins.name]
+    data, routed_by = _ROUTED_DATA[ins.name], U32(_ROUTED_BY.get(ins.name, 31))
 
     def follow(g: Waves) -> None:
-        control = [_value(g, o) for o in sources[data:]]
-        zero = [np.zeros((1, 1), U32)] * data
-        moved = fn(*[np.asarray(g.shadow.of(o), U32) + zero[0] for o in sources[:data]], *control)
-        bits = moved & ~fn(*zero, *control)
+        control = [value_of(g, o) for o in sources[data:]]
+        zero = [np.zeros((1, 1), DTYPE[kind]) for kind in op.src[:data]]
+        undefined = [np.asarray(g.shadow.of(o), U32).view(z.dtype) + z for o, z in zip(sources, zero, strict=False)]
+        bits = (op.fn(*undefined, *control) & ~op.fn(*zero, *control)).view(U32)
         for o in sources[data:]:
-            bits = np.where(g.shadow.of(o) != 0, FULL, bits)
+            bits = np.where((g.shadow.of(o) & routed_by) != 0, FULL, bits)
         g.shadow.put(g, n, bits)
 
     return follow
@@ -251,7 +247,7 @@ def _read_lane_rule(ins: Instruction, target: Target) -> Rule:
         if lane is None:
             index = np.zeros(g.count, np.intp) if g.exec is None else np.argmax(g.exec, axis=1)
         else:
-            index = np.broadcast_to((_value(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
+            index = np.broadcast_to((value_of(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
         g.shadow.put_scalar(destination, row[np.arange(g.count), index])
 
     return follow
@@ -277,7 +273,7 @@ def _write_lane_rule(ins: Instruction) -> Rule:
     n, data, lane = ins.operands[0].index, ins.operands[1], ins.operands[2]
 
     def follow(g: Waves) -> None:
-        index = np.broadcast_to((_value(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
+        index = np.broadcast_to((value_of(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
         row = g.shadow.V[n]
         row[np.arange(g.count), index] = np.broadcast_to(g.shadow.of(data), (g.count, 1))[:, 0]
         g.shadow.note(n)
@@ -316,38 +312,76 @@ def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
     return follow
 
 
+def _scalar_word(g: Waves, operand: Operand, k: int):
+    """(value, undefined bits) of word k of a scalar operand."""
+    if operand.kind != "s":
+        value = value_of(g, operand)
+        if k and operand.kind == "const":
+            value = U32(constant_bits(operand.value, "b64") >> 32) if isinstance(operand.value, int) else U32(0)
+        return value, U32(0)
+    n = operand.index + min(k, operand.count - 1)
+    return g.s[n], U32(0) if n == NULL else g.shadow.S[n]
+
+
+def _scalar_bitwise_rule(ins: Instruction, target: Target, function: Callable) -> Rule:
+    """Bit by bit: a known 0 decides an AND and a known 1 an OR, as code that merges lane masks relies on."""
+    destination, *sources = ins.operands
+    saves, width = "exec_b" in ins.name, destination.count
+    if saves:
+        sources.append(Operand("s", EXEC, width))
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        words = [function(*[_scalar_word(g, o, k) for o in sources]) for k in range(width)]
+        words = [tuple(np.broadcast_to(part, (g.count,)).copy() for part in word) for word in words]
+        if "save" in ins.name:
+            for k in range(width):
+                shadow.put_scalar(destination.index + k, shadow.S[EXEC + k].copy())
+        for k, (_, bits) in enumerate(words):
+            shadow.put_scalar((EXEC if saves else destination.index) + k, bits)
+            if "_wrexec" in ins.name:
+                shadow.put_scalar(destination.index + k, bits)
+        if "mov" not in ins.name:  # SCC says whether any bit is set, which one that is known to be decides
+            known = np.any([value & ~bits for value, bits in words], axis=0)
+            shadow.scc[...] = np.any([bits for _, bits in words], axis=0) & ~known
+
+    return follow
+
+
+def _scalar_select_rule(ins: Instruction) -> Rule:
+    """The source that SCC chooses, word by word; a conditional move chooses between its source and what was there."""
+    destination, yes, *others = ins.operands
+    no = others[0] if others else destination
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        words = []
+        for k in range(destination.count):
+            bits = np.where(g.scc, _scalar_word(g, yes, k)[1], _scalar_word(g, no, k)[1])
+            words.append(np.where(shadow.scc, FULL, bits))
+        for k, bits in enumerate(words):
+            shadow.put_scalar(destination.index + k, bits)
+
+    return follow
+
+
 def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
-    bitwise = bool(_SCALAR_BITWISE.match(ins.name))
-    select = ins.name.startswith("s_cselect")
+    if function := scalar_bitwise(ins.name):
+        return _scalar_bitwise_rule(ins, target, function)
+    if re.match(r"s_(cselect|cmov)_b", ins.name):
+        return _scalar_select_rule(ins)
     count = results(ins)
     destinations, sources = ins.operands[:count], ins.operands[count:]
-    saves = "saveexec" in ins.name
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
         width = max([o.count for o in destinations] or [1])
-        bits = []
-        for k in range(width):
-            got = U32(0)
-            for o in sources:
-                if o.kind == "s" and o.index + min(k, o.count - 1) != NULL:
-                    row = shadow.S[o.index + min(k, o.count - 1)]
-                    got = got | row
-            bits.append(got)
-        if saves:
-            for k in range(target.lanes // 32):
-                shadow.put_scalar(destinations[0].index + k, shadow.S[EXEC + k].copy())
-                shadow.put_scalar(EXEC + k, bits[min(k, width - 1)])
-            return
-        if not bitwise:
-            whole = U32(0)
-            for o in sources:
-                for k in range(o.count):
-                    if o.kind == "s" and o.index + k != NULL:
-                        whole = whole | shadow.S[o.index + k]
-            if select:
-                whole = np.where(shadow.scc, FULL, whole)
-            bits = [np.where(whole != 0, FULL, U32(0))] * width
+        whole = U32(0)
+        for o in sources:
+            for k in range(o.count):
+                if o.kind == "s" and o.index + k != NULL:
+                    whole = whole | shadow.S[o.index + k]
+        bits = [np.where(whole != 0, FULL, U32(0))] * width
         for o in destinations:
             for k in range(o.count):
                 shadow.put_scalar(o.index + k, bits[min(k, width - 1)])

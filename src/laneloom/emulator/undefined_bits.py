@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..isa.parse import Instruction, Operand
 from ..isa.registers import results
 from .alu import VECTOR
+from .bits import reverse_bits
 from .float8_convert import byte_number
 from .operands import BITS
 from .shadow import FULL
 from .state import U32
 
 
-def _and(x, ux, y, uy):
+def _and(x, ux, y, uy) -> tuple[Any, Any]:
     return x & y, (ux & (y | uy)) | (uy & (x | ux))
 
 
-def _or(x, ux, y, uy):
+def _or(x, ux, y, uy) -> tuple[Any, Any]:
     return x | y, (ux & (~y | uy)) | (uy & (~x | ux))
 
 
-def _xor(x, ux, y, uy):
+def _xor(x, ux, y, uy) -> tuple[Any, Any]:
     return x ^ y, ux | uy
 
 
@@ -59,8 +61,30 @@ BITWISE: dict[str, Callable] = {
     "v_lshrrev_b32": lambda a, b: _shift_right(*a, *b),
     "v_ashrrev_i32": lambda a, b: _shift_right_signed(*a, *b),
     "v_lshl_or_b32": lambda a, b, c: _or(*_shift_left(*b, *a), *c),
+    "v_bfrev_b32": lambda a: (a[0], reverse_bits(np.asarray(a[1], U32))),
     "v_bfi_b32": lambda a, b, c: (a[0], (a[1] & ((b[0] ^ c[0]) | b[1] | c[1])) | (a[0] & b[1]) | (~a[0] & c[1])),
 }
+
+
+def _inverted(pair) -> tuple[Any, Any]:
+    return ~pair[0], pair[1]
+
+
+_SCALAR: dict[str, Callable] = {
+    "and": lambda a, b: _and(*a, *b), "nand": lambda a, b: _inverted(_and(*a, *b)),
+    "or": lambda a, b: _or(*a, *b), "nor": lambda a, b: _inverted(_or(*a, *b)),
+    "xor": lambda a, b: _xor(*a, *b), "xnor": lambda a, b: _inverted(_xor(*a, *b)),
+    "and_not0": lambda a, b: _and(~a[0], a[1], b[0], b[1]), "and_not1": lambda a, b: _and(a[0], a[1], ~b[0], b[1]),
+    "or_not0": lambda a, b: _or(~a[0], a[1], b[0], b[1]), "or_not1": lambda a, b: _or(a[0], a[1], ~b[0], b[1]),
+    "not": _inverted, "mov": lambda a: a,
+}  # fmt: skip
+_SCALAR_NAME = re.compile(r"s_(n?and|n?or|xn?or|(?:and|or)_not[01]|not|mov)_(?:(?:save|wr)exec_)?b(?:32|64)")
+
+
+def scalar_bitwise(name: str) -> Callable | None:
+    """The same for scalar registers, one word at a time; EXEC is the second operand of the `_saveexec` forms."""
+    match = _SCALAR_NAME.fullmatch(name)
+    return _SCALAR[match[1]] if match else None
 
 
 def _half_shift(towards_left: bool) -> Callable:
