@@ -252,7 +252,9 @@ def test_isa_of_a_bad_file(assembly, tmp_path):
     assert "No such file" in refusal("isa", "missing.s")
     binary = tmp_path / "binary.s"
     binary.write_bytes(b"\x7fELF\xff\xfe\x00")
-    assert "is not text" in refusal("isa", str(binary))
+    assert "no 64-bit little-endian ELF file" in refusal("isa", str(binary))
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "neither assembly nor a code object" in refusal("isa", str(binary))
     bare = tmp_path / "bare.s"
     bare.write_text("s_endpgm\n")
     assert "--gpu" in refusal("isa", str(bare))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,20 +18,6 @@ if TYPE_CHECKING:
 
 _STYLES = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.HINT: "cyan"}
 _SHOWN = 6  #: findings of one rule in one kernel; --json has all
-
-
-def read_text(target: str) -> str:
-    """The assembly in a file, or on stdin for "-". Raises ArgumentError."""
-    if target == "-":
-        return sys.stdin.read()
-    try:
-        return Path(target).read_text()
-    except OSError as error:
-        raise ArgumentError(f"cannot read {target}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ArgumentError(
-            f"{target} is not text: give the assembly that the compiler prints, or `llvm-objdump -d` of the binary"
-        ) from None
 
 
 def read_counts(path: Path) -> dict[int, tuple[int, int]]:

@@ -1,8 +1,7 @@
-"""`laneloom isa`: what the machine code of a product, or of a file of AMDGCN text, looks like."""
+"""`laneloom isa`: what the machine code of a product, of a file of AMDGCN text or of a code object looks like."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +13,7 @@ from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
+    from .source_file import Source
 
 _LEGEND = (
     "A loop's order: G global load, L LDS load, S LDS store, W matrix instruction (W4: four in a row), F multiply-add, "
@@ -24,7 +24,7 @@ _FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt")
 
 def isa(
     target: Annotated[
-        str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file of AMDGCN assembly; - is stdin.")
+        str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file: assembly or a binary; - is stdin.")
     ],
     gpu: Annotated[
         str | None,
@@ -56,13 +56,13 @@ def isa(
     if profile is not None and not check:
         raise ArgumentError("--profile belongs to --check")
     if is_file:
-        from .check import read_text
+        from .source_file import read_source
 
-        text = read_text(target)
+        source = read_source(target, gpu, kernel)
         if check:
-            _check(text, gpu, kernel, profile, as_json)
+            _check(source.text, source.gpu, kernel, profile, as_json)
             return
-        code = _assemble(text, target, gpu, kernel)
+        code = _code_object(source, target, kernel)
     else:
         product = parse_product(target, gpu or "gfx1151", shape, dtype, out_dtype, layout)
         if kernel is not None:
@@ -95,13 +95,17 @@ def _check(
         raise typer.Exit(1)
 
 
-def _assemble(text: str, path: str, gpu: str | None, kernel: str | None) -> CodeObject:
-    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
-    if gpu is None and named is None:
+def _code_object(source: Source, path: str, kernel: str | None) -> CodeObject:
+    if source.gpu is None:
         raise ArgumentError(f"{path} has no .amdgcn_target line: say with --gpu which GPU it is for")
+    if source.elf is not None:
+        from ..codegen.code_object import from_amdgcn
+        from ..gpu import get_gpu
+
+        return from_amdgcn(source.text, source.elf, get_gpu(source.gpu), triton_version="", kernel=kernel)
     from ..codegen import assemble
 
-    return assemble(text, gpu or (named[1] if named else ""), kernel=kernel)
+    return assemble(source.text, source.gpu, kernel=kernel)
 
 
 def _show(code: CodeObject, asked: dict[str, Any], listing: bool, as_json: bool) -> None:

@@ -1,16 +1,17 @@
-"""`laneloom run`: execute a file of AMDGCN assembly on arrays, in the emulator."""
+"""`laneloom run`: execute a file of AMDGCN assembly or a binary code object on arrays, in the emulator."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError
+from .kernel_arguments import Given, pack
 from .product import AsJson
+from .source_file import read_source
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -27,31 +28,20 @@ _FILLS = ("random", "zeros", "ones", "arange", "nan")
 _SHOWN = 12  # mnemonics in the table; --json has all
 
 
-@dataclass
-class Given:
-    """One argument of the kernel as the command line gives it."""
-
-    text: str
-    dtype: str
-    value: Any  #: an array for a pointer, a number for a scalar
-    save_to: Path | None = None
-
-    @property
-    def is_array(self) -> bool:
-        """Whether the kernel gets an address."""
-        return not isinstance(self.value, int | float)
-
-
 def run(
-    file: Annotated[Path, typer.Argument(help="AMDGCN assembly, or a code object that lies beside its assembly.")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="AMDGCN assembly, or a binary of hipcc or clang: a code object or an offload bundle."),
+    ],
     grid: Annotated[str, typer.Option("--grid", metavar="X,Y,Z", help="Workgroups; 1 to 3 numbers.")],
     argument: Annotated[
         list[str] | None,
         typer.Option(
             "--arg",
             metavar="ARG",
-            help="In the kernel's order: f16:64x64:random (or zeros, ones, arange, nan), i32:64 (a scalar), file.npy, "
-            "out:f32:64x64 (filled with NaN). Any array may end in ->result.npy.",
+            help="In the kernel's order: f16:64x64:random (or zeros, ones, arange, nan), i32:64 (a scalar), file.npy "
+            "(for a struct too), out:f32:64x64 (filled with NaN), lds:4096 (LDS that a pointer leads to). Any array "
+            "may end in ->result.npy.",
         ),
     ] = None,
     gpu: Annotated[str | None, typer.Option("--gpu", help="By default the one that the file names.")] = None,
@@ -76,26 +66,25 @@ def run(
     from ..emulator.program import Program
     from ..isa.metadata import select_kernel
 
-    text = _read_assembly(file)
-    name = gpu or _named_gpu(text)
-    if name is None:
+    groups = _numbers(grid, "--grid")
+    source = read_source(file, gpu, kernel)
+    if source.gpu is None:
         raise ArgumentError(f"{file} has no .amdgcn_target line: say with --gpu which GPU it is for")
     generator = np.random.default_rng(seed)
     given = [_parse_argument(a, generator) for a in argument or []]
-    program = Program(text, name, kernel, strict=strict)
-    described = select_kernel(text, program.kernel) if ".amdgpu_metadata" in text else None
-    if block is None and described is None:
-        raise ArgumentError(f"{file} does not say how many threads a workgroup has: give --block")
-    size = _numbers(block, "--block") if block else [described.max_workgroup_size if described else 0]
+    program = Program(source.text, source.gpu, kernel, strict=strict, elf=source.elf)
+    described = select_kernel(source.text, program.kernel) if ".amdgpu_metadata" in source.text else None
+    size = _workgroup_size(block, described, file)
     before = [g.value.copy() if g.is_array else None for g in given]
+    fixed = program.listing.directive("group_segment_fixed_size")
+    packed, lds_bytes = pack(given, described, program.kernel, fixed + lds)
     regions = [
         Region(f"{k}: {g.text}", g.value.ctypes.data, g.value.nbytes, g.value)
         for k, g in enumerate(given)
         if g.is_array
     ]
     record = launch(
-        program, _numbers(grid, "--grid"), _pack(given, described, program.kernel), workgroup_size=size, lds_bytes=lds,
-        regions=regions, seed=order,
+        program, groups, packed, workgroup_size=size, lds_bytes=lds_bytes, regions=regions, seed=order
     )  # fmt: skip
     for g in given:
         if g.save_to is not None:
@@ -107,26 +96,16 @@ def run(
         _show(record, arrays)
 
 
-def _read_assembly(path: Path) -> str:
-    if path.suffix in (".hsaco", ".co", ".o"):
-        beside = next((p for p in (path.with_suffix(".amdgcn"), path.with_suffix(".s")) if p.is_file()), None)
-        if beside is None:
-            raise UnsupportedError(
-                f"{path} is a binary and laneloom has no disassembler: give the assembly that it was made from "
-                f"(Triton keeps it beside the code object as {path.with_suffix('.amdgcn').name})"
-            )
-        path = beside
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{path} is not text: give the assembly that the compiler prints, not the binary") from None
-
-
-def _named_gpu(text: str) -> str | None:
-    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
-    return named[1] if named else None
+def _workgroup_size(block: str | None, described: KernelMetadata | None, file: Path) -> list[int]:
+    required = None if described is None else described.workgroup_size
+    if block is None:
+        if described is None:
+            raise ArgumentError(f"{file} does not say how many threads a workgroup has: give --block")
+        return list(required or [described.max_workgroup_size])
+    size = _numbers(block, "--block")
+    if required is not None and tuple(size + [1] * (3 - len(size))) != required:
+        raise ArgumentError(f"--block {block}: the kernel takes workgroups of {','.join(map(str, required))} alone")
+    return size
 
 
 def _numbers(text: str, option: str) -> list[int]:
@@ -155,6 +134,8 @@ def _parse_argument(text: str, generator: Any) -> Given:
             raise ArgumentError(f"--arg {text}: cannot read {spec}: {error}") from None
         return Given(text, value.dtype.name, value, save_to)
     parts = spec.split(":")
+    if parts[0] == "lds":
+        return Given(text, "lds", _lds_bytes(text, parts[1:]))
     output = parts[0] == "out"
     dtype, *rest = parts[1:] if output else parts
     if dtype not in _DTYPES:
@@ -171,6 +152,12 @@ def _parse_argument(text: str, generator: Any) -> Given:
             f"out:TYPE:SHAPE, TYPE:NUMBER, or a .npy file"
         )
     return Given(text, dtype, _array(dtype, tuple(int(n) for n in rest[0].split("x")), fill, generator), save_to)
+
+
+def _lds_bytes(text: str, rest: list[str]) -> int:
+    if len(rest) != 1 or not rest[0].isdecimal():
+        raise ArgumentError(f"--arg {text}: expected lds:BYTES such as lds:4096")
+    return int(rest[0])
 
 
 def _scalar(text: str, dtype: str, number: str) -> int | float:
@@ -204,39 +191,6 @@ def _array(dtype: str, shape: tuple[int, ...], fill: str, generator: Any) -> np.
     if fill == "arange":
         return np.arange(int(np.prod(shape))).astype(kind).reshape(shape)
     return np.full(shape, int(fill == "ones"), kind)
-
-
-def _pack(given: list[Given], described: KernelMetadata | None, kernel: str) -> bytes:
-    """The argument block, as the metadata lays it out, or each at its natural alignment where there is none."""
-    import struct
-
-    from ..emulator.arguments import pack_scalar
-
-    kinds = {"f16": "fp16", "f32": "fp32", "f64": "fp64"}
-    data = [
-        struct.pack("<Q", g.value.ctypes.data)
-        if g.is_array
-        else pack_scalar(g.text, kinds.get(g.dtype, g.dtype), g.value)
-        for g in given
-    ]
-    if described is None:
-        block = bytearray()
-        for piece in data:
-            block.extend(bytes(-len(block) % len(piece)) + piece)
-        return bytes(block)
-    slots = [a for a in described.arguments if not a.kind.startswith("hidden_")]
-    missing = slots[len(given) :]
-    # Triton appends two scratch pointers, which have no name; a kernel that needs none of it never reads them.
-    if len(given) > len(slots) or any(a.name or a.kind != "global_buffer" for a in missing) or len(missing) > 2:
-        wants = ", ".join(f"{a.name or 'argument'} ({a.kind}, {a.size} bytes)" for a in slots)
-        raise ArgumentError(f"{kernel} takes {len(slots)} arguments, {len(given)} were given with --arg: {wants}")
-    block = bytearray(described.kernarg_bytes)
-    for g, piece, slot in zip(given, data, slots, strict=False):
-        if g.is_array != (slot.kind == "global_buffer") or len(piece) > slot.size:
-            wanted = "an array" if slot.kind == "global_buffer" else f"a scalar of {slot.size} bytes"
-            raise ArgumentError(f"--arg {g.text}: {kernel} expects {wanted} as argument {slots.index(slot)}")
-        block[slot.offset : slot.offset + len(piece)] = piece
-    return bytes(block)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

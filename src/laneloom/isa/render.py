@@ -146,8 +146,9 @@ def to_dict(code: CompiledKernel, *, listing: bool = True) -> dict[str, Any]:
 def render(code: CompiledKernel, *, listing: bool = True) -> RenderableType:
     """The page of `laneloom isa`, for rich's console; without `listing`, the tables alone."""
     analysis = analyze_code(code)
+    compiler = f", Triton {code.triton_version}" if code.triton_version else ""
     parts: list[RenderableType] = [
-        Text.assemble((code.kernel, "bold"), f"  {code.gpu.name} ({code.gpu.family}), Triton {code.triton_version}"),
+        Text.assemble((code.kernel, "bold"), f"  {code.gpu.name} ({code.gpu.family}){compiler}"),
         Text(),
         _resources(code),
         Text(),

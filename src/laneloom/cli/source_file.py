@@ -1,0 +1,56 @@
+"""A file of machine code that a command takes: assembly text, or a binary that llvm-objdump turns into it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ArgumentError
+
+_TARGET = re.compile(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Assembly, and where it comes from."""
+
+    text: str
+    gpu: str | None  #: as asked for, else as the file names it
+    elf: bytes | None = None  #: the code object whose disassembly the text is
+
+
+def read_source(target: str | Path, gpu: str | None = None, kernel: str | None = None) -> Source:
+    """The assembly in a file, on stdin for "-", or of a code object, an offload bundle or a program with one inside.
+
+    Of a binary, the other kernels are left out where `kernel` names one. Where Triton's .amdgcn lies beside a binary,
+    that is read: it has the lines of the source. Raises ArgumentError, and UnsupportedError as `disassemble`.
+    """
+    from ..isa.offload_bundle import is_binary
+
+    try:
+        data = sys.stdin.buffer.read() if str(target) == "-" else Path(target).read_bytes()
+    except OSError as error:
+        raise ArgumentError(f"cannot read {target}: {error.strerror or error}") from None
+    if is_binary(data):
+        beside = Path(target).with_suffix(".amdgcn")
+        if not (str(target) != "-" and beside.is_file()):
+            return _disassembled(target, data, gpu, kernel)
+        data = beside.read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise ArgumentError(f"{target} is neither assembly nor a code object (ELF, or an offload bundle)") from None
+    named = _TARGET.search(text)
+    return Source(text, gpu or (named[1] if named else None))
+
+
+def _disassembled(target: str | Path, data: bytes, gpu: str | None, kernel: str | None) -> Source:
+    from ..isa.disassembly import disassemble
+
+    try:
+        found = disassemble(data, gpu, kernel)
+    except ArgumentError as error:
+        raise ArgumentError(f"{target}: {error}") from None
+    return Source(found.text, found.gpu.name, found.elf)
