@@ -22,7 +22,6 @@ from laneloom.isa.descriptor import directives
 from laneloom.isa.disassembly import disassemble
 from laneloom.isa.elf import read_sections, read_symbols
 from laneloom.isa.metadata import select_kernel
-from laneloom.isa.notes import to_yaml, unpack
 from laneloom.isa.offload_bundle import code_objects
 
 FOLDER = Path(__file__).with_name("code_objects")
@@ -375,31 +374,6 @@ def test_objdumps_that_do_not_help(tmp_path, monkeypatch):
     monkeypatch.setenv(objdump.VARIABLE, str(old))
     with pytest.raises(UnsupportedError, match=r"for gfx1151 \(llvm-objdump-3 3.0: unknown target\): install a newer"):
         disassemble(binary("gfx1151"))
-
-
-def test_objdumps_are_tried_newest_first(tmp_path, monkeypatch):
-    for name in ("llvm-objdump-9", "llvm-objdump-19", "llvm-objdump", "llvm-objdump-x"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.delenv(objdump.VARIABLE, raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    found = [Path(p).name for p in objdump.find_objdumps() if p.startswith(str(tmp_path))]
-    assert found == ["llvm-objdump", "llvm-objdump-19", "llvm-objdump-9"]
-
-
-def test_message_pack():
-    data = (
-        b"\x86\xa1a\x01\xa1b\xff\xa1c\xcd\x01\x02\xa1d\x93\xc2\xc3\xc0\xd9\x01e\xcb\x3f\xf8\0\0\0\0\0\0\xa1f\xd3"
-        + struct.pack(">q", -5)
-    )
-    want = {"a": 1, "b": -1, "c": 0x102, "d": [False, True, None], "e": 1.5, "f": -5}
-    assert unpack(data) == want
-    assert unpack(b"\xdc\x00\x02\xde\x00\x01\xda\x00\x01x\xce\0\0\0\x07\xc4\x02hi") == [{"x": 7}, b"hi"]
-    with pytest.raises(ValueError, match="0xc7"):
-        unpack(b"\xc7\x01")
-    assert to_yaml({"a": [{"b": 1, "c": []}, "x*"], "no": {"d": "on"}}) == (
-        '---\na:\n  - b: 1\n    c: []\n  - "x*"\nno:\n  d: "on"\n...'
-    )
 
 
 def test_a_jump_to_nowhere_says_so(recorded):
