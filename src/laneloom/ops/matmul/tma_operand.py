@@ -18,6 +18,11 @@ ELEMENT_BYTES = {
     "fp64": 8, "fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "bf8": 1, "int8": 1, "uint8": 1,
 }  # fmt: skip
 
+#: OUT_TYPE and OUT_KIND of kernels that store their sums one by one
+OUTPUT_TYPES = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}
+#: what the order of tiles in hopper.cuh asks for, of kernels without tiles
+NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
+
 
 class Sizes(ctypes.Structure):
     """`Sizes` of hopper.cuh."""

@@ -19,11 +19,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_row import UNIT
-from ..tma_operand import kernel_source, prepare_launches
-
-OUT = {"bf16": ("u16", 0), "fp16": ("u16", 1), "fp32": ("float", 2)}  #: OUT_TYPE, OUT_KIND
-#: what the order of tiles in hopper.cuh asks for, which is not used where B streams
-NO_TILES = {"GROUPED": 0, "BLOCK_M": 1, "BLOCK_N": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": 1}
+from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
 
 
 class _Sizes(ctypes.Structure):
@@ -35,7 +31,7 @@ class _Sizes(ctypes.Structure):
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    out_type, out_kind = OUT[problem.dtype_out]
+    out_type, out_kind = OUTPUT_TYPES[problem.dtype_out]
     whole = problem.k % (UNIT * config.turn * config.cluster_k) == 0
     constants = {
         "LANES": config.block_n // 8, "WARPS": config.num_warps, "CLUSTER": config.cluster_k, "UNITS": config.stages,

@@ -20,8 +20,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_rows import EIGHTH, GROUP, pieces_of
-from ..tma_operand import kernel_source, prepare_launches
-from .hopper_row import NO_TILES, OUT
+from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
 
 
 class _Sizes(ctypes.Structure):
@@ -34,7 +33,7 @@ class _Sizes(ctypes.Structure):
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
     few = config.as_multiplied(problem)
-    out_type, out_kind = OUT[problem.dtype_out]
+    out_type, out_kind = OUTPUT_TYPES[problem.dtype_out]
     piece = config.piece(problem)
     constants = {
         "EIGHTS": config.block_m // EIGHTH, "GROUPS": config.block_n // GROUP // config.across,
