@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -68,19 +67,3 @@ def test_nothing_is_written_beside_out(m, n, k, dtype):
     buffer = torch.full((m * n + 64,), float("nan"), dtype=a.dtype, device="cuda")
     assert_right(laneloom.matmul(a, b, out=buffer[: m * n].view(m, n)), a, b, sums=sums)
     assert buffer[m * n :].isnan().all()
-
-
-def random_products(count):
-    generator = random.Random(0)
-    for _ in range(count):
-        sizes = []
-        for least in (0, 5, 5):
-            step = generator.choice((1, 8, 64))
-            sizes.append(max(round(2 ** generator.uniform(least, 11) / step), 1) * step)
-        yield (*sizes, generator.choice(LAYOUTS), generator.choice(("bf16", "fp16", "fp8", "int8", "fp32", "fp64")))
-
-
-@pytest.mark.parametrize(("m", "n", "k", "layout", "dtype"), [*random_products(60)])
-def test_random_products(m, n, k, layout, dtype):
-    a, b = operand(m, k, DTYPES[dtype], layout[0]), operand(k, n, DTYPES[dtype], layout[1], seed=1)
-    assert_right(laneloom.matmul(a, b), a, b)
