@@ -47,6 +47,11 @@ def why_not_walked(config: MatmulConfig, m: int, n: int, k: int) -> str | None:
     return None
 
 
+def filled(ctas: int, units: int) -> float:
+    """How much so many CTAs fill of the rounds over so many SMs that they take."""
+    return ctas / (-(-ctas // units) * units)
+
+
 def _suits_tma(matrix: Matrix, pitch: int, dtype: str) -> bool:
     strides = (pitch, *matrix.strides[:2])
     return matrix.alignment >= TMA_BYTES and all(s * DTYPE_BYTES[dtype] % TMA_BYTES == 0 for s in strides)

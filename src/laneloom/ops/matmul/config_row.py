@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, tma_reads, why_not_bare
+from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, filled, tma_reads, why_not_bare
 from .problem import DTYPE_BYTES, MatmulProblem
 
 UNIT = 8  #: rows of B that a lane loads at once
@@ -81,12 +81,8 @@ def stream_row(problem: MatmulProblem, gpu: Gpu) -> RowConfig | None:
         return None
     units = gpu.compute_units
 
-    def filled(columns: int, parts: int) -> float:
-        ctas = -(-problem.n // columns) * parts
-        return ctas / (-(-ctas // units) * units)
-
     for columns, parts, least in _CHOICES:
-        if filled(columns, parts) >= least:
+        if filled(-(-problem.n // columns) * parts, units) >= least:
             break
     else:
         few = 3 * problem.n <= 2 * 64 * units

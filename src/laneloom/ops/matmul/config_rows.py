@@ -8,14 +8,14 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, tma_reads, why_not_bare
+from .config_hopper import FLOAT_OUTPUTS, MOST_SIZE, filled, tma_reads, why_not_bare
+from .config_row import CLUSTERS
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 UNIT = 32  #: of K, what a warp multiplies at once
 GROUP = 64  #: columns of B that a lane's eight loads belong to
 EIGHTH = 8  #: rows of A that one mma takes
 PADDING = 4  #: words behind each row of a warp's sums
-CLUSTERS = (1, 2, 4, 8)
 MOST_REGISTERS = 65536  #: of an SM
 MOST_ROWS = 64
 #: below, `hopper_plain` needs no launch more and is as fast
@@ -144,16 +144,14 @@ def stream_rows(problem: MatmulProblem, gpu: Gpu) -> RowsConfig | None:
 def _filling(blocks: int, units: int, block_m: int, k: int) -> RowsConfig:
     """As few parts of K as fill the rounds that CTAs take, or else as fill them best."""
 
-    def filled(parts: int) -> float:
-        return blocks * parts / (-(-blocks * parts // units) * units)
-
     def warps(parts: int) -> int:
         if block_m > FEW_ROWS:
             return min(8, MOST_PARTS // parts)
         return 4 if blocks * parts > 2 * units else 8
 
     allowed = [parts for parts in CLUSTERS if parts == 1 or k >= 2 * UNIT * parts * warps(parts)]
-    parts = next((parts for parts in allowed if filled(parts) >= FILLED), max(allowed, key=filled))
+    fills = {parts: filled(blocks * parts, units) for parts in allowed}
+    parts = next((parts for parts in allowed if fills[parts] >= FILLED), max(fills, key=fills.__getitem__))
     return RowsConfig(
         block_m=block_m, block_n=GROUP, num_warps=warps(parts), stages=2 if block_m <= TWO_IN_FLIGHT else 1,
         cluster_k=parts,
