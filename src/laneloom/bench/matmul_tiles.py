@@ -5,7 +5,7 @@ both tiled schedules, each product checked against FP64, all interleaved with to
 products whose rows break sectors, for tiles_in_classes.csv. By hopper_cluster alone: with `--long` those of several
 tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with `--survey --most
 14` linear layers, for tiles_survey.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other,
-for tiles_pairs.csv. With `--random` sizes that nobody chose, for tiles_random.csv, with `--few` 4 to 32 rows and many
+for tiles_pairs.csv. With `--random` sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many
 columns, for tiles_few.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
@@ -171,6 +171,12 @@ def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
             yield config
 
 
+def _iterate(
+    problem: MatmulProblem, gpu: Gpu, most: int, gluon: bool, alone: bool
+) -> Iterator[HopperConfig | ClusterConfig]:
+    return iterate_pairs(problem, gpu) if alone else iterate_configs(problem, gpu, most, gluon=gluon)
+
+
 def measure(
     problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
 ) -> list[Row]:
@@ -185,8 +191,7 @@ def measure(
     truth = a[0].double() @ b[0].double()
     reference: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
     calls: dict[str, Callable[[int], object]] = {}
-    found = iterate_pairs(problem, gpu) if alone else iterate_configs(problem, gpu, most, gluon=gluon)
-    configs = {config.text: config for config in found}
+    configs = {config.text: config for config in _iterate(problem, gpu, most, gluon, alone)}
     for text, config in configs.items():
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))
@@ -266,17 +271,16 @@ def main() -> None:
         (layout, MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout))
         for sizes in _sizes_of(kind) for layout in sizes[3:] or ("nn", "nt")
     ]  # fmt: skip
-    gluon = kind in ("", "broken", "random", "few")
+    gluon, alone = kind in ("", "broken", "random", "few"), kind == "pairs"
     if arguments.jobs > 1:
         gpu = get_gpu("sm_90a")
-        made = [(p, c) for _, p in products for c in iterate_configs(p, gpu, arguments.most, gluon=gluon)]
+        made = [(p, c) for _, p in products for c in _iterate(p, gpu, arguments.most, gluon, alone)]
         with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
             pool.map(_compile, made, chunksize=4)
     rows = []
     for layout, problem in products:
         found = measure(
-            problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds, gluon=gluon,
-            alone=kind == "pairs",
+            problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds, gluon=gluon, alone=alone
         )  # fmt: skip
         rows += found
         best = min(found, key=lambda row: row.us)
