@@ -1,4 +1,4 @@
-"""An empty cache of tuned configs."""
+"""An empty cache of tuned configs; a folder for kernels of a CPU model."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def cache(tmp_path, monkeypatch):
     tuned.forget()
     yield tmp_path
     tuned.forget()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where kernels lie that several tests share."""
+    return tmp_path_factory.mktemp("kernels")

@@ -20,12 +20,6 @@ from laneloom.ops.matmul.problem import MatmulProblem, Matrix  # noqa: E402
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """Where kernels lie that several tests share."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def model(folder, monkeypatch):
     return functools.partial(Model, folder, monkeypatch, of=ROWS)
