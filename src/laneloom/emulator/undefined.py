@@ -20,7 +20,7 @@ from .operands import DTYPE, constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
 from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
-from .undefined_carry import carry_rule, value_of
+from .undefined_carry import carry_rule, halves_chosen, value_of
 from .undefined_indexed import INDEXED, indexed_rule
 
 Rule = Callable[[Waves], None]
@@ -156,10 +156,8 @@ def _bitwise_rule(ins: Instruction, function: Callable) -> Rule:
 
 
 def _bitwise_halves_rule(ins: Instruction, function: Callable) -> Rule:
-    select = [*ins.bits("op_sel", [0] * 4), 0, 0, 0, 0]
     destination, *sources = ins.operands
-    highs = [bool(select[k]) or o.half == "h" for k, o in enumerate(sources)]
-    high = bool(select[len(sources)]) or destination.half == "h"
+    highs, high = halves_chosen(ins)
 
     def follow(g: Waves) -> None:
         pairs = []

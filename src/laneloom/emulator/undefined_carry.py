@@ -35,6 +35,14 @@ def value_of(g: Waves, operand: Operand, kind: str = "b32"):
     return U32(0)
 
 
+def halves_chosen(ins: Instruction) -> tuple[list[bool], bool]:
+    """Of an instruction on 16 bits: whether each source's upper half is read, and the result's is written."""
+    destination, *sources = ins.operands
+    select = [*ins.bits("op_sel", [0] * 4), 0, 0, 0, 0]
+    highs = [bool(select[k]) or o.half == "h" for k, o in enumerate(sources)]
+    return highs, bool(select[len(sources)]) or destination.half == "h"
+
+
 def _upwards(bits: Any) -> Any:
     """Every bit from the lowest that is set."""
     bits = np.asarray(bits, U32)
@@ -168,9 +176,7 @@ def _wide_shift_rule(ins: Instruction, way: str) -> Rule:
 
 def _halves_rule(ins: Instruction) -> Rule:
     destination, *sources = ins.operands
-    select = [*ins.bits("op_sel", [0] * (len(sources) + 1))]
-    highs = [bool(select[k]) or o.half == "h" for k, o in enumerate(sources)]
-    high = bool(select[len(sources)]) or destination.half == "h"
+    highs, high = halves_chosen(ins)
 
     def follow(g: Waves) -> None:
         total = U32(0)
@@ -184,8 +190,7 @@ def _halves_rule(ins: Instruction) -> Rule:
 
 def _pack_rule(ins: Instruction) -> Rule:
     destination, *sources = ins.operands
-    select = ins.bits("op_sel", [0, 0])
-    highs = [bool(select[k]) or o.half == "h" for k, o in enumerate(sources)]
+    highs, _ = halves_chosen(ins)
 
     def follow(g: Waves) -> None:
         low, high = (g.shadow.of(o, up) for o, up in zip(sources, highs, strict=True))
