@@ -1,12 +1,13 @@
 """Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
 
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
-both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--broken` it measures
-products whose rows break sectors, for tiles_in_classes.csv. By hopper_cluster alone: with `--long` those of several
-tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with `--survey --most
-14` linear layers, for tiles_survey.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other,
-for tiles_pairs.csv. With `--random` sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many
-columns, for tiles_few.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--random` it measures
+sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By
+hopper_cluster alone: with `--broken --most 12` products whose rows break sectors, for tiles_in_classes.csv, with `--long`
+those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with
+`--survey --most 14` linear layers, for tiles_survey.csv, with `--layers --most 16` those of 48 to 384 rows, for
+tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for tiles_pairs.csv.
+`tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -87,6 +88,13 @@ SURVEY_SIZES = (
     (48, 4608, 3584, "nn"), (512, 1536, 7168, "nn"), (160, 3584, 3584, "nn"), (256, 5120, 5120, "nn"),
     (256, 2048, 7168, "nt"), (64, 4608, 3584, "nn"), (1024, 1536, 7168, "nt"), (512, 2880, 2880, "nn"),
     (256, 4608, 3584, "nn"), (64, 18944, 3584, "nt"), (304, 304, 30000, "nn"), (24, 5120, 5120, "nn"),
+)  # fmt: skip
+#: N and K of linear layers whose weights come from memory while few rows are multiplied
+LAYER_SIZES = (
+    (48, 5120, 5120), (64, 8192, 1024), (72, 6144, 4096), (80, 14336, 4096), (96, 6144, 4096), (96, 4096, 14336),
+    (112, 3584, 3584), (120, 11944, 4640), (128, 6144, 4096), (128, 4096, 4096), (128, 5120, 5120), (128, 7168, 2048),
+    (128, 8192, 8192), (128, 14336, 4096), (160, 6144, 4096), (192, 6144, 4096), (192, 4096, 11008), (208, 8192, 8192),
+    (224, 6144, 4096), (256, 4096, 4096), (256, 6144, 4096), (256, 5120, 13824), (320, 4096, 4096), (384, 8192, 2048),
 )  # fmt: skip
 #: of large products, whose configs are timed one by one
 PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
@@ -241,6 +249,7 @@ def _sizes_of(kind: str) -> Sequence[tuple[Any, ...]]:
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
     of = {
         "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
+        "layers": LAYER_SIZES,
     }  # fmt: skip
     return of.get(kind, SIZES)
 
@@ -258,7 +267,7 @@ def main() -> None:
         "broken": "products whose rows break 32-byte sectors", "long": "products of several tiles for each SM",
         "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
-        "few": "few rows and many columns",
+        "few": "few rows and many columns", "layers": "linear layers of 48 to 384 rows",
     }  # fmt: skip
     for kind, words in kinds.items():
         parser.add_argument(f"--{kind}", action="store_true", help=words)
@@ -271,7 +280,7 @@ def main() -> None:
         (layout, MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout))
         for sizes in _sizes_of(kind) for layout in sizes[3:] or ("nn", "nt")
     ]  # fmt: skip
-    gluon, alone = kind in ("", "broken", "random", "few"), kind == "pairs"
+    gluon, alone = kind in ("", "random", "few"), kind == "pairs"
     if arguments.jobs > 1:
         gpu = get_gpu("sm_90a")
         made = [(p, c) for _, p in products for c in _iterate(p, gpu, arguments.most, gluon, alone)]

@@ -97,7 +97,10 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             wait_barrier(empty + 8 * stage, phase ^ 1);
             const u32 barrier = full + 8 * stage;
             expect_bytes(barrier, LOADED_BYTES);
-            bring(true, slice, ring + stage * STAGE_BYTES, barrier);
+            // The copy engine takes longer for what is not there, and everybody waits for the first slice: the one that
+            // may begin before K comes last.
+            const int brought = !LINE ? slice : slice + 1 == k_end ? k_first : slice + 1;
+            bring(true, brought, ring + stage * STAGE_BYTES, barrier);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
