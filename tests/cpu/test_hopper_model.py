@@ -38,12 +38,13 @@ def measured(name):
 ROWS = [
     replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row for row in measured("tiles.csv")
 ]
-#: two runs; of rows that break sectors, some by tiles of rows of one class
-BROKEN_ROWS = [row for row in measured("tiles_in_classes.csv") if row.schedule == "hopper_cluster"]
+#: of rows that break sectors, some by tiles of rows of one class
+BROKEN_ROWS = measured("tiles_in_classes.csv")
 #: of kernels that write C while they multiply, as those before do not
 LONG_ROWS = measured("tiles_overlapped.csv")
 #: with tiles of two widths among them, and of products that a survey of linear layers showed to be slow
 UNEVEN_ROWS, SURVEY_ROWS = measured("tiles_uneven.csv"), measured("tiles_survey.csv")
+LAYER_ROWS = measured("tiles_layers.csv")  #: of 48 to 384 rows, whose weights come from memory
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 #: of sizes that nobody chose, and of few rows, by what is ranked by the model
 RANDOM_ROWS, FEW_ROWS = (
@@ -91,7 +92,7 @@ def test_what_the_model_prefers_is_near_the_fastest_measured():
 def test_classes_of_rows_are_taken_where_they_are_faster():
     """Of what the plan chooses from: in classes no tiles narrower than LEAST_COLUMNS, nor of WIDE_TILE elements."""
     of = products(BROKEN_ROWS)
-    assert len(of) == 62
+    assert len(of) == 48
     fastest = [min(row.us for row in rows) for rows in of]
     planned = [
         [
@@ -100,8 +101,9 @@ def test_classes_of_rows_are_taken_where_they_are_faster():
         ]
         for rows in of
     ]  # fmt: skip
-    found = [min(rows, key=estimate).us / us - 1 for rows, us in zip(planned, fastest, strict=True)]
-    assert mean(found) < 0.0185
+    chosen = [min(rows, key=lambda row: estimate(row, overlapped=True)).us for rows in planned]
+    found = [us / least - 1 for us, least in zip(chosen, fastest, strict=True)]
+    assert mean(found) < 0.0235
     without = [min(row.us for row in rows if row.line == 0) / us - 1 for rows, us in zip(of, fastest, strict=True)]
     assert mean(without) > 0.03, "else there is nothing to gain"
 
@@ -119,7 +121,10 @@ def test_what_the_next_tile_hides_is_counted():
 
 @pytest.mark.parametrize(
     ("rows", "count", "bound"),
-    [(UNEVEN_ROWS, 50, 0.021), (SURVEY_ROWS, 28, 0.024), (RANDOM_ROWS, 116, 0.06), (FEW_ROWS, 76, 0.036)],
+    [
+        (UNEVEN_ROWS, 50, 0.0225), (SURVEY_ROWS, 28, 0.026), (RANDOM_ROWS, 116, 0.042), (FEW_ROWS, 76, 0.027),
+        (LAYER_ROWS, 48, 0.02),
+    ],  # fmt: skip
 )
 def test_of_later_runs_as_well(rows, count, bound):
     """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""

@@ -3,11 +3,11 @@
 `python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
 both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--random` it measures
 sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By
-hopper_cluster alone: with `--broken --most 12` products whose rows break sectors, for tiles_in_classes.csv, with `--long`
-those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, with
-`--survey --most 14` linear layers, for tiles_survey.csv, with `--layers --most 16` those of 48 to 384 rows, for
-tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for tiles_pairs.csv.
-`tests/cpu/test_hopper_model.py` holds the model against the files.
+hopper_cluster alone: with `--broken --most 12` products whose rows break sectors, for tiles_in_classes.csv, with
+`--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
+tiles_uneven.csv, with `--survey --most 14` linear layers, for tiles_survey.csv, with `--layers --most 16` those of 48
+to 384 rows, for tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
+tiles_pairs.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations

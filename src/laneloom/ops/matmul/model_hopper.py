@@ -1,13 +1,14 @@
 """The time of a product by tiles on Hopper: what `plan_hopper` and `plan_cluster` rank their configs by. Pure.
 
-For each K-slice of 128 bytes a tile takes the longest of multiplying, of loading and of what the tensor cores and the
-copy engine ask of shared memory. A tile is its slices and a beginning and an end; a product is as many tiles as the
-busiest SM walks over, or the time of its bytes in device memory, and where both are near each other, more than either.
+For each K-slice of 128 bytes a tile takes the longest of multiplying, of loading, of what the tensor cores and the
+copy engine ask of shared memory, and of a slice's latency over the slices under way. A tile is its slices and a
+beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device memory,
+and where both are near each other, more than either.
 
-Fitted on one H200 by a random walk to 6,400 pairs of product and config: results/h200/tiles.csv of 2026-11-20 (89
-sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the file was made)
-and, of 2026-11-22, tiles_in_classes.csv, tiles_overlapped.csv, tiles_uneven.csv and tiles_survey.csv.
-tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind the terms.
+Fitted on one H200 by a random walk to 12,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
+2026-11-20 (89 sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the
+file was made), the others of 2026-11-22 and 23. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has
+the facts behind the terms.
 """
 
 from __future__ import annotations
@@ -18,45 +19,47 @@ from .problem import MatmulProblem
 SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
-ROW_CLOCKS = 1.849  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.54748  #: for those that a neighbour in the cluster asks for and multicasts
-SECTOR_BYTES = 32
-BROKEN_FACTOR = 1.94  #: on rows whose pitch is no multiple of a sector: every other one takes two requests
-MISSING_FACTOR = 1.9675  #: on rows that are not there, of an operand that has less than a tile
-TAIL_COLUMNS = 64  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-SHARED_MEMORY_FACTOR = 1.3243  #: on the clocks in which shared memory passes 128 bytes each
-LAUNCH_CLOCKS = 1766  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 917  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.043  #: for each element of a tile
-CLUSTER_CLOCKS = 732.16  #: more where CTAs meet, once
+ROW_CLOCKS = 1.905  #: for 128 bytes of a row that an SM asks the L2 for
+SHARED_ROW_CLOCKS = 1.356  #: for those that a neighbour in the cluster asks for and multicasts
+LINE_BYTES, SECTOR_BYTES = 128, 32
+LINE_FACTOR = 1.143  #: on rows whose pitch is no multiple of a line
+BROKEN_FACTOR = 2.139  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
+MISSING_FACTOR = 3.163  #: on rows that are not there, of an operand that has less than a tile
+TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
+SHARED_MEMORY_FACTOR = 1.314  #: on the clocks in which shared memory passes 128 bytes each
+LATENCY_CLOCKS = 1290  #: until a slice that is asked for is there; as many are under way as the ring has stages but one
+LATENCY_SHARPNESS = 3.804  #: of the maximum of a slice's own time and of this one, shared out among them
+LAUNCH_CLOCKS = 1759  #: once in a product, before and behind all tiles
+TILE_CLOCKS = 70.38  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.06031  #: for each element of a tile
+CLUSTER_CLOCKS = 628.3  #: more where CTAs meet, once
 #: more to load a slice, for each CTA that shares B, and that shares A
-CLUSTER_SLICE_CLOCKS = (6.2571, 28.547)
-EIGHT_FACTOR = 1.03  #: on the slices of clusters of 8
+CLUSTER_SLICE_CLOCKS = (3, 24.89)
+EIGHT_FACTOR = 1.065  #: on the slices of clusters of 8
 SWAPPED_FACTOR = 0.9833  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.0393  #: more for each element of a tile that is turned on its way out
+SWAPPED_STORE_CLOCKS = 0.04308  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.0804  #: more for each element of a tile that hopper_cluster stores by masks
-SCATTERED_CLOCKS = 0.22  #: more for each of them where C's rows do not begin at 16 bytes
-EXCHANGE_CLOCKS = 812.2  #: more where they exchange sums of parts of K
-EXCHANGE_BYTES_PER_CLOCK = 9.89765  #: that a CTA sends then
-CUDA_CLOCKS = 459  #: more for each tile of hopper_cluster but the first, than for one of hopper
-UNEVEN_CLOCKS = 3500  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
-HIDDEN_HELD, HIDDEN_SPLIT = 0.22, 0.42  #: shares of a tile's ends that the next tile hides: of one strip, of two
-LONE_FACTOR = 1.0142  #: on LONG_US or more, by CTAs that share no loads
+DIRECT_CLOCKS = 0.05019  #: more for each element of a tile that hopper_cluster stores by masks
+SCATTERED_CLOCKS = 0.4257  #: more for each of them where C's rows do not begin at 16 bytes
+EXCHANGE_CLOCKS = 163.6  #: more where they exchange sums of parts of K
+EXCHANGE_BYTES_PER_CLOCK = 12.02  #: that a CTA sends then
+CUDA_CLOCKS = 1053  #: more for each tile of hopper_cluster but the first, than for one of hopper
+UNEVEN_CLOCKS = 2532  #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
+HIDDEN_HELD, HIDDEN_SPLIT = 0.351, 0.5128  #: shares of a tile's ends that the next tile hides: of one strip, of two
+LONE_FACTOR = 1.019  #: on LONG_US or more, by CTAs that share no loads
 #: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
-SMALL_SHARE_FACTOR = 1.015
-UNUSUAL_FACTOR = 1.0188  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
+SMALL_SHARE_FACTOR = 1.0538
+UNUSUAL_FACTOR = 1.0185  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
-GLUON_FACTOR = 1.01  #: on the slices of hopper
-MEMORY_BYTES_PER_US = 4.63e6  #: read
-REREAD_SHARE = 0.1336  #: of an operand, on top of its bytes, for each further cluster that reads it
+GLUON_FACTOR = 1.0448  #: on the slices of hopper
+MEMORY_BYTES_PER_US = 4.660e6  #: read
+REREAD_SHARE = 0.1957  #: of an operand, on top of its bytes, for each further cluster that reads it
 MOST_REREADS = 7  #: from there on it stays in the L2
 #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
 #: so many of the SMs
-LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9647, 0.7
-MEMORY_US = 0.7541  #: until the first bytes come
-SM_BYTES_PER_US = 58e3  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
-SHARPNESS = 2.789  #: of the maximum of these times
+LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.8665, 0.7
+SM_BYTES_PER_US = 54.9e3  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
+SHARPNESS = 4.074  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 
@@ -69,6 +72,13 @@ def ceil_div(x: int, y: int) -> int:
 def loaded_columns(n: int, in_panels: bool) -> int:
     """What the columns of B of a tile cost to load, in whole ones; `in_panels` of 64, of which a part is dear."""
     return n - n % 64 + max(n % 64, TAIL_COLUMNS) if in_panels and n % 64 else n
+
+
+def row_factor(pitch_bytes: int) -> float:
+    """On the clocks to load a row, of a matrix whose rows lie so far apart."""
+    if pitch_bytes % SECTOR_BYTES:
+        return BROKEN_FACTOR
+    return LINE_FACTOR if pitch_bytes % LINE_BYTES else 1.0
 
 
 def clusters_at_once(peers: int, gpu: Gpu) -> int:
@@ -97,14 +107,16 @@ def slice_clocks(
 
 
 def product_us(
-    problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, columns: int = 0,
+    problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[int, int], *, stages: int, columns: int = 0,
     cluster: tuple[int, int, int] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
-    split_k: int = 1, cuda: bool = False, by_tma: bool = True, swapped: bool = False, hidden: float = 0.0,
-    before: int = 0, classes: int = 1, factor: float = 1.0, tiles_n: int = 0, scattered: bool = False,
+    split_k: int = 1, slice_factor: float = 1.0, cuda: bool = False, by_tma: bool = True, swapped: bool = False,
+    hidden: float = 0.0, before: int = 0, classes: int = 1, factor: float = 1.0, tiles_n: int = 0,
+    scattered: bool = False,
 ) -> float:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
-    columns, factors, pieces: as in `slice_clocks`. cluster: CTAs that share B, that share A, and that have a part of K.
+    columns, factors, pieces: as in `slice_clocks`. stages: of 128 bytes of K in the ring. slice_factor: on the time of
+    a slice. cluster: CTAs that share B, that share A, and that have a part of K.
     cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so;
     scattered: whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
     hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
@@ -126,7 +138,9 @@ def product_us(
         m, multiplied, columns=columns or n, cluster=cluster[:2], factors=factors, pieces=pieces,
         missing=absent * (MISSING_FACTOR - 1),
     )  # fmt: skip
-    clocks *= slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
+    latency = LATENCY_CLOCKS / max(stages - 1, 1)
+    clocks *= (1 + (latency / clocks) ** LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
+    clocks *= slice_factor * slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     clocks *= EIGHT_FACTOR if sharers == 8 else 1.0
     ends = TILE_CLOCKS + STORE_CLOCKS * m * n / cluster[2]
     if swapped:
@@ -152,6 +166,5 @@ def product_us(
     in_step = cluster[0 if problem.m > problem.n else 1] >= 4 and clusters * peers > IN_STEP_SHARE * gpu.compute_units
     memory = moved / MEMORY_BYTES_PER_US * (LOCKSTEP_FACTOR if in_step else 1.0)
     memory = max(memory, moved / (clusters * peers) * rounds / SM_BYTES_PER_US)
-    memory += MEMORY_US
     less, more = sorted((compute, memory))
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

@@ -23,6 +23,7 @@ from .model_hopper import (
     clusters_at_once,
     loaded_columns,
     product_us,
+    row_factor,
 )
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -36,11 +37,12 @@ CLUSTERS = (
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
 #: 2026-11-22, to 700 pairs of product and config
-LINE_FACTORS = {32: 1.3, 64: 1.27, 128: 1.16}
+LINE_FACTORS = {32: 1.223, 64: 1.164, 128: 0.9755}
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
 LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
+PANEL_BYTES = 2048  #: of C that a warp stages at a time: 128 of each of its 16 rows
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
 FETCHED_US = 0.3  #: that it saves between two launches
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
@@ -61,7 +63,7 @@ def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> b
 
 
 def _factor(matrix: Matrix, size: int, copied: bool) -> float:
-    return BROKEN_FACTOR if not copied and _pitch(matrix) * size % SECTOR_BYTES else 1.0
+    return 1.0 if copied else row_factor(_pitch(matrix) * size)
 
 
 @dataclass(frozen=True)
@@ -105,9 +107,30 @@ class _Multiplied:
         by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
         return product_us(
             self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
+            stages=self.stages(gpu, tile, cluster, pieces),
             cuda=True, by_tma=by_tma, swapped=self.swapped, scattered=self.scattered,
             hidden=hidden, before=self.before, classes=self.classes, tiles_n=tiles_n,
         )  # fmt: skip
+
+    def stages(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> int:
+        """Of the ring, as `_fit` has them beside the panels of C."""
+        m, n = tile
+        finished = n // cluster[2]
+        lines = m + (ceil_div(n, 64) * 64 if self.in_panels else n)
+        room = gpu.lds_bytes - (cluster[2] - 1) * m * finished * 4
+        short = ceil_div(self.problem.k * self.size + self.before, SLICE_BYTES) <= SHORT_SLICES
+        most = _short_ring(m + n, cluster) if short else MOST_STAGES
+
+        def beside(panels: int) -> int:
+            left = room - 4 * ROWS[m] * (panels * PANEL_BYTES + 8)
+            return min(left // (pieces * lines * SLICE_BYTES + 16), most)
+
+        best = beside(1)
+        for panels in (2, 4):
+            if panels > ceil_div(finished, self.panel) or beside(panels) < min(best, ENOUGH_STAGES):
+                break
+            best = beside(panels)
+        return best
 
     def uneven(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int]) -> int:
         """The number of tiles along N that fills the last round, if tiles of that width or a little less cover N so;
@@ -180,7 +203,7 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
     found = []
-    broken = _factor(problem.a, size, any_tile.copy_a) > 1
+    broken = _factor(problem.a, size, any_tile.copy_a) == BROKEN_FACTOR
     for swapped, line in product((False, True), (0, *LINE_FACTORS) if broken else (0,)):
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:

@@ -25,7 +25,7 @@ from .config_registers import RegistersConfig, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig, stream
-from .model_hopper import BROKEN_FACTOR, SECTOR_BYTES, SLICE_BYTES, ceil_div, product_us
+from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, ceil_div, product_us, row_factor
 from .plan_cluster import best_cluster, cluster_configs, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -36,12 +36,12 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_rows": RowsConfig,
 }  # fmt: skip
 
-WIDE_SLICE_FACTOR = 0.997  #: on the time with slices of 256 bytes: half the signals
-LAUNCH_US = 0.357
-REPACK_US = 2.0  #: the product waits for the whole copy
-REPACK_BYTES_PER_US = 3.3e6  #: read and written
-PART_US = 0.146  #: for each part of a split K that the reduction waits for
-PART_US_PER_MB = 0.482  #: writing and reading again the fp32 parts of a split K
+WIDE_SLICE_FACTOR = 1.0397  #: on the time with slices of 256 bytes: half the signals
+LAUNCH_US = 0.583
+REPACK_US = 1.39  #: the product waits for the whole copy
+REPACK_BYTES_PER_US = 4.11e6  #: read and written
+PART_US = 0.162  #: for each part of a split K that the reduction waits for
+PART_US_PER_MB = 0.332  #: writing and reading again the fp32 parts of a split K
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
@@ -63,16 +63,17 @@ class Tile:
     stages: int
     pieces: int
     slice_bytes: int = SLICE_BYTES
-    split_factor: float = 1.0  #: on the time of multiplying by parts of K that all run at once: what the model misses
+    slice_factor: float = 1.0  #: on the time of a slice: what the model misses
+    split_factor: float = 1.0  #: on the time of multiplying by parts of K that all run at once: as well
 
 
 #: In the order in which equal costs are resolved.
 TILES = (
-    Tile(128, 128, 2, 5, 2, split_factor=0.8),
+    Tile(128, 128, 2, 5, 2, slice_factor=1.127, split_factor=0.636),
     Tile(128, 256, 2, 4, 2),
     Tile(256, 128, 2, 4, 2),
     Tile(64, 256, 1, 4, 2),
-    Tile(128, 64, 2, 8, 1, split_factor=1.15),
+    Tile(128, 64, 2, 8, 1, split_factor=1.046),
     Tile(64, 128, 1, 8, 1),
     Tile(64, 64, 1, 6, 1, slice_bytes=256),
 )
@@ -81,7 +82,7 @@ SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 def _load_factor(matrix: Matrix, dtype: str) -> float:
     pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
-    return BROKEN_FACTOR if pitch * DTYPE_BYTES[dtype] % SECTOR_BYTES else 1.0
+    return row_factor(pitch * DTYPE_BYTES[dtype])
 
 
 def estimate_us(
@@ -96,7 +97,8 @@ def estimate_us(
     fitting = gpu.compute_units // (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n))
     time_us = product_us(
         problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k,
-        factor=tile.split_factor if 1 < split_k <= fitting and min(factors) == 1 else 1.0,
+        stages=tile.stages * tile.slice_bytes // SLICE_BYTES, slice_factor=tile.slice_factor,
+        factor=tile.split_factor if 1 < split_k <= fitting and max(factors) < BROKEN_FACTOR else 1.0,
     )  # fmt: skip
     if tile.slice_bytes > SLICE_BYTES:
         time_us *= WIDE_SLICE_FACTOR
@@ -113,7 +115,7 @@ def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
         if not tma_reads(problem, name):
             ways.append((True,))
         else:
-            slow = dtype in REPACKED_DTYPES and _load_factor(matrix, dtype) > 1
+            slow = dtype in REPACKED_DTYPES and _load_factor(matrix, dtype) == BROKEN_FACTOR
             ways.append((False, True) if slow else (False,))
     yield from product(*ways)
 
