@@ -124,7 +124,7 @@ def test_what_the_next_tile_hides_is_counted():
     [
         (UNEVEN_ROWS, 50, 0.0225), (SURVEY_ROWS, 28, 0.026), (RANDOM_ROWS, 116, 0.042), (FEW_ROWS, 76, 0.027),
         (LAYER_ROWS, 48, 0.02),
-    ],  # fmt: skip
+    ],
 )
 def test_of_later_runs_as_well(rows, count, bound):
     """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""

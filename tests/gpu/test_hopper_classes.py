@@ -61,7 +61,8 @@ def test_what_lies_before_a_row_stays_out_of_it(name, layout):
     around_b = around_a.clone()
     inner_b = around_b[2:-2, 8:-8] if layout == "nn" else around_b[2:-2, 8:-8].mT
     around_a[2:-2, 8:-8], inner_b[...] = a, b
-    assert torch.equal(laneloom.matmul(around_a[2:-2, 8:-8], inner_b, config=CONFIGS[name]), expected)
+    # At another pitch the classes are others, and with them the order of the sums.
+    assert_right(laneloom.matmul(around_a[2:-2, 8:-8], inner_b, config=CONFIGS[name]), a, b)
     a[500] = float("nan")
     poisoned = laneloom.matmul(a, b, config=CONFIGS[name])
     assert poisoned[500].isnan().all()

@@ -68,6 +68,12 @@ class RowsConfig(MatmulConfig):
         few = self.as_multiplied(problem)
         return pieces_of(few.b, few.n if few.b.major == "n" else 0)
 
+    def k_piece(self, problem: MatmulProblem) -> int:
+        """Elements along K that a lane loads at once, of A, and of B if that lies so; 0: A has to come one by one."""
+        few = self.as_multiplied(problem)
+        of_a = pieces_of(few.a) if few.a.major == "n" else 0
+        return of_a if few.b.major == "n" else self.piece(problem) if of_a >= self.piece(problem) else 0
+
     def ctas(self, problem: MatmulProblem) -> int:
         """CTAs of the launch."""
         return -(-self.as_multiplied(problem).n // self.block_n) * self.cluster_k
@@ -134,6 +140,9 @@ def stream_rows(problem: MatmulProblem, gpu: Gpu) -> RowsConfig | None:
             return None
         config = RowsConfig(block_m=block_m, block_n=GROUP, num_warps=16, stages=1, cluster_k=2, ahead=AHEAD)
     else:
+        one_by_one = few.a.major == "n" and not RowsConfig(block_m=block_m, block_n=GROUP, num_warps=4).k_piece(few)
+        if one_by_one and block_m > EIGHTH:
+            return None  # every lane on a row of its own, for each 64 columns once
         if block_m > FEW_ROWS and few.n * few.k * DTYPE_BYTES[few.dtype_b] < COPIED_BYTES:
             return None
         config = _filling(blocks, units, block_m, few.k)

@@ -2,8 +2,8 @@
 
 For each K-slice of 128 bytes a tile takes the longest of multiplying, of loading, of what the tensor cores and the
 copy engine ask of shared memory, and of a slice's latency over the slices under way. A tile is its slices and a
-beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device memory,
-and where both are near each other, more than either.
+beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device
+memory, and where both are near each other, more than either.
 
 Fitted on one H200 by a random walk to 12,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
 2026-11-20 (89 sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the

@@ -4,7 +4,8 @@
 // of B and units of 32 of K, of which a lane has 8, quarter lane % 4. mma does not care which of K's elements stand
 // where if those of A and of B stand alike, nor which columns, so a lane gives it what it loaded: of B along N the same
 // 8 columns of its 8 rows, of B along K its 8 elements of a column of every 8. They come in pieces of PIECE elements, 8
-// where B's lines begin at 16 bytes, or as few as these allow; neighbouring lanes' pieces are neighbours.
+// where B's lines begin at 16 bytes, or as few as these allow; neighbouring lanes' pieces are neighbours. Those along K,
+// of A at least, have K_PIECE elements.
 // ACROSS warps stand beside each other and read the same of A; WARPS / ACROSS take units in turn, UNITS in flight. Of a
 // cluster of CLUSTER CTAs each has a part of K. The sums of warps and of CTAs are added in a fixed order, so the same
 // inputs give the same bits. What lies behind the end of K is zero in A and B both: an infinity times a zero would be
@@ -16,7 +17,6 @@
 #define ROWS (8 * EIGHTS)
 #define THREADS (32 * WARPS)
 #define TURNS (WARPS / ACROSS)  // warps that take units in turn
-#define K_PIECE (ALONG_K ? PIECE : 8)
 #define PITCH (COLUMNS + 4)              // of a row of sums, in words
 #define SHARE (ROWS * COLUMNS / CLUSTER)  // sums that a CTA of the cluster finishes
 
@@ -104,8 +104,8 @@ __device__ __forceinline__ void load(Unit &unit, const ELEMENT *const (&a)[EIGHT
                            : PIECE == 8 ? load_once(from)
                                         : load_pieces<PIECE>(from, 4 * PIECE);
 #else
-            const ELEMENT *from = b + 64 * g + i * s.b_k;
-            unit.b[g][i] = !WHOLE && i >= left ? make_uint4(0, 0, 0, 0)
+            const ELEMENT *from = b + 64 * g + along_k(i) * s.b_k;
+            unit.b[g][i] = !WHOLE && along_k(i) >= left ? make_uint4(0, 0, 0, 0)
                            : PIECE == 8        ? load_once(from)
                                                : load_pieces<PIECE>(from, 8 * PIECE);
 #endif

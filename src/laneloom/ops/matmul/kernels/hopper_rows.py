@@ -19,7 +19,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
-from ..config_rows import EIGHTH, GROUP, pieces_of
+from ..config_rows import EIGHTH, GROUP
 from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launches
 
 
@@ -34,13 +34,13 @@ def code_object(problem, config, gpu) -> CodeObject:
     """The machine code that `launch` runs."""
     few = config.as_multiplied(problem)
     out_type, out_kind = OUTPUT_TYPES[problem.dtype_out]
-    piece = config.piece(problem)
+    piece, of_a, along_k = config.piece(problem), config.k_piece(problem), few.b.major == "t"
     constants = {
         "EIGHTS": config.block_m // EIGHTH, "GROUPS": config.block_n // GROUP // config.across,
         "WARPS": config.num_warps, "ACROSS": config.across, "PIECE": piece,
+        "K_PIECE": piece if along_k else of_a or 8, "A_LINES": int(of_a > 0),
         "UNITS": config.stages, "CLUSTER": config.cluster_k, "RESIDENT": config.resident, "AHEAD": config.ahead,
-        "ALONG_K": int(few.b.major == "t"), "C_ALONG_M": int(few.out.strides[2] == 1 and few.out.strides[3] != 1),
-        "A_LINES": int(few.a.major == "n" and pieces_of(few.a) >= (piece if few.b.major == "t" else 8)),
+        "ALONG_K": int(along_k), "C_ALONG_M": int(few.out.strides[2] == 1 and few.out.strides[3] != 1),
         "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
     return compile_cuda(
