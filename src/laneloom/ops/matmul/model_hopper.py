@@ -7,8 +7,8 @@ memory, and where both are near each other, more than either.
 
 Fitted on one H200 by a random walk to 12,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
 2026-11-20 (89 sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the
-file was made), the others of 2026-11-22 and 23. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has
-the facts behind the terms.
+file was made), the others of 2026-11-22 and 23; bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says
+how well, docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations

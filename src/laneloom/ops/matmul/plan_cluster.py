@@ -36,7 +36,7 @@ CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
-#: 2026-11-22, to 700 pairs of product and config
+#: 2026-11-23, to 1,700 pairs of product and config
 LINE_FACTORS = {32: 1.223, 64: 1.164, 128: 0.9755}
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read

@@ -36,7 +36,7 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_rows": RowsConfig,
 }  # fmt: skip
 
-WIDE_SLICE_FACTOR = 1.0397  #: on the time with slices of 256 bytes: half the signals
+WIDE_SLICE_FACTOR = 1.0397  #: on the time with slices of 256 bytes
 LAUNCH_US = 0.583
 REPACK_US = 1.39  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.11e6  #: read and written
