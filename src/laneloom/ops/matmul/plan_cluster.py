@@ -43,6 +43,7 @@ ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait fo
 LEAST_SLICES = 8  #: of a part of K
 MOST_STAGES = 14
 PANEL_BYTES = 2048  #: of C that a warp stages at a time: 128 of each of its 16 rows
+BARRIER_BYTES = 16  #: of a stage
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
 FETCHED_US = 0.3  #: that it saves between two launches
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
@@ -113,24 +114,15 @@ class _Multiplied:
         )  # fmt: skip
 
     def stages(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> int:
-        """Of the ring, as `_fit` has them beside the panels of C."""
+        """Of the ring, as `_fit` has them."""
         m, n = tile
         finished = n // cluster[2]
         lines = m + (ceil_div(n, 64) * 64 if self.in_panels else n)
-        room = gpu.lds_bytes - (cluster[2] - 1) * m * finished * 4
         short = ceil_div(self.problem.k * self.size + self.before, SLICE_BYTES) <= SHORT_SLICES
         most = _short_ring(m + n, cluster) if short else MOST_STAGES
-
-        def beside(panels: int) -> int:
-            left = room - 4 * ROWS[m] * (panels * PANEL_BYTES + 8)
-            return min(left // (pieces * lines * SLICE_BYTES + 16), most)
-
-        best = beside(1)
-        for panels in (2, 4):
-            if panels > ceil_div(finished, self.panel) or beside(panels) < min(best, ENOUGH_STAGES):
-                break
-            best = beside(panels)
-        return best
+        room = gpu.lds_bytes - (cluster[2] - 1) * m * finished * 4 - 4 * ROWS[m] * 8
+        stage_bytes = pieces * lines * SLICE_BYTES
+        return _panels_and_stages(room, stage_bytes, 4 * ROWS[m], ceil_div(finished, self.panel), most)[1]
 
     def uneven(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int]) -> int:
         """The number of tiles along N that fills the last round, if tiles of that width or a little less cover N so;
@@ -232,6 +224,21 @@ def _short_ring(lines: int, cluster: tuple[int, int, int]) -> int:
     return min(max(least, SHORT_BYTES // (lines * SLICE_BYTES)), MOST_STAGES)
 
 
+def _panels_and_stages(room: int, stage_bytes: int, warps: int, of_tile: int, most: int) -> tuple[int, int]:
+    """The panels of C that each warp stages at a time, of a tile's, as many as cost no stage that matters, and the
+    stages that `room` bytes hold beside them."""
+
+    def beside(panels: int) -> int:
+        return min((room - warps * panels * PANEL_BYTES) // (stage_bytes + BARRIER_BYTES), most)
+
+    best = 1
+    for panels in (2, 4):
+        if panels > of_tile or beside(panels) < min(beside(best), ENOUGH_STAGES):
+            break
+        best = panels
+    return best, beside(best)
+
+
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config with the way that C is stored, the stages that fit, and panels that cost none that matters."""
     panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
@@ -244,20 +251,13 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     masked = broken and rounds <= 1 and not config.swapped
     config = config.with_knobs(tma_store=config.stores_by_tma(problem) and not masked)
 
-    def fitted(panels: int) -> ClusterConfig:
-        found = config.with_knobs(panels=panels)
-        while found.stages > 2 and found.shared_bytes(problem) > gpu.lds_bytes:
-            found = found.with_knobs(stages=found.stages - 1)
-        return found
-
-    best = fitted(1)
-    for panels in (2, 4):
-        wider = fitted(panels)
-        if panels > ceil_div(columns, panel) or wider.stages < min(best.stages, ENOUGH_STAGES):
-            break
-        if wider.shared_bytes(problem) > gpu.lds_bytes:
-            break
-        best = wider
+    multiplied = config.as_multiplied(config.in_classes(problem))
+    empty = config.with_knobs(panels=0, stages=0)
+    panels, stages = _panels_and_stages(
+        gpu.lds_bytes - empty.shared_bytes(problem), config.stage_bytes(multiplied), 4 * config.consumers,
+        ceil_div(columns, panel), config.stages,
+    )  # fmt: skip
+    best = config.with_knobs(panels=panels, stages=max(stages, 2))
     return best.overlapped(problem).with_knobs(fetched=_fetched(best, problem))
 
 
