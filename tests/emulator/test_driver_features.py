@@ -1,5 +1,6 @@
 """What Triton's JIT lets a kernel and its call contain, through the emulated driver."""
 
+import gc
 import threading
 import tracemalloc
 from typing import NamedTuple
@@ -357,6 +358,34 @@ def test_a_big_grid_takes_no_more_memory_than_a_small_one():
     assert gpu.launches[-1].grid == (250_000, 1, 1)
     # One number per program, to deal them out, and nothing per instruction.
     assert peaks[250_000] <= peaks[10_000] + 16 * 250_000
+
+
+def test_threads_parse_kernels_one_at_a_time(gpu):
+    """A thread whose garbage collection falls within a parse hands the interpreter over: others must not parse then.
+
+    Python before 3.11.8 raises SystemError in the first thread ("AST constructor recursion depth mismatch").
+    """
+    beside = threading.Thread(target=copy_kernel.parse)
+    waited = []
+
+    def hand_over(phase, _):
+        if phase == "start" and not beside.ident:
+            beside.start()
+            beside.join(timeout=0.2)
+            waited.append(beside.is_alive())
+
+    threshold = gc.get_threshold()
+    gc.collect()  # so that the next collection is 50 objects away, within the parse
+    gc.callbacks.append(hand_over)
+    try:
+        gc.set_threshold(50)
+        device_descriptor_kernel.parse()
+    finally:
+        gc.callbacks.remove(hand_over)
+        gc.set_threshold(*threshold)
+    beside.join(timeout=10)
+    assert waited == [True]
+    assert not beside.is_alive()
 
 
 def test_threads_launch_inside_one_context(gpu):

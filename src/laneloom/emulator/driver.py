@@ -21,6 +21,7 @@ from triton.backends.driver import DriverBase
 from triton.runtime import driver as triton_driver
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.cache import get_cache_manager
+from triton.runtime.jit import JITCallable
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
@@ -34,6 +35,7 @@ __all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulate_code_object"
 
 # Kernels are built and run one at a time: the closures of a Program keep working memory of their own.
 _one_at_a_time = threading.RLock()
+_parsing = threading.RLock()
 
 
 @dataclass
@@ -242,6 +244,20 @@ class EmulatedDriver(DriverBase):
         """There is no cache to flush."""
 
 
+def _parse_one_at_a_time(parse: Callable) -> Callable:
+    """Triton's `JITCallable.parse`, under a lock.
+
+    Before Python 3.11.8 and 3.12.2, ast.parse raises SystemError where a garbage collection within it lets another
+    thread parse (https://github.com/python/cpython/issues/106905).
+    """
+
+    def locked(kernel: JITCallable) -> Any:
+        with _parsing:
+            return parse(kernel)
+
+    return locked
+
+
 @contextmanager
 def emulated(
     gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view"
@@ -269,12 +285,13 @@ def emulated(
         raise ArgumentError(f"bounds is 'view' or 'storage', got {bounds!r}")
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
-    benchmarker = Autotuner.__dict__["do_bench"]
+    benchmarker, parse = Autotuner.__dict__["do_bench"], JITCallable.parse
     triton_driver.set_active(EmulatedDriver(emulation))
     # An autotuner keeps the benchmark that it was made with (a clock, CUDA graphs), or the first one that it used.
     Autotuner.do_bench = property(lambda tuner: count_instructions)  # pyright: ignore[reportAttributeAccessIssue]
+    JITCallable.parse = _parse_one_at_a_time(parse)
     try:
         yield emulation
     finally:
         triton_driver._active = before
-        Autotuner.do_bench = benchmarker
+        Autotuner.do_bench, JITCallable.parse = benchmarker, parse
