@@ -61,7 +61,7 @@ class Gpu:
     @cached_property
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""
-        return self.vendor == "amd" and self.major in (11, 12)
+        return self.vendor == "amd" and self.major in (9, 11, 12)
 
     def waves_per_simd(self, vgprs: int) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""

@@ -130,8 +130,8 @@ def test_4_bit_operands_come_in_pairs():
 
 
 def test_gpus_that_are_not_emulated_are_refused():
-    assert "gfx942 (CDNA 3) is not emulated" in refusal("demo", "--gpu", "gfx942")
-    assert "gfx942 (CDNA 3) is not emulated" in refusal("run", __file__, "--grid", "1", "--gpu", "gfx942")
+    assert "sm_90a (Hopper) is not emulated" in refusal("demo", "--gpu", "sm_90a")
+    assert "sm_90a (Hopper) is not emulated" in refusal("run", __file__, "--grid", "1", "--gpu", "sm_90a")
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def _watched(step, program: Program, ins):
             noted = True
             part = ins
             while part is not None:
-                _note(program.gpu.major, part.name, _size(program))
+                _note(program.gpu.major, part.mnemonic, _size(program))
                 part = part.second
         step(g)
 
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if (id(self), block.first) not in _seen:
             _seen.add((id(self), block.first))
             for ins in self.listing.instructions[block.first : block.last]:  # waits and branches too
-                _note(self.gpu.major, ins.name, _size(self))
+                _note(self.gpu.major, ins.mnemonic, _size(self))
         return after
 
     def watched_decode(ins, target):

@@ -55,9 +55,8 @@ def test_unknown_gpu_names_the_nearest():
         pass
 
 
-@pytest.mark.parametrize("name", ["gfx942", "sm_90a"])
-def test_gpus_without_an_emulator_are_refused(name):
-    with pytest.raises(UnsupportedError, match="not emulated"), laneloom.emulated(name):
+def test_a_gpu_without_an_emulator_is_refused():
+    with pytest.raises(UnsupportedError, match="not emulated"), laneloom.emulated("sm_90a"):
         pass
 
 

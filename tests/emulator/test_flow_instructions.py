@@ -26,8 +26,8 @@ k:
 # Three words, from lane 0: v1 as the way taken left it.
 START = "s_load_b64 s[2:3], s[0:1], 0x0\nv_mov_b32 v1, 0\nv_mov_b32 v2, 0\n{wait}"
 END = "s_mov_b32 exec_lo, 1\nglobal_store_b32 v2, v1, s[2:3]"
-WAIT = {11: "s_waitcnt lgkmcnt(0)", 12: "s_wait_kmcnt 0x0"}
-GPUS = ("gfx1151", "gfx1201")
+WAIT = {9: "s_waitcnt lgkmcnt(0)", 11: "s_waitcnt lgkmcnt(0)", 12: "s_wait_kmcnt 0x0"}
+GPUS = ("gfx1151", "gfx1201", "gfx942")
 ORDERING = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu)) if is_ordering(name)]
 CONDITIONS = {
     "s_cbranch_scc0": ("s_cmp_eq_u32 0, 1", "s_cmp_eq_u32 0, 0"),
@@ -42,7 +42,10 @@ CONDITIONS = {
 def run(gpu: str, code: str) -> int:
     """The word that the code leaves in lane 0 of v1."""
     word = np.full(1, 0xFFFFFFFF, np.uint32)
-    text = f"{START.format(wait=WAIT[get_gpu(gpu).major])}\n{code}\n{END}"
+    start = START.format(wait=WAIT[get_gpu(gpu).major])
+    if get_gpu(gpu).wave == 64:
+        start += "\ns_mov_b32 vcc_hi, 0"
+    text = f"{start}\n{code}\n{END}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     asm = KERNEL.format(code="\n".join(line if line.endswith(":") else "\t" + line for line in lines))
     address = word.ctypes.data

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from laneloom.cli.coverage import instructions_of
+from laneloom.emulator.cdna import modern
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
@@ -59,10 +60,11 @@ SPACES = {
     "ds": ("v1{data}", "ds_store_b128 v1, v[4:7]", "ds_load_b128 v[4:7], v1"),
 }
 WAITS = {
+    9: "s_waitcnt vmcnt(0) lgkmcnt(0)",
     11: "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_waitcnt_vscnt null, 0x0",
     12: "s_wait_loadcnt 0x0\ns_wait_storecnt 0x0\ns_wait_dscnt 0x0\ns_wait_kmcnt 0x0",
 }
-GPUS = ("gfx1151", "gfx1201")
+GPUS = ("gfx1151", "gfx1201", "gfx942")
 CASES = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu))]
 PLAIN = re.compile(
     r"(global|flat|scratch|buffer|ds)_(load|store)_(?:(d16_hi|d16)_)?([uib])(8|16|32|64|96|128)(?:_(d16_hi|d16))?$"
@@ -77,7 +79,7 @@ LDS_ATOMIC = re.compile(
 
 
 def cases(pattern: re.Pattern) -> list:
-    return [(gpu, name) for gpu, name in CASES if pattern.match(name)]
+    return [(gpu, name) for gpu, name in CASES if pattern.match(modern(name))]
 
 
 def run(gpu: str, body: str, image: np.ndarray, registers: np.ndarray, strict=False):
@@ -106,7 +108,7 @@ def operands(space: str, data: str, major: int, load: bool) -> str:
     """Data first in loads and in all buffer instructions, between or behind the addresses in other stores."""
     where = SPACES[space][0]
     if load or space == "buffer":
-        return f"{data}, " + where.format(data="", soffset="0" if major == 11 else "null")
+        return f"{data}, " + where.format(data="", soffset="0" if major < 12 else "null")
     return where.format(data=f"{data}, " if space in ("global", "scratch") else f", {data}", soffset="")
 
 
@@ -117,7 +119,7 @@ def random_bytes(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("gpu", "name"), cases(PLAIN))
 def test_load_or_store(gpu, name):
-    match = PLAIN.match(name)
+    match = PLAIN.match(modern(name))
     assert match
     space, way, before, letter, bits, behind = match.groups()
     half, nbytes = before or behind, int(bits) // 8
@@ -148,7 +150,7 @@ def test_load_or_store(gpu, name):
 @pytest.mark.parametrize(("gpu", "name"), cases(PAIR))
 def test_two_addresses(gpu, name):
     """Lane l's first item lies at l * size, its second behind all first ones."""
-    match = PAIR.match(name)
+    match = PAIR.match(modern(name))
     assert match
     way, far, bits = match.groups()
     size = int(bits) // 8
@@ -178,7 +180,7 @@ def test_two_addresses(gpu, name):
 
 @pytest.mark.parametrize(("gpu", "name"), cases(SCALAR))
 def test_scalar_load(gpu, name):
-    match = SCALAR.match(name)
+    match = SCALAR.match(modern(name))
     assert match
     buffer, letter, bits = match.groups()
     words, nbytes = max(int(bits) // 32, 1), int(bits) // 8
@@ -249,7 +251,7 @@ def atomic_bytes(letter: str, bits: int, packed: str | None, exact) -> tuple[np.
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize(("gpu", "name"), cases(ATOMIC))
 def test_global_atomic(gpu, name, returns, exact):
-    match = ATOMIC.match(name)
+    match = ATOMIC.match(modern(name))
     assert match
     space, packed, op, letter, bits = match.groups()
     bits = int(bits or 32)
@@ -257,10 +259,10 @@ def test_global_atomic(gpu, name, returns, exact):
     count = size // 4 * (2 if op == "cmpswap" else 1)
     data = "v8" if count == 1 else f"v[8:{7 + count}]"
     got = "v14" if size == 4 else "v[14:15]"
-    mark = ("glc" if major == 11 else "th:TH_ATOMIC_RETURN") if returns else ""
+    mark = {9: "sc0", 11: "glc", 12: "th:TH_ATOMIC_RETURN"}[major] if returns else ""
     text = {
         "global": f"v1, {data}, s[2:3]", "flat": f"v[2:3], {data}",
-        "buffer": f"{data}, v1, s[4:7], {'0' if major == 11 else 'null'} offen",
+        "buffer": f"{data}, v1, s[4:7], {'0' if major < 12 else 'null'} offen",
     }[space]  # fmt: skip
     if returns and space != "buffer":
         text = f"{got}, {text}"
@@ -275,13 +277,16 @@ def test_global_atomic(gpu, name, returns, exact):
 
 @pytest.mark.parametrize(("gpu", "name"), cases(LDS_ATOMIC))
 def test_lds_atomic(gpu, name, exact):
-    match = LDS_ATOMIC.match(name)
+    match = LDS_ATOMIC.match(modern(name))
     assert match
     packed_returns, packed, op, other_returns, letter, bits = match.groups()
     bits, returns = int(bits or 32), bool(packed_returns or other_returns)
     size = bits // 8
     pair = (lambda n: f"v[{n}:{n + 1}]") if size == 8 else (lambda n: f"v{n}")
-    data = pair(8) + (f", {pair(8 + size // 4)}" if op in ("cmpstore", "mskor", "wrap") else "")
+    both = [pair(8), pair(8 + size // 4)] if op in ("cmpstore", "mskor", "wrap") else [pair(8)]
+    if gpu == "gfx942" and op == "cmpstore":  # gfx9 has the value to compare with first
+        both.reverse()
+    data = ", ".join(both)
     head = f"{pair(14)}, v1" if returns else "v1"
     moved = "".join(f"\nv_mov_b32 v{8 + k}, v{14 + k}" for k in range(size // 4)) if returns else ""
     image, registers = atomic_bytes(letter, bits, packed, exact)

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from own_kernels import CASES, GPUS  # noqa: E402
+from own_kernels import CASES  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.emulator import launch as launching  # noqa: E402
@@ -28,8 +28,9 @@ BARRIER = re.compile(r"s_barrier\b|s_barrier_signal")
 # A masked lane is switched off, or sent to an offset that no buffer reaches.
 OFFSET = re.compile(r"v_(dual_)?cndmask_b32\S* (v\d+), 0x80000000, (v\d+)(, (?:s\d+|vcc_lo))?")
 # How assembly written by hand masks lanes; switching all on again is no mask.
-SET_EXEC = re.compile(r"s_(mov|and)_b32 exec_lo, (?!-1\b)")
-MASK = re.compile(rf"s_and_saveexec_b32|v_cmpx_|{SET_EXEC.pattern}|{OFFSET.pattern}")
+SET_EXEC = re.compile(r"s_(mov|and)_b(32 exec_lo|64 exec), (?!-1\b)")
+SAVE_EXEC = re.compile(r"s_and_saveexec_b(32|64) ([^,]+),")
+MASK = re.compile(rf"{SAVE_EXEC.pattern}|v_cmpx_|{SET_EXEC.pattern}|{OFFSET.pattern}")
 
 
 def mutants(asm: str):
@@ -39,8 +40,8 @@ def mutants(asm: str):
         code = line.split(";")[0].strip()
         if WAIT.match(code) or BARRIER.match(code) or SET_EXEC.match(code) or code.startswith("v_cmpx_"):
             new = ""
-        elif code.startswith("s_and_saveexec_b32"):
-            new = f"\ts_mov_b32 {code.split()[1].rstrip(',')}, exec_lo"
+        elif match := SAVE_EXEC.match(code):
+            new = f"\ts_mov_b{match[1]} {match[2]}, exec{'_lo' if match[1] == '32' else ''}"
         elif match := OFFSET.search(code):
             new = "\t" + code.replace(match[0], f"v_{match[1] or ''}mov_b32 {match[2]}, {match[3]}")
         else:
@@ -182,7 +183,7 @@ def test_every_mutant_is_caught_or_explained(name, gpu, monkeypatch):
     caught, survivors = Counter(), []
     every = list(mutants(original))
     step = 1 if ALL else 2 * case.step
-    every = every[GPUS.index(gpu) % step :: step]
+    every = every[case.gpus.index(gpu) % step :: step]
     for line, code, text in every:
         kind = next(k for k, p in (("wait", WAIT), ("barrier", BARRIER), ("mask", MASK)) if p.search(code))
         got = run(original, text, gpu, call)

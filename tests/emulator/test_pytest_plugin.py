@@ -184,7 +184,7 @@ def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "strict", "message"), [("gfx942", False, "is not emulated"), (None, True, "need --emulate GPU")]
+    ("gpu", "strict", "message"), [("sm_90a", False, "is not emulated"), (None, True, "need --emulate GPU")]
 )
 def test_other_bad_options(gpu, strict, message):
     options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0, emulate_bounds="view")

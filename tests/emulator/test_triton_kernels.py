@@ -9,7 +9,7 @@ import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
 
-GPUS = ["gfx1100", "gfx1151", "gfx1201"]
+GPUS = ["gfx1100", "gfx1151", "gfx1201", "gfx942"]
 
 
 @pytest.fixture(params=GPUS)
@@ -194,7 +194,7 @@ def test_causal_attention(gpu):
     want = torch.nn.functional.scaled_dot_product_attention(q.double(), k.double(), v.double(), is_causal=True)
     # P is rounded to fp16 (2^-11 each, weights sum to one), the output once more.
     assert ((out.double() - want).abs() <= 2.0**-11 * (want.abs() + v.double().abs().max())).all()
-    assert gpu.launches[-1].matching("v_wmma") > 0
+    assert gpu.launches[-1].matrix_instructions > 0
 
 
 @triton.jit

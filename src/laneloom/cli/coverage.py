@@ -64,7 +64,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else ("gfx1100", "gfx1151", "gfx1201"))]
+    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else ("gfx1100", "gfx1151", "gfx1201", "gfx942", "gfx950"))]
     rows = table(chosen)
     if as_json:
         print_json(rows)

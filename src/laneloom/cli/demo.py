@@ -240,7 +240,7 @@ def _execute(runs: Sequence[_Run], seed: int, report: _Report, reasons: list[str
             Text(run.product.gpu.name, style="bold"),
             f"{groups} workgroups",
             f"{run.outcome.instructions:,} wave-instructions",
-            f"{record.matching('v_wmma'):,} WMMA",
+            f"{record.matrix_instructions:,} {run.product.gpu.matrix_instructions.upper()}",
             f"{record.wall_s:.1f} s",
         )
     report.indented(table)
@@ -326,7 +326,7 @@ _HAZARDS = {
 
 
 def _short(mnemonic: str) -> str:
-    names = {"v_wmma": "a WMMA", "s_barrier": "its barriers", "s_wait": "a wait for loads"}
+    names = {"v_wmma": "a WMMA", "v_mfma": "an MFMA", "s_barrier": "its barriers", "s_wait": "a wait for loads"}
     return next((name for prefix, name in names.items() if mnemonic.startswith(prefix)), mnemonic)
 
 

@@ -131,7 +131,7 @@ def _show(product: Product, outcome: Outcome, strict: bool, profile: bool, html:
         table.add_row(
             "Launch",
             f"{record.kernel}: {x * y * z:,} workgroups of {record.workgroup_size} threads, {record.instructions:,} "
-            f"wave-instructions ({record.matching('v_wmma'):,} matrix instructions) in {record.wall_s:.2f} s",
+            f"wave-instructions ({record.matrix_instructions:,} matrix instructions) in {record.wall_s:.2f} s",
         )
     table.add_row("Largest error", f"{verdict.error:.3g} of {verdict.budget:.3g} allowed ({verdict.share:.0%})")
     if strict:

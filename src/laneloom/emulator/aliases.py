@@ -1,4 +1,4 @@
-"""Older spellings that LLVM accepts for gfx11 and gfx12; inline assembly reaches the listing as it was written."""
+"""Older spellings, of gfx9 or accepted for gfx11 and gfx12; inline assembly reaches the listing as it was written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _VECTOR = {
     "v_ffbh_u32": "v_clz_i32_u32", "v_ffbl_b32": "v_ctz_i32_b32", "v_cvt_flr_i32_f32": "v_cvt_floor_i32_f32",
     "v_cvt_rpi_i32_f32": "v_cvt_nearest_i32_f32", "v_cvt_pkrtz_f16_f32": "v_cvt_pk_rtz_f16_f32",
     "v_mul_legacy_f32": "v_mul_dx9_zero_f32", "v_fma_legacy_f32": "v_fma_dx9_zero_f32",
-    "v_fmac_legacy_f32": "v_fmac_dx9_zero_f32",
+    "v_fmac_legacy_f32": "v_fmac_dx9_zero_f32", "v_dot2c_f32_f16": "v_dot2acc_f32_f16",
+    "v_dot2c_f32_bf16": "v_dot2acc_f32_bf16", "v_fma_legacy_f16": "v_fma_f16", "v_mad_legacy_u16": "v_mad_u16",
+    "v_mad_legacy_i16": "v_mad_i16", "v_div_fixup_legacy_f16": "v_div_fixup_f16",
     **{f"v_cvt_pknorm_{t}": f"v_cvt_pk_norm_{t}" for t in ("i16_f16", "i16_f32", "u16_f16", "u16_f32")},
     **{f"v_{c}_tru_{t}": f"v_{c}_t_{t}" for c in ("cmp", "cmpx") for t in ("f16", "f32", "f64")},
 }  # fmt: skip

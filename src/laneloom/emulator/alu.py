@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import UnknownInstructionError
 from ..gpu import Gpu
 from ..isa.parse import EXEC, VCC, Instruction, Operand
+from . import sdwa
 from .dpp import LaneSource, lane_source
 from .mode import NEAREST, Mode, flush, refuse_rounding
 from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
@@ -49,6 +50,7 @@ class Op:
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
     build: Builder | None = None  #: makes the whole closure: the operands do not fit `dst = fn(*sources)`
     dpp: bool = True  #: `build` knows DPP
+    sdwa: bool = False  #: `build` knows SDWA
 
 
 VECTOR: dict[str, Op] = {}  #: filled by the instruction class files
@@ -61,10 +63,10 @@ def vector(names: str, dst: str, src: str, fn: Callable, **flags) -> None:
         VECTOR[name] = Op(dst, tuple(src.split()), fn, **flags)
 
 
-def special(names: str, build: Builder, dpp: bool = False) -> None:
+def special(names: str, build: Builder, dpp: bool = False, sdwa: bool = False) -> None:
     """Declare operations whose operands do not fit `dst = fn(*sources)`: `build` makes the whole closure."""
     for name in names.split():
-        op = Op("", (), _no_function, build=build, dpp=dpp)
+        op = Op("", (), _no_function, build=build, dpp=dpp, sdwa=sdwa)
         if name.startswith("v_"):
             VECTOR[name] = op
         else:
@@ -94,11 +96,16 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
     if op.build is not None:
         if not op.dpp and lane_source(ins, target.lanes) is not None:
-            raise UnknownInstructionError(f"{ins.name} with DPP is not implemented")
+            raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
+        if not op.sdwa and sdwa.is_sdwa(ins):
+            raise UnknownInstructionError(f"{ins.mnemonic} with SDWA is not implemented")
         return op.build(ins, target)
     texts = list(ins.operands)
+    also: Operand | None = None  #: gfx9's v_cmpx writes this mask beside EXEC
     if op.dst == "exec":
         destination = Operand("s", EXEC, target.lanes // 32)
+        if len(texts) > len(op.src):
+            also = texts.pop(0)
     elif op.dst == "mask" and len(texts) == len(op.src):  # LLVM lets the e32 form leave VCC out
         destination = Operand("s", VCC, target.lanes // 32)
     else:
@@ -117,12 +124,34 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     readers = vector_readers(ins, texts, op.src, target, select, source, op.flushes)
     compute = _with_output_modifiers(op, ins, target, _compute(_function(op, ins, target), readers))
     if op.dst in ("mask", "exec"):
-        return mask_step(destination.index, compute, source)
-    store = write(destination, op.dst, destination_high)
+        step = mask_step(destination.index, compute, source)
+        return step if also is None else _and_copy(step, also.index)
+    store = _writer(op, ins, target, destination, destination_high)
     if source is not None and source.partial:
         return source.guarded(compute, store)
-    fast = _ufunc_step(op, destination, readers, compute, store) if compute.fn is op.fn else None
+    plain = compute.fn is op.fn and not sdwa.is_sdwa(ins)
+    fast = _ufunc_step(op, destination, readers, compute, store) if plain else None
     return fast or (lambda g: store(g, compute(g)))
+
+
+def _and_copy(step: Step, n: int) -> Step:
+    def both(g: Waves) -> None:
+        step(g)
+        g.set_mask(n, g.active())
+
+    return both
+
+
+#: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3").
+_KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
+
+
+def _writer(op: Op, ins: Instruction, target: Target, destination: Operand, high: bool) -> Write:
+    if sdwa.is_sdwa(ins):
+        return sdwa.writer(ins, destination, op.dst)
+    if target.gpu.major == 9 and BITS[op.dst] == 16 and ins.name not in _KEEP_HALF and "op_sel" not in ins.modifiers:
+        return lambda g, x: g.put(destination.index, np.asarray(x).view(np.uint16).astype(U32))
+    return write(destination, op.dst, high)
 
 
 def vector_readers(
@@ -138,11 +167,15 @@ def vector_readers(
     if len(texts) != len(kinds):
         raise UnknownInstructionError(f"{ins.name} takes {len(kinds)} sources, {len(texts)} given")
     readers = []
-    for operand, kind, high in zip(texts, kinds, select, strict=False):
+    parts = sdwa.is_sdwa(ins)
+    for k, (operand, kind, high) in enumerate(zip(texts, kinds, select, strict=False)):
         if kind == "mask":
             readers.append(read_mask(operand))
             continue
-        reader = read(operand, kind, BITS[kind] == 16 and bool(high))
+        if parts and k < 2:
+            reader = sdwa.source_reader(ins, operand, kind, k)
+        else:
+            reader = read(operand, kind, BITS[kind] == 16 and bool(high))
         if flushes and target.mode.flushes_inputs(kind):
             reader = _flushed(reader, kind)
         readers.append(reader)

@@ -9,8 +9,10 @@ from . import (  # hostcall and tables fill the tables of alu
     global_access,
     hostcall,  # noqa: F401
     lds_access,
+    lds_direct,
     lds_special,
     matrix,
+    mfma,
     private_access,
     tables,  # noqa: F401
 )
@@ -22,7 +24,8 @@ ORDERING = frozenset(
     s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
-    global_wbinv s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
+    global_wbinv buffer_inv buffer_wbl2 s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol s_ttracedata s_ttracedata_imm
+    s_incperflevel s_decperflevel""".split()
 )
 
 
@@ -48,7 +51,7 @@ def find_builder(name: str) -> Builder | None:
         return build_nothing
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
-    for module in (lds_access, lds_special, global_access, private_access, flat_access, atomics):
+    for module in (lds_access, lds_special, lds_direct, global_access, private_access, flat_access, atomics, mfma):
         builder = module.find(name)
         if builder:
             return builder

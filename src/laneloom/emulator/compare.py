@@ -67,8 +67,7 @@ def classify(kind: str) -> Callable:
 
 for _prefix, _dst in (("v_cmp", "mask"), ("v_cmpx", "exec")):
     for _kind in ("i16", "u16", "i32", "u32", "i64", "u64"):
-        _constants = {} if _kind.endswith("16") else _CONSTANT
-        for _name, _relation in {**INTEGER_RELATIONS, **_constants}.items():
+        for _name, _relation in {**INTEGER_RELATIONS, **_CONSTANT}.items():  # of 16 bits, the constant ones are gfx9's
             vector(f"{_prefix}_{_name}_{_kind}", _dst, f"{_kind} {_kind}", _relation)
     for _kind in ("f16", "f32", "f64"):
         for _name, _relation in {**FLOAT_RELATIONS, **_CONSTANT}.items():

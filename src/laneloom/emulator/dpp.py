@@ -1,7 +1,8 @@
 """DPP: the first source of a vector instruction read from another lane of the same wave.
 
 Controls of gfx11 and gfx12 (RDNA 3 ISA guide, "Data Parallel Processing"): quad_perm, row_shl/shr/ror, row_mirror,
-row_half_mirror, row_share, row_xmask over rows of 16 lanes, and dpp8 over groups of 8.
+row_half_mirror, row_share, row_xmask over rows of 16 lanes, and dpp8 over groups of 8. gfx9 (CDNA 3 ISA guide) also has
+row_bcast, the last lane of a row to the rows behind it, and shifts of the whole wave.
 """
 
 from __future__ import annotations
@@ -42,6 +43,14 @@ def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
             return row + ((within - int(value, 0)) & 15)
         if key in ("row_share", "row_newbcast"):
             return row + int(value, 0)
+        if key == "row_bcast":
+            last = (lane & ~int(value, 0)) - 1  # 15: of the row in front; 31: of the first two rows
+            return np.where(last >= 0, last, OUTSIDE)
+        if key in ("wave_shl", "wave_shr"):
+            from_lane = lane + (1 if key == "wave_shl" else -1)
+            return np.where((from_lane >= 0) & (from_lane < lanes), from_lane, OUTSIDE)
+        if key in ("wave_rol", "wave_ror"):
+            return (lane + (1 if key == "wave_rol" else -1)) % lanes
         if key == "row_xmask":
             return row + (within ^ int(value, 0))
     if "dpp" in ins.encoding:

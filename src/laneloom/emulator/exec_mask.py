@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -61,7 +62,13 @@ def _set_register(ins: Instruction, target: Target) -> Step:
     return _follow_mode(ins, target)
 
 
+# Where a wave runs: HW_ID and XCC_ID of gfx9, HW_ID1 and HW_ID2 later. Here all run on compute unit 0 of die 0.
+_PLACE_REGISTER = re.compile(r"hwreg\(\s*(HW_REG_(HW_ID[12]?|XCC_ID)|4|20|23|24)\s*[,)]")
+
+
 def _get_register(ins: Instruction, target: Target) -> Step:
+    if _PLACE_REGISTER.search(ins.text):
+        return lambda g: g.set_scalar(ins.operands[0].index, U32(0))
     field = mode_field(ins)
     if field is None or field[0] + field[1] > 8:
         raise UnknownInstructionError(f"{ins.text!r} reads hardware register bits that the emulator does not keep")

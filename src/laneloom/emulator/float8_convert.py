@@ -1,4 +1,7 @@
-"""Conversions to and from the 8-bit floats of gfx12: fp8 (E4M3) and bf8 (E5M2), plain and with stochastic rounding."""
+"""Conversions to and from 8-bit floats, fp8 (E4M3) and bf8 (E5M2), plain and with stochastic rounding.
+
+OCP's on gfx12 and gfx950; on gfx942 the FNUZ ones, whose only NaN, 0x80, is also what infinities become.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,24 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
+from . import sdwa
 from .alu import Step, Target, special, vector_readers
 from .dpp import lane_source
-from .float8 import BF8_VALUES, FP8_VALUES
+from .float8 import SMALL_VALUES
 from .operands import read, write
 from .state import U32, Waves
 
-_VALUES = {"fp8": FP8_VALUES.astype(np.float32), "bf8": BF8_VALUES.astype(np.float32)}
+_VALUES = {kind: values.astype(np.float32) for kind, values in SMALL_VALUES.items()}
 # Fraction bits, lowest normal exponent, largest finite code, code of what does not fit, code of NaN.
-_FORMATS = {"fp8": (3, -6, 0x7E, 0x7F, 0x7F), "bf8": (2, -14, 0x7B, 0x7C, 0x7F)}
+_FORMATS = {
+    "fp8": (3, -6, 0x7E, 0x7F, 0x7F), "bf8": (2, -14, 0x7B, 0x7C, 0x7F),
+    "fp8_fnuz": (3, -7, 0x7F, 0x80, 0x80), "bf8_fnuz": (2, -15, 0x7F, 0x80, 0x80),
+}  # fmt: skip
+
+
+def format_of(kind: str, target: Target) -> str:
+    """The format, of isa.catalogue.TYPES, that "fp8" or "bf8" in a mnemonic means."""
+    return f"{kind}_fnuz" if target.gpu.name == "gfx942" else kind
 
 
 def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], np.ndarray]:
@@ -25,6 +37,7 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
     overflow_clamps the largest number; infinities stay what they are.
     """
     fraction, lowest, largest, beyond, nan = _FORMATS[kind]
+    unsigned = (0, nan) if kind.endswith("_fnuz") else ()  #: codes that have no negative
     top = float(_VALUES[kind][largest])
 
     def function(x: np.ndarray) -> np.ndarray:
@@ -39,7 +52,7 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
         code = np.where((rounded > top) & np.isfinite(x), largest if overflow_clamps else beyond, code)
         code = np.where(np.isinf(x), beyond, code)
         code = np.where(np.isnan(x), nan, code)
-        return (code | (np.signbit(x).astype(np.int64) << 7)).astype(U32)
+        return (code | (np.signbit(x) & ~np.isin(code, unsigned)).astype(np.int64) << 7).astype(U32)
 
     return function
 
@@ -48,21 +61,22 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
 
 
 def byte_number(ins: Instruction, register_bits: int) -> int:
-    """Which byte (or pair) of the source: `byte_sel:n`, or op_sel, whose two bits stand for it in reverse order."""
+    """Which byte (or pair) of the source: `byte_sel:n`, SDWA's src0_sel, or op_sel, whose bits are in reverse order."""
     if "byte_sel" in ins.modifiers:
         return ins.number("byte_sel")
+    if sdwa.is_sdwa(ins):
+        return sdwa.selection(ins, "src0_sel")[0] // register_bits
     first, second = ins.bits("op_sel", [0, 0])[:2]
     return first if register_bits == 16 else first * 2 + second
 
 
 def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
-    values = _VALUES[kind]
-
     def build(ins: Instruction, target: Target) -> Step:
+        values = _VALUES[format_of(kind, target)]
         destination, text = ins.operands
         shift = U32(8 * byte_number(ins, 8))
         source = lane_source(ins, target.lanes)
-        (reader,) = vector_readers(ins, [text], ["b32"], target, [0], source, flushes=False)
+        reader = read(text, "b32") if source is None else source.reader(read(text, "b32"))
         store = write(destination, "f32")
 
         def compute(g: Waves) -> np.ndarray:
@@ -76,9 +90,8 @@ def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
 
 
 def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
-    values = _VALUES[kind]
-
     def build(ins: Instruction, target: Target) -> Step:
+        values = _VALUES[format_of(kind, target)]
         destination, text = ins.operands
         high = bool(byte_number(ins, 16)) or text.half == "h"
         reader = read(text, "b16", high)
@@ -103,7 +116,7 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = encode(kind, overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
+        convert = encode(format_of(kind, target), overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
         select = ins.bits("op_sel", [0, 0, 0])
         a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], None)
         store = write(destination, "b16", bool(select[-1]))
@@ -120,11 +133,12 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
     """
     fraction = _FORMATS[kind][0]
     drop = 23 - fraction
-    largest = _VALUES[kind][_FORMATS[kind][2]]
 
     def build(ins: Instruction, target: Target) -> Step:
+        form = format_of(kind, target)
+        largest = _VALUES[form][_FORMATS[form][2]]
         destination, *texts = ins.operands
-        convert = encode(kind, overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
+        convert = encode(format_of(kind, target), overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
         value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")
@@ -146,7 +160,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
 
 
 for _kind in ("fp8", "bf8"):
-    special(f"v_cvt_f32_{_kind}", _decode(_kind), dpp=True)
-    special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind))
+    special(f"v_cvt_f32_{_kind}", _decode(_kind), dpp=True, sdwa=True)
+    special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind), sdwa=True)
     special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind))
     special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind))

@@ -15,7 +15,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from . import atomics, calls, lds_access, lds_special, matrix
+from ..isa.catalogue import instructions
+from . import atomics, calls, cdna, lds_access, lds_special, matrix
 from .alu import SCALAR, VECTOR
 from .builders import ORDERING, find_builder, is_ordering
 from .program import CONDITIONS
@@ -42,12 +43,17 @@ class Proof:
 @cache
 def mnemonics() -> frozenset[str]:
     """Every mnemonic that the emulator executes, of any GPU."""
-    made = {*_memory_names(), *_atomic_names(), *_matrix_names()}
+    made = {*_memory_names(), *_atomic_names(), *_matrix_names(), *cdna.spellings()}
     flow = {"s_branch", "s_endpgm", "s_barrier", "s_barrier_wait", *calls.JUMPS}
     flow |= {f"s_cbranch_{condition}" for condition in CONDITIONS}
     waits = {f"s_wait_{counter}" for counter in (*_COUNTERS, "loadcnt_dscnt", "storecnt_dscnt")}
     assert all(map(is_ordering, waits))
-    return frozenset({*VECTOR, *SCALAR, *ORDERING, *waits, *flow, *(n for n in made if find_builder(n))})
+    return frozenset({*VECTOR, *SCALAR, *ORDERING, *waits, *flow, *(n for n in made if is_known(n))})
+
+
+def is_known(name: str) -> bool:
+    """Whether the emulator executes an instruction of this name, of any GPU; branches aside."""
+    return find_builder(name) is not None or find_builder(cdna.modern(name)) is not None
 
 
 def _memory_names() -> set[str]:
@@ -76,19 +82,21 @@ def _matrix_names() -> set[str]:
     eights = [f"{a}_{b}" for a, b in product(("fp8", "bf8"), repeat=2)]
     sources = ("f16", "bf16", "iu8", "iu4", *eights)
     names = product(("wmma", "swmmac"), ("f32", "f16", "bf16", "i32"), ("16", "32", "64"), sources)
-    return {name for i, d, k, ab in names if matrix.NAME.match(name := f"v_{i}_{d}_16x16x{k}_{ab}")}
+    made = {name for i, d, k, ab in names if matrix.NAME.match(name := f"v_{i}_{d}_16x16x{k}_{ab}")}
+    return made | {row.name for gpu in ("gfx942", "gfx950") for row in instructions(gpu)}
 
 
 def proofs(generation: int) -> dict[str, Proof]:
-    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (11 or 12).
+    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (9, 11 or 12).
 
     An instruction that no test executes on this generation is proved by another spelling of the same operation, else
-    by a test on the other generation: one operation stands behind both.
+    by a test on gfx11 (of gfx11's, on gfx12): one operation stands behind both.
     """
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
+    other_generation = 12 if generation == 11 else 11
     found, elsewhere = (
         {name: Proof(*entry) for name, entry in recorded.get(f"gfx{g}", {}).items()}
-        for g in (generation, 23 - generation)
+        for g in (generation, other_generation)
     )
     same: dict[object, list[str]] = {}
     for name, operation in (*VECTOR.items(), *SCALAR.items()):
@@ -104,6 +112,13 @@ def proofs(generation: int) -> dict[str, Proof]:
             elif other:
                 spelled = "" if name in elsewhere else f"as {other} "
                 found[name] = Proof(
-                    elsewhere[other].test, elsewhere[other].instructions, f"{spelled}on gfx{23 - generation}"
+                    elsewhere[other].test, elsewhere[other].instructions, f"{spelled}on gfx{other_generation}"
                 )
+    for name in (cdna.spellings() | set(elsewhere)) - set(found):
+        modern = cdna.modern(name)
+        if proof := found.get(modern):
+            found[name] = Proof(proof.test, proof.instructions, proof.through or f"as {modern}")
+        elif proof := elsewhere.get(modern):
+            spelled = "" if modern == name else f"as {modern} "
+            found[name] = Proof(proof.test, proof.instructions, f"{spelled}on gfx{other_generation}")
     return found

@@ -57,6 +57,11 @@ class LaunchRecord:
         """Wave-instructions executed whose mnemonic starts with `prefix`."""
         return sum(n for name, n in self.executed.items() if name.startswith(prefix))
 
+    @property
+    def matrix_instructions(self) -> int:
+        """Wave-instructions executed that multiply matrices."""
+        return sum(self.matching(f"v_{kind}_") for kind in ("wmma", "swmmac", "mfma", "smfmac"))
+
 
 def launch(
     program: Program,
@@ -99,7 +104,7 @@ def launch(
     for block, waves in zip(program.blocks, counts, strict=True):
         if waves:
             for ins in program.listing.instructions[block.first : block.last]:
-                record.executed[ins.name] = record.executed.get(ins.name, 0) + waves
+                record.executed[ins.mnemonic] = record.executed.get(ins.mnemonic, 0) + waves
             record.instructions += waves * (block.last - block.first)
     return record
 
@@ -200,7 +205,7 @@ class _Run:
         thread = wave[:, None] * p.lanes + np.arange(p.lanes)
         tx, ty = thread % self.size[0], thread // self.size[0] % self.size[1]
         tz = thread // (self.size[0] * self.size[1])
-        V[0] = tx | ty << 10 | tz << 20  # gfx11 and later pack the three work-item ids into v0
+        V[0] = tx | ty << 10 | tz << 20  # gfx90a and later pack the three work-item ids into v0
         exists = np.packbits(thread < self.threads, axis=1, bitorder="little").view(U32)
         for k in range(p.lanes // 32):
             S[EXEC + k] = exists[:, k]

@@ -57,10 +57,10 @@ def constant(operand: Operand, kind: str) -> np.ndarray:
     """A constant operand as a numpy scalar of the operand's type, source modifiers applied."""
     assert isinstance(operand.value, int | float)
     value = np.array(constant_bits(operand.value, kind), f"u{BITS[kind] // 8}").view(DTYPE[kind])
-    return np.asarray(_modify(value, operand.negate, operand.absolute))
+    return np.asarray(modify(value, operand.negate, operand.absolute))
 
 
-def _modify(x, negate: bool, absolute: bool):
+def modify(x, negate: bool, absolute: bool):
     """Source modifiers: |x| then -x, on the sign bit, so that NaN keeps its payload."""
     if x.dtype.kind == "f":
         if absolute:
@@ -78,7 +78,7 @@ def read(operand: Operand, kind: str, high: bool = False) -> Read:
     if operand.kind == "const" or not (operand.negate or operand.absolute):
         return plain
     negate, absolute = operand.negate, operand.absolute
-    return lambda g: _modify(plain(g), negate, absolute)
+    return lambda g: modify(plain(g), negate, absolute)
 
 
 def _read_plain(operand: Operand, kind: str, high: bool) -> Read:

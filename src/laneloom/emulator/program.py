@@ -15,7 +15,7 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
-from . import calls, matrix
+from . import calls, cdna, matrix
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .loaded import LoadedObject
@@ -91,6 +91,7 @@ class Program:
         self.gpu = emulated_gpu(gpu)
         self.asm, self.strict = asm, strict
         self.listing: Listing = parse(asm, kernel)
+        cdna.translate(self.listing, self.gpu.major)
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
@@ -100,7 +101,8 @@ class Program:
         self.hidden_arguments = [
             a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
         ]
-        self.lanes = 32 if self.listing.directive("wavefront_size32", 1) else 64
+        narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
+        self.lanes = 32 if narrow else 64
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
         self.targets = self._follow_mode()
         self.guards: dict[int, Guard] = {}  #: strict mode: by number of the instruction, of blocks that were reached
@@ -156,7 +158,7 @@ class Program:
             block.target = number.get(at, len(number))
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
             if block.leave not in ("jump", *CONDITIONS):
-                raise UnknownInstructionError(self._where(last, f"{last.name} is not implemented"))
+                raise UnknownInstructionError(self._where(last, f"{last.mnemonic} is not implemented"))
         return block
 
     def _build(self, block: Block) -> Code:
@@ -268,7 +270,8 @@ class Program:
         return both
 
     def _unknown(self, ins: Instruction) -> Step:
-        message = self._where(ins, f"the emulator does not implement {ins.name} on {self.gpu.name} (wave{self.lanes})")
+        where = f"{self.gpu.name} (wave{self.lanes})"
+        message = self._where(ins, f"the emulator does not implement {ins.mnemonic} on {where}")
 
         def stop(g: Waves) -> None:
             raise UnknownInstructionError(message)

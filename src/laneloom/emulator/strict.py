@@ -53,7 +53,7 @@ class Guard:
         self.lds = ins.name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", ins.name)
         memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", ins.name)
         self.memory = memory[2] if memory and memory[1] != "scratch" else ""
-        self.flat = bool(memory and memory[1] == "flat")
+        self.both = bool(memory and (memory[1] == "flat" or "_load_lds_" in ins.name))  #: global memory and LDS
         self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
         self.scalar_load = is_scalar_load(ins)
         self.follow = self._rule(step)
@@ -118,7 +118,7 @@ class Guard:
 
     def _memories(self, g: Waves) -> tuple[Any, ...]:
         """The tracked memories that the instruction works on."""
-        if self.flat:
+        if self.both:
             return (g.memory, g.lds)
         return (g.lds,) if self.lds else (g.memory,) if self.memory else ()
 

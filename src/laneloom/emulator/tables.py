@@ -2,6 +2,8 @@
 
 from . import (  # noqa: F401
     carry,
+    cdna4_alu,
+    cdna_alu,
     compare,
     convert,
     division,

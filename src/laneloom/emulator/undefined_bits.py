@@ -125,7 +125,7 @@ def sources_of(ins: Instruction) -> list[Operand]:
     """What an instruction reads, the destination last where it is one of its sources."""
     op = VECTOR.get(ins.name)
     sources = list(ins.operands[results(ins) :])
-    if (op is not None and op.reads_dst) or re.match(r"v_pk_fmac|v_dot\dc?acc|v_dot2c", ins.name):
+    if (op is not None and op.reads_dst) or re.match(r"v_pk_fmac|v_dot\dc?acc|v_dot\dc", ins.name):
         sources.append(ins.operands[0])
     return sources
 

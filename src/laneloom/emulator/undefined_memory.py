@@ -14,6 +14,7 @@ from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
 from .alu import Step, Target
 from .flat_access import FlatAccess
 from .global_access import Access, Buffer
+from .lds_direct import LdsLoad
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .undefined import Rule
@@ -30,6 +31,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _lds_rule(ins, target, touched, step)
     if isinstance(step, FlatAccess):
         return _flat_rule(ins, touched, step)
+    if isinstance(step, LdsLoad):
+        return _lds_load_rule(ins, step)
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched)
     return _global_rule(ins, touched)
@@ -118,6 +121,18 @@ def _scalar_rule(ins: Instruction, touched: Uses) -> Rule:
                     text = f"the address depends on a value that nobody wrote (s{o.index + k})"
                     raise Found("undefined", text, int(g.ids[wave]))
         g.shadow.clean(g, touched)
+
+    return follow
+
+
+def _lds_load_rule(ins: Instruction, load: LdsLoad) -> Rule:
+    """What lands in LDS is defined."""
+    addresses = [*_registers(ins, None), Operand("s", M0)]
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        load.deliver(g, g.undefined_lds, np.zeros((1, 1, 1), U32))
 
     return follow
 

@@ -12,13 +12,15 @@ from .handwritten import as_printed
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
 SCALAR_REGISTERS = 128
+FLAT_SCRATCH = 102  #: CDNA alone
 _NAMED = {
     "vcc_lo": VCC, "vcc_hi": VCC + 1, "exec_lo": EXEC, "exec_hi": EXEC + 1, "m0": M0, "null": NULL,
-    "vcc": VCC, "exec": EXEC,
+    "vcc": VCC, "exec": EXEC, "flat_scratch_lo": FLAT_SCRATCH, "flat_scratch_hi": FLAT_SCRATCH + 1,
+    "flat_scratch": FLAT_SCRATCH,
 }  # fmt: skip
-_PAIRS = ("vcc", "exec")
+_PAIRS = ("vcc", "exec", "flat_scratch")
 
-_REGISTER = re.compile(r"(v|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
+_REGISTER = re.compile(r"(v|a|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
 _LABEL = re.compile(r"([.\w$@]+):")
 _INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
 LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
@@ -34,13 +36,14 @@ _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 class Operand:
     """One operand as written: a register range, a constant, or a symbol."""
 
-    kind: str  #: "v" vector register, "s" scalar register, "const", "symbol"
+    kind: str  #: "v" vector register, "a" accumulation register (CDNA), "s" scalar register, "const", "symbol"
     index: int = 0  #: first register
     count: int = 1  #: registers in the range
     value: int | float | str = 0  #: constant or symbol text
     negate: bool = False
     absolute: bool = False
     half: str = ""  #: "l" or "h": one 16-bit half of the register
+    signed: bool = False  #: sext(): what SDWA selects is sign-extended
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,12 @@ class Instruction:
     second: Instruction | None = None
     address: int = -1  #: in the code object, where the text is a disassembly of one
     nbytes: int = 4  #: of machine code, where the text tells
+    written: str = ""  #: the mnemonic in the text, where `name` is another generation's for the same operation
+
+    @property
+    def mnemonic(self) -> str:
+        """The name as the text has it, without the encoding suffix."""
+        return self.written or self.name
 
     def flag(self, name: str) -> bool:
         """Whether a bare modifier such as `clamp` or `offen` is present."""
@@ -249,8 +258,10 @@ def _at_depth_zero(text: str, separator: str) -> list[str]:
 
 def parse_operand(text: str) -> Operand:
     """One operand: `v3`, `v[4:7]`, `-|v1|`, `s[0:1]`, `vcc_lo`, `0x3f80`, `1.0`, `v2.h`, a label."""
-    negate = absolute = False
+    negate = absolute = signed = False
     body = text
+    if body.startswith("sext("):
+        signed, body = True, body[5:-1]
     if body.startswith("neg("):
         negate, body = True, body[4:-1]
     elif body.startswith("-") and not body[1:2].isdigit() and body[1:2] != ".":
@@ -266,7 +277,7 @@ def parse_operand(text: str) -> Operand:
         count = int(last) - start + 1 if last else 1
         if kind == "ttmp":
             kind, start = "s", start + TTMP
-        return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "")
+        return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "", signed=signed)
     if body in _NAMED:
         return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
     body = re.sub(r"^(?:lit|lit64)\((.*)\)$", r"\1", body)

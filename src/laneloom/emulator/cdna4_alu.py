@@ -1,0 +1,231 @@
+"""Vector instructions that CDNA 4 (gfx950) adds (CDNA 4 ISA guide, "Instructions"): bitwise ones of any three operands,
+swaps between rows of lanes, and conversions to and from floats of 4 to 8 bits under a scale, 2^(exponent of an f32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..isa.parse import Instruction, Operand
+from .alu import Step, Target, special, vector
+from .bits import saturate
+from .dots import bf16_to_f32, to_bf16
+from .float8 import SMALL_VALUES
+from .float8_convert import encode
+from .floating import MAXIMUM, MINIMUM
+from .operands import read, write
+from .packed import packed, write_halves
+from .state import U32, Waves
+
+U16 = np.uint16
+
+# -- bits and lanes ----------------------------------------------------------------------------------------------------
+
+
+def _bitwise(kind: str) -> Callable[[Instruction, Target], Step]:
+    """Bit n of the `bitop3` number is the result where the three operands' bits, first one highest, make n."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        table = ins.number("bitop3")
+        destination, *texts = ins.operands
+        select = ins.bits("op_sel", [0, 0, 0, 0])
+        sources = [read(text, kind, bool(high)) for text, high in zip(texts, select, strict=False)]
+        store = write(destination, kind, bool(select[3]))
+
+        def step(g: Waves) -> None:
+            values = [np.asarray(r(g)) for r in sources]
+            result = np.zeros(np.broadcast_shapes(*(v.shape for v in values)), values[0].dtype)
+            for n in range(8):
+                if table >> n & 1:
+                    a, b, c = (v if n >> (2 - k) & 1 else ~v for k, v in enumerate(values))
+                    result |= a & b & c
+            store(g, result)
+
+        return step
+
+    return build
+
+
+special("v_bitop3_b32", _bitwise("u32"))
+special("v_bitop3_b16", _bitwise("u16"))
+
+
+def _shift_and_saturate(dtype: type) -> Callable:
+    def function(a: np.ndarray, b: np.ndarray, n: np.ndarray) -> np.ndarray:
+        by = (n & U32(31)).astype(np.int32)
+        low, high = (saturate(x >> by, dtype).astype(dtype).view(np.uint8).astype(U16) for x in (a, b))
+        return low | high << U16(8)
+
+    return function
+
+
+vector("v_ashr_pk_i8_i32", "u16", "i32 i32 u32", _shift_and_saturate(np.int8))
+vector("v_ashr_pk_u8_i32", "u16", "i32 i32 u32", _shift_and_saturate(np.uint8))
+vector("v_prng_b32", "u32", "u32", lambda x: (x << U32(1)) ^ np.where(x >> U32(31), U32(197), U32(0)))
+
+
+def _swap_rows(rows: int) -> Callable[[Instruction, Target], Step]:
+    """The odd groups of `rows` lanes of the first register change places with the even ones of the second."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        x, y = (o.index for o in ins.operands)
+        lane = np.arange(target.lanes)
+        partner, odd = lane ^ rows, (lane & rows) != 0
+
+        def step(g: Waves) -> None:
+            first, second = g.u[x], g.u[y]
+            new = np.where(odd, second[:, partner], first), np.where(odd, second, first[:, partner])
+            g.put(x, new[0])
+            g.put(y, new[1])
+
+        return step
+
+    return build
+
+
+special("v_permlane16_swap_b32", _swap_rows(16))
+special("v_permlane32_swap_b32", _swap_rows(32))
+
+# -- 16 bits -----------------------------------------------------------------------------------------------------------
+
+
+def _to_pair(convert: Callable) -> Callable[[Instruction, Target], Step]:
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        a, b = (read(text, "f32") for text in texts)
+
+        def step(g: Waves) -> None:
+            halves = [np.broadcast_to(convert(np.asarray(r(g))), (g.count, g.lanes)) for r in (a, b)]
+            write_halves(g, destination.index, np.stack(halves, axis=-1).view(U16))
+
+        return step
+
+    return build
+
+
+special("v_cvt_pk_bf16_f32", _to_pair(to_bf16))
+special("v_cvt_pk_f16_f32", _to_pair(lambda x: x.astype(np.float16)))
+vector("v_cvt_f32_bf16", "f32", "u16", bf16_to_f32)
+packed("v_pk_minimum3_f16", "f16", 3, lambda a, b, c: MINIMUM(MINIMUM(a, b), c))
+packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))
+
+# -- small floats under a scale ----------------------------------------------------------------------------------------
+
+_BITS = {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
+_WIDE = {
+    "f32": (np.float32, lambda x: x.astype(np.float64)),
+    "f16": (np.float16, lambda x: x.view(np.float16).astype(np.float64)),
+    "bf16": (U16, lambda x: bf16_to_f32(x).astype(np.float64)),
+}
+
+
+def _narrow(x: np.ndarray, kind: str) -> np.ndarray:
+    """float64, within what float32 holds, as f32, f16 or bf16 bits."""
+    if kind == "bf16":
+        return to_bf16(x.astype(np.float32))
+    return x.astype(_WIDE[kind][0])
+
+
+def _factor(operand: Operand) -> Callable[[Waves], np.ndarray]:
+    """2^(exponent field - 127) of an f32; NaN for its highest exponent."""
+    scale = read(operand, "u32")
+
+    def factor(g: Waves) -> np.ndarray:
+        power = (scale(g) >> U32(23) & U32(0xFF)).astype(np.int64)
+        return np.where(power == 255, np.nan, np.ldexp(1.0, power - 127))
+
+    return factor
+
+
+def _put(g: Waves, n: int, values: list[np.ndarray], kind: str) -> None:
+    """Results one after another: f32 in a register each, 16-bit ones two to a register."""
+    full = [np.broadcast_to(v, (g.count, g.lanes)) for v in values]
+    if kind == "f32":
+        for k, v in enumerate(full):
+            g.put(n + k, v)
+        return
+    for k in range(0, len(full), 2):
+        write_halves(g, n + k // 2, np.stack(full[k : k + 2], axis=-1).view(U16))
+
+
+def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target], Step]:
+    """`count` neighbouring small floats, times the scale. op_sel picks the bytes where a register holds more."""
+    bits, table = _BITS[small], SMALL_VALUES[small]
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, source, scale = ins.operands
+        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
+        byte = 0 if count == 32 else 2 * select[0] if bits * count == 16 else select[0] + 2 * select[1]
+        half = bool(select[3]) if count == 1 else False
+
+        def step(g: Waves) -> None:
+            times, values = factor(g), []
+            for k in range(count):
+                at = 8 * byte + bits * k
+                word = g.u[source.index + at // 32].astype(np.uint64)
+                if at % 32 + bits > 32:
+                    word = word | g.u[source.index + at // 32 + 1].astype(np.uint64) << np.uint64(32)
+                code = (word >> np.uint64(at % 32)).astype(np.int64) & (1 << bits) - 1
+                values.append(_narrow(table[code] * times, wide))
+            if count == 1 and wide != "f32":
+                write(destination, "u16", half)(g, values[0].view(U16))
+            else:
+                _put(g, destination.index, values, wide)
+
+        return step
+
+    return build
+
+
+def encode_small(small: str) -> Callable[[np.ndarray], np.ndarray]:
+    """float64 -> codes, to nearest even; formats without infinity and NaN stop at their largest number."""
+    if _BITS[small] == 8:
+        return encode(small)
+    numbers = SMALL_VALUES[small][: 1 << _BITS[small] - 1]  # ascending
+    middles = (numbers[1:] + numbers[:-1]) / 2
+
+    def function(x: np.ndarray) -> np.ndarray:
+        magnitude = np.where(np.isnan(x), np.inf, np.abs(x))
+        code = np.searchsorted(middles, magnitude, side="left")
+        tie = (code < len(middles)) & (magnitude == middles[np.minimum(code, len(middles) - 1)])
+        code = code + (tie & (code % 2 == 1))
+        return (code | np.signbit(x).astype(np.int64) << _BITS[small] - 1).astype(U32)
+
+    return function
+
+
+def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
+    """Two numbers over the scale, to the byte or half of the destination that op_sel's last bits pick."""
+    bits, convert = _BITS[small], encode_small(small)
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts, scale = ins.operands
+        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
+        shift = U32(16 * select[3] if bits == 8 else 8 * (select[2] + 2 * select[3]))
+        keep, n = ~(U32((1 << 2 * bits) - 1) << shift), destination.index
+        if wide == "f32":
+            sources = [read(text, "f32") for text in texts]
+        else:
+            sources = [read(texts[0], "u16", high) for high in (False, True)]
+        widen = _WIDE[wide][1]
+
+        def step(g: Waves) -> None:
+            low, high = (convert(widen(np.asarray(r(g))) / factor(g)) for r in sources)
+            g.put(n, (g.u[n] & keep) | (low | high << U32(bits)) << shift)
+
+        return step
+
+    return build
+
+
+for _wide in _WIDE:
+    for _small in ("fp8", "bf8", "fp4"):
+        special(f"v_cvt_scalef32_pk_{_wide}_{_small}", _enlarge(_small, _wide, 2))
+        special(f"v_cvt_scalef32_pk_{_small}_{_wide}", _shrink(_small, _wide))
+    for _small in ("fp6", "bf6"):
+        special(f"v_cvt_scalef32_pk32_{_wide}_{_small}", _enlarge(_small, _wide, 32))
+for _small in ("fp8", "bf8"):
+    for _wide in ("f32", "f16"):
+        special(f"v_cvt_scalef32_{_wide}_{_small}", _enlarge(_small, _wide, 1))

@@ -1,0 +1,147 @@
+"""Vector and scalar instructions that CDNA 3 has and RDNA 3 lacks (CDNA 3 ISA guide, "Instructions")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..isa.parse import Instruction, Operand
+from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
+from .bits import I64
+from .mode import flush
+from .operands import Read, constant_bits, modify
+from .rounding import add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
+from .state import U32, U64, Waves
+
+# -- 64 bits -----------------------------------------------------------------------------------------------------------
+
+vector("v_mov_b64", "u64", "u64", lambda x: x)
+vector("v_lshl_add_u64", "u64", "u64 u32 u64", lambda x, n, c: (x << (n & U32(7)).astype(U64)) + c)
+vector("v_fmac_f64", "f64", "f64 f64 f64", fma_f64, reads_dst=True, rounded=nearest_only)
+
+# -- 16 bits -----------------------------------------------------------------------------------------------------------
+
+vector("v_subrev_u16", "u16", "u16 u16", lambda a, b: b - a)
+
+
+def _multiply_then_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return add_f16(multiply_f16(a, b), c)
+
+
+vector("v_mad_f16 v_mad_legacy_f16 v_madmk_f16 v_madak_f16", "f16", "f16 f16 f16", _multiply_then_add)
+vector("v_mac_f16", "f16", "f16 f16 f16", _multiply_then_add, reads_dst=True)
+
+# -- pairs of f32 in registers of 64 bits ------------------------------------------------------------------------------
+
+
+def _read_single(operand: Operand, word: int, negate: bool) -> Read:
+    """One f32 of a pair; a scalar pair has two as well, a constant is the same for both."""
+    if operand.kind == "const":
+        value = np.array(constant_bits(operand.value, "f32"), U32).view(np.float32)  # type: ignore[arg-type]
+        return lambda g: modify(value, negate, False)
+    n = operand.index + word
+    if operand.kind == "v":
+        return lambda g: modify(g.f[n], negate, False)
+    return lambda g: modify(g.sv[n].view(np.float32), negate, False)
+
+
+def _packed_single(function: Callable, count: int) -> Callable[[Instruction, Target], Step]:
+    """op_sel says which of a source's two feeds the low result, op_sel_hi which the high one."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        sides = []
+        for select, negate in (("op_sel", "neg_lo"), ("op_sel_hi", "neg_hi")):
+            words, signs = ins.bits(select, [int(select == "op_sel_hi")] * count), ins.bits(negate, [0] * count)
+            sides.append([_read_single(*x) for x in zip(texts, words, map(bool, signs), strict=True)])
+        modify_result, flushes = output_modifier(ins, "f32", target), target.mode.flushes_inputs("f32")
+        n = destination.index
+
+        def step(g: Waves) -> None:
+            results = []
+            for readers in sides:
+                values = [flush(r(g), "f32") if flushes else r(g) for r in readers]
+                result = function(*values)
+                results.append(result if modify_result is None else modify_result(result))
+            for k, x in enumerate(results):
+                g.put(n + k, np.broadcast_to(x, (g.count, g.lanes)).astype(np.float32, copy=False))
+
+        return step
+
+    return build
+
+
+special("v_pk_fma_f32", _packed_single(fma_f32, 3))
+special("v_pk_mul_f32", _packed_single(np.multiply, 2))
+special("v_pk_add_f32", _packed_single(np.add, 2))
+
+
+def _move_pair(ins: Instruction, target: Target) -> Step:
+    """op_sel[0] picks the word of the first source for the low result, op_sel[1] that of the second for the high."""
+    destination, *texts = ins.operands
+    words = ins.bits("op_sel", [0, 0])
+    low, high = (_read_single(text, word, False) for text, word in zip(texts, words, strict=True))
+    n = destination.index
+
+    def step(g: Waves) -> None:
+        results = [np.array(np.broadcast_to(r(g).view(U32), (g.count, g.lanes))) for r in (low, high)]
+        for k, x in enumerate(results):
+            g.put(n + k, x)
+
+    return step
+
+
+special("v_pk_mov_b32", _move_pair)
+
+# -- dot products ------------------------------------------------------------------------------------------------------
+
+
+def _halves(x: np.ndarray, dtype: type) -> np.ndarray:
+    return np.ascontiguousarray(x).view(dtype).reshape(*np.shape(x), 2).astype(I64)
+
+
+def _dot_halves(dtype: type, result: type) -> Callable:
+    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        return ((_halves(a, dtype) * _halves(b, dtype)).sum(axis=-1) + c).astype(result)
+
+    return function
+
+
+def _saturated(function: Callable, result: type) -> Callable:
+    def clamped(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        info = np.iinfo(result)
+        return np.clip(function(a, b, c), info.min, info.max).astype(result)
+
+    return clamped
+
+
+for _name, _dtype, _kind, _result in (
+    ("v_dot2_i32_i16", np.int16, "i32", np.int32), ("v_dot2_u32_u16", np.uint16, "u32", np.uint32),
+):  # fmt: skip
+    vector(
+        _name, _kind, f"u32 u32 {_kind}", _dot_halves(_dtype, _result),
+        clamped=_saturated(_dot_halves(_dtype, np.int64), _result),
+    )  # fmt: skip
+vector("v_dot2c_i32_i16", "i32", "u32 u32 i32", _dot_halves(np.int16, np.int32), reads_dst=True)
+
+
+def _dot_integers(bits: int) -> Callable:
+    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        total = c.astype(I64)
+        for k in range(0, 32, bits):
+            up = U32(32 - bits - k)
+            x, y = ((s << up).view(np.int32) >> np.int32(32 - bits) for s in (a, b))
+            total = total + x.astype(I64) * y
+        return total.astype(np.int32)
+
+    return function
+
+
+vector("v_dot4c_i32_i8", "i32", "u32 u32 i32", _dot_integers(8), reads_dst=True)
+vector("v_dot8c_i32_i4", "i32", "u32 u32 i32", _dot_integers(4), reads_dst=True)
+
+# -- scalars -----------------------------------------------------------------------------------------------------------
+
+for _bits in ("32", "64"):
+    scalar(f"s_ff0_i32_b{_bits}", "i32", f"u{_bits}", lambda x, name=f"s_ctz_i32_b{_bits}": SCALAR[name][0].fn(~x))

@@ -1,0 +1,60 @@
+"""Loads from memory straight into LDS, of CDNA: `global_load_lds_*`, and `buffer_load_*` with `lds` (see cdna.py).
+
+Lane l's data lands at M0[15:0] + the instruction's offset + l times the bytes of a lane, counted from the first byte of
+the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1 and 2 bytes, extended, 4 are written).
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from ..isa.parse import M0, Instruction
+from .alu import Builder, Step, Target
+from .global_access import Access, Buffer, extend, global_addresses
+from .memory import LocalMemory
+from .state import U32, Waves
+
+_NAME = re.compile(r"(global|buffer)_load_lds_([bui]\d+)$")
+
+
+class LdsLoad:
+    """One such load; calling it executes it. Lanes out of a buffer's range deliver 0."""
+
+    def __init__(self, ins: Instruction):
+        match = _NAME.match(ins.name)
+        assert match
+        self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
+        self.nbytes = max(self.access.nbytes, 4)  #: that a lane writes
+        if match[1] == "buffer":
+            self.source = Buffer(ins, *ins.operands)
+        else:
+            address = global_addresses(ins.operands[0], ins.operands[1], self.offset)
+            self.source = lambda g: (address(g), g.active())
+
+    def __call__(self, g: Waves) -> None:
+        """Raises AccessFault where either memory refuses."""
+        access = self.access
+        address, inside = self.source(g)
+        at = g.memory.check(address, access.nbytes, inside)
+        words = g.memory.gather(at, access.nbytes) if inside.any() else np.zeros((1, 1, 1), U32)
+        words = np.where(inside[..., None], words, U32(0))
+        if access.nbytes < 4:
+            words = extend(words[..., 0], access.nbytes, access.signed)[..., None]
+        self.deliver(g, g.lds, words)
+
+    def deliver(self, g: Waves, lds: LocalMemory, words: np.ndarray) -> None:
+        """Write `words`, or what broadcasts to them, to the lanes' places."""
+        at = (g.s[M0] & U32(0xFFFF)).astype(np.int64)[:, None] + self.offset + self.nbytes * np.arange(g.lanes)
+        at = lds.check(g.lds_base, at, self.nbytes, g.exec)
+        lds.scatter(at, np.broadcast_to(words, (g.count, g.lanes, self.nbytes // 4)), self.nbytes, g.exec)
+
+
+def _build(ins: Instruction, target: Target) -> Step:
+    return LdsLoad(ins)
+
+
+def find(name: str) -> Builder | None:
+    """The builder of a load to LDS."""
+    return _build if _NAME.match(name) else None

@@ -1,0 +1,243 @@
+"""MFMA and SMFMAC of CDNA against products in float64, their operands placed by `isa/layouts.py`.
+
+The layouts themselves are held against AMD's calculator (tests/cpu/test_isa_catalogue.py); two are written out here.
+"""
+
+import numpy as np
+import pytest
+
+from laneloom.emulator.memory import GlobalMemory, LocalMemory
+from laneloom.emulator.program import Program
+from laneloom.emulator.state import Waves
+from laneloom.isa.catalogue import find_instruction, instructions
+from laneloom.isa.layouts import get_layout
+from laneloom.isa.parse import EXEC
+
+WAVES, A, B, C, D, INDEX, SCALES = 2, 0, 40, 80, 120, 160, 170
+KERNEL = """
+k:
+\t{code}
+\ts_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_next_free_vgpr 512
+\t\t.amdhsa_accum_offset 256
+\t.end_amdhsa_kernel
+"""
+#: exponent bits, mantissa bits, bias, whether the top exponent holds infinity and NaN, or one code of it NaN
+SMALL = {
+    "fp8": (4, 3, 7), "bf8": (5, 2, 15), "fp8_fnuz": (4, 3, 8), "bf8_fnuz": (5, 2, 16), "fp6": (2, 3, 1),
+    "bf6": (3, 2, 3), "fp4": (2, 1, 1),
+}  # fmt: skip
+
+
+def run(gpu, code, V):
+    program = Program(KERNEL.format(code=code), gpu)
+    S = np.zeros((128, WAVES), np.uint32)
+    S[EXEC : EXEC + 2] = 0x0000FFFF  # a matrix instruction ignores EXEC
+    base = np.zeros((WAVES, 1), np.int64)
+    g = Waves(V, S, np.zeros(WAVES, bool), np.arange(WAVES), base, 64, GlobalMemory([]), LocalMemory(1, 0), True)
+    with np.errstate(all="ignore"):
+        for step in program.blocks[0].steps:
+            step(g)
+    return V
+
+
+def number(code: int, kind: str) -> float:
+    """What a code of a small float stands for; none of those that are drawn is NaN or infinite."""
+    exponent_bits, mantissa_bits, bias = SMALL[kind]
+    sign = -1.0 if code >> (exponent_bits + mantissa_bits) else 1.0
+    exponent, mantissa = code >> mantissa_bits & (1 << exponent_bits) - 1, code & (1 << mantissa_bits) - 1
+    if exponent == 0:
+        return sign * mantissa * 2.0 ** (1 - bias - mantissa_bits)
+    return sign * (1 + mantissa / 2**mantissa_bits) * 2.0 ** (exponent - bias)
+
+
+def draw(rng, kind, shape):
+    """(bit patterns, the numbers that they stand for)."""
+    if kind in ("f64", "f32", "xf32"):
+        values = rng.standard_normal(shape).astype(np.float64 if kind == "f64" else np.float32)
+        if kind == "xf32":
+            values = (values.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+        return values.view(f"u{values.itemsize}").astype(np.uint64), values.astype(np.float64)
+    if kind == "f16":
+        values = rng.standard_normal(shape).astype(np.float16)
+        return values.view(np.uint16).astype(np.uint64), values.astype(np.float64)
+    if kind == "bf16":
+        bits = rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> np.uint32(16)
+        return bits.astype(np.uint64), (bits << np.uint32(16)).view(np.float32).astype(np.float64)
+    if kind in ("i8", "i32"):
+        most = 128 if kind == "i8" else 1 << 31
+        values = rng.integers(-most, most, shape)
+        return (values & (2 * most - 1)).astype(np.uint64), values.astype(np.float64)
+    bits = sum(SMALL[kind][:2]) + 1
+    codes = rng.integers(0, 1 << bits, shape)
+    if bits == 8:  # neither NaN nor infinity, nor sums that float64 cannot hold
+        codes &= 0xBF
+        codes[codes == 0x80] = 0
+    values = np.vectorize(lambda c: number(int(c), kind))(codes)
+    return codes.astype(np.uint64), values
+
+
+def put(V, first, place, width, bits):
+    """Write the bits of one element of every wave."""
+    at = 32 * place.vgpr + place.bit_lo
+    word, shift = first + at // 32, at % 32
+    for k in range(-(-(shift + width) // 32)):
+        mask = ((1 << width) - 1) << shift >> 32 * k & 0xFFFFFFFF
+        part = (bits.astype(object) << shift) >> 32 * k
+        old = V[word + k, :, place.lane]
+        V[word + k, :, place.lane] = (old & np.uint32(~mask & 0xFFFFFFFF)) | (part & mask).astype(np.uint32)
+
+
+def get(V, first, place, kind):
+    word = first + place.vgpr
+    if kind == "f64":
+        return (V[word, :, place.lane] | V[word + 1, :, place.lane].astype(np.uint64) << np.uint64(32)).view(np.float64)
+    row = np.ascontiguousarray(V[word, :, place.lane])
+    return row.view(np.int32 if kind == "i32" else np.float32).astype(np.float64)
+
+
+def fill(V, rng, layout, first):
+    """Random elements in the registers of an operand; their values [wave, block, row, column]."""
+    shape = (WAVES, layout.blocks, layout.rows, layout.cols)
+    bits, values = draw(rng, layout.kind, shape)
+    for (block, row, column), places in layout:
+        for place in places:
+            put(V, first, place, layout.width, bits[:, block, row, column])
+    return values
+
+
+def span(first, layout):
+    return f"v[{first}:{first + layout.registers - 1}]" if layout.registers > 1 else f"v{first}"
+
+
+def check(V, layout, first, exact):
+    got = np.stack([get(V, first, places[0], layout.kind) for _, places in layout], axis=-1).reshape(exact.shape)
+    if layout.kind == "i32":
+        np.testing.assert_array_equal(got, exact.astype(np.int64).astype(np.int32))
+    elif layout.kind == "f32":
+        np.testing.assert_array_equal(got, exact.astype(np.float32))
+    else:  # float64's own rounding of the sum of four products and C, in any order
+        np.testing.assert_allclose(got, exact, rtol=0, atol=8 * 2.0**-53 * max(1.0, np.abs(exact).max()))
+
+
+def dense(gpu, name, **bits):
+    rng, V = np.random.default_rng(0), np.full((512, WAVES, 64), 0xFFFFFFFF, np.uint32)
+    # Elements are placed as without the modifiers; the product takes them as these say.
+    formats = {key: bits[key] for key in ("cbsz", "blgp") if find_instruction(name, gpu).a == "f8f6f4" and key in bits}
+    plain = {m: get_layout(name, gpu, 64, m, **formats) for m in "ABCD"}
+    values = {m: fill(V, rng, plain[m], first) for m, first in (("A", A), ("B", B), ("C", C))}
+    moved = {m: get_layout(name, gpu, 64, m, **bits) for m in "ABCD"}
+    for m in "AB" if bits and not formats and find_instruction(name, gpu).a != "f64" else "":
+        there = {p: e for e, places in plain[m] for p in places}
+        for (b, r, c), (place, *_) in moved[m]:
+            e = there[place]
+            values[m][:, b, r, c] = fill_source(values, m)[:, e.block, e.row, e.col]
+    text = f"{name} {span(D, plain['D'])}, {span(A, plain['A'])}, {span(B, plain['B'])}, {span(C, plain['C'])}"
+    return V, plain, values, text + "".join(f" {key}:{n}" for key, n in bits.items())
+
+
+def fill_source(values, m):
+    """A copy of the elements as they were placed, made once for each matrix."""
+    return values.setdefault(m + "0", values[m].copy())
+
+
+ALL = [(row.name, "gfx942") for row in instructions("gfx942")]
+ALL += [(row.name, "gfx950") for row in instructions("gfx950") if (row.name, "gfx942") not in ALL or "8" in row.a]
+DENSE = [x for x in ALL if not find_instruction(*x).sparse and not find_instruction(*x).scaled]
+SPARSE = [x for x in ALL if find_instruction(*x).sparse]
+
+
+@pytest.mark.parametrize(("name", "gpu"), DENSE)
+def test_dense(name, gpu):
+    V, layouts, values, text = dense(gpu, name)
+    check(run(gpu, text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [
+        ("v_mfma_f32_4x4x4_16b_f16", {"cbsz": 2, "abid": 3}), ("v_mfma_f32_16x16x4_4b_f16", {"cbsz": 1, "abid": 1}),
+        ("v_mfma_f32_32x32x1_2b_f32", {"blgp": 1}), ("v_mfma_i32_32x32x4_2b_i8", {"blgp": 3}),
+        ("v_mfma_f32_4x4x1_16b_f32", {"cbsz": 4, "abid": 5, "blgp": 6}),
+    ],
+)  # fmt: skip
+def test_broadcasts_of_a_and_other_lanes_of_b(name, bits):
+    V, layouts, values, text = dense("gfx942", name, **bits)
+    check(run("gfx942", text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+
+
+@pytest.mark.parametrize("bits", [{"cbsz": a, "blgp": b} for a, b in ((0, 1), (2, 3), (4, 4), (1, 4), (3, 0))])
+@pytest.mark.parametrize("name", ["v_mfma_f32_16x16x128_f8f6f4", "v_mfma_f32_32x32x64_f8f6f4"])
+def test_formats_of_f8f6f4(name, bits):
+    V, layouts, values, text = dense("gfx950", name, **bits)
+    check(run("gfx950", text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+
+
+@pytest.mark.parametrize(("name", "rows"), [("16x16x128", 16), ("32x32x64", 32)])
+@pytest.mark.parametrize("byte", [0, 1, 2, 3])
+def test_scales(name, rows, byte):
+    """Byte `byte` of lane i + rows (k / 32) scales 32 k of row i of A, and of column j of B."""
+    V, layouts, values, text = dense("gfx950", f"v_mfma_f32_{name}_f8f6f4")
+    rng = np.random.default_rng(1)
+    V[SCALES], V[SCALES + 1] = rng.integers(0x70, 0x90, (2, WAVES, 64)) << 8 * byte
+    factors = 2.0 ** ((V[SCALES : SCALES + 2] >> np.uint32(8 * byte)).astype(int) - 127)  # [matrix, wave, lane]
+    blocks = layouts["A"].cols // 32
+    a, b = (np.repeat(f.reshape(WAVES, blocks, rows).transpose(0, 2, 1), 32, axis=-1) for f in factors)
+    low, high = byte & 1, byte >> 1
+    text = text.replace("v_mfma_", "v_mfma_scale_") + f", v{SCALES}, v{SCALES + 1}"
+    text += f" op_sel:[{low},{low},0] op_sel_hi:[{high},{high},0]"
+    exact = (values["A"] * a[:, None]) @ (values["B"] * b.transpose(0, 2, 1)[:, None]) + values["C"]
+    check(run("gfx950", text, V), layouts["D"], D, exact)
+
+
+@pytest.mark.parametrize(("name", "gpu"), SPARSE)
+def test_sparse(name, gpu):
+    """Four bits of the index name two of every four k, which A's pair of elements stands at."""
+    rng, V = np.random.default_rng(2), np.full((512, WAVES, 64), 0xFFFFFFFF, np.uint32)
+    row = find_instruction(name, gpu)
+    layouts = {m: get_layout(name, gpu, 64, m) for m in row.matrices}
+    values = {m: fill(V, rng, layouts[m], first) for m, first in (("B", B), ("D", D))}
+    each = layouts["A"].width // 2
+    bits, held = draw(rng, layouts["A"].kind, (WAVES, 1, row.m, row.k // 4, 2))
+    which = np.sort(np.argsort(rng.random((WAVES, 1, row.m, row.k // 4, 4)), axis=-1)[..., :2], axis=-1)
+    dense_a = np.zeros((WAVES, 1, row.m, row.k // 4, 4))
+    np.put_along_axis(dense_a, which, held, -1)
+    for (block, i, k), places in layouts["A"]:
+        if k % 4 == 0:
+            pair = bits[:, block, i, k // 4, 0] | bits[:, block, i, k // 4, 1] << np.uint64(each)
+            put(V, A, places[0], 2 * each, pair)
+    for (block, i, k), places in layouts["K"]:
+        if k % 4 == 0:
+            n = which[:, block, i, k // 4]
+            put(V, INDEX, places[0], 4, (n[:, 0] | n[:, 1] << 2).astype(np.uint64))
+    text = f"{name} {span(D, layouts['D'])}, {span(A, layouts['A'])}, {span(B, layouts['B'])}, v{INDEX}"
+    exact = dense_a.reshape(WAVES, 1, row.m, row.k) @ values["B"] + values["D"]
+    check(run(gpu, text, V), layouts["D"], D, exact)
+
+
+def test_the_layouts_of_the_isa_guide_written_out():
+    rng = np.random.default_rng(3)
+    lane, e = np.arange(64)[:, None], np.arange(4)
+    for name, side, k_of, row_of, registers in (
+        ("v_mfma_f32_16x16x16_f16", 16, 4 * (lane // 16) + e, lambda v: 4 * (lane[:, 0] // 16) + v, 4),
+        ("v_mfma_f32_32x32x8_f16", 32, 4 * (lane // 32) + e,
+         lambda v: 8 * (v // 4) + 4 * (lane[:, 0] // 32) + v % 4, 16),
+    ):  # fmt: skip
+        a, b = (rng.standard_normal((WAVES, side, k_of.max() + 1)).astype(np.float16) for _ in "ab")
+        V = np.zeros((512, WAVES, 64), np.uint32)
+        for first, x in ((A, a), (B, b)):
+            V[first : first + 2] = np.ascontiguousarray(x[:, lane % side, k_of]).view(np.uint32).transpose(2, 0, 1)
+        run("gfx942", f"{name} v[{D}:{D + registers - 1}], v[{A}:{A + 1}], v[{B}:{B + 1}], 1.0", V)
+        product = a.astype(float) @ b.astype(float).transpose(0, 2, 1) + 1.0
+        for v in range(registers):
+            want = product[:, row_of(v), lane[:, 0] % side].astype(np.float32)
+            np.testing.assert_array_equal(V[D + v].view(np.float32), want)
+
+
+def test_accumulation_registers_and_negation():
+    """a[n] stands accum_offset behind v[n]; of f64, neg turns the signs of A, B and C."""
+    V, layouts, values, text = dense("gfx942", "v_mfma_f64_4x4x4_4b_f64")
+    V[256 + 4 : 256 + 6] = V[C : C + 2]
+    text = text.replace(f"v[{C}:{C + 1}]", "a[4:5]").replace(f"v[{D}:{D + 1}]", "a[8:9]") + " neg:[1,0,1]"
+    check(run("gfx942", text, V), layouts["D"], 256 + 8, -values["A"] @ values["B"] - values["C"])
