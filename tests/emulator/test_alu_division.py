@@ -1,6 +1,7 @@
 """Division as LLVM expands it, its steps, and the approximate instructions within AMD's tolerances."""
 
 import math
+from decimal import Decimal, localcontext
 from fractions import Fraction
 
 import numpy as np
@@ -170,3 +171,19 @@ def test_segments_of_two_over_pi(execute):
         whole = two_over_pi * 2**end // 1
         assert g[2] == float(Fraction(whole % (1 << 53), 1 << end))
     assert 0 < got[0][1] < 2.0**-800  # the guides scale segments of huge angles by 2**128
+
+
+def test_segments_for_the_largest_angles_keep_their_bits(execute):
+    with localcontext(prec=400):
+        a, b, t, p = Decimal(1), 1 / Decimal(2).sqrt(), Decimal(1) / 4, 1  # pi by the mean of Gauss and Legendre
+        for _ in range(9):
+            a, b, t, p = (a + b) / 2, (a * b).sqrt(), t - p * ((a - b) / 2) ** 2, 2 * p
+        two_over_pi = Fraction(2 * t / (a * a))
+    x = np.array([2.0**945, 1.75 * 2.0**1000, -(2.0**1023)])
+    powers = (x.view(np.uint64) >> np.uint64(52)) & np.uint64(0x7FF)
+    for k in range(3):
+        got = execute(f"v_trig_preop_f64 v[0:1], v[2:3], {k}", v={2: x}).vector(0, np.float64)
+        for g, power in zip(got, powers, strict=True):
+            end = 53 * (k + 1) + int(power) - 1077
+            whole = two_over_pi * 2**end // 1 % (1 << 53)
+            assert Fraction(float(g)) == Fraction(whole * 2**128, 1 << end)

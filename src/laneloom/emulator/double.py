@@ -45,11 +45,11 @@ def reduction_segment(x: np.ndarray, segment: np.ndarray) -> np.ndarray:
     x, segment = np.broadcast_arrays(x, segment)
     power = ((x.view(np.uint64) >> np.uint64(52)) & np.uint64(0x7FF)).astype(np.int64)
     shift = (segment & 31).astype(np.int64) * 53 + np.maximum(power - 1077, 0)
-    out = np.empty(x.shape)
+    bits = np.empty(x.shape)
     for at in np.unique(shift):
-        bits = (_TWO_OVER_PI << int(at) >> (1201 - 53)) & ((1 << 53) - 1)
-        out[shift == at] = np.ldexp(float(bits), -53 - int(at))
-    return np.where(power >= 1968, out * 2.0**128, out)
+        bits[shift == at] = float((_TWO_OVER_PI << int(at) >> (1201 - 53)) & ((1 << 53) - 1))
+    # Scaled once: without the 128 of large angles the segment may be a denormal, which has lost bits.
+    return np.ldexp(bits, -53 - shift + np.where(power >= 1968, 128, 0))
 
 
 vector("v_trig_preop_f64", "f64", "f64 u32", reduction_segment)
