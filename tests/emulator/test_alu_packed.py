@@ -275,3 +275,13 @@ def test_dpp_of_dots_and_mixed_precision(execute):
     np.testing.assert_array_equal(machine.vector(5, np.uint32), want)
     with pytest.raises(UnknownInstructionError, match="v_pk_add_u16"):
         execute(f"v_pk_add_u16_e64_dpp v0, v1, v2 {tail}", v={1: A, 2: B})
+
+
+def test_a_dot_product_of_one_half_taken_twice(execute):
+    c = rng.standard_normal(300).astype(np.float32)
+    a, b = halves(P, np.float16).astype(np.float32), halves(Q, np.float16).astype(np.float32)
+    for i, j in np.ndindex(2, 2):
+        text = f"v_dot2_f32_f16 v0, v1, v2, v3 op_sel:[{i},{j},0] op_sel_hi:[{i},{j},0]"
+        product = a[:, i] * b[:, j]
+        got = execute(text, v={1: P, 2: Q, 3: c}).vector(0, np.float32)
+        np.testing.assert_array_equal(got, (c + product) + product)

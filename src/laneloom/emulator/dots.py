@@ -67,7 +67,7 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
             if negate_c:
                 total = -total
             for k in range(2):
-                product = products[..., k]
+                product = products[..., k % products.shape[-1]]  # one product where op_sel takes the same halves twice
                 if result == "f32":
                     total = total + product
                 elif result == "f16":
