@@ -180,7 +180,7 @@ def vector_readers(
             reader = _flushed(reader, kind)
         readers.append(reader)
     if source is not None:
-        readers[0] = source.reader(readers[0])
+        readers[0] = source.reader(readers[0], texts[0].negate)
     return readers
 
 

@@ -57,7 +57,8 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
         addend = read(c, result, bool(select[2]))
         source = lane_source(ins, target.lanes)
         if source is not None:
-            a = source.reader(a)
+            signs = lists[2][0], lists[3][0]
+            a = source.reader(a, signs if any(signs) else False)
         clamp = ins.flag("clamp")
         negate_c = not accumulates and bool(lists[2][2]) and not packed_result
 

@@ -8,7 +8,7 @@ row_bcast, the last lane of a row to the rows behind it, and shifts of the whole
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,8 +69,12 @@ class LaneSource:
         self.fetch_inactive = fetch_inactive
         self.partial = not bool(write.all()) or not zero_outside
 
-    def reader(self, inner: Callable) -> Callable:
-        """`inner`, permuted over lanes; what cannot be read is 0 (`guarded` decides whether it is written)."""
+    def reader(self, inner: Callable, negated: bool | Sequence[int] = False) -> Callable:
+        """`inner`, permuted over lanes; what cannot be read is 0 (`guarded` decides whether it is written).
+
+        negated: `inner` changes the sign, of each half in packed operands. DPP gives the 0 before source modifiers, as
+        LLVM assumes where it folds a v_mov_b32_dpp into the instruction that negates it, so -0 comes out.
+        """
         index, outside = self.lanes, self.outside
         any_outside = bool(outside.any())
 
@@ -79,11 +83,13 @@ class LaneSource:
             if x.ndim < 2 or x.shape[1] == 1:
                 return x  # a scalar source is the same in every lane
             y = x[:, index]
+            bits = y.dtype.itemsize * 8
+            zero = (np.asarray(negated, f"u{bits // 8}") << (bits - 1)).view(y.dtype)
             if any_outside:
-                y[:, outside] = 0
+                y[:, outside] = zero
             if g.exec is not None and not self.fetch_inactive:
                 readable = g.exec[:, index].reshape(*y.shape[:2], *([1] * (y.ndim - 2)))
-                y = np.where(readable, y, y.dtype.type(0))
+                y = np.where(readable, y, zero)
             return y
 
         return read

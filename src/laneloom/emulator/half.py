@@ -67,7 +67,7 @@ def _mixed(kind: str, high: bool):
         modify = output_modifier(ins, kind, target)
         source = lane_source(ins, target.lanes)
         if source is not None:
-            a = source.reader(a)
+            a = source.reader(a, signed[0].negate)
 
         def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))
