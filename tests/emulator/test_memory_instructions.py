@@ -14,6 +14,7 @@ from laneloom.emulator.cdna import modern
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import HazardError, OutOfBoundsError
 from laneloom.gpu import get_gpu
 
 KERNEL = """
@@ -322,3 +323,49 @@ def test_lanes_that_meet_take_effect_one_after_another(space):
     after, found = run("gfx1151", body, image, registers)
     assert after.view(np.uint32)[0, 0] == 32
     assert sorted(found.view(np.uint32)[:, 0]) == list(range(32))
+
+
+WIDE = """
+k:
+\ts_load_b128 s[4:7], s[0:1], 0x0
+\ts_waitcnt lgkmcnt(0)
+\ts_load_b128 s[8:11], s[4:5], {offset}
+\ts_waitcnt lgkmcnt(0)
+\ts_add_u32 s8, s8, s{last}
+\tv_mov_b32 v0, s8
+\tv_mov_b32 v1, 0
+\tglobal_store_b32 v1, v0, s[6:7]
+\ts_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_next_free_vgpr 8
+\t\t.amdhsa_next_free_sgpr 16
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
+\t\t.amdhsa_kernarg_size 16
+\t\t.amdhsa_wavefront_size32 1
+\t.end_amdhsa_kernel
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_load_of_four_words_of_which_three_are_there(strict):
+    def run(offset, last, words):
+        room, out = np.arange(16, dtype=np.uint32), np.zeros(1, np.uint32)
+        start = -room.ctypes.data // 4 % 2  # a multiple of 8 bytes
+        source = room[start : start + words]
+        regions = [Region("source", source.ctypes.data, source.nbytes, room), Region("out", out.ctypes.data, 4, out)]
+        code = Program(WIDE.format(offset=offset, last=last), "gfx1151", strict=strict)
+        arguments = struct.pack("<QQ", source.ctypes.data, out.ctypes.data)
+        launch(code, [1], arguments, workgroup_size=1, regions=regions)
+        return int(out[0]), start
+
+    got, start = run(0, 10, 3)
+    assert got == 2 * start + 2
+    got, start = run(8, 10, 5)
+    assert got == 2 * start + 2 + 4
+    for offset, words in ((0, 2), (4, 4)):  # two words are no reason for four; an address that 8 does not divide
+        with pytest.raises(OutOfBoundsError, match="16-byte access"):
+            run(offset, 10, words)
+    if strict:
+        with pytest.raises(HazardError, match="nobody wrote"):
+            run(0, 11, 3)

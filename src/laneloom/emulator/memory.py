@@ -91,15 +91,18 @@ class GlobalMemory:
         for start, end in self._list:
             if start <= low and high <= end:
                 return address - self.base
-        if len(self._list):
-            at = np.searchsorted(self.starts, address, side="right") - 1
-            good = (at >= 0) & (address + nbytes <= self.ends[np.maximum(at, 0)])
-        else:
-            good = np.zeros(address.shape, bool)
+        good = self.holds(address, nbytes)
         if good.all():
             return address - self.base
         wave, lane = (int(x[0]) for x in np.nonzero(~np.broadcast_to(good, address.shape)))
         raise AccessFault(self._complain(int(address[wave, lane]), nbytes), wave, lane)
+
+    def holds(self, address: np.ndarray, nbytes: int) -> np.ndarray:
+        """Whether all bytes of an access lie inside, per address."""
+        if not self._list:
+            return np.zeros(address.shape, bool)
+        at = np.searchsorted(self.starts, address, side="right") - 1
+        return (at >= 0) & (address + nbytes <= self.ends[np.maximum(at, 0)])
 
     check_atomic = check  #: strict mode asks more of an atomic
 

@@ -13,7 +13,7 @@ from ..isa.parse import M0, NULL, Instruction, Operand
 from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
 from .alu import Step, Target
 from .flat_access import FlatAccess
-from .global_access import Access, Buffer
+from .global_access import Access, Buffer, ScalarLoad
 from .lds_direct import LdsLoad
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
@@ -34,7 +34,7 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
     if isinstance(step, LdsLoad):
         return _lds_load_rule(ins, step)
     if is_scalar_load(ins):
-        return _scalar_rule(ins, touched)
+        return _scalar_rule(ins, touched, step)
     return _global_rule(ins, touched)
 
 
@@ -110,7 +110,8 @@ def _loaded_part(ins: Instruction) -> int:
     return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)
 
 
-def _scalar_rule(ins: Instruction, touched: Uses) -> Rule:
+def _scalar_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
+    assert isinstance(step, ScalarLoad)
     addresses = _registers(ins, None)
 
     def follow(g: Waves) -> None:
@@ -121,6 +122,8 @@ def _scalar_rule(ins: Instruction, touched: Uses) -> Rule:
                     text = f"the address depends on a value that nobody wrote (s{o.index + k})"
                     raise Found("undefined", text, int(g.ids[wave]))
         g.shadow.clean(g, touched)
+        if (lacks := step.lacks_last(g, step.address(g))) is not None:
+            g.shadow.put_scalar(step.destination.index + 3, np.where(lacks, U32(0xFFFFFFFF), U32(0)))
 
     return follow
 
