@@ -1,8 +1,9 @@
 """CDNA's names for what the emulator knows by RDNA's, and its accumulation registers as rows of the vector file.
 
 LLVM prints gfx9's own mnemonics for gfx942 and gfx950: `ds_read_b128` for `ds_load_b128`, `global_load_dwordx4` for
-`global_load_b128`, `v_addc_co_u32` for `v_add_co_ci_u32`; inline assembly may use most of them on gfx11 and gfx12. A kernel's registers a[0:n] stand behind its v[0:m] in one
-file, from `.amdhsa_accum_offset` on. Source: CDNA 3 ISA guide; LLVM AMDGPUUsage, "Code Object Kernel Descriptor".
+`global_load_b128`, `v_addc_co_u32` for `v_add_co_ci_u32`; assemblers take most of them for gfx11 and gfx12 too.
+Registers a[0:n] stand behind a kernel's v[0:m] in one file, from `.amdhsa_accum_offset` on.
+Source: CDNA 3 ISA guide; LLVM AMDGPUUsage, "Code Object Kernel Descriptor".
 """
 
 from __future__ import annotations

@@ -90,35 +90,36 @@ def proofs(generation: int) -> dict[str, Proof]:
     """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (9, 11 or 12).
 
     An instruction that no test executes on this generation is proved by another spelling of the same operation, else
-    by a test on gfx11 (of gfx11's, on gfx12): one operation stands behind both.
+    by a test on another generation: one operation stands behind both.
     """
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
-    other_generation = 12 if generation == 11 else 11
-    found, elsewhere = (
-        {name: Proof(*entry) for name, entry in recorded.get(f"gfx{g}", {}).items()}
-        for g in (generation, other_generation)
-    )
+    found = {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}
+    elsewhere: dict[str, tuple[Proof, int]] = {}  #: the proof, and on which generation
+    for other in {9: (11, 12), 11: (12,), 12: (11,)}[generation]:
+        for name, entry in recorded.get(f"gfx{other}", {}).items():
+            elsewhere.setdefault(name, (Proof(*entry), other))
     same: dict[object, list[str]] = {}
     for name, operation in (*VECTOR.items(), *SCALAR.items()):
         same.setdefault(operation, []).append(name)
     for names in same.values():
         proved = next((name for name in names if name in found and found[name].alone), None)
-        other = next((name for name in names if name in elsewhere and elsewhere[name].alone), None)
+        other = next((name for name in names if name in elsewhere and elsewhere[name][0].alone), None)
         for name in names:
             if name in found and found[name].alone:
                 continue
             if proved:
                 found[name] = Proof(found[proved].test, found[proved].instructions, f"as {proved}")
             elif other:
-                spelled = "" if name in elsewhere else f"as {other} "
-                found[name] = Proof(
-                    elsewhere[other].test, elsewhere[other].instructions, f"{spelled}on gfx{other_generation}"
-                )
+                found[name] = _borrowed(*elsewhere[other], "" if name in elsewhere else other)
     for name in (cdna.spellings() | set(elsewhere)) - set(found):
         modern = cdna.modern(name)
         if proof := found.get(modern):
             found[name] = Proof(proof.test, proof.instructions, proof.through or f"as {modern}")
-        elif proof := elsewhere.get(modern):
-            spelled = "" if modern == name else f"as {modern} "
-            found[name] = Proof(proof.test, proof.instructions, f"{spelled}on gfx{other_generation}")
+        elif modern in elsewhere:
+            found[name] = _borrowed(*elsewhere[modern], "" if modern == name else modern)
     return found
+
+
+def _borrowed(proof: Proof, generation: int, name: str) -> Proof:
+    """What another generation's test proves, of the same operation under this name."""
+    return Proof(proof.test, proof.instructions, f"as {name} on gfx{generation}" if name else f"on gfx{generation}")
