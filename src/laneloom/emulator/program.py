@@ -271,7 +271,10 @@ class Program:
 
     def _unknown(self, ins: Instruction) -> Step:
         where = f"{self.gpu.name} (wave{self.lanes})"
-        message = self._where(ins, f"the emulator does not implement {ins.mnemonic} on {where}")
+        what = f"the emulator does not implement {ins.mnemonic} on {where}"
+        if ins.name == "undecodable":
+            what = "llvm-objdump did not know this instruction; that of a newer LLVM may (LANELOOM_OBJDUMP names it)"
+        message = self._where(ins, what)
 
         def stop(g: Waves) -> None:
             raise UnknownInstructionError(message)

@@ -29,6 +29,7 @@ class Section:
     data: bytes
     address: int = 0
     flags: int = 0
+    offset: int = 0  #: of its bytes in the file
 
     @property
     def holds_code(self) -> bool:
@@ -89,7 +90,8 @@ def read_sections(binary: bytes) -> list[Section]:
 
     names = contents(raw[names_at]) if raw else b""
     return [
-        Section(_text(names, header[0]), header[1], header[6], contents(header), header[3], header[2]) for header in raw
+        Section(_text(names, header[0]), header[1], header[6], contents(header), header[3], header[2], header[4])
+        for header in raw
     ]
 
 

@@ -8,10 +8,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ..errors import ArgumentError, UnsupportedError
+from .halves import with_halves
+from .unused_fields import reread
 
 VARIABLE = "LANELOOM_OBJDUMP"
 _ROCM = Path("/opt/rocm/llvm/bin")
@@ -54,7 +56,7 @@ def _programs(path: str) -> Iterator[str]:
 def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = None) -> dict[int, Line]:
     """Address -> instruction of a linked code object for `gpu`, or of these symbols of it alone.
 
-    What llvm-objdump cannot decode comes as `.long`. Raises UnsupportedError where no llvm-objdump knows the GPU.
+    What none here can decode comes as `.long`. Raises UnsupportedError where no llvm-objdump knows the GPU.
     """
     programs = find_objdumps()
     if not programs:
@@ -63,30 +65,53 @@ def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = 
         )
     options = ["--disassemble-symbols=" + ",".join(symbols)] if symbols is not None else ["-d"]
     if not gpu.startswith("gfx9"):
-        options.append(f"--mattr=+wavefrontsize{wave},-wavefrontsize{96 - wave}")
+        # With real-true16 the halves of registers are told as the machine takes them, whatever the compiler was told.
+        options.append(f"--mattr=+wavefrontsize{wave},-wavefrontsize{96 - wave},+real-true16")
     complaints = []
+    best: dict[int, Line] = {}
     with tempfile.TemporaryDirectory(prefix="laneloom-") as folder:
         file = Path(folder, "code.co")
-        file.write_bytes(elf)
         for program in programs:
-            done = subprocess.run(
-                [program, *options, str(file)], capture_output=True, encoding="utf-8", errors="replace", check=False
-            )
-            if done.returncode == 0 and (lines := _parse(done.stdout)):
-                return lines
-            first = next((line for line in done.stderr.splitlines() if line.strip()), "printed no instruction")
-            complaints.append(f"{_version(program)}: {first.strip().replace(str(file), 'the code object')}")
+            decode = partial(_decode, program, options, file)
+            lines, complaint = decode(elf)
+            if not lines:
+                complaints.append(f"{_version(program)}: {complaint}")
+                continue
+            if not gpu.startswith("gfx9") and _undecodable(lines):
+                lines = reread(elf, lines, lambda code, decode=decode: decode(code)[0])
+            if not best or _undecodable(lines) < _undecodable(best):
+                best = lines
+            if not _undecodable(best):
+                break
+    if best:
+        return best
     raise UnsupportedError(
         f"no llvm-objdump here disassembles code for {gpu} ({'; '.join(complaints)}): install a newer LLVM or ROCm, "
         f"or set {VARIABLE} to its llvm-objdump"
     )
 
 
+def _decode(program: str, options: Sequence[str], file: Path, elf: bytes) -> tuple[dict[int, Line], str]:
+    """What the program makes of a code object, and its complaint where that is nothing."""
+    file.write_bytes(elf)
+    done = subprocess.run(
+        [program, *options, str(file)], capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    lines = {} if done.returncode else _parse(done.stdout)
+    first = next((line for line in done.stderr.splitlines() if line.strip()), "printed no instruction")
+    return lines, first.strip().replace(str(file), "the code object")
+
+
+def _undecodable(lines: dict[int, Line]) -> int:
+    return sum(text.startswith(".") for text, _ in lines.values())
+
+
 def _parse(text: str) -> dict[int, Line]:
     found: dict[int, Line] = {}
     for line in text.split("\n"):
         if match := _LINE.match(line):
-            found[int(match[2], 16)] = (match[1], match[3].strip())
+            words = match[3].strip()
+            found[int(match[2], 16)] = (with_halves(match[1], words), words)
     return found
 
 

@@ -1,0 +1,93 @@
+"""Machine code of compilers that are newer than the llvm-objdump here: unused fields, halves of registers."""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import pytest
+from test_code_objects import by_hand, real_objdump
+
+from laneloom.codegen import assemble
+from laneloom.emulator.program import Program
+from laneloom.errors import UnknownInstructionError
+from laneloom.isa import objdump
+from laneloom.isa.disassembly import disassemble
+from laneloom.isa.elf import read_sections
+from laneloom.isa.unused_fields import reread
+
+# The first two have one source each, and a register of 16 bits; those behind them two, a literal, and three.
+BODY = """
+\tv_cvt_f32_f16_e64 v1, |v0.l|
+\tv_cvt_f32_f16_e64 v1, -v0.h
+\tv_add_co_u32 v1, s4, v0, v0
+\tv_mbcnt_lo_u32_b32 v1, -1, 0
+\tv_sub_co_u32 v1, s4, v1, v0
+\tv_cmp_lt_u32_e64 s4, 0x1234, v0
+\tv_mad_u32_u24 v1, v0, 4, s4
+\tv_pk_mul_f16 v1, v1, v0
+"""
+SOURCES = (1, 1, 2, 2, 2, 2, 3, 2)
+
+
+def newer(gpu: str) -> tuple[bytes, bytes]:
+    """A code object with BODY whose unused fields are zero, and the same with 128 in them."""
+    text = re.sub(r"\ts_mov_b32 s4, 1\n.*?(?=\tv_lshlrev_b32_e32)", BODY.lstrip("\n"), by_hand(gpu), flags=re.S)
+    elf = assemble(text, gpu).binary
+    code = next(s for s in read_sections(elf) if s.holds_code)
+    zeros, filled = bytearray(elf), bytearray(elf)
+    places = (k for k in range(0, len(code.data) - 4, 4) if code.data[k + 3] in (0xD4, 0xD5, 0xD6, 0xD7, 0xCC))
+    at = 0
+    for sources in SOURCES:
+        at = code.offset + next(k for k in places if code.offset + k >= at)
+        (word,) = struct.unpack_from("<I", elf, at + 4)
+        for field in range(sources, 3):
+            word &= ~(511 << 9 * field)
+        struct.pack_into("<I", zeros, at + 4, word)
+        struct.pack_into("<I", filled, at + 4, word | sum(128 << 9 * field for field in range(sources, 3)))
+        at += 8
+    return bytes(zeros), bytes(filled)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_unused_fields_need_not_be_zero(gpu):
+    real_objdump(gpu)
+    zeros, filled = (Program(disassemble(elf).text, gpu).listing.instructions for elf in newer(gpu))
+    assert [(i.name, i.operands, i.modifiers) for i in filled] == [(i.name, i.operands, i.modifiers) for i in zeros]
+    names = [i.name for i in filled]
+    assert {line.split()[0].removesuffix("_e64") for line in BODY.split("\n") if line} <= set(names)
+
+
+def test_data_that_looks_like_an_instruction_stays(monkeypatch):
+    """A disassembler that knows no VOP3 at all: the second word of what it skips is never taken for an instruction."""
+    _, elf = newer("gfx1151")
+    code = next(s for s in read_sections(elf) if s.holds_code)
+    decoded = []
+
+    def decode(data: bytes) -> dict[int, tuple[str, str]]:
+        decoded.append(data)
+        words = [struct.unpack_from("<I", data, code.offset + k)[0] for k in range(0, len(code.data), 4)]
+        return {
+            code.address + 4 * k: (".long" if word >> 26 == 0b110101 else "v_nop", f"{word:08X}")
+            for k, word in enumerate(words)
+        }
+
+    lines = decode(elf)
+    assert reread(elf, lines, decode) == lines
+    assert decoded[-1] == elf
+
+
+def test_the_objdump_that_knows_most_is_taken(tmp_path, monkeypatch):
+    line = "\\t{} // 000000000100: D7000001\\n"
+    for name, text in (("llvm-objdump", ".long 0xd7000001"), ("llvm-objdump-19", "v_nop")):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{line.format(text)}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.delenv(objdump.VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    _, elf = newer("gfx1151")
+    assert objdump.read_lines(elf, "gfx1151", 32) == {256: ("v_nop", "D7000001")}
+
+
+def test_an_instruction_that_nobody_decodes(execute):
+    with pytest.raises(UnknownInstructionError, match="llvm-objdump did not know this instruction"):
+        execute("undecodable 0xd7000001")
