@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from laneloom.isa import objdump
-from laneloom.isa.notes import to_yaml, unpack
+from laneloom.isa.elf import Section
+from laneloom.isa.halves import with_halves
+from laneloom.isa.notes import read_metadata, to_yaml, unpack
 
 
 def test_message_pack():
@@ -32,3 +34,37 @@ def test_objdumps_are_tried_newest_first(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = [Path(p).name for p in objdump.find_objdumps() if p.startswith(str(tmp_path))]
     assert found == ["llvm-objdump", "llvm-objdump-19", "llvm-objdump-9"]
+
+
+def test_every_note_counts():
+    """A linker puts the notes of its object files behind one another: rocBLAS has one for each kernel."""
+
+    def note(*names: bytes) -> bytes:
+        kernels = b"".join(b"\x81\xa5.name\xa1" + name for name in names)
+        body = b"\x82\xaeamdhsa.kernels" + bytes([0x90 + len(names)]) + kernels + b"\xa1t\xa1" + names[0]
+        head = struct.pack("<III", 7, len(body), 32)
+        return head + b"AMDGPU\0\0" + body.ljust(-(-len(body) // 4) * 4, b"\0")
+
+    sections = [Section(".note", 7, 0, note(b"a", b"b") + note(b"c")), Section(".note", 7, 0, note(b"d"))]
+    assert read_metadata(sections) == {"amdhsa.kernels": [{".name": n} for n in "abcd"], "t": "a"}
+    assert read_metadata([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "want"),
+    [
+        ("v_or_b16 v5, v3, v3", "D7634805 02020703", "v_or_b16 v5, v3, v3 op_sel:[1,0,1]"),
+        ("v_cvt_f32_f16_e64 v3, |v4|", "D58B0903 02010104", "v_cvt_f32_f16_e64 v3, |v4| op_sel:[1,0]"),
+        ("v_cmpx_lt_f16_e64 v4, v1", "D481107E 02020304", "v_cmpx_lt_f16_e64 v4, v1 op_sel:[0,1,0]"),
+        ("v_cndmask_b16 v2, v4, v2, s1", "D65D5002 00060504", "v_cndmask_b16 v2, v4, v2, s1 op_sel:[0,1,1]"),
+        ("v_add_co_u32 v1, s8, s0, v3", "D7000801 02020600", "v_add_co_u32 v1, s8, s0, v3"),
+        ("v_add_nc_u16 v0, v0, v0 op_sel:[1,0,0]", "D7030800 00020100", "v_add_nc_u16 v0, v0, v0 op_sel:[1,0,0]"),
+        ("s_load_b64 s[2:3], s[0:1], 0x0", "F4040080 F8000000", "s_load_b64 s[2:3], s[0:1], 0x0"),
+        (
+            "v_max_f16_e32 v4, v132/*Invalid register, operand has 'VGPR_32_Lo128' register class*/, v4",
+            "72090904", "v_max_f16_e32 v4, v4.h, v4",
+        ),
+    ],
+)  # fmt: skip
+def test_halves_that_the_disassembler_leaves_out(text, words, want):
+    assert with_halves(text, words) == want

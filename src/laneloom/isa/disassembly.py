@@ -101,7 +101,8 @@ def _disassemble(fitting: list[tuple[str, bytes]], gpu: Gpu, kernel: str | None)
         if metadata is None:
             raise UnsupportedError("the code object has no metadata note, so its kernels and arguments are unknown")
         symbols = read_symbols(sections)
-        kernels = [_kernel(entry, symbols, sections) for entry in metadata.get("amdhsa.kernels", ())]
+        at = {symbol.name: symbol for symbol in reversed(symbols)}  # a library may have half a million
+        kernels = [_kernel(entry, at, sections) for entry in metadata.get("amdhsa.kernels", ())]
         names += [k.name for k in kernels]
         if kernel is not None and all(k.name != kernel for k in kernels):
             continue
@@ -123,11 +124,11 @@ def _refuse(elf: bytes) -> None:
         raise UnsupportedError("the object file is not linked: make a code object of it with `ld.lld -shared`")
 
 
-def _kernel(entry: dict[str, Any], symbols: list[Symbol], sections: list[Section]) -> _Kernel:
+def _kernel(entry: dict[str, Any], symbols: dict[str, Symbol], sections: list[Section]) -> _Kernel:
     """A kernel's descriptor, found by the symbol that the metadata names."""
     name = str(entry[".name"])
     wanted = str(entry.get(".symbol", f"{name}.kd"))
-    symbol = next((s for s in symbols if s.name == wanted), None)
+    symbol = symbols.get(wanted)
     if symbol is None:
         raise ArgumentError(f"the code object has no symbol {wanted!r}, which its metadata names")
     section = sections[symbol.section]

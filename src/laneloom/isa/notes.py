@@ -14,6 +14,7 @@ from typing import Any
 from .elf import Section
 
 _NOTE, _METADATA = 7, 32  # type of a section of notes; type of AMD's note
+_KERNELS = "amdhsa.kernels"
 _PLAIN = re.compile(r"[A-Za-z_.$][\w.$+-]*")  # text that YAML takes for text
 _TRUTHS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _NUMBERS = {
@@ -27,14 +28,19 @@ _LENGTHS = {
 
 
 def read_metadata(sections: Sequence[Section]) -> dict[str, Any] | None:
-    """What the metadata note says; None where there is none."""
+    """What the metadata notes say, the kernels of all of them together; None where there is none.
+
+    A linker puts the notes of its object files behind one another, as in rocBLAS's libraries of one file per kernel.
+    """
+    whole: dict[str, Any] | None = None
     for section in sections:
         if section.kind == _NOTE:
             for name, kind, body in _notes(section.data):
-                if name == b"AMDGPU" and kind == _METADATA:
-                    found = unpack(body)
-                    return found if isinstance(found, dict) else None
-    return None
+                found = unpack(body) if name == b"AMDGPU" and kind == _METADATA else None
+                if isinstance(found, dict):
+                    kernels = [*(whole or {}).get(_KERNELS, ()), *found.get(_KERNELS, ())]
+                    whole = found | (whole or {}) | ({_KERNELS: kernels} if kernels else {})
+    return whole
 
 
 def _notes(data: bytes) -> Iterator[tuple[bytes, int, bytes]]:
