@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from laneloom.isa import objdump
-from laneloom.isa.elf import Section
+from laneloom.isa.disassembly import _pieces
+from laneloom.isa.elf import FUNCTION, Section, Symbol
 from laneloom.isa.halves import with_halves
 from laneloom.isa.notes import read_metadata, to_yaml, unpack
 
@@ -68,3 +69,14 @@ def test_every_note_counts():
 )  # fmt: skip
 def test_halves_that_the_disassembler_leaves_out(text, words, want):
     assert with_halves(text, words) == want
+
+
+def test_gaps_between_functions_are_no_code():
+    """Where every piece of code has a name, one kernel of a library is decoded alone."""
+    code, filler = struct.pack("<I", 0xBFB00000), struct.pack("<3I", 0, 0xBF800000, 0xBF9F0000)
+    section = Section(".text", 1, 0, code + filler + code + filler, 256, 4)
+    symbols = [Symbol(name, FUNCTION, 1, 1, at, 4) for name, at in (("a", 256), ("b", 272))]
+    named = [(256, 260, "a"), (272, 276, "b")]
+    assert _pieces([section], symbols, []) == named
+    section = Section(".text", 1, 0, code + filler + code + filler + code, 256, 4)
+    assert _pieces([section], symbols, []) == [*named, (276, 292, "")]

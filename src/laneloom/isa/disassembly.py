@@ -33,6 +33,7 @@ _MACHINES = {
     0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201",
     0x4F: "gfx950", 0x54: "gfx11-generic", 0x59: "gfx12-generic", 0x5F: "gfx9-4-generic",
 }  # fmt: skip
+_FILLERS = {struct.pack("<I", word) for word in (0, 0xBF800000, 0xBF9F0000)}  # nothing, s_nop 0, s_code_end
 _BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,|s_subvector_loop\w+ \S+,)\s+(-?\d+)$")
 
 
@@ -193,12 +194,17 @@ def _pieces(sections: list[Section], symbols: list[Symbol], kernels: list[_Kerne
         at, last = section.address, section.address + len(section.data)
         for start in sorted(a for a in names if at <= a < last):
             if start > at:
-                found.append((at, start, ""))
+                found += _unnamed(section, at, start)
             at = max(at, min(ends.get(start, start) if ends.get(start, start) > start else last, last))
             found.append((start, at, names[start]))
-        if at < last:
-            found.append((at, last, ""))
+        found += _unnamed(section, at, last)
     return found
+
+
+def _unnamed(section: Section, start: int, end: int) -> list[Piece]:
+    """Code that no symbol covers, if it is more than what linkers and compilers fill gaps with."""
+    words = {section.data[at - section.address : at - section.address + 4] for at in range(start, end, 4)}
+    return [(start, end, "")] if words - _FILLERS else []
 
 
 def _code(lines: dict[int, objdump.Line], pieces: list[Piece]) -> str:
@@ -237,4 +243,4 @@ def branch_target(after: int, words: int) -> int:
 
 
 def _does_something(line: str) -> bool:
-    return not line.startswith(".") and line.split()[0] not in ("s_nop", "s_code_end", "undecodable")
+    return not line.startswith(".") and line.split()[0] not in ("s_nop", "s_code_end", "v_illegal", "undecodable")
