@@ -115,3 +115,20 @@ def test_strict_asks_for_a_defined_base_and_word(text, ok):
         return
     with pytest.raises(HazardError, match="nobody wrote"):
         run("gfx1151", text, image, registers, strict=True)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "access",
+    [
+        "ds_load_b32 v12, v2 offset:64", "ds_load_2addr_b32 v[12:13], v2 offset0:16 offset1:17",
+        "ds_storexchg_2addr_rtn_b32 v[12:13], v2, v8, v9 offset0:16 offset1:17", "ds_add_rtn_u32 v12, v2, v8 offset:64",
+    ],
+)  # fmt: skip
+def test_the_sum_of_base_and_offset_has_32_bits(gpu, strict, access):
+    """v2 is 64 bytes below the lane's place: negative for the first lanes."""
+    image, registers = random_bytes(11)
+    text = "v_subrev_nc_u32 v2, 64, v1\n" + access + "\n{waits}\nv_mov_b32 v8, v12"
+    _, got = run(gpu, in_space("ds", text), image, registers, strict=strict)
+    np.testing.assert_array_equal(words(got)[:, 0], words(image)[:, 0])

@@ -17,9 +17,12 @@ _PAIR = re.compile(r"ds_(load|store)_2addr_(stride64_)?b(32|64)$")
 
 
 def addresses(g: Waves, n: int, offset: int) -> np.ndarray:
-    """LDS byte addresses [wave, lane] as int64."""
-    address = g.addresses[n].astype(np.int64)
-    return address + offset if offset else address
+    """LDS byte addresses [wave, lane] as int64.
+
+    The sum has 32 bits: compilers fold a constant into the offset of a base that is negative without it.
+    """
+    address = g.addresses[n]
+    return (address + U32(offset) if offset else address).astype(np.int64)
 
 
 def _build_plain(ins: Instruction, target: Target) -> Step:
@@ -58,8 +61,7 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
 
         def load(g: Waves) -> None:
             # Both halves are read before either is written: the address register may be in the destination.
-            base = addresses(g, a, 0)
-            got = [g.lds.gather(g.lds.check(g.lds_base, base + o, nbytes, g.exec), nbytes) for o in offsets]
+            got = [g.lds.gather(g.lds.check(g.lds_base, addresses(g, a, o), nbytes, g.exec), nbytes) for o in offsets]
             for k, x in enumerate(got):
                 access.put(g, n + k * (nbytes // 4), x)
 
@@ -68,9 +70,8 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
     data = (ins.operands[1].index, ins.operands[2].index)
 
     def store(g: Waves) -> None:
-        base = addresses(g, a, 0)
         for n, o in zip(data, offsets, strict=True):
-            at = g.lds.check(g.lds_base, base + o, nbytes, g.exec)
+            at = g.lds.check(g.lds_base, addresses(g, a, o), nbytes, g.exec)
             g.lds.scatter(at, access.get(g, n), nbytes, g.exec)
 
     return store

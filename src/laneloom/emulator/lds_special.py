@@ -43,8 +43,7 @@ def _build_exchange(ins: Instruction, target: Target) -> Step:
     destination, address, *data = (o.index for o in ins.operands)
 
     def step(g: Waves) -> None:
-        base = addresses(g, address, 0)
-        places = [g.lds.check(g.lds_base, base + o, nbytes, g.exec) for o in offsets]
+        places = [g.lds.check(g.lds_base, addresses(g, address, o), nbytes, g.exec) for o in offsets]
         sent = [np.array(g.V[n : n + words].transpose(1, 2, 0)) for n in data]
         found = [np.zeros_like(x) for x in sent]
         if g.undefined_lds is not None:
