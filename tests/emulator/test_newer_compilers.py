@@ -58,6 +58,18 @@ def test_unused_fields_need_not_be_zero(gpu):
     assert {line.split()[0].removesuffix("_e64") for line in BODY.split("\n") if line} <= set(names)
 
 
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_a_result_in_an_upper_half(gpu):
+    real_objdump(gpu)
+    body = "\tv_cvt_f16_f32_e32 v1.h, v0\n\tv_cvt_f16_f32_e32 v1.h, 0x3f8ccccd\n\tv_add_co_u32 v2, s4, v0, v0\n"
+    text = re.sub(r"\ts_mov_b32 s4, 1\n.*?(?=\tv_lshlrev_b32_e32)", body, by_hand(gpu), flags=re.S)
+    text = text.replace("next_free_vgpr 2", "next_free_vgpr 3")
+    code = Program(disassemble(assemble(text, gpu).binary).text, gpu).listing.instructions
+    first, second, third = code[1:4]
+    assert [first.name, second.name, third.name] == ["v_cvt_f16_f32", "v_cvt_f16_f32", "v_add_co_u32"]
+    assert [first.operands[0].half, second.operands[0].half, first.nbytes, second.nbytes] == ["h", "h", 4, 8]
+
+
 def test_data_that_looks_like_an_instruction_stays(monkeypatch):
     """A disassembler that knows no VOP3 at all: the second word of what it skips is never taken for an instruction."""
     _, elf = newer("gfx1151")

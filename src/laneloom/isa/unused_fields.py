@@ -9,6 +9,7 @@ Source: AMD RDNA 3 and RDNA 4 ISA guides, "Microcode Formats" (VOP3, VOP3P); whi
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 
@@ -20,6 +21,7 @@ _LITERAL = 255
 _LANES = (0xE9, 0xEA, 0xFA)  # source 0: a word of DPP8 or DPP16 follows
 _ROUNDS = 64  # each brings the disassembler back into step somewhere; a handful is usual
 _LOST = 1 << 62
+_UPPER_HALF = 1 << 24  # of VOP1's destination
 
 Line = tuple[str, str]
 
@@ -27,22 +29,23 @@ Line = tuple[str, str]
 def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[int, Line]]) -> dict[int, Line]:
     """`lines`, which are what `decode(elf)` gives, with what is readable once unused fields are cleared.
 
+    So are instructions of one source that write the upper half of a register, which LLVM 19 does not know either.
     Machine code is told as the file has it.
     """
     sections = read_sections(elf)
     starts = {s.value for s in read_symbols(sections) if s.kind == FUNCTION}
     code, held = bytearray(elf), [s for s in sections if s.holds_code]
-    original: dict[int, int] = {}  # address of an instruction -> its second word
+    original: dict[int, int] = {}  # address of an instruction -> the word of it that was changed
     hopeless: set[int] = set()
     for _ in range(_ROUNDS):
         before = bytes(code)
-        for at in _suspects(lines, starts, held, elf):
-            place = _file_offset(held, at + 4)
+        for at, upper in _suspects(lines, starts, held, elf):
+            place = _file_offset(held, at if upper else at + 4)
             if at in hopeless or place is None:
                 continue
             (word,) = struct.unpack_from("<I", code, place)
             original.setdefault(at, word)
-            cleared = _cleared(word)
+            cleared = word & ~_UPPER_HALF if upper else _cleared(word)
             if cleared == word:  # not what this is about
                 hopeless.add(at)
                 cleared = original[at]
@@ -50,7 +53,7 @@ def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[in
         if code == before:
             break
         lines = decode(bytes(code))
-    return {at: (text, _with_second(words, original.get(at))) for at, (text, words) in lines.items()}
+    return lines | {at: _as_it_was(lines[at], original[at]) for at in original if at in lines}
 
 
 def _cleared(word: int) -> int:
@@ -61,11 +64,13 @@ def _cleared(word: int) -> int:
     return word
 
 
-def _suspects(lines: Mapping[int, Line], starts: set[int], held: list[Section], elf: bytes) -> Iterator[int]:
-    """Addresses of VOP3 instructions that were taken for data.
+def _suspects(
+    lines: Mapping[int, Line], starts: set[int], held: list[Section], elf: bytes
+) -> Iterator[tuple[int, bool]]:
+    """Addresses of instructions that were taken for data, and whether it is one that writes an upper half.
 
-    Behind one of them the disassembler may be out of step, and its words of data parts of instructions: there none is
-    looked for until it is certain again where an instruction starts.
+    Behind one of two words the disassembler may be out of step, and its words of data parts of instructions: there none
+    is looked for until it is certain again where an instruction starts.
     """
     resume = 0
     for at in sorted(lines):
@@ -83,10 +88,18 @@ def _suspects(lines: Mapping[int, Line], starts: set[int], held: list[Section], 
         resume = _LOST
         if first is not None and second is not None:
             head, tail = struct.unpack_from("<I", elf, first)[0], struct.unpack_from("<I", elf, second)[0]
-            if head >> 26 == 0b110101 or head >> 24 == 0xCC:
-                yield at
+            if _writes_upper_half(head):
+                yield at, True
+                resume = at + (8 if head & 511 in (_LITERAL, *_LANES) else 4)
+            elif head >> 26 == 0b110101 or head >> 24 == 0xCC:
+                yield at, False
                 more = tail & 511 in (_LITERAL, *_LANES) or tail >> _SOURCE_1 & 511 == _LITERAL
                 resume = at + (12 if more else 8)
+
+
+def _writes_upper_half(word: int) -> bool:
+    """Whether this is VOP1 with a destination from 128 on, which in 16 bits is the upper half of one from 0 on."""
+    return word >> 25 == 0b0111111 and bool(word & _UPPER_HALF)
 
 
 def _file_offset(held: list[Section], address: int) -> int | None:
@@ -96,8 +109,12 @@ def _file_offset(held: list[Section], address: int) -> int | None:
     return None
 
 
-def _with_second(words: str, second: int | None) -> str:
-    if second is None or " " not in words:
-        return words
+def _as_it_was(line: Line, word: int) -> Line:
+    """A line with the word that was changed for it, and the half that it names."""
+    text, words = line
     parts = words.split(" ")
-    return " ".join([parts[0], f"{second:08X}", *parts[2:]])
+    if text.startswith("."):
+        return text, words
+    if _writes_upper_half(word):
+        return re.sub(r" (v\d+)", r" \1.h", text, count=1), " ".join([f"{word:08X}", *parts[1:]])
+    return text, " ".join([parts[0], f"{word:08X}", *parts[2:]])
