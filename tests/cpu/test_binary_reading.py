@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from laneloom.isa import objdump
-from laneloom.isa.disassembly import _pieces
+from laneloom.isa.disassembly import _no_kernel, _pieces
 from laneloom.isa.elf import FUNCTION, Section, Symbol
 from laneloom.isa.halves import with_halves
 from laneloom.isa.notes import read_metadata, to_yaml, unpack
@@ -80,3 +80,12 @@ def test_gaps_between_functions_are_no_code():
     assert _pieces([section], symbols, []) == named
     section = Section(".text", 1, 0, code + filler + code + filler + code, 256, 4)
     assert _pieces([section], symbols, []) == [*named, (276, 292, "")]
+
+
+def test_of_many_kernels_few_are_named():
+    names = [f"kernel_{k}" for k in range(2000)]
+    said = _no_kernel("el_19", names)
+    assert said.startswith("no kernel 'el_19' among the 2,000 of this file, 111 of them contain that, such as ")
+    assert len(said) < 250
+    assert len(_no_kernel("softmax", names)) < 250
+    assert _no_kernel("c", ["a", "b"]) == "no kernel 'c' in this file: it holds a, b"

@@ -31,9 +31,11 @@ _GENERIC = {
 _MACHINES = {
     0x30: "gfx908", 0x36: "gfx1030", 0x3F: "gfx90a", 0x41: "gfx1100", 0x43: "gfx1150", 0x44: "gfx1103",
     0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201",
-    0x4F: "gfx950", 0x54: "gfx11-generic", 0x59: "gfx12-generic", 0x5F: "gfx9-4-generic",
+    0x49: "gfx1250", 0x4F: "gfx950", 0x54: "gfx11-generic", 0x55: "gfx1152", 0x58: "gfx1153", 0x59: "gfx12-generic",
+    0x5F: "gfx9-4-generic",
 }  # fmt: skip
 _FILLERS = {struct.pack("<I", word) for word in (0, 0xBF800000, 0xBF9F0000)}  # nothing, s_nop 0, s_code_end
+_NAMES_TOLD = 8
 _BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,|s_subvector_loop\w+ \S+,)\s+(-?\d+)$")
 
 
@@ -111,9 +113,17 @@ def _disassemble(fitting: list[tuple[str, bytes]], gpu: Gpu, kernel: str | None)
         if not chosen and len(fitting) > 1:
             continue
         return Disassembly(_write(elf, gpu, target, sections, symbols, kernels, chosen, metadata), gpu, elf)
-    raise ArgumentError(
-        f"no kernel {kernel!r} in this file: it holds {', '.join(names)}" if names else "the file holds no kernel"
-    )
+    raise ArgumentError(_no_kernel(kernel, names) if names else "the file holds no kernel")
+
+
+def _no_kernel(kernel: str | None, names: list[str]) -> str:
+    """A library may have ten thousand kernels: of many, those are named that contain what was asked for."""
+    if len(names) <= _NAMES_TOLD:
+        return f"no kernel {kernel!r} in this file: it holds {', '.join(names)}"
+    near = [name for name in names if str(kernel) in name]
+    told = ", ".join((near or names)[:_NAMES_TOLD])
+    which = f"{len(near):,} of them contain that, such as" if near else "such as"
+    return f"no kernel {kernel!r} among the {len(names):,} of this file, {which} {told}"
 
 
 def _refuse(elf: bytes) -> None:
