@@ -10,7 +10,7 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
-from laneloom.errors import HazardError  # noqa: E402
+from laneloom.errors import HazardError, UnsupportedError  # noqa: E402
 
 
 @pytest.fixture(params=["gfx942", "gfx950"])
@@ -20,7 +20,9 @@ def gpu(request):
         yield emulation
 
 
-@pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8), (torch.float64, 53)])
+@pytest.mark.parametrize(
+    ("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53)]
+)
 @pytest.mark.parametrize("sizes", [(50, 37, 70), (1, 1, 1), (64, 64, 64)])
 def test_matmul(gpu, dtype, bits, sizes):
     m, n, k = sizes
@@ -32,6 +34,20 @@ def test_matmul(gpu, dtype, bits, sizes):
     budget = 2.0**-bits * torch.from_numpy(abs(exact)) + k * 2.0 ** (-53 if bits == 53 else -24) * magnitude
     assert ((got - torch.from_numpy(exact)).abs() <= budget).all()
     assert gpu.launches[-1].matching("v_mfma") > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_8_bit_floats(gpu, dtype):
+    a, b = torch.randn(33, 70).to(dtype), torch.randn(21, 70).to(dtype).T
+    if gpu.gpu.name == "gfx942":
+        with pytest.raises(UnsupportedError, match="FNUZ"):
+            laneloom.matmul(a, b)
+        return
+    want = a.double() @ b.double()
+    magnitude = a.double().abs() @ b.double().abs()
+    assert ((laneloom.matmul(a, b) - want).abs() <= 2.0**-24 * (want.abs() + 70 * magnitude)).all()
+    with pytest.raises(UnsupportedError, match="got fp8 and bf8"):
+        laneloom.matmul(torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(4, 4).to(torch.float8_e5m2))
 
 
 def test_int8_gemm_with_terms(gpu):

@@ -77,7 +77,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
         shown.add_row(row["instruction"], " ".join(row["gpus"]), row["test"] or "", Text(row["proof"], style=style))
     console = new_console()
     if not console.is_terminal:  # a pipe has no width: do not cut names at an assumed one
-        console = new_console(width=220)
+        console = new_console(width=260)
     console.print(shown)
     kinds = [row["proof"].partition(",")[0] for row in rows]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -14,7 +14,8 @@ from .tile_orders import ORDERS
 
 #: dtype -> shape of its matrix instruction, and elements of K that a lane has side by side
 INSTRUCTIONS = {
-    "fp16": ((16, 16, 16), 4), "bf16": ((16, 16, 16), 4), "int8": ((16, 16, 32), 8), "fp64": ((16, 16, 4), 1),
+    "fp16": ((16, 16, 16), 4), "bf16": ((16, 16, 16), 4), "int8": ((16, 16, 32), 8), "fp32": ((16, 16, 4), 1),
+    "fp64": ((16, 16, 4), 1), "fp8": ((16, 16, 32), 8), "bf8": ((16, 16, 32), 8),
 }  # fmt: skip
 SUM_REGISTERS = 128  #: of a lane
 
@@ -30,8 +31,13 @@ class MfmaConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "mfma":
             return f"gpu: the schedule mfma is for CDNA, got {gpu.name} ({gpu.family})"
+        # Triton 3.6 gives products of fp8 with bf8 the instruction of the other order: they are wrong.
         if problem.dtype_a not in INSTRUCTIONS or problem.dtype_b != problem.dtype_a:
             return f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, got {problem.dtype_a} and {problem.dtype_b}"
+        if problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx942":
+            return f"a: the 8-bit floats of {gpu.name} are FNUZ, {problem.dtype_a} is OCP's"
+        if problem.precision != "ieee":
+            return f"precision: {gpu.name} multiplies fp32 in FP32 only, got {problem.precision!r}"
         if problem.dtype_acc in ("fp16", "bf16"):
             return f"acc_dtype: {gpu.name} sums halves in fp32, got {problem.dtype_acc}"
         stored = outputs(problem.dtype_a, bool(problem.epilogue))

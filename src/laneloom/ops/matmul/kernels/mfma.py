@@ -1,6 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through padded LDS, the next one loaded during the matrix instructions, waves of 64.
 
-fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp64 (`v_mfma_f64_16x16x4`): any size, any strides, every epilogue.
+fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8:
+any size, any strides, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
@@ -151,7 +152,8 @@ def code_object(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> CodeObj
 def facts(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> list[str]:
     """What sizes and strides made of the kernel, as sentences."""
     size = DTYPE_BYTES[problem.dtype_a]
-    lines = [f"{name}: loads of {v * size} bytes" for name, v in (("A", problem.vector_a), ("B", problem.vector_b))]
+    lines = [f"emulated and inspected, never run on an {gpu.product}"]
+    lines += [f"{name}: loads of {v * size} bytes" for name, v in (("A", problem.vector_a), ("B", problem.vector_b))]
     if problem.k % config.block_k:
         lines.append(f"the last K-tile has {problem.k % config.block_k} of {config.block_k} columns and is masked")
     return lines
