@@ -57,10 +57,12 @@ def extent(name: str, tensor: Any, storage: bool = False) -> Region:
     caught even where the memory next to it exists. A view with stride 0 shows only where a kernel starts (gathers and
     scatters make such views to carry their other strides): there the storage counts, and everywhere if `storage`.
     """
-    device = getattr(tensor, "device", None)
-    if device is not None and getattr(device, "type", "cpu") != "cpu":
-        raise ArgumentError(f"{name} is on {device}; kernels inside `emulated` take CPU tensors")
     base = getattr(tensor, "base", None)
+    device = getattr(tensor, "device", None)
+    if getattr(device, "type", "cpu") != "cpu":
+        device = _memory_device(tensor, base)
+        if device.type != "cpu":
+            raise ArgumentError(f"{name} is on {device}; kernels inside `emulated` take CPU tensors")
     shaped = tensor if hasattr(tensor, "shape") and not hasattr(base, "data_ptr") else base  # triton.reinterpret wraps
     if shaped is None or not all(hasattr(shaped, name) for name in ("shape", "stride", "element_size")):
         kind = type(tensor).__name__
@@ -77,6 +79,17 @@ def extent(name: str, tensor: Any, storage: bool = False) -> Region:
     low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
     return Region(name, tensor.data_ptr() + low * size, (high - low + 1) * size, tensor)
+
+
+def _memory_device(tensor: Any, base: Any) -> Any:
+    """Where the memory of an argument lies that says it is on another device.
+
+    What wraps a tensor notes the device when it is made, which is "cuda" inside `cuda_on_cpu` (triton.reinterpret does):
+    the tensor inside knows better, or the storage.
+    """
+    inside = base if hasattr(base, "data_ptr") else tensor
+    storage = inside.untyped_storage() if hasattr(inside, "untyped_storage") else inside
+    return getattr(storage, "device", inside.device)
 
 
 def pack_scalar(name: str, kind: str, value: Any) -> bytes:
