@@ -122,6 +122,42 @@ def test_tensors_in_wrappers():
     torch.testing.assert_close(out, 2 * x.to(torch.int32))
 
 
+def test_operators_registered_for_cuda():
+    x, host = torch.arange(5.0, device="cuda"), torch.arange(5.0)
+
+    @torch.library.custom_op("laneloom_suite::twice", mutates_args=(), device_types="cuda")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return add(x, x, torch.empty(x.shape, device=x.device))
+
+    assert twice(x).is_cuda and torch.equal(twice(x).cpu(), 2 * host)
+    with pytest.raises(NotImplementedError, match="CUDA tensors only"):
+        twice(host)
+
+    @twice.register_kernel("cpu")
+    def _(x):
+        assert not x.is_cuda
+        return -x
+
+    assert torch.equal(twice(host), -host) and torch.equal(twice(x).cpu(), 2 * host)
+
+    @torch.library.custom_op("laneloom_suite::everywhere", mutates_args=())
+    def everywhere(x: torch.Tensor) -> torch.Tensor:
+        return x + (1 if x.is_cuda else 2)
+
+    assert torch.equal(everywhere(x).cpu() + 1, everywhere(host))
+
+
+def test_operators_of_torch_that_are_replaced():
+    x, host = torch.arange(5.0, device="cuda"), torch.arange(5.0)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("neg", lambda x: add(x, x), "CUDA")
+    library.impl("logspace", lambda *_, device=None, **__: torch.ones(3, device=device), "CUDA")
+    assert torch.equal((-x).cpu(), 2 * host) and torch.equal(-host, host * -1)
+    assert torch.logspace(2, 3, 3, device="cuda").cpu().max() == 1 and torch.logspace(2, 3, 3).min() == 100
+    library._destroy()
+    assert torch.equal((-x).cpu(), -host)
+
+
 def test_torch_compile_knows_every_function():
     import torch._dynamo.trace_rules as rules
 
@@ -167,9 +203,9 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 passed" in done.stdout
+    assert "11 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
-    assert "laneloom: gfx1201: 8 launches of 1 kernels in strict mode" in done.stdout
+    assert "laneloom: gfx1201: 12 launches of 1 kernels in strict mode" in done.stdout
 
 
 def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):

@@ -84,8 +84,8 @@ def extent(name: str, tensor: Any, storage: bool = False) -> Region:
 def _memory_device(tensor: Any, base: Any) -> Any:
     """Where the memory of an argument lies that says it is on another device.
 
-    What wraps a tensor notes the device when it is made, which is "cuda" inside `cuda_on_cpu` (triton.reinterpret does):
-    the tensor inside knows better, or the storage.
+    What wraps a tensor notes the device when it is made (triton.reinterpret does), and that is "cuda" inside
+    `cuda_on_cpu`: the tensor inside knows better, or the storage.
     """
     inside = base if hasattr(base, "data_ptr") else tensor
     storage = inside.untyped_storage() if hasattr(inside, "untyped_storage") else inside

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import UnsupportedError
 from ..gpu import Gpu
+from .cuda_operators import registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
 _ABSENT = object()  #: where there was nothing to put back
@@ -29,6 +30,7 @@ def _function_mode():
     """An instance of the mode; its class is made here because importing it imports torch."""
     import torch
     from torch.overrides import TorchFunctionMode
+    from torch.overrides import _get_current_function_mode_stack as mode_stack
     from torch.utils import _device as default_device
     from torch.utils._pytree import tree_leaves
 
@@ -52,6 +54,30 @@ def _function_mode():
         return result
 
     class CudaOnCpu(TorchFunctionMode):
+        ended = False  #: what was registered meanwhile may outlive the context
+        host: bool | None = None  #: whether the call of torch that is being run computes on the host
+
+        def again(self):
+            """The mode, where it is not on already."""
+            return nullcontext() if self.ended or any(x is self for x in mode_stack()) else self
+
+        def runs_on_host(self, arguments: Any) -> bool:
+            """Whether an operator that the dispatcher calls with `arguments` computes on the host."""
+            if self.ended or self.host is not None:
+                return self.ended or bool(self.host)
+            return all(getattr(x, _HOST, False) for x in tree_leaves(arguments) if is_tensor(x))
+
+        def as_asked(self, argument: Any) -> Any:
+            """A device argument as it was before the mode made it the CPU."""
+            return first if isinstance(argument, torch.device) and argument.type == "cpu" else argument
+
+        def on(self, host: bool, func: Any, args: Any, kwargs: Any) -> Any:
+            before, self.host = self.host, host
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.host = before
+
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = dict(kwargs or {})
             if func is torch.device or func is parse_to:  # nn.Module.to asks what its arguments mean
@@ -76,15 +102,15 @@ def _function_mode():
                 kwargs["device"] = cpu
             if kwargs.get("pin_memory"):
                 kwargs["pin_memory"] = False
-            result = func(*args, **kwargs)
-            if func.__name__ == "pin_memory":
-                return mark(result, True)
-            if func.__name__ in ("__set__", "__delete__") or any(result is x for x in inputs):
-                return result
             if wanted:
                 host = wanted[-1].type == "cpu"
             elif not inputs:
                 host = True  # a factory without a device makes host tensors
+            result = self.on(host, func, args, kwargs)
+            if func.__name__ == "pin_memory":
+                return mark(result, True)
+            if func.__name__ in ("__set__", "__delete__") or any(result is x for x in inputs):
+                return result
             return mark(result, host)
 
         def move(self, func, args, kwargs, host):
@@ -111,9 +137,9 @@ def _function_mode():
                 return func(*args, **{**kwargs, "device": target})
             to_host = host if target is None else target == "cpu"
             kwargs = {name: value for name, value in kwargs.items() if value is not None}
-            result = tensor.to(source, **kwargs) if kwargs else source
+            result = self.on(to_host, tensor.to, (source,), kwargs) if kwargs else source
             if to_host != host and result is source:
-                result = source.clone()
+                result = self.on(True, tensor.clone, (source,), {})
             return result if result is source else mark(result, to_host)
 
     return CudaOnCpu()
@@ -219,6 +245,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         swapped.append((torch._C, "_cuda_getCurrentRawStream", lambda *_: 0))
     swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
+    library = torch.library.Library
+    swapped.append((library, "impl", registering(mode, library.impl)))
     before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
@@ -226,6 +254,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         with mode:
             yield
     finally:
+        mode.ended = True
         for owner, name, old in before:
             if old is _ABSENT:
                 delattr(owner, name)

@@ -1,0 +1,93 @@
+"""Operators that Python registers for CUDA run on the tensors that `cuda_on_cpu` takes for CUDA tensors.
+
+To torch's dispatcher those are CPU tensors, so that `custom_op(device_types="cuda")` or `Library.impl(..., "CUDA")`
+would never be reached, and replacements of torch's own operators (FlagGems) would go unused without a word. Each such
+registration is therefore made for the CPU's key as well, by a kernel that hands host tensors on to what was there.
+(https://docs.pytorch.org/docs/stable/library.html#torch.library.get_kernel)
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+_OF_CPU = {"CUDA": "CPU", "AutogradCUDA": "AutogradCPU"}
+_RUN_BY_ALL = ("CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+class _Routed:
+    """The kernel of one operator under a key of the CPU: `on_gpu`, or what host tensors get."""
+
+    def __init__(self, mode: Any, name: str, on_gpu: Callable, on_host: Callable | None, library: Any):
+        self.mode, self.name, self.on_gpu, self.on_host = mode, name, on_gpu, on_host
+        self.library = weakref.ref(library)
+
+    def registered(self) -> bool:
+        """Whether the library that it belongs to still stands: FlagGems makes one for each `with use_gems()`."""
+        library = self.library()
+        return library is not None and library.m is not None
+
+    def __call__(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.mode.runs_on_host((args, kwargs)):
+            args = tuple(self.mode.as_asked(x) for x in args)
+            return self.on_gpu(keyset, *args, **{name: self.mode.as_asked(x) for name, x in kwargs.items()})
+        if self.on_host is None:
+            raise NotImplementedError(f"{self.name} has a kernel for CUDA tensors only, and these are on the host")
+        return self.on_host(keyset, *args, **kwargs)
+
+
+def _before(name: str, key: str) -> Callable | None:
+    """The kernel that the dispatcher has now; None where it has none."""
+    import torch
+
+    try:
+        return torch.library.get_kernel(name, key).call_boxed  # pyright: ignore[reportAttributeAccessIssue]
+    except RuntimeError:
+        return None
+    except AttributeError:  # torch before 2.10 cannot call it
+        return None
+
+
+def registering(mode: Any, register: Callable) -> Callable:
+    """`torch.library.Library.impl` inside `cuda_on_cpu`. register: the method as it was."""
+    import torch
+
+    routed: dict[tuple[str, str], _Routed] = {}
+
+    @wraps(register)
+    def impl(self, op_name, fn, dispatch_key="", *, with_keyset=False, **how):
+        key = dispatch_key or self.dispatch_key
+        if fn is torch.library.fallthrough_kernel or key not in (*_OF_CPU, *_OF_CPU.values(), *_RUN_BY_ALL):
+            return register(self, op_name, fn, dispatch_key, with_keyset=with_keyset, **how)
+        spoken = op_name if isinstance(op_name, str) else op_name._name
+        name = f"{self.ns}::{spoken.split('::')[-1]}"
+
+        @wraps(fn)
+        def seen(*args: Any, **kwargs: Any) -> Any:
+            with mode.again():  # below the dispatcher torch's modes are off, and tensors would say "cpu"
+                return fn(*args, **kwargs)
+
+        def with_key(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            return seen(keyset, *args, **kwargs) if with_keyset else seen(*args, **kwargs)
+
+        if key in _OF_CPU:
+            register(self, op_name, fn, key, with_keyset=with_keyset, **how)  # for whoever asks what is registered
+            key = _OF_CPU[key]
+            former = routed.get((name, key))
+            if former is not None and former.registered():
+                former.on_gpu = with_key
+                return None
+            kernel = routed[name, key] = _Routed(mode, name, with_key, _before(name, key), self)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning only once for all operators")  # of a kernel that is replaced
+                return register(self, op_name, kernel, key, with_keyset=True)
+        former = routed.get((name, key))
+        if former is not None and former.registered():
+            former.on_host = with_key
+            return None
+        return register(self, op_name, seen, key, with_keyset=with_keyset, **how)
+
+    return impl
