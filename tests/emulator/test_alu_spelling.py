@@ -42,6 +42,8 @@ SPECIAL = {  # the operands of instructions that have a builder of their own
     "v_swaprel_b32": "v1, v2",
     "s_getpc_b64": "s[0:1]",
     "s_sendmsg": "sendmsg(MSG_INTERRUPT)",
+    "s_sendmsg_rtn_b32": "s1, sendmsg(MSG_RTN_GET_REALTIME)",
+    "s_sendmsg_rtn_b64": "s[0:1], sendmsg(MSG_RTN_GET_REALTIME)",
     "s_trap": "2",
 }
 PATTERNS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from ..errors import UnknownInstructionError
 from ..isa.parse import EXEC, Instruction
 from .alu import Step, Target, special
+from .identity import register_reader
 from .mode import mode_after, mode_field
 from .operands import read_scalar
 from .scalar_alu import BITWISE
@@ -62,18 +62,14 @@ def _set_register(ins: Instruction, target: Target) -> Step:
     return _follow_mode(ins, target)
 
 
-# Where a wave runs: HW_ID and XCC_ID of gfx9, HW_ID1 and HW_ID2 later. Here all run on compute unit 0 of die 0.
-_PLACE_REGISTER = re.compile(r"hwreg\(\s*(HW_REG_(HW_ID[12]?|XCC_ID)|4|20|23|24)\s*[,)]")
-
-
 def _get_register(ins: Instruction, target: Target) -> Step:
-    if _PLACE_REGISTER.search(ins.text):
-        return lambda g: g.set_scalar(ins.operands[0].index, U32(0))
-    field = mode_field(ins)
+    field, reader, n = mode_field(ins), register_reader(ins, target), ins.operands[0].index
+    if reader is not None:
+        return lambda g: g.set_scalar(n, reader(g))
     if field is None or field[0] + field[1] > 8:
         raise UnknownInstructionError(f"{ins.text!r} reads hardware register bits that the emulator does not keep")
     offset, size = field
-    n, value = ins.operands[0].index, U32(target.mode.bits >> offset & (1 << size) - 1)
+    value = U32(target.mode.bits >> offset & (1 << size) - 1)
     return lambda g: g.set_scalar(n, value)
 
 

@@ -62,6 +62,7 @@ class GlobalMemory:
                 merged.append([r.address, r.end])
         self.host: Any = None  #: the Hostcall that answers this kernel's calls to the host
         self.counters: Any = None  #: the Counters that want to know of every access
+        self.ticks = 0  #: of the clocks that code can read
         self.version = 0  #: grows with every store, so that a state can be told from an earlier one
         self.starts = np.array([m[0] for m in merged], np.int64)
         self.ends = np.array([m[1] for m in merged], np.int64)

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import HazardError
 from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
-from ..isa.registers import is_scalar_load, raises, results, uses, waits
+from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import Step, Target
 from .matrix import decode, is_matrix
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
@@ -55,14 +55,15 @@ class Guard:
         self.memory = memory[2] if memory and memory[1] != "scratch" else ""
         self.both = bool(memory and (memory[1] == "flat" or "_load_lds_" in ins.name))  #: global memory and LDS
         self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
-        self.scalar_load = is_scalar_load(ins)
+        self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
         self.wmma = decode(ins, target) if is_matrix(ins.name) else None
         self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
-        if self.raises and not (self.ins.name.startswith("ds_") and not self.lds):
+        memory = self.raises and not self.ins.name.startswith("s_sendmsg")
+        if memory and not (self.ins.name.startswith("ds_") and not self.lds):
             return memory_rule(self.ins, self.target, step)
         if not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):
             return lambda g: g.shadow.clean(g, self.uses)
@@ -129,7 +130,7 @@ class Guard:
             entries = shadow.pending.get(counter)
             if not entries:
                 continue
-            if most and any(e.guard.scalar_load for group in entries for e in group):
+            if most and any(e.guard.any_order for group in entries for e in group):
                 continue  # scalar loads return in any order: only a wait for zero says that one is done
             del entries[: max(len(entries) - most, 0)]
             if not entries:
@@ -144,7 +145,7 @@ class Guard:
                         self._complain_wait(counter, e)
 
     def _clashes(self, counter: str, e: UnderWay) -> bool:
-        if counter in self.raises and not self.scalar_load:
+        if counter in self.raises and not self.any_order:
             # Operations of one counter return in order, so a load may follow another into the same register.
             return bool((e.registers_v & self.uses.reads_v) or (e.registers_s & self.uses.reads_s))
         hit = e.registers_v & self.touched_v

@@ -14,6 +14,7 @@ from . import (  # noqa: F401
     floating,
     graphics,
     half,
+    identity,
     integer,
     lanes,
     packed,

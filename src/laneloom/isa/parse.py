@@ -214,7 +214,7 @@ def instruction(
     return Instruction(name, encoding, operands, modifiers, number, text, source, second)
 
 
-_VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_sendmsg_rtn_b32", "s_wait_alu", "s_waitcnt_depctr"})
+_VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_wait_alu", "s_waitcnt_depctr"})
 
 
 @lru_cache(maxsize=1 << 15)

@@ -107,14 +107,19 @@ def raises(ins: Instruction, major: int) -> tuple[str, ...]:
         return (counter, "dscnt" if major == 12 else "lgkmcnt") if match[1] == "flat" else (counter,)
     if name.startswith("ds_"):
         return ("dscnt" if major == 12 else "lgkmcnt",)
-    if re.match(r"s_(buffer_)?load", name):
+    if returns_in_any_order(ins):
         return ("kmcnt" if major == 12 else "lgkmcnt",)
     return ()
 
 
 def is_scalar_load(ins: Instruction) -> bool:
-    """Scalar loads may return out of order: only a wait for zero guards them."""
+    """Whether it loads from global memory into scalar registers."""
     return re.match(r"s_(buffer_)?load", ins.name) is not None
+
+
+def returns_in_any_order(ins: Instruction) -> bool:
+    """Scalar loads, and messages that are answered, may return out of order: only a wait for zero guards them."""
+    return is_scalar_load(ins) or ins.name.startswith("s_sendmsg_rtn")
 
 
 _FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")

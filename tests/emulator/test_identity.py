@@ -1,0 +1,69 @@
+"""Clocks and the place of a wave, as `tl.extra.hip` and LLVM's builtins read them."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.errors import HazardError, UnknownInstructionError  # noqa: E402
+
+
+@triton.jit
+def wait_kernel(begin_ptr, end_ptr, wgp_ptr, ticks):
+    n = tl.program_id(0)
+    begin = tl.extra.hip.memrealtime()
+    now = begin
+    while now < begin + ticks:
+        now = tl.extra.hip.memrealtime()
+    tl.store(begin_ptr + n, begin)
+    tl.store(end_ptr + n, now)
+    tl.store(wgp_ptr + n, tl.extra.hip.smid())
+
+
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+def test_a_kernel_that_waits_for_a_moment(gpu):
+    if not hasattr(tl.extra.hip, "smid"):
+        pytest.skip("this Triton has no smid")
+    begin, end, wgp = (torch.zeros(6, dtype=torch.int64) for _ in range(3))
+    with laneloom.emulated(gpu, strict=True):
+        wait_kernel[(6,)](begin, end, wgp, 1000)
+    assert (begin > 0).all()
+    assert (end - begin >= 1000).all()
+    assert 1 < len(wgp.unique()) <= 16
+
+
+@pytest.mark.parametrize(("gpu", "low"), [("gfx1151", "SHADER_CYCLES"), ("gfx1201", "SHADER_CYCLES_LO")])
+def test_clocks_and_places(execute, gpu, low):
+    machine = execute(
+        f"s_getreg_b32 s2, hwreg(HW_REG_{low}, 0, 20)\ns_getreg_b32 s3, hwreg(29, 0, 20)\n"
+        "s_sendmsg_rtn_b32 s4, sendmsg(MSG_RTN_GET_REALTIME)\ns_sendmsg_rtn_b64 s[6:7], sendmsg(MSG_RTN_GET_REALTIME)\n"
+        "s_getreg_b32 s8, hwreg(HW_REG_HW_ID1, 8, 2)",
+        gpu=gpu,
+    )
+    clocks = [int(machine.scalar(n)[0]) for n in (2, 3, 4, 6)]
+    assert clocks == sorted(set(clocks))
+    assert machine.scalar(7)[0] == 0
+    assert machine.scalar(8)[0] == 0
+    if gpu == "gfx1201":
+        assert execute("s_getreg_b32 s2, hwreg(HW_REG_SHADER_CYCLES_HI)", gpu=gpu).scalar(2)[0] == 0
+    with pytest.raises(UnknownInstructionError, match="TRAPSTS"):
+        execute("s_getreg_b32 s2, hwreg(HW_REG_TRAPSTS)", gpu=gpu)
+    with pytest.raises(UnknownInstructionError, match="DOORBELL"):
+        execute("s_sendmsg_rtn_b32 s2, sendmsg(MSG_RTN_GET_DOORBELL)", gpu=gpu)
+
+
+@triton.jit
+def hasty_kernel(out_ptr):
+    code: tl.constexpr = "s_sendmsg_rtn_b32 $0, sendmsg(MSG_RTN_GET_REALTIME)\ns_add_i32 $0, $0, 1"
+    now = tl.inline_asm_elementwise(code, "=s", [], dtype=tl.int32, is_pure=False, pack=1)
+    tl.store(out_ptr, now)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_an_answer_is_waited_for(gpu):
+    with laneloom.emulated(gpu, strict=True), pytest.raises(HazardError) as hazard:
+        hasty_kernel[(1,)](torch.zeros(1, dtype=torch.int32))
+    assert hazard.value.kind == "wait"
