@@ -99,6 +99,18 @@ def test_what_torch_says_of_the_gpu():
     assert triton.runtime.driver.active.get_current_target().arch == "GPU"
 
 
+def test_the_state_of_the_generator():
+    torch.manual_seed(5)
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    state = generator.get_state()
+    assert state.view(torch.int64).tolist() == [5, 0] == [generator.initial_seed(), generator.get_offset()]
+    state.view(torch.int64)[1] += 4
+    generator.set_state(state)
+    assert generator.get_state().view(torch.int64).tolist() == [5, 4]
+    torch.cuda.manual_seed_all(7)
+    assert generator.initial_seed() == 7
+
+
 def test_the_tutorials_device():
     x, y = torch.rand(64, device=DEVICE), torch.rand(64, device=DEVICE)
     out = torch.empty_like(x)
@@ -203,7 +215,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 passed" in done.stdout
+    assert "12 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 12 launches of 1 kernels in strict mode" in done.stdout
 

@@ -178,16 +178,57 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
 
         wait_stream = wait_event = record_event = synchronize
 
+    class Generator:
+        """The state of a CUDA generator, two int64: libraries draw the seeds of their own kernels from it.
+
+        torch's functions draw from the CPU's generator all the same.
+        """
+
+        device = torch.device("cuda", 0)
+
+        def __init__(self):
+            self.state = torch.tensor([torch.initial_seed() % (1 << 63), 0])
+
+        def get_state(self) -> Any:
+            """Seed and offset, as bytes."""
+            return self.state.clone().view(torch.uint8)
+
+        def set_state(self, state: Any) -> Any:
+            """Go on from a state that `get_state` gave."""
+            self.state = state.clone().view(torch.int64)
+            return self
+
+        def manual_seed(self, seed: int) -> Any:
+            """Start again."""
+            self.state = torch.tensor([int(seed) % (1 << 63), 0])
+            return self
+
+        def initial_seed(self) -> int:
+            """The seed."""
+            return int(self.state[0])
+
+        def get_offset(self) -> int:
+            """How many numbers were drawn."""
+            return int(self.state[1])
+
+    generator = Generator()
+
+    def seed_all(seed: int, *_: Any) -> None:
+        generator.manual_seed(seed)
+
     def always(value: Any) -> Any:
         """A function of its own for each name: torch.compile keeps a rule for each."""
         return lambda *_, **__: value
 
-    silent = ("synchronize empty_cache set_device manual_seed manual_seed_all reset_peak_memory_stats init ipc_collect "
+    silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
               "reset_max_memory_allocated reset_accumulated_memory_stats set_stream").split()  # fmt: skip
     zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved").split()
     return {
         **{name: always(None) for name in silent},
         **{name: always(0) for name in zeros},
+        "manual_seed": seed_all,
+        "manual_seed_all": lambda seed, *_: seed_all(seed),
+        "default_generators": (generator,),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": always(None),
