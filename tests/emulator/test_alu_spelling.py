@@ -5,14 +5,17 @@ import re
 
 import pytest
 
+from laneloom.cli.coverage import instructions_of
 from laneloom.codegen import versions
 from laneloom.codegen.diagnostics import captured_stderr
 from laneloom.emulator.aliases import ALIASES
 from laneloom.emulator.alu import SCALAR, VECTOR
 from laneloom.emulator.operands import BITS
 from laneloom.emulator.program import Program
+from laneloom.gpu import get_gpu
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
+CDNA = ("gfx942", "gfx950")
 _LANES = "v1, v2, s3, s4"
 SPECIAL = {  # the operands of instructions that have a builder of their own
     "v_readlane_b32": "s1, v2, 3",
@@ -72,6 +75,30 @@ PATTERNS = [
     (r"s_movrel\w+_b64", "s[0:1], s[2:3]"),
 ]
 
+CDNA_PATTERNS = [
+    (r"s_mem(real)?time", "s[2:3]"),
+    (r"s_ff0_i32_b64", "s1, s[2:3]"),
+    (r"s_ff0_i32_b32", "s1, s2"),
+    (r"v_bitop3_b(16|32)", "v1, v2, v3, v4 bitop3:0x27"),
+    (r"v_cmpx?_\w+", "s[2:3], v3, v4"),
+    (r"v_cvt_scalef32_(f32|f16)_\w+", "v1, v2, v3"),
+    (r"v_cvt_scalef32_pk32_f32_\w+", "v[0:31], v[32:37], v38"),
+    (r"v_cvt_scalef32_pk32_\w+", "v[0:15], v[32:37], v38"),
+    (r"v_cvt_scalef32_pk_f32_\w+", "v[0:1], v2, v3"),
+    (r"v_cvt_scalef32_pk_(b?f16|f32)_\w+", "v1, v2, v3"),
+    (r"v_cvt_scalef32_pk_\w+_f32", "v1, v2, v3, v4"),
+    (r"v_cvt_scalef32_pk_\w+_b?f16", "v1, v2, v3"),
+    (r"v_cvt_pk_\w+|v_dot\dc_\w+|v_mac_f16|v_subrev_u16", "v1, v2, v3"),
+    (r"v_cvt_f32_bf16|v_permlane\w+swap_b32|v_prng_b32", "v1, v2"),
+    (r"v_madak_f16", "v1, v2, v3, 0x1234"),
+    (r"v_madmk_f16", "v1, v2, 0x1234, v3"),
+    (r"v_mov_b64", "v[0:1], v[2:3]"),
+    (r"v_lshl_add_u64", "v[0:1], v[2:3], v4, v[6:7]"),
+    (r"v_fmac_f64|v_pk_(add|mul)_f32|v_pk_mov_b32", "v[0:1], v[2:3], v[4:5]"),
+    (r"v_pk_fma_f32", "v[0:1], v[2:3], v[4:5], v[6:7]"),
+    (r"v_(pk|fma|mad|div|dot2|ashr)_\w+", "v1, v2, v3, v4"),
+]
+
 
 def register(kind: str, n: int, file: str) -> str:
     if kind == "mask":
@@ -110,7 +137,12 @@ def refusals(lines: list[str], gpu: str) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, str]:
-    return {name: f"\t{name} {operands(name)}" for name in [*VECTOR, *SCALAR]}
+    return {name: f"\t{name} {operands(name)}" for name in [*VECTOR, *SCALAR] if name not in of_cdna_alone()}
+
+
+def of_cdna_alone() -> set[str]:
+    rdna, cdna = (set().union(*(instructions_of(get_gpu(gpu)) for gpu in gpus)) for gpus in (GPUS, CDNA))
+    return {name for name in cdna - rdna if name in VECTOR or name in SCALAR}
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +172,25 @@ def test_an_older_spelling_is_the_same_machine_code(gpu, lines, refused):
     """The same operation in both tables, and LLVM encodes both alike."""
     order = {name: k for k, name in enumerate(lines)}
     for alias, name in ALIASES.items():
-        if order[alias] in refused[gpu]:
+        if alias not in order or order[alias] in refused[gpu]:
             continue
         text = f"\t{alias} {operands(alias)}\n", f"\t{name} {operands(alias)}\n"
         codes = [bytes(versions.assembler()(".text\n" + t, gpu, "")) for t in text]
         assert codes[0] == codes[1], alias
+
+
+def test_instructions_of_cdna_assemble_and_build():
+    names = sorted(of_cdna_alone())
+    assert len(names) > 60
+    code = [f"\t{n} {next(text for pattern, text in CDNA_PATTERNS if re.fullmatch(pattern, n))}" for n in names]
+    refused = {gpu: refusals(code, gpu) for gpu in CDNA}
+    bad = {n: refused["gfx950"][k] for k, n in enumerate(names) if all(k in refused[gpu] for gpu in CDNA)}
+    assert not bad
+    for gpu in CDNA:
+        text = "\n".join(line for k, line in enumerate(code) if k not in refused[gpu])
+        kernel = f"k:\n{text}\n\ts_endpgm\n\t.amdhsa_kernel k\n\t.end_amdhsa_kernel\n"
+        program = Program(kernel, gpu)
+        assert [s for s in program.blocks[0].steps if s.__qualname__.startswith("Program._unknown")] == []
 
 
 def test_what_can_be_dual_is_known():

@@ -23,16 +23,28 @@ def wait_kernel(begin_ptr, end_ptr, wgp_ptr, ticks):
     tl.store(wgp_ptr + n, tl.extra.hip.smid())
 
 
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx942"])
 def test_a_kernel_that_waits_for_a_moment(gpu):
     if not hasattr(tl.extra.hip, "smid"):
         pytest.skip("this Triton has no smid")
+    if gpu == "gfx942":  # Triton's memrealtime waits for vmcnt there, where the clock counts in lgkmcnt
+        with laneloom.emulated(gpu, strict=True), pytest.raises(HazardError, match=r"lgkmcnt.*s_memrealtime"):
+            wait_kernel[(6,)](*(torch.zeros(6, dtype=torch.int64) for _ in range(3)), 1000)
     begin, end, wgp = (torch.zeros(6, dtype=torch.int64) for _ in range(3))
-    with laneloom.emulated(gpu, strict=True):
+    with laneloom.emulated(gpu, strict=gpu != "gfx942"):
         wait_kernel[(6,)](begin, end, wgp, 1000)
     assert (begin > 0).all()
     assert (end - begin >= 1000).all()
     assert 1 < len(wgp.unique()) <= 16
+
+
+def test_clocks_and_places_of_gfx9(execute):
+    machine = execute(
+        "s_memtime s[2:3]\ns_memrealtime s[4:5]\ns_getreg_b32 s6, hwreg(HW_REG_HW_ID, 8, 8)\n"
+        "s_getreg_b32 s7, hwreg(HW_REG_XCC_ID)", gpu="gfx942", lanes=64,
+    )  # fmt: skip
+    assert 0 < machine.scalar(2)[0] < machine.scalar(4)[0]
+    assert [int(machine.scalar(n)[0]) for n in (3, 5, 6, 7)] == [0] * 4
 
 
 @pytest.mark.parametrize(("gpu", "low"), [("gfx1151", "SHADER_CYCLES"), ("gfx1201", "SHADER_CYCLES_LO")])

@@ -62,7 +62,7 @@ class Guard:
         self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
-        memory = self.raises and not self.ins.name.startswith("s_sendmsg")
+        memory = self.raises and not self.ins.name.startswith(("s_sendmsg", "s_mem"))
         if memory and not (self.ins.name.startswith("ds_") and not self.lds):
             return memory_rule(self.ins, self.target, step)
         if not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):

@@ -118,8 +118,8 @@ def is_scalar_load(ins: Instruction) -> bool:
 
 
 def returns_in_any_order(ins: Instruction) -> bool:
-    """Scalar loads, and messages that are answered, may return out of order: only a wait for zero guards them."""
-    return is_scalar_load(ins) or ins.name.startswith("s_sendmsg_rtn")
+    """Scalar loads, clocks and messages that are answered may return out of order: only a wait for zero guards them."""
+    return is_scalar_load(ins) or ins.name.startswith(("s_sendmsg_rtn", "s_memtime", "s_memrealtime"))
 
 
 _FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
