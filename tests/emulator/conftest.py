@@ -131,6 +131,12 @@ def execute():
     return run
 
 
+@pytest.fixture
+def cdna3(execute):
+    """`execute` on gfx942, or the GPU that is named, with 64 lanes."""
+    return lambda code, gpu="gfx942", **given: execute(code, gpu=gpu, lanes=64, **given)
+
+
 # -- exact arithmetic --------------------------------------------------------------------------------------------------
 
 FORMATS = {"f16": (5, 10), "f32": (8, 23), "f64": (11, 52), "bf16": (8, 7)}

@@ -1,7 +1,5 @@
 """What Triton's JIT lets a kernel and its call contain, through the emulated driver."""
 
-import gc
-import threading
 import tracemalloc
 from typing import NamedTuple
 
@@ -358,58 +356,3 @@ def test_a_big_grid_takes_no_more_memory_than_a_small_one():
     assert gpu.launches[-1].grid == (250_000, 1, 1)
     # One number per program, to deal them out, and nothing per instruction.
     assert peaks[250_000] <= peaks[10_000] + 16 * 250_000
-
-
-def test_threads_parse_kernels_one_at_a_time(gpu):
-    """A thread whose garbage collection falls within a parse hands the interpreter over: others must not parse then.
-
-    Python before 3.11.8 raises SystemError in the first thread ("AST constructor recursion depth mismatch").
-    """
-    beside = threading.Thread(target=copy_kernel.parse)
-    waited = []
-
-    def hand_over(phase, _):
-        if phase == "start" and not beside.ident:
-            beside.start()
-            beside.join(timeout=0.2)
-            waited.append(beside.is_alive())
-
-    threshold = gc.get_threshold()
-    gc.collect()  # so that the next collection is 50 objects away, within the parse
-    gc.callbacks.append(hand_over)
-    try:
-        gc.set_threshold(50)
-        device_descriptor_kernel.parse()
-    finally:
-        gc.callbacks.remove(hand_over)
-        gc.set_threshold(*threshold)
-    beside.join(timeout=10)
-    assert waited == [True]
-    assert not beside.is_alive()
-
-
-def test_threads_launch_inside_one_context(gpu):
-    """Eight threads, two kernels, each with its own data: every result right, every launch listed once."""
-    failures = []
-
-    def work(k):
-        try:
-            x = torch.full((500,), float(k))
-            for _ in range(4):
-                out = torch.zeros(500)
-                copy_kernel[(4,)](x, out, 500, BLOCK=128)
-                assert torch.equal(out, x)
-                wide = torch.zeros(64, 64)
-                device_descriptor_kernel[(4, 4)](x[:496].view(16, 31), wide, 16, 31, 31, BM=16, BN=16)
-                assert (wide.flatten()[: 16 * 31] == k).all()
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    assert len(gpu.launches) == 8 * 8
-    assert len({r.instructions for r in gpu.launches}) == 2

@@ -1,0 +1,42 @@
+"""CDNA 4's loads straight into LDS, and its loads from LDS that transpose, byte by byte."""
+
+import pytest
+from test_memory_instructions import in_space, random_bytes, run
+
+
+@pytest.mark.parametrize("source", ["global", "buffer"])
+@pytest.mark.parametrize("name", ["ubyte", "sbyte", "ushort", "sshort", "dword", "dwordx3", "dwordx4"])
+def test_loads_to_lds(name, source):
+    """Lane l's data lands at M0, the offset and l times what a lane writes; memory is read at the offset too."""
+    nbytes = {"ubyte": 1, "sbyte": 1, "ushort": 2, "sshort": 2, "dword": 4, "dwordx3": 12, "dwordx4": 16}[name]
+    image, registers = random_bytes(3)
+    where = {"global": f"global_load_lds_{name} v[2:3], off offset:4",
+             "buffer": f"buffer_load_{name} v1, s[4:7], 0 offen offset:4 lds"}[source]  # fmt: skip
+    stride = max(nbytes, 4)
+    body = f"""s_movk_i32 m0, 0x20
+    {where}
+    {{waits}}
+    v_mul_u32_u24 v12, {stride}, v0
+    ds_load_b{8 * stride} v[8:{7 + stride // 4}], v12 offset:36"""
+    _, got = run("gfx950", body, image, registers)
+    raw = image.reshape(-1)
+    for lane in range(31):
+        octets = raw[16 * lane + 4 : 16 * lane + 4 + nbytes].tobytes()
+        value = int.from_bytes(octets, "little", signed=name.startswith("s")) & (1 << 8 * stride) - 1
+        assert got[lane, :stride].tobytes() == value.to_bytes(stride, "little")
+
+
+@pytest.mark.parametrize(("total", "width"), [(64, 16), (64, 8), (64, 4), (96, 6)])
+def test_transposed_loads_from_lds(total, width):
+    """16 lanes address rows of 16 elements one after another; lane c of them gets column c."""
+    each, size = total // width, total // 8
+    image, registers = random_bytes(4)
+    words = f"v[8:{7 + size // 4}]"
+    body = in_space("ds", f"ds_read_b{total}_tr_b{width} {words}, v1")
+    _, got = run("gfx950", body, image, registers)
+    for first in (0, 16):
+        stored = [int.from_bytes(image[first + lane, :size].tobytes(), "little") for lane in range(16)]
+        elements = [x >> width * k & (1 << width) - 1 for x in stored for k in range(each)]
+        for c in range(16):
+            want = sum(elements[16 * row + c] << width * row for row in range(each))
+            assert got[first + c, :size].tobytes() == want.to_bytes(size, "little")

@@ -1,0 +1,88 @@
+"""Threads that launch, and first parse and compile, Triton kernels inside one emulation."""
+
+import gc
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+
+import laneloom  # noqa: E402
+
+
+@pytest.fixture(params=["gfx1151", "gfx1201"])
+def gpu(request):
+    with laneloom.emulated(request.param) as emulation:
+        yield emulation
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
+
+
+@triton.jit
+def device_descriptor_kernel(a_ptr, out_ptr, m, n, stride, BM: tl.constexpr, BN: tl.constexpr):
+    a = tl.make_tensor_descriptor(a_ptr, shape=[m, n], strides=[stride, 1], block_shape=[BM, BN])
+    out = tl.make_tensor_descriptor(out_ptr, shape=[n, m], strides=[m, 1], block_shape=[BN, BM])
+    y, x = tl.program_id(0) * BM, tl.program_id(1) * BN
+    out.store([x, y], a.load([y, x]).T)
+
+
+def test_threads_parse_kernels_one_at_a_time(gpu):
+    """A thread whose garbage collection falls within a parse hands the interpreter over: others must not parse then.
+
+    Python before 3.11.8 raises SystemError in the first thread ("AST constructor recursion depth mismatch").
+    """
+    beside = threading.Thread(target=copy_kernel.parse)
+    waited = []
+
+    def hand_over(phase, _):
+        if phase == "start" and not beside.ident:
+            beside.start()
+            beside.join(timeout=0.2)
+            waited.append(beside.is_alive())
+
+    threshold = gc.get_threshold()
+    gc.collect()  # so that the next collection is 50 objects away, within the parse
+    gc.callbacks.append(hand_over)
+    try:
+        gc.set_threshold(50)
+        device_descriptor_kernel.parse()
+    finally:
+        gc.callbacks.remove(hand_over)
+        gc.set_threshold(*threshold)
+    beside.join(timeout=10)
+    assert waited == [True]
+    assert not beside.is_alive()
+
+
+def test_threads_launch_inside_one_context(gpu):
+    """Eight threads, two kernels, each with its own data: every result right, every launch listed once."""
+    failures = []
+
+    def work(k):
+        try:
+            x = torch.full((500,), float(k))
+            for _ in range(4):
+                out = torch.zeros(500)
+                copy_kernel[(4,)](x, out, 500, BLOCK=128)
+                assert torch.equal(out, x)
+                wide = torch.zeros(64, 64)
+                device_descriptor_kernel[(4, 4)](x[:496].view(16, 31), wide, 16, 31, 31, BM=16, BN=16)
+                assert (wide.flatten()[: 16 * 31] == k).all()
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(gpu.launches) == 8 * 8
+    assert len({r.instructions for r in gpu.launches}) == 2
