@@ -1,4 +1,4 @@
-"""Matrix-core kernels for PyTorch on AMD and NVIDIA, and an emulator that runs any Triton kernel as RDNA machine code.
+"""Matrix-core kernels for PyTorch on AMD and NVIDIA, and an emulator that runs any Triton kernel as AMD machine code.
 
 The functions are loaded when they are first used: importing laneloom costs nothing and needs neither torch nor a GPU.
 """

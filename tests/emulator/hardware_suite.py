@@ -72,15 +72,16 @@ def _text() -> str:
 def _run(lib, size, gx, gy, gz, lx, ly, lz, args, rsrc2=0, scratch=0, arch="rdna3", user_data=None) -> int:
     """tinygrad's `run_asm`: the program last assembled, on the buffer that the first argument points to."""
     caller = sys._getframe(1).f_globals
-    if arch == "cdna":
-        pytest.skip("the emulator runs RDNA code")
-    text = KERNEL.format(code=_text(), wave32=int("WAVE64" not in caller))
+    code = _text()
+    if arch == "cdna":  # its disassembler writes s0 where an offset is left out
+        code = code.replace("s[80:81], s0", "s[80:81], 0x0")
+    text = KERNEL.format(code=code, wave32=int("WAVE64" not in caller))
+    gpu = {"rdna3": "gfx1151", "rdna4": "gfx1201", "cdna": "gfx950"}[arch]
     out = ctypes.c_uint64.from_address(args).value
     region = Region("out", out, helpers._out_bytes(lx))
     launch(
-        Program(text, {"rdna3": "gfx1151", "rdna4": "gfx1201"}[arch]), (gx, gy, gz), ctypes.string_at(args, 8),
-        workgroup_size=(lx, ly, lz), regions=[region],
-    )  # fmt: skip
+        Program(text, gpu), (gx, gy, gz), ctypes.string_at(args, 8), workgroup_size=(lx, ly, lz), regions=[region]
+    )
     return 0
 
 

@@ -1,5 +1,6 @@
 """What CDNA 3 and 4 have and RDNA lacks, instruction by instruction: against numpy, and against the guides' words."""
 
+from contextlib import nullcontext
 from fractions import Fraction
 
 import numpy as np
@@ -7,7 +8,10 @@ import pytest
 
 from laneloom.emulator import cdna
 from laneloom.emulator.builders import find_builder
-from laneloom.errors import UnknownInstructionError
+from laneloom.emulator.launch import launch
+from laneloom.emulator.memory import Region
+from laneloom.emulator.program import Program
+from laneloom.errors import HazardError, UnknownInstructionError
 from laneloom.isa.parse import EXEC, parse_operand
 
 U32, U64 = np.uint32, np.uint64
@@ -270,3 +274,50 @@ def test_dot_products_into_the_destination(cdna3):
             8: (nibbles[0] * nibbles[1]).sum(1) + signed, 9: np.clip(pairs, -(2**31), 2**31 - 1)}  # fmt: skip
     for register, exact in want.items():
         np.testing.assert_array_equal(got.vector(register, U32), (exact & 0xFFFFFFFF).astype(U32))
+
+
+def test_sdwa_of_sums_with_a_carry_and_of_extrema(cdna3):
+    f = RNG.standard_normal((2, 128, 2)).astype(np.float16)
+    x, y = (np.ascontiguousarray(p).view(U32)[:, 0] for p in f)
+    code = """v_add_co_u32_sdwa v4, vcc, v0, v1 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1
+    v_addc_co_u32_sdwa v5, vcc, v0, v1, vcc dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:DWORD
+    v_max_f16_sdwa v6, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:WORD_0
+    v_min_f32_sdwa v7, v2, |v2| dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD"""
+    a, b = WORDS[0] | U32(0xFFFFFF00), WORDS[1]
+    got = cdna3(code, v={0: a, 1: b, 2: x, 3: y})
+    first = a.astype(U64) + (b >> 8 & 0xFF)
+    second = (a & 0xFFFF).astype(U64) + b + (first >> U64(32))
+    np.testing.assert_array_equal(got.vector(4, U32), first.astype(U32))
+    np.testing.assert_array_equal(got.vector(5, U32), second.astype(U32))
+    np.testing.assert_array_equal(got.mask(106), second >> U64(32) != 0)
+    np.testing.assert_array_equal(got.vector(6, U32) >> 16, np.maximum(f[0, :, 1], f[1, :, 0]).view(np.uint16))
+    np.testing.assert_array_equal(got.vector(7, U32), x)
+
+
+@pytest.mark.parametrize(
+    ("code", "stored", "raises"),
+    [
+        # v3's low half is written, its high half is not
+        ("v_or_b32_sdwa v4, v3, v0 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_0 src1_sel:DWORD", "v4", False),
+        ("v_or_b32_sdwa v4, v3, v0 dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:WORD_1 src1_sel:DWORD", "v4", True),
+        ("v_mov_b32_sdwa v4, v0 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0", "v4", True),
+        ("v_mov_b32_sdwa v3, v0 dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0", "v3", False),
+        ("v_add_f16_e32 v4, v3, v0", "v4", False),  # a 16-bit result clears the other half
+        ("v_fma_f16 v4, v3, v0, v0", "v4", True),  # this one leaves it
+        ("v_lshlrev_b16_e32 v4, 1, v3", "v4", False),
+        ("v_accvgpr_write_b32 a0, v3\nv_accvgpr_read_b32 v4, a0", "v4", True),
+    ],
+)
+def test_strict_mode_follows_halves_of_gfx9(code, stored, raises):
+    out = np.zeros(64, U32)
+    address = out.ctypes.data
+    lines = ["v_lshlrev_b32_e32 v5, 2, v0", "s_load_dwordx2 s[2:3], s[0:1], 0x0",
+             "v_mov_b32_sdwa v3, v0 dst_sel:WORD_0 dst_unused:UNUSED_PRESERVE src0_sel:WORD_0", *code.split("\n"),
+             "s_waitcnt lgkmcnt(0)", f"global_store_dword v5, {stored}, s[2:3]", "s_endpgm"]  # fmt: skip
+    text = "\n\t".join(lines)
+    kernel = f"k:\n\t{text}\n\t.amdhsa_kernel k\n\t\t.amdhsa_next_free_vgpr 16\n\t\t.amdhsa_accum_offset 8\n"
+    program = Program(kernel + "\t\t.amdhsa_user_sgpr_count 2\n\t.end_amdhsa_kernel\n", "gfx942", strict=True)
+    regions = [Region("out", address, out.nbytes, out)]
+    context = pytest.raises(HazardError, match="stores bits that nobody wrote") if raises else nullcontext()
+    with context:
+        launch(program, [1], address.to_bytes(8, "little"), workgroup_size=64, regions=regions)

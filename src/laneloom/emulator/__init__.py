@@ -1,1 +1,1 @@
-"""Executes AMD machine code (gfx11, gfx12) on a CPU: parse, state, memory, instruction classes, the Triton driver."""
+"""Executes machine code of RDNA and CDNA on a CPU: parse, state, memory, instruction classes, the Triton driver."""

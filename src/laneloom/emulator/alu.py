@@ -143,13 +143,13 @@ def _and_copy(step: Step, n: int) -> Step:
 
 
 #: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3").
-_KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
+KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
 
 
 def _writer(op: Op, ins: Instruction, target: Target, destination: Operand, high: bool) -> Write:
     if sdwa.is_sdwa(ins):
         return sdwa.writer(ins, destination, op.dst)
-    if target.gpu.major == 9 and BITS[op.dst] == 16 and ins.name not in _KEEP_HALF and "op_sel" not in ins.modifiers:
+    if target.gpu.major == 9 and BITS[op.dst] == 16 and ins.name not in KEEP_HALF and "op_sel" not in ins.modifiers:
         return lambda g, x: g.put(destination.index, np.asarray(x).view(np.uint16).astype(U32))
     return write(destination, op.dst, high)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
+from . import sdwa
 from .alu import Step, Target, special, vector_readers
 from .bits import I64, U64
 from .dpp import lane_source
@@ -22,7 +23,8 @@ def two_results(kinds: str, dst: str, fn: Callable) -> Callable:
         destination, carry, *texts = ins.operands
         source = lane_source(ins, target.lanes)
         readers = vector_readers(ins, texts, sources, target, [0] * len(sources), source)
-        store, n, clamp = write(destination, dst), carry.index, ins.flag("clamp")
+        store = sdwa.writer(ins, destination, dst) if sdwa.is_sdwa(ins) else write(destination, dst)
+        n, clamp = carry.index, ins.flag("clamp")
         bits = BITS[dst]
 
         def step(g: Waves) -> None:
@@ -63,14 +65,15 @@ def _subtract_with_borrow(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> t
     return partial - borrow, (a < b) | (partial < borrow)
 
 
-special("v_add_co_u32", two_results("u32 u32", "u32", _add), dpp=True)
-special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract), dpp=True)
-special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)), dpp=True)
-special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry), dpp=True)
-special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow), dpp=True)
+special("v_add_co_u32", two_results("u32 u32", "u32", _add), dpp=True, sdwa=True)
+special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract), dpp=True, sdwa=True)
+special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)), dpp=True, sdwa=True)
+special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry), dpp=True, sdwa=True)
+special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow), dpp=True, sdwa=True)
 special(
-    "v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)), dpp=True
-)
+    "v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)),
+    dpp=True, sdwa=True,
+)  # fmt: skip
 
 
 def _multiply_add_u64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

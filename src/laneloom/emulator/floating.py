@@ -135,7 +135,7 @@ def declare_extrema(kind: str) -> None:
     two, three = f"{kind} {kind}", f"{kind} {kind} {kind}"
     for name, ieee, num, propagating in (("max", MAX_IEEE, MAX_NUM, MAXIMUM), ("min", MIN_IEEE, MIN_NUM, MINIMUM)):
         vector(f"v_{name}_num_{kind}", kind, two, num)
-        special(f"v_{name}_{kind}", _by_mode(kind, two, ieee, num), dpp=True)
+        special(f"v_{name}_{kind}", _by_mode(kind, two, ieee, num), dpp=True, sdwa=True)
         vector(f"v_{name}imum_{kind}", kind, two, propagating)
         if kind == "f64":
             continue

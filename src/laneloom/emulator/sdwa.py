@@ -27,6 +27,11 @@ def selection(ins: Instruction, name: str) -> tuple[int, int]:
     return _SELECTIONS[ins.modifiers.get(name, "DWORD")]
 
 
+def preserves(ins: Instruction) -> bool:
+    """Whether what dst_sel leaves over stays as it was."""
+    return ins.modifiers.get("dst_unused", "UNUSED_PRESERVE") == "UNUSED_PRESERVE" and "dst_sel" in ins.modifiers
+
+
 def source_reader(ins: Instruction, operand: Operand, kind: str, position: int) -> Read:
     """How to read source 0 or 1."""
     first, bits = selection(ins, f"src{position}_sel")
@@ -47,16 +52,16 @@ def source_reader(ins: Instruction, operand: Operand, kind: str, position: int) 
 def writer(ins: Instruction, destination: Operand, kind: str) -> Write:
     """How to write the result to the part of the destination that dst_sel selects."""
     first, bits = selection(ins, "dst_sel")
-    unused = ins.modifiers.get("dst_unused", "UNUSED_PRESERVE")
+    preserve, extend = preserves(ins), ins.modifiers.get("dst_unused") == "UNUSED_SEXT"
     n, mask, up = destination.index, U32((1 << bits) - 1), U32(32 - bits)
     dtype = np.dtype(f"u{BITS[kind] // 8}")
 
     def store(g: Waves, x: np.ndarray) -> None:
         value = np.asarray(x).view(dtype).astype(U32) & mask
-        if unused == "UNUSED_SEXT":
+        if extend:
             value = ((value << up).view(np.int32) >> np.int32(up)).view(U32)
         value = value << U32(first)
-        if unused == "UNUSED_PRESERVE":
+        if preserve:
             value = value | (g.u[n] & ~(mask << U32(first)))
         g.put(n, value)
 

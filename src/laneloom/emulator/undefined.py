@@ -13,6 +13,7 @@ import numpy as np
 
 from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
 from ..isa.registers import Uses, results, uses
+from . import sdwa
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
@@ -22,6 +23,7 @@ from .state import U32, Waves
 from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
 from .undefined_carry import carry_rule, halves_chosen, value_of
 from .undefined_indexed import INDEXED, indexed_rule
+from .undefined_sdwa import sdwa_rule
 
 Rule = Callable[[Waves], None]
 
@@ -47,7 +49,7 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
-    part = bits_written(ins)
+    part = bits_written(ins, target.gpu.major)
 
     def follow(g: Waves) -> None:
         nonlocal slow
@@ -72,8 +74,12 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     name = ins.name
     if ins.second is not None:
         return _dual_rule(ins, target, step)
+    if sdwa.is_sdwa(ins):
+        return sdwa_rule(ins)
     if name in BITWISE and "dpp" not in ins.encoding:
         return _bitwise_rule(ins, BITWISE[name])
+    if target.gpu.major == 9 and (name in BITWISE_HALVES or name.endswith("16")):
+        return _default_rule(ins, target, touched)  # the other half is cleared
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
         return _bitwise_halves_rule(ins, BITWISE_HALVES[name])
     if found := carry_rule(ins, target):
@@ -102,7 +108,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
 def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """Any undefined bit that is read makes the result of the lane undefined."""
     op = VECTOR.get(ins.name)
-    count, sources, part = results(ins), sources_of(ins), bits_written(ins)
+    count, sources, part = results(ins), sources_of(ins), bits_written(ins, target.gpu.major)
     looks_at = bits_read(ins, sources)
     kinds = op.src if op is not None and op.build is None else ()
     masks = {k for k, kind in enumerate(kinds) if kind == "mask"}

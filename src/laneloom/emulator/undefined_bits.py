@@ -10,7 +10,8 @@ import numpy as np
 
 from ..isa.parse import Instruction, Operand
 from ..isa.registers import results
-from .alu import VECTOR
+from . import sdwa
+from .alu import KEEP_HALF, VECTOR
 from .bits import reverse_bits
 from .float8_convert import byte_number
 from .operands import BITS
@@ -157,9 +158,15 @@ def halves_read(ins: Instruction, sources: list[Operand]) -> list[tuple[int, int
     return [(_HIGH if low else _LOW, _HIGH if high else _LOW) for low, high in zip(lows, highs, strict=False)]
 
 
-def bits_written(ins: Instruction) -> int:
-    """Which bits of its result's register an instruction writes."""
+def bits_written(ins: Instruction, major: int) -> int:
+    """Which bits of its result's register an instruction writes, on a generation."""
     op, name = VECTOR.get(ins.name), ins.name
+    if sdwa.is_sdwa(ins):
+        first, bits = sdwa.selection(ins, "dst_sel")
+        return ((1 << bits) - 1) << first if sdwa.preserves(ins) else _ALL
+    clears = major == 9 and name not in KEEP_HALF and "op_sel" not in ins.modifiers
+    if clears and op is not None and (op.build is None or _OWN_HALVES.match(name)):
+        return _ALL
     if op is None or ins.second is not None or not ins.operands or ins.operands[0].kind != "v":
         return _ALL
     select = [*ins.bits("op_sel", [0] * 4), 0]
