@@ -132,3 +132,7 @@ def test_far_branches(gpu):
 def test_trap_stops(gpu):
     with pytest.raises(EmulationError, match="s_trap"):
         run(gpu, "s_trap 2")
+
+
+def test_labels_may_look_like_registers():
+    assert run("gfx1151", "s_branch a1\nv_mov_b32 v1, 1\ns_branch v2\na1:\nv_mov_b32 v1, 2\nv2:") == 2

@@ -215,13 +215,14 @@ def instruction(
 
 
 _VERBATIM = frozenset({"s_waitcnt", "s_delay_alu", "s_sendmsg", "s_wait_alu", "s_waitcnt_depctr"})
+_BRANCHES = ("s_branch", "s_cbranch_")
 
 
 @lru_cache(maxsize=1 << 15)
 def _split(rest: str, name: str) -> tuple[tuple[Operand, ...], dict[str, str]]:
     if not rest:
         return (), {}
-    if name in _VERBATIM:  # their arguments are counters, not operands
+    if name in _VERBATIM or name.startswith(_BRANCHES):  # counters and labels, which may look like registers
         return (Operand("symbol", value=rest),), {}
     operands: list[Operand] = []
     modifiers: dict[str, str] = {}
