@@ -7,8 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import triton  # noqa: E402
-import triton.language as tl  # noqa: E402
+from test_driver_features import copy_kernel, device_descriptor_kernel  # noqa: E402
 
 import laneloom  # noqa: E402
 
@@ -17,20 +16,6 @@ import laneloom  # noqa: E402
 def gpu(request):
     with laneloom.emulated(request.param) as emulation:
         yield emulation
-
-
-@triton.jit
-def copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=offsets < n), mask=offsets < n)
-
-
-@triton.jit
-def device_descriptor_kernel(a_ptr, out_ptr, m, n, stride, BM: tl.constexpr, BN: tl.constexpr):
-    a = tl.make_tensor_descriptor(a_ptr, shape=[m, n], strides=[stride, 1], block_shape=[BM, BN])
-    out = tl.make_tensor_descriptor(out_ptr, shape=[n, m], strides=[m, 1], block_shape=[BN, BM])
-    y, x = tl.program_id(0) * BM, tl.program_id(1) * BN
-    out.store([x, y], a.load([y, x]).T)
 
 
 def test_threads_parse_kernels_one_at_a_time(gpu):
