@@ -305,6 +305,11 @@ def test_sdwa_of_sums_with_a_carry_and_of_extrema(cdna3):
         ("v_add_f16_e32 v4, v3, v0", "v4", False),  # a 16-bit result clears the other half
         ("v_fma_f16 v4, v3, v0, v0", "v4", True),  # this one leaves it
         ("v_lshlrev_b16_e32 v4, 1, v3", "v4", False),
+        # v1 is not written: neither result reads it, or the high one does
+        ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1] op_sel_hi:[0,0]", "v7", False),
+        ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v7", True),
+        ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v6", False),
+        ("v_pk_mov_b32 v[6:7], v[0:1], v[0:1] op_sel:[0,0]", "v7", False),
         ("v_accvgpr_write_b32 a0, v3\nv_accvgpr_read_b32 v4, a0", "v4", True),
     ],
 )

@@ -22,8 +22,8 @@ from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
 from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
 from .undefined_carry import carry_rule, halves_chosen, value_of
+from .undefined_cdna import PAIRS, pairs_rule, sdwa_rule
 from .undefined_indexed import INDEXED, indexed_rule
-from .undefined_sdwa import sdwa_rule
 
 Rule = Callable[[Waves], None]
 
@@ -76,6 +76,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _dual_rule(ins, target, step)
     if sdwa.is_sdwa(ins):
         return sdwa_rule(ins)
+    if name in PAIRS:
+        return pairs_rule(ins)
     if name in BITWISE and "dpp" not in ins.encoding:
         return _bitwise_rule(ins, BITWISE[name])
     if target.gpu.major == 9 and (name in BITWISE_HALVES or name.endswith("16")):

@@ -1,0 +1,67 @@
+"""Strict mode: undefined bits through instructions of gfx9 that select parts of their registers: SDWA, pairs of f32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..isa.parse import VCC, Instruction, Operand
+from ..isa.registers import results
+from . import sdwa
+from .alu import VECTOR
+from .shadow import FULL, Shadow
+from .state import U32, Waves
+from .undefined_bits import bits_written
+
+
+def sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
+    """Any undefined bit of the selected parts makes the selected part of the result undefined."""
+    count, part = results(ins), bits_written(ins, 9)
+    sources = ins.operands[count:]
+    parts = [((1 << bits) - 1) << first for first, bits in (sdwa.selection(ins, f"src{k}_sel") for k in range(2))]
+    op = VECTOR[ins.name]
+    own = [ins.operands[0]] if op.reads_dst else []
+    reads_vcc = op.src[-1:] == ("mask",) or "_co_ci_" in ins.name
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        bad = shadow.mask(g, VCC) if reads_vcc else np.zeros((g.count, 1), np.bool_)
+        for k, operand in enumerate([*sources[:2], *own]):
+            bad = bad | ((shadow.of(operand) & U32(parts[k] if k < len(sources[:2]) else 0xFFFFFFFF)) != 0)
+        for destination in ins.operands[:count]:
+            if destination.kind == "s":
+                shadow.put_mask(g, destination.index, bad & g.active())
+            else:
+                shadow.put(g, destination.index, np.where(bad, FULL, U32(0)), part)
+
+    return follow
+
+
+PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
+
+
+def pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
+    """Each of the two results has the undefined bits, or is undefined by the words, that its selection reads."""
+    destination, *sources = ins.operands
+    count = len(sources)
+    moves = ins.name == "v_pk_mov_b32"
+    if moves:
+        words = [[(sources[k], ins.bits("op_sel", [0, 0])[k])] for k in range(2)]
+    else:
+        selections = ins.bits("op_sel", [0] * count), ins.bits("op_sel_hi", [1] * count)
+        words = [list(zip(sources, chosen, strict=False)) for chosen in selections]
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        results_of = []
+        for read in words:
+            bits = U32(0)
+            for operand, word in read:
+                if operand.kind in ("v", "s"):
+                    bits = bits | shadow.of(Operand(operand.kind, operand.index + word))
+            results_of.append(bits if moves else np.where(np.asarray(bits) != 0, FULL, U32(0)))
+        for k, bits in enumerate(results_of):
+            shadow.put(g, destination.index + k, np.array(np.broadcast_to(bits, (g.count, g.lanes))))
+
+    return follow
