@@ -77,6 +77,8 @@ PATTERNS = [
 
 CDNA_PATTERNS = [
     (r"s_mem(real)?time", "s[2:3]"),
+    (r"s_set_gpr_idx_on", "s2, gpr_idx(SRC0)"),
+    (r"s_set_gpr_idx_idx", "s2"),
     (r"s_ff0_i32_b64", "s1, s[2:3]"),
     (r"s_ff0_i32_b32", "s1, s2"),
     (r"v_bitop3_b(16|32)", "v1, v2, v3, v4 bitop3:0x27"),

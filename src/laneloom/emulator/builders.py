@@ -24,8 +24,8 @@ ORDERING = frozenset(
     s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
-    global_wbinv buffer_inv buffer_wbl2 s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol s_ttracedata s_ttracedata_imm
-    s_incperflevel s_decperflevel""".split()
+    global_wbinv buffer_inv buffer_wbl2 s_set_gpr_idx_off s_set_gpr_idx_mode s_dcache_wb s_dcache_inv_vol
+    s_dcache_wb_vol s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
 )
 
 

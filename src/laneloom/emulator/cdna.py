@@ -100,11 +100,31 @@ def translate(listing: Listing, major: int) -> None:
     """Give a listing's instructions the names, and on gfx9 the register numbers, that the emulator works with."""
     first = listing.directive("accum_offset", 256)
     code = listing.instructions
+    indexed = 0
     for k, ins in enumerate(code):
         if major == 9:
             code[k] = _translated(ins, first)
+            indexed = _index_mode(ins, indexed)
+            if indexed and ins.name.startswith("v_"):
+                code[k] = replace(code[k], name=_INDEXED.get((ins.name, indexed), "v_indexed"), written=ins.name)
         elif (name := modern(ins.name)) != ins.name:
             code[k] = replace(ins, name=name, written=ins.name)
+
+
+_INDEX_BITS = {"SRC0": 1, "SRC1": 2, "SRC2": 4, "DST": 8}
+_INDEXED = {("v_mov_b32", 1): "v_movrels_b32", ("v_mov_b32", 8): "v_movreld_b32", ("v_mov_b32", 9): "v_movrelsd_b32"}
+
+
+def _index_mode(ins: Instruction, mode: int) -> int:
+    """Which registers of the instructions that follow have M0 added to their numbers, which compilers do in line."""
+    if ins.name == "s_set_gpr_idx_off":
+        return 0
+    if ins.name not in ("s_set_gpr_idx_on", "s_set_gpr_idx_mode"):
+        return mode
+    value = ins.operands[-1].value
+    if isinstance(value, str):  # gpr_idx(SRC0,DST)
+        return sum(bit for name, bit in _INDEX_BITS.items() if name in value)
+    return int(value)
 
 
 def _translated(ins: Instruction, accumulators: int) -> Instruction:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..isa.parse import Instruction, Operand
+from ..isa.parse import M0, Instruction, Operand
 from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
 from .bits import I64
 from .mode import flush
-from .operands import Read, constant_bits, modify
+from .operands import Read, constant_bits, modify, read_scalar
 from .rounding import add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
 
@@ -143,5 +143,14 @@ vector("v_dot8c_i32_i4", "i32", "u32 u32 i32", _dot_integers(4), reads_dst=True)
 
 # -- scalars -----------------------------------------------------------------------------------------------------------
 
+
+
+def _set_index(ins: Instruction, target: Target) -> Step:
+    """M0[7:0] = the source, which cdna.py has moves between registers add; the mode in M0[15:12] is left out."""
+    index = read_scalar(ins.operands[0], "u32")
+    return lambda g: g.set_scalar(M0, np.broadcast_to(index(g) & U32(0xFF), (g.count,)))
+
+
+special("s_set_gpr_idx_on s_set_gpr_idx_idx", _set_index)
 for _bits in ("32", "64"):
     scalar(f"s_ff0_i32_b{_bits}", "i32", f"u{_bits}", lambda x, name=f"s_ctz_i32_b{_bits}": SCALAR[name][0].fn(~x))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .parse import EXEC, NULL, VCC, Instruction, Operand
+from .parse import EXEC, M0, NULL, VCC, Instruction, Operand
 
 _TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co(_ci)?_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32")
 _NO_RESULT = re.compile(
@@ -80,6 +80,8 @@ def uses(ins: Instruction, lanes: int) -> Uses:
     name = ins.name
     if name.startswith(("v_div_fmas", "s_cbranch_vcc")) or (name.startswith("v_cndmask") and len(ins.operands) == 3):
         found |= Uses(reads_s=vcc)
+    if name in ("s_set_gpr_idx_on", "s_set_gpr_idx_idx"):
+        found |= Uses(writes_s=1 << M0)
     if name.startswith("v_cmpx"):
         found |= Uses(writes_s=exec_)
     if "saveexec" in name or "wrexec" in name:
