@@ -77,7 +77,7 @@ PATTERNS = [
 
 CDNA_PATTERNS = [
     (r"s_mem(real)?time", "s[2:3]"),
-    (r"s_set_gpr_idx_on", "s2, gpr_idx(SRC0)"),
+    (r"s_set_gpr_idx_on", "s2, 0"),
     (r"s_set_gpr_idx_idx", "s2"),
     (r"s_ff0_i32_b64", "s1, s[2:3]"),
     (r"s_ff0_i32_b32", "s1, s2"),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cache
 
 from ..isa.parse import Instruction, Listing, Operand
+from .aliases import ALIASES
 
 _WIDTHS = {"": "b32", "x2": "b64", "x3": "b96", "x4": "b128"}
 _NARROW = {"ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16"}
@@ -70,7 +71,8 @@ def modern(name: str) -> str:
             tail = re.sub(rf"^{old}2_", f"{new}_2addr_", tail)
             tail = re.sub(rf"^{old}_", f"{new}_", tail)
         return f"ds_{tail}"
-    return name
+    # The legacy forms differ in what they do to the other half of their register.
+    return name if "legacy" in name else ALIASES.get(name, name)
 
 
 def spellings() -> set[str]:
