@@ -68,7 +68,7 @@ def test_conversions_under_a_scale(cdna3, small, bits, numbers, wide):
     else:
         sources, texts = None, "v0, v1"
     given = {0: x[0], 1: x[1]} if sources is None else {0: sources}
-    select = "op_sel:[0,0,1,0]" if bits == 4 else "op_sel:[0,0,0,1]"
+    select = "op_sel:[0,0,1,0]" if bits == 4 else "op_sel:[0,0,0,1]" if wide == "f32" else "op_sel:[0,0,1]"
     got = cdna3(f"v_cvt_scalef32_pk_{small}_{wide} v4, {texts}, v8 {select}", "gfx950",
                 v={**given, 8: np.full(64, scale)}).vector(4, U32)  # fmt: skip
     first = 8 if bits == 4 else 16
@@ -130,7 +130,7 @@ def test_32_numbers_of_6_bits(cdna3, kind, bits, wide):
 @pytest.mark.parametrize(("kind", "mantissa_bits", "bias"), [("fp8", 3, 7), ("bf8", 2, 15)])
 def test_one_number_of_8_bits_under_a_scale(cdna3, kind, mantissa_bits, bias):
     codes = np.arange(0x70, dtype=U32)  # finite ones
-    code = f"v_cvt_scalef32_f32_{kind} v4, v0, v8 op_sel:[1,1,0]\nv_cvt_scalef32_f16_{kind} v5, v0, v8 op_sel:[1,1,0,1]"
+    code = f"v_cvt_scalef32_f32_{kind} v4, v0, v8 op_sel:[1,1,0]\nv_cvt_scalef32_f16_{kind} v5, v0, v8 op_sel:[1,1,1]"
     got = cdna3(code, "gfx950", v={0: codes << U32(24), 8: np.full(0x70, np.float32(3.0))})
     exponent, mantissa = codes >> U32(mantissa_bits), (codes & U32((1 << mantissa_bits) - 1)) / 2.0**mantissa_bits
     power = 2.0 ** (exponent.astype(int) - bias)
@@ -174,3 +174,19 @@ def test_pairs_of_16_bit_floats(cdna3):
     rounded = (f.view(U32) + U32(0x7FFF) + (f.view(U32) >> U32(16) & U32(1))) >> U32(16)
     np.testing.assert_array_equal(halves(got.vector(5, U32)), rounded.T)
     np.testing.assert_array_equal(got.vector(6, np.float32), (rounded[0] << U32(16)).view(np.float32))
+
+
+@pytest.mark.parametrize(("kind", "largest"), [("fp8", 448.0), ("bf8", 57344.0)])
+@pytest.mark.parametrize("wide", ["f32", "f16"])
+def test_numbers_that_do_not_fit_stop_at_the_largest_where_the_mode_says_so(cdna3, kind, largest, wide):
+    x = np.array([1.0, largest, 1e9, -1e9, np.inf, -np.inf, np.nan, 0.0] * 8, np.float32)
+    if wide == "f16":
+        x = np.where(np.abs(x) == 1e9, np.copysign(65504.0, x), x)
+        sources, given = "v0", np.repeat(x.astype(np.float16)[:, None], 2, axis=1).view(U32)[:, 0]
+    else:
+        sources, given = "v0, v0", x
+    code = f"""s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1
+    v_cvt_scalef32_pk_{kind}_{wide} v4, {sources}, 1.0
+    v_cvt_scalef32_f32_{kind} v5, v4, 1.0"""
+    got = cdna3(code, "gfx950", v={0: given}).vector(5, np.float32)
+    np.testing.assert_array_equal(got, np.clip(x, -largest, largest))

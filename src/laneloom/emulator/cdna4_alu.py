@@ -13,7 +13,7 @@ from .alu import Step, Target, special, vector
 from .bits import saturate
 from .dots import bf16_to_f32, to_bf16
 from .float8 import SMALL_VALUES
-from .float8_convert import encode
+from .float8_convert import encoder
 from .floating import MAXIMUM, MINIMUM
 from .operands import read, write
 from .packed import packed, write_halves
@@ -158,7 +158,7 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
         destination, source, scale = ins.operands
         select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
         byte = 0 if count == 32 else 2 * select[0] if bits * count == 16 else select[0] + 2 * select[1]
-        half = bool(select[3]) if count == 1 else False
+        half = bool(select[2]) if count == 1 else False
 
         def step(g: Waves) -> None:
             times, values = factor(g), []
@@ -179,10 +179,8 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
     return build
 
 
-def encode_small(small: str) -> Callable[[np.ndarray], np.ndarray]:
-    """float64 -> codes, to nearest even; formats without infinity and NaN stop at their largest number."""
-    if _BITS[small] == 8:
-        return encode(small)
+def _encode_fp4(small: str) -> Callable[[np.ndarray], np.ndarray]:
+    """float64 -> codes, to nearest even; what is beyond the largest number, NaN too, becomes that number."""
     numbers = SMALL_VALUES[small][: 1 << _BITS[small] - 1]  # ascending
     middles = (numbers[1:] + numbers[:-1]) / 2
 
@@ -198,12 +196,14 @@ def encode_small(small: str) -> Callable[[np.ndarray], np.ndarray]:
 
 def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     """Two numbers over the scale, to the byte or half of the destination that op_sel's last bits pick."""
-    bits, convert = _BITS[small], encode_small(small)
+    bits = _BITS[small]
 
     def build(ins: Instruction, target: Target) -> Step:
+        convert = encoder(small, ins, target) if bits == 8 else _encode_fp4(small)
         destination, *texts, scale = ins.operands
         select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
-        shift = U32(16 * select[3] if bits == 8 else 8 * (select[2] + 2 * select[3]))
+        # The destination's bit follows those of the sources in the text; bytes take two bits, the last of four.
+        shift = U32(16 * select[len(texts) + 1] if bits == 8 else 8 * (select[2] + 2 * select[3]))
         keep, n = ~(U32((1 << 2 * bits) - 1) << shift), destination.index
         if wide == "f32":
             sources = [read(text, "f32") for text in texts]

@@ -30,11 +30,13 @@ def format_of(kind: str, target: Target) -> str:
     return f"{kind}_fnuz" if target.gpu.name == "gfx942" else kind
 
 
-def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], np.ndarray]:
+def encode(
+    kind: str, overflow_clamps: bool = False, infinity_clamps: bool = False
+) -> Callable[[np.ndarray], np.ndarray]:
     """float32 -> 8-bit float codes (uint32), to nearest even.
 
     What rounds past the largest number becomes infinity (bf8) or NaN (fp8, which has no infinity), or with
-    overflow_clamps the largest number; infinities stay what they are.
+    overflow_clamps the largest number; infinities stay what they are, or with infinity_clamps become it too.
     """
     fraction, lowest, largest, beyond, nan = _FORMATS[kind]
     unsigned = (0, nan) if kind.endswith("_fnuz") else ()  #: codes that have no negative
@@ -50,11 +52,17 @@ def encode(kind: str, overflow_clamps: bool = False) -> Callable[[np.ndarray], n
         code = units.astype(np.int64) + ((exponent - lowest) << fraction)
         rounded = np.ldexp(units, exponent - fraction)
         code = np.where((rounded > top) & np.isfinite(x), largest if overflow_clamps else beyond, code)
-        code = np.where(np.isinf(x), beyond, code)
+        code = np.where(np.isinf(x), largest if infinity_clamps else beyond, code)
         code = np.where(np.isnan(x), nan, code)
         return (code | (np.signbit(x) & ~np.isin(code, unsigned)).astype(np.int64) << 7).astype(U32)
 
     return function
+
+
+def encoder(kind: str, ins: Instruction, target: Target) -> Callable[[np.ndarray], np.ndarray]:
+    """`encode` as the instruction's clamp and MODE.FP16_OVFL say; on gfx9 the latter stops infinities as well."""
+    overflow = target.mode.f16_overflow
+    return encode(kind, ins.flag("clamp") or overflow, infinity_clamps=overflow and target.gpu.major == 9)
 
 
 # -- from 8 bits -------------------------------------------------------------------------------------------------------
@@ -116,7 +124,7 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = encode(format_of(kind, target), overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
+        convert = encoder(format_of(kind, target), ins, target)
         select = ins.bits("op_sel", [0, 0, 0])
         a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], None)
         store = write(destination, "b16", bool(select[-1]))
@@ -138,7 +146,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         form = format_of(kind, target)
         largest = _VALUES[form][_FORMATS[form][2]]
         destination, *texts = ins.operands
-        convert = encode(format_of(kind, target), overflow_clamps=ins.flag("clamp") or target.mode.f16_overflow)
+        convert = encoder(format_of(kind, target), ins, target)
         value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")

@@ -1,7 +1,8 @@
 """Loads from memory straight into LDS, of CDNA: `global_load_lds_*`, and `buffer_load_*` with `lds` (see cdna.py).
 
-Lane l's data lands at M0[15:0] + the instruction's offset + l times the bytes of a lane, counted from the first byte of
-the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1 and 2 bytes, extended, 4 are written).
+Lane l's data lands at M0 (its low 16 bits on gfx942, whose LDS has 64 KiB) + the instruction's offset + l times the
+bytes of a lane, counted from the first byte of the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1
+and 2 bytes, extended, 4 are written).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ _NAME = re.compile(r"(global|buffer)_load_lds_([bui]\d+)$")
 class LdsLoad:
     """One such load; calling it executes it. Lanes out of a buffer's range deliver 0."""
 
-    def __init__(self, ins: Instruction):
+    def __init__(self, ins: Instruction, target: Target):
+        self.reach = U32(0xFFFF if target.gpu.lds_bytes <= 1 << 16 else 0xFFFFFFFF)
         match = _NAME.match(ins.name)
         assert match
         self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
@@ -46,13 +48,13 @@ class LdsLoad:
 
     def deliver(self, g: Waves, lds: LocalMemory, words: np.ndarray) -> None:
         """Write `words`, or what broadcasts to them, to the lanes' places."""
-        at = (g.s[M0] & U32(0xFFFF)).astype(np.int64)[:, None] + self.offset + self.nbytes * np.arange(g.lanes)
+        at = (g.s[M0] & self.reach).astype(np.int64)[:, None] + self.offset + self.nbytes * np.arange(g.lanes)
         at = lds.check(g.lds_base, at, self.nbytes, g.exec)
         lds.scatter(at, np.broadcast_to(words, (g.count, g.lanes, self.nbytes // 4)), self.nbytes, g.exec)
 
 
 def _build(ins: Instruction, target: Target) -> Step:
-    return LdsLoad(ins)
+    return LdsLoad(ins, target)
 
 
 def find(name: str) -> Builder | None:
