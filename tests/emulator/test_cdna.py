@@ -328,6 +328,9 @@ def test_sdwa_of_sums_with_a_carry_and_of_extrema(cdna3):
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v7", True),
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v6", False),
         ("v_pk_mov_b32 v[6:7], v[0:1], v[0:1] op_sel:[0,0]", "v7", False),
+        # s9 is not written; of scalars no half is cleared
+        ("s_mov_b32 s8, 5\ns_pack_ll_b32_b16 s9, s8, s9\ns_sext_i32_i16 s9, s9\nv_mov_b32_e32 v4, s9", "v4", False),
+        ("s_sext_i32_i16 s8, s9\nv_mov_b32_e32 v4, s8", "v4", True),
         ("v_accvgpr_write_b32 a0, v3\nv_accvgpr_read_b32 v4, a0", "v4", True),
     ],
 )

@@ -36,6 +36,7 @@ _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
 )
+_ONE_HALF = re.compile(r"v_(?!pk_)\w+16")
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
 
 
@@ -80,8 +81,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return pairs_rule(ins)
     if name in BITWISE and "dpp" not in ins.encoding:
         return _bitwise_rule(ins, BITWISE[name])
-    if target.gpu.major == 9 and (name in BITWISE_HALVES or name.endswith("16")):
-        return _default_rule(ins, target, touched)  # the other half is cleared
+    if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
+        return _default_rule(ins, target, touched)
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
         return _bitwise_halves_rule(ins, BITWISE_HALVES[name])
     if found := carry_rule(ins, target):
