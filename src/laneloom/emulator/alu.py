@@ -126,7 +126,7 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     if op.dst in ("mask", "exec"):
         step = mask_step(destination.index, compute, source)
         return step if also is None else _and_copy(step, also.index)
-    store = _writer(op, ins, target, destination, destination_high)
+    store = vector_writer(ins, destination, op.dst, target, destination_high)
     if source is not None and source.partial:
         return source.guarded(compute, store)
     plain = compute.fn is op.fn and not sdwa.is_sdwa(ins)
@@ -146,12 +146,13 @@ def _and_copy(step: Step, n: int) -> Step:
 KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
 
 
-def _writer(op: Op, ins: Instruction, target: Target, destination: Operand, high: bool) -> Write:
+def vector_writer(ins: Instruction, destination: Operand, kind: str, target: Target, high: bool = False) -> Write:
+    """How to write the result of a vector instruction: SDWA, one half, and what becomes of the other."""
     if sdwa.is_sdwa(ins):
-        return sdwa.writer(ins, destination, op.dst)
-    if target.gpu.major == 9 and BITS[op.dst] == 16 and ins.name not in KEEP_HALF and "op_sel" not in ins.modifiers:
+        return sdwa.writer(ins, destination, kind)
+    if target.gpu.major == 9 and BITS[kind] == 16 and ins.name not in KEEP_HALF and "op_sel" not in ins.modifiers:
         return lambda g, x: g.put(destination.index, np.asarray(x).view(np.uint16).astype(U32))
-    return write(destination, op.dst, high)
+    return write(destination, kind, high)
 
 
 def vector_readers(

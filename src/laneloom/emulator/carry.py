@@ -7,11 +7,10 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from . import sdwa
-from .alu import Step, Target, special, vector_readers
+from .alu import Step, Target, special, vector_readers, vector_writer
 from .bits import I64, U64
 from .dpp import lane_source
-from .operands import BITS, write
+from .operands import BITS
 from .state import Waves
 
 
@@ -23,7 +22,7 @@ def two_results(kinds: str, dst: str, fn: Callable) -> Callable:
         destination, carry, *texts = ins.operands
         source = lane_source(ins, target.lanes)
         readers = vector_readers(ins, texts, sources, target, [0] * len(sources), source)
-        store = sdwa.writer(ins, destination, dst) if sdwa.is_sdwa(ins) else write(destination, dst)
+        store = vector_writer(ins, destination, dst, target)
         n, clamp = carry.index, ins.flag("clamp")
         bits = BITS[dst]
 

@@ -76,7 +76,7 @@ def modern(name: str) -> str:
 
 
 def spellings() -> set[str]:
-    """gfx9's own names of memory instructions."""
+    """gfx9's own names of what RDNA 3 spells otherwise, older spellings of ALU instructions (aliases.py) aside."""
     loads = ["dword", "dwordx2", "dwordx3", "dwordx4", *_NARROW]
     loads += [f"{kind}_d16{half}" for kind in _HALVES for half in ("", "_hi")]
     stores = [*loads[:4], *(f"{kind}{half}" for kind in _STORED for half in ("", "_d16_hi"))]

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, special, vector
 from .bits import saturate
 from .dots import bf16_to_f32, to_bf16
-from .float8 import SMALL_VALUES
+from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
 from .floating import MAXIMUM, MINIMUM
 from .operands import read, write
@@ -113,7 +114,6 @@ packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))
 
 # -- small floats under a scale ----------------------------------------------------------------------------------------
 
-_BITS = {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
 _WIDE = {
     "f32": (np.float32, lambda x: x.astype(np.float64)),
     "f16": (np.float16, lambda x: x.view(np.float16).astype(np.float64)),
@@ -129,14 +129,9 @@ def _narrow(x: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _factor(operand: Operand) -> Callable[[Waves], np.ndarray]:
-    """2^(exponent field - 127) of an f32; NaN for its highest exponent."""
+    """The scale in the exponent field of an f32; sign and fraction count for nothing."""
     scale = read(operand, "u32")
-
-    def factor(g: Waves) -> np.ndarray:
-        power = (scale(g) >> U32(23) & U32(0xFF)).astype(np.int64)
-        return np.where(power == 255, np.nan, np.ldexp(1.0, power - 127))
-
-    return factor
+    return lambda g: power_of_two(scale(g) >> U32(23) & U32(0xFF))
 
 
 def _put(g: Waves, n: int, values: list[np.ndarray], kind: str) -> None:
@@ -152,7 +147,7 @@ def _put(g: Waves, n: int, values: list[np.ndarray], kind: str) -> None:
 
 def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target], Step]:
     """`count` neighbouring small floats, times the scale. op_sel picks the bytes where a register holds more."""
-    bits, table = _BITS[small], SMALL_VALUES[small]
+    bits, table = TYPES[small].bits, SMALL_VALUES[small]
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, scale = ins.operands
@@ -179,27 +174,23 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
     return build
 
 
-def _encode_fp4(small: str) -> Callable[[np.ndarray], np.ndarray]:
+_FP4_MIDDLES = (SMALL_VALUES["fp4"][1:8] + SMALL_VALUES["fp4"][:7]) / 2  #: between neighbours, ascending
+
+
+def _encode_fp4(x: np.ndarray) -> np.ndarray:
     """float64 -> codes, to nearest even; what is beyond the largest number, NaN too, becomes that number."""
-    numbers = SMALL_VALUES[small][: 1 << _BITS[small] - 1]  # ascending
-    middles = (numbers[1:] + numbers[:-1]) / 2
-
-    def function(x: np.ndarray) -> np.ndarray:
-        magnitude = np.where(np.isnan(x), np.inf, np.abs(x))
-        code = np.searchsorted(middles, magnitude, side="left")
-        tie = (code < len(middles)) & (magnitude == middles[np.minimum(code, len(middles) - 1)])
-        code = code + (tie & (code % 2 == 1))
-        return (code | np.signbit(x).astype(np.int64) << _BITS[small] - 1).astype(U32)
-
-    return function
+    magnitude = np.where(np.isnan(x), np.inf, np.abs(x))
+    below, above = (np.searchsorted(_FP4_MIDDLES, magnitude, side=side) for side in ("left", "right"))
+    code = np.where(below % 2 == 0, below, above)  # they differ in the middle alone
+    return (code | np.signbit(x).astype(np.int64) << 3).astype(U32)
 
 
 def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     """Two numbers over the scale, to the byte or half of the destination that op_sel's last bits pick."""
-    bits = _BITS[small]
+    bits = TYPES[small].bits
 
     def build(ins: Instruction, target: Target) -> Step:
-        convert = encoder(small, ins, target) if bits == 8 else _encode_fp4(small)
+        convert = encoder(small, ins, target) if bits == 8 else _encode_fp4
         destination, *texts, scale = ins.operands
         select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
         # The destination's bit follows those of the sources in the text; bytes take two bits, the last of four.

@@ -8,7 +8,8 @@ import numpy as np
 
 from ..isa.parse import M0, Instruction, Operand
 from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
-from .bits import I64
+from .bits import I32, I64, saturate
+from .dots import elements
 from .mode import flush
 from .operands import Read, constant_bits, modify, read_scalar
 from .rounding import add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
@@ -97,52 +98,28 @@ special("v_pk_mov_b32", _move_pair)
 # -- dot products ------------------------------------------------------------------------------------------------------
 
 
-def _halves(x: np.ndarray, dtype: type) -> np.ndarray:
-    return np.ascontiguousarray(x).view(dtype).reshape(*np.shape(x), 2).astype(I64)
+def _dot(bits: int, signed: bool = True) -> Callable:
+    """The exact sum of products of `bits`, int64, on the accumulator."""
 
-
-def _dot_halves(dtype: type, result: type) -> Callable:
-    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        return ((_halves(a, dtype) * _halves(b, dtype)).sum(axis=-1) + c).astype(result)
-
-    return function
-
-
-def _saturated(function: Callable, result: type) -> Callable:
-    def clamped(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-        info = np.iinfo(result)
-        return np.clip(function(a, b, c), info.min, info.max).astype(result)
-
-    return clamped
-
-
-for _name, _dtype, _kind, _result in (
-    ("v_dot2_i32_i16", np.int16, "i32", np.int32), ("v_dot2_u32_u16", np.uint16, "u32", np.uint32),
-):  # fmt: skip
-    vector(
-        _name, _kind, f"u32 u32 {_kind}", _dot_halves(_dtype, _result),
-        clamped=_saturated(_dot_halves(_dtype, np.int64), _result),
-    )  # fmt: skip
-vector("v_dot2c_i32_i16", "i32", "u32 u32 i32", _dot_halves(np.int16, np.int32), reads_dst=True)
-
-
-def _dot_integers(bits: int) -> Callable:
-    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    def exact(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         total = c.astype(I64)
-        for k in range(0, 32, bits):
-            up = U32(32 - bits - k)
-            x, y = ((s << up).view(np.int32) >> np.int32(32 - bits) for s in (a, b))
+        for x, y in zip(elements(a, bits, signed), elements(b, bits, signed), strict=True):
             total = total + x.astype(I64) * y
-        return total.astype(np.int32)
+        return total
 
-    return function
+    return exact
 
 
-vector("v_dot4c_i32_i8", "i32", "u32 u32 i32", _dot_integers(8), reads_dst=True)
-vector("v_dot8c_i32_i4", "i32", "u32 u32 i32", _dot_integers(4), reads_dst=True)
+for _name, _signed, _kind, _result in (("v_dot2_i32_i16", True, "i32", I32), ("v_dot2_u32_u16", False, "u32", U32)):
+    _exact = _dot(16, _signed)
+    vector(
+        _name, _kind, f"u32 u32 {_kind}", lambda a, b, c, exact=_exact, to=_result: exact(a, b, c).astype(to),
+        clamped=lambda a, b, c, exact=_exact, to=_result: saturate(exact(a, b, c), to),
+    )  # fmt: skip
+for _name, _exact in (("v_dot2c_i32_i16", _dot(16)), ("v_dot4c_i32_i8", _dot(8)), ("v_dot8c_i32_i4", _dot(4))):
+    vector(_name, "i32", "u32 u32 i32", lambda a, b, c, exact=_exact: exact(a, b, c).astype(I32), reads_dst=True)
 
 # -- scalars -----------------------------------------------------------------------------------------------------------
-
 
 
 def _set_index(ins: Instruction, target: Target) -> Step:

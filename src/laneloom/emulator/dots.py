@@ -92,8 +92,8 @@ special("v_dot2acc_f32_f16", _of_pairs("f16", "f32", True), dpp=True)
 special("v_dot2acc_f32_bf16", _of_pairs("bf16", "f32", True), dpp=True)
 
 
-def _elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
-    """The 4- or 8-bit elements of uint32 as int32, lowest first."""
+def elements(x: np.ndarray, bits: int, signed: bool) -> list[np.ndarray]:
+    """The 4-, 8- or 16-bit elements of uint32 as int32, lowest first."""
     if not signed:
         mask = U32((1 << bits) - 1)
         return [((x >> U32(k)) & mask).view(I32) for k in range(0, 32, bits)]
@@ -115,7 +115,7 @@ def _of_integers(bits: int, signed_by_modifier: bool, signed: int = 0) -> Callab
         def compute(g: Waves) -> np.ndarray:
             left, right = np.asarray(a(g)), np.asarray(b(g))
             total = np.asarray(c(g)).astype(I64)
-            for x, y in zip(_elements(left, bits, bool(signs[0])), _elements(right, bits, bool(signs[1])), strict=True):
+            for x, y in zip(elements(left, bits, bool(signs[0])), elements(right, bits, bool(signs[1])), strict=True):
                 total = total + x * y
             result = saturate(total, accumulator) if clamp else total.astype(accumulator)
             return result.view(U32)

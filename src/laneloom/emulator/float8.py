@@ -36,6 +36,11 @@ def _fnuz(exponent_bits: int, mantissa_bits: int, bias: int) -> np.ndarray:
     return out
 
 
+def power_of_two(code: np.ndarray) -> np.ndarray:
+    """What a scale of 8 bits stands for (E8M0, the exponent field of an f32): 2^(code - 127), NaN for 255."""
+    return np.where(code == 255, np.nan, np.ldexp(1.0, code.astype(np.int64) - 127))
+
+
 #: by the names of isa/catalogue.py
 SMALL_VALUES: dict[str, np.ndarray] = {
     "fp8": FP8_VALUES, "bf8": BF8_VALUES, "fp8_fnuz": _fnuz(4, 3, 8), "bf8_fnuz": _fnuz(5, 2, 16),

@@ -146,7 +146,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         form = format_of(kind, target)
         largest = _VALUES[form][_FORMATS[form][2]]
         destination, *texts = ins.operands
-        convert = encoder(format_of(kind, target), ins, target)
+        convert = encoder(form, ins, target)
         value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")

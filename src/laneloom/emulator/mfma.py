@@ -8,27 +8,22 @@ are exact and wrap. Denormals are kept; EXEC and MODE are ignored. xf32 multipli
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from ..errors import ArgumentError, UnknownInstructionError
-from ..isa.catalogue import TYPES, MatrixInstruction, find_instruction
+from ..isa.catalogue import MatrixInstruction, find_instruction
 from ..isa.layouts import Layout, get_layout
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
-from .float8 import SMALL_VALUES
+from .dots import bf16_to_f32
+from .float8 import SMALL_VALUES, power_of_two
 from .operands import constant
 from .state import U32, Waves
 
 _NAME = re.compile(r"v_s?mfma[c_]")
 Gather = tuple[np.ndarray, np.ndarray]  #: lane, and place among the elements of a lane, of each element
-
-
-def is_mfma(name: str) -> bool:
-    """Whether a mnemonic is one of CDNA's matrix instructions."""
-    return _NAME.match(name) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -64,7 +59,7 @@ def _values(bits: np.ndarray, kind: str) -> np.ndarray:
         case "f16":
             return bits.view(np.float16).astype(np.float64)
         case "bf16":
-            return (bits.astype(U32) << U32(16)).view(np.float32).astype(np.float64)
+            return bf16_to_f32(bits).astype(np.float64)
         case "i8":
             return bits.view(np.int8).astype(np.float64)
         case "i32":
@@ -72,28 +67,27 @@ def _values(bits: np.ndarray, kind: str) -> np.ndarray:
     return SMALL_VALUES[kind][bits]
 
 
-@dataclass(frozen=True)
 class _Operand:
     """How to read or write one matrix of an instruction."""
 
-    layout: Layout
+    def __init__(self, layout: Layout):
+        self.layout = layout
+        self.lanes, self.slots = _places(layout, layout.width)
 
     def load(self, g: Waves, n: int) -> np.ndarray:
         """float64 [wave, block, row, column] from registers n on."""
-        lanes, slots = _places(self.layout, self.layout.width)
         bits = _fields(g, n, self.layout.registers, self.layout.width)
-        return _values(np.ascontiguousarray(bits[:, lanes, slots]), self.layout.kind)
+        return _values(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
 
     def store(self, g: Waves, n: int, values: np.ndarray) -> None:
         """Write [wave, block, row, column] to registers n on, rounded to the layout's type."""
-        lanes, slots = _places(self.layout, self.layout.width)
         words = self.layout.width // 32
         if self.layout.kind == "i32":
             stored = values.astype(np.int64).astype(np.int32)
         else:
             stored = values.astype(np.float64 if words == 2 else np.float32)
         out = np.empty((g.count, g.lanes, self.layout.registers // words), stored.dtype)
-        out[:, lanes, slots] = stored
+        out[:, self.lanes, self.slots] = stored
         g.V[n : n + self.layout.registers] = out.view(U32).transpose(2, 0, 1)
 
 
@@ -124,7 +118,7 @@ def _read_c(operand: Operand, layout: Layout):
 
 
 def _scales(operand: Operand, byte: int, rows: int, blocks: int):
-    """2^(byte - 127) of each row and 32 k, float64 [wave, row, k]; NaN for 255."""
+    """Of each row and 32 k, float64 [wave, row, k]."""
     lane = np.arange(rows)[:, None] + rows * np.arange(blocks)
 
     def read(g: Waves) -> np.ndarray:
@@ -132,8 +126,7 @@ def _scales(operand: Operand, byte: int, rows: int, blocks: int):
             word = g.u[operand.index][:, lane]
         else:
             word = np.full((g.count, *lane.shape), int(constant(operand, "b32")), U32)
-        power = (word >> U32(8 * byte) & U32(0xFF)).astype(np.int64)
-        return np.repeat(np.where(power == 255, np.nan, np.ldexp(1.0, power - 127)), 32, axis=-1)
+        return np.repeat(power_of_two(word >> U32(8 * byte) & U32(0xFF)), 32, axis=-1)
 
     return read
 
@@ -189,10 +182,9 @@ def _build(ins: Instruction, target: Target) -> Step:
         row = find_instruction(ins.name, target.gpu)
     except ArgumentError:
         raise UnknownInstructionError(ins.name) from None
-    assert TYPES[row.cd].bits in (32, 64)
     return (_build_sparse if row.sparse else _build_dense)(ins, target, row)
 
 
 def find(name: str) -> Builder | None:
     """The builder of a matrix instruction of CDNA."""
-    return _build if is_mfma(name) else None
+    return _build if _NAME.match(name) else None

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
 from ..isa.registers import Uses, results, uses
-from . import sdwa
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
@@ -22,7 +21,7 @@ from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
 from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
 from .undefined_carry import carry_rule, halves_chosen, value_of
-from .undefined_cdna import PAIRS, pairs_rule, sdwa_rule
+from .undefined_cdna import cdna_rule
 from .undefined_indexed import INDEXED, indexed_rule
 
 Rule = Callable[[Waves], None]
@@ -75,10 +74,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     name = ins.name
     if ins.second is not None:
         return _dual_rule(ins, target, step)
-    if sdwa.is_sdwa(ins):
-        return sdwa_rule(ins)
-    if name in PAIRS:
-        return pairs_rule(ins)
+    if found := cdna_rule(ins):
+        return found
     if name in BITWISE and "dpp" not in ins.encoding:
         return _bitwise_rule(ins, BITWISE[name])
     if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave

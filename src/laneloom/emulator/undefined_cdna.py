@@ -15,7 +15,17 @@ from .state import U32, Waves
 from .undefined_bits import bits_written
 
 
-def sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
+_PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
+
+
+def cdna_rule(ins: Instruction) -> Callable[[Waves], None] | None:
+    """The rule of such an instruction; None for others."""
+    if sdwa.is_sdwa(ins):
+        return _sdwa_rule(ins)
+    return _pairs_rule(ins) if ins.name in _PAIRS else None
+
+
+def _sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
     """Any undefined bit of the selected parts makes the selected part of the result undefined."""
     count, part = results(ins), bits_written(ins, 9)
     sources = ins.operands[count:]
@@ -38,10 +48,7 @@ def sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
     return follow
 
 
-PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
-
-
-def pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
+def _pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
     """Each of the two results has the undefined bits, or is undefined by the words, that its selection reads."""
     destination, *sources = ins.operands
     count = len(sources)
