@@ -14,7 +14,6 @@ from .shadow import FULL, Shadow
 from .state import U32, Waves
 from .undefined_bits import bits_written
 
-
 _PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
 
 
