@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+from laneloom.codegen import compile_kernel
+from laneloom.device.split_k import reduce_splits
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import plan_with_reasons
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
@@ -64,6 +66,22 @@ def test_parts_of_a_split_k_are_stored_by_tma_in_fp32():
     code = compiled(MatmulProblem.contiguous(128, 512, 4096, dtype="bf16"), config)
     assert "cp.async.bulk.tensor.2d.global" in code.asm
     assert "cvt.rn.bf16" not in code.asm, "nothing is rounded before the sum"
+
+
+@pytest.mark.parametrize("columns", ["odd", "whole lines"])
+def test_parts_come_in_pieces_of_16_bytes_whatever_the_columns(columns):
+    """Their rows lie a whole number of lines apart, so N need divide nothing."""
+    divisible = {"parts_ptr", "c_ptr", "elements", "pitch", "stride_part", "stride_pm"}
+    if columns != "odd":
+        divisible |= {"N", "stride_cm"}
+    sizes = ("elements", "N", "pitch", "stride_part", "stride_pm", "stride_cm")
+    code = compile_kernel(
+        reduce_splits, gpu=GPU, signature={"parts_ptr": "*fp32", "c_ptr": "*bf16"} | dict.fromkeys(sizes, "i32"),
+        constants={"stride_pn": 1, "stride_cn": 1, "SPLITS": 3, "CHUNK": 1, "BLOCK": 512, "DENSE": False},
+        attrs=divisible, options={"launch_pdl": True},
+    )  # fmt: skip
+    assert set(re.findall(r"ld\.global\S*", code.asm)) == {"ld.global.v4.b32"}
+    assert set(re.findall(r"st\.global\S*", code.asm)) == {"st.global.b16" if columns == "odd" else "st.global.v2.b32"}
 
 
 def test_the_streaming_schedule_keeps_copies_in_flight():

@@ -18,18 +18,21 @@ MOST_UNROLLED = 16  #: splits that one thread adds up by itself; beyond, they ar
 
 
 @triton.jit
-def reduce_splits(parts_ptr, c_ptr, elements, N, stride_part, stride_pm, stride_pn, stride_cm, stride_cn,
+def reduce_splits(parts_ptr, c_ptr, elements, N, pitch, stride_part, stride_pm, stride_pn, stride_cm, stride_cn,
                   SPLITS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr, DENSE: tl.constexpr):
-    """One program sums BLOCK elements of the row-major [M, N] result: one thread all of them, or CHUNK at a time."""
+    """One program sums BLOCK of the elements of rows of `pitch`, of which N are the result's: one thread all of an
+    element's parts, or CHUNK at a time."""
     gdc_launch_dependents()
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < elements
+    mask_c = mask
     if DENSE:
         offs_parts = offs
         offs_c = offs
     else:
-        m = (offs // N).to(tl.int64)
-        n = (offs % N).to(tl.int64)
+        m = (offs // pitch).to(tl.int64)
+        n = (offs % pitch).to(tl.int64)
+        mask_c = mask & (n < N)
         offs_parts = m * stride_pm + n * stride_pn
         offs_c = m * stride_cm + n * stride_cn
     # The partial products are written by the launch ahead.
@@ -43,7 +46,7 @@ def reduce_splits(parts_ptr, c_ptr, elements, N, stride_part, stride_pm, stride_
         parts_ptrs = parts_ptr + split.to(tl.int64)[:, None] * stride_part + offs_parts[None, :]  # [CHUNK, BLOCK]
         parts = tl.load(parts_ptrs, mask=(split < SPLITS)[:, None] & mask[None, :], other=0)
         total = tl.sum(parts, axis=0)
-    tl.store(c_ptr + offs_c, total.to(c_ptr.dtype.element_ty), mask=mask)
+    tl.store(c_ptr + offs_c, total.to(c_ptr.dtype.element_ty), mask=mask_c)
 
 
 class ReduceLaunch:
@@ -68,7 +71,9 @@ class ReduceLaunch:
         c_strides, p_strides = out.stride(), parts.stride()
         if c_strides[0] == 1 and c_strides[1] != 1:  # neighbours of a column are neighbours in memory
             rows, columns, c_strides, p_strides = columns, rows, c_strides[::-1], (*p_strides[:1], *p_strides[:0:-1])
-        elements = rows * columns
+        # Along rows of parts as they lie, so that their whole pieces of 16 bytes are loaded, whatever N is.
+        pitch = p_strides[1] if p_strides[2] == 1 else columns
+        elements = rows * pitch
         chunk = 1 if splits <= MOST_UNROLLED else 1 << (splits - 1).bit_length()
         # Small enough that every SM has work, large enough for 16-byte loads by each thread.
         block = 16 if chunk > 1 else 1024 if elements >= 1024 * 528 else 512 if elements >= 512 * 264 else 256
@@ -77,7 +82,7 @@ class ReduceLaunch:
             # ptxas keeps to 32 registers and waits for some parts before it asks for others, unless all of them fit.
             block, warps = 256 if splits <= MOST_PAIRS else 128, 4
         dense = c_strides == (columns, 1) and p_strides[1:] == (columns, 1)
-        arguments = (elements, columns, *p_strides, *c_strides, splits, chunk, block, dense)
+        arguments = (elements, columns, pitch, *p_strides, *c_strides, splits, chunk, block, dense)
         self._launch = PreparedLaunch(
             reduce_splits, (triton.cdiv(elements, block),), lambda *tensors: (*tensors, *arguments),
             num_warps=warps, launch_pdl=self._pdl,

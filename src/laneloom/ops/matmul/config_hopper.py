@@ -148,7 +148,7 @@ class HopperConfig(MatmulConfig):
         reach = max(self.block_m, self.block_n) * max(problem.out.strides[2:])
         if not self.tma_store and reach >= 1 << 31:
             return f"hopper: C's strides {problem.out.strides[2:]} put a tile's elements 2^31 apart"
-        if self.split_k > 1 and self.split_k * problem.m * problem.n >= 1 << 31:
+        if self.split_k > 1 and self.split_k * problem.m * (problem.n + 31) >= 1 << 31:  # in rows of whole lines
             return f"hopper: {self.split_k} parts of C have 2^31 elements or more"
         return None
 

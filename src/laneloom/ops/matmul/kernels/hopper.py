@@ -276,9 +276,10 @@ class _Prepared:
             *((config.block_n, config.block_k) if b_is_nk else (config.block_k, config.block_n)))
         self.parts_shape, part_step, strides, c_rows = None, 0, out, m
         if config.split_k > 1:
-            # By TMA with M up to whole tiles and a pitch of whole 16 bytes; else as dense as C, along the same axis.
+            # By TMA with M up to whole tiles, in rows of whole lines, which it writes fastest; else as dense as C and
+            # along the same axis.
             rows = triton.cdiv(m, config.block_m) * config.block_m if config.tma_store else m
-            columns = triton.cdiv(n, 4) * 4 if config.tma_store else n
+            columns = line_pitch(n, 4) if config.tma_store else n
             self.parts_shape = (config.split_k, columns, rows) if config.swapped else (config.split_k, rows, columns)
             part_step = rows if config.tma_store else rows * columns
             strides = (1, rows) if config.swapped else (columns, 1)
