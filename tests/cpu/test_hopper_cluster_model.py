@@ -56,6 +56,9 @@ CASES = {
     "parts of k": (product(60, 24, 328, "nt"), small(cluster_k=4, programs=4)),
     "cluster of 2 x 2": (product(200, 104, 136, "nn"), small(cluster_m=2, cluster_n=2, programs=4)),
     "parts of k, swapped": (product(24, 72, 328, "nn"), small(cluster_k=2, swapped=True, programs=4)),
+    "parts of k, b shared": (product(100, 24, 328, "nt"), small(cluster_m=2, cluster_k=2, programs=4)),
+    "parts of k, a shared, swapped": (
+        product(60, 64, 328, "nn"), small(cluster_n=2, cluster_k=2, swapped=True, programs=4)),
     "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
     "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),
     "batch, hold_back": (product(70, 40, 328, "nt", batch=(1, 3)), small(hold_back=3)),

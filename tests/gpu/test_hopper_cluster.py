@@ -42,6 +42,14 @@ PARTS = {
         block_m=64, block_n=128, block_k=64, stages=6, consumers=1, cluster_k=2, cluster_n=2),
     "four": ClusterConfig(block_m=192, block_n=96, block_k=64, stages=3, consumers=3, cluster_k=4, tma_store=False),
     "transposed": ClusterConfig(block_m=256, block_n=96, block_k=64, stages=3, cluster_k=2, swapped=True),
+    "two, b shared": ClusterConfig(block_m=128, block_n=96, block_k=64, stages=5, cluster_k=2, cluster_m=2),
+    "four, a shared, transposed": ClusterConfig(
+        block_m=64, block_n=96, block_k=64, stages=6, consumers=1, cluster_k=4, cluster_n=2, swapped=True),
+    "two, both shared": ClusterConfig(
+        block_m=192, block_n=80, block_k=64, stages=4, consumers=3, cluster_k=2, cluster_m=2, cluster_n=2,
+        tma_store=False),
+    "two, four share": ClusterConfig(
+        block_m=64, block_n=192, block_k=64, stages=5, consumers=1, cluster_k=2, cluster_m=4),
     "transposed, masked stores": ClusterConfig(
         block_m=64, block_n=64, block_k=64, stages=6, consumers=1, cluster_k=4, swapped=True, tma_store=False),
 }  # fmt: skip

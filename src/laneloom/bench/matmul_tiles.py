@@ -7,7 +7,10 @@ hopper_cluster alone: with `--broken --most 12` products whose rows break sector
 `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
 tiles_uneven.csv, with `--survey --most 14` linear layers, for tiles_survey.csv, with `--layers --most 16` those of 48
 to 384 rows, for tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
-tiles_pairs.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+tiles_pairs.csv. By both, with `--misranked --most 20` products for which the model had chosen a slow config, for
+tiles_misranked.csv, with `--parts` those that clusters may both share and cut along K, for
+tiles_parts.csv, and with `--random --seed 2` other sizes that nobody chose, for tiles_random_2.csv.
+`tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -15,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import multiprocessing
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -34,7 +36,7 @@ from ..ops.matmul.plan_hopper import STREAMED_ROWS, candidates, tiled
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul import random_cases
-from .timing import WARMUP_S, count_sets, interleave
+from .timing import count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides
 SIZES = (
@@ -96,8 +98,31 @@ LAYER_SIZES = (
     (128, 8192, 8192), (128, 14336, 4096), (160, 6144, 4096), (192, 6144, 4096), (192, 4096, 11008), (208, 8192, 8192),
     (224, 6144, 4096), (256, 4096, 4096), (256, 6144, 4096), (256, 5120, 13824), (320, 4096, 4096), (384, 8192, 2048),
 )  # fmt: skip
+#: for which what the model chose was slower than cuBLAS, or than what it had chosen before, some in one layout
+MISRANKED_SIZES = (
+    (1024, 2112, 7168, "nn"), (587, 3891, 1064, "nt"), (3496, 128, 3097, "nn"), (6784, 128, 5177, "nt"),
+    (100, 1000, 10000, "nn"), (6000, 6000, 6000, "nn"), (5000, 5000, 5000, "nn"), (5000, 5000, 5000, "nt"),
+    (320, 5120, 5120, "nt"), (512, 14336, 4096, "nt"), (1870, 4800, 1152, "nn"), (1870, 4800, 1152, "nt"),
+    (192, 6144, 4096, "nt"), (192, 6144, 4096, "nn"), (304, 304, 30000, "nn"), (48, 5120, 5120, "nn"),
+    (1024, 1024, 4096, "nn"), (1024, 1024, 4096, "nt"), (256, 4096, 4096, "nn"), (256, 4096, 4096, "nt"),
+    (120, 11944, 4640, "nt"), (128, 6144, 4096, "nn"), (128, 6144, 4096, "nt"), (208, 8192, 8192, "nn"),
+    (16, 28672, 4096, "nt"), (5917, 6208, 1592, "nt"), (4096, 2112, 7168, "nt"), (3072, 3072, 3072, "nt"),
+    (48, 2238, 2030, "nn"), (88, 704, 14576, "nt"), (8, 12063, 1472, "nn"), (24, 5120, 5120, "nn"),
+)  # fmt: skip
+#: of few tiles and a long K, some of which clusters of CTAs that share loads and have parts of K fit
+PARTS_SIZES = (
+    (400, 1536, 7168, "nn"), (400, 1536, 7168, "nt"), (96, 5120, 5120, "nn"), (256, 2880, 2880, "nn"),
+    (48, 5120, 5120, "nn"), (160, 5120, 13824, "nt"), (160, 5120, 13824, "nn"), (512, 1536, 7168, "nn"),
+    (256, 5120, 5120, "nn"), (256, 3584, 3584, "nn"), (256, 4096, 4096, "nn"), (256, 4096, 4096, "nt"),
+    (1024, 1024, 4096, "nn"), (1024, 1024, 4096, "nt"), (128, 6144, 4096, "nn"), (304, 304, 30000, "nn"),
+    (512, 512, 8192, "nn"), (192, 6144, 4096, "nt"), (1024, 1536, 7168, "nt"), (256, 2048, 7168, "nt"),
+    (1024, 2112, 7168, "nn"), (512, 4096, 4096, "nn"), (512, 7168, 2048, "nt"), (64, 5120, 5120, "nn"),
+)  # fmt: skip
 #: of large products, whose configs are timed one by one
-PAIR_SIZES = ((4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096), (8192, 6144, 4096), (2048, 2048, 2048))
+PAIR_SIZES = (
+    (4096, 4096, 4096), (8192, 8192, 8192), (2048, 2048, 2048), (2048, 4096, 4096), (2048, 4096, 14336),
+    (8192, 1024, 2048), (4096, 11008, 4096), (6000, 6000, 6000),
+)  # fmt: skip
 #: N and K, for each of FEW_ROWS
 FEW_SIZES = (
     (2048, 2048), (4096, 256), (4096, 512), (4096, 1024), (4096, 2048), (4096, 4096), (4096, 14336), (5120, 5120),
@@ -106,7 +131,7 @@ FEW_SIZES = (
 )  # fmt: skip
 FEW_ROWS = (8, 32)
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
-PAUSE_S = 0.25  #: before each of these: they differ in the first 50 ms after a pause, until power limits all of them
+MOST_PAIRED = 12
 MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
@@ -173,10 +198,10 @@ def iterate_configs(
 
 
 def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
-    """Tiles of 128 by 256 and 256 by 128, each way, by CTAs alone and in pairs."""
-    for config, _ in cluster_configs(problem, gpu):
-        if {config.block_m, config.block_n} == {128, 256} and config.peers <= 2 and not config.line:
-            yield config
+    """Tiles of 128 by 256 and 256 by 128, each way, by CTAs alone and in pairs: the shortest estimates."""
+    of_all = (config for config, _ in cluster_configs(problem, gpu))
+    large = (config for config in of_all if {config.block_m, config.block_n} == {128, 256} and config.peers <= 2)
+    yield from islice(large, MOST_PAIRED)
 
 
 def _iterate(
@@ -188,8 +213,8 @@ def _iterate(
 def measure(
     problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
 ) -> list[Row]:
-    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul,
-    after a pause. Raises LaneloomError for a wrong product."""
+    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul.
+    Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
     b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
@@ -210,11 +235,8 @@ def measure(
         calls[text] = lambda i, call=call: call(a[i], b[i], outs[i])
     rows = []
     for group in ([text] for text in calls) if alone else (list(calls),):
-        if alone:
-            time.sleep(PAUSE_S)
         together = reference | {text: calls[text] for text in group}
-        timings = interleave(
-            together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0, warmup_s=0.0 if alone else WARMUP_S)
+        timings = interleave(together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0)
         torch_us = round(timings["torch"].median_us, 2)
         for text in group:
             c, us = configs[text], round(timings[text].median_us, 2)
@@ -240,16 +262,16 @@ def read(path: Path) -> list[Row]:
         return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
-def _sizes_of(kind: str) -> Sequence[tuple[Any, ...]]:
-    """M, N, K and, where it is one, the layout."""
+def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:
+    """M, N, K and, where it is one, the layout. seed: of random sizes."""
     if kind == "few":
         return [(m, n, k) for m in FEW_ROWS for n, k in FEW_SIZES]
     if kind == "random":
-        cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, RANDOM_SEED))
+        cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, seed))
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
     of = {
         "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
-        "layers": LAYER_SIZES,
+        "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES,
     }  # fmt: skip
     return of.get(kind, SIZES)
 
@@ -268,19 +290,22 @@ def main() -> None:
         "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
         "few": "few rows and many columns", "layers": "linear layers of 48 to 384 rows",
+        "misranked": "products for which the model had chosen a slow config",
+        "parts": "few tiles and a long K",
     }  # fmt: skip
     for kind, words in kinds.items():
         parser.add_argument(f"--{kind}", action="store_true", help=words)
     parser.add_argument("--most", type=int, default=8, help="configs of each schedule")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=RANDOM_SEED, help="of --random")
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     kind = next((kind for kind in kinds if getattr(arguments, kind)), "")
     products = [
         (layout, MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout))
-        for sizes in _sizes_of(kind) for layout in sizes[3:] or ("nn", "nt")
+        for sizes in _sizes_of(kind, arguments.seed) for layout in sizes[3:] or ("nn", "nt")
     ]  # fmt: skip
-    gluon, alone = kind in ("", "random", "few"), kind == "pairs"
+    gluon, alone = kind in ("", "random", "few", "misranked"), kind == "pairs"
     if arguments.jobs > 1:
         gpu = get_gpu("sm_90a")
         made = [(p, c) for _, p in products for c in _iterate(p, gpu, arguments.most, gluon, alone)]

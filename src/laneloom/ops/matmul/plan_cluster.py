@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from ...gpu import Gpu
 from .config_cluster import NARROWER, PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
@@ -19,6 +22,7 @@ from .model_hopper import (
     SECTOR_BYTES,
     SLICE_BYTES,
     WIDE_TILE,
+    boxes_of,
     ceil_div,
     clusters_at_once,
     loaded_columns,
@@ -34,10 +38,11 @@ ROWS = {64: 1, 128: 2, 192: 3, 256: 2}
 #: how many CTAs share B's columns, share A's rows, and have a part of K
 CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
+    (2, 1, 2), (1, 2, 2), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 2, 4),
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
 #: 2026-11-23, to 1,700 pairs of product and config
-LINE_FACTORS = {32: 1.223, 64: 1.164, 128: 0.9755}
+LINE_FACTORS = {32: 1.167, 64: 1.064, 128: 1.011}
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
 LEAST_SLICES = 8  #: of a part of K
@@ -67,12 +72,25 @@ def _factor(matrix: Matrix, size: int, copied: bool) -> float:
     return 1.0 if copied else row_factor(_pitch(matrix) * size)
 
 
+class Tiles(NamedTuple):
+    """Tiles and clusters of many configs: arrays of one number each."""
+
+    m: np.ndarray
+    n: np.ndarray
+    share_b: np.ndarray  #: CTAs of a cluster that share B's columns
+    share_a: np.ndarray  #: that share A's rows
+    parts: np.ndarray  #: that have a part of K
+    tiles_n: np.ndarray  #: of two widths, or 0
+    hiding: np.ndarray  #: 1 where C is written while the tensor cores multiply, 2 where two strips take turns as well
+
+
 @dataclass(frozen=True)
 class _Multiplied:
     """What the model asks about the product that is multiplied: a problem's, or its transpose's."""
 
     problem: MatmulProblem
     size: int  #: bytes of an element of an operand
+    a_along_k: bool
     in_panels: bool  #: whether B comes in panels of 64 columns
     factors: tuple[float, float]  #: on loading A's and B's rows
     swapped: bool
@@ -94,65 +112,75 @@ class _Multiplied:
         if config.swapped:
             factors = factors[1], factors[0]
         return _Multiplied(
-            multiplied, size, multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
+            multiplied, size, multiplied.a.major == "n" or config.copy_a,
+            multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
             tma_writes(problem), problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out,
             max(config.line - TMA_BYTES, 0), config.classes(problem),
         )  # fmt: skip
 
-    def time_us(
-        self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int, hidden: float = 0.0,
-        tiles_n: int = 0,
-    ) -> float:  # fmt: skip
-        """The model's time."""
-        columns = loaded_columns(tile[1], self.in_panels)
-        by_tma = self.by_tma and (self.swapped or tile[1] // cluster[2] % self.panel == 0)
+    def time_us(self, gpu: Gpu, tiles: Tiles, pieces: int) -> np.ndarray:
+        """The model's times."""
+        m, n, cluster = tiles.m, tiles.n, (tiles.share_b, tiles.share_a, tiles.parts)
+        by_tma = self.by_tma & (self.swapped | (n // tiles.parts % self.panel == 0))
         return product_us(
-            self.problem, gpu, self.size, tile, columns=columns, cluster=cluster, factors=self.factors, pieces=pieces,
-            stages=self.stages(gpu, tile, cluster, pieces),
+            self.problem, gpu, self.size, (m, n), columns=loaded_columns(n, self.in_panels), cluster=cluster,
+            factors=self.factors, pieces=pieces, stages=self.stages(gpu, tiles, pieces),
+            boxes=boxes_of(m, self.a_along_k) + boxes_of(n, not self.in_panels),
             cuda=True, by_tma=by_tma, swapped=self.swapped, scattered=self.scattered,
-            hidden=hidden, before=self.before, classes=self.classes, tiles_n=tiles_n,
+            hidden=np.choose(tiles.hiding, (0.0, HIDDEN_HELD, HIDDEN_SPLIT)), before=self.before, classes=self.classes,
+            tiles_n=tiles.tiles_n,
         )  # fmt: skip
 
-    def stages(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int], pieces: int) -> int:
+    def stages(self, gpu: Gpu, tiles: Tiles, pieces: int) -> np.ndarray:
         """Of the ring, as `_fit` has them."""
-        m, n = tile
-        finished = n // cluster[2]
+        m, n, parts = tiles.m, tiles.n, tiles.parts
+        finished, warps = n // parts, 4 * np.choose(m // 64, (0, *ROWS.values()))
         lines = m + (ceil_div(n, 64) * 64 if self.in_panels else n)
         short = ceil_div(self.problem.k * self.size + self.before, SLICE_BYTES) <= SHORT_SLICES
-        most = _short_ring(m + n, cluster) if short else MOST_STAGES
-        room = gpu.lds_bytes - (cluster[2] - 1) * m * finished * 4 - 4 * ROWS[m] * 8
-        stage_bytes = pieces * lines * SLICE_BYTES
-        return _panels_and_stages(room, stage_bytes, 4 * ROWS[m], ceil_div(finished, self.panel), most)[1]
+        most = _short_ring(m + n, tiles.share_b * tiles.share_a) if short else MOST_STAGES
+        room = gpu.lds_bytes - (parts - 1) * m * finished * 4 - warps * 8
+        return _panels_and_stages(room, pieces * lines * SLICE_BYTES, warps, ceil_div(finished, self.panel), most)[1]
 
-    def uneven(self, gpu: Gpu, tile: tuple[int, int], cluster: tuple[int, int, int]) -> int:
-        """The number of tiles along N that fills the last round, if tiles of that width or a little less cover N so;
+    def uneven(self, gpu: Gpu, tiles: Tiles) -> np.ndarray:
+        """The numbers of tiles along N that fill the last round, if tiles of that width or a little less cover N so;
         else 0: as few as do."""
-        n, width = self.problem.n, tile[1]
-        if self.in_panels or cluster[1] * cluster[2] > 1 or self.classes > 1 or min(n, width) < LEAST_COLUMNS:
-            return 0
-        of_column = ceil_div(self.problem.m, tile[0] * cluster[0]) * self.problem.batches
-        few, at_once = ceil_div(n, width), clusters_at_once(cluster[0], gpu)
+        n, share_b = self.problem.n, tiles.share_b
+        if self.in_panels or self.classes > 1 or n < LEAST_COLUMNS:
+            return np.zeros_like(tiles.n)
+        of_column = ceil_div(self.problem.m, tiles.m * share_b) * self.problem.batches
+        few = ceil_div(n, tiles.n)
+        at_once = np.where(share_b == 1, clusters_at_once(1, gpu), np.where(
+            share_b == 2, clusters_at_once(2, gpu), clusters_at_once(4, gpu)))  # fmt: skip
         filling = ceil_div(of_column * few, at_once) * at_once // of_column
-        return filling if filling > few and filling * (width - NARROWER) <= n else 0
+        fits = (filling > few) & (filling * (tiles.n - NARROWER) <= n) & (tiles.n >= LEAST_COLUMNS)
+        return np.where(fits & (tiles.share_a * tiles.parts == 1), filling, 0)
 
-    def shapes(self, config: ClusterConfig) -> Iterator[tuple[int, int, tuple[int, int, int]]]:
-        """Rows and columns of tiles, and clusters, for a config that says the rest."""
+    def shapes(self, config: ClusterConfig) -> Tiles:
+        """Every tile and cluster for a config that says the rest."""
         n = self.problem.n
         slices = ceil_div(self.problem.k * self.size, SLICE_BYTES)
         step = 16 if self.in_panels else 8
         least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step) if self.classes == 1 else LEAST_COLUMNS
+        found, clusters = [], np.array(CLUSTERS).T
         for rows, consumers in ROWS.items():
             if consumers == 3 and self.problem.epilogue:
                 continue  # measured slower
-            sums = config.with_knobs(consumers=consumers).most_sums(self.problem) // (2 if config.promote else 1)
+            by_rows = config.with_knobs(block_m=rows, consumers=consumers)
+            sums = by_rows.most_sums(self.problem) // (2 if config.promote else 1)
             most = min(256, sums * 128 * consumers // rows, max(ceil_div(n, 16) * 16, least))
-            for columns in range(least, most + 1, step):
-                if self.classes > 1 and rows * columns == WIDE_TILE:
-                    continue  # 1 to 8% slower, measured: multiplying is the limit there
-                for cluster in CLUSTERS:
-                    parts = cluster[2]
-                    if parts == 1 or (columns % (8 * parts) == 0 and slices >= LEAST_SLICES * parts):
-                        yield rows, columns, cluster
+            columns = np.arange(least, most + 1, step)
+            if self.classes > 1:  # 1 to 8% slower, measured: multiplying is the limit there
+                columns = columns[rows * columns != WIDE_TILE]
+            hiding = [_hiding(by_rows.with_knobs(block_n=x).overlapped(self.problem)) for x in columns.tolist()]
+            width, cluster = (x.ravel() for x in np.indices((len(columns), len(CLUSTERS))))
+            parts = clusters[2, cluster]
+            in_parts = (columns[width] % (8 * parts) == 0) & (slices >= LEAST_SLICES * parts)
+            tiles = np.stack((
+                np.full_like(width, rows), columns[width], *clusters[:, cluster], np.zeros_like(width),
+                np.where(parts == 1, np.array(hiding, dtype=int)[width], 0),
+            ))  # fmt: skip
+            found.append(tiles[:, (parts == 1) | in_parts])
+        return Tiles(*np.concatenate(found, axis=1))
 
 
 def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> list[int]:
@@ -162,26 +190,29 @@ def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> l
         turned = config.with_knobs(swapped=swapped, line=0)
         if turned.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(turned, problem)
-            found |= {multiplied.uneven(gpu, (m, n), cluster) for m, n, cluster in multiplied.shapes(turned)}
+            found |= set(multiplied.uneven(gpu, multiplied.shapes(turned)).tolist())
     return sorted(found - {0})
 
 
-def _hidden(config: ClusterConfig) -> float:
-    """The share of a tile's ends that the tensor cores do not wait for."""
-    if config.split and config.hold_back:
-        return HIDDEN_SPLIT
-    return HIDDEN_HELD if config.split or config.hold_back else 0.0
+def _hiding(config: ClusterConfig) -> int:
+    """As `Tiles` has it."""
+    return int(config.split) + int(config.hold_back > 0)
 
 
-def estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> float:
-    """The model's time in microseconds, without copies of operands."""
-    tile, cluster = (config.block_m, config.block_n), (config.cluster_m, config.cluster_n, config.cluster_k)
-    return _Multiplied.by(config, problem).time_us(
-        gpu, tile, cluster, config.pieces, _hidden(config), config.tiles_n)  # fmt: skip
+def tiles_of(configs: Sequence[ClusterConfig]) -> Tiles:
+    """What the model asks about configs that are alike in all else."""
+    return Tiles(*np.array([
+        (c.block_m, c.block_n, c.cluster_m, c.cluster_n, c.cluster_k, c.tiles_n, _hiding(c)) for c in configs
+    ]).T)  # fmt: skip
 
 
-def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
-    """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first."""
+def estimate_us(problem: MatmulProblem, config: ClusterConfig, tiles: Tiles, gpu: Gpu) -> np.ndarray:
+    """The model's times in microseconds, without copies of operands; config: what all of `tiles` are alike in."""
+    return _Multiplied.by(config, problem).time_us(gpu, tiles, config.pieces)
+
+
+def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, Tiles]]:
+    """All that is ranked: tiles and clusters, and a config of what those beside each other are alike in."""
     pieces = PIECES[problem.precision] or 1
     any_tile = ClusterConfig(
         block_m=128, block_n=128, block_k=0, stages=MOST_STAGES, pieces=pieces,
@@ -189,53 +220,54 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     )  # fmt: skip
     a, b = piece_dtype(problem, any_tile, "a"), piece_dtype(problem, any_tile, "b")
     size = 4 if a == "tf32" else DTYPE_BYTES[a]
-    short = ceil_div(problem.k * size, SLICE_BYTES) <= SHORT_SLICES
     any_tile = any_tile.with_knobs(
         block_k=SLICE_BYTES // size,
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
-    found = []
     broken = _factor(problem.a, size, any_tile.copy_a) == BROKEN_FACTOR
     for swapped, line in product((False, True), (0, *LINE_FACTORS) if broken else (0,)):
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)
-            hidden: dict[tuple[int, int, int], float] = {}
-            for m, n, cluster in multiplied.shapes(config):
-                if (key := (m, n, cluster[2])) not in hidden:
-                    tile = config.with_knobs(block_m=m, block_n=n, consumers=ROWS[m], cluster_k=cluster[2])
-                    hidden[key] = _hidden(tile.overlapped(problem))
-                for tiles_n in {0, multiplied.uneven(gpu, (m, n), cluster)}:
-                    time_us = multiplied.time_us(gpu, (m, n), cluster, pieces, hidden[key], tiles_n)
-                    found.append((time_us, swapped, line, m, n, cluster, tiles_n))
-    for time_us, swapped, line, m, n, cluster, tiles_n in sorted(found):
-        config = _fit(any_tile.with_knobs(
-            swapped=swapped, line=line, block_m=m, block_n=n, consumers=ROWS[m], cluster_m=cluster[0],
-            cluster_n=cluster[1], cluster_k=cluster[2], tiles_n=tiles_n,
-            stages=_short_ring(m + n, cluster) if short else MOST_STAGES,
+            tiles = multiplied.shapes(config)
+            uneven = np.array(tiles._replace(tiles_n=multiplied.uneven(gpu, tiles)))
+            yield config, Tiles(*np.concatenate((tiles, uneven[:, uneven[5] > 0]), axis=1))
+
+
+def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
+    """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first."""
+    found, alike = [], []
+    for config, tiles in every_tile(problem, gpu):
+        columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1])
+        found += [(*row, len(alike)) for row in zip(*(x.tolist() for x in columns), strict=True)]
+        alike.append(config)
+    for time_us, m, n, share_b, share_a, parts, tiles_n, number in sorted(found):
+        short = ceil_div(problem.k, alike[number].block_k) <= SHORT_SLICES
+        config = _fit(alike[number].with_knobs(
+            block_m=m, block_n=n, consumers=ROWS[m], cluster_m=share_b, cluster_n=share_a, cluster_k=parts,
+            tiles_n=tiles_n, stages=int(_short_ring(m + n, share_b * share_a)) if short else MOST_STAGES,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us - (FETCHED_US if config.fetched else 0.0)
 
 
-def _short_ring(lines: int, cluster: tuple[int, int, int]) -> int:
-    """Stages for a short K, of so many lines each."""
-    least = SHORT_STAGES if cluster[0] * cluster[1] < 4 else SHORT_STAGES_OF_FOUR
-    return min(max(least, SHORT_BYTES // (lines * SLICE_BYTES)), MOST_STAGES)
+def _short_ring(lines: Any, sharers: Any) -> Any:
+    """Stages for a short K, of so many lines each, of CTAs that share loads."""
+    least = np.where(sharers < 4, SHORT_STAGES, SHORT_STAGES_OF_FOUR)
+    return np.minimum(np.maximum(least, SHORT_BYTES // (lines * SLICE_BYTES)), MOST_STAGES)
 
 
-def _panels_and_stages(room: int, stage_bytes: int, warps: int, of_tile: int, most: int) -> tuple[int, int]:
+def _panels_and_stages(room: Any, stage_bytes: Any, warps: Any, of_tile: Any, most: Any) -> tuple[Any, Any]:
     """The panels of C that each warp stages at a time, of a tile's, as many as cost no stage that matters, and the
     stages that `room` bytes hold beside them."""
 
-    def beside(panels: int) -> int:
-        return min((room - warps * panels * PANEL_BYTES) // (stage_bytes + BARRIER_BYTES), most)
+    def beside(panels: Any) -> Any:
+        return np.minimum((room - warps * panels * PANEL_BYTES) // (stage_bytes + BARRIER_BYTES), most)
 
-    best = 1
+    best: Any = 1
     for panels in (2, 4):
-        if panels > of_tile or beside(panels) < min(beside(best), ENOUGH_STAGES):
-            break
-        best = panels
+        more = (best * 2 == panels) & (panels <= of_tile)
+        best = np.where(more & (beside(panels) >= np.minimum(beside(best), ENOUGH_STAGES)), panels, best)
     return best, beside(best)
 
 
@@ -257,7 +289,7 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
         gpu.lds_bytes - empty.shared_bytes(problem), config.stage_bytes(multiplied), 4 * config.consumers,
         ceil_div(columns, panel), config.stages,
     )  # fmt: skip
-    best = config.with_knobs(panels=panels, stages=max(stages, 2))
+    best = config.with_knobs(panels=int(panels), stages=max(int(stages), 2))
     return best.overlapped(problem).with_knobs(fetched=_fetched(best, problem))
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, product
+from typing import Any
+
+import numpy as np
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -25,7 +28,7 @@ from .config_registers import RegistersConfig, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig, stream
-from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, ceil_div, product_us, row_factor
+from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
 from .plan_cluster import best_cluster, cluster_configs, precise
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -36,12 +39,12 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_rows": RowsConfig,
 }  # fmt: skip
 
-WIDE_SLICE_FACTOR = 1.0397  #: on the time with slices of 256 bytes
-LAUNCH_US = 0.583
-REPACK_US = 1.39  #: the product waits for the whole copy
-REPACK_BYTES_PER_US = 4.11e6  #: read and written
-PART_US = 0.162  #: for each part of a split K that the reduction waits for
-PART_US_PER_MB = 0.332  #: writing and reading again the fp32 parts of a split K
+WIDE_SLICE_FACTOR = 1.062  #: on the time with slices of 256 bytes
+LAUNCH_US = 0.5522
+REPACK_US = 2.298  #: the product waits for the whole copy
+REPACK_BYTES_PER_US = 4.553e6  #: read and written
+PART_US = 0.09124  #: for each part of a split K that the reduction waits for
+PART_US_PER_MB = 0.481  #: writing and reading again the fp32 parts of a split K
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
@@ -63,20 +66,26 @@ class Tile:
     stages: int
     pieces: int
     slice_bytes: int = SLICE_BYTES
-    slice_factor: float = 1.0  #: on the time of a slice: what the model misses
-    split_factor: float = 1.0  #: on the time of multiplying by parts of K that all run at once: as well
 
 
 #: In the order in which equal costs are resolved.
 TILES = (
-    Tile(128, 128, 2, 5, 2, slice_factor=1.127, split_factor=0.636),
+    Tile(128, 128, 2, 5, 2),
     Tile(128, 256, 2, 4, 2),
     Tile(256, 128, 2, 4, 2),
     Tile(64, 256, 1, 4, 2),
-    Tile(128, 64, 2, 8, 1, split_factor=1.046),
+    Tile(128, 64, 2, 8, 1),
     Tile(64, 128, 1, 8, 1),
     Tile(64, 64, 1, 6, 1, slice_bytes=256),
 )
+#: what the model misses: on the time of a slice, and on that of multiplying by parts of K that all run at once
+SLICE_FACTORS = {
+    (128, 128): 1.245, (128, 256): 0.9873, (256, 128): 1.114, (64, 256): 0.9916, (128, 64): 1.194, (64, 128): 1.063, (64, 64): 0.8741,
+}  # fmt: skip
+SPLIT_FACTORS = {
+    (128, 128): 0.6055, (128, 256): 0.922, (256, 128): 0.8002, (64, 256): 1.171, (128, 64): 0.9838, (64, 128): 1.12,
+    (64, 64): 0.9117,
+}  # fmt: skip
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
@@ -86,9 +95,9 @@ def _load_factor(matrix: Matrix, dtype: str) -> float:
 
 
 def estimate_us(
-    problem: MatmulProblem, tile: Tile, split_k: int, gpu: Gpu, *, repack_a: bool = False, repack_b: bool = False
-) -> float:
-    """The model's time of one product, in microseconds."""
+    problem: MatmulProblem, tile: Tile, split_k: Any, gpu: Gpu, *, repack_a: bool = False, repack_b: bool = False
+) -> Any:
+    """The model's time of one product, in microseconds; split_k: a number, or an array of several."""
     size = DTYPE_BYTES[problem.dtype_a]
     factors = (
         1.0 if repack_a else _load_factor(problem.a, problem.dtype_a),
@@ -97,13 +106,16 @@ def estimate_us(
     fitting = gpu.compute_units // (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n))
     time_us = product_us(
         problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k,
-        stages=tile.stages * tile.slice_bytes // SLICE_BYTES, slice_factor=tile.slice_factor,
-        factor=tile.split_factor if 1 < split_k <= fitting and max(factors) < BROKEN_FACTOR else 1.0,
+        boxes=boxes_of(tile.m, problem.a.major == "n") + boxes_of(tile.n, problem.b.major == "t"),
+        stages=tile.stages * tile.slice_bytes // SLICE_BYTES, slice_factor=SLICE_FACTORS[tile.m, tile.n],
+        by_tma=(split_k > 1) | tma_writes(problem),
+        factor=np.where(
+            (split_k > 1) & (split_k <= fitting) & (max(factors) < BROKEN_FACTOR), SPLIT_FACTORS[tile.m, tile.n], 1.0),
     )  # fmt: skip
     if tile.slice_bytes > SLICE_BYTES:
         time_us *= WIDE_SLICE_FACTOR
-    if split_k > 1:
-        time_us += LAUNCH_US + PART_US * split_k + PART_US_PER_MB * split_k * problem.m * problem.n * 4e-6
+    reduction = LAUNCH_US + split_k * (PART_US + PART_US_PER_MB * problem.m * problem.n * 4e-6)
+    time_us += np.where(split_k > 1, reduction, 0.0)
     copied = repack_a * problem.m * problem.k + repack_b * problem.k * problem.n
     return time_us + (REPACK_US + 2 * copied * size / REPACK_BYTES_PER_US if copied else 0.0)
 
@@ -130,19 +142,18 @@ def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, floa
         if tile.m >= 2 * max(problem.m, 64) or tile.n >= 2 * max(problem.n, 64):
             continue  # half of it would be empty, and rows that are not there take the copy engine longest
         slices = ceil_div(problem.k * size, tile.slice_bytes)
-        for split_k in SPLITS:
-            if split_k > max(1, slices // 4):
-                break
-            by_tma = writes or split_k > 1
-            # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
-            pieces = tile.pieces if by_tma else min(4, tile.n // 16)
-            for repack_a, repack_b in _repacks(problem):
+        splits = [split_k for split_k in SPLITS if split_k <= max(1, slices // 4)]
+        for repack_a, repack_b in _repacks(problem):
+            times = estimate_us(problem, tile, np.array(splits), gpu, repack_a=repack_a, repack_b=repack_b)
+            for split_k, time_us in zip(splits, times.tolist(), strict=True):
+                by_tma = writes or split_k > 1
+                # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
+                pieces = tile.pieces if by_tma else min(4, tile.n // 16)
                 config = HopperConfig(
                     block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
                     consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=repack_a,
                     repack_b=repack_b, programs=gpu.compute_units,
                 )  # fmt: skip
-                time_us = estimate_us(problem, tile, split_k, gpu, repack_a=repack_a, repack_b=repack_b)
                 yield _fit(config, problem, gpu), time_us
 
 
