@@ -95,10 +95,13 @@ def load_rows(
 
 
 @gluon.jit
-def multiplied(x):
-    """x as the matrix instructions take it: 8-bit floats as fp16. AMD only for those."""
+def multiplied(x, VERSION: gl.constexpr):
+    """x as the matrix instructions take it: 8-bit floats as fp16, exactly. AMD only for those."""
     if x.dtype.primitive_bitwidth == 8:
-        x = fp16_of_float8(x)
+        if VERSION == 3:
+            x = x.to(gl.float16)
+        else:
+            x = fp16_of_float8(x)
     return x
 
 
@@ -113,7 +116,7 @@ def scale_of(scale_ptr, at):
 
 @gluon.jit
 def fence_loads(x, VERSION: gl.constexpr):
-    """x; the loads above are issued before what is below. VERSION: 1, 2 of WMMA, 0 on NVIDIA."""
+    """x; the loads above are issued before what is below. VERSION: 1, 2 of WMMA, 3 of MFMA, 0 on NVIDIA."""
     if VERSION != 0:
         x = load_fence(x)
     return x
@@ -121,8 +124,8 @@ def fence_loads(x, VERSION: gl.constexpr):
 
 @gluon.jit
 def fence_schedule(x, VERSION: gl.constexpr):
-    """x; no instruction moves across."""
-    if VERSION != 0:
+    """x; no instruction moves across. Nothing on NVIDIA and on CDNA, where a wave has both halves of EXEC."""
+    if VERSION == 1 or VERSION == 2:
         x = schedule_fence(x)
     return x
 
@@ -150,16 +153,19 @@ def matrix_multiply(a, b, acc, VERSION: gl.constexpr):
         return mma_v2(a, b, acc)
     elif VERSION == 1:
         return gl.amd.rdna3.wmma(a, b, acc)
+    elif VERSION == 3:
+        return gl.amd.cdna3.mfma(a, b, acc)
     else:
         return gl.amd.rdna4.wmma(a, b, acc)
 
 
 @gluon.jit
 def product_of_rows(
-    a_lds, b_lds, ROWS: gl.constexpr, COLUMNS: gl.constexpr, D: gl.constexpr, STEP: gl.constexpr,
+    a_lds, b_lds, ROWS: gl.constexpr, COLUMNS: gl.constexpr, D: gl.constexpr,
     ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr,
 ):  # fmt: skip
     """A B^T for A [ROWS, >= D] and B [COLUMNS, >= D] in LDS, D rounded up to steps of STEP; beyond D, A has zeros."""
+    STEP: gl.constexpr = 4 * K_WIDTH if VERSION == 3 else 16  # of MFMA: 16 rows by 4 groups of lanes
     acc = gl.zeros((ROWS, COLUMNS), gl.float32, ACC)
     for step in gl.static_range((D + STEP - 1) // STEP):
         a = a_lds.slice(step * STEP, STEP, 1).load(gl.DotOperandLayout(0, ACC, K_WIDTH))  # [ROWS, STEP]
@@ -171,5 +177,7 @@ def product_of_rows(
 @gluon.jit
 def add_product(p, b_lds, acc, ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr):
     """acc + p B for p [ROWS, COLUMNS] in an accumulator's layout and B [COLUMNS, OUT] in LDS."""
-    a = gl.convert_layout(p, gl.DotOperandLayout(0, ACC, K_WIDTH))
-    return matrix_multiply(a, b_lds.load(gl.DotOperandLayout(1, ACC, K_WIDTH)), acc, VERSION)
+    # MFMA: of the operand a lane takes the 4 neighbours that it has of the accumulator, whatever an instruction's K.
+    WIDTH: gl.constexpr = 4 if VERSION == 3 else K_WIDTH
+    a = gl.convert_layout(p, gl.DotOperandLayout(0, ACC, WIDTH))
+    return matrix_multiply(a, b_lds.load(gl.DotOperandLayout(1, ACC, WIDTH)), acc, VERSION)

@@ -73,7 +73,7 @@ def flash_attention(
     of its block. Gradients of q, k, v from those of O and LSE; second derivatives raise UnsupportedError.
 
     Also torch.float8_e4m3fn, D and D_V multiples of 16, without gradients: the scores are multiplied by scale_q and
-    scale_k, O by scale_v. On RDNA such operands become fp16, exactly, and so does P. On Hopper, for D up to 256 and
+    scale_k, O by scale_v. On AMD such operands become fp16, exactly, and so does P. On Hopper, for D up to 256 and
     D_V up to 128, P is rounded to e4m3, as 2**8 times its share of the row's largest weight so far; the tensor cores
     keep about 14 bits of a sum over 128 keys, and these sums are added up in FP32.
 

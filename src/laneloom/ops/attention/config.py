@@ -13,7 +13,8 @@ from .problem import HALVES, AttentionProblem
 
 Role = Literal["forward", "query", "key", "backward"]
 
-MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
+MAX_PROGRAMS = 1 << 24  #: of one launch
+_MAX_THREADS = (1 << 32) - 1  #: of a grid of AMD's
 MAX_LENGTH = 1 << 30  #: queries and keys: sums of two positions and of a tile fit 32 bits
 _D_RANGE, _D_STEP = (16, 512), 8
 
@@ -23,9 +24,14 @@ def padded(d: int) -> int:
     return max(16, 1 << (d - 1).bit_length())
 
 
+def lds_room(gpu: Gpu) -> int:
+    """Bytes of LDS that a program of the general schedules may take."""
+    return gpu.lds_bytes if gpu.vendor == "amd" else 64 * 1024
+
+
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig:
-    """The general schedule (kernels/forward.py, kernels/backward.py), for RDNA 3 and 4 and, as a fallback, NVIDIA.
+    """The general schedule (kernels/forward.py, kernels/backward.py), for AMD and, as a fallback, NVIDIA.
 
     A schedule with knobs of its own, such as Hopper's to come, subclasses this one and takes its place in `candidates`.
     """
@@ -71,8 +77,6 @@ class AttentionConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions not in ("wmma", "wgmma"):
-            return f"the kernels multiply by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
         float8 = problem.dtype == "fp8" and self.role == "forward" and gpu.vendor == "amd"
         if (problem.dtype not in HALVES and not float8) or problem.out_dtype not in HALVES:
             return f"q, k and v must be fp16 or bf16, got {problem.dtype}, O {problem.out_dtype}"
@@ -89,10 +93,11 @@ class AttentionConfig:
         if self.rows != 16 * self.num_warps:
             return f"each wave has 16 rows, got rows={self.rows} and num_warps={self.num_warps}"
         need = self.lds_bytes(problem)
-        if need > min(gpu.lds_bytes, 64 * 1024):
-            return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {min(gpu.lds_bytes, 65536)}"
-        if self.programs(problem) > MAX_PROGRAMS:
-            return f"one launch has at most {MAX_PROGRAMS} programs, this takes {self.programs(problem)}"
+        if need > lds_room(gpu):
+            return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {lds_room(gpu)}"
+        most = min(MAX_PROGRAMS, _MAX_THREADS // (gpu.wave * self.num_warps))
+        if self.programs(problem) > most:
+            return f"one launch has at most {most} programs, this takes {self.programs(problem)}"
         return None
 
 
@@ -103,7 +108,23 @@ def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
         return float8_candidates(problem) if role == "forward" else []
     if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
-    return own if role == "backward" else [*own, *_general_candidates(problem, gpu, role)]
+    general = _cdna_candidates if gpu.matrix_instructions == "mfma" else _general_candidates
+    return own if role == "backward" else [*own, *general(problem, gpu, role)]
+
+
+def _cdna_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:
+    """Best first: LDS decides. 512 registers a lane hold all columns of a row's sums (docs/attention.md counts)."""
+    if role == "forward":
+        out = padded(problem.d_v)
+        if problem.queries <= 16:
+            columns = 32 if max(padded(problem.d), out) <= 128 else 16
+            return [AttentionConfig(role=role, rows=16, columns=columns, out=out, num_warps=1, prefetch=True)]
+    else:
+        out = min(256, padded(problem.d if role == "query" else max(problem.d, problem.d_v)))
+    return [
+        AttentionConfig(role=role, rows=rows, columns=columns, out=out, num_warps=rows // 16, prefetch=rows > 16)
+        for rows, columns in ((64, 32), (32, 16), (16, 16))
+    ]
 
 
 def _general_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:

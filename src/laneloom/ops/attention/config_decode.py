@@ -7,7 +7,7 @@ from math import gcd, log2
 
 from ...errors import UnsupportedError
 from ...gpu import Gpu
-from .config import padded
+from .config import lds_room, padded
 from .config_hopper import chunks, why_not_wgmma, why_too_large
 from .problem import DTYPE_BYTES, HALVES
 
@@ -99,8 +99,6 @@ class DecodeConfig:
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if gpu.matrix_instructions not in ("wmma", "wgmma"):
-            return f"the kernel multiplies by WMMA or NVIDIA's mma, {gpu.name} ({gpu.family}) has neither"
         if problem.dtype not in HALVES:
             return f"q, k_cache and v_cache must be fp16 or bf16, got {problem.dtype}"
         for name, d in (("D", problem.d), ("D of v_cache", problem.d_v)):
@@ -114,8 +112,8 @@ class DecodeConfig:
         if not 1 <= self.splits <= _MOST_SPLITS:
             return f"splits must be from 1 to {_MOST_SPLITS}, got {self.splits}"
         need = self.lds_bytes(problem)
-        if need > min(gpu.lds_bytes, 64 * 1024):
-            return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {min(gpu.lds_bytes, 65536)}"
+        if need > lds_room(gpu):
+            return f"the tiles need {need} bytes of LDS, a workgroup of {gpu.name} has {lds_room(gpu)}"
         if self.programs(problem) >= 1 << 24:
             return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
         return None
@@ -199,9 +197,13 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
     wide = max(padded(problem.d), padded(problem.d_v))
     twice = gpu.vendor == "amd" and gpu.major == 11  # fragments lie in both halves of a wave
     columns = 32 if wide <= (64 if twice else 128) and problem.page % 32 == 0 else 16
-    alone = DecodeConfig(columns=columns, out=min(128, padded(problem.d_v)), splits=1)
+    cdna = gpu.matrix_instructions == "mfma"  # 512 registers a lane hold all sums of a row
+    alone = DecodeConfig(columns=columns, out=padded(problem.d_v) if cdna else min(128, padded(problem.d_v)), splits=1)
     # No program more than run at once: the last ones would run alone.
-    wanted = _PROGRAMS_PER_PROCESSOR * gpu.compute_units // max(alone.programs(problem), 1)
+    together = _PROGRAMS_PER_PROCESSOR
+    if cdna:
+        together = min(together, max(1, gpu.lds_bytes // alone.lds_bytes(problem)))
+    wanted = together * gpu.compute_units // max(alone.programs(problem), 1)
     most = max(1, problem.keys // (_LEAST_STEPS * columns))
     config = DecodeConfig(columns=columns, out=alone.out, splits=max(1, min(wanted, most, _MOST_SPLITS)))
     why = config.why_invalid(problem, gpu)

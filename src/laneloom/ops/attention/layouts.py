@@ -11,59 +11,78 @@ from ...codegen.versions import wmma_layout
 from ...gpu import Gpu
 
 VECTOR = 8  #: elements of 16 bytes
+_WEIGHTS_OF_MFMA = 4  #: neighbours of a row that a lane has of the accumulator, and so of the weights
 
 
 def _bits(size: int) -> list[int]:
     return [1 << bit for bit in range(size.bit_length() - 1)]
 
 
-def rows_layout(rows: int, width: int, num_warps: int) -> gl.BlockedLayout:
+def rows_layout(rows: int, width: int, num_warps: int, wave: int = 32) -> gl.BlockedLayout:
     """A lane holds 8 neighbours of a row, neighbouring lanes the next ones."""
-    vector = min(VECTOR, max(1, rows * width // (32 * num_warps)))
-    lanes = min(32, width // vector)
-    return gl.BlockedLayout([1, vector], [32 // lanes, lanes], [num_warps, 1], [1, 0])
+    vector = min(VECTOR, max(1, rows * width // (wave * num_warps)))
+    lanes = min(wave, width // vector)
+    return gl.BlockedLayout([1, vector], [wave // lanes, lanes], [num_warps, 1], [1, 0])
 
 
-def line_layout(num_warps: int) -> gl.BlockedLayout:
+def line_layout(num_warps: int, wave: int) -> gl.BlockedLayout:
     """One number per lane."""
-    return gl.BlockedLayout([1], [32], [num_warps], [0])
+    return gl.BlockedLayout([1], [wave], [num_warps], [0])
 
 
-def turned_layout(rows: int, width: int, num_warps: int, *, stored: bool) -> gl.DistributedLinearLayout:
+def turned_layout(
+    rows: int, width: int, num_warps: int, wave: int = 32, *, stored: bool
+) -> gl.DistributedLinearLayout:
     """A lane loads 8 neighbours of up to 4 rows; `stored` is the same with the rows' elements as neighbours."""
-    held = max(1, rows * width // (32 * num_warps))
-    vector = min(VECTOR, held)
+    held = max(1, rows * width // (wave * num_warps))
+    # Of 64 lanes each has little: 2 rows at least, so that LDS is written 4 bytes at a time.
+    vector = min(VECTOR, held if wave == 32 else max(1, held // 2))
     neighbours = min(4, held // vector)
     across = [[0, c] for c in _bits(vector)]
     along = [[r, 0] for r in _bits(neighbours)]
     rest = [[r, 0] for r in _bits(rows) if r >= neighbours] + [[0, c] for c in _bits(width) if c >= vector]
-    wave_bits = num_warps.bit_length() - 1
-    lanes, rest = rest[:5], rest[5:]
+    lane_bits, wave_bits = wave.bit_length() - 1, num_warps.bit_length() - 1
+    lanes, rest = rest[:lane_bits], rest[lane_bits:]
     warps, more = rest[:wave_bits], rest[wave_bits:]
     registers = (along + across if stored else across + along) + more
     fill = [[0, 0]]
-    lanes += fill * (5 - len(lanes))
+    lanes += fill * (lane_bits - len(lanes))
     warps += fill * (wave_bits - len(warps))
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [rows, width])
 
 
-def shared_layout(contiguous: int, order: tuple[int, int]) -> gl.SwizzledSharedLayout:
-    """A tile in LDS whose rows of `contiguous` elements have their 16-byte groups permuted over 128 bytes."""
-    groups = max(1, min(8, contiguous // VECTOR))
-    return gl.SwizzledSharedLayout(VECTOR, max(1, 64 // contiguous), groups, list(order))
+def shared_layout(contiguous: int, order: tuple[int, int], vector: int = VECTOR) -> gl.SwizzledSharedLayout:
+    """A tile in LDS whose rows of `contiguous` elements have their groups of `vector` permuted over 128 bytes."""
+    groups = max(1, min(64 // vector, contiguous // vector))
+    return gl.SwizzledSharedLayout(vector, max(1, 64 // contiguous), groups, list(order))
+
+
+def turned_shared(columns: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
+    """A tile in LDS with the step's columns as neighbours, in groups of what a lane reads: of MFMA's operand 4."""
+    return shared_layout(columns, (0, 1), _WEIGHTS_OF_MFMA if matrix_version(gpu) == 3 else VECTOR)
 
 
 def matrix_version(gpu: Gpu) -> int:
-    """1 and 2: WMMA of RDNA 3 and 4; 0: NVIDIA's mma."""
-    return {("amd", 11): 1, ("amd", 12): 2}.get((gpu.vendor, gpu.major), 0)
+    """1 and 2: WMMA of RDNA 3 and 4; 3: MFMA; 0: NVIDIA's mma."""
+    return {("amd", 9): 3, ("amd", 11): 1, ("amd", 12): 2}.get((gpu.vendor, gpu.major), 0)
 
 
 @cache
-def matrix_constants(gpu: Gpu, num_warps: int) -> dict[str, Any]:
-    """Accumulator layout and operand width of the matrix instruction, all waves along the rows."""
+def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int) -> dict[str, Any]:
+    """Accumulator layout and operand width of the matrix instruction, all waves along the rows.
+
+    width: of the narrowest tile that scores are computed from; columns: of a step.
+    """
     version = matrix_version(gpu)
+    k_width = {0: 2, 1: 16, 2: 8, 3: 8 if width >= 32 else 4}[version]
     if version == 0:
         accumulator = gl.NVMMADistributedLayout([2, 0], [num_warps, 1], [16, 8])
+    elif version == 3:
+        # Transposed: a lane has 4 neighbours of a row, as it has them of the operand that weights become.
+        cdna4 = gpu.name == "gfx950"
+        depth = 32 if cdna4 and min(width, columns) >= 32 else 16
+        layout: Any = gl.amd.AMDMFMALayout
+        accumulator = layout(4 if cdna4 else 3, [16, 16, depth], True, [num_warps, 1])
     else:
         accumulator = wmma_layout(version, num_warps, 1, transposed=True)
-    return {"VERSION": version, "ACC": accumulator, "K_WIDTH": {0: 2, 1: 16, 2: 8}[version]}
+    return {"VERSION": version, "ACC": accumulator, "K_WIDTH": k_width}

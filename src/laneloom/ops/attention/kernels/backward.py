@@ -29,7 +29,7 @@ from ....device.attention_tiles import (
 from ....gpu import Gpu
 from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
-from ..layouts import line_layout, matrix_constants, rows_layout, shared_layout, turned_layout
+from ..layouts import line_layout, matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
 from ..problem import AttentionProblem
 
 _LOG2E = gl.constexpr(1.4426950408889634)
@@ -173,7 +173,7 @@ def attention_backward(
             left = fence_loads(left - 1, VERSION)  # all are under way before the first is waited for
             # Triton's barriers: tiles of one lifetime each, complete before they are read.
             y1_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], SHARED, y1)
-            s = product_of_rows(x1_lds, y1_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
+            s = product_of_rows(x1_lds, y1_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
             left = fence_schedule(left, VERSION)
             if not PREFETCH:
                 y2 = load_rows(y2_base, column0, columns, stride_y2, 0, COLUMNS, WIDTH_V, D_V, Y2_LOAD)
@@ -189,7 +189,7 @@ def attention_backward(
                 lse2 = gl.load(lse_ptr + at) * _LOG2E
                 delta = gl.load(delta_ptr + at)
             left = fence_loads(left, VERSION)
-            dp = product_of_rows(x2_lds, y2_lds, ROWS, COLUMNS, D_V, 16, ACC, K_WIDTH, VERSION)
+            dp = product_of_rows(x2_lds, y2_lds, ROWS, COLUMNS, D_V, ACC, K_WIDTH, VERSION)
             if BY_QUERY:
                 p = gl.exp2(s - lse2[:, None])
             else:
@@ -227,7 +227,7 @@ def attention_backward(
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
-    width, width_v, warps = padded(problem.d), padded(problem.d_v), config.num_warps
+    width, width_v, warps, wave = padded(problem.d), padded(problem.d_v), config.num_warps, gpu.wave
     open_ends = problem.first is not None, problem.last is not None
     by_query = config.role == "query"
     return {
@@ -245,18 +245,18 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "PREFETCH": config.prefetch,
         "BOTTOM_RIGHT": problem.bottom_right,
         "UNIT": UNIT,
-        "LINE_LOAD": line_layout(warps),
-        "X1_LOAD": rows_layout(config.rows, width, warps),
-        "X2_LOAD": rows_layout(config.rows, width_v, warps),
-        "Y1_LOAD": rows_layout(config.columns, width, warps),
-        "Y2_LOAD": rows_layout(config.columns, width_v, warps),
-        "TURNED_LOAD": turned_layout(config.columns, config.out, warps, stored=False),
-        "TURNED_STORE": turned_layout(config.columns, config.out, warps, stored=True),
-        "OUT_STORE": rows_layout(config.rows, config.out, warps),
+        "LINE_LOAD": line_layout(warps, wave),
+        "X1_LOAD": rows_layout(config.rows, width, warps, wave),
+        "X2_LOAD": rows_layout(config.rows, width_v, warps, wave),
+        "Y1_LOAD": rows_layout(config.columns, width, warps, wave),
+        "Y2_LOAD": rows_layout(config.columns, width_v, warps, wave),
+        "TURNED_LOAD": turned_layout(config.columns, config.out, warps, wave, stored=False),
+        "TURNED_STORE": turned_layout(config.columns, config.out, warps, wave, stored=True),
+        "OUT_STORE": rows_layout(config.rows, config.out, warps, wave),
         "SHARED": shared_layout(width, (1, 0)),
         "SHARED_V": shared_layout(width_v, (1, 0)),
-        "TURNED_SHARED": shared_layout(config.columns, (0, 1)),
-        **matrix_constants(gpu, warps),
+        "TURNED_SHARED": turned_shared(config.columns, gpu),
+        **matrix_constants(gpu, warps, min(width, width_v), config.columns),
     }
 
 

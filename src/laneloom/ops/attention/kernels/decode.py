@@ -27,7 +27,7 @@ from ....gpu import Gpu
 from ..arguments import UNIT, Tensors
 from ..config import padded
 from ..config_decode import DecodeConfig, DecodeProblem
-from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout
+from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
 
 _LN2 = gl.constexpr(0.6931471805599453)
 _SCALARS = ("queries", "heads", "group", "row_tiles", "left", "stride_table")
@@ -124,7 +124,7 @@ def attention_decode(
             k_from, k_row = _rows_of_block(k_base, ahead, stride_kb * UNIT, stride_kn, table, COLUMNS, PAGE)
             k = load_rows(k_from, k_row, k_row + keys - ahead * COLUMNS, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
             step = fence_loads(step, VERSION)  # the values and the next keys come while the scores are computed
-            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
+            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
             column = step * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
             # The band counts from each row's own key: row `at`, last 0, first -left.
             p, fade, total, top = softmax_step(s, total, top, at, column, keys, -left, keys * 0, HAS_FIRST, True, True)
@@ -205,21 +205,21 @@ def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[s
         "PAGE": problem.page,
         "HAS_FIRST": problem.left is not None,
         "UNIT": UNIT,
-        "Q_LOAD": rows_layout(config.rows, width, 1),
-        "K_LOAD": rows_layout(config.columns, width, 1),
-        "V_LOAD": turned_layout(config.columns, config.out, 1, stored=False),
-        "V_STORE": turned_layout(config.columns, config.out, 1, stored=True),
-        "OUT_STORE": rows_layout(config.rows, config.out, 1),
+        "Q_LOAD": rows_layout(config.rows, width, 1, gpu.wave),
+        "K_LOAD": rows_layout(config.columns, width, 1, gpu.wave),
+        "V_LOAD": turned_layout(config.columns, config.out, 1, gpu.wave, stored=False),
+        "V_STORE": turned_layout(config.columns, config.out, 1, gpu.wave, stored=True),
+        "OUT_STORE": rows_layout(config.rows, config.out, 1, gpu.wave),
         "ROWS_SHARED": shared_layout(width, (1, 0)),
-        "TURNED_SHARED": shared_layout(config.columns, (0, 1)),
-        **matrix_constants(gpu, 1),
+        "TURNED_SHARED": turned_shared(config.columns, gpu),
+        **matrix_constants(gpu, 1, width, config.columns),
     }
 
 
-def _combine_constants(problem: DecodeProblem, config: DecodeConfig) -> dict[str, Any]:
+def _combine_constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[str, Any]:
     width = padded(problem.d_v)
-    lanes = min(32, width // 4)
-    layout = gl.BlockedLayout([1, 4], [32 // lanes, lanes], [config.combine_warps, 1], [1, 0])
+    lanes = min(gpu.wave, width // 4)
+    layout = gl.BlockedLayout([1, 4], [gpu.wave // lanes, lanes], [config.combine_warps, 1], [1, 0])
     return {"SPLITS": config.splits, "STEP": config.combine_step, "D_V": problem.d_v, "WIDTH": width, "LAYOUT": layout}
 
 
@@ -233,7 +233,7 @@ def launch(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu, tensors: Tens
     if config.splits > 1:
         attention_combine[(problem.batch * problem.heads * problem.queries,)](
             *tensors.pointers("sums", "sums_lse", "out", "lse"), problem.queries, problem.heads,
-            **_combine_constants(problem, config), num_warps=config.combine_warps,
+            **_combine_constants(problem, config, gpu), num_warps=config.combine_warps,
         )  # fmt: skip
 
 

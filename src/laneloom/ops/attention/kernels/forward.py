@@ -2,8 +2,8 @@
 
 A program owns ROWS queries of one head, which lie in LDS, and OUT columns of the output, whose sums are registers. It
 visits the blocks of keys that its queries see: those that the mask cuts first, then the whole ones without a mask. The
-general schedule: RDNA 3 and 4 by WMMA, NVIDIA by mma. Derivation and figures: docs/attention.md. Source: Milakov and
-Gimelshein, arXiv:1805.02867; Dao, arXiv:2307.08691; AMD's RDNA 3 and RDNA 4 ISA guides.
+general schedule: RDNA 3 and 4 by WMMA, CDNA 3 and 4 by MFMA, NVIDIA by mma. Derivation and figures: docs/attention.md.
+Source: Milakov and Gimelshein, arXiv:1805.02867; Dao, arXiv:2307.08691; AMD's ISA guides of RDNA 3 and 4, CDNA 3 and 4.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ....device.attention_tiles import (
 from ....gpu import Gpu
 from ..arguments import LENGTHS, RUNTIME, SCALES, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
-from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout
+from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
 from ..problem import AttentionProblem
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -96,7 +96,7 @@ def attention_forward(
     k_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], ROWS_SHARED)
     v_lds = gl.allocate_shared_memory(dtype, [COLUMNS, OUT], TURNED_SHARED)
 
-    q = multiplied(load_rows(q_base, query0, queries, stride_qn, 0, ROWS, WIDTH, D, Q_LOAD))
+    q = multiplied(load_rows(q_base, query0, queries, stride_qn, 0, ROWS, WIDTH, D, Q_LOAD), VERSION)
     if D % WIDTH != 0:
         # What K has in these columns counts for nothing.
         q = gl.where((gl.arange(0, WIDTH, gl.SliceLayout(0, Q_LOAD)) < D)[None, :], q, gl.zeros_like(q))
@@ -120,19 +120,19 @@ def attention_forward(
         if CUT == 1:
             limit = cut
         while step < limit:
-            k_lds.store(multiplied(k))
+            k_lds.store(multiplied(k, VERSION))
             # The keys are complete, and nobody reads the values before. A barrier waits for all loads: the next begin
             # after it. Before the stores Triton puts its own.
             cta_barrier()
             v = load_rows(v_base, key0, keys, stride_vn, out0, COLUMNS, OUT, D_V, V_LOAD)
             step = fence_loads(step, VERSION)  # the values come while the scores are computed
-            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, 16, ACC, K_WIDTH, VERSION) * scale2
+            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
             column = key0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
             p, fade, total, top = softmax_step(
                 s, total, top, row, column, keys, first, last, HAS_FIRST, HAS_LAST, CUT == 1
             )
             step = fence_schedule(step + 1, VERSION)  # the wait for the values stays below
-            v_lds.store(gl.convert_layout(multiplied(v), V_STORE))
+            v_lds.store(gl.convert_layout(multiplied(v, VERSION), V_STORE))
             cta_barrier()  # the values are complete
             key0 = visited_block(step, begin, whole_begin, whole_end, end) * COLUMNS
             if PREFETCH:
@@ -157,7 +157,7 @@ def attention_forward(
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
-    width, warps = padded(problem.d), config.num_warps
+    width, warps, wave = padded(problem.d), config.num_warps, gpu.wave
     return {
         "D": problem.d,
         "D_V": problem.d_v,
@@ -171,14 +171,14 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "PREFETCH": config.prefetch,
         "BOTTOM_RIGHT": problem.bottom_right,
         "UNIT": UNIT,
-        "Q_LOAD": rows_layout(config.rows, width, warps),
-        "K_LOAD": rows_layout(config.columns, width, warps),
-        "V_LOAD": turned_layout(config.columns, config.out, warps, stored=False),
-        "V_STORE": turned_layout(config.columns, config.out, warps, stored=True),
-        "OUT_STORE": rows_layout(config.rows, config.out, warps),
+        "Q_LOAD": rows_layout(config.rows, width, warps, wave),
+        "K_LOAD": rows_layout(config.columns, width, warps, wave),
+        "V_LOAD": turned_layout(config.columns, config.out, warps, wave, stored=False),
+        "V_STORE": turned_layout(config.columns, config.out, warps, wave, stored=True),
+        "OUT_STORE": rows_layout(config.rows, config.out, warps, wave),
         "ROWS_SHARED": shared_layout(width, (1, 0)),
-        "TURNED_SHARED": shared_layout(config.columns, (0, 1)),
-        **matrix_constants(gpu, warps),
+        "TURNED_SHARED": turned_shared(config.columns, gpu),
+        **matrix_constants(gpu, warps, width, config.columns),
     }
 
 
