@@ -15,6 +15,7 @@ from laneloom.ops.transform3d.config_levels import AmdLevelsConfig
 from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 
 GPUS = ("gfx1151", "gfx1201")
+CDNA = ("gfx942", "gfx950")
 
 
 @dataclass(frozen=True)
@@ -149,6 +150,16 @@ CASES = {
     "attention, query's gradient": Case("attention/backward", _gradients, 1, Counter(wait=2), step=16),
     "attention, key's gradient": Case("attention/backward", _gradients, 2, Counter(wait=2), step=16),
     "decoding": Case("attention/decode", _decode, 0, Counter(wait=2), step=12),
+    "attention, MFMA": Case(
+        "attention/forward", _attention(False), caught=Counter(wait=10, barrier=2, mask=2), step=12, gpus=CDNA
+    ),
+    "attention, query's gradient, MFMA": Case(
+        "attention/backward", _gradients, 1, Counter(wait=20, barrier=6, mask=2), step=16, gpus=CDNA
+    ),
+    "attention, key's gradient, MFMA": Case(
+        "attention/backward", _gradients, 2, Counter(wait=25, barrier=12, mask=2), step=16, gpus=CDNA
+    ),
+    "decoding, MFMA": Case("attention/decode", _decode, 0, Counter(wait=10, mask=2), step=12, gpus=CDNA),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
     "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),
     "transform3d strips": Case(

@@ -34,7 +34,8 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
     ("name", "dtype", "causal", "window"),
     [
         ("gfx1201", torch.bfloat16, True, None), ("gfx1201", torch.float16, "top_left", (10, None)),
-        ("gfx1151", torch.float16, False, (6, 4)),
+        ("gfx1151", torch.float16, False, (6, 4)), ("gfx942", torch.float16, "top_left", (None, 3)),
+        ("gfx950", torch.bfloat16, True, None),
     ],
 )  # fmt: skip
 def test_packed(name, dtype, causal, window):
@@ -132,6 +133,9 @@ def in_pages(x: torch.Tensor, page: int, order: torch.Tensor) -> torch.Tensor:
         ("gfx1201", (3, 6, 2, 2, 160, 32, 48), 16, None, (160, 0, 17)),
         ("gfx1201", (1, 2, 2, 3, 300, 80, 24), 32, 20, (290,)),
         ("gfx1151", (2, 8, 1, 3, 150, 32, 32), 16, None, (150, 1)),
+        ("gfx942", (2, 4, 2, 1, 200, 128, 64), 0, None, (200, 37)),
+        ("gfx942", (1, 10, 2, 4, 300, 80, 24), 32, 20, (290,)),
+        ("gfx950", (3, 6, 2, 2, 160, 16, 264), 16, None, (160, 0, 17)),
     ],
 )  # fmt: skip
 def test_decode(name, shape, page, window, lengths):

@@ -1,4 +1,4 @@
-"""Random calls as RDNA code: any size, stride, dtype and option, in strict mode, against FP64."""
+"""Random calls as RDNA code, attention as CDNA's: any size, stride, dtype and option, in strict mode, against FP64."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from random_steps import Chain, Transform, Transpose
 import laneloom
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
+CDNA = ("gfx942", "gfx950")
 KINDS = tuple(kind for kind in DTYPES if kind != "int32")
 
 
@@ -24,6 +25,12 @@ def test_products(seed):
 @pytest.mark.parametrize("seed", range(9))
 def test_attention(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
+        Attention(seed, 70).check("cpu")
+
+
+@pytest.mark.parametrize("seed", range(9, 11))
+def test_attention_on_cdna(seed):
+    with laneloom.emulated(CDNA[seed % 2], strict=True):
         Attention(seed, 70).check("cpu")
 
 
