@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -13,7 +12,7 @@ pytest.importorskip("torch")
 
 from laneloom.bench import model_fit
 from laneloom.bench.matmul_tiles import Row, describe, iterate_configs, read, write
-from laneloom.bench.model_fit import GPU, constants, estimate_us, losses, products, walk
+from laneloom.bench.model_fit import GPU, constants, estimate_us, estimates_us, held, losses, products, walk
 from laneloom.ops.matmul import model_hopper, plan_cluster, plan_hopper
 from laneloom.ops.matmul.problem import MatmulProblem
 
@@ -30,6 +29,9 @@ UNEVEN_ROWS, SURVEY_ROWS = measured("tiles_uneven"), measured("tiles_survey")
 LAYER_ROWS = measured("tiles_layers")  #: of 48 to 384 rows, whose weights come from memory
 #: of sizes that nobody chose, and of few rows
 RANDOM_ROWS, FEW_ROWS = measured("tiles_random"), measured("tiles_few")
+OTHER_RANDOM_ROWS = measured("tiles_random_2")
+#: of products that the model had misjudged, and that clusters fit which share loads and have parts of K
+MISRANKED_ROWS, PARTS_ROWS = measured("tiles_misranked"), measured("tiles_parts")
 estimate_alone = partial(estimate_us, overlapped=False)
 
 
@@ -42,8 +44,8 @@ def regrets():
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
-    assert mean(found) < 0.0171
-    assert sum(regret > 0.05 for regret in found) <= 14
+    assert mean(found) < 0.0175
+    assert sum(regret > 0.05 for regret in found) <= 23
 
 
 def test_classes_of_rows_are_taken_where_they_are_faster():
@@ -79,8 +81,8 @@ def test_what_the_next_tile_hides_is_counted():
 @pytest.mark.parametrize(
     ("rows", "count", "bound"),
     [
-        (UNEVEN_ROWS, 50, 0.0225), (SURVEY_ROWS, 28, 0.026), (RANDOM_ROWS, 116, 0.042), (FEW_ROWS, 76, 0.027),
-        (LAYER_ROWS, 48, 0.02),
+        (UNEVEN_ROWS, 50, 0.02), (SURVEY_ROWS, 28, 0.031), (RANDOM_ROWS, 109, 0.036), (FEW_ROWS, 76, 0.0185),
+        (LAYER_ROWS, 48, 0.0195), (OTHER_RANDOM_ROWS, 109, 0.022), (MISRANKED_ROWS, 32, 0.027), (PARTS_ROWS, 24, 0.016),
     ],
 )
 def test_of_later_runs_as_well(rows, count, bound):
@@ -94,15 +96,24 @@ def test_of_later_runs_as_well(rows, count, bound):
 
 
 def test_pairs_share_what_asks_the_l2_for_less():
-    """Of large products, each config alone with torch.matmul in its rounds."""
-    found = defaultdict(list)
-    for row in measured("tiles_pairs"):
-        found[row.m, row.n, row.k, row.layout].append(row)
-    assert len(found) == 7
-    for rows in found.values():
-        best = max(row.torch_us / row.us for row in rows)
-        chosen = min(rows, key=estimate_us)
-        assert chosen.torch_us / chosen.us > 0.985 * best
+    """Of large products, each config alone with torch.matmul in its rounds, which last until power limits all."""
+    of = products(measured("tiles_pairs"))
+    assert len(of) == 16
+    found = losses(of)
+    assert mean(x.own for x in found) < 0.007
+    assert max(x.own for x in found) < 0.035
+
+
+def test_configs_that_ran_ahead_of_cublas_are_kept():
+    kept = [x.loss() for x in held(RESULTS / "matmul.jsonl")]
+    assert len(kept) > 100
+    assert mean(kept) < 0.005
+
+
+@pytest.mark.parametrize("name", ["tiles_random", "tiles_uneven", "tiles_in_classes"])
+def test_many_configs_at_once_are_as_each_alone(name):
+    for rows in products(measured(name))[:12]:
+        assert estimates_us(rows) == pytest.approx([estimate_us(row) for row in rows])
 
 
 def test_rows_that_are_not_there_are_counted(monkeypatch):
@@ -140,7 +151,8 @@ def test_a_walk_finds_back_and_keeps_nothing_that_is_worse(monkeypatch):
 
     def loss():
         found = losses(of["tiles_in_classes"])
-        return mean(0.6 * x.near + 0.4 * x.own + 0.2 * x.spread for x in found)
+        lost = mean(min(0.6 * x.near + 0.4 * x.own, model_fit.MOST_LOST) for x in found)
+        return lost + 0.2 * mean(x.spread for x in found)
 
     for module in (model_hopper, plan_hopper, plan_cluster):
         for name, key in constants():

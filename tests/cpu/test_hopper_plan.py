@@ -44,7 +44,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
     ("sizes", "layout", "schedule", "facts"),
     [
         ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}),
-        ((8192, 1024, 2048), "nn", "hopper_cluster", {"split": False, "hold_back": 2}),
+        ((8192, 1024, 2048), "nn", "hopper_cluster", {"block_m": 256, "split": True, "hold_back": 1}),
         ((3072, 3072, 3072), "nn", "hopper_cluster", {"tiles_n": 0}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
         ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
@@ -112,7 +112,7 @@ def test_batches_take_one_launch():
         ((1000, 1000, 5000), {"layout": "nt"}, "hopper_cluster", {"line": 128, "cluster_k": 2}),
         ((1304, 1304, 1304), {}, "hopper_cluster", {"swapped": True, "line": 32}),
         ((2000, 2000, 2000), {}, "hopper_cluster", {"line": 0}),
-        ((1024, 1024, 1024), {}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
+        ((1024, 1024, 1024), {"layout": "nt"}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
         ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"cluster_k": 2}),
         ((128, 4096, 4096), {}, "hopper_cluster", {"swapped": True, "cluster_k": 2}),
         ((300, 3000, 3000), {}, "hopper_cluster", {"swapped": True, "block_n": 152, "line": 32}),
@@ -122,6 +122,9 @@ def test_batches_take_one_launch():
         ((6000, 6000, 6000), {}, "hopper_cluster", {"block_m": 128, "swapped": True}),
         ((1536, 1536, 1536), {"layout": "nt"}, "hopper_cluster", {"block_m": 128, "block_n": 144, "swapped": True}),
         ((64, 14336, 4096), {"layout": "nt"}, "hopper_cluster", {"block_n": 64, "cluster_m": 4}),
+        # Clusters that share loads and have parts of K: measured from 48 rows and 16 MB on.
+        ((160, 5120, 13824), {"layout": "nt"}, "hopper_cluster", {"cluster_m": 1, "cluster_n": 2, "cluster_k": 2}),
+        ((64, 512, 2048), {}, "hopper_cluster", {"cluster_m": 1, "cluster_n": 1, "cluster_k": 4}),
         ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream",
          {"block_n": 256, "copy_a": True, "copy_b": False, "split": True}),
         ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_stream", {"copy_a": False}),

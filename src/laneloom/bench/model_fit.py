@@ -43,7 +43,7 @@ NEARNESS = 0.012  #: of estimates, relative
 MOST_LOST = 0.25  #: by one product: a few that nothing explains do not lead the walk
 #: of the spread of estimates about their times, in the loss: else what only has to be slow becomes slower and slower
 SHARE_OF_SPREAD = 0.2
-LEAST_HELD_US = 24.0
+LEAST_HELD_US = 5.0
 SHARE_OF_HELD = 1.0  #: of the loss of what is held, in the loss
 PASSED_OVER = 0.01  #: what a config that is held loses where another is preferred, by however little
 GOOD = 1.3  #: times the fastest: configs whose spread counts
@@ -75,8 +75,8 @@ def measured(folder: Path, name: str) -> list[Row]:
     """The rows of one of FILES that the model ranks, in today's times."""
     rows = [row for row in read(folder / f"{name}.csv") if _is_planned(row)]
     rows = [row for row in rows if row.schedule == "hopper_cluster" or (row.block_m, row.block_n) in TILES]
-    # Parts of C whose rows were no whole lines took up to twice as long when the files were made.
-    rows = [row for row in rows if row.split_k == 1 or row.n % 32 == 0]
+    # Parts of C whose rows broke sectors took up to twice as long when the files were made.
+    rows = [row for row in rows if row.split_k == 1 or row.n % 8 == 0]
     if name == ALONE:
         usual = {of: median(row.torch_us for row in some) for of, some in _by_product(rows).items()}
         rows = [
@@ -201,7 +201,7 @@ class Held:
 
 
 def held(path: Path) -> list[Held]:
-    """Of the products in bf16 that take LEAST_HELD_US or more, which few configs were measured for."""
+    """Of the products in bf16 that take LEAST_HELD_US or more."""
     return [
         Held.of(record) for record in load(path)
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US

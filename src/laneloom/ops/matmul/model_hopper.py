@@ -7,7 +7,7 @@ copy engine ask of shared memory, and of a slice's latency over the slices under
 beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device
 memory, and where both are near each other, more than either.
 
-Fitted on one H200 by a random walk to 12,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
+Fitted on one H200 by a random walk to 16,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
 2026-11-20 (89 sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the
 file was made), the others of 2026-11-22 and 23; bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says
 how well, docs/hopper-gemm.md has the facts behind the terms.
@@ -26,33 +26,35 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 ROW_CLOCKS = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.366  #: for those that a neighbour in the cluster asks for and multicasts
+SHARED_ROW_CLOCKS = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
 LINE_BYTES, SECTOR_BYTES = 128, 32
 LINE_FACTOR = 1.065  #: on rows whose pitch is no multiple of a line
 BROKEN_FACTOR = 2.051  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
 MISSING_FACTOR = 2.661  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-BOX_CLOCKS = 7.95  #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
+BOX_CLOCKS = 7.56  #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
 SHARED_MEMORY_FACTOR = 1.331  #: on the clocks in which shared memory passes 128 bytes each
-LATENCY_CLOCKS = 1320.0  #: until a slice that is asked for is there
-BUSY_STAGES = 1.054  #: of the ring, in which no slice is under way
+LATENCY_CLOCKS = 1310.0  #: until a slice that is asked for is there
+BUSY_STAGES = 1.079  #: of the ring, in which no slice is under way
 LATENCY_SHARPNESS = 4.267  #: of the maximum of a slice's own time and of this one, shared out among them
-LAUNCH_CLOCKS = 2690.0  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 65.1  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.04989  #: for each element of a tile
-CLUSTER_CLOCKS = 181.6  #: more where CTAs meet, once
+LAUNCH_CLOCKS = 3134.0  #: once in a product, before and behind all tiles
+TILE_CLOCKS = 66.98  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.04931  #: for each element of a tile
+CLUSTER_CLOCKS = 180.4  #: more where CTAs meet, once
 #: more to load a slice, for each doubling of the CTAs that share B, and that share A
-SHARED_B_CLOCKS, SHARED_A_CLOCKS = 1.845, 17.64
-EIGHT_FACTOR = 1.013  #: on the slices of clusters of 8
+SHARED_B_CLOCKS, SHARED_A_CLOCKS = 1.575, 12.61
+#: on the slices of CTAs that share loads and have one consumer each, and of those that share both operands
+SHARED_BY_ONE_FACTOR, SHARED_BOTH_FACTOR = 1.023, 1.031
+EIGHT_FACTOR = 1.017  #: on the slices of clusters of 8
 SWAPPED_FACTOR = 0.9908  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.02944  #: more for each element of a tile that is turned on its way out
+SWAPPED_STORE_CLOCKS = 0.02949  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 DIRECT_CLOCKS = 0.04277  #: more for each element of a tile that hopper_cluster stores by masks
-GLUON_DIRECT_CLOCKS = 0.01332  #: the same, by hopper
+GLUON_DIRECT_CLOCKS = 0.01361  #: the same, by hopper
 SCATTERED_CLOCKS = 0.3489  #: more for each of them where C's rows do not begin at 16 bytes
-EXCHANGE_CLOCKS = 268.2  #: more where they exchange sums of parts of K, for each further part
-EXCHANGE_BYTES_PER_CLOCK = 13.53  #: that a CTA sends then
-CUDA_CLOCKS = 664.4  #: more for each tile of hopper_cluster but the first, than for one of hopper
+EXCHANGE_CLOCKS = 235.2  #: more where they exchange sums of parts of K, for each further part
+EXCHANGE_BYTES_PER_CLOCK = 10.15  #: that a CTA sends then
+CUDA_CLOCKS = 626.6  #: more for each tile of hopper_cluster but the first, than for one of hopper
 #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
 UNEVEN_CLOCKS = 2377.0
 HIDDEN_HELD, HIDDEN_SPLIT = 0.3502, 0.5951  #: shares of a tile's ends that the next tile hides: of one strip, of two
@@ -67,11 +69,11 @@ REREAD_SHARE = 0.163  #: of an operand, on top of its bytes, for each further cl
 MOST_REREADS = 7  #: from there on it stays in the L2
 #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
 #: so many of the SMs
-LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9325, 0.7
+LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9357, 0.7
 #: on the time of memory, by CTAs that wait for each other's slices, that add up parts of K, and of C^T = B^T A^T
-SHARED_MEMORY_TIME, PARTS_MEMORY_TIME, SWAPPED_MEMORY_TIME = 0.9953, 1.011, 1.007
-SM_BYTES_PER_US = 52160.0  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
-SHARPNESS = 4.194  #: of the maximum of these times
+SHARED_MEMORY_TIME, PARTS_MEMORY_TIME, SWAPPED_MEMORY_TIME = 0.9984, 1.011, 1.007
+SM_BYTES_PER_US = 51510.0  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
+SHARPNESS = 4.186  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 _AT_ONCE = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
@@ -158,6 +160,8 @@ def product_us(
     clocks *= (1 + (latency / clocks) ** LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
     clocks *= slice_factor * slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     clocks *= np.where(sharers == 8, EIGHT_FACTOR, 1.0)
+    clocks *= np.where((sharers > 1) & (m == 64), SHARED_BY_ONE_FACTOR, 1.0)
+    clocks *= np.where((share_b > 1) & (share_a > 1), SHARED_BOTH_FACTOR, 1.0)
     finished = m * n / parts  # elements
     direct = DIRECT_CLOCKS + scattered * SCATTERED_CLOCKS if cuda else GLUON_DIRECT_CLOCKS
     ends = TILE_CLOCKS + (STORE_CLOCKS + swapped * SWAPPED_STORE_CLOCKS + np.where(by_tma, 0.0, direct)) * finished

@@ -43,7 +43,7 @@ CLUSTERS = (
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
 #: 2026-11-23, to 1,700 pairs of product and config
 LINE_FACTORS = {32: 1.167, 64: 1.064, 128: 1.011}
-#: from where on clusters that share loads and have parts of K were measured: 24 products
+#: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
 ENOUGH_STAGES = 6  #: more are less than what a warp gains that need not wait for a panel of C to be read
@@ -164,7 +164,8 @@ class _Multiplied:
         step = 16 if self.in_panels else 8
         least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step) if self.classes == 1 else LEAST_COLUMNS
         found, clusters = [], np.array(CLUSTERS).T
-        if self.classes > 1 or min(self.problem.m, n) < SHARED_PARTS_ROWS or self.problem.bytes < SHARED_PARTS_BYTES:
+        small = min(self.problem.m, n) < SHARED_PARTS_ROWS or self.problem.bytes < SHARED_PARTS_BYTES
+        if small or self.classes > 1 or BROKEN_FACTOR in self.factors:
             clusters = clusters[:, (clusters[0] * clusters[1] == 1) | (clusters[2] == 1)]
         for rows, consumers in ROWS.items():
             if consumers == 3 and self.problem.epilogue:
