@@ -51,7 +51,7 @@ def test_the_former_driver_comes_back_after_an_error():
 
 
 def test_unknown_gpu_names_the_nearest():
-    with pytest.raises(UnknownGpuError, match="gfx1151"), laneloom.emulated("gfx1152"):
+    with pytest.raises(UnknownGpuError, match="gfx1151"), laneloom.emulated("gfx1154"):
         pass
 
 
