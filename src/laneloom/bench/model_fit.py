@@ -64,10 +64,10 @@ def _product(row: Row) -> tuple[object, ...]:
     return row.m, row.n, row.k, row.layout
 
 
-def _by_product(rows: Iterable[Row]) -> dict[tuple[object, ...], list[Row]]:
-    found: dict[tuple[object, ...], list[Row]] = {}
+def _by(key: Callable[[Row], object], rows: Iterable[Row]) -> dict[object, list[Row]]:
+    found: dict[object, list[Row]] = {}
     for row in rows:
-        found.setdefault(_product(row), []).append(row)
+        found.setdefault(key(row), []).append(row)
     return found
 
 
@@ -78,7 +78,7 @@ def measured(folder: Path, name: str) -> list[Row]:
     # Parts of C whose rows broke sectors took up to twice as long when the files were made.
     rows = [row for row in rows if row.split_k == 1 or row.n % 8 == 0]
     if name == ALONE:
-        usual = {of: median(row.torch_us for row in some) for of, some in _by_product(rows).items()}
+        usual = {of: median(row.torch_us for row in some) for of, some in _by(_product, rows).items()}
         rows = [
             replace(row, us=row.us / row.torch_us * usual[_product(row)], torch_us=usual[_product(row)]) for row in rows
         ]  # fmt: skip
@@ -143,10 +143,7 @@ def estimate_us(row: Row, *, overlapped: bool = True) -> float:
 
 def products(rows: Iterable[Row]) -> list[list[Row]]:
     """The rows of each product of each run."""
-    found: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.m, row.n, row.k, row.layout, row.torch_us), []).append(row)
-    return list(found.values())
+    return list(_by(lambda row: (*_product(row), row.torch_us), rows).values())
 
 
 @dataclass(frozen=True)
