@@ -9,8 +9,8 @@ from sass_listing import listing_of, sass_of
 
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
-from laneloom.isa.analysis import hot_loop, loads_are_wide, order
-from laneloom.isa.listing import Kind
+from laneloom.isa.analysis import Loop, hot_loop, loads_are_wide, order
+from laneloom.isa.listing import Instruction, Kind
 from laneloom.ops.attention.config import plan, plan_backward
 from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, plan_decode
 from laneloom.ops.attention.execute import code_object
@@ -31,13 +31,22 @@ def check_no_spills(code: CodeObject) -> None:
     assert (code.vgpr_spills, code.sgpr_spills, code.scratch_bytes) == (0, 0, 0)
 
 
+def loop_of(code: CodeObject) -> Loop:
+    loop = hot_loop(code.asm)
+    assert loop is not None
+    return loop
+
+
+def narrow_loads(loop: Loop) -> list[Instruction]:
+    return [i for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD and i.width_bytes < 16]
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(("gpu", "dtype"), [("gfx1100", "fp16"), ("gfx1151", "bf16"), ("gfx1201", "fp16")])
 def test_hot_loop(gpu, dtype, role):
     code = compiled(gpu, role, 128, dtype)
     check_no_spills(code)
-    loop = hot_loop(code.asm)
-    assert loop is not None
+    loop = loop_of(code)
     matrix = {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX}
     assert matrix == {f"v_wmma_f32_16x16x16_{'bf16' if dtype == 'bf16' else 'f16'}"}
     rows, columns, d, out = 16, 32, 128, {"forward": 128, "query": 64, "key": 2 * 64}[role]
@@ -46,8 +55,7 @@ def test_hot_loop(gpu, dtype, role):
     exponentials = sum(i.mnemonic.startswith("v_exp_f32") for i in loop.instructions)
     # a weight per pair and lane, and the forward's fading of 16 rows, two lanes to a row
     assert exponentials == rows * columns // 32 + (role == "forward")
-    narrow = [i for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD and i.width_bytes < 16]
-    assert len(narrow) == (2 if role == "key" else 0), "lse and delta of the columns alone are loaded one by one"
+    assert len(narrow_loads(loop)) == (2 if role == "key" else 0), "lse and delta of the columns alone"
     assert role == "key" or loads_are_wide(loop)
 
 
@@ -57,8 +65,7 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     """MFMA only, all of D in one program, and weights that stay in their lanes on the way to the operand."""
     code = compiled(gpu, role, 128, dtype)
     check_no_spills(code)
-    loop = hot_loop(code.asm)
-    assert loop is not None
+    loop = loop_of(code)
     matrix = {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX}
     assert matrix == {f"v_mfma_f32_16x16x{depth}_{'bf16' if dtype == 'bf16' else 'f16'}"}
     rows, columns, d = 16, 32, 128
@@ -67,8 +74,7 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     exponentials = sum(i.mnemonic.startswith("v_exp_f32") for i in loop.instructions)
     # a weight per pair and lane, and the forward's fading of 16 rows, four lanes to a row
     assert exponentials == rows * columns // 64 + (role == "forward")
-    narrow = [i for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD and i.width_bytes < 16]
-    assert len(narrow) == (2 if role == "key" else 0), "lse and delta of the columns alone are loaded one by one"
+    assert len(narrow_loads(loop)) == (2 if role == "key" else 0), "lse and delta of the columns alone"
     stores = [i for i in loop.instructions if i.kind is Kind.LDS_STORE]
     stored = sum(i.width_bytes * (1 + i.mnemonic.startswith("ds_write2")) for i in stores)
     assert stored == tiles * columns * d * 2 // 256 + (2 * 4 if role == "key" else 0), "the tiles, and no weights"
@@ -88,10 +94,8 @@ def test_decode_on_cdna(gpu, page):
     code = decode.code_object(problem, config, get_gpu(gpu))
     check_no_spills(code)
     assert code.lds_bytes <= config.lds_bytes(problem) <= get_gpu(gpu).lds_bytes
-    loop = hot_loop(code.asm)
-    assert loop is not None
-    narrow = [i for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD and i.width_bytes < 16]
-    assert len(narrow) <= (2 if page else 0), "the pages of keys and values alone"
+    loop = loop_of(code)
+    assert len(narrow_loads(loop)) <= (2 if page else 0), "the pages of keys and values alone"
     depth = 16 if page else 32
     assert loop.count(Kind.MATRIX) == 2 * 16 * config.columns * 128 // (16 * 16 * depth)
 
@@ -99,8 +103,7 @@ def test_decode_on_cdna(gpu, page):
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_loads_run_under_the_matrix_instructions(gpu):
     """The values come while the scores are computed, the next keys while the values are summed."""
-    loop = hot_loop(compiled(gpu, "forward", 64).asm)
-    assert loop is not None
+    loop = loop_of(compiled(gpu, "forward", 64))
     # No wait and no barrier between the loads and the last matrix instruction, twice.
     products = r"BAR G\d (L\d* W\d* )+"
     assert re.search(products + r"(WAIT\S* |S\d* )+" + products, order(loop) + " "), order(loop)

@@ -151,7 +151,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
         # More clusters than fit at once would begin when others end.
         "cluster_m,cluster_n,cluster_k,programs": tuple(
-            (*sharers, clusters_at_once(prod(sharers), gpu) * prod(sharers)) for sharers in sorted(SHARERS)),
+            (*sharers, int(clusters_at_once(prod(sharers), gpu)) * prod(sharers)) for sharers in sorted(SHARERS)),
         "tma_store": _BOTH,
         "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
         "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),

@@ -76,7 +76,7 @@ SM_BYTES_PER_US = 51510.0  #: from memory, that one SM reads: what its copy engi
 SHARPNESS = 4.186  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
-_AT_ONCE = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
+_SMS = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
 
 
 def ceil_div(x: Any, y: Any) -> Any:
@@ -101,9 +101,9 @@ def row_factor(pitch_bytes: int) -> float:
     return LINE_FACTOR if pitch_bytes % LINE_BYTES else 1.0
 
 
-def clusters_at_once(peers: int, gpu: Gpu) -> int:
+def clusters_at_once(peers: Any, gpu: Gpu) -> Any:
     """Clusters of so many CTAs, one on an SM, that the GPU has room for."""
-    return SMS_IN_CLUSTERS[peers] * gpu.compute_units // 132 // peers
+    return _SMS[peers] * gpu.compute_units // 132 // peers
 
 
 def slice_clocks(
@@ -148,7 +148,7 @@ def product_us(
     peers = sharers * parts
     down, right = ceil_div(problem.m, m * share_b), np.where(tiles_n, tiles_n, ceil_div(problem.n, n * share_a))
     clusters = down * right * split_k * (problem.batches if cuda else 1)
-    rounds = ceil_div(clusters, _AT_ONCE[peers] * gpu.compute_units // 132 // peers)
+    rounds = ceil_div(clusters, clusters_at_once(peers, gpu))
     slices = ceil_div(ceil_div(problem.k * size + before, SLICE_BYTES), split_k * parts)
     multiplied = np.where(tiles_n, problem.n / np.maximum(tiles_n, 1), n)  # columns of a tile, on average
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b

@@ -150,9 +150,7 @@ class _Multiplied:
         if self.in_panels or self.classes > 1 or n < LEAST_COLUMNS:
             return np.zeros_like(tiles.n)
         of_column = ceil_div(self.problem.m, tiles.m * share_b) * self.problem.batches
-        few = ceil_div(n, tiles.n)
-        at_once = np.where(share_b == 1, clusters_at_once(1, gpu), np.where(
-            share_b == 2, clusters_at_once(2, gpu), clusters_at_once(4, gpu)))  # fmt: skip
+        few, at_once = ceil_div(n, tiles.n), clusters_at_once(share_b, gpu)
         filling = ceil_div(of_column * few, at_once) * at_once // of_column
         fits = (filling > few) & (filling * (tiles.n - NARROWER) <= n) & (tiles.n >= LEAST_COLUMNS)
         return np.where(fits & (tiles.share_a * tiles.parts == 1), filling, 0)
@@ -281,7 +279,7 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     panel = SLICE_BYTES // DTYPE_BYTES[problem.dtype_out]
     columns = config.block_n // config.cluster_k
     # Every program walks over an equal share of the tiles: a cluster that does not fit would begin when others end.
-    config = config.with_knobs(programs=clusters_at_once(config.peers, gpu) * config.peers)
+    config = config.with_knobs(programs=int(clusters_at_once(config.peers, gpu)) * config.peers)
     rounds = config.tiles(config.in_classes(problem)) * config.peers / config.programs
     broken = problem.out.strides[2] * DTYPE_BYTES[problem.dtype_out] % SECTOR_BYTES
     # The copy engine is slow to write rows that break sectors: 3% at 1000 cubed, where nothing hides it.
