@@ -145,6 +145,11 @@ def _function_mode():
     return CudaOnCpu()
 
 
+def _always(value: Any) -> Any:
+    """A function of its own for each name: torch.compile keeps a rule for each."""
+    return lambda *_, **__: value
+
+
 def _answers(gpu: Gpu) -> dict[str, Any]:
     """What `torch.cuda` says of the machine."""
     import torch
@@ -216,22 +221,18 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
     def seed_all(seed: int, *_: Any) -> None:
         generator.manual_seed(seed)
 
-    def always(value: Any) -> Any:
-        """A function of its own for each name: torch.compile keeps a rule for each."""
-        return lambda *_, **__: value
-
     silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
               "reset_max_memory_allocated reset_accumulated_memory_stats set_stream").split()  # fmt: skip
     zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved").split()
     return {
-        **{name: always(None) for name in silent},
-        **{name: always(0) for name in zeros},
+        **{name: _always(None) for name in silent},
+        **{name: _always(0) for name in zeros},
         "manual_seed": seed_all,
         "manual_seed_all": lambda seed, *_: seed_all(seed),
         "default_generators": (generator,),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "_lazy_init": always(None),
+        "_lazy_init": _always(None),
         "device_count": lambda: 1,
         "is_bf16_supported": lambda *_, **__: True,
         "get_device_name": lambda *_: product,
@@ -261,7 +262,7 @@ def _accelerator(torch: Any) -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
-        **dict.fromkeys(("set_device_index", "set_device_idx", "synchronize"), lambda *_: None),
+        **{name: _always(None) for name in ("set_device_index", "set_device_idx", "synchronize")},
         "current_stream": lambda *_: torch.cuda.current_stream(),
     }
 
@@ -282,8 +283,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             return run_backward(*args, **kwargs)
 
     swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
-    if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
-        swapped.append((torch._C, "_cuda_getCurrentRawStream", lambda *_: 0))
+    swapped.append((torch._C, "_cuda_getCurrentRawStream", _always(0)))  # asks the driver, where torch has it at all
     swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library
