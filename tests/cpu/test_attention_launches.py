@@ -122,9 +122,9 @@ def driver(monkeypatch):
 def boxed(x, rows):
     """What the map of x [B, H, N, D] says: boxes of 64 columns, swizzled by 128 bytes, 256 bytes into the L2."""
     strides = tuple(16 if n == 1 else 2 * s for n, s in zip(x.shape[2::-1], x.stride()[2::-1], strict=True))
-    bf16, swizzle_128, promotion_256 = 9, 3, 3
+    bf16, swizzle_128, promotion_128 = 9, 3, 2
     ones = (1, 1, 1, 1)
-    how = (0, swizzle_128, promotion_256, 0)
+    how = (0, swizzle_128, promotion_128, 0)
     return bf16, x.data_ptr(), tuple(x.shape[::-1]), strides, (64, rows, 1, 1), ones, how
 
 

@@ -32,24 +32,28 @@ from .suites import load_suite
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
-#: what the time of attention on Hopper depends on
-KERNEL_SOURCES = tuple(
-    PACKAGE / name
-    for name in (
-        "device/attention_hopper.cuh", "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
-        "device/attention_hopper_forward.cuh", "device/attention_tiles.py", "ops/attention/config_decode.py",
-        "ops/attention/config_hopper.py", "ops/attention/hopper.py", "ops/attention/hopper_gradients.py",
-        "ops/attention/kernels/decode.py",
-        "ops/attention/kernels/hopper_backward.cu", "ops/attention/kernels/hopper_backward_ends.cu",
-        "ops/attention/kernels/hopper_backward_narrow.cu", "ops/attention/kernels/hopper_backward_wide.cu",
-        "ops/attention/kernels/hopper_decode.cu", "ops/attention/kernels/hopper_forward.cu",
-    )
+_SHARED_SOURCES = ("device/attention_hopper.cuh", "ops/attention/hopper.py")
+_DECODE_SOURCES = (*_SHARED_SOURCES, "ops/attention/config_decode.py", "ops/attention/kernels/hopper_decode.cu")
+_SOURCES = (
+    *_SHARED_SOURCES, "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
+    "device/attention_hopper_forward.cuh", "ops/attention/config_hopper.py", "ops/attention/hopper_gradients.py",
+    "ops/attention/kernels/hopper_backward.cu", "ops/attention/kernels/hopper_backward_ends.cu",
+    "ops/attention/kernels/hopper_backward_narrow.cu", "ops/attention/kernels/hopper_backward_wide.cu",
+    "ops/attention/kernels/hopper_forward.cu",
 )  # fmt: skip
+#: what the time of attention on Hopper depends on, and that of decoding
+KERNEL_SOURCES, DECODE_SOURCES = (tuple(PACKAGE / name for name in names) for names in (_SOURCES, _DECODE_SOURCES))
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ROUNDING = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 CUDNN, FLASH, COPY, DEFAULT = "torch cuDNN", "torch flash", "copy", "torch default"
 ATEN = torch.ops.aten
 _POSITIONS = 16384
+#: decoding outside of the suite, as its file has sizes: large and small batches, one sequence, other head dimensions
+DECODING = (
+    (64, 32, 8, 1, 2048, 128, 0), (32, 32, 8, 1, 1024, 128, 0), (8, 32, 4, 1, 4096, 128, 0),
+    (4, 32, 8, 1, 2048, 128, 0), (1, 32, 8, 1, 8192, 128, 0), (16, 16, 16, 1, 8192, 64, 0),
+    (16, 16, 8, 1, 4096, 256, 0),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -264,9 +268,10 @@ def _say(name: str, error: Exception) -> None:
 
 
 def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int]) -> None:
-    """Measure every case of the suite, or 16,384 positions in sequences of `lengths`, and append records to `path`."""
-    environment, sources = read_environment(), hash_sources(KERNEL_SOURCES)
+    """Measure the suite and DECODING, or 16,384 positions in sequences of `lengths`, and append records to `path`."""
+    environment = read_environment()
     (sizes,) = load_suite("attention").values()
+    sizes = [*sizes, *DECODING]
     if lengths:
         sizes = [(_POSITIONS // n, 16, 16, n, n, 128, causal) for n in lengths for causal in (0, 1)]
     for dtype in dtypes:
@@ -274,6 +279,7 @@ def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int]) -> None:
             batch, heads, kv_heads, queries, keys, d, causal = size
             case = Case(batch, heads, kv_heads, queries, keys, d, bool(causal), dtype)
             found = {"decode": measure_decode(case, rounds)} if queries == 1 else measure(case, rounds)
+            sources = hash_sources(DECODE_SOURCES if queries == 1 else KERNEL_SOURCES)
             for what, (timings, error, budget, text) in found.items():
                 backward = what == "backward"
                 for name, timing in timings.items():

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .attention import COPY, CUDNN, FLASH, KERNEL_SOURCES
+from .attention import COPY, CUDNN, DECODE_SOURCES, FLASH, KERNEL_SOURCES
 from .plots import save_figure
 from .records import Record, load
 from .report import OURS, fill_page, geometric_mean
@@ -97,15 +97,17 @@ def render_products(records: Iterable[Record]) -> str:
 def render_decode(records: Iterable[Record]) -> str:
     """Markdown: one row a problem of decoding, against copying the keys and values."""
     lines = [
-        "| B x H x N x D | dtype | us | GB/s | of the copy's GB/s | x torch flash | what ran |",
-        "|---|---|---|---|---|---|---|",
+        "| B x H x N x D | dtype | us | GB/s | of the copy's GB/s | x cuDNN | x flash | what ran |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for problem, by_name in _newest(records).get("attention decode", {}).items():
-        ours, copy, flash = by_name[OURS], by_name[COPY], _ratio(by_name, FLASH)
+        ours, copy = by_name[OURS], by_name[COPY]
+        ratios = ["" if x is None else f"{x:.2f}" for x in (_ratio(by_name, CUDNN), _ratio(by_name, FLASH))]
         words = _words(dict(problem)).replace(" | no |", " |")
+        stale = " (stale)" if ours.is_stale(DECODE_SOURCES) else ""
         lines.append(
-            f"| {words} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.gbs / copy.gbs:.2f} | "
-            f"{'' if flash is None else f'{flash:.2f}'} | {(ours.config or {}).get('text', '')} |"
+            f"| {words} | {ours.median_us:.1f} | {ours.gbs:.0f} | {ours.gbs / copy.gbs:.2f} | {' | '.join(ratios)} | "
+            f"{(ours.config or {}).get('text', '')}{stale} |"
         )
     return "\n".join(lines)
 
@@ -134,8 +136,8 @@ def render_summary(records: Iterable[Record]) -> str:
             cells += [f"{geometric_mean(cudnn):.2f}", f"{min(cudnn):.2f}"] if cudnn else ["", ""]
             cells += [f"{geometric_mean(flash):.2f}"] if flash else [""]
         lines.append(f"| {' | '.join(cells)} |")
-    everything = [r for rows in found.values() for by_name in rows.values() for r in by_name.values()]
-    if any(r.is_stale(KERNEL_SOURCES) for r in everything):
+    shown = [by_name for what in ("forward", "backward") for by_name in found.get(f"attention {what}", {}).values()]
+    if any(r.is_stale(KERNEL_SOURCES) for by_name in shown for r in by_name.values()):
         lines += ["", "Kernels have changed since some of these were measured: the page says which."]
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import LaneloomError, UnsupportedError
+from .cuda_call import L2_PROMOTION
 from .cuda_context import make_current
 
 
@@ -34,7 +35,7 @@ def tensor_map(
         [sizes[1](n) for n in box], [sizes[1](1)] * len(shape),
         cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         cuda.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        cuda.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        cuda.CUtensorMapL2promotion(L2_PROMOTION),
         cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )  # fmt: skip
     if status != cuda.CUresult.CUDA_SUCCESS:

@@ -67,7 +67,7 @@ def boxes(x: Any, dtype: str, rows: int) -> TensorMap:
     """As `box_map`, for an address that comes with each call."""
     shape, size = tuple(x.shape)[::-1], DTYPE_BYTES[dtype]
     strides = [16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True)]
-    return TensorMap(dtype, shape, strides, (128 // size, rows, 1, 1), 128, promotion=256)
+    return TensorMap(dtype, shape, strides, (128 // size, rows, 1, 1), 128)
 
 
 def is_boxed(x: Any) -> bool:
