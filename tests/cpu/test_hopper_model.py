@@ -11,10 +11,11 @@ import pytest
 pytest.importorskip("torch")
 
 from laneloom.bench import model_fit
-from laneloom.bench.matmul_tiles import Row, describe, iterate_configs, read, write
+from laneloom.bench.matmul_tiles import Row, describe, read, write
 from laneloom.bench.model_fit import GPU, constants, estimate_us, estimates_us, held, losses, products, walk
 from laneloom.ops.matmul import model_hopper, plan_cluster, plan_hopper
 from laneloom.ops.matmul.problem import MatmulProblem
+from laneloom.ops.matmul.shortlist import shortlist
 
 RESULTS = Path(__file__).parents[2] / "results" / "h200"
 measured = partial(model_fit.measured, RESULTS)
@@ -169,7 +170,7 @@ def test_a_walk_finds_back_and_keeps_nothing_that_is_worse(monkeypatch):
 
 def test_rows_are_written_and_read(tmp_path):
     problem = MatmulProblem.contiguous(1000, 1000, 1000, dtype="bf16", layout="nt")
-    configs = list(iterate_configs(problem, GPU, 3))
+    configs = list(shortlist(problem, GPU, 3))
     assert {config.schedule for config in configs} == {"hopper", "hopper_cluster"}
     rows = [Row(1000, 1000, 1000, "nt", 8.0, *describe(config), 7.5) for config in configs]
     write(tmp_path / "tiles.csv", rows)

@@ -29,11 +29,11 @@ import torch
 from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config_cluster import ClusterConfig
-from ..ops.matmul.config_hopper import HopperConfig, tma_reads
+from ..ops.matmul.config_hopper import HopperConfig
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs
-from ..ops.matmul.plan_hopper import STREAMED_ROWS, candidates, tiled
 from ..ops.matmul.problem import MatmulProblem
+from ..ops.matmul.shortlist import shortlist
 from ..ops.target import active_gpu
 from .matmul import random_cases
 from .timing import count_sets, interleave
@@ -132,7 +132,6 @@ FEW_SIZES = (
 FEW_ROWS = (8, 32)
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 MOST_PAIRED = 12
-MOST_RANKED = 600  #: estimates among which the shortest of every kind is looked for
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
 
@@ -168,35 +167,6 @@ def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, 
     return *tile, 1, 1, 1, config.split_k, "A" * config.repack_a + "B" * config.repack_b
 
 
-def iterate_configs(
-    problem: MatmulProblem, gpu: Gpu, most: int, *, gluon: bool = True
-) -> Iterator[HopperConfig | ClusterConfig]:
-    """The `most` shortest estimates of each schedule, and the shortest of hopper_cluster with every number of rows,
-    transposed or not, and in every cluster; what else the plan thinks of. gluon: of schedule hopper as well."""
-    if gluon:
-        for config, _ in candidates(problem, gpu):
-            if isinstance(config, HopperConfig) and config.why_invalid(problem, gpu) is None:
-                yield config
-                if config.swapped or config.block_n <= STREAMED_ROWS:
-                    for stages, more in ((4, 2), (4, 3), (6, 2), (8, 2)):
-                        yield config.with_knobs(stages=stages, programs=more * gpu.compute_units)
-    for config, _ in sorted(tiled(problem, gpu), key=lambda pair: pair[1])[: most if gluon else 0]:
-        if config.why_invalid(problem, gpu) is None:
-            yield config
-    if not (tma_reads(problem, "a") and tma_reads(problem, "b")):
-        return
-    kinds: set[tuple[int | bool, ...]] = set()
-    for number, (config, _) in enumerate(islice(cluster_configs(problem, gpu), MOST_RANKED)):
-        uneven = config.tiles_n > 0
-        own = {
-            (config.swapped, config.block_m, config.line, uneven),
-            (config.cluster_m, config.cluster_n, config.cluster_k, uneven),
-        }  # fmt: skip
-        if number < most or own - kinds:
-            yield config
-        kinds |= own
-
-
 def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
     """Tiles of 128 by 256 and 256 by 128, each way, by CTAs alone and in pairs: the shortest estimates."""
     of_all = (config for config, _ in cluster_configs(problem, gpu))
@@ -207,7 +177,7 @@ def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 def _iterate(
     problem: MatmulProblem, gpu: Gpu, most: int, gluon: bool, alone: bool
 ) -> Iterator[HopperConfig | ClusterConfig]:
-    return iterate_pairs(problem, gpu) if alone else iterate_configs(problem, gpu, most, gluon=gluon)
+    return iterate_pairs(problem, gpu) if alone else shortlist(problem, gpu, most, gluon=gluon)
 
 
 def measure(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
-from .product import AsJson, Dtype, Layout, Operation, OutDtype, Shape
+from .product import AsJson, Operation, OutDtype
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from ..ops.matmul.problem import MatmulProblem
     from ..tune.outcome import Evaluator
     from ..tune.study import Result, Step
+    from ..tune.workers import Workers
 
 
 def tune(
     operation: Operation,
-    shape: Shape = "4096,4096,4096",
-    dtype: Dtype = "fp16",
+    shape: Annotated[
+        list[str] | None, typer.Option("--shape", help="M,N,K; several, one after another. [default: 4096,4096,4096]")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="Of A and B, such as fp16, or several: bf16,fp16.")] = "fp16",
     out_dtype: OutDtype = None,
-    layout: Layout = "nn",
+    layout: Annotated[str, typer.Option("--layout", help="nn, nt, tn or tt, or several: nn,nt.")] = "nn",
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="By default this machine's; another of RDNA is tuned by prediction.")
     ] = None,
@@ -46,28 +49,39 @@ def tune(
     machine's GPU times are measured, interleaved with the cost model's choice; for another they are the timing model's,
     predicted.
     """
-    problem, row, is_here = _parse(operation, shape, dtype, out_dtype, layout, gpu, precision)
+    each = [(s, d, x) for s in shape or ["4096,4096,4096"] for d in dtype.split(",") for x in layout.split(",")]
+    products = [_parse(operation, s, d, out_dtype, x, gpu, precision) for s, d, x in each]
     from ..tune import tables
     from ..tune.study import run_study
+    from ..tune.workers import Workers
 
-    workers = jobs or min(8, max(1, (os.cpu_count() or 2) // 2))
-    evaluator = _evaluator(problem, row, is_here, workers, quick)
+    count = jobs or min(8, max(1, (os.cpu_count() or 2) // 2))
+    workers = Workers(count)
     console = new_console(stderr=as_json)
+    found: list[dict[str, Any]] = []
     try:
-        with _Progress(console, f"{problem.key} on {row.name}, {evaluator.objective}", trials) as progress:
-            result = run_study(
-                problem, row, evaluator, trials=trials, quick=quick, together=workers, on_step=progress.step
-            )
+        for problem, row, is_here in products:
+            evaluator = _evaluator(problem, row, is_here, workers, count, quick)
+            try:
+                with _Progress(console, f"{problem.key} on {row.name}, {evaluator.objective}", trials) as progress:
+                    result = run_study(
+                        problem, row, evaluator, trials=trials, quick=quick, together=count, on_step=progress.step
+                    )
+            finally:
+                evaluator.close()
+            entry = tables.make_entry(problem, result, evaluator)
+            written = [tables.store(entry, row)] + ([tables.ship(entry, row)] if ship else [])
+            found.append(entry.to_dict() | {
+                "gain": entry.gain, "wrong": list(result.wrong), "files": list(map(str, written)),
+                "journal": str(result.journal),
+            })  # fmt: skip
+            if not as_json:
+                _show(console, problem, row, result, evaluator, written)
     finally:
-        evaluator.close()
-    entry = tables.make_entry(problem, result, evaluator)
-    written = [tables.store(entry, row)] + ([tables.ship(entry, row)] if ship else [])
+        workers.close()
     if as_json:
-        print_json(entry.to_dict() | {"gain": entry.gain, "wrong": list(result.wrong), "files": list(map(str, written)),
-                                      "journal": str(result.journal)})  # fmt: skip
-    else:
-        _show(console, problem, row, result, evaluator, written)
-    if result.wrong:
+        print_json(found[0] if len(found) == 1 else found)
+    if any(entry["wrong"] for entry in found):
         raise typer.Exit(1)
 
 
@@ -96,11 +110,13 @@ def _parse(
     return problem, product.gpu, here is not None and here.name == product.gpu.name
 
 
-def _evaluator(problem: MatmulProblem, gpu: Gpu, is_here: bool, jobs: int, quick: bool) -> Evaluator:
+def _evaluator(
+    problem: MatmulProblem, gpu: Gpu, is_here: bool, workers: Workers, jobs: int, quick: bool
+) -> Evaluator:
     if is_here:
         from ..tune.measured import MeasuredEvaluator
 
-        return MeasuredEvaluator(problem, gpu, jobs=jobs, quick=quick)
+        return MeasuredEvaluator(problem, gpu, workers=workers, quick=quick)
     from ..tune.predicted import PredictedEvaluator
 
     return PredictedEvaluator(problem, gpu, jobs=jobs)

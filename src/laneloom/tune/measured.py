@@ -6,11 +6,11 @@ model's choice in a first run over the ratio to it in the config's own run, so t
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from multiprocessing.pool import AsyncResult, Pool
+from multiprocessing import TimeoutError as NoAnswer
+from multiprocessing.pool import AsyncResult
 
 import torch
 
@@ -24,12 +24,12 @@ from ..gpu import Gpu
 from ..ops.matmul.config import MatmulConfig, plan_with_reasons
 from ..ops.matmul.problem import MatmulProblem
 from .outcome import Confirmed, Outcome
-from .workers import start_worker
+from .workers import Workers
 
 GUARD = 4096  #: elements on either side of a result
 HANGS_S = 120  #: compiling and one launch take longer only if something is stuck
-FAR = 1.3  #: times the best, after a few rounds, at which a config is given up
-LOOK_ROUNDS, CONFIRM_ROUNDS = 3, 31
+FAR = 1.1  #: times the best, after a few rounds of all that are tried together, at which a config is given up
+LOOK_ROUNDS, CONFIRM_ROUNDS = 5, 31
 PATCHED_DTYPES = ("fp16", "bf16", "fp32", "fp64")  #: of products that torch.matmul does, and `patched` can route
 _POISONED = "device error"  #: the worker's context is lost
 
@@ -43,7 +43,7 @@ class MeasuredEvaluator:
         "verified against FP64 before"
     )
 
-    def __init__(self, problem: MatmulProblem, gpu: Gpu, *, jobs: int = 4, quick: bool = False):
+    def __init__(self, problem: MatmulProblem, gpu: Gpu, *, workers: Workers, quick: bool = False):
         if not {problem.dtype_a, problem.dtype_b, problem.dtype_out} <= set(DTYPES) or problem.batches != 1:
             raise UnsupportedError(f"tuning on a GPU takes one product of {', '.join(DTYPES)}, got {problem.key}")
         if torch.cuda.is_current_stream_capturing():
@@ -54,8 +54,7 @@ class MeasuredEvaluator:
             "triton": triton_version(), "laneloom": __version__,
         }  # fmt: skip
         self.problem, self.gpu = problem, gpu
-        self._jobs, self._rounds, self._graph_us = jobs, 7 if quick else 15, 300.0 if quick else 1000.0
-        self._pool: Pool | None = None
+        self._workers, self._rounds, self._graph_us = workers, 7 if quick else 15, 300.0 if quick else 1000.0
         sets = count_sets(problem.bytes)
         self._operands = [operands(problem, seed) for seed in range(sets)]
         self._outs = [torch.empty(problem.m, problem.n, dtype=DTYPES[problem.dtype_out], device="cuda")
@@ -69,8 +68,11 @@ class MeasuredEvaluator:
             both = {"model": self._launch(self._model), "again": self._launch(self._model)}
             times = interleave(both, len(self._outs), rounds=self._rounds, graph_us=self._graph_us)
             self._model_us = statistics.mean(t.median_us for t in times.values())
+        looks = self._look([config for config, why in zip(configs, found, strict=True) if not why])
+        seen = [us for us in (*looks.values(), best_us) if isinstance(us, float)]
+        best_us = min(seen, default=None)
         for config, why in zip(configs, found, strict=True):
-            outcome = Outcome(config, None, why) if why else self._time(config, best_us)
+            outcome = Outcome(config, None, why) if why else self._time(config, looks[config.text], best_us)
             if outcome.finished and outcome.time_us is not None:
                 best_us = min(outcome.time_us, best_us or outcome.time_us)
             yield outcome
@@ -93,27 +95,33 @@ class MeasuredEvaluator:
         return Confirmed(best, time_us, model_us, torch_us)
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.terminate()
-            self._pool.join()
-            self._pool = None
+        """Let go of the operands."""
+        self._operands, self._outs = [], []
 
     def _launch(self, config: MatmulConfig) -> Launch:
         return lambda i: multiply(self.problem, *self._operands[i], self._outs[i], config)
 
-    def _time(self, config: MatmulConfig, best_us: float | None) -> Outcome:
+    def _look(self, configs: Sequence[MatmulConfig]) -> dict[str, float | str]:
+        """By text: microseconds of a few rounds in which all take turns with the model's choice, or why not."""
         assert self._model_us is not None
+        found: dict[str, float | str] = {}
+        if configs:
+            all_of_them = {"model": self._launch(self._model)} | {c.text: self._launch(c) for c in configs}
+            times = interleave(
+                all_of_them, len(self._outs), rounds=LOOK_ROUNDS, graph_us=self._graph_us / 2,
+                on_failure=lambda name, error: found.update({name: str(error)}),
+            )  # fmt: skip
+            found |= {c.text: self._model_us / times[c.text].ratio_to_reference for c in configs if c.text in times}
+        return found
+
+    def _time(self, config: MatmulConfig, look: float | str, best_us: float | None) -> Outcome:
+        assert self._model_us is not None
+        if isinstance(look, str):
+            return Outcome(config, None, look)
+        if best_us is not None and look > FAR * best_us:
+            return Outcome(config, look, f"{look / best_us:.1f} x the best after {LOOK_ROUNDS} rounds")
         both = {"model": self._launch(self._model), "candidate": self._launch(config)}
-        sets = len(self._outs)
-        try:
-            if best_us is not None:
-                look = interleave(both, sets, rounds=LOOK_ROUNDS, warmup_s=0.0, graph_us=self._graph_us / 2)
-                time_us = self._model_us / look["candidate"].ratio_to_reference
-                if time_us > FAR * best_us:
-                    return Outcome(config, time_us, f"{time_us / best_us:.1f} x the best after {LOOK_ROUNDS} rounds")
-            timing = interleave(both, sets, rounds=self._rounds, graph_us=self._graph_us)["candidate"]
-        except LaneloomError as error:
-            return Outcome(config, None, str(error))
+        timing = interleave(both, len(self._outs), rounds=self._rounds, graph_us=self._graph_us)["candidate"]
         return Outcome(config, self._model_us / timing.ratio_to_reference)
 
     def _verify_all(self, configs: Sequence[MatmulConfig]) -> list[str | None]:
@@ -122,23 +130,21 @@ class MeasuredEvaluator:
         alone = False
         while len(found) < len(configs):
             left = [i for i in range(len(configs)) if i not in found][: 1 if alone else None]
-            if self._pool is None:
-                self._pool = multiprocessing.get_context("spawn").Pool(self._jobs, start_worker)
             waiting: list[tuple[int, AsyncResult[str | None]]] = [
-                (i, self._pool.apply_async(why_wrong, (self.problem, configs[i].text))) for i in left
+                (i, self._workers.pool.apply_async(why_wrong, (self.problem, configs[i].text))) for i in left
             ]
             lost = []
             for i, result in waiting:
                 try:
                     why = result.get(timeout=HANGS_S if not lost else 0)
-                except multiprocessing.TimeoutError:
+                except NoAnswer:
                     why = f"{_POISONED}: no answer after {HANGS_S} s"
                 if why and why.startswith(_POISONED):
                     lost.append((i, why))
                 else:
                     found[i] = why
             if lost:
-                self.close()
+                self._workers.close()
                 if alone:
                     found[lost[0][0]] = lost[0][1]
                 alone = True

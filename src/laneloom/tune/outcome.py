@@ -52,7 +52,7 @@ class Evaluator(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers."""
+        """Let go of what the problem needed."""
         ...
 
 

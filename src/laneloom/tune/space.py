@@ -12,6 +12,8 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
+from ..ops.matmul.config_cluster import ClusterConfig
+from ..ops.matmul.config_hopper import HopperConfig
 from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
 from ..ops.matmul.config_rows import EIGHTH
 from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
@@ -30,6 +32,7 @@ from ..ops.matmul.plan_cluster import (
 )
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
+from ..ops.matmul.shortlist import shortlist
 from ..ops.matmul.tile_orders import ORDERS
 
 #: schedule -> knob -> values; other knobs keep their defaults. Knobs that are chosen together are one, such as
@@ -38,6 +41,7 @@ Space = dict[str, dict[str, tuple[Any, ...]]]
 
 DRAWS = 4000  #: random configs of a schedule, of which the valid ones show what is worth proposing
 SETTLED = ("hopper_cluster",)  #: schedules whose knobs and values stand in an order that `_settle` can follow
+_SHORTLISTED = 24  #: tiles of hopper_cluster that the cost model has next, and of hopper a quarter as many
 DRAWS_PER_SETTLED = 8  #: settling takes longer than looking, and nearly all are valid
 #: steps of the FP32 ladder that a measurement may prefer to what the plan takes
 _LAST_STEPS = ("sgemm_k5", "sgemm_k6", "sgemm_k7", "sgemm_k8")
@@ -168,8 +172,8 @@ SLOW_KNOBS = (
 
 
 def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) -> list[MatmulConfig]:
-    """Configs that are tried first: the cost model's choice, its other candidates and, unless quick, the presets; the
-    last steps of the FP32 ladder, which no plan takes by itself.
+    """Configs that are tried first: the cost model's choice, its other candidates and, unless quick, the presets; of
+    Hopper's tiles the model's next choices; the last steps of the FP32 ladder, which no plan takes by itself.
 
     Raises UnsupportedError where no schedule can do the product.
     """
@@ -178,6 +182,10 @@ def starting_points(problem: MatmulProblem, gpu: Gpu, *, quick: bool = False) ->
     others = [config for config, _ in family.candidates(problem, gpu)]
     if gpu.matrix_instructions == "wmma" and not quick:
         others += [config for config in PRESETS.values() if isinstance(config, MatmulConfig)]
+    if isinstance(found[0], HopperConfig | ClusterConfig):
+        ranked = list(shortlist(problem, gpu, _SHORTLISTED // 4))
+        others += [config for config in ranked if isinstance(config, HopperConfig)][: _SHORTLISTED // 4]
+        others += [config for config in ranked if isinstance(config, ClusterConfig)][:_SHORTLISTED]
     others += [LADDER[step] for step in _LAST_STEPS]
     for config in others:
         if config not in found and config.why_invalid(problem, gpu) is None:
