@@ -118,7 +118,7 @@ class MeasuredEvaluator:
         assert self._model_us is not None
         if isinstance(look, str):
             return Outcome(config, None, look)
-        if best_us is not None and look > FAR * best_us:
+        if best_us is not None and look > FAR * best_us and config != self._model:  # what it gains on is timed whole
             return Outcome(config, look, f"{look / best_us:.1f} x the best after {LOOK_ROUNDS} rounds")
         both = {"model": self._launch(self._model), "candidate": self._launch(config)}
         timing = interleave(both, len(self._outs), rounds=self._rounds, graph_us=self._graph_us)["candidate"]
