@@ -53,6 +53,15 @@ def test_an_entry_speaks_for_what_is_near(cache, problem, source):
     assert plan_with_reasons(problem, GPU).source == source
 
 
+def test_on_hopper_an_entry_speaks_for_its_own_product_alone(cache):
+    hopper, own = get_gpu("sm_90a"), MatmulProblem.contiguous(1000, 2000, 3000)
+    near = MatmulProblem.contiguous(1008, 2000, 3000)
+    planned = plan_with_reasons(near, hopper)
+    put(entry(own, "hopper:block_m=128,block_n=128,block_k=64,stages=4,consumers=2,pieces=4"), hopper)
+    assert plan_with_reasons(own, hopper).source == "tuned, exact"
+    assert plan_with_reasons(near, hopper) == planned
+
+
 def test_a_neighbour_without_a_gain_is_silent(cache):
     near = MatmulProblem.contiguous(208, 200, 200)
     put(entry(gain=1.01))
@@ -195,6 +204,11 @@ def test_the_packages_tables_are_in_order():
         rows = tuned.parse_table(path.read_text(), gpu.name, "package")
         assert rows
         for row in rows:
-            assert row.time_us <= row.model_us
+            assert row.gain >= 1.01
             assert {"gpu", "triton", "commit", "date", "method", "trials"} <= set(row.provenance)
-            MatmulConfig.parse(row.config)
+            _, layout, dtypes, *_ = row.key.split("/")
+            dtype, _, dtype_out = dtypes.split("_")
+            of = MatmulProblem.contiguous(*row.sizes[1:], dtype=dtype, dtype_out=dtype_out, layout=layout)
+            assert of.key == row.key
+            found = plan_with_reasons(of, gpu)
+            assert (found.config.text, found.source) == (MatmulConfig.parse(row.config).text, "tuned, exact")

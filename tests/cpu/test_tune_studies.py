@@ -228,6 +228,9 @@ def test_shipping_replaces_the_same_product(cache):
     assert [(row.key, row.objective, row.time_us) for row in rows] == sorted(
         [(PROBLEM.key, "measured", 5.0), (PROBLEM.key, "predicted", 10.0), (other.key, "measured", 10.0)]
     )
+    ship(entry(other, gain=1.005), GPU)  # noise: the cost model decides again
+    rows = tuned.parse_table(path.read_text(), GPU.name, "package")
+    assert [row.key for row in rows] == [PROBLEM.key, PROBLEM.key]
     path.write_text("{")
     with pytest.raises(LaneloomError, match="damaged"):
         ship(entry(), GPU)
@@ -248,6 +251,17 @@ def test_the_command_tunes_by_prediction(cache):
     problem = MatmulProblem.contiguous(48, 40, 64)
     assert plan_with_reasons(problem, GPU).source == "tuned, exact"
     assert plan_with_reasons(problem, GPU).config.text == told["config"]
+
+
+def test_the_command_tunes_several_products(cache):
+    pytest.importorskip("optuna")
+    from laneloom.cli import app
+
+    words = ["tune", "matmul", "--gpu", "gfx1151", "--trials", "1", "--quick", "--jobs", "1", "--json"]
+    shown = CliRunner().invoke(app, [*words, "--shape", "16,16,32", "--shape", "32,16,16", "--layout", "nn,nt"])
+    assert shown.exit_code == 0, shown.stderr
+    found = [(*entry["sizes"][1:], entry["key"].split("/")[1]) for entry in json.loads(shown.stdout)]
+    assert found == [(16, 16, 32, "nn"), (16, 16, 32, "nt"), (32, 16, 16, "nn"), (32, 16, 16, "nt")]
 
 
 def test_what_workers_are_sent_can_be_sent():

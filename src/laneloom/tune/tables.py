@@ -16,6 +16,8 @@ from ..ops.matmul.problem import MatmulProblem
 from .outcome import Evaluator, kernel_hash
 from .study import Result
 
+LEAST_SHIPPED = 1.01  #: times as fast as the cost model's choice: less is noise on another GPU of the kind
+
 
 def make_entry(problem: MatmulProblem, result: Result, evaluator: Evaluator) -> tuned.TunedEntry:
     """The table's entry of a result, with its provenance."""
@@ -60,7 +62,8 @@ def store(entry: tuned.TunedEntry, gpu: Gpu) -> Path:
 def ship(entry: tuned.TunedEntry, gpu: Gpu, path: Path | None = None) -> Path:
     """Put an entry into the package's table of its GPU, in the place of an older one of the same product and objective.
 
-    Raises LaneloomError for a table that cannot be read: it is in the repository, and not to be lost.
+    One that gains less than LEAST_SHIPPED is left out, and the older one with it: the cost model, which may get better,
+    decides there. Raises LaneloomError for a table that cannot be read: it is in the repository, and not to be lost.
     """
     path = path or tuned.table_path(gpu.name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,8 @@ def ship(entry: tuned.TunedEntry, gpu: Gpu, path: Path | None = None) -> Path:
                 entries = tuned.parse_table(path.read_text(encoding="utf-8"), gpu.name, "package")
             except ValueError as error:
                 raise LaneloomError(f"{path} is damaged ({error}): mend it or remove it first") from None
-        entries = [e for e in entries if (e.key, e.objective) != (entry.key, entry.objective)] + [entry]
+        entries = [e for e in entries if (e.key, e.objective) != (entry.key, entry.objective)]
+        entries += [entry] if entry.gain >= LEAST_SHIPPED else []
         write_atomically(path, tuned.render_table(sorted(entries, key=lambda e: (e.key, e.objective)), gpu.name))
     tuned.forget()
     return path
