@@ -152,7 +152,7 @@ _ROWS = (
         peak_tflops=MappingProxyType({"fp16": 191.5, "bf16": 191.5, "int8": 191.5,
                                       "fp32": 23.9, "fp32_matrix": 47.9, "fp64": 23.9, "fp64_matrix": 47.9}),
         matrix_instructions="mfma",
-        sources=("AMD CDNA 2 architecture white paper; half of the data sheet of the Instinct MI250X", _CDNA2_ISA, _LLVM),
+        sources=("AMD CDNA 2 architecture white paper, half of the Instinct MI250X", _CDNA2_ISA, _LLVM),
     ),
     Gpu(
         name="gfx942", vendor="amd", family="CDNA 3", product="Instinct MI300X", wave_sizes=(64,),

@@ -170,7 +170,10 @@ def instructions(gpu: str | Gpu) -> tuple[MatrixInstruction, ...]:
 
 @cache
 def _spellings(generation: str) -> Mapping[str, MatrixInstruction]:
-    return {_plain(name): row for name, row in _rows(generation).items()}
+    found = {_plain(name): row for name, row in _rows(generation).items()}
+    for key, row in list(found.items()):  # CDNA 3 has the one of _TWO_BLOCKS alone
+        found.setdefault(key.replace("_2b_", "_"), row)
+    return found
 
 
 def find_instruction(name: str | MatrixInstruction, gpu: str | Gpu) -> MatrixInstruction:
