@@ -360,6 +360,17 @@ def test_sdwa_of_sums_with_a_carry_and_of_extrema(cdna3):
         ("v_add_f16_e32 v4, v3, v0", "v4", False),  # a 16-bit result clears the other half
         ("v_fma_f16 v4, v3, v0, v0", "v4", True),  # this one leaves it
         ("v_lshlrev_b16_e32 v4, 1, v3", "v4", False),
+        # of v1, which is not written, a byte is moved out, and what 0xff covers is known whatever it is
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_and_b32_e32 v4, 0xff, v4", "v4", False),
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_lshrrev_b32_e32 v4, 16, v4", "v4", False),
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_lshrrev_b32_e32 v4, 8, v4", "v4", True),
+        ("v_add_u16_e32 v4, v1, v0\nv_lshrrev_b32_e32 v4, 16, v4", "v4", False),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_and_b32_e32 v4, 0xff00ffff, v4", "v4", False),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_and_b32_e32 v4, 0xff0000, v4", "v4", True),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:BYTE_1 dst_unused:UNUSED_SEXT src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_lshrrev_b32_e32 v4, 16, v4", "v4", True),
         # v1 is not written: neither result reads it, or the high one does
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1] op_sel_hi:[0,0]", "v7", False),
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v7", True),
