@@ -290,7 +290,9 @@ def test_amd_gpus_are_found_without_rocm(tmp_path, monkeypatch):
         ("gfx90a", "AMD, 110 compute units"), ("gfx908", "AMD, 4 compute units"),
     ]  # fmt: skip
     found = list(doctor._present_gpus())
-    assert [(f.name, f.status) for f in found] == [("gfx1151", "ok"), ("gfx942", "ok"), ("gfx90a", "ok"), ("gfx908", "absent")]
+    assert [(f.name, f.status) for f in found] == [
+        ("gfx1151", "ok"), ("gfx942", "ok"), ("gfx90a", "ok"), ("gfx908", "absent"),
+    ]  # fmt: skip
 
 
 def test_nvidia_gpus_are_found_by_the_drivers_tool(tmp_path, monkeypatch):
