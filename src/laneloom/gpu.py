@@ -65,6 +65,15 @@ class Gpu:
         """Whether laneloom's emulator executes this GPU's code."""
         return self.vendor == "amd" and self.major in (9, 11, 12)
 
+    @property
+    def flushes_denormals(self) -> bool:
+        """Whether matrix instructions and dot products of 16-bit floats take denormals for zeros, of A, B, C and D.
+
+        AMD says so of MI200 (MIOpen, "MI200 matrix fused multiply-add behavior specifics"; PyTorch, "Numerical
+        accuracy"), and that its products of fp32 and fp64 keep them.
+        """
+        return self.name == "gfx90a"
+
     def waves_per_simd(self, vgprs: int) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""
         granules = -(-max(vgprs, 1) // self.vgpr_granule)

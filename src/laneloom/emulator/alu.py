@@ -32,14 +32,6 @@ class Target:
     lanes: int  #: 32 or 64
     mode: Mode = Mode()
 
-    @property
-    def flushes_products(self) -> bool:
-        """Whether MFMA and dot products of 16-bit floats take denormals for zeros, A, B, C and D: AMD says so of MI200.
-
-        Source: MIOpen's "MI200 matrix fused multiply-add behavior specifics"; PyTorch's notes on numerical accuracy.
-        """
-        return self.gpu.name == "gfx90a"
-
 
 Builder = Callable[[Instruction, Target], Step]
 

@@ -63,7 +63,7 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
             a = source.reader(a, signs if any(signs) else False)
         clamp = ins.flag("clamp")
         negate_c = not accumulates and bool(lists[2][2]) and not packed_result
-        flushed = flush if target.flushes_products else lambda x, kind: x
+        flushed = flush if target.gpu.flushes_denormals else lambda x, kind: x
 
         def compute(g: Waves) -> np.ndarray:
             products = widen(flushed(a(g), kind)) * widen(flushed(b(g), kind))

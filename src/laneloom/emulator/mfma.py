@@ -143,7 +143,7 @@ def _scales(operand: Operand, byte: int, rows: int, blocks: int):
 
 def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
     layouts = _layouts(ins, row, target)
-    flushes = target.flushes_products and row.a in ("f16", "bf16")
+    flushes = target.gpu.flushes_denormals and row.a in ("f16", "bf16")
     a, b, d = (_Operand(layouts[name], flushes) for name in "ABD")
     destination, x, y, z, *scales = ins.operands
     c = _read_c(z, layouts["C"], flushes)
