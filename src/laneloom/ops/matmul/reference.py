@@ -58,8 +58,8 @@ def judge(
     """Compare a product with the truth under `verify`'s budget.
 
     got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
-    `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU takes
-    its denormals for zeros.
+    `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU
+    takes its denormals for zeros.
     """
     if dtype_out == "int32":
         return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
