@@ -12,7 +12,7 @@ import pytest
 from laneloom.cli.coverage import instructions_of
 from laneloom.emulator.cdna import modern
 from laneloom.emulator.launch import launch
-from laneloom.emulator.memory import Region
+from laneloom.emulator.memory import AccessFault, GlobalMemory, Region
 from laneloom.emulator.program import Program
 from laneloom.errors import HazardError, OutOfBoundsError
 from laneloom.gpu import get_gpu
@@ -369,3 +369,15 @@ def test_a_load_of_four_words_of_which_three_are_there(strict):
     if strict:
         with pytest.raises(HazardError, match="nobody wrote"):
             run(0, 11, 3)
+
+
+def test_the_lane_that_leaves_its_memory_is_named_not_one_that_is_held_back():
+    memory = np.zeros(64, np.uint8)
+    region = Region("x", memory.ctypes.data, memory.nbytes, memory)
+    address = np.full((1, 32), memory.ctypes.data, np.int64)
+    address[0, 3:5] = 7
+    active = np.zeros((1, 32), bool)
+    active[0, 3:] = True
+    with pytest.raises(AccessFault) as caught:
+        GlobalMemory([region]).check(address, 4, active)
+    assert (caught.value.wave, caught.value.lane) == (0, 3)
