@@ -21,10 +21,10 @@ INSTRUCTIONS = {
     ("gfx90a", "fp16"): "v_mfma_f32_16x16x16f16", ("gfx90a", "bf16"): "v_mfma_f32_16x16x16bf16_1k",
     ("gfx90a", "int8"): "v_mfma_i32_16x16x16i8", ("gfx90a", "fp32"): "v_mfma_f32_16x16x4f32",
     ("gfx90a", "fp64"): "v_mfma_f64_16x16x4f64",
-    ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k", ("gfx90a", "bf8"): "v_mfma_f32_16x16x16bf16_1k",
+    ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k",
 }  # fmt: skip
 #: LLVM puts what is done to loaded bytes in front of most matrix instructions.
-CONVERTED_EARLY = {("gfx90a", "int8", "nn"), ("gfx90a", "fp8", "nt"), ("gfx90a", "bf8", "nt")}
+CONVERTED_EARLY = {("gfx90a", "int8", "nn"), ("gfx90a", "fp8", "nt")}
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])

@@ -174,7 +174,7 @@ def test_few_queries(gpu, queries):
         ("gfx1151", 16, 16, True), ("gfx1201", 80, 128, True), ("gfx1151", 136, 200, True),
         ("gfx1151", 512, 512, True), ("gfx1201", 264, 16, False), ("gfx1201", 160, 64, True),
         ("gfx1151", 64, 160, True), ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx942", 264, 264, True),
-        ("gfx950", 80, 16, True), ("gfx950", 512, 200, True), ("gfx90a", 128, 64, True),
+        ("gfx950", 80, 16, True), ("gfx950", 512, 200, True),
     ],
 )  # fmt: skip
 def test_head_dimensions(name, d, d_v, grad):

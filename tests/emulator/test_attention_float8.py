@@ -79,7 +79,7 @@ def test_strict(name):
         assert torch.equal(laneloom.flash_attention(q, k, odd, **options), want)
 
 
-@pytest.mark.parametrize("name", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("name", ["gfx942", "gfx950"])
 def test_every_code(name):
     """Of one key, O is V: CDNA's conversion is Triton's, exact for each of 256 codes."""
     v = torch.arange(256, dtype=torch.uint8).view(FLOAT8).view(1, 1, 1, 256)

@@ -26,7 +26,7 @@ def test_products(seed):
 @pytest.mark.parametrize("seed", range(36, 42))
 def test_products_on_cdna_2(seed):
     with laneloom.emulated("gfx90a", strict=True):
-        Product(seed, 7, OF_CDNA_2).check("cpu", tensor_cores=False)
+        Product(seed, 7, OF_CDNA_2).check("cpu", tensor_cores=False, flushes=True)
 
 
 @pytest.mark.parametrize("seed", range(9))
