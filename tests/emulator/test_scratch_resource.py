@@ -132,6 +132,15 @@ def test_the_stack_pointer_counts_64_lanes_and_offsets_one():
     np.testing.assert_array_equal(got, 4 * lanes & 0xFF)
 
 
+def test_a_wait_as_a_number():
+    """vmcnt is in bits 3:0 and 15:14."""
+    got = execute("""buffer_store_dword v0, off, s[0:3], 0
+        buffer_load_dword v4, off, s[0:3], 0
+        s_waitcnt 0x0f70
+        v_add_u32_e32 v4, 1, v4""")
+    np.testing.assert_array_equal(got, np.arange(64) + 1)
+
+
 @pytest.mark.parametrize(
     ("code", "error", "message"),
     [
@@ -139,6 +148,8 @@ def test_the_stack_pointer_counts_64_lanes_and_offsets_one():
         ("buffer_load_dword v4, off, s[0:3], 0 offset:60", HazardError, "stores bits that nobody wrote"),
         ("buffer_load_dword v4, v6, s[0:3], 0 offen", HazardError, "the scratch address depends on a value"),
         ("buffer_store_dword v0, off, s[0:3], 0\nbuffer_load_dword v4, off, s[0:3], 0\nv_add_u32_e32 v4, 1, v4",
+         HazardError, "reads v4 before a wait for vmcnt"),
+        ("buffer_load_dword v4, off, s[0:3], 0\ns_waitcnt 0xf71\nv_add_u32_e32 v5, 1, v4",  # vmcnt(1)
          HazardError, "reads v4 before a wait for vmcnt"),
     ],
 )  # fmt: skip

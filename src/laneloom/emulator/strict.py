@@ -51,7 +51,7 @@ class Guard:
         self.ins, self.number, self.target = ins, number, target
         self.uses = uses(ins, target.lanes)
         self.raises = raises(ins, target.gpu.major)
-        self.waits = waits(ins)
+        self.waits = waits(ins, target.gpu.major)
         self.touched_v = self.uses.reads_v | self.uses.writes_v
         self.touched_s = self.uses.reads_s | self.uses.writes_s
         self.signals = ins.name in ("s_barrier", "s_barrier_signal")
