@@ -19,6 +19,7 @@ KIB = 1024
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
 _RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
 _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
+_CDNA2_ISA = "AMD Instinct MI200 (CDNA 2) Instruction Set Architecture guide"
 _CDNA3_ISA = "AMD Instinct MI300 (CDNA 3) Instruction Set Architecture guide"
 _CDNA4_ISA = "AMD CDNA 4 Instruction Set Architecture guide"
 
@@ -55,13 +56,23 @@ class Gpu:
     @property
     def major(self) -> int:
         """Generation of the instruction set: 9, 11 or 12 for gfx9xx, gfx11xx, gfx12xx; 9 for sm_90a."""
-        digits = self.name.removeprefix("gfx").removeprefix("sm_").rstrip("a")
-        return int(digits[:-2]) if self.vendor == "amd" else int(digits) // 10
+        if self.vendor == "amd":
+            return int(self.name.removeprefix("gfx")[:-2])
+        return int(self.name.removeprefix("sm_").rstrip("a")) // 10
 
     @cached_property
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""
         return self.vendor == "amd" and self.major in (9, 11, 12)
+
+    @property
+    def flushes_denormals(self) -> bool:
+        """Whether matrix instructions and dot products of 16-bit floats take denormals for zeros, of A, B, C and D.
+
+        AMD says so of MI200 (MIOpen, "MI200 matrix fused multiply-add behavior specifics"; PyTorch, "Numerical
+        accuracy"), and that its products of fp32 and fp64 keep them.
+        """
+        return self.name == "gfx90a"
 
     def waves_per_simd(self, vgprs: int) -> int:
         """Waves that fit one SIMD when each needs `vgprs` vector registers (registers only, LDS aside)."""
@@ -143,6 +154,15 @@ _ROWS = (
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
     _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),
           _spec("Radeon RX 9070 XT"), _RDNA4_ISA),
+    Gpu(
+        name="gfx90a", vendor="amd", family="CDNA 2", product="Instinct MI250X, one GCD", wave_sizes=(64,),
+        compute_units=110, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,
+        max_waves_per_simd=8, sgprs_per_wave=102, clock_ghz=1.7, bandwidth_gbs=1638,
+        peak_tflops=MappingProxyType({"fp16": 191.5, "bf16": 191.5, "int8": 191.5,
+                                      "fp32": 23.9, "fp32_matrix": 47.9, "fp64": 23.9, "fp64_matrix": 47.9}),
+        matrix_instructions="mfma",
+        sources=("AMD CDNA 2 architecture white paper, half of the Instinct MI250X", _CDNA2_ISA, _LLVM),
+    ),
     Gpu(
         name="gfx942", vendor="amd", family="CDNA 3", product="Instinct MI300X", wave_sizes=(64,),
         compute_units=304, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,

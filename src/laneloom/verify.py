@@ -20,6 +20,7 @@ from .errors import UnsupportedError
 #: Half a unit in the last place of 1.0, smallest subnormal, and largest finite value of the float formats.
 UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "fp16": 2.0**-11, "bf16": 2.0**-8}
 SMALLEST = {"fp64": 2.0**-1074, "fp32": 2.0**-149, "fp16": 2.0**-24, "bf16": 2.0**-133}
+SMALLEST_NORMAL = {"fp64": 2.0**-1022, "fp32": 2.0**-126, "fp16": 2.0**-14, "bf16": 2.0**-126}
 LARGEST = {
     "fp64": float(np.finfo(np.float64).max),
     "fp32": float(np.finfo(np.float32).max),
@@ -116,13 +117,15 @@ def judge(
     magnitude: np.ndarray,
     dtype: str,
     accumulator: str = "fp32",
+    lost: np.ndarray | float = 0.0,
 ) -> Verdict:
     """Compare `got` with `truth` under the budget of this module.
 
     got: FP64 values of the output, which was stored in `dtype`. truth: the product in FP64. same_precision: the same
     sums in the kernel's accumulation precision, not rounded to `dtype`. magnitude: the sums of the terms' absolute
     values. All of one shape. accumulator: what the sums are made in, of which half a unit in the last place is allowed
-    whatever numpy's error was. An element whose truth overflows `dtype` may be an infinity of its sign.
+    whatever numpy's error was. lost: what each element may be off besides, as `lost_to_zeros` says. An element whose
+    truth overflows `dtype` may be an infinity of its sign.
     """
     if got.size == 0:
         return Verdict(True, 0.0, 0.0, ())
@@ -131,7 +134,7 @@ def judge(
     with np.errstate(invalid="ignore", over="ignore"):
         relative = np.abs(same_precision - truth) / summed
         worst = max(float(np.max(relative, initial=0.0, where=finite)), UNIT_ROUNDOFF[accumulator])
-        sums = 2 * worst * np.where(finite, magnitude, 0.0)
+        sums = 2 * worst * np.where(finite, magnitude, 0.0) + lost
         # The rounding is of the computed sum, which may lie beyond the truth by its own error.
         budget = sums + np.maximum(UNIT_ROUNDOFF[dtype] * (np.abs(truth) + sums), SMALLEST[dtype] / 2)
         budget = np.where(finite, budget, 0.0)
@@ -144,6 +147,17 @@ def judge(
     index = np.unravel_index(int(np.argmax(share)), share.shape)
     at = tuple(int(i) for i in index)
     return Verdict(bool(share[index] <= 1.0), float(error[index]), float(budget[index]), at)
+
+
+def lost_to_zeros(a: np.ndarray, b: np.ndarray, dtype: str) -> np.ndarray:
+    """The most that each element of A B loses where the GPU takes denormals of A and B, of `dtype`, for zeros, and
+    those of its FP32 sums.
+    """
+    whole = np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))
+    kept = [np.where(x < SMALLEST_NORMAL[dtype], 0.0, x) for x in whole]
+    with np.errstate(invalid="ignore", over="ignore"):
+        lost = np.matmul(*whole) - np.matmul(*kept) + a.shape[-1] * SMALLEST_NORMAL["fp32"]
+    return np.where(np.isfinite(lost), lost, 0.0)
 
 
 class Guarded:

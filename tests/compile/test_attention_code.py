@@ -60,14 +60,17 @@ def test_hot_loop(gpu, dtype, role):
 
 
 @pytest.mark.parametrize("role", ROLES)
-@pytest.mark.parametrize(("gpu", "dtype", "depth"), [("gfx942", "bf16", 16), ("gfx950", "fp16", 32)])
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "depth"), [("gfx90a", "fp16", 16), ("gfx942", "bf16", 16), ("gfx950", "fp16", 32)]
+)
 def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     """MFMA only, all of D in one program, and weights that stay in their lanes on the way to the operand."""
     code = compiled(gpu, role, 128, dtype)
     check_no_spills(code)
     loop = loop_of(code)
     matrix = {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX}
-    assert matrix == {f"v_mfma_f32_16x16x{depth}_{'bf16' if dtype == 'bf16' else 'f16'}"}
+    name = "f16" if gpu == "gfx90a" else f"_{dtype.replace('fp', 'f')}"
+    assert matrix == {f"v_mfma_f32_16x16x{depth}{name}"}
     rows, columns, d = 16, 32, 128
     tiles = {"forward": 2, "query": 3, "key": 4}[role]
     assert loop.count(Kind.MATRIX) == tiles * rows * columns * d // (16 * 16 * depth)
@@ -81,13 +84,13 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
 
 
 @pytest.mark.parametrize(("gpu", "d", "role"), [("gfx942", 256, role) for role in ROLES] + [
-    ("gfx942", 512, "forward"), ("gfx950", 512, "forward"), ("gfx950", 512, "key"),
+    ("gfx90a", 256, "key"), ("gfx942", 512, "forward"), ("gfx950", 512, "forward"), ("gfx950", 512, "key"),
 ])  # fmt: skip
 def test_no_spills_on_cdna(gpu, d, role):
     check_no_spills(compiled(gpu, role, d))
 
 
-@pytest.mark.parametrize(("gpu", "page"), [("gfx942", 16), ("gfx950", 0)])
+@pytest.mark.parametrize(("gpu", "page"), [("gfx90a", 16), ("gfx942", 16), ("gfx950", 0)])
 def test_decode_on_cdna(gpu, page):
     problem = DecodeProblem(16, 32, 8, 1, 8192, 128, 128, "bf16", 128**-0.5, None, page)
     config = plan_decode(problem, get_gpu(gpu))

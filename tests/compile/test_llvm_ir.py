@@ -23,7 +23,7 @@ attributes #0 = { "amdgpu-flat-work-group-size"="64,64" }
 STORE = "store float %value, ptr addrspace(1) %place, align 4"
 
 
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx90a", "gfx942"])
 def test_llvm_ir(gpu: str):
     waves = 64 // GPUS[gpu].wave
     code = compile_llvm_ir(LLVM_IR.replace("STORE", STORE), gpu, num_warps=waves)

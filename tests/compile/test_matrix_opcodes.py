@@ -35,7 +35,8 @@ def encodings(lines, gpu, wave):
     return words
 
 
-CASES = [("gfx1100", 32), ("gfx1100", 64), ("gfx1201", 32), ("gfx1201", 64), ("gfx942", 64), ("gfx950", 64)]
+CASES = [("gfx1100", 32), ("gfx1100", 64), ("gfx1201", 32), ("gfx1201", 64)]
+CASES += [(gpu, 64) for gpu in ("gfx90a", "gfx942", "gfx950")]
 
 
 @pytest.mark.parametrize(("gpu", "wave"), CASES)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from laneloom.codegen import compile_kernel
@@ -23,7 +25,7 @@ def compile_rows(gpu, k, dtype="fp64", dot=False):
     return compile_kernel(rows.rows_kernel, gpu=gpu, signature=pointers | sizes, constants=constants, attrs=())
 
 
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942"])
 @pytest.mark.parametrize("k", [6, 16])
 def test_rows_kernel_uses_fp64_fma(gpu, k):
     code = compile_rows(gpu, k)
@@ -60,12 +62,13 @@ def compile_level_amd(gpu, k, level):
 
 
 @pytest.mark.parametrize("k", [6, 20, 32])
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx90a", "gfx942"])
 def test_amd_levels_put_what_they_say_where_they_say(gpu, k):
     gpu = get_gpu(gpu)
     codes = {level: compile_level_amd(gpu, k, level) for level in (1, 2, 3, 5)}
     for level, code in codes.items():
-        assert code.spills == 0, level
+        assert code.vgpr_spills == code.scratch_bytes == 0, level
+        assert code.sgpr_spills == 0 or (gpu.name, level) == ("gfx90a", 3), level  # to lanes of a register
         assert "v_fma_f64" in code.asm or "v_fmac_f64" in code.asm
         assert code.lds_bytes == AmdLevelsConfig(level=level).shared_bytes(k)
         assert ("ds_load" in code.asm or "ds_read" in code.asm) == (level != 1)
@@ -91,15 +94,15 @@ def test_chained_kernel_on_rdna_uses_fp64_fma_and_does_not_spill(gpu, k):
     assert "mfma" not in code.asm
 
 
-@pytest.mark.parametrize("k", [10, 12, 16])
-def test_chained_kernel_on_cdna_is_mfma_alone(k):
+@pytest.mark.parametrize(("gpu", "k"), [("gfx942", 10), ("gfx942", 12), ("gfx942", 16), ("gfx90a", 12)])
+def test_chained_kernel_on_cdna_is_mfma_alone(gpu, k):
     if parse_version(triton_version()) < (3, 9):
-        assert "3.9 can" in ChainedConfig().why_invalid(Transform3dProblem(k, 64), get_gpu("gfx942"))
+        assert "3.9 can" in ChainedConfig().why_invalid(Transform3dProblem(k, 64), get_gpu(gpu))
         return
-    code = compile_chained("gfx942", k)
+    code = compile_chained(gpu, k)
     assert code.spills == 0
     # Three products of [256, 16] and [16, 16] by 8 waves: 16 x 16 tiles, four steps of the contraction each.
-    assert code.asm.count("v_mfma_f64_16x16x4_f64") == 3 * (256 // 16) * (16 // 4) // 8
+    assert len(re.findall("v_mfma_f64_16x16x4_?f64", code.asm)) == 3 * (256 // 16) * (16 // 4) // 8
     assert "v_fma_f64" not in code.asm
 
 

@@ -51,6 +51,9 @@ def test_wmma(gpu, version, k_width, name, k_order):
 @pytest.mark.parametrize(
     ("gpu", "version", "shape", "name", "k_width"),
     [
+        ("gfx90a", 2, (16, 16, 16), "v_mfma_f32_16x16x16f16", 4),
+        ("gfx90a", 2, (32, 32, 8), "v_mfma_f32_32x32x8bf16_1k", 4),
+        ("gfx90a", 2, (32, 32, 8), "v_mfma_i32_32x32x8i8", 4),
         ("gfx942", 3, (16, 16, 16), "v_mfma_f32_16x16x16_f16", 4),
         ("gfx942", 3, (32, 32, 8), "v_mfma_f32_32x32x8_bf16", 4),
         ("gfx942", 3, (16, 16, 32), "v_mfma_f32_16x16x32_fp8_bf8", 8),

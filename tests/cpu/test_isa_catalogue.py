@@ -11,7 +11,7 @@ from laneloom.isa import find_instruction, get_layout, instructions, layout_csv
 from laneloom.isa.catalogue import TYPES, check
 from laneloom.isa.fragments import pack, unpack
 
-COUNTS = {"gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx942": 46, "gfx950": 68, "sm_90a": 488}
+COUNTS = {"gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "sm_90a": 488}
 
 
 def few_wgmma(row):
@@ -21,7 +21,7 @@ def few_wgmma(row):
 
 EVERY = [
     (gpu, row, wave, matrix)
-    for gpu in ("gfx1151", "gfx1201", "gfx942", "gfx950", "sm_90a")
+    for gpu in ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90a")
     for row in filter(few_wgmma, instructions(gpu))
     for wave in row.waves
     for matrix in row.matrices
@@ -44,7 +44,8 @@ PEAKS = [
     ("gfx1201", "fp8", "fp8"), ("gfx1201", "int4", "iu4"), ("gfx942", "fp16", "f16"), ("gfx942", "tf32", "xf32"),
     ("gfx942", "int8", "i8"), ("gfx942", "fp8", "fp8_fnuz"), ("gfx942", "fp64_matrix", "f64"),
     ("gfx942", "fp32", "f32"), ("gfx950", "bf16", "bf16"), ("gfx950", "int8", "i8"), ("gfx950", "fp8", "f8f6f4"),
-    ("gfx950", "fp64_matrix", "f64"),
+    ("gfx950", "fp64_matrix", "f64"), ("gfx90a", "fp16", "f16"), ("gfx90a", "bf16", "bf16"), ("gfx90a", "int8", "i8"),
+    ("gfx90a", "fp32_matrix", "f32"), ("gfx90a", "fp64_matrix", "f64"),
 ]  # fmt: skip
 
 
@@ -262,6 +263,7 @@ def test_sets_of_sparse_indices():
     [
         (("v_wmma_f32_16x16x16_f61", "gfx1151", 32, "A"), "nearest are v_wmma_f32_16x16x16_f16"),
         (("v_swmmac_f32_16x16x32_f16", "gfx1151", 32, "A"), r"it is one of gfx1200, gfx1201"),
+        (("v_mfma_f32_16x16x32_fp8_fp8", "gfx90a", 64, "A"), r"it is one of gfx942"),
         (("v_wmma_f32_16x16x16_f16", "gfx1151", 16, "A"), "32 or 64 lanes, not 16"),
         (("v_wmma_f32_16x16x16_f16", "gfx1151", 32, "E"), "matrix must be"),
         (("v_wmma_f32_16x16x16_f16", "gfx1151", 32, "K"), "not sparse"),
@@ -290,8 +292,15 @@ def test_refused_modifiers(modifiers, message):
 
 
 SPELLINGS = [
+    ("gfx90a", "v_mfma_f32_32x32x8_f16", "v_mfma_f32_32x32x8f16"),
+    ("gfx90a", "v_mfma_f32_4x4x1_16b_f32", "v_mfma_f32_4x4x1f32"),
+    ("gfx90a", "__builtin_amdgcn_mfma_f32_32x32x4bf16", "v_mfma_f32_32x32x4bf16"),
+    ("gfx90a", "llvm.amdgcn.mfma.f32.32x32x4bf16.1k", "v_mfma_f32_32x32x4bf16_1k"),
+    ("gfx90a", "v_mfma_f32_32x32x4_2b_bf16", "v_mfma_f32_32x32x4bf16_1k"),
+    ("gfx90a", "v_mfma_f32_16x16x16_bf16", "v_mfma_f32_16x16x16bf16_1k"),
     ("gfx942", "v_mfma_f32_32x32x8f16", "v_mfma_f32_32x32x8_f16"),
     ("gfx942", "v_mfma_f32_32x32x4bf16_1k", "v_mfma_f32_32x32x4_2b_bf16"),
+    ("gfx942", "v_mfma_f32_32x32x4bf16", "v_mfma_f32_32x32x4_2b_bf16"),
     ("gfx942", "__builtin_amdgcn_mfma_f32_4x4x1f32", "v_mfma_f32_4x4x1_16b_f32"),
     ("gfx942", "llvm.amdgcn.mfma.i32.16x16x32.i8", "v_mfma_i32_16x16x32_i8"),
     ("gfx942", "v_mfma_f32_16x16x8_xf32", "v_mfma_f32_16x16x8_xf32"),

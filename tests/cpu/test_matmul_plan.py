@@ -100,6 +100,13 @@ def test_plan_chooses_by_size():
     assert any("loads of 1 elements" in why for _, why in odd.passed_over)
 
 
+def test_cdna_2_multiplies_8_bit_floats_as_bf16():
+    gpu = get_gpu("gfx90a")
+    config = plan(dense(4096, 4096, 4096, dtype="fp8"), gpu)
+    assert config.text == plan(dense(4096, 4096, 4096, dtype="bf16"), gpu).text  # the same tiles in LDS
+    assert "FNUZ" in (config.why_invalid(dense(dtype="fp8"), get_gpu("gfx942")) or "")
+
+
 def test_explain():
     text = str(explain(dense(4096, 4096, 4000, layout="nn"), gpu="gfx1201"))
     assert "matmul/nn/fp16_fp16_fp16/b1_m4096_n4096_k4000/v8_8 on gfx1201: wmma_wide:block_m=128" in text
@@ -115,6 +122,7 @@ def test_explain():
         (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
         (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
         (dense(dtype="uint8"), "gfx942", "a: the schedule mfma takes fp16, bf16, int8, fp32, fp64, fp8 or bf8, got"),
+        (dense(dtype="fp32", precision="tf32"), "gfx90a", "precision: gfx90a multiplies fp32 in FP32 only"),
         (dense(dtype_acc="fp16"), "gfx950", "acc_dtype: gfx950 sums halves in fp32, got fp16"),
     ],
 )

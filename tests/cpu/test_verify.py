@@ -63,6 +63,22 @@ def test_half_precision_sums_fail():
     assert not reference.judge(c, A, B, "fp16").ok
 
 
+def test_denormals_that_count_as_zeros():
+    """Their products may be missing where the GPU is known for that, and nothing else may."""
+    a = A.copy()
+    a[3, ::20] = 2.0**-15
+    kept = np.where(np.abs(a) < 2.0**-14, np.float16(0), a)
+    got = rounded(reference.truth(kept, B), "fp32")
+    verdict = reference.judge(got, a, B, "fp32")
+    assert not verdict.ok
+    assert verdict.index[0] == 3
+    assert reference.judge(got, a, B, "fp32", zeros="fp16").ok
+    assert reference.judge(rounded(reference.truth(a, B), "fp32"), a, B, "fp32", zeros="fp16").ok
+    got[3] += 2 * verify.lost_to_zeros(a, B, "fp16")[3]
+    assert not reference.judge(got, a, B, "fp32", zeros="fp16").ok
+    assert not verify.lost_to_zeros(a, B, "bf16")[3].max() > 1e-30
+
+
 def test_nan_and_infinity_have_to_be_where_the_truth_has_them():
     a = A.copy()
     a[3, 5], a[4, 6] = np.nan, np.inf

@@ -20,7 +20,7 @@ from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.isa.disassembly import disassemble
 from laneloom.isa.metadata import select_kernel
 
-GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx942")
+GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942")
 _C = ["-x", "c", "-w", "-fwrapv", "-fno-strict-aliasing", "-ffp-contract=off"]
 
 

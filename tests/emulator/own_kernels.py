@@ -111,7 +111,8 @@ CASES = {
     # masks in every load and store
     "matmul, ragged": Case("matmul/wmma", _matmul(70, 37, 45), caught=Counter(wait=3, mask=1), step=25),
     "mfma": Case(
-        "matmul/mfma", _matmul(50, 37, 70), caught=Counter(wait=8, barrier=2, mask=10), step=6, gpus=("gfx942",)
+        "matmul/mfma", _matmul(50, 37, 70), caught=Counter(wait=8, barrier=2, mask=10), step=6,
+        gpus=("gfx90a", "gfx942"),
     ),
     "coop": Case("matmul/wmma_coop", _matmul(200, 150, 96, config="coop"), caught=Counter(wait=2), step=20),
     "wide": Case(

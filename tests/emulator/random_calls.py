@@ -16,7 +16,7 @@ import torch
 import laneloom
 from laneloom.bench.products import DTYPES, PRECISION_ERROR
 from laneloom.ops.attention import reference
-from laneloom.verify import SMALLEST, UNIT_ROUNDOFF
+from laneloom.verify import SMALLEST, UNIT_ROUNDOFF, lost_to_zeros
 
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 GUARD = -77  #: what the elements beside a result hold
@@ -73,8 +73,10 @@ class Product:
             "out": g.choice((None, "n", "n", "t")), "pad": g.choice((0, 1, 3, 8, 24)), "precision": precision,
         }  # fmt: skip
 
-    def check(self, device: str, *, tensor_cores: bool) -> None:
-        """Make the call and hold it against FP64. tensor_cores: Hopper's, with sums of their own."""
+    def check(self, device: str, *, tensor_cores: bool, flushes: bool = False) -> None:
+        """Make the call and hold it against FP64. tensor_cores: Hopper's, with sums of their own. flushes: the GPU
+        takes denormals of 16-bit products for zeros.
+        """
         c, g = self.choices, self.generator
         torch.manual_seed(self.seed)
         m, n, k, kind, batch = c["m"], c["n"], c["k"], c["kind"], c["batch"]
@@ -118,6 +120,8 @@ class Product:
                 sums += PRECISION_ERROR[c["precision"]]
             name = NAMES[dtype]
             budget = STEEPEST * sums * magnitude
+            if flushes and kind in ("fp16", "bf16"):
+                budget = budget + STEEPEST * torch.from_numpy(lost_to_zeros(*(_array(x) for x in (a, b)), kind))
             if c["activation"] and kind != "fp64":
                 budget = budget + ACTIVATION_ERROR * truth.abs()
             budget = budget + (UNIT_ROUNDOFF[name] * (truth.abs() + budget)).clamp_min(SMALLEST[name] / 2)
@@ -180,6 +184,10 @@ class Attention:
             for which, x, y, bound in zip("qkv", found, truth[2:], bounds[1:], strict=True):
                 room = (4 * unit + 2.0**-14) * bound + unit * abs(y) + least
                 assert (off(x, y) <= room).all(), (str(self), which)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().cpu().numpy()
 
 
 def off(x: torch.Tensor, truth: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from laneloom.emulator.program import Program
 from laneloom.gpu import get_gpu
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
-CDNA = ("gfx942", "gfx950")
+CDNA = ("gfx90a", "gfx942", "gfx950")
 _LANES = "v1, v2, s3, s4"
 SPECIAL = {  # the operands of instructions that have a builder of their own
     "v_readlane_b32": "s1, v2, 3",
@@ -90,10 +90,10 @@ CDNA_PATTERNS = [
     (r"v_cvt_scalef32_pk_(b?f16|f32)_\w+", "v1, v2, v3"),
     (r"v_cvt_scalef32_pk_\w+_f32", "v1, v2, v3, v4"),
     (r"v_cvt_scalef32_pk_\w+_b?f16", "v1, v2, v3"),
-    (r"v_cvt_pk_\w+|v_dot\dc_\w+|v_mac_f16|v_subrev_u16", "v1, v2, v3"),
+    (r"v_cvt_pk_\w+|v_dot\dc_\w+|v_mac_f(16|32)|v_subrev_u16", "v1, v2, v3"),
     (r"v_cvt_f32_bf16|v_permlane\w+swap_b32|v_prng_b32", "v1, v2"),
-    (r"v_madak_f16", "v1, v2, v3, 0x1234"),
-    (r"v_madmk_f16", "v1, v2, 0x1234, v3"),
+    (r"v_madak_f(16|32)", "v1, v2, v3, 0x1234"),
+    (r"v_madmk_f(16|32)", "v1, v2, 0x1234, v3"),
     (r"v_mov_b64", "v[0:1], v[2:3]"),
     (r"v_lshl_add_u64", "v[0:1], v[2:3], v4, v[6:7]"),
     (r"v_fmac_f64|v_pk_(add|mul)_f32|v_pk_mov_b32", "v[0:1], v[2:3], v[4:5]"),

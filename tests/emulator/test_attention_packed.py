@@ -35,6 +35,7 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
     [
         ("gfx1201", torch.bfloat16, True, None), ("gfx1201", torch.float16, "top_left", (10, None)),
         ("gfx1151", torch.float16, False, (6, 4)), ("gfx942", torch.float16, "top_left", (None, 3)),
+        ("gfx90a", torch.bfloat16, True, None),
         ("gfx950", torch.bfloat16, True, None),
     ],
 )  # fmt: skip
@@ -136,6 +137,7 @@ def in_pages(x: torch.Tensor, page: int, order: torch.Tensor) -> torch.Tensor:
         ("gfx942", (2, 4, 2, 1, 200, 128, 64), 0, None, (200, 37)),
         ("gfx942", (1, 10, 2, 4, 300, 80, 24), 32, 20, (290,)),
         ("gfx950", (3, 6, 2, 2, 160, 16, 264), 16, None, (160, 0, 17)),
+        ("gfx90a", (2, 4, 2, 2, 150, 64, 40), 16, None, (150, 33)),
     ],
 )  # fmt: skip
 def test_decode(name, shape, page, window, lengths):

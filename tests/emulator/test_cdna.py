@@ -123,6 +123,43 @@ def test_mad_f16_rounds_twice(cdna3):
     np.testing.assert_array_equal(got.vector(2, U32), want.view(np.uint16))
 
 
+# -- CDNA 2 ------------------------------------------------------------------------------------------------------------
+
+
+def test_mad_f32_rounds_twice_and_flushes_denormals(cdna3):
+    f = RNG.standard_normal((3, 64)).astype(np.float32)
+    f[0, :2], f[1, :2], f[2, :2] = (2.0**-128, 2.0**-100), (1.0, 2.0**-27), (3.0, -0.0)
+    code = """v_mad_f32 v4, v0, v1, v2
+    v_madmk_f32 v5, v0, 0x40200000, v2
+    v_madak_f32 v6, v0, v1, 0x40200000
+    v_mad_legacy_f32 v7, v0, v3, v2
+    v_mac_f32_e32 v2, v0, v1"""
+    got = cdna3(code, "gfx90a", v={**dict(enumerate(f)), 3: np.full(64, np.inf, np.float32)})
+    want = f[0] * f[1] + f[2]
+    want[:2] = 3.0, 0.0
+    np.testing.assert_array_equal(got.vector(4, np.float32), want)
+    np.testing.assert_array_equal(got.vector(2, np.float32), want)
+    np.testing.assert_array_equal(got.vector(5, np.float32)[2:], (f[0] * np.float32(2.5) + f[2])[2:])
+    np.testing.assert_array_equal(got.vector(6, np.float32)[2:], (f[0] * f[1] + np.float32(2.5))[2:])
+    assert got.vector(7, np.float32)[0] == 3.0  # zero times infinity
+    assert np.isinf(got.vector(7, np.float32)[1:]).all()
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+def test_dot_products_of_halves_flush_denormals_on_cdna_2(cdna3, gpu):
+    """Of A, of the sum before, of the result; a product of numbers that is small is kept."""
+    pairs = np.zeros((4, 2, 2), np.float16)
+    pairs[0], pairs[1] = ((2.0**-20, 2.0), (1.0, 3.0)), ((2.0**-14, 0.0), (2.0**-14, 0.0))
+    sums = np.array([0.0, 0.0, 2.0**-130, 2.0**-126], np.float32)
+    given = {k: np.ascontiguousarray(pairs[:, k]).view(U32)[:, 0] for k in range(2)} | {2: sums}
+    code = "v_dot2_f32_f16 v4, v0, v1, v2\nv_dot2c_f32_f16_e32 v2, v0, v1"
+    got = cdna3(code, gpu, v=given)
+    kept = [6.0 + 2.0**-20, 2.0**-28, 2.0**-130, 2.0**-126]
+    want = np.array([6.0, 2.0**-28, 0.0, 2.0**-126] if gpu == "gfx90a" else kept, np.float32)
+    np.testing.assert_array_equal(got.vector(4, np.float32)[:4], want)
+    np.testing.assert_array_equal(got.vector(2, np.float32)[:4], want)
+
+
 # -- SDWA --------------------------------------------------------------------------------------------------------------
 
 
@@ -323,6 +360,17 @@ def test_sdwa_of_sums_with_a_carry_and_of_extrema(cdna3):
         ("v_add_f16_e32 v4, v3, v0", "v4", False),  # a 16-bit result clears the other half
         ("v_fma_f16 v4, v3, v0, v0", "v4", True),  # this one leaves it
         ("v_lshlrev_b16_e32 v4, 1, v3", "v4", False),
+        # of v1, which is not written, a byte is moved out, and what 0xff covers is known whatever it is
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_and_b32_e32 v4, 0xff, v4", "v4", False),
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_lshrrev_b32_e32 v4, 16, v4", "v4", False),
+        ("v_lshlrev_b16_e32 v4, 8, v1\nv_lshrrev_b32_e32 v4, 8, v4", "v4", True),
+        ("v_add_u16_e32 v4, v1, v0\nv_lshrrev_b32_e32 v4, 16, v4", "v4", False),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_and_b32_e32 v4, 0xff00ffff, v4", "v4", False),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_and_b32_e32 v4, 0xff0000, v4", "v4", True),
+        ("v_or_b32_sdwa v4, v1, v0 dst_sel:BYTE_1 dst_unused:UNUSED_SEXT src0_sel:BYTE_0 src1_sel:DWORD\n"
+         "v_lshrrev_b32_e32 v4, 16, v4", "v4", True),
         # v1 is not written: neither result reads it, or the high one does
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1] op_sel_hi:[0,0]", "v7", False),
         ("v_pk_mul_f32 v[6:7], v[0:1], v[0:1]", "v7", True),

@@ -1,4 +1,4 @@
-"""laneloom's operations, and anybody's Triton kernels, as machine code of CDNA 3 and 4, in strict mode."""
+"""laneloom's operations, and anybody's Triton kernels, as machine code of CDNA 2, 3 and 4, in strict mode."""
 
 import re
 
@@ -13,7 +13,7 @@ import laneloom  # noqa: E402
 from laneloom.errors import HazardError, UnsupportedError  # noqa: E402
 
 
-@pytest.fixture(params=["gfx942", "gfx950"])
+@pytest.fixture(params=["gfx90a", "gfx942", "gfx950"])
 def gpu(request):
     torch.manual_seed(2)
     with laneloom.emulated(request.param, strict=True) as emulation:
@@ -80,6 +80,7 @@ def dot_kernel(a, b, c, sam, sak, sbk, sbn, M: tl.constexpr, N: tl.constexpr, K:
 
 
 DTYPES = {
+    "gfx90a": (torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float32),
     "gfx942": (torch.float16, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float32),
     "gfx950": (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float32),
 }

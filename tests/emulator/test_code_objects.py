@@ -16,6 +16,7 @@ from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
 from laneloom.errors import ArgumentError, EmulationError, UnsupportedError
+from laneloom.gpu import get_gpu
 from laneloom.isa import objdump
 from laneloom.isa.check import check
 from laneloom.isa.descriptor import directives
@@ -209,7 +210,7 @@ def test_descriptor():
     symbol = next(s for s in read_symbols(sections) if s.name == "k.kd")
     section = sections[symbol.section]
     at = symbol.value - section.address
-    got = directives(section.data[at : at + 64], 11, 8)
+    got = directives(section.data[at : at + 64], get_gpu("gfx1151"), 8)
     assert {name: got[name] for name in DIRECTIVES} == DIRECTIVES
 
 

@@ -247,7 +247,8 @@ def operation_text(name: str, scope: int) -> str:
 def test_atomics(space, kind, operation):
     """One wave, whose lanes take effect in their order; scopes, GPUs and levels take turns."""
     seed = zlib.crc32(f"{space}{kind}{operation}".encode())
-    gpu, lanes, level = GPUS[seed % 3], (32, 64)[seed // 3 % 2], ("-O0", "-O1", "-O3")[seed // 6 % 3]
+    gpu, level = GPUS[seed % len(GPUS)], ("-O0", "-O1", "-O3")[seed // 6 % 3]
+    lanes = 64 if gpu.startswith("gfx9") else (32, 64)[seed // 3 % 2]
     scope = 1 + seed // 18 % 5
     dtype = np.dtype(TYPES[kind])
     rng = np.random.default_rng(seed)

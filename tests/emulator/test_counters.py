@@ -188,6 +188,14 @@ def test_matmul(gpu):
     assert p.intensity == p.flops / p.footprint_bytes
 
 
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+def test_flops_of_mfma_in_every_spelling(gpu):
+    a = np.ones((64, 64), np.float16)
+    with emulated(gpu, profile=True) as emulation:
+        laneloom.matmul(a, a)
+    assert emulation.launches[0].profile.total("matrix_flops") == 2 * 64**3
+
+
 def test_a_profile_changes_nothing():
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((2, 40, 40)).astype(np.float16)

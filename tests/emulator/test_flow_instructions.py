@@ -27,7 +27,7 @@ k:
 START = "s_load_b64 s[2:3], s[0:1], 0x0\nv_mov_b32 v1, 0\nv_mov_b32 v2, 0\n{wait}"
 END = "s_mov_b32 exec_lo, 1\nglobal_store_b32 v2, v1, s[2:3]"
 WAIT = {9: "s_waitcnt lgkmcnt(0)", 11: "s_waitcnt lgkmcnt(0)", 12: "s_wait_kmcnt 0x0"}
-GPUS = ("gfx1151", "gfx1201", "gfx942")
+GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942")
 ORDERING = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu)) if is_ordering(name)]
 CONDITIONS = {
     "s_cbranch_scc0": ("s_cmp_eq_u32 0, 1", "s_cmp_eq_u32 0, 0"),

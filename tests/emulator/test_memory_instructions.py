@@ -12,7 +12,7 @@ import pytest
 from laneloom.cli.coverage import instructions_of
 from laneloom.emulator.cdna import modern
 from laneloom.emulator.launch import launch
-from laneloom.emulator.memory import Region
+from laneloom.emulator.memory import AccessFault, GlobalMemory, Region
 from laneloom.emulator.program import Program
 from laneloom.errors import HazardError, OutOfBoundsError
 from laneloom.gpu import get_gpu
@@ -65,7 +65,7 @@ WAITS = {
     11: "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_waitcnt_vscnt null, 0x0",
     12: "s_wait_loadcnt 0x0\ns_wait_storecnt 0x0\ns_wait_dscnt 0x0\ns_wait_kmcnt 0x0",
 }
-GPUS = ("gfx1151", "gfx1201", "gfx942")
+GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942")
 CASES = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu))]
 PLAIN = re.compile(
     r"(global|flat|scratch|buffer|ds)_(load|store)_(?:(d16_hi|d16)_)?([uib])(8|16|32|64|96|128)(?:_(d16_hi|d16))?$"
@@ -285,7 +285,7 @@ def test_lds_atomic(gpu, name, exact):
     size = bits // 8
     pair = (lambda n: f"v[{n}:{n + 1}]") if size == 8 else (lambda n: f"v{n}")
     both = [pair(8), pair(8 + size // 4)] if op in ("cmpstore", "mskor", "wrap") else [pair(8)]
-    if gpu == "gfx942" and op == "cmpstore":  # gfx9 has the value to compare with first
+    if gpu.startswith("gfx9") and op == "cmpstore":  # gfx9 has the value to compare with first
         both.reverse()
     data = ", ".join(both)
     head = f"{pair(14)}, v1" if returns else "v1"
@@ -369,3 +369,15 @@ def test_a_load_of_four_words_of_which_three_are_there(strict):
     if strict:
         with pytest.raises(HazardError, match="nobody wrote"):
             run(0, 11, 3)
+
+
+def test_the_lane_that_leaves_its_memory_is_named_not_one_that_is_held_back():
+    memory = np.zeros(64, np.uint8)
+    region = Region("x", memory.ctypes.data, memory.nbytes, memory)
+    address = np.full((1, 32), memory.ctypes.data, np.int64)
+    address[0, 3:5] = 7
+    active = np.zeros((1, 32), bool)
+    active[0, 3:] = True
+    with pytest.raises(AccessFault) as caught:
+        GlobalMemory([region]).check(address, 4, active)
+    assert (caught.value.wave, caught.value.lane) == (0, 3)

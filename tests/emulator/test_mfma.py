@@ -121,6 +121,11 @@ def check(V, layout, first, exact):
         np.testing.assert_allclose(got, exact, rtol=0, atol=8 * 2.0**-53 * max(1.0, np.abs(exact).max()))
 
 
+def line(row, layouts):
+    registers = (span(first, layouts[m]) for m, first in (("D", D), ("A", A), ("B", B), ("C", C)))
+    return f"{row.name} {', '.join(registers)}"
+
+
 def dense(gpu, name, **bits):
     rng, V = np.random.default_rng(0), np.full((512, WAVES, 64), 0xFFFFFFFF, np.uint32)
     # Elements are placed as without the modifiers; the product takes them as these say.
@@ -133,8 +138,8 @@ def dense(gpu, name, **bits):
         for (b, r, c), (place, *_) in moved[m]:
             e = there[place]
             values[m][:, b, r, c] = fill_source(values, m)[:, e.block, e.row, e.col]
-    text = f"{name} {span(D, plain['D'])}, {span(A, plain['A'])}, {span(B, plain['B'])}, {span(C, plain['C'])}"
-    return V, plain, values, text + "".join(f" {key}:{n}" for key, n in bits.items())
+    modifiers = "".join(f" {key}:{n}" for key, n in bits.items())
+    return V, plain, values, line(find_instruction(name, gpu), plain) + modifiers
 
 
 def fill_source(values, m):
@@ -142,7 +147,7 @@ def fill_source(values, m):
     return values.setdefault(m + "0", values[m].copy())
 
 
-ALL = [(row.name, "gfx942") for row in instructions("gfx942")]
+ALL = [(row.name, gpu) for gpu in ("gfx90a", "gfx942") for row in instructions(gpu)]
 ALL += [(row.name, "gfx950") for row in instructions("gfx950") if (row.name, "gfx942") not in ALL or "8" in row.a]
 DENSE = [x for x in ALL if not find_instruction(*x).sparse and not find_instruction(*x).scaled]
 SPARSE = [x for x in ALL if find_instruction(*x).sparse]
@@ -159,12 +164,14 @@ def test_dense(name, gpu):
     [
         ("v_mfma_f32_4x4x4_16b_f16", {"cbsz": 2, "abid": 3}), ("v_mfma_f32_16x16x4_4b_f16", {"cbsz": 1, "abid": 1}),
         ("v_mfma_f32_32x32x1_2b_f32", {"blgp": 1}), ("v_mfma_i32_32x32x4_2b_i8", {"blgp": 3}),
-        ("v_mfma_f32_4x4x1_16b_f32", {"cbsz": 4, "abid": 5, "blgp": 6}),
+        ("v_mfma_f32_4x4x1_16b_f32", {"cbsz": 4, "abid": 5, "blgp": 6}), ("v_mfma_f32_32x32x4bf16_1k", {"cbsz": 1}),
+        ("v_mfma_f32_16x16x2bf16", {"cbsz": 2, "abid": 3}), ("v_mfma_f32_16x16x8bf16", {"blgp": 4}),
     ],
 )  # fmt: skip
 def test_broadcasts_of_a_and_other_lanes_of_b(name, bits):
-    V, layouts, values, text = dense("gfx942", name, **bits)
-    check(run("gfx942", text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
+    gpu = "gfx90a" if "bf16" in name else "gfx942"
+    V, layouts, values, text = dense(gpu, name, **bits)
+    check(run(gpu, text, V), layouts["D"], D, values["A"] @ values["B"] + values["C"])
 
 
 @pytest.mark.parametrize("bits", [{"cbsz": a, "blgp": b} for a, b in ((0, 1), (2, 3), (4, 4), (1, 4), (3, 0))])
@@ -241,3 +248,51 @@ def test_accumulation_registers_and_negation():
     V[256 + 4 : 256 + 6] = V[C : C + 2]
     text = text.replace(f"v[{C}:{C + 1}]", "a[4:5]").replace(f"v[{D}:{D + 1}]", "a[8:9]") + " neg:[1,0,1]"
     check(run("gfx942", text, V), layouts["D"], 256 + 8, -values["A"] @ values["B"] - values["C"])
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+@pytest.mark.parametrize("name", ["16x16x16f16", "16x16x16bf16_1k", "16x16x4f32"])
+def test_cdna_2_takes_denormals_of_16_bit_products_for_zeros(gpu, name):
+    """One in A, in B and in C; a number beside them is kept. Products of f32 keep denormals on both."""
+    row = find_instruction(f"v_mfma_f32_{name}", gpu)
+    kind, flushes = row.a, gpu == "gfx90a" and row.a != "f32"
+    small, large = (2.0**-16 if kind == "f16" else 2.0**-128), 1.0
+    layouts = {m: get_layout(row, gpu, 64, m) for m in "ABCD"}
+    V = np.zeros((512, WAVES, 64), np.uint32)
+
+    def place(matrix, first, element, value):
+        value = np.float32(value)
+        bits = value.astype(np.float16).view(np.uint16) if layouts[matrix].kind == "f16" else value.view(np.uint32)
+        bits = bits >> 16 if layouts[matrix].kind == "bf16" else bits
+        put(V, first, layouts[matrix].where(*element)[0], layouts[matrix].width, np.full(WAVES, int(bits), np.uint64))
+
+    for i, k, value in ((0, 0, small), (1, 0, large), (1, 1, -small), (3, 0, large)):
+        place("A", A, (i, k), value)
+    for k, j, value in ((0, 0, large), (1, 0, large), (0, 1, small)):
+        place("B", B, (k, j), value)
+    for i, j, value in ((2, 0, -(2.0**-127)), (3, 2, 2.0**-126)):
+        place("C", C, (i, j), value)
+    run(gpu, line(row, layouts), V)
+
+    def got(i, j):
+        return get(V, D, layouts["D"].where(i, j)[0], "f32")[0]
+
+    assert got(0, 0) == (0 if flushes else small)  # A denormal
+    assert got(1, 1) == (0 if flushes else small)  # B denormal
+    assert got(1, 0) == 1 - (0 if flushes else small if kind == "f16" else 0)  # one term of a sum
+    assert got(2, 0) == (0 if flushes else -(2.0**-127))  # C denormal
+    assert got(3, 2) == 2.0**-126
+
+
+def test_cdna_2_writes_no_denormals():
+    """A B and C are none, but their difference is: zero on gfx90a alone."""
+    for gpu in ("gfx90a", "gfx942"):
+        row = find_instruction("v_mfma_f32_16x16x16bf16_1k", gpu)
+        layouts = {m: get_layout(row, gpu, 64, m) for m in "ABCD"}
+        V = np.zeros((512, WAVES, 64), np.uint32)
+        for first, matrix, value in ((A, "A", 1.0), (B, "B", 2.0**-126), (C, "C", -(1.5 * 2.0**-126))):
+            layout = layouts[matrix]
+            bits = int(np.float32(value).view(np.uint32)) >> (32 - layout.width)
+            put(V, first, layout.where(0, 0)[0], layout.width, np.full(WAVES, bits, np.uint64))
+        run(gpu, line(row, layouts), V)
+        assert get(V, D, layouts["D"].where(0, 0)[0], "f32")[0] == (0 if gpu == "gfx90a" else -(2.0**-127))

@@ -12,11 +12,15 @@ from torch.nn import functional as F  # noqa: E402
 
 import laneloom  # noqa: E402
 
-GPUS = ["gfx1100", "gfx1151", "gfx1201"]
+GPUS = ["gfx1100", "gfx1151", "gfx1201", "gfx90a"]
+#: In 64 lanes: more waves than a workgroup has; a sum of two waves that both store, in different roundings.
+NOT_IN_64_LANES = ("test_cross_entropy", "test_gated_linear_attention")
 
 
 @pytest.fixture(params=GPUS)
 def gpu(request):
+    if request.param == "gfx90a" and request.node.originalname in NOT_IN_64_LANES:
+        pytest.skip("not for 64 lanes")
     torch.manual_seed(3)
     with laneloom.emulated(request.param, strict=True) as emulation:
         yield emulation

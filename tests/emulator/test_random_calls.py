@@ -12,8 +12,9 @@ from random_steps import Chain, Transform, Transpose
 import laneloom
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
-CDNA = ("gfx942", "gfx950")
+CDNA = ("gfx942", "gfx950", "gfx90a")
 KINDS = tuple(kind for kind in DTYPES if kind != "int32")
+OF_CDNA_2 = tuple(kind for kind in KINDS if kind != "uint8")
 
 
 @pytest.mark.parametrize("seed", range(36))
@@ -22,15 +23,21 @@ def test_products(seed):
         Product(seed, 7, KINDS).check("cpu", tensor_cores=False)
 
 
+@pytest.mark.parametrize("seed", range(36, 42))
+def test_products_on_cdna_2(seed):
+    with laneloom.emulated("gfx90a", strict=True):
+        Product(seed, 7, OF_CDNA_2).check("cpu", tensor_cores=False, flushes=True)
+
+
 @pytest.mark.parametrize("seed", range(9))
 def test_attention(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
         Attention(seed, 70).check("cpu")
 
 
-@pytest.mark.parametrize("seed", range(9, 11))
+@pytest.mark.parametrize("seed", range(9, 12))
 def test_attention_on_cdna(seed):
-    with laneloom.emulated(CDNA[seed % 2], strict=True):
+    with laneloom.emulated(CDNA[seed % 3], strict=True):
         Attention(seed, 70).check("cpu")
 
 

@@ -20,7 +20,7 @@ k:
 \t\t.amdhsa_wavefront_size32 1
 \t.end_amdhsa_kernel
 """
-WAVES, LANES, FILLS = 4, 32, 6
+WAVES, FILLS = 4, 6
 VECTOR = """
 v_add_nc_u32_e32 v8, v1, v2
 v_sub_nc_u32_e32 v8, v1, v2
@@ -107,6 +107,32 @@ s_movrels_b64 s[8:9], s[4:5]
 """.strip().splitlines()
 
 
+PARTS = "dst_sel:{} dst_unused:UNUSED_{} src0_sel:{} src1_sel:{}"
+GFX9 = f"""
+v_lshlrev_b16_e32 v8, v1, v2
+v_lshrrev_b16_e32 v8, 3, v2
+v_ashrrev_i16_e32 v8, v1, v2
+v_add_u16_e32 v8, v1, v2
+v_mul_lo_u16_e32 v8, v1, v2
+v_max_i16_e32 v8, v1, v2
+v_mad_u16 v8, v1, v2, v3
+v_cvt_f16_u16_e32 v8, v1
+v_or_b32_sdwa v8, v1, v2 {PARTS.format("WORD_1", "PAD", "BYTE_0", "WORD_1")}
+v_and_b32_sdwa v8, sext(v1), v2 {PARTS.format("BYTE_2", "SEXT", "BYTE_3", "DWORD")}
+v_xor_b32_sdwa v8, sext(v1), v2 {PARTS.format("WORD_0", "SEXT", "BYTE_1", "WORD_0")}
+v_or_b32_sdwa v8, v1, sext(v2) {PARTS.format("BYTE_1", "PRESERVE", "DWORD", "BYTE_2")}
+v_lshlrev_b32_sdwa v8, v1, v2 {PARTS.format("DWORD", "PAD", "BYTE_1", "WORD_0")}
+v_lshrrev_b32_sdwa v8, v1, v2 {PARTS.format("WORD_1", "PAD", "BYTE_0", "DWORD")}
+v_ashrrev_i32_sdwa v8, v1, sext(v2) {PARTS.format("WORD_0", "PAD", "WORD_1", "WORD_1")}
+v_add_u32_sdwa v8, v1, v2 {PARTS.format("WORD_1", "PRESERVE", "WORD_0", "BYTE_3")}
+v_mov_b32_sdwa v8, sext(v1) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0
+v_not_b32_sdwa v8, v1 dst_sel:BYTE_3 dst_unused:UNUSED_PAD src0_sel:WORD_1
+v_pk_mov_b32 v[8:9], v[2:3], v[4:5] op_sel:[1,0]
+v_mad_f32 v8, v1, v2, v3
+""".strip().splitlines()
+CASES = [(code, "gfx1151") for code in VECTOR + SCALAR] + [(code, "gfx90a") for code in GFX9]
+
+
 def undefined(rng, shape) -> np.ndarray:
     """Masks of every kind: none, all, halves, bytes, single bits, anything."""
     anything = rng.integers(0, 1 << 32, shape, dtype=np.uint64).astype(np.uint32)
@@ -119,22 +145,23 @@ def undefined(rng, shape) -> np.ndarray:
 def waves(V, S, scc) -> Waves:
     lds = LocalMemory(1, 0)
     base = np.zeros((WAVES, 1), np.int64)
-    return Waves(V.copy(), S.copy(), scc.copy(), np.arange(WAVES), base, LANES, GlobalMemory([]), lds, True)
+    return Waves(V.copy(), S.copy(), scc.copy(), np.arange(WAVES), base, V.shape[-1], GlobalMemory([]), lds, True)
 
 
-@pytest.mark.parametrize("code", VECTOR + SCALAR)
-def test_defined_bits_do_not_depend_on_undefined_ones(code):
-    program = Program(KERNEL.format(code=code), "gfx1151", strict=True)
+@pytest.mark.parametrize(("code", "gpu"), CASES)
+def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
+    program = Program(KERNEL.format(code=code), gpu, strict=True)
+    lanes = program.lanes
     built = program.blocks[0].code
     rng = np.random.default_rng(sum(code.encode()))
     vector = code.startswith("v_")
     for _ in range(8):
-        V = rng.integers(0, 1 << 32, (32, WAVES, LANES), dtype=np.uint64).astype(np.uint32)
+        V = rng.integers(0, 1 << 32, (32, WAVES, lanes), dtype=np.uint64).astype(np.uint32)
         S = rng.integers(0, 1 << 32, (128, WAVES), dtype=np.uint64).astype(np.uint32)
         scc = rng.integers(0, 2, WAVES).astype(bool)
         S[EXEC], S[M0] = rng.integers(1, 1 << 32, WAVES), rng.integers(0, 4, WAVES)
         u_v, u_s = np.zeros_like(V), np.zeros_like(S)
-        u_v[1:12] = undefined(rng, (11, WAVES, LANES))
+        u_v[1:12] = undefined(rng, (11, WAVES, lanes))
         u_s[4:12], u_s[VCC] = undefined(rng, (8, WAVES)), undefined(rng, WAVES)
         u_scc = np.zeros(WAVES, bool) if vector else rng.integers(0, 4, WAVES) == 0
         g = waves(V, S, scc)
@@ -162,6 +189,10 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code):
 @pytest.mark.parametrize(
     ("code", "masks", "want"),
     [
+        (f"v_or_b32_sdwa v8, v1, v2 {PARTS.format('WORD_1', 'PAD', 'BYTE_1', 'DWORD')}", {1: 0xFF00}, 0xFF0000),
+        (f"v_lshlrev_b32_sdwa v8, v1, v2 {PARTS.format('DWORD', 'PAD', 'BYTE_0', 'BYTE_3')}", {2: 0x0F000000}, 0xF),
+        ("v_lshlrev_b16_e32 v8, 8, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFF00),
+        ("v_add_f16_e32 v8, v1, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFFFF),
         ("v_add_nc_u32_e32 v8, v1, v2", {1: 0xFFFF0000}, 0xFFFF0000),
         ("v_mul_lo_u32 v8, v1, v2", {2: 0xFF000000}, 0xFF000000),
         ("v_lshl_add_u32 v8, v1, 8, v3", {1: 0xFFFF0000}, 0xFF000000),
@@ -174,9 +205,10 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code):
     ],
 )
 def test_no_more_is_undefined_than_has_to_be(code, masks, want):
-    program = Program(KERNEL.format(code=code), "gfx1151", strict=True)
+    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx1151"
+    program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
-    g = waves(np.zeros((32, WAVES, LANES), np.uint32), full, np.zeros(WAVES, bool))
+    g = waves(np.zeros((32, WAVES, program.lanes), np.uint32), full, np.zeros(WAVES, bool))
     u_v = np.zeros_like(g.V)
     for n, mask in masks.items():
         u_v[n] = mask

@@ -14,6 +14,8 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
+_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950")  #: of each instruction set
+
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
 
@@ -64,7 +66,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else ("gfx1100", "gfx1151", "gfx1201", "gfx942", "gfx950"))]
+    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else _ONE_EACH)]
     rows = table(chosen)
     if as_json:
         print_json(rows)

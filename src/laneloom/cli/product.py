@@ -221,7 +221,8 @@ def judge(product: Product, a: Any, b: Any, c: Any) -> Verdict:
     else:
         values = (verify.decode(a, product.dtype), verify.decode(b, product.dtype))
     got = c if product.dtype_out == "int32" else verify.decode(c, product.dtype_out)
-    return reference.judge(got, *values, product.dtype_out, accumulator)
+    zeros = product.dtype if product.gpu.flushes_denormals and product.dtype in ("fp16", "bf16") else None
+    return reference.judge(got, *values, product.dtype_out, accumulator, zeros)
 
 
 def run_product(

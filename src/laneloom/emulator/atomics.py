@@ -13,8 +13,9 @@ import numpy as np
 
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
+from .buffer_access import Buffer
 from .flat_access import FlatAddress
-from .global_access import Buffer, global_addresses
+from .global_access import global_addresses
 from .lds_access import addresses
 from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves

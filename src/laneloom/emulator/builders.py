@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..isa.parse import Instruction
 from . import (  # hostcall and tables fill the tables of alu
     atomics,
+    buffer_access,
     flat_access,
     global_access,
     hostcall,  # noqa: F401
@@ -24,8 +25,9 @@ ORDERING = frozenset(
     s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
-    global_wbinv buffer_inv buffer_wbl2 s_set_gpr_idx_off s_set_gpr_idx_mode s_dcache_wb s_dcache_inv_vol
-    s_dcache_wb_vol s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
+    global_wbinv buffer_inv buffer_invl2 buffer_wbl2 buffer_wbinvl1 buffer_wbinvl1_vol
+    s_set_gpr_idx_off s_set_gpr_idx_mode s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol
+    s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
 )
 
 
@@ -51,7 +53,8 @@ def find_builder(name: str) -> Builder | None:
         return build_nothing
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
-    for module in (lds_access, lds_special, lds_direct, global_access, private_access, flat_access, atomics, mfma):
+    memories = (lds_access, lds_special, lds_direct, global_access, buffer_access, private_access, flat_access, atomics)
+    for module in (*memories, mfma):
         builder = module.find(name)
         if builder:
             return builder

@@ -1,4 +1,4 @@
-"""Vector and scalar instructions that CDNA 3 has and RDNA 3 lacks (CDNA 3 ISA guide, "Instructions")."""
+"""Vector and scalar instructions that CDNA 2 and 3 have and RDNA 3 lacks (their ISA guides, "Instructions")."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..isa.parse import M0, Instruction, Operand
 from .alu import SCALAR, Step, Target, output_modifier, scalar, special, vector
 from .bits import I32, I64, saturate
 from .dots import elements
+from .floating import multiply_dx9
 from .mode import flush
 from .operands import Read, constant_bits, modify, read_scalar
 from .rounding import add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
@@ -32,6 +33,21 @@ def _multiply_then_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarra
 
 vector("v_mad_f16 v_mad_legacy_f16 v_madmk_f16 v_madak_f16", "f16", "f16 f16 f16", _multiply_then_add)
 vector("v_mac_f16", "f16", "f16 f16 f16", _multiply_then_add, reads_dst=True)
+
+# -- products and sums of CDNA 2 that round twice and flush denormals in every mode ------------------------------------
+
+
+def _multiply_then_add_f32(multiply: Callable) -> Callable:
+    def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        a, b, c = (flush(x, "f32") for x in (a, b, c))
+        return flush(flush(multiply(a, b), "f32") + c, "f32")
+
+    return function
+
+
+vector("v_mad_f32 v_madmk_f32 v_madak_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply))
+vector("v_mac_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply), reads_dst=True)
+vector("v_mad_legacy_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(multiply_dx9))
 
 # -- pairs of f32 in registers of 64 bits ------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..isa.catalogue import find_instruction
 from ..isa.lds_banks import access_cycles
 from ..isa.listing import Kind, parse_instruction
 
@@ -31,7 +32,6 @@ _LOADS = (Kind.GLOBAL_LOAD, Kind.ATOMIC)
 _STORES = (Kind.GLOBAL_STORE, Kind.ATOMIC)
 _GLOBAL = (Kind.GLOBAL_LOAD, Kind.GLOBAL_STORE, Kind.ATOMIC)
 _VECTOR = (Kind.VALU, Kind.DUAL, *_GLOBAL, Kind.LDS_LOAD, Kind.LDS_STORE, Kind.LDS_OTHER, Kind.SCRATCH)
-_MATRIX_SIZE = re.compile(r"_(\d+)x(\d+)x(\d+)_")
 _SINGLE_FLOP = re.compile(r"v_(dual_)?(pk_)?(add|sub|subrev|mul)_f(16|32|64)")
 _KEPT_PATTERNS = 4096  #: LDS access patterns whose cost is remembered: loops come back to the same addresses
 
@@ -213,8 +213,7 @@ class Counters:
         parsed = parse_instruction(ins.text, ins.line)
         sums = {name: int(values[k]) for name, values in self.sums.items()}
         lines = int(np.count_nonzero(self.touched[k])) if k in self.touched else 0
-        size = _MATRIX_SIZE.search(ins.name) if parsed.kind is Kind.MATRIX else None
-        matrix = 2 * executed * int(size[1]) * int(size[2]) * int(size[3]) if size else 0
+        matrix = executed * find_instruction(ins.name, self.program.gpu).flops if parsed.kind is Kind.MATRIX else 0
         single = sum(2 if m[2] else 1 for m in _SINGLE_FLOP.finditer(ins.text))
         vector = (2 * parsed.fmas + single) * (executed * lanes - sums["idle_lanes"])
         source = str(ins.source) if ins.source else None

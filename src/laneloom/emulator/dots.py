@@ -1,7 +1,8 @@
 """Dot products of packed 16-, 8- and 4-bit elements with an accumulator.
 
 Floats are summed in the order of the guides' pseudo-code, accumulator first, each sum rounded to the result's type;
-the products of 16-bit floats are exact in float32. Integers are summed exactly and wrap, or saturate with clamp.
+the products of 16-bit floats are exact in float32; CDNA 2 takes denormals for zeros, those of the sum and the result
+too. Integers are summed exactly and wrap, or saturate with clamp.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from .bits import I32, I64, U32, saturate
 from .dpp import lane_source
 from .float8 import BF8_VALUES, FP8_VALUES
 from .float16 import narrow_double, widen
+from .mode import flush
 from .operands import read, write
 from .packed import read_halves
 from .state import Waves
@@ -61,10 +63,11 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
             a = source.reader(a, signs if any(signs) else False)
         clamp = ins.flag("clamp")
         negate_c = not accumulates and bool(lists[2][2]) and not packed_result
+        flushed = flush if target.gpu.flushes_denormals else lambda x, kind: x
 
         def compute(g: Waves) -> np.ndarray:
-            products = widen(a(g)) * widen(b(g))
-            total = addend(g)
+            products = widen(flushed(a(g), kind)) * widen(flushed(b(g), kind))
+            total = flushed(np.asarray(addend(g)), result)
             if negate_c:
                 total = -total
             for k in range(2):
@@ -77,7 +80,7 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
                     total = to_bf16(bf16_to_f32(total) + product)
             if clamp and result != "bf16":
                 total = np.fmin(np.fmax(total, total.dtype.type(0)), total.dtype.type(1))
-            return total
+            return flushed(total, result)
 
         return store_step(source, compute, write(destination, result, bool(select[3])))
 

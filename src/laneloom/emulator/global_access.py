@@ -1,4 +1,4 @@
-"""Global, buffer and scalar loads and stores."""
+"""Global and scalar loads and stores, and what loads and stores of every kind share."""
 
 from __future__ import annotations
 
@@ -113,59 +113,6 @@ def _build_global(ins: Instruction, target: Target) -> Step:
     return store
 
 
-class Buffer:
-    """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
-
-    def __init__(self, ins: Instruction, vaddr: Operand, resource: Operand, soffset: Operand):
-        self.resource = resource.index
-        self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
-        self.vaddr = vaddr.index if vaddr.kind == "v" else -1
-        self.soffset = soffset
-        self.offset = ins.number("offset")
-
-    def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
-        """Addresses [wave, lane], and which lanes are within the resource's range and active."""
-        r = self.resource
-        base = (g.s[r].astype(np.int64) | ((g.s[r + 1].astype(np.int64) & 0xFFFF) << 32))[:, None]
-        stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
-        records = g.s[r + 2].astype(np.int64)[:, None]
-        if self.soffset.kind == "s":
-            scalar = g.sv[self.soffset.index].astype(np.int64)
-        else:
-            scalar = np.int64(self.soffset.value)
-        index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
-        n = self.vaddr + int(self.idxen)
-        within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
-        # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
-        structured = stride > 0
-        inside = np.where(structured, index < records, within < records - scalar)
-        address = base + scalar + within + index * stride
-        shape = (g.count, g.lanes)
-        inside = np.broadcast_to(inside, shape)
-        return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
-
-
-def _build_buffer(ins: Instruction, target: Target) -> Step:
-    access = Access(ins.name.split("_", 1)[1])
-    data, vaddr, resource, soffset = ins.operands
-    if data.half:
-        access.half = data.half
-    where, n, nbytes = Buffer(ins, vaddr, resource, soffset), data.index, access.nbytes
-
-    def step(g: Waves) -> None:
-        address, inside = where(g)
-        at = g.memory.check(address, nbytes, None if inside.all() else inside)
-        if not access.load:
-            g.memory.scatter(at, access.get(g, n), nbytes, inside)
-            return
-        # Lanes out of range read 0; nothing is fetched for them, wherever their address points.
-        some = inside.any()
-        words = g.memory.gather(at, nbytes) if some else np.zeros((g.count, g.lanes, max(nbytes // 4, 1)), U32)
-        access.put(g, n, words if inside.all() else np.where(inside[..., None], words, U32(0)))
-
-    return step
-
-
 _SCALAR = re.compile(r"s_(buffer_)?load_(?:([bui])(8|16|32|64|96|128|256|512)|dword(?:x(\d+))?)$")
 
 
@@ -219,16 +166,12 @@ class ScalarLoad:
             g.set_scalar(self.destination.index + k, words[:, k])
 
 
-_BUILDERS: dict[str, Builder] = {"global": _build_global, "buffer": _build_buffer}
-
-
 def find(name: str) -> Builder | None:
-    """The builder of a global, buffer or scalar memory instruction."""
+    """The builder of a global or scalar memory instruction."""
     if _SCALAR.match(name):
         return lambda ins, target: ScalarLoad(ins)
     prefix, _, tail = name.partition("_")
-    builder = _BUILDERS.get(prefix)
-    return builder if builder and is_access(tail) else None
+    return _build_global if prefix == "global" and is_access(tail) else None
 
 
 def is_access(tail: str) -> bool:

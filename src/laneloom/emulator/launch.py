@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
+from .buffer_access import scratch_place, scratch_resource
 from .counters import Counters, Profile
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
@@ -22,7 +23,7 @@ from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import barrier_error, defined_at_entry, unit_bytes
+from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
@@ -198,8 +199,8 @@ class _Run:
             S[TTMP + 9], S[TTMP + 7], S[TTMP + 8] = x, y | (z << U32(16)), (wave.astype(U32) & U32(31)) << U32(25)
         else:
             at = listing.directive("user_sgpr_count", 2)
-            for axis, value in zip("xyz", (x, y, z), strict=True):
-                if listing.directive(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
+            for field, value in zip(SYSTEM_SGPRS, (x, y, z, 0, scratch_place(ids, self.scratch)), strict=True):
+                if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):
                     S[at] = value
                     at += 1
         thread = wave[:, None] * p.lanes + np.arange(p.lanes)
@@ -229,11 +230,14 @@ class _Run:
     def _user_sgprs(self, S: np.ndarray) -> None:
         """The user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
         at = 0
+        resource = sum(word << 32 * k for k, word in enumerate(scratch_resource(self.scratch)))
         for name, size, value in (
+            ("private_segment_buffer", 4, resource),
             ("dispatch_ptr", 2, self.packet.ctypes.data),
             ("queue_ptr", 2, 0),
             ("kernarg_segment_ptr", 2, self.kernarg.ctypes.data),
             ("dispatch_id", 2, 0),
+            ("flat_scratch_init", 2, resource & 0xFFFFFFFFFFFF),
             ("private_segment_size", 1, self.scratch),
         ):
             if self.program.listing.directive(f"user_sgpr_{name}", int(name == "kernarg_segment_ptr")):

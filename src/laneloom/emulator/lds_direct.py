@@ -13,7 +13,8 @@ import numpy as np
 
 from ..isa.parse import M0, Instruction
 from .alu import Builder, Step, Target
-from .global_access import Access, Buffer, extend, global_addresses
+from .buffer_access import Buffer
+from .global_access import Access, extend, global_addresses
 from .memory import LocalMemory
 from .state import U32, Waves
 

@@ -95,7 +95,8 @@ class GlobalMemory:
         good = self.holds(address, nbytes)
         if good.all():
             return address - self.base
-        wave, lane = (int(x[0]) for x in np.nonzero(~np.broadcast_to(good, address.shape)))
+        bad = ~np.broadcast_to(good, address.shape)
+        wave, lane = (int(x[0]) for x in np.nonzero(bad if active is None else bad & active))
         raise AccessFault(self._complain(int(address[wave, lane]), nbytes), wave, lane)
 
     def holds(self, address: np.ndarray, nbytes: int) -> np.ndarray:

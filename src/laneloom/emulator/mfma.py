@@ -1,8 +1,9 @@
-"""MFMA and SMFMAC of CDNA 3 and 4: D = A B + C of one or more blocks spread over the 64 lanes of a wave.
+"""MFMA and SMFMAC of CDNA 2 to 4: D = A B + C of one or more blocks spread over the 64 lanes of a wave.
 
 Where an element lies is what `isa/layouts.py` says. Numerics: every product is exact in float64, the K products and C
 are summed in float64 and rounded once to D's type, to nearest even; AMD documents no order of accumulation. Integers
-are exact and wrap. Denormals are kept; EXEC and MODE are ignored. xf32 multiplies the upper 19 bits of each operand.
+are exact and wrap. Denormals are kept, but by CDNA 2's products of 16-bit floats; EXEC and MODE are ignored. xf32
+multiplies the upper 19 bits of each operand.
 """
 
 from __future__ import annotations
@@ -67,17 +68,25 @@ def _values(bits: np.ndarray, kind: str) -> np.ndarray:
     return SMALL_VALUES[kind][bits]
 
 
+def _without_denormals(values: np.ndarray, kind: str) -> np.ndarray:
+    """Denormals of a 16-bit type or of f32 as zeros of the same sign."""
+    smallest = 2.0**-14 if kind == "f16" else 2.0**-126
+    return np.where(np.abs(values) < smallest, np.copysign(values.dtype.type(0), values), values)
+
+
 class _Operand:
     """How to read or write one matrix of an instruction."""
 
-    def __init__(self, layout: Layout):
-        self.layout = layout
+    def __init__(self, layout: Layout, flushes: bool = False):
+        """flushes: denormals are read and written as zeros."""
+        self.layout, self.flushes = layout, flushes
         self.lanes, self.slots = _places(layout, layout.width)
 
     def load(self, g: Waves, n: int) -> np.ndarray:
         """float64 [wave, block, row, column] from registers n on."""
         bits = _fields(g, n, self.layout.registers, self.layout.width)
-        return _values(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
+        values = _values(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
+        return _without_denormals(values, self.layout.kind) if self.flushes else values
 
     def store(self, g: Waves, n: int, values: np.ndarray) -> None:
         """Write [wave, block, row, column] to registers n on, rounded to the layout's type."""
@@ -86,6 +95,7 @@ class _Operand:
             stored = values.astype(np.int64).astype(np.int32)
         else:
             stored = values.astype(np.float64 if words == 2 else np.float32)
+            stored = _without_denormals(stored, self.layout.kind) if self.flushes else stored
         out = np.empty((g.count, g.lanes, self.layout.registers // words), stored.dtype)
         out[:, self.lanes, self.slots] = stored
         g.V[n : n + self.layout.registers] = out.view(U32).transpose(2, 0, 1)
@@ -109,9 +119,9 @@ def _negations(ins: Instruction, row: MatrixInstruction) -> list[float]:
     return [-1.0 if bit else 1.0 for bit in bits]
 
 
-def _read_c(operand: Operand, layout: Layout):
+def _read_c(operand: Operand, layout: Layout, flushes: bool):
     if operand.kind == "v":
-        matrix = _Operand(layout)
+        matrix = _Operand(layout, flushes)
         return lambda g: matrix.load(g, operand.index)
     value = float(constant(operand, layout.kind))
     return lambda g: value
@@ -133,9 +143,10 @@ def _scales(operand: Operand, byte: int, rows: int, blocks: int):
 
 def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> Step:
     layouts = _layouts(ins, row, target)
-    a, b, d = (_Operand(layouts[name]) for name in "ABD")
+    flushes = target.gpu.flushes_denormals and row.a in ("f16", "bf16")
+    a, b, d = (_Operand(layouts[name], flushes) for name in "ABD")
     destination, x, y, z, *scales = ins.operands
-    c = _read_c(z, layouts["C"])
+    c = _read_c(z, layouts["C"], flushes)
     negate_a, negate_b, negate_c = _negations(ins, row)
     factors = []
     if row.scaled:

@@ -26,6 +26,11 @@ from .undefined_memory import memory_rule
 
 _MOST_STORES = 63  #: that can be under way: one more waits until the counter, of 6 bits, has room
 
+#: in the order in which a kernel up to gfx11 gets them behind its user SGPRs (LLVM AMDGPUUsage)
+SYSTEM_SGPRS = (
+    *(f"workgroup_id_{axis}" for axis in "xyz"), "workgroup_info", "private_segment_wavefront_offset",
+)  # fmt: skip
+
 Namer = Callable[[int], str]  #: a wave's number -> how messages name it
 
 
@@ -46,7 +51,7 @@ class Guard:
         self.ins, self.number, self.target = ins, number, target
         self.uses = uses(ins, target.lanes)
         self.raises = raises(ins, target.gpu.major)
-        self.waits = waits(ins)
+        self.waits = waits(ins, target.gpu.major)
         self.touched_v = self.uses.reads_v | self.uses.writes_v
         self.touched_s = self.uses.reads_s | self.uses.writes_s
         self.signals = ins.name in ("s_barrier", "s_barrier_signal")
@@ -223,8 +228,8 @@ def defined_at_entry(listing: Listing, major: int) -> int:
     if major == 12:
         mask |= 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
     else:
-        for axis in "xyz":
-            if listing.directive(f"system_sgpr_workgroup_id_{axis}", int(axis == "x")):
+        for field in SYSTEM_SGPRS:
+            if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):
                 mask |= 1 << count
                 count += 1
     return mask | 3 << EXEC | 1 << NULL

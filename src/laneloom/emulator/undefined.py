@@ -19,8 +19,18 @@ from .matrix import decode, is_matrix
 from .operands import DTYPE, constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
-from .undefined_bits import BITWISE, BITWISE_HALVES, bits_read, bits_written, halves_read, scalar_bitwise, sources_of
-from .undefined_carry import carry_rule, halves_chosen, value_of
+from .undefined_bits import (
+    BITWISE,
+    BITWISE_HALVES,
+    bits_read,
+    bits_written,
+    clears_half,
+    halves_read,
+    scalar_bitwise,
+    sources_of,
+)
+from .undefined_bitwise import bitwise_halves_rule, bitwise_rule
+from .undefined_carry import carry_rule, value_of
 from .undefined_cdna import cdna_rule
 from .undefined_indexed import INDEXED, indexed_rule
 
@@ -77,11 +87,11 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if found := cdna_rule(ins):
         return found
     if name in BITWISE and "dpp" not in ins.encoding:
-        return _bitwise_rule(ins, BITWISE[name])
+        return bitwise_rule(ins, BITWISE[name])
+    if name in BITWISE_HALVES and "dpp" not in ins.encoding:
+        return bitwise_halves_rule(ins, BITWISE_HALVES[name], bits_written(ins, target.gpu.major))
     if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
         return _default_rule(ins, target, touched)
-    if name in BITWISE_HALVES and "dpp" not in ins.encoding:
-        return _bitwise_halves_rule(ins, BITWISE_HALVES[name])
     if found := carry_rule(ins, target):
         return found
     if name in _ROUTED_DATA:
@@ -115,6 +125,7 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     lanes = lane_source(ins, target.lanes)
     packed = halves_read(ins, sources) if re.match(r"v_pk_\w+16$", ins.name) and lanes is None else []
     implicit = Operand("s", VCC, target.lanes // 32) if touched.reads_s >> VCC & 1 else None
+    depends = U32(0xFFFF) if clears_half(ins, target.gpu.major) else FULL
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
@@ -142,36 +153,11 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
             if destination.kind == "s":
                 shadow.put_mask(g, destination.index, bad & g.active())
                 continue
-            bits = np.where(bad, FULL, U32(0))
+            bits = np.where(bad, depends, U32(0))
             if packed:
                 bits = np.where(low, U32(0xFFFF), U32(0)) | np.where(high, U32(0xFFFF0000), U32(0))
             for k in range(destination.count):
                 shadow.put(g, destination.index + k, bits, part)
-
-    return follow
-
-
-def _bitwise_rule(ins: Instruction, function: Callable) -> Rule:
-    n, sources = ins.operands[0].index, ins.operands[1:]
-
-    def follow(g: Waves) -> None:
-        pairs = [(value_of(g, o), g.shadow.of(o)) for o in sources]
-        g.shadow.put(g, n, function(*pairs)[1])
-
-    return follow
-
-
-def _bitwise_halves_rule(ins: Instruction, function: Callable) -> Rule:
-    destination, *sources = ins.operands
-    highs, high = halves_chosen(ins)
-
-    def follow(g: Waves) -> None:
-        pairs = []
-        for o, up in zip(sources, highs, strict=True):
-            value = value_of(g, o, "b16")
-            pairs.append((value >> U32(16) if up else value & U32(0xFFFF), g.shadow.of(o, up)))
-        bits = function(*pairs)[1] & U32(0xFFFF)
-        g.shadow.put(g, destination.index, bits << U32(16) if high else bits, 0xFFFF0000 if high else 0xFFFF)
 
     return follow
 

@@ -158,6 +158,14 @@ def halves_read(ins: Instruction, sources: list[Operand]) -> list[tuple[int, int
     return [(_HIGH if low else _LOW, _HIGH if high else _LOW) for low, high in zip(lows, highs, strict=False)]
 
 
+def clears_half(ins: Instruction, major: int) -> bool:
+    """Whether an instruction sets the half of its result's register that it has no result for to zero, as on gfx9."""
+    op = VECTOR.get(ins.name)
+    if major != 9 or op is None or op.build is not None or sdwa.is_sdwa(ins) or BITS.get(op.dst) != 16:
+        return False
+    return ins.name not in KEEP_HALF and "op_sel" not in ins.modifiers
+
+
 def bits_written(ins: Instruction, major: int) -> int:
     """Which bits of its result's register an instruction writes, on a generation."""
     op, name = VECTOR.get(ins.name), ins.name

@@ -12,7 +12,8 @@ from . import sdwa
 from .alu import VECTOR
 from .shadow import FULL, Shadow
 from .state import U32, Waves
-from .undefined_bits import bits_written
+from .undefined_bits import BITWISE, bits_written
+from .undefined_carry import value_of
 
 _PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
 
@@ -24,8 +25,37 @@ def cdna_rule(ins: Instruction) -> Callable[[Waves], None] | None:
     return _pairs_rule(ins) if ins.name in _PAIRS else None
 
 
+def _part_of(g: Waves, ins: Instruction, position: int) -> tuple[np.ndarray, np.ndarray]:
+    """Value and undefined bits of what source 0 or 1 selects, from bit 0 on."""
+    first, bits = sdwa.selection(ins, f"src{position}_sel")
+    operand, up = ins.operands[1 + position], U32(32 - bits)
+    found = []
+    for word in (value_of(g, operand), g.shadow.of(operand)):
+        x = np.asarray(word, U32) >> U32(first) << up
+        found.append((x.view(np.int32) >> np.int32(up)).view(U32) if operand.signed else x >> up)
+    return found[0], found[1]
+
+
+def _sdwa_bitwise_rule(ins: Instruction, function: Callable) -> Callable[[Waves], None]:
+    """As for the whole registers, of the parts that are selected; what dst_sel leaves over and pads is defined."""
+    part, (first, bits), n = bits_written(ins, 9), sdwa.selection(ins, "dst_sel"), ins.operands[0].index
+    extends = ins.modifiers.get("dst_unused") == "UNUSED_SEXT"
+
+    def follow(g: Waves) -> None:
+        undefined = function(*(_part_of(g, ins, k) for k in range(len(ins.operands) - 1)))[1]
+        undefined = undefined & U32((1 << bits) - 1)
+        if extends:  # by the highest bit
+            up = np.int32(32 - bits)
+            undefined = (undefined.view(np.int32) << up >> up).view(U32)
+        g.shadow.put(g, n, undefined << U32(first), part)
+
+    return follow
+
+
 def _sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
     """Any undefined bit of the selected parts makes the selected part of the result undefined."""
+    if ins.name in BITWISE:
+        return _sdwa_bitwise_rule(ins, BITWISE[ins.name])
     count, part = results(ins), bits_written(ins, 9)
     sources = ins.operands[count:]
     parts = [((1 << bits) - 1) << first for first, bits in (sdwa.selection(ins, f"src{k}_sel") for k in range(2))]

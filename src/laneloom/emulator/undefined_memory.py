@@ -12,8 +12,9 @@ import numpy as np
 from ..isa.parse import M0, NULL, Instruction, Operand
 from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
 from .alu import Step, Target
+from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
-from .global_access import Access, Buffer, ScalarLoad
+from .global_access import Access, ScalarLoad
 from .lds_direct import LdsLoad
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
@@ -35,6 +36,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _lds_load_rule(ins, step)
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
+    if isinstance(step, BufferAccess):
+        return _buffer_rule(ins, touched, step)
     return _global_rule(ins, touched)
 
 
@@ -176,7 +179,7 @@ def _lds_rule(ins: Instruction, target: Target, touched: Uses, step: Step) -> Ru
 
 def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
     """The access itself, run on the undefined bits: compilers spill registers that are partly unused."""
-    data = ins.operands[0 if "_load_" in ins.name else 1]
+    data = ins.operands[0 if "_load_" in ins.name or ins.name.startswith("buffer_") else 1]
     addresses = [o for o in ins.operands if o is not data and o.kind in ("v", "s")]
 
     def follow(g: Waves) -> None:
@@ -190,6 +193,12 @@ def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
             g.shadow.note(n)
 
     return follow
+
+
+def _buffer_rule(ins: Instruction, touched: Uses, step: BufferAccess) -> Rule:
+    """As for the memory that the resource leads to."""
+    in_global, in_scratch = _global_rule(ins, touched), _scratch_rule(ins, touched, step)
+    return lambda g: (in_scratch if step.where.in_scratch(g) else in_global)(g)
 
 
 def _flat_rule(ins: Instruction, touched: Uses, step: FlatAccess) -> Rule:

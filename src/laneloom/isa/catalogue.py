@@ -51,8 +51,12 @@ TYPES: Mapping[str, ElementType] = MappingProxyType({
 F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 
 #: Names of the generations for people.
-GENERATIONS = {"rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "hopper": "Hopper"}
-_GENERATIONS = {"gfx11": "rdna3", "gfx12": "rdna4", "gfx942": "cdna3", "gfx950": "cdna4", "sm_90": "hopper"}
+GENERATIONS = {
+    "rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna2": "CDNA 2", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "hopper": "Hopper",
+}  # fmt: skip
+_GENERATIONS = {
+    "gfx11": "rdna3", "gfx12": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "sm_90": "hopper",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class MatrixInstruction:
     """D = A B + C, `blocks` independent M x N x K products; sparse ones add to D, and A keeps 2 of every 4 k."""
 
     name: str
-    generation: str  #: "rdna3", "rdna4", "cdna3", "cdna4", "hopper"
+    generation: str  #: "rdna3", "rdna4", "cdna2", "cdna3", "cdna4", "hopper"
     kind: str  #: "wmma", "swmmac", "mfma", "smfmac", "mma", "wgmma"
     m: int
     n: int
@@ -122,20 +126,21 @@ class MatrixInstruction:
 
 _MNEMONIC = re.compile(
     r"v_(?P<kind>wmma|swmmac|mfma|smfmac)(?:_scale)?_(?P<cd>[a-z]+\d+)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?:_(?P<blocks>\d+)b)?"
-    r"_(?P<a>[a-z]+\d+(?:f6f4)?)(?:_(?P<b>[a-z]+\d+))?"
+    r"_?(?P<a>[a-z]+\d+(?:f6f4)?)(?:_1k|_(?P<b>[a-z]+\d+))?"
 )
 
 
-def from_mnemonic(name: str, generation: str, **facts) -> MatrixInstruction:
-    """A row from an AMD mnemonic, which says kind, shape, blocks and types."""
+def from_mnemonic(name: str, generation: str, *, blocks: int = 1, **facts) -> MatrixInstruction:
+    """A row from an AMD mnemonic, which says kind, shape, types and, but for those of CDNA 2, blocks."""
     match = _MNEMONIC.fullmatch(name)
     assert match, name
     a, b = match["a"], match["b"] or match["a"]
     if generation == "cdna3":
         a, b = (f"{t}_fnuz" if t in ("fp8", "bf8") else t for t in (a, b))
+    m, n, k = (int(match[size]) for size in "mnk")
     return MatrixInstruction(
-        name, generation, match["kind"], int(match["m"]), int(match["n"]), int(match["k"]), int(match["blocks"] or 1),
-        a, b, match["cd"], (32, 64) if generation.startswith("rdna") else (64,), **facts,
+        name, generation, match["kind"], m, n, k, int(match["blocks"] or blocks), a, b, match["cd"],
+        (32, 64) if generation.startswith("rdna") else (64,), **facts,
     )  # fmt: skip
 
 
@@ -165,7 +170,10 @@ def instructions(gpu: str | Gpu) -> tuple[MatrixInstruction, ...]:
 
 @cache
 def _spellings(generation: str) -> Mapping[str, MatrixInstruction]:
-    return {_plain(name): row for name, row in _rows(generation).items()}
+    found = {_plain(name): row for name, row in _rows(generation).items()}
+    for key, row in list(found.items()):  # CDNA 3 has the one of _TWO_BLOCKS alone
+        found.setdefault(key.replace("_2b_", "_"), row)
+    return found
 
 
 def find_instruction(name: str | MatrixInstruction, gpu: str | Gpu) -> MatrixInstruction:
@@ -189,6 +197,8 @@ def find_instruction(name: str | MatrixInstruction, gpu: str | Gpu) -> MatrixIns
     raise ArgumentError(f"{row.name} has no matrix instruction {name!r}{where}; the nearest are {', '.join(near)}")
 
 
+# CDNA 2 has this and 32x32x4bf16 of one block: the only two that nothing else tells apart.
+_TWO_BLOCKS = re.compile(r"mfma_f32_32x32x4(bf16_1k|_2b_bf16)")
 _NOISE = {"sync", "aligned", "row", "col", "mma_async"}
 
 
@@ -204,8 +214,10 @@ def _plain(name: str) -> str:
             parts.append(parts[2])
         return ".".join(parts)
     text = re.sub(r"^(__builtin_amdgcn_|llvm\.amdgcn\.)", "", text).replace(".", "_").removeprefix("v_")
-    text = re.sub(r"(_w(32|64))?(_gfx12)?$", "", text).removesuffix("_1k").removesuffix("_e64")
-    text = re.sub(r"_\d+b_", "_", text)
+    text = re.sub(r"(_w(32|64))?(_gfx12)?$", "", text).removesuffix("_e64")
+    if _TWO_BLOCKS.fullmatch(text):
+        return "mfma_f32_32x32x4_2b_bf16"
+    text = re.sub(r"_\d+b_", "_", text.removesuffix("_1k"))
     return re.sub(r"(\d+x\d+x\d+)_?", r"\1_", text)
 
 

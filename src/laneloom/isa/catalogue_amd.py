@@ -1,8 +1,8 @@
 """AMD's matrix instructions: opcode, cycles, co-issue and modifiers of each mnemonic.
 
-Opcodes are those that LLVM encodes (a test assembles every row). Cycles of RDNA and CDNA 3 and co-issue: AMD matrix
-instruction calculator 1.3.2, from the ISA guides' pass counts (4 cycles a pass). Cycles of CDNA 4: LLVM's scheduling
-model of gfx950, which agrees with the data sheet's peaks.
+Opcodes are those that LLVM encodes (a test assembles every row). Cycles of RDNA, CDNA 2 and CDNA 3 and co-issue: AMD
+matrix instruction calculator 1.3.2, from the ISA guides' pass counts (4 cycles a pass). Cycles of CDNA 4: LLVM's
+scheduling model of gfx950, which agrees with the data sheet's peaks.
 """
 
 from __future__ import annotations
@@ -57,7 +57,38 @@ _NEGATE = "blgp"  # f64: bits negate A, B, C
 _FORMATS = "cbsz blgp"  # f8f6f4: the types
 _SCALES = f"op_sel[0:1] op_sel_hi[0:1] {_FORMATS}"  # which of four bytes holds the scale of A (0) and of B (1)
 
-# mnemonic, opcode, cycles, delay of co-issued VALU work (None: none can), modifiers
+# mnemonic as the guide to CDNA 2 and LLVM spell it, blocks, opcode, cycles, delay of co-issued VALU work, modifiers
+_CDNA2 = (
+    ("v_mfma_f32_32x32x1f32", 2, 64, 64, 4, _BROADCAST),
+    ("v_mfma_f32_16x16x1f32", 4, 65, 32, 4, _BROADCAST),
+    ("v_mfma_f32_4x4x1f32", 16, 66, 8, 4, _BROADCAST),
+    ("v_mfma_f32_32x32x2f32", 1, 68, 64, 4, "blgp"),
+    ("v_mfma_f32_16x16x4f32", 1, 69, 32, 4, "blgp"),
+    ("v_mfma_f32_32x32x4f16", 2, 72, 64, 4, _BROADCAST),
+    ("v_mfma_f32_16x16x4f16", 4, 73, 32, 4, _BROADCAST),
+    ("v_mfma_f32_4x4x4f16", 16, 74, 8, 4, _BROADCAST),
+    ("v_mfma_f32_32x32x8f16", 1, 76, 64, 4, "blgp"),
+    ("v_mfma_f32_16x16x16f16", 1, 77, 32, 4, "blgp"),
+    ("v_mfma_i32_32x32x4i8", 2, 80, 64, 4, _BROADCAST),
+    ("v_mfma_i32_16x16x4i8", 4, 81, 32, 4, _BROADCAST),
+    ("v_mfma_i32_4x4x4i8", 16, 82, 8, 4, _BROADCAST),
+    ("v_mfma_i32_32x32x8i8", 1, 84, 64, 4, "blgp"),
+    ("v_mfma_i32_16x16x16i8", 1, 85, 32, 4, "blgp"),
+    ("v_mfma_f32_32x32x4bf16_1k", 2, 99, 64, 4, _BROADCAST),
+    ("v_mfma_f32_16x16x4bf16_1k", 4, 100, 32, 4, _BROADCAST),
+    ("v_mfma_f32_4x4x4bf16_1k", 16, 101, 8, 4, _BROADCAST),
+    ("v_mfma_f32_32x32x8bf16_1k", 1, 102, 64, 4, "blgp"),
+    ("v_mfma_f32_16x16x16bf16_1k", 1, 103, 32, 4, "blgp"),
+    ("v_mfma_f32_32x32x2bf16", 2, 104, 64, 4, _BROADCAST),
+    ("v_mfma_f32_16x16x2bf16", 4, 105, 32, 4, _BROADCAST),
+    ("v_mfma_f32_4x4x2bf16", 16, 107, 8, 4, _BROADCAST),
+    ("v_mfma_f32_32x32x4bf16", 1, 108, 64, 4, "blgp"),
+    ("v_mfma_f32_16x16x8bf16", 1, 109, 32, 4, "blgp"),
+    ("v_mfma_f64_16x16x4f64", 1, 110, 32, None, ""),
+    ("v_mfma_f64_4x4x4f64", 4, 111, 16, None, ""),
+)
+
+# of CDNA 3: mnemonic, opcode, cycles, delay of co-issued VALU work (None: none can), modifiers
 _CDNA = (
     ("v_mfma_f32_32x32x1_2b_f32", 64, 64, None, _BROADCAST),
     ("v_mfma_f32_16x16x1_4b_f32", 65, 32, None, _BROADCAST),
@@ -155,7 +186,7 @@ _NOTES = {
 
 
 def amd_rows(generation: str) -> list[MatrixInstruction]:
-    """The rows of "rdna3", "rdna4", "cdna3" or "cdna4" by opcode."""
+    """The rows of "rdna3", "rdna4", "cdna2", "cdna3" or "cdna4" by opcode."""
     if generation.startswith("rdna"):
         return [
             from_mnemonic(
@@ -163,6 +194,14 @@ def amd_rows(generation: str) -> list[MatrixInstruction]:
                 source=_CALCULATOR,
             )
             for name, opcode, cycles, modifiers in (_RDNA3 if generation == "rdna3" else _RDNA4)
+        ]  # fmt: skip
+    if generation == "cdna2":
+        return [
+            from_mnemonic(
+                name, generation, blocks=blocks, opcode=opcode, cycles=cycles, coissue=delay is not None,
+                coissue_delay=delay, modifiers=tuple(modifiers.split()), source=_CALCULATOR,
+            )
+            for name, blocks, opcode, cycles, delay, modifiers in _CDNA2
         ]  # fmt: skip
     newer = generation == "cdna4"
     rows = [

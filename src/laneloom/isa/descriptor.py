@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import struct
 
+from ..gpu import Gpu
+
 DESCRIPTOR_BYTES = 64
 
 _RSRC1 = (
@@ -16,7 +18,7 @@ _RSRC1 = (
 _RSRC1_TO_GFX11 = (("dx10_clamp", 21, 1), ("ieee_mode", 23, 1))
 _RSRC1_RDNA = (("workgroup_processor_mode", 29, 1), ("memory_ordered", 30, 1), ("forward_progress", 31, 1))
 _RSRC2 = (
-    ("enable_private_segment", 0, 1), ("user_sgpr_count", 1, 5), ("system_sgpr_workgroup_id_x", 7, 1),
+    ("user_sgpr_count", 1, 5), ("system_sgpr_workgroup_id_x", 7, 1),
     ("system_sgpr_workgroup_id_y", 8, 1), ("system_sgpr_workgroup_id_z", 9, 1), ("system_sgpr_workgroup_info", 10, 1),
     ("system_vgpr_workitem_id", 11, 2),
 )  # fmt: skip
@@ -37,12 +39,12 @@ def wave_of(raw: bytes) -> int:
     return 32 if struct.unpack_from("<H", raw, 56)[0] >> 10 & 1 else 64
 
 
-def directives(raw: bytes, major: int, sgprs: int) -> dict[str, int]:
+def directives(raw: bytes, gpu: Gpu, sgprs: int) -> dict[str, int]:
     """The `.amdhsa_` directives that make this descriptor, by name without the prefix.
 
-    major: generation of the instruction set. sgprs: how many scalar registers the kernel uses, which the descriptor of
-    RDNA does not tell.
+    sgprs: how many scalar registers the kernel uses, which the descriptor of RDNA does not tell.
     """
+    major = gpu.major
     lds, scratch, kernarg = struct.unpack_from("<III", raw, 0)
     rsrc3, rsrc1, rsrc2 = struct.unpack_from("<III", raw, 44)
     properties, preload = struct.unpack_from("<HH", raw, 56)
@@ -51,7 +53,9 @@ def directives(raw: bytes, major: int, sgprs: int) -> dict[str, int]:
         "group_segment_fixed_size": lds, "private_segment_fixed_size": scratch, "kernarg_size": kernarg,
     }  # fmt: skip
     values |= _fields(properties, _PROPERTIES)
-    values |= _fields(rsrc2, _RSRC2)
+    # Before CDNA 3 a kernel that uses scratch is told where its wave's begins.
+    places = "system_sgpr_private_segment_wavefront_offset" if gpu.name == "gfx90a" else "enable_private_segment"
+    values |= _fields(rsrc2, ((places, 0, 1), *_RSRC2))
     values |= _fields(rsrc1, _RSRC1 + (_RSRC1_TO_GFX11 if major < 12 else ()) + (_RSRC1_RDNA if major >= 10 else ()))
     # Registers are counted in granules: of 4 in wave64 of RDNA, else of 8.
     values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if major >= 10 and wave == 64 else 8)

@@ -177,7 +177,7 @@ def _write(
         f"\t.amdhsa_kernel {k.name}\n"
         + "".join(
             f"\t\t.amdhsa_{name} {value}\n"
-            for name, value in directives(k.descriptor, gpu.major, int(k.described.get(".sgpr_count", 106))).items()
+            for name, value in directives(k.descriptor, gpu, int(k.described.get(".sgpr_count", 106))).items()
         )
         + "\t.end_amdhsa_kernel\n"
         for k in chosen

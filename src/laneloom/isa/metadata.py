@@ -37,7 +37,7 @@ class KernelMetadata:
     kernarg_bytes: int
     lds_bytes: int  #: fixed LDS; Triton's kernels allocate theirs at launch and have 0 here
     scratch_bytes: int
-    vgprs: int  #: on CDNA 3 and later the sum of architectural and accumulation registers
+    vgprs: int  #: on CDNA 2 and later the sum of architectural and accumulation registers
     agprs: int
     sgprs: int
     vgpr_spills: int

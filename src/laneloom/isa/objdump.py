@@ -71,7 +71,8 @@ def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = 
     best: dict[int, Line] = {}
     with tempfile.TemporaryDirectory(prefix="laneloom-") as folder:
         file = Path(folder, "code.co")
-        for program in programs:
+        # Of gfx90a's scalar loads LLVM 14 leaves out the register that a constant offset is added to.
+        for program in sorted(programs, key=_release, reverse=True):
             decode = partial(_decode, program, options, file)
             lines, complaint = decode(elf)
             if not lines:
@@ -113,6 +114,11 @@ def _parse(text: str) -> dict[int, Line]:
             words = match[3].strip()
             found[int(match[2], 16)] = (with_halves(match[1], words), words)
     return found
+
+
+def _release(program: str) -> int:
+    match = re.search(r" (\d+)", _version(program))
+    return int(match[1]) if match else 0
 
 
 @cache

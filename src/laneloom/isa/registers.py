@@ -128,15 +128,18 @@ _FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
 _SINGLE = re.compile(r"s_wait_(loadcnt|storecnt|dscnt|kmcnt|samplecnt|bvhcnt|expcnt)$")
 
 
-def waits(ins: Instruction) -> dict[str, int]:
-    """Counter -> how many operations may still be under way after the instruction; empty if it does not wait."""
+def waits(ins: Instruction, major: int = 11) -> dict[str, int]:
+    """Counter -> how many operations may still be under way after the instruction; empty if it does not wait.
+
+    major: the generation, whose numbers hand-written code may have in place of fields.
+    """
     name = ins.name
     if not name.startswith(("s_wait", "s_waitcnt")):
         return {}
     text = ins.text.partition(" ")[2]
     if name == "s_waitcnt":
         fields = {counter: int(n) for counter, n in _FIELD.findall(text)}
-        return fields or _decode_waitcnt(int(text, 0))
+        return fields or _decode_waitcnt(int(text, 0), major)
     if name in ("s_waitcnt_vscnt", "s_waitcnt_vmcnt", "s_waitcnt_lgkmcnt", "s_waitcnt_expcnt"):
         return {name.removeprefix("s_waitcnt_"): int(text.split(",")[-1], 0)}
     if match := _SINGLE.match(name):
@@ -149,7 +152,14 @@ def waits(ins: Instruction) -> dict[str, int]:
     return {}
 
 
-def _decode_waitcnt(word: int) -> dict[str, int]:
-    """gfx11's s_waitcnt immediate: expcnt [2:0], lgkmcnt [9:4], vmcnt [15:10]; all ones means no wait."""
-    got = {"expcnt": word & 7, "lgkmcnt": word >> 4 & 63, "vmcnt": word >> 10 & 63}
-    return {k: v for k, v in got.items() if v != (7 if k == "expcnt" else 63)}
+def _decode_waitcnt(word: int, major: int) -> dict[str, int]:
+    """The immediate of s_waitcnt; all ones in a field means no wait.
+
+    gfx11: expcnt [2:0], lgkmcnt [9:4], vmcnt [15:10]. gfx9: vmcnt [15:14] and [3:0], expcnt [6:4], lgkmcnt [11:8].
+    """
+    if major == 9:
+        got = {"expcnt": word >> 4 & 7, "lgkmcnt": word >> 8 & 15, "vmcnt": word & 15 | word >> 10 & 48}
+    else:
+        got = {"expcnt": word & 7, "lgkmcnt": word >> 4 & 63, "vmcnt": word >> 10 & 63}
+    most = {"expcnt": 7, "lgkmcnt": 15 if major == 9 else 63, "vmcnt": 63}
+    return {k: v for k, v in got.items() if v != most[k]}

@@ -79,10 +79,10 @@ def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int) -> dict
         accumulator = gl.NVMMADistributedLayout([2, 0], [num_warps, 1], [16, 8])
     elif version == 3:
         # Transposed: a lane has 4 neighbours of a row, as it has them of the operand that weights become.
-        cdna4 = gpu.name == "gfx950"
-        depth = 32 if cdna4 and min(width, columns) >= 32 else 16
+        generation = {"gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
+        depth = 32 if generation == 4 and min(width, columns) >= 32 else 16
         layout: Any = gl.amd.AMDMFMALayout
-        accumulator = layout(4 if cdna4 else 3, [16, 16, depth], True, [num_warps, 1])
+        accumulator = layout(generation, [16, 16, depth], True, [num_warps, 1])
     else:
         accumulator = wmma_layout(version, num_warps, 1, transposed=True)
     return {"VERSION": version, "ACC": accumulator, "K_WIDTH": k_width}

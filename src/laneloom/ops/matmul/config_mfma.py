@@ -12,12 +12,30 @@ from .dtypes import outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import ORDERS
 
-#: dtype -> shape of its matrix instruction, and elements of K that a lane has side by side
+#: dtype -> elements of K of its 16 x 16 matrix instruction, and those that a lane has side by side
 INSTRUCTIONS = {
-    "fp16": ((16, 16, 16), 4), "bf16": ((16, 16, 16), 4), "int8": ((16, 16, 32), 8), "fp32": ((16, 16, 4), 1),
-    "fp64": ((16, 16, 4), 1), "fp8": ((16, 16, 32), 8), "bf8": ((16, 16, 32), 8),
-}  # fmt: skip
+    "fp16": (16, 4), "bf16": (16, 4), "int8": (32, 8), "fp32": (4, 1), "fp64": (4, 1), "fp8": (32, 8), "bf8": (32, 8),
+}
+_CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
 SUM_REGISTERS = 128  #: of a lane
+
+
+def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
+    """INSTRUCTIONS' row of a dtype."""
+    return (_CDNA2 if gpu.name == "gfx90a" else INSTRUCTIONS)[dtype]
+
+
+def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
+    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 2 has no instruction for them.
+
+    Not fp16 as on RDNA 3: there the smallest of E5M2 are denormals, which CDNA 2 takes for zeros.
+    """
+    return problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx90a"
+
+
+def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
+    """Bytes of an element of A and B in LDS."""
+    return 2 if is_upcast(problem, gpu) else DTYPE_BYTES[problem.dtype_a]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +69,7 @@ class MfmaConfig(MatmulConfig):
                 return f"{name}: expected a power of two, got {getattr(self, name)}"
         if self.order not in ORDERS or self.group_m < 1:
             return f"order: expected {words([*ORDERS])} in groups of at least 1, got {self.order!r}, {self.group_m}"
-        depth, size = INSTRUCTIONS[problem.dtype_a][0][2], DTYPE_BYTES[problem.dtype_a]
+        depth, size = instruction_of(problem.dtype_a, gpu)[0], lds_element_bytes(problem, gpu)
         if self.block_k < depth or min(self.block_m, self.block_n) < 16 * self.num_warps:
             return f"block_k: expected at least {depth}, and 16 rows and columns a wave, got {self.text}"
         threads = 64 * self.num_warps
@@ -76,7 +94,7 @@ TILES = (
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """The tiles in the order of the busiest compute unit's work."""
-    size = DTYPE_BYTES[problem.dtype_a]
+    size = lds_element_bytes(problem, gpu)
 
     def work(config: MatmulConfig, share: float) -> float:
         tiles = problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)

@@ -52,11 +52,14 @@ def _has_exact_products(x: np.ndarray) -> bool:
     return not (x.view(np.uint32) & 0xFFF).any()
 
 
-def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32") -> verify.Verdict:
+def judge(
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumulator: str = "fp32", zeros: str | None = None
+) -> verify.Verdict:
     """Compare a product with the truth under `verify`'s budget.
 
     got, a, b hold the values in any float dtype, or in any integer one for sums in int32; `got` was stored as
-    `dtype_out`. FP64 sums are held to the sums of numpy's longest floats.
+    `dtype_out`. FP64 sums are held to the sums of numpy's longest floats. zeros: the dtype of A and B, where the GPU
+    takes its denormals for zeros.
     """
     if dtype_out == "int32":
         return verify.judge_integers(got, np.matmul(a.astype(np.int64), b.astype(np.int64)))
@@ -66,7 +69,8 @@ def judge(got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, accumul
         magnitude = np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
         same = same_precision(a, b, accumulator)
         true = truth(a, b, accumulator)
-        return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator)
+        lost = verify.lost_to_zeros(a, b, zeros) if zeros else 0.0
+        return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, accumulator, lost)
 
 
 def activate(z: np.ndarray, activation: str | None) -> np.ndarray:

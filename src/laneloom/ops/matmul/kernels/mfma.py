@@ -1,7 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through padded LDS, the next one loaded during the matrix instructions, waves of 64.
 
-fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8:
-any size, any strides, every epilogue.
+fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on gfx90a
+become bf16: any size, any strides, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
@@ -18,7 +18,7 @@ from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, tile_offsets
 from ....gpu import Gpu
-from ..config_mfma import INSTRUCTIONS, MfmaConfig
+from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
 from ..launch_wmma import (
     RUNTIME,
     compile_tiles,
@@ -75,8 +75,8 @@ def mfma_matmul(
     b = load_last_tile(
         b_tile + k_last * stride_bk, b_r, b_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD
     )  # fmt: skip
-    a_lds.store(a)
-    b_lds.store(b)
+    a_lds.store(a.to(TYPE))
+    b_lds.store(b.to(TYPE))
     acc = gl.zeros((BLOCK_M, BLOCK_N), ACC_TYPE, SUMS)
     a_step = stride_ak.to(gl.int64) * BLOCK_K
     b_step = stride_bk.to(gl.int64) * BLOCK_K
@@ -90,8 +90,8 @@ def mfma_matmul(
         left = load_fence(left - 1)
         acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
         # Triton puts a barrier here: every wave has read the tile.
-        a_lds.store(a)
-        b_lds.store(b)
+        a_lds.store(a.to(TYPE))
+        b_lds.store(b.to(TYPE))
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
@@ -113,8 +113,9 @@ def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
 
 @cache
 def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str, Any]:
-    size = DTYPE_BYTES[problem.dtype_a]
-    shape, k_width = INSTRUCTIONS[problem.dtype_a]
+    size = lds_element_bytes(problem, gpu)
+    depth, k_width = instruction_of(problem.dtype_a, gpu)
+    widest = 16 // DTYPE_BYTES[problem.dtype_a]
     a_major, b_major = majors(problem)
     padded: Any = gl.PaddedSharedLayout
     shared = [
@@ -123,16 +124,16 @@ def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str
     ]
     wide = {"element_bitwidth": 64} if problem.dtype_a == "fp64" else {}
     layout: Any = gl.amd.AMDMFMALayout
-    version = 3 if gpu.name == "gfx942" else 4
+    version = {"gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
     waves_n = 1 << (config.num_warps.bit_length() - 1) // 2
     return problem_constants(problem, config) | {
         "BATCHED": problem.batches > 1,
-        "TYPE": language_type(problem.dtype_a),
+        "TYPE": gl.bfloat16 if is_upcast(problem, gpu) else language_type(problem.dtype_a),
         "ACC_TYPE": language_type(problem.dtype_acc),
-        "SUMS": layout(version, list(shape), True, [config.num_warps // waves_n, waves_n], **wide),
+        "SUMS": layout(version, [16, 16, depth], True, [config.num_warps // waves_n, waves_n], **wide),
         "K_WIDTH": k_width,
-        "A_LOAD": load_along(config.block_m, config, a_major != "row", 16 // size, 64),
-        "B_LOAD": load_along(config.block_n, config, b_major != "row", 16 // size, 64),
+        "A_LOAD": load_along(config.block_m, config, a_major != "row", widest, 64),
+        "B_LOAD": load_along(config.block_n, config, b_major != "row", widest, 64),
         "A_SHARED": shared[0],
         "B_SHARED": shared[1],
         "MARK": "",

@@ -1,0 +1,117 @@
+"""Buffer loads and stores: global memory through a resource of four SGPRs, and scratch where the resource says so.
+
+gfx90a reaches scratch by buffer instructions. Its kernels start with the resource in SGPRs and each wave's place in the
+whole launch's scratch beside it; the code adds the two (LLVM AMDGPUUsage, "Private Segment Buffer"). The hardware then
+lays the 4-byte words of 64 lanes side by side, so what is added to the base, as the stack pointer is, counts 64 times.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..isa.parse import Instruction, Operand
+from .alu import Builder, Step, Target
+from .global_access import Access, is_access
+from .private_access import check_private, gather_private, scatter_private
+from .state import U32, Waves
+
+_SWIZZLE, _ADD_LANE = 1 << 31, 1 << 23  #: of the second and of the fourth word: words of lanes lie side by side
+_SCRATCH_BASE = 1 << 46  #: no address of this machine's memory
+_PLACES = 64  #: of waves in scratch; nothing of one is seen by another that has the same
+
+
+def scratch_resource(nbytes: int) -> tuple[int, int, int, int]:
+    """The resource that kernels start with, of `nbytes` of scratch for each lane."""
+    return _SCRATCH_BASE & 0xFFFFFFFF, _SCRATCH_BASE >> 32 | _SWIZZLE, _PLACES * 64 * nbytes, _ADD_LANE
+
+
+def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
+    """The byte of the launch's scratch that each wave's begins at."""
+    return (ids % _PLACES * 64 * nbytes).astype(U32)
+
+
+class Buffer:
+    """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
+
+    def __init__(self, ins: Instruction, vaddr: Operand, resource: Operand, soffset: Operand):
+        self.resource = resource.index
+        self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
+        self.vaddr = vaddr.index if vaddr.kind == "v" else -1
+        self.soffset = soffset
+        self.offset = ins.number("offset")
+
+    def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
+        """Addresses [wave, lane], and which lanes are within the resource's range and active."""
+        r = self.resource
+        base = (g.s[r].astype(np.int64) | ((g.s[r + 1].astype(np.int64) & 0xFFFF) << 32))[:, None]
+        stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
+        records = g.s[r + 2].astype(np.int64)[:, None]
+        if self.soffset.kind == "s":
+            scalar = g.sv[self.soffset.index].astype(np.int64)
+        else:
+            scalar = np.int64(self.soffset.value)
+        index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
+        n = self.vaddr + int(self.idxen)
+        within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
+        # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
+        structured = stride > 0
+        inside = np.where(structured, index < records, within < records - scalar)
+        address = base + scalar + within + index * stride
+        shape = (g.count, g.lanes)
+        inside = np.broadcast_to(inside, shape)
+        return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
+
+    def in_scratch(self, g: Waves) -> bool:
+        """Whether the resource is that of scratch."""
+        return bool((g.s[self.resource + 3] & U32(_ADD_LANE)).any())
+
+    def scratch_bytes(self, g: Waves) -> np.ndarray:
+        """The byte of its own scratch that each lane accesses, int64 [wave, lane]."""
+        size = 0 if g.private is None else g.private.shape[2]
+        r = self.resource
+        base = g.s[r].astype(np.int64) | (g.s[r + 1].astype(np.int64) & 0xFFFF) << 32
+        pointer = g.s[self.soffset.index] if self.soffset.kind == "s" else np.int64(self.soffset.value)
+        first = base - _SCRATCH_BASE - scratch_place(g.ids, size) + pointer
+        at = (first // 64 + self.offset)[:, None]
+        return at + g.addresses[self.vaddr] if self.offen else np.broadcast_to(at, (g.count, g.lanes))
+
+
+class BufferAccess:
+    """A buffer load or store; calling it executes it."""
+
+    def __init__(self, ins: Instruction):
+        access = self.access = Access(ins.name.split("_", 1)[1])
+        data, vaddr, resource, soffset = ins.operands
+        if data.half:
+            access.half = data.half
+        self.where, self.data = Buffer(ins, vaddr, resource, soffset), data.index
+
+    def __call__(self, g: Waves) -> None:
+        """Raises AccessFault where the memory refuses."""
+        access, n, nbytes = self.access, self.data, self.access.nbytes
+        if self.where.in_scratch(g):
+            at = check_private(g, self.where.scratch_bytes(g), nbytes, g.exec)
+            if access.load:
+                access.put(g, n, gather_private(g, at, nbytes))
+            else:
+                scatter_private(g, at, access.get(g, n), nbytes, g.exec)
+            return
+        address, inside = self.where(g)
+        at = g.memory.check(address, nbytes, None if inside.all() else inside)
+        if not access.load:
+            g.memory.scatter(at, access.get(g, n), nbytes, inside)
+            return
+        # Lanes out of range read 0; nothing is fetched for them, wherever their address points.
+        some = inside.any()
+        words = g.memory.gather(at, nbytes) if some else np.zeros((g.count, g.lanes, max(nbytes // 4, 1)), U32)
+        access.put(g, n, words if inside.all() else np.where(inside[..., None], words, U32(0)))
+
+
+def _build(ins: Instruction, target: Target) -> Step:
+    return BufferAccess(ins)
+
+
+def find(name: str) -> Builder | None:
+    """The builder of a buffer load or store."""
+    prefix, _, tail = name.partition("_")
+    return _build if prefix == "buffer" and is_access(tail) else None
