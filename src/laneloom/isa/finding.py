@@ -87,7 +87,7 @@ RULES: Mapping[str, Rule] = MappingProxyType({
     ),
     "accumulator-moves": Rule(
         Severity.WARNING, "derived: v_accvgpr_read and v_accvgpr_write in the hot loop",
-        "Vector instructions cannot work on accumulation registers, so each move takes 4 VALU cycles every time.",
+        "Vector instructions cannot work on accumulation registers: each move takes 4 cycles of the VALU.",
         "Keep what the loop computes with in v registers (MFMA takes them for C and D), or use smaller tiles.",
     ),
     "occupancy": Rule(
