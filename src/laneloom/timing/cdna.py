@@ -5,8 +5,8 @@ Sources, by the letter that stands behind a figure:
   [H]  AMD CDNA 3 and CDNA 4 white papers; AMD HIP documentation, "Hardware implementation".
   [D]  AMD, ROCm/gfx950-gluon-tutorials, "Understanding ds_read Throughput" and "Memory Bandwidth Model": checked there
        by thread traces of MI355X. gfx942 has half the banks and ports half as wide [H].
-  [M]  AMD, "Measuring Max-Achievable FLOPs - Part 2", 2025: MI300X does 654 TFLOP/s in FP16 at 1115 MHz, 94% of what the
-       matrix cores could at that clock, 708 in BF16 at 1207 MHz and 1273 in FP8 at 1230 MHz.
+  [M]  AMD, "Measuring Max-Achievable FLOPs - Part 2", 2025: MI300X does 654 TFLOP/s in FP16 at 1115 MHz, 94% of what
+       its matrix cores could at that clock, 708 in BF16 at 1207 MHz and 1273 in FP8 at 1230 MHz.
   [R]  AMD, ROCm/gfx950-gluon-tutorials, a16w16: v8 does 1610 TFLOP/s on MI355X with matrix cores that are 99% busy.
   [A]  assumed: no source; a round figure of the right size.
   [F]  fitted on half of the published figures (docs/timing-model.md).
@@ -44,6 +44,7 @@ _COMMON: dict[str, Any] = {
     "l2_kept": False,  # written back and emptied between kernels, since dies do not see each other's [H]
     "mall_latency_ns": 220.0,  # [A]
     "memory_latency_ns": 350.0,  # [A]
+    "barrier_latest": True,
     "dies": 8,  # [H]
 }
 _MIB = 1 << 20

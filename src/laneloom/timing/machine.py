@@ -42,7 +42,7 @@ class Machine:
     matrix_extra: int = 2  #: a dependent WMMA starts 34 cycles after one of 32 [T]
     scalar_latency: int = 40  #: a scalar load that hits its cache: 16 ns [C]
     lds_latency: int = 64  #: first data of an LDS load, no queue [A]; [S] saw 90 under load
-    lds_pace: float = 0.6  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
+    lds_pace: float = 0.7  #: part that a CU's LDS reaches [F] of 128 bytes per clock: 32 banks of 4 bytes [I]
     l0_bytes: int = 32 * KIB  #: of one CU [P]
     l0_ways: int = 4  #: lines of one set [W], of RDNA 1's half as large cache
     l0_bytes_per_clock: int = 64  #: of one CU, to registers [W]
@@ -67,6 +67,9 @@ class Machine:
     lds_bytes_per_clock: int = 128  #: of all banks of a CU [I]
     lds_queue: int = 0  #: LDS instructions of a pair of SIMDs that wait for their turn without keeping their waves
     l0_in_flight: int = 0  #: lines of one CU that can be under way; 0: any number
+    #: A barrier ends with the latest wave. RDNA's parameters were fitted to barriers that end with the wave that is
+    #: followed last, which need not be the latest; with this they have to be fitted again.
+    barrier_latest: bool = False
     dies: int = 1  #: with an L2 each; workgroups go to them in turn
     l2_kept: bool = True  #: what a kernel leaves in the L2 is there for the next
 
@@ -87,7 +90,7 @@ def cus_together(gpu: Gpu) -> int:
 
 
 # Fitted [F] on gfx1100 and gfx1151; other cards are taken to be like the one, other APUs like the other.
-_CARD, _APU = 0.85, 0.6
+_CARD, _APU = 0.8, 0.6
 # name: L2, Infinity Cache (MiB) [P], bandwidth of the latter (GB/s; [P] for gfx1100 to gfx1102, else [A]), L2 bytes per
 # clock [A], clock as a part of boost [F]
 _CHIPS = {

@@ -63,7 +63,7 @@ class _Group:
 
     waves: int
     arrived: int = 0
-    latest: float = 0.0  #: arrival so far; waves are not followed in the order of time
+    latest: float = 0.0  #: arrival so far
     released: list[float] = field(default_factory=list)  #: of each barrier so far
     blocked: list[_Wave] = field(default_factory=list)
 
@@ -281,7 +281,7 @@ class _Wgp:
                 if pipe is not Pipe.WAIT_BARRIER:
                     wave.epoch += 1
                     group.arrived += 1
-                    group.latest = max(group.latest, at)
+                    group.latest = max(group.latest, at) if machine.barrier_latest else at
                     if group.arrived == group.waves:
                         self._release(group)
                 if pipe is not Pipe.SIGNAL:
@@ -311,6 +311,7 @@ class _Wgp:
         wave.place, wave.at = count, at
         group.waves -= 1
         if group.waves and group.arrived == group.waves:
+            group.latest = max(group.latest, at) if machine.barrier_latest else at
             self._release(group)
 
     def _wait(self, wave: _Wave, counter: int, most: int, at: float) -> float:
