@@ -34,12 +34,9 @@ def without_one(lines: list[str], at: int) -> str:
 
 
 @pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("dtype", ["fp16", "int8", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_compiled_products(gpu: str, dtype: str):
-    problem = MatmulProblem.contiguous(
-        1024, 1024, 1024, dtype=dtype, dtype_out="int32" if dtype == "int8" else "fp32", layout="nn"
-    )
-    code = code_object(problem, get_gpu(gpu))
+    code = code_object(MatmulProblem.contiguous(17, 33, 65, dtype=dtype), get_gpu(gpu))
     lines = code.asm.split("\n")
     assert missing(code.asm, gpu) == []
     nops = [k for k, line in enumerate(lines) if re.match(r"\ts_nop \d", line)]

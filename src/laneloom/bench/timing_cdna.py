@@ -94,11 +94,12 @@ class Case:
         depth = min(k, _DEPTH)
 
         def launch(tile: Tile) -> None:
-            product[(m // tile.m * (n // tile.n),)](
-                a, b, c, m, n, depth, a.stride(0), b.stride(0), b.stride(1), c.stride(0),
-                BLOCK_M=tile.m, BLOCK_N=tile.n, BLOCK_K=tile.k, GROUP=8, DIES=8,
-                num_warps=tile.waves, num_stages=tile.stages, matrix_instr_nonkdim=tile.instruction,
-            )  # fmt: skip
+            how: Any = {
+                "BLOCK_M": tile.m, "BLOCK_N": tile.n, "BLOCK_K": tile.k, "GROUP": 8, "DIES": 8, "num_warps": tile.waves,
+                "num_stages": tile.stages, "matrix_instr_nonkdim": tile.instruction,
+            }  # fmt: skip
+            strides = a.stride(0), b.stride(0), b.stride(1), c.stride(0)
+            product[(m // tile.m * (n // tile.n),)](a, b, c, m, n, depth, *strides, **how)
 
         return [(tile, sample(lambda tile=tile: launch(tile), self.gpu)[0], k / depth) for tile in self.tiles]
 
@@ -125,7 +126,7 @@ def cases() -> tuple[Case, ...]:
         Case("R", "v4, two stages", "gfx950", deep, "float16", True, (Tile(256, 256, 64, 4, 2, 16),), 1113),
     ]
     found += [
-        Case("Z", f"{m}x{n}, {size}^3", "gfx950", (size,) * 3, "float16", False, (Tile(m, n, 32, 8, 3),), tflops)
+        Case("Z", f"{m}x{n}, {size}^3", "gfx950", (size, size, size), "float16", False, (Tile(m, n, 32, 8, 3),), tflops)
         for (m, n), both in _Z_TFLOPS.items()
         for size, tflops in zip((4096, 8192), both, strict=True)
     ]
