@@ -141,9 +141,9 @@ def test_split_barriers_of_gfx12():
     assert cycles(lines, waves=4, machine=machine_of("gfx1201")) == pytest.approx(2 * 40 + 2, abs=20)
 
 
-def test_only_gfx11_and_gfx12_have_a_model():
-    with pytest.raises(UnsupportedError, match="gfx942"):
-        machine_of("gfx942")
+def test_gpus_without_a_model():
+    with pytest.raises(UnsupportedError, match="gfx950, not of sm_90a"):
+        machine_of("sm_90a")
     with pytest.raises(ArgumentError, match="launched no kernel"):
         predict(lambda: None, "gfx1100")
 

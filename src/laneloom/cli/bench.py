@@ -1,4 +1,4 @@
-"""`laneloom bench`: measure a suite on this machine's GPU beside torch, or predict it for a GPU of RDNA."""
+"""`laneloom bench`: measure a suite on this machine's GPU beside torch, or predict it for a GPU of RDNA or CDNA."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="Three cases of each group, fewer rounds.")] = False,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Append records, JSON lines.")] = None,
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the roofline, as SVG.")] = None,
-    gpu: Annotated[str | None, typer.Option("--gpu", help="Predict for this GPU of RDNA; nothing is measured.")] = None,
+    gpu: Annotated[str | None, typer.Option("--gpu", help="Predict for this GPU of AMD; nothing is measured.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a suite: each case checked, then timed.

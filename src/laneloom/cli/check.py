@@ -39,7 +39,9 @@ def show(reports: tuple[Report, ...]) -> None:
     if not console.is_terminal:  # a pipe has no width: do not cut lines at an assumed one
         console = new_console(width=200)
     for report in reports:
-        counted = f"{report.instructions} instructions, {report.pairs} dual-issue pairs"
+        counted = f"{report.instructions} instructions"
+        if not report.gpu.startswith("gfx9"):  # CDNA has no pairs
+            counted += f", {report.pairs} dual-issue pairs"
         console.print(f"[bold]{escape(report.kernel or 'code')}[/] for {report.gpu}: {counted}", highlight=False)
         if not report.findings:
             console.print("  nothing found")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def predict(
     operation: Operation,
-    gpu: Annotated[str, typer.Option("--gpu", help="A GPU of RDNA 3, 3.5 or 4.")] = "gfx1151",
+    gpu: Annotated[str, typer.Option("--gpu", help="A GPU of RDNA 3, 3.5 or 4, CDNA 3 or 4.")] = "gfx1151",
     shape: Shape = "4096,4096,4096",
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
@@ -29,9 +29,9 @@ def predict(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Predict a product's time on RDNA.
+    """Predict a product's time on RDNA or CDNA.
 
-    By a timing model of one workgroup processor, driven by the emulator.
+    By a timing model of one workgroup processor or compute unit, driven by the emulator.
 
     A model's figure, not a measurement: docs/timing-model.md says how far off it was where figures are published.
     """
@@ -72,6 +72,7 @@ def _show(product: Product, prediction: Prediction, chosen: str, flops: int, tim
     table.add_row("Product", f"{product.text}, on {product.gpu.name} ({product.gpu.product})")
     table.add_row("Schedule", Text(chosen, overflow="fold"))
     rate = flops / prediction.time_us * 1e-6
+    place = "CU" if product.gpu.major == 9 else "WGP"
     table.add_row("Predicted", f"{prediction.time_us:,.1f} us, {rate:.1f} TFLOP/s: a model's figure, not measured")
     for k in prediction.kernels:
         busy = sorted(k.busy.items(), key=lambda item: -item[1])
@@ -79,7 +80,7 @@ def _show(product: Product, prediction: Prediction, chosen: str, flops: int, tim
         table.add_row("Kernel", f"{k.kernel}: {k.time_us:,.1f} us, limited by: {k.limiter}")
         table.add_row(
             "  waves",
-            f"{k.workgroups_per_wgp} workgroups per WGP, {k.waves_per_simd:g} waves per SIMD, the GPU is filled "
+            f"{k.workgroups_per_wgp} workgroups per {place}, {k.waves_per_simd:g} waves per SIMD, the GPU is filled "
             f"{k.rounds:.1f} times",
         )
         table.add_row("  in use", ", ".join(f"{name} {share:.0%}" for name, share in busy if share >= 0.01))

@@ -32,13 +32,13 @@ def profile(
     dtype: Dtype = "",
     layout: Layout = "nn",
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="By default this machine's; one of RDNA is emulated and predicted.")
+        str | None, typer.Option("--gpu", help="By default this machine's; another of AMD is emulated and predicted.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Say where an operation's time goes, and what limits it.
 
-    On this machine's GPU: kernels by torch.profiler, rates and host time measured. For a GPU of RDNA that need not be
+    On this machine's GPU: kernels by torch.profiler, rates and host time measured. For a GPU of AMD that need not be
     here: the emulator's counters and the timing model, called predicted. The bottleneck follows from these figures.
     """
     if operation not in SHAPES:

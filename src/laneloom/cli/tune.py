@@ -30,7 +30,7 @@ def tune(
     out_dtype: OutDtype = None,
     layout: Annotated[str, typer.Option("--layout", help="nn, nt, tn or tt, or several: nn,nt.")] = "nn",
     gpu: Annotated[
-        str | None, typer.Option("--gpu", help="By default this machine's; another of RDNA is tuned by prediction.")
+        str | None, typer.Option("--gpu", help="By default this machine's; another of AMD is tuned by prediction.")
     ] = None,
     precision: Annotated[
         str | None, typer.Option("--precision", help="Of fp32 operands: tf32, 3xtf32, 3xbf16; else full precision.")

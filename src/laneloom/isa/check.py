@@ -12,8 +12,9 @@ from typing import Any
 
 from ..gpu import Gpu
 from .check_code import Code, read_code
-from .check_memory import check_lds, check_occupancy, check_scalar_loads, check_spills
+from .check_memory import check_accumulators, check_lds, check_occupancy, check_scalar_loads, check_spills
 from .check_pairs import check_matrix_banks, check_missed, check_pairs
+from .check_wait_states import check_wait_states
 from .check_waits import check_waits
 from .finding import Finding, Severity
 
@@ -69,7 +70,7 @@ def _check(code: Code, counted: Any, lds_bytes: int | None, num_warps: int | Non
     findings = [
         *check_pairs(code), *check_missed(code), *check_matrix_banks(code), *check_waits(code),
         *check_lds(code, counted), *check_scalar_loads(code), *check_spills(code),
-        *check_occupancy(code, lds_bytes, num_warps),
+        *check_occupancy(code, lds_bytes, num_warps), *check_wait_states(code), *check_accumulators(code),
     ]  # fmt: skip
     findings.sort(key=lambda f: (f.line, f.rule))
     pairs = sum(step.ins.second is not None for step in code.steps)

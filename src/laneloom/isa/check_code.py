@@ -6,17 +6,22 @@ Understood are the compiler's `.s`, hand-written assembly with or without direct
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import ArgumentError, UnsupportedError
-from ..gpu import Gpu, get_gpu
+from ..gpu import GPUS, Gpu, get_gpu
 from .disassembly import branch_target
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
-from .parse import FILE, LOC, Instruction, Source, file_name, instruction
+from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instruction
 from .registers import Uses, uses
 
+#: GPUs whose code is checked
+CHECKED = tuple(
+    g.name for g in GPUS.values() if g.vendor == "amd" and (g.major in (11, 12) or g.name in ("gfx942", "gfx950"))
+)
+ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
 _DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")
 _BRANCH = re.compile(r"(s_c?branch\w*)\s+(-?\d+)$")
@@ -60,7 +65,7 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
 
     gpu: by default the one of the text's `.amdgcn_target`.
     Raises ArgumentError for text without instructions, without a GPU, or without that kernel; UnsupportedError for a
-    GPU that is not of gfx11 or gfx12.
+    GPU that is not of RDNA 3, 3.5, 4, CDNA 3 or CDNA 4.
     """
     text, symbols = _as_assembly(text)
     text = as_printed(text)
@@ -68,8 +73,8 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     if gpu is None and named is None:
         raise ArgumentError("the text has no .amdgcn_target line: say with --gpu which GPU it is for")
     row = get_gpu(gpu if gpu is not None else named[1] if named else "")
-    if row.vendor != "amd" or row.major not in (11, 12):
-        raise UnsupportedError(f"laneloom checks code of gfx11 and gfx12, not of {row.name} ({row.family})")
+    if row.name not in CHECKED:
+        raise UnsupportedError(f"laneloom checks code of {', '.join(CHECKED)}, not of {row.name} ({row.family})")
     described = {m.name: m for m in parse_metadata(text)}
     names = list(described) or symbols
     if kernel is not None:
@@ -89,13 +94,20 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
 
 def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: KernelMetadata | None) -> Code:
     wave64 = re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE)
-    lanes = metadata.wave if metadata else 64 if wave64 else 32
+    lanes = metadata.wave if metadata else 64 if wave64 or gpu.major == 9 else 32
     where = _sources(text)
     steps = []
     for i in listing.instructions:
         typed = instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line))
+        if gpu.major == 9:
+            typed.operands = tuple(_one_file(o) for o in typed.operands)
         steps.append(Step(typed, i.kind, uses(typed, lanes)))
     return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text)
+
+
+def _one_file(operand: Operand) -> Operand:
+    """Accumulation registers a[n] as vector registers from ACCUMULATORS on: CDNA has both in one file."""
+    return replace(operand, kind="v", index=ACCUMULATORS + operand.index) if operand.kind == "a" else operand
 
 
 def _sources(text: str) -> dict[int, Source]:

@@ -1,4 +1,6 @@
-"""Checks of memory accesses and resources: LDS conflicts, narrow scalar loads, spills, and what limits occupancy."""
+"""Checks of memory accesses and resources: LDS conflicts, narrow scalar loads, spills, moves to and from accumulation
+registers, and what limits occupancy.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
+from .analysis import hot_loop
 from .check_code import Code, Step
 from .finding import Finding, found
 from .lane_values import Value, all_lanes, follow, values_at_start
-from .lds_banks import access_cycles
+from .lds_banks import access_cycles, banks_of
 from .listing import Kind, memory_width
 from .occupancy import Occupancy, occupancy
 from .parse import Operand
@@ -40,11 +43,11 @@ def lds_clocks(code: Code) -> Iterator[tuple[Step, tuple[int, int]]]:
         state = dict(start or {})
         for step in code.steps[block.first : block.last]:
             if step.kind in (Kind.LDS_LOAD, Kind.LDS_STORE):
-                yield step, _clocks(step, state, code.lanes) if all_lanes(state) else (0, 0)
+                yield step, _clocks(step, state, code) if all_lanes(state) else (0, 0)
             follow(step, state)
 
 
-def _clocks(step: Step, state: Mapping[int, Value], lanes: int) -> tuple[int, int]:
+def _clocks(step: Step, state: Mapping[int, Value], code: Code) -> tuple[int, int]:
     """Clocks without conflicts and those that conflicts add; zeros where the address does not follow from the code."""
     ins = step.ins
     address = ins.operands[1 if step.kind is Kind.LDS_LOAD else 0]
@@ -56,8 +59,9 @@ def _clocks(step: Step, state: Mapping[int, Value], lanes: int) -> tuple[int, in
     if match := _PAIR.match(ins.name):
         unit = nbytes * (64 if match[3] or match[4] else 1)
         offsets = [ins.number("offset0") * unit, ins.number("offset1") * unit]
-    place = np.broadcast_to(known.lanes, (lanes,))
-    counts = [access_cycles((place + offset)[None, :], nbytes) for offset in offsets]
+    place = np.broadcast_to(known.lanes, (code.lanes,))
+    how = {"banks": banks_of(code.gpu), "load": step.kind is Kind.LDS_LOAD}
+    counts = [access_cycles((place + offset)[None, :], nbytes, **how) for offset in offsets]
     return sum(int(phases[0]) for phases, _ in counts), sum(int(extra[0]) for _, extra in counts)
 
 
@@ -124,9 +128,15 @@ def _wide(run: list[tuple[Step, int, int]], major: int) -> Iterator[Finding]:
         if len(fewest) < len(group):
             first = min((s for s, _, _ in group), key=lambda s: s.ins.line)
             lines = ", ".join(str(s.ins.line) for s, _, _ in group)
-            better = ", ".join(f"s_load_b{8 * width}" for width in fewest)
+            better = ", ".join(f"s_load_{_width_name(width, major)}" for width in fewest)
             text = f"lines {lines} load {total} bytes from {group[0][1]:#x} on: {better} would do"
             yield found("narrow-scalar-loads", first.ins, text)
+
+
+def _width_name(nbytes: int, major: int) -> str:
+    if major != 9:
+        return f"b{8 * nbytes}"
+    return "dword" if nbytes == 4 else f"dwordx{nbytes // 4}"
 
 
 def check_spills(code: Code) -> Iterator[Finding]:
@@ -144,6 +154,23 @@ def check_spills(code: Code) -> Iterator[Finding]:
         if m.scratch_bytes:
             text += f", {m.scratch_bytes} bytes of scratch per lane"
         yield found("spill", code.steps[0].ins, text)
+
+
+def check_accumulators(code: Code) -> Iterator[Finding]:
+    """Moves between vector and accumulation registers in the hot loop: one finding for the loop."""
+    moves = {s.ins.line: s for s in code.steps if s.ins.name.startswith(("v_accvgpr_read", "v_accvgpr_write"))}
+    loop = hot_loop(code.text, code.kernel if code.metadata else None) if moves else None
+    if loop is None:
+        return
+    inside = [moves[i.line] for i in loop.instructions if i.line in moves]
+    if inside:
+        reads = sum(s.ins.name.startswith("v_accvgpr_read") for s in inside)
+        vector = loop.count(Kind.VALU)
+        text = (
+            f"{reads} reads and {len(inside) - reads} writes of accumulation registers among the {vector} vector "
+            f"instructions of the loop at line {loop.lines[0]}"
+        )
+        yield found("accumulator-moves", inside[0].ins, text)
 
 
 def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | None = None) -> Iterator[Finding]:
@@ -166,7 +193,10 @@ def check_occupancy(code: Code, lds_bytes: int | None = None, num_warps: int | N
     if fits.limiter == "registers":
         better = (n for n in range(by_registers + 1, 17) if occupancy_of(n).workgroups > fits.workgroups)
         more = next(better, None)
-        text = f"{at}: limited by {m.vgprs} VGPRs (SGPRs never limit)"
+        kinds = f"{m.vgprs} VGPRs (SGPRs never limit)"
+        if gpu.major == 9:  # one file for both
+            kinds = f"{m.vgprs} VGPRs ({m.agprs} of them accumulation registers)" if m.agprs else f"{m.vgprs} VGPRs"
+        text = f"{at}: limited by {kinds}"
         if more is not None:
             step = gpu.vgpr_file // more // gpu.vgpr_granule * gpu.vgpr_granule
             text += f"; {step} would let {occupancy_of(more).waves_per_simd:g} waves in"

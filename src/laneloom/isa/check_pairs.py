@@ -35,7 +35,9 @@ _FMA = ("v_fmac_f32", "v_fma_f32", "v_mul_f32", "v_add_f32", "v_fmaak_f32", "v_f
 
 
 def opcodes(major: int) -> tuple[frozenset[str], frozenset[str]]:
-    """What the X half and what the Y half may be, on gfx11 or gfx12."""
+    """What the X half and what the Y half may be, on gfx11 or gfx12; CDNA has no pairs."""
+    if major not in _OF_GENERATION:
+        return frozenset(), frozenset()
     x = _BOTH | _OF_GENERATION[major]
     return x, x | _ONLY_Y
 

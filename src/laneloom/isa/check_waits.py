@@ -17,6 +17,7 @@ from .registers import raises, waits
 
 ENDLESS = 64  #: counters hold at most 63
 _COUNTERS = {
+    9: ("vmcnt", "lgkmcnt", "expcnt"),
     11: ("vmcnt", "lgkmcnt", "vscnt", "expcnt"),
     12: ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt"),
 }
@@ -26,6 +27,7 @@ _UNKNOWN = re.compile(
     r"|s_(sendmsg|memtime|memrealtime|get_barrier|barrier_leave|barrier_signal_isfirst|atc_probe|scratch|dcache_wb"
     r"|atomic|swappc|setpc|call|rfe|trap|prefetch|buffer_prefetch)"
 )
+_TO_LDS = re.compile(r"(global|buffer)_load_lds_")  # CDNA counts them as loads
 _CACHE = re.compile(r"(global|buffer)_(inv|wb|wbinv|gl\d_inv)")
 State = tuple[int, ...]
 
@@ -54,7 +56,7 @@ def check_waits(code: Code) -> Iterator[Finding]:
         if state is None:
             continue  # nothing comes here
         for step in code.steps[block.first : block.last]:
-            if step.kind is Kind.WAIT and (asked := waits(step.ins)):
+            if step.kind is Kind.WAIT and (asked := waits(step.ins, code.gpu.major)):
                 open_now = {c: state[names.index(c)] for c in asked if c in names}
                 if open_now and all(open_now[c] <= asked[c] for c in open_now):
                     yield found("needless-wait", step.ins, _text(asked, open_now))
@@ -72,12 +74,12 @@ def _text(asked: dict[str, int], open_now: dict[str, int]) -> str:
 def _after(step: Step, state: State, names: tuple[str, ...], major: int) -> State:
     name = step.ins.name
     if step.kind is Kind.WAIT:
-        asked = waits(step.ins)
+        asked = waits(step.ins, major)
         return tuple(min(n, asked.get(c, ENDLESS)) for c, n in zip(names, state, strict=True))
-    if _UNKNOWN.match(name):
+    if _UNKNOWN.match(name) and not (major == 9 and _TO_LDS.match(name)):
         return (ENDLESS,) * len(names)
     raised = raises(step.ins, major)
-    if _CACHE.match(name):  # gfx12 counts them; on gfx11 it is not documented
+    if _CACHE.match(name):  # gfx12 counts them; on gfx11 and CDNA it is not documented
         raised = ("loadcnt", "storecnt") if major == 12 else ("vmcnt", "vscnt")
     if not raised:
         return state

@@ -62,7 +62,9 @@ RULES: Mapping[str, Rule] = MappingProxyType({
         "Delete it, or let it wait for less.",
     ),
     "lds-conflict": Rule(
-        Severity.WARNING, "documented: 32 banks of 4 bytes per pair of SIMDs; which lanes share a clock is assumed",
+        Severity.WARNING,
+        "documented: 32 banks of 4 bytes per pair of SIMDs (gfx942: per CU; gfx950: 64 per CU); which lanes share a "
+        "clock is assumed, but for CDNA's loads of 16 bytes",
         "Lanes that are served together want different words of one bank, so they take turns.",
         "Pad the rows or swizzle the columns so that such lanes fall into different banks.",
     ),
@@ -76,6 +78,17 @@ RULES: Mapping[str, Rule] = MappingProxyType({
         "Registers that did not fit, and arrays that no register can be indexed for, go through memory.",
         "Use smaller tiles or more waves per tile, or permit more registers (fewer waves per SIMD); index arrays by "
         "constants, with loops unrolled.",
+    ),
+    "missing-nops": Rule(
+        Severity.ERROR,
+        "documented: AMD CDNA 3 and 4 ISA guides, required independent instructions; LLVM's hazard rules",
+        "CDNA does not wait for this by itself: what is read, or overwritten, is not yet what the code means.",
+        "Put an s_nop, or as many independent instructions, in between. Compilers do, but not for inline assembly.",
+    ),
+    "accumulator-moves": Rule(
+        Severity.WARNING, "derived: v_accvgpr_read and v_accvgpr_write in the hot loop",
+        "Vector instructions cannot work on accumulation registers: each move takes 4 cycles of the VALU.",
+        "Keep what the loop computes with in v registers (MFMA takes them for C and D), or use smaller tiles.",
     ),
     "occupancy": Rule(
         Severity.HINT, "documented: register file, LDS and wave slots of the GPU table",

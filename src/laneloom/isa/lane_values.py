@@ -268,6 +268,7 @@ def _reversed(f):
 _RULES = {
     "v_mov_b32": lambda a: a,
     "v_add_nc_u32": _add, "v_add3_u32": _add, "v_sub_nc_u32": _subtract, "v_subrev_nc_u32": _reversed(_subtract),
+    "v_add_u32": _add, "v_sub_u32": _subtract, "v_subrev_u32": _reversed(_subtract),  # gfx9's names
     "v_lshlrev_b32": _shift_left, "v_lshrrev_b32": _shift_right,
     "v_and_b32": _and, "v_or_b32": _or, "v_xor_b32": _xor,
     "v_or3_b32": _then(_or, _or), "v_xor3_b32": _then(_xor, _xor),

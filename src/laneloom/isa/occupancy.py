@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from ..gpu import KIB, Gpu
 
-# LLVM "User Guide for AMDGPU Backend", COMPUTE_PGM_RSRC2.GRANULATED_LDS_SIZE: 128 dwords.
+# LLVM "User Guide for AMDGPU Backend", COMPUTE_PGM_RSRC2.GRANULATED_LDS_SIZE: 128 dwords, 320 on gfx950.
 _LDS_GRANULE_BYTES = 512
+_LDS_GRANULES_BYTES = {"gfx950": 1280}
 # NVIDIA CUDA C++ Programming Guide, compute capability 9.0: the system keeps 1 KiB per block.
 _NVIDIA_RESERVED_BYTES = KIB
 
@@ -39,7 +40,8 @@ def occupancy(
     """
     units = 2 if workgroup_processor_mode else 1
     simds = gpu.simds_per_cu * units
-    pool, cost = gpu.lds_bytes * units, -(-lds_bytes // _LDS_GRANULE_BYTES) * _LDS_GRANULE_BYTES
+    granule = _LDS_GRANULES_BYTES.get(gpu.name, _LDS_GRANULE_BYTES)
+    pool, cost = gpu.lds_bytes * units, -(-lds_bytes // granule) * granule
     if gpu.vendor == "nvidia":
         pool, cost = gpu.lds_bytes + _NVIDIA_RESERVED_BYTES, lds_bytes + _NVIDIA_RESERVED_BYTES
     fits = {

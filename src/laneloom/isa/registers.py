@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from .parse import EXEC, M0, NULL, VCC, Instruction, Operand
 
-_TWO_RESULTS = re.compile(r"v_(add|sub|subrev)_co(_ci)?_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32")
+_TWO_RESULTS = re.compile(
+    r"v_(add|sub|subrev)_co(_ci)?_u32|v_(addc|subb|subbrev)_co_u32|v_div_scale_f(32|64)|v_mad_(co_)?[ui]64_[ui]32"
+)
 _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
@@ -56,7 +58,7 @@ def results(ins: Instruction) -> int:
         if name.startswith("buffer"):
             return int(ins.flag("glc") or "RETURN" in ins.modifiers.get("th", ""))
         return int(len(ins.operands) > (3 if name.startswith("global") else 2))
-    if name.startswith("ds_") and not re.match(r"ds_(load|bpermute|permute|swizzle|consume|append)", name):
+    if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
         return int("_rtn" in name)
     return 2 if _TWO_RESULTS.match(name) or _SWAPS.match(name) else 1
 
@@ -153,13 +155,14 @@ def waits(ins: Instruction, major: int = 11) -> dict[str, int]:
 
 
 def _decode_waitcnt(word: int, major: int) -> dict[str, int]:
-    """The immediate of s_waitcnt; all ones in a field means no wait.
+    """s_waitcnt's immediate; all ones means no wait.
 
     gfx11: expcnt [2:0], lgkmcnt [9:4], vmcnt [15:10]. gfx9: vmcnt [15:14] and [3:0], expcnt [6:4], lgkmcnt [11:8].
     """
     if major == 9:
-        got = {"expcnt": word >> 4 & 7, "lgkmcnt": word >> 8 & 15, "vmcnt": word & 15 | word >> 10 & 48}
+        got = {"expcnt": word >> 4 & 7, "lgkmcnt": word >> 8 & 15, "vmcnt": word >> 10 & 48 | word & 15}
+        most = {"expcnt": 7, "lgkmcnt": 15, "vmcnt": 63}
     else:
         got = {"expcnt": word & 7, "lgkmcnt": word >> 4 & 63, "vmcnt": word >> 10 & 63}
-    most = {"expcnt": 7, "lgkmcnt": 15 if major == 9 else 63, "vmcnt": 63}
+        most = {"expcnt": 7, "lgkmcnt": 63, "vmcnt": 63}
     return {k: v for k, v in got.items() if v != most[k]}

@@ -1,4 +1,4 @@
-"""A timing model of RDNA 3, 3.5 and 4 that the emulator's trace drives. Its times are predicted, never measured."""
+"""A timing model of RDNA and CDNA that the emulator's trace drives. Its times are predicted, never measured."""
 
 from __future__ import annotations
 

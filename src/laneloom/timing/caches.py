@@ -6,7 +6,7 @@ Each of them is a queue with a rate and a latency. What the L2 can share between
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from .machine import Machine
 from .trace import LINE_BYTES
@@ -20,8 +20,9 @@ class Memory:
         self.missing = missing  #: part of the L2's requests that it has to fetch
         clock = machine.clock_ghz
         self._sets = machine.l0_bytes // LINE_BYTES // machine.l0_ways
-        self.l0 = [[OrderedDict[int, float]() for _ in range(self._sets)] for _ in range(2)]
-        self.l0_free = [0.0, 0.0]
+        self.l0 = [[OrderedDict[int, float]() for _ in range(self._sets)] for _ in range(machine.cus)]
+        self.l0_free = [0.0] * machine.cus
+        self.in_flight: list[deque[float]] = [deque() for _ in range(machine.cus)]  #: arrivals
         self.scalars: dict[int, float] = {}
         self.l2_free = self.memory_free = 0.0
         self.l2_line = LINE_BYTES * machine.wgps / machine.l2_bytes_per_clock
@@ -50,12 +51,23 @@ class Memory:
             cache = self.l0[cu][line % self._sets]
             there = cache.pop(line, None)
             if there is None:
-                there = self._fetch(start)
+                there = self._fetch(self._room(cu, start))
+                if m.l0_in_flight:
+                    self.in_flight[cu].append(there)
                 if len(cache) >= m.l0_ways:
                     cache.popitem(last=False)
             cache[line] = there
             arrival = max(arrival, there)
         return start, arrival
+
+    def _room(self, cu: int, at: float) -> float:
+        """When another line can be asked for: the L0 has a place for each that is under way."""
+        arrivals = self.in_flight[cu]
+        while arrivals and arrivals[0] <= at:
+            arrivals.popleft()
+        if self.machine.l0_in_flight and len(arrivals) >= self.machine.l0_in_flight:
+            return max(at, arrivals.popleft())
+        return at
 
     def _fetch(self, at: float) -> float:
         """When a line that L0 lacks arrives."""

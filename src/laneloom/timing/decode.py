@@ -45,6 +45,7 @@ class Cost:
     register_bytes: int  #: of a vector memory access: to or from registers
     lanes: int
     matrix: bool
+    hold: int  #: cycles of the VALU, where a matrix instruction runs beside it
     dual: bool
     text: str
     priority: int | None  #: that the wave has from here on
@@ -65,18 +66,23 @@ def decode(ins: Instruction, machine: Machine, lanes: int) -> Cost:
     found = uses(ins, lanes)
     reads = (*_bits(found.reads_v, 0), *_bits(found.reads_s, SCALARS))
     writes = (*_bits(found.writes_v, 0), *_bits(found.writes_s, SCALARS))
-    waves = lanes // 32
-    pipe, busy, latency, trans, nap = _pipe(ins.name), 1, 0, 0, 1
-    matrix = ins.name.startswith(("v_wmma", "v_swmmac"))
+    waves = lanes // machine.valu_lanes
+    pipe, busy, latency, trans, nap = _pipe(ins.name), 1, 0, 0, machine.issue_cycles
+    matrix = ins.name.startswith(("v_wmma", "v_swmmac", "v_mfma", "v_smfmac"))
+    hold = 0
     register_bytes = 0
     if pipe is Pipe.VALU:
         busy, latency = waves, machine.valu_latency + waves - 1
         if matrix:
-            cycles = find_instruction(ins.name, machine.gpu).cycles
-            assert cycles is not None, ins.name
+            row = find_instruction(ins.name, machine.gpu)
+            assert row.cycles is not None, ins.name
+            cycles = row.cycles // 2 if _narrow_floats(ins) else row.cycles
             busy, latency = cycles, cycles + machine.matrix_extra
+            hold = (row.coissue_delay or cycles) if machine.matrix_apart else 0
         elif _TRANS.match(ins.name):
             trans, latency = machine.trans_cycles * waves, machine.trans_latency
+            if not machine.trans_apart:
+                busy, trans = trans, 0
         elif _QUARTER.match(ins.name):
             busy, latency = 4 * waves, machine.multiply_latency
         elif _DOUBLE.match(ins.name):
@@ -87,16 +93,21 @@ def decode(ins: Instruction, machine: Machine, lanes: int) -> Cost:
         width, _ = memory_width(ins.name)
         register_bytes = max(width, 4) * lanes
     elif ins.name == "s_nop":
-        nap = _number(ins) + 1
+        nap = (_number(ins) + 1) * machine.issue_cycles
     elif ins.name == "s_sleep":
         nap = 64 * max(_number(ins), 1)
     return Cost(
         pipe, busy, latency, trans, reads, writes,
         tuple(COUNTERS.index(c) for c in raises(ins, machine.gpu.major)),
-        tuple((COUNTERS.index(c), n) for c, n in waits(ins).items()),
-        register_bytes, lanes, matrix, ins.second is not None, ins.text,
+        tuple((COUNTERS.index(c), n) for c, n in waits(ins, machine.gpu.major).items()),
+        register_bytes, lanes, matrix, hold, ins.second is not None, ins.text,
         _number(ins) if ins.name == "s_setprio" else None, nap,
     )  # fmt: skip
+
+
+def _narrow_floats(ins: Instruction) -> bool:
+    """f8f6f4 where neither A nor B has elements of 8 bits."""
+    return "f8f6f4" in ins.name and ins.number("cbsz") >= 2 and ins.number("blgp") >= 2
 
 
 def _pipe(name: str) -> Pipe:

@@ -1,4 +1,4 @@
-"""The machine that the timing model imagines: what each step costs on RDNA 3, 3.5 and 4, each figure with its source.
+"""The machine that the timing model imagines: what each step costs on RDNA (CDNA: cdna.py), each with its source.
 
 Sources, by the letter that stands behind a figure:
   [I]  AMD RDNA 3 / RDNA 4 Instruction Set Architecture guides.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from ..errors import UnsupportedError
 from ..gpu import KIB, Gpu, get_gpu
+from .cdna import MACHINES as _CDNA
 
 MIB = KIB * KIB
 
@@ -57,11 +58,35 @@ class Machine:
     barrier_cycles: int = 16  #: from the last arrival to the first to go on [A]
     launch_us: float = 5.0  #: from one kernel to the next in a queue [A]
     wave_start_cycles: int = 100  #: registers and LDS of a workgroup are set up [A]
+    issue_cycles: int = 1  #: from one instruction of a wave to its next [W]
+    valu_lanes: int = 32  #: of one SIMD [I]
+    trans_apart: bool = True  #: transcendentals run beside the other vector instructions [W]
+    matrix_apart: bool = False  #: so do matrix instructions, but for the cycles of their issue
+    matrix_clock_ghz: float | None = None  #: with every matrix core busy all the time, where that lowers the clock
+    lds_port_bytes: int = 0  #: that a pair of SIMDs gets per clock, where all four share one LDS
+    lds_bytes_per_clock: int = 128  #: of all banks of a CU [I]
+    lds_queue: int = 0  #: LDS instructions of a pair of SIMDs that wait for their turn without keeping their waves
+    l0_in_flight: int = 0  #: lines of one CU that can be under way; 0: any number
+    #: A barrier ends with the latest wave. RDNA's parameters were fitted to barriers that end with the wave that is
+    #: followed last, which need not be the latest; with this they have to be fitted again.
+    barrier_latest: bool = False
+    dies: int = 1  #: with an L2 each; workgroups go to them in turn
+    l2_kept: bool = True  #: what a kernel leaves in the L2 is there for the next
+
+    @property
+    def cus(self) -> int:
+        """Compute units that are simulated together: the two of a workgroup processor, or one of CDNA."""
+        return cus_together(self.gpu)
 
     @property
     def wgps(self) -> int:
-        """Workgroup processors: two CUs, four SIMDs each."""
-        return self.gpu.compute_units // 2
+        """Workgroup processors: two CUs, four SIMDs. On CDNA a CU has four."""
+        return self.gpu.compute_units // self.cus
+
+
+def cus_together(gpu: Gpu) -> int:
+    """Compute units that share what the model simulates as one."""
+    return 1 if gpu.major == 9 else 2
 
 
 # Fitted [F] on gfx1100 and gfx1151; other cards are taken to be like the one, other APUs like the other.
@@ -85,8 +110,11 @@ _COPY_SHARE = 0.83  #: of the bus, by a copy [B]
 def machine_of(gpu: str | Gpu) -> Machine:
     """The machine of a GPU. Raises UnsupportedError where there is none."""
     row = get_gpu(gpu)
+    if row.name in _CDNA:
+        return Machine(row, **_CDNA[row.name])
     if row.name not in _CHIPS:
-        raise UnsupportedError(f"laneloom models the timing of {', '.join(_CHIPS)}, not of {row.name} ({row.family})")
+        known = ", ".join((*_CHIPS, *_CDNA))
+        raise UnsupportedError(f"laneloom models the timing of {known}, not of {row.name} ({row.family})")
     l2, mall, mall_gbs, l2_clock, share = _CHIPS[row.name]
     return Machine(
         row, l2 * MIB, mall * MIB, share * row.clock_ghz, l2_bytes_per_clock=l2_clock, mall_gbs=mall_gbs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from ..gpu import Gpu, get_gpu
 from ..isa.occupancy import occupancy
 from .caches import Memory
 from .decode import decode
-from .machine import Machine, machine_of
+from .machine import Machine, cus_together, machine_of
 from .prediction import KernelPrediction, Prediction
 from .simulate import Outcome, simulate
 from .streams import PACE_ENDS, PACE_STARTS, Cut, cut_streams
@@ -32,7 +32,7 @@ _MOST_BESIDE = 4096  #: waves that are looked at for what the L2 can share
 
 
 def predict(call: Callable[[], Any], gpu: str | Gpu, *, machine: Machine | None = None) -> Prediction:
-    """The predicted time of everything that `call` launches, on `gpu` (gfx11 or gfx12).
+    """The predicted time of everything that `call` launches, on `gpu` (gfx11, gfx12, gfx942 or gfx950).
 
     call: launches kernels on CPU tensors or arrays, as inside `laneloom.emulated`; what they write is incomplete.
     machine: the costs to use in place of the GPU's own (`timing.machine`).
@@ -53,7 +53,7 @@ class Sample:
     grid: tuple[int, int, int]
     waves: int  #: of a workgroup
     whole_wgp: bool
-    resident: int  #: workgroups of one WGP
+    resident: int  #: workgroups of one WGP, on CDNA of one CU
     cuts: list[Cut]
     missing: float  #: part of the L2's requests that nobody else has asked for
     footprint: int  #: bytes of all arguments
@@ -87,16 +87,17 @@ class Sampler:
     ) -> LaunchRecord:
         """Execute some workgroups of a launch."""
         x, y, z = [*grid, 1, 1][:3]
-        groups, wgps = x * y * z, self.gpu.compute_units // 2
+        together = cus_together(self.gpu)
+        groups, wgps, dies = x * y * z, self.gpu.compute_units // together, machine_of(self.gpu).dies
         threads = math.prod(workgroup_size) if isinstance(workgroup_size, Sequence) else workgroup_size
         waves = -(-threads // program.lanes)
-        whole_wgp = bool(program.listing.directive("workgroup_processor_mode", 1))
+        whole_wgp = together == 2 and bool(program.listing.directive("workgroup_processor_mode", 1))
         lds = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
         by_registers = self.gpu.waves_per_simd(program.listing.directive("next_free_vgpr", 256))
         fits = occupancy(
             self.gpu, by_registers=by_registers, lds_bytes=lds, num_warps=waves, workgroup_processor_mode=whole_wgp
         )
-        resident = min(max(1, fits.workgroups * (1 if whole_wgp else 2)), -(-groups // wgps))
+        resident = min(max(1, fits.workgroups * (1 if whole_wgp else together)), -(-groups // wgps))
 
         def run(observer: Trace | Reach) -> LaunchRecord:
             return launch(
@@ -110,13 +111,14 @@ class Sampler:
         cuts = cut_streams(trace)
         executed = sum(c.executed for c in cuts) // resident
         until = max((max(c.stream.marks, default=0) for c in cuts), default=0)
-        beside = min(groups, resident * wgps, max(1, _MOST_BESIDE // waves))
-        reach = Reach(np.arange(beside), until or executed // waves, wgps)
+        # Those of other dies ask another L2.
+        beside = min(groups, resident * wgps, max(1, _MOST_BESIDE // waves * dies))
+        reach = Reach(np.arange(0, beside, dies), until or executed // waves, wgps // dies)
         run(reach)
-        apart, together = reach.count()
+        apart, distinct = reach.count()
         self.samples.append(
             Sample(
-                program, (x, y, z), waves, whole_wgp, resident, cuts, together / apart if apart else 1.0,
+                program, (x, y, z), waves, whole_wgp, resident, cuts, distinct / apart if apart else 1.0,
                 sum(r.nbytes for r in regions), *trace.loaded(), executed,
             )
         )  # fmt: skip
@@ -135,6 +137,11 @@ def sample(call: Callable[[], Any], gpu: str | Gpu) -> list[Sample]:
 
 def evaluate(launched: Sample, machine: Machine, longer: float = 1.0) -> KernelPrediction:
     """The predicted time of a launch on `machine`, or of one whose main loop goes round `longer` times as often."""
+    if machine.matrix_clock_ghz is not None:
+        # Busy matrix cores lower the clock; a second look takes the one that the first calls for.
+        first = evaluate(launched, replace(machine, matrix_clock_ghz=None), longer)
+        slowed = _matrix_share(launched, first, machine, longer) * (machine.clock_ghz - machine.matrix_clock_ghz)
+        return evaluate(launched, replace(machine, clock_ghz=machine.clock_ghz - slowed, matrix_clock_ghz=None), longer)
     program = launched.program
     code = [decode(ins, machine, program.lanes) for ins in program.listing.instructions]
     missing, far = _misses(launched, machine, longer)
@@ -173,16 +180,33 @@ def _misses(launched: Sample, machine: Machine, longer: float) -> tuple[float, f
     everything is fetched once, and what does not fit again for each round of workgroups.
     """
     if launched.footprint <= machine.mall_bytes:
-        return (0.0 if launched.footprint <= machine.l2_bytes else launched.missing), 0.0
+        kept = machine.l2_kept and launched.footprint <= machine.l2_bytes
+        return (0.0 if kept else launched.missing), 0.0
     rounds = launched.workgroups / (launched.resident * machine.wgps)
     asked = launched.loaded * longer * machine.wgps * rounds
     if not asked or not launched.sources:
         return launched.missing, 1.0
     missing = launched.missing
-    if launched.sources <= machine.l2_bytes:
-        missing = min(missing, launched.sources / asked)
+    if launched.sources <= machine.l2_bytes:  # of each die
+        missing = min(missing, launched.sources * machine.dies / asked)
     first, beyond = launched.sources / (asked * missing), 1 - machine.mall_bytes / launched.sources
     return missing, min(1.0, max(first, beyond))
+
+
+def _matrix_share(launched: Sample, predicted: KernelPrediction, machine: Machine, longer: float) -> float:
+    """The part of a round in which the matrix cores are busy, what was not simulated included."""
+    code = [decode(ins, machine, launched.program.lanes) for ins in launched.program.listing.instructions]
+    cycles = [cost.busy if cost.matrix else 0 for cost in code]
+    total = 0.0
+    for cut in launched.cuts:
+        stream = cut.stream.instructions
+        total += sum(cycles[k] for k in stream)
+        if cut.measured:
+            place = {mark: at for at, mark in cut.stream.marks.items()}
+            first, last = place[PACE_STARTS], place[PACE_ENDS]
+            each = sum(cycles[k] for k in stream[first:last]) / cut.measured
+            total += each * (cut.left_out + (longer - 1) * cut.iterations)
+    return min(1.0, total / 4 / predicted.cycles)
 
 
 def _left_out(outcome: Outcome, cuts: Sequence[Cut], longer: float) -> float:

@@ -63,6 +63,7 @@ class _Group:
 
     waves: int
     arrived: int = 0
+    latest: float = 0.0  #: arrival so far
     released: list[float] = field(default_factory=list)  #: of each barrier so far
     blocked: list[_Wave] = field(default_factory=list)
 
@@ -126,7 +127,9 @@ class _Wgp:
         self.valu_free = [0.0] * 4
         self.trans_free = [0.0] * 4
         self.salu_free = [0.0] * 4
-        self.lds_free = [0.0] * 2
+        self.matrix_free = [0.0] * 4
+        self.lds_free = [0.0] * machine.cus
+        self.port_free = [0.0] * 2
         self.busy = dict.fromkeys(("VALU", "matrix", "transcendental", "SALU", "LDS"), 0.0)
         numbers = list(dict.fromkeys(s.workgroup for s in streams))
         groups = {n: _Group(sum(s.workgroup == n for s in streams)) for n in numbers}
@@ -134,7 +137,7 @@ class _Wgp:
         load = [0] * 4
         for k, stream in enumerate(streams):
             unit = numbers.index(stream.workgroup) % 2
-            simds = range(4) if whole_wgp else (2 * unit, 2 * unit + 1)
+            simds = range(4) if whole_wgp or machine.cus == 1 else (2 * unit, 2 * unit + 1)
             simd = min(simds, key=lambda s: load[s])
             load[simd] += 1
             self.waves.append(_Wave(k, stream, groups[stream.workgroup], simd))
@@ -153,7 +156,8 @@ class _Wgp:
         # What the last stores still move keeps those that come after from moving theirs.
         cycles = max(max(ends, default=0.0), self.memory.l2_free, self.memory.memory_free)
         total = max(cycles, 1.0)
-        copies = {"VALU": 4, "matrix": 4, "transcendental": 4, "SALU": 4, "LDS": 2, "L0": 2, "L2": 1, "memory": 1}
+        cus = self.machine.cus
+        copies = {"VALU": 4, "matrix": 4, "transcendental": 4, "SALU": 4, "LDS": cus, "L0": cus, "L2": 1, "memory": 1}
         busy = {name: x / copies[name] / total for name, x in {**self.busy, **self.memory.busy}.items()}
         lived = max(sum(ends), 1.0)
         stalls = {reason: sum(w.stalls[reason] for w in self.waves) / lived for reason in _REASONS}
@@ -165,10 +169,24 @@ class _Wgp:
         place = wave.place
         index = stream.instructions[place]
         cost = self.code[index]
-        simd, cu, pipe, machine = wave.simd, wave.simd >> 1, int(cost.pipe), self.machine
-        self.issued += 1
+        simd, pipe, machine = wave.simd, int(cost.pipe), self.machine
+        cu = simd >> 1 if machine.cus == 2 else 0
         ready = wave.ready
-        if pipe == _VALU:
+        if cost.hold and max(self.matrix_free[simd], self.valu_free[simd]) > at:
+            # Others may use the VALU until the matrix core is free.
+            later = max(self.matrix_free[simd], self.valu_free[simd])
+            wave.stalls["matrix"] += later - at
+            heapq.heappush(self.queue, (later, -wave.priority, wave.number))
+            return
+        self.issued += 1
+        if cost.hold:
+            busy, start = cost.busy, at
+            self.matrix_free[simd], self.valu_free[simd] = start + busy, start + cost.hold
+            self.busy["matrix"] += busy
+            done = start + cost.latency
+            for register in cost.writes:
+                ready[register] = done
+        elif pipe == _VALU:
             busy = cost.busy
             start = max(at, self.valu_free[simd])
             if cost.trans:
@@ -183,10 +201,13 @@ class _Wgp:
             wave.stalls["matrix" if cost.matrix else "VALU"] += start - at
         elif pipe == _LDS:
             busy = sum(phases + extra for phases, extra in stream.asked[place] or ((2, 0),)) / machine.lds_pace
-            start = max(at, self.lds_free[cu])
-            self.lds_free[cu] = start + busy
+            if machine.lds_port_bytes:
+                start, done = self._shared_lds(simd >> 1, at, busy)
+            else:
+                start = max(at, self.lds_free[cu])
+                self.lds_free[cu] = start + busy
+                done = start + machine.lds_latency + busy
             self.busy["LDS"] += busy
-            done = start + machine.lds_latency + busy
             wave.stalls["LDS pipe"] += start - at
             self._under_way(wave, cost, done)
         elif pipe in (_LOAD, _STORE):
@@ -202,9 +223,9 @@ class _Wgp:
             self._under_way(wave, cost, done)
         else:
             start = max(at, self.salu_free[simd])
-            busy = 1
-            self.salu_free[simd] = start + 1
-            self.busy["SALU"] += 1
+            busy = machine.issue_cycles
+            self.salu_free[simd] = start + busy
+            self.busy["SALU"] += busy
             done = start + machine.salu_latency
             for register in cost.writes:
                 ready[register] = done
@@ -212,7 +233,19 @@ class _Wgp:
         if stream.workgroup == self.timeline_of:
             self.slices.append(Slice(wave.number, simd, index, at, start, start + busy, done))
         wave.place = place + 1
-        self._advance(wave, start + 1)
+        self._advance(wave, start + machine.issue_cycles)
+
+    def _shared_lds(self, pair: int, at: float, busy: float) -> tuple[float, float]:
+        """(issue, arrival) of an access of `busy` clocks of the banks, which all SIMDs share; each pair has its port.
+
+        A queue in front of each port lets waves go on while their accesses wait.
+        """
+        machine = self.machine
+        port = busy * machine.lds_bytes_per_clock / machine.lds_port_bytes
+        issue = max(at, self.port_free[pair] - machine.lds_queue * port)
+        start = max(issue, self.port_free[pair], self.lds_free[0])
+        self.lds_free[0], self.port_free[pair] = start + busy, start + port
+        return issue, start + machine.lds_latency + port
 
     def _under_way(self, wave: _Wave, cost: Cost, done: float) -> None:
         """Put a memory operation on its counters. Those of one counter are done in order, but for scalar loads."""
@@ -239,17 +272,18 @@ class _Wgp:
                 if cost.priority is not None:
                     wave.priority = cost.priority
             elif pipe is Pipe.BRANCH:
-                at += 1
+                at += machine.issue_cycles
                 if stream.asked[place]:  # taken
                     at += machine.branch_cycles
                     wave.stalls["branch"] += machine.branch_cycles
             elif pipe is Pipe.SIGNAL or pipe is Pipe.BARRIER or pipe is Pipe.WAIT_BARRIER:
-                at += 1
+                at += machine.issue_cycles
                 if pipe is not Pipe.WAIT_BARRIER:
                     wave.epoch += 1
                     group.arrived += 1
+                    group.latest = max(group.latest, at) if machine.barrier_latest else at
                     if group.arrived == group.waves:
-                        self._release(group, at)
+                        self._release(group)
                 if pipe is not Pipe.SIGNAL:
                     if len(group.released) < wave.epoch:
                         wave.place, wave.since = place + 1, at
@@ -277,7 +311,8 @@ class _Wgp:
         wave.place, wave.at = count, at
         group.waves -= 1
         if group.waves and group.arrived == group.waves:
-            self._release(group, at)
+            group.latest = max(group.latest, at) if machine.barrier_latest else at
+            self._release(group)
 
     def _wait(self, wave: _Wave, counter: int, most: int, at: float) -> float:
         pending = wave.pending[counter]
@@ -290,9 +325,9 @@ class _Wgp:
             return done
         return at
 
-    def _release(self, group: _Group, at: float) -> None:
+    def _release(self, group: _Group) -> None:
         """All waves of the workgroup have arrived."""
-        release = at + self.machine.barrier_cycles
+        release = group.latest + self.machine.barrier_cycles
         group.released.append(release)
         group.arrived = 0
         blocked, group.blocked = group.blocked, []

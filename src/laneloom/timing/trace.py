@@ -18,7 +18,7 @@ from ..emulator.memory import GlobalMemory
 from ..emulator.observer import Enough
 from ..emulator.program import Program
 from ..emulator.state import Waves
-from ..isa.lds_banks import access_cycles
+from ..isa.lds_banks import access_cycles, banks_of
 
 _KEPT_PATTERNS = 4096  #: LDS address patterns whose cost is remembered
 
@@ -45,6 +45,7 @@ class _Watching:
         code = program.listing.instructions
         number = {id(ins): k for k, ins in enumerate(code)}
         self.program, self.waves_per_group = program, waves_per_group
+        self.banks = banks_of(program.gpu)
         self.atomic = [ins.name.startswith("ds_") and not ins.name.startswith(("ds_load", "ds_store")) for ins in code]
         memory = ("ds_", "global_", "flat_", "buffer_", "s_load", "s_buffer_load")
         self.steps = [
@@ -90,10 +91,11 @@ class Trace(_Watching):
 
     def count_local(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         atomic = self.atomic[self.now]
-        key = (nbytes, atomic, address.tobytes(), None if active is None else active.tobytes())
+        load = self.program.listing.instructions[self.now].name.startswith("ds_load")
+        key = (nbytes, atomic, load, address.tobytes(), None if active is None else active.tobytes())
         clocks = self._patterns.get(key)
         if clocks is None:
-            phases, extra = access_cycles(address, nbytes, active, atomic=atomic)
+            phases, extra = access_cycles(address, nbytes, active, atomic=atomic, banks=self.banks, load=load)
             if len(self._patterns) >= _KEPT_PATTERNS:
                 self._patterns.clear()
             clocks = self._patterns[key] = [(int(p), int(e)) for p, e in zip(phases, extra, strict=True)]

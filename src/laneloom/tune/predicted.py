@@ -27,7 +27,7 @@ _INTEGERS = {"int8": (-128, 128), "uint8": (0, 256)}
 
 
 class PredictedEvaluator:
-    """The timing model's verdict of a product of contiguous operands on a GPU of RDNA."""
+    """The timing model's verdict of a product of contiguous operands on a GPU of RDNA or CDNA."""
 
     objective = "predicted"
     method = "laneloom.timing on the emulator's trace; right in the emulator on a small product of the same edges"
