@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from ..ops.matmul.tuned import TunedEntry, parse_table, table_path
 from .plots import save_figure
 from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
@@ -48,8 +49,11 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 def _config_words(record: Record) -> str:
+    return _knob_words(str((record.config or {}).get("text", "")))
+
+
+def _knob_words(text: str) -> str:
     """The knobs that tell two configs apart, in a few letters."""
-    text = str((record.config or {}).get("text", ""))
     schedule, _, rest = text.partition(":")
     knobs = dict(word.split("=", 1) for word in rest.split(",") if "=" in word)
     words = [f"{knobs.get('block_m')}x{knobs.get('block_n')}x{knobs.get('block_k')}"]
@@ -157,7 +161,7 @@ def _in_a_sentence(ratios: Sequence[float]) -> str:
     )
 
 
-def render_outside(records: Iterable[Record]) -> str:
+def render_outside(records: Iterable[Record], is_stale: Judge = never) -> str:
     """Markdown: sizes outside of the suite, both layouts in a row, with the geometric mean and the least ratio."""
     rows: dict[str, dict[str, Record]] = {}
     for record in latest(records):
@@ -173,8 +177,8 @@ def render_outside(records: Iterable[Record]) -> str:
             if (record := pair.get(layout)) is None:
                 cells += ["", "", ""]
             else:
-                noisy = " (noisy)" * record.noisy
-                cells += [f"{record.median_us:.2f}", f"{record.ratio_to_reference:.3f}{noisy}", _config_words(record)]
+                marks = " (noisy)" * record.noisy + " (stale)" * is_stale(record)
+                cells += [f"{record.median_us:.2f}", f"{record.ratio_to_reference:.3f}{marks}", _config_words(record)]
         lines.append(f"| {sizes} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -192,6 +196,22 @@ def render_random(records: Iterable[Record], is_stale: Judge = never) -> str:
             f"| {_sizes(record)} | {str(record.problem['layout']).upper()} | {record.problem['dtype']} "
             f"| {record.median_us:.2f} | {record.ratio_to_reference:.3f}{marks} | {_config_words(record)} |"
         )
+    return "\n".join(lines)
+
+
+def render_tuned(entries: Sequence[TunedEntry]) -> str:
+    """Markdown: the products of the package's table, the largest gain over the cost model's choice first."""
+    dates = sorted({str(entry.provenance["date"]) for entry in entries})
+    lines = [
+        f"{len(entries)} products, {' and '.join(dates)}.", "",
+        "| M x N x K | layout | dtype | us | x the model's choice | x torch | what runs |",
+        "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for entry in sorted(entries, key=lambda e: -e.gain):
+        _, layout, dtypes, *_ = entry.key.split("/")
+        torch = "" if entry.torch_us is None else f"{entry.torch_us / entry.time_us:.3f}"
+        words = f"{' x '.join(map(str, entry.sizes[1:]))} | {layout.upper()} | {dtypes.partition('_')[0]}"
+        lines.append(f"| {words} | {entry.time_us:.2f} | {entry.gain:.3f} | {torch} | {_knob_words(entry.config)} |")
     return "\n".join(lines)
 
 
@@ -314,7 +334,7 @@ def main() -> None:
     # Only to mark stale figures, and it needs torch.
     from .matmul import METHOD_HOST, OUTSIDE, RANDOM, is_stale
 
-    every = load(arguments.records)
+    every, shipped = load(arguments.records), table_path("sm_90a")
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE, RANDOM)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
@@ -322,8 +342,9 @@ def main() -> None:
         "table": render_matmul_table(narrow, is_stale),
         "precisions": render_precisions(records), "variants": render_variants(every),
         "host": render_host(records, METHOD_HOST),
-        "outside": render_outside(r for r in every if r.problem.get("group") == OUTSIDE),
+        "outside": render_outside((r for r in every if r.problem.get("group") == OUTSIDE), is_stale),
         "random": render_random((r for r in every if r.problem.get("group") == RANDOM), is_stale),
+        "tuned": render_tuned(parse_table(shipped.read_text(encoding="utf-8"), shipped.stem, "package")),
     }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.readme is not None:
