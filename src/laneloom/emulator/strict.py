@@ -263,9 +263,9 @@ def in_order(listing: Listing, major: int) -> bool:
     """Whether the waves of a workgroup reach global memory in the order in which they issue their accesses.
 
     On gfx9 they share the one vector cache of their compute unit, unless the kernel splits its workgroups, and a
-    workgroup's release waits for no vector memory. On RDNA it does wait, also where a workgroup keeps to one compute unit:
-    there a barrier may pass an access. Source: LLVM, "User Guide for AMDGPU Backend", "Memory Model gfx90a" and
-    "gfx942"; SIMemoryLegalizer (pull request 160501 about RDNA).
+    workgroup's release waits for no vector memory. On RDNA a barrier may pass an access, even where a workgroup keeps
+    to one compute unit. Source: LLVM, "User Guide for AMDGPU Backend", "Memory Model gfx90a" and "gfx942"; for RDNA
+    llvm-project's pull requests 160501 and 161638.
     """
     return major == 9 and not listing.directive("tg_split")
 
