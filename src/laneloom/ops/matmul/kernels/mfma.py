@@ -96,7 +96,7 @@ def mfma_matmul(
         b_tile += b_step
     cta_barrier()  # the last tile is stored
     acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
-    if ACC_TYPE == gl.float64:
+    if ACC_TYPE.primitive_bitwidth == 64:
         acc, left = _written(acc, left)
     rows_n = gl.multiple_of(gl.minimum(rows_n, BLOCK_N), [N_VEC])
     store_tile(
