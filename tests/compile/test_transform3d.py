@@ -25,7 +25,7 @@ def compile_rows(gpu, k, dtype="fp64", dot=False):
     return compile_kernel(rows.rows_kernel, gpu=gpu, signature=pointers | sizes, constants=constants, attrs=())
 
 
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942"])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950"])
 @pytest.mark.parametrize("k", [6, 16])
 def test_rows_kernel_uses_fp64_fma(gpu, k):
     code = compile_rows(gpu, k)
@@ -47,7 +47,8 @@ def test_rows_kernel_uses_fp64_mfma_where_triton_can():
     else:
         assert plan(problem, gpu) == ChainedConfig.for_order(16)
         assert plan(Transform3dProblem(17, 64), gpu) == RowsConfig(dot=True)
-        assert "v_mfma_f64_16x16x4_f64" in compile_rows("gfx942", 16, dot=True).asm
+        for gpu in ("gfx942", "gfx950"):
+            assert "v_mfma_f64_16x16x4_f64" in compile_rows(gpu, 16, dot=True).asm
 
 
 def compile_level_amd(gpu, k, level):
@@ -62,7 +63,7 @@ def compile_level_amd(gpu, k, level):
 
 
 @pytest.mark.parametrize("k", [6, 20, 32])
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx90a", "gfx942"])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950"])
 def test_amd_levels_put_what_they_say_where_they_say(gpu, k):
     gpu = get_gpu(gpu)
     codes = {level: compile_level_amd(gpu, k, level) for level in (1, 2, 3, 5)}
@@ -94,7 +95,7 @@ def test_chained_kernel_on_rdna_uses_fp64_fma_and_does_not_spill(gpu, k):
     assert "mfma" not in code.asm
 
 
-@pytest.mark.parametrize(("gpu", "k"), [("gfx942", 10), ("gfx942", 12), ("gfx942", 16), ("gfx90a", 12)])
+@pytest.mark.parametrize(("gpu", "k"), [("gfx942", 10), ("gfx942", 12), ("gfx942", 16), ("gfx950", 16), ("gfx90a", 12)])
 def test_chained_kernel_on_cdna_is_mfma_alone(gpu, k):
     if parse_version(triton_version()) < (3, 9):
         assert "3.9 can" in ChainedConfig().why_invalid(Transform3dProblem(k, 64), get_gpu(gpu))

@@ -1,10 +1,10 @@
 """The wait states that `isa --check` asks for on CDNA, against the s_nop that LLVM puts between instructions.
 
 Both ways: code that LLVM made has none missing, and every s_nop of it, one shorter, is missed. Known differences:
-LLVM looks at each block once, though a shorter path may lead through it (in FP64 products, which are left out here: see
-docs/checking-machine-code.md); it asks of the nearest matrix instruction only; it takes the high half's selector of
-packed instructions for one of the result; it breaks up loads in a row for replays after page faults, which is no
-dependency.
+LLVM looks at each block once, though a shorter path may lead through it (in FP64 products, which have wait states of
+their own and are left out here: see docs/checking-machine-code.md); it asks of the nearest matrix instruction only; it
+takes the high half's selector of packed instructions for one of the result; it breaks up loads in a row for replays
+after page faults, which is no dependency.
 """
 
 from __future__ import annotations

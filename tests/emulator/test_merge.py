@@ -11,7 +11,7 @@ U16, U32 = 2.0**-11, 2.0**-24
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942", "gfx90a"])
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("d", [16, 128])  # with 128 there are fewer rows than lanes: waves load the same sums
 def test_merged_rows(d, in_place, gpu, seed):

@@ -1,6 +1,7 @@
 """Strict mode on Triton kernels: bugs at the right Python line, clean kernels in any order of waves."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 
@@ -25,7 +26,7 @@ def reverse_kernel(x_ptr, buffer_ptr, out_ptr, ORDERED: tl.constexpr, BLOCK: tl.
     tl.store(out_ptr + offsets, tl.load(buffer_ptr + BLOCK - 1 - offsets))
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", [*GPUS, "gfx90a", "gfx942"])
 def test_a_race_in_a_triton_kernel_is_reported_at_its_line(gpu):
     x, buffer, out = torch.randn(256), torch.zeros(256), torch.zeros(256)
     with laneloom.emulated(gpu, strict=True):
@@ -37,6 +38,26 @@ def test_a_race_in_a_triton_kernel_is_reported_at_its_line(gpu):
     first = reverse_kernel.fn.__code__.co_firstlineno
     reported = [int(n) for n in re.findall(rf"{re.escape(__file__)}:(\d+)", str(caught.value))]
     assert sorted(reported) == [first + 3, first + 6]  # the store, and the load that reads what another wave stored
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+def test_global_memory_is_in_order_at_a_barrier_of_one_compute_unit(gpu):
+    """LLVM waits there only where a workgroup may be split over compute units, as this one is then said to be."""
+
+    def launched(compiled, *args, **kwargs):
+        text = compiled.asm
+        if split:
+            text = text.replace(".amdhsa_tg_split 0", ".amdhsa_tg_split 1")
+            assert text != compiled.asm
+        return launch.launch(program.Program(text, compiled.gpu, compiled.kernel, strict=True), *args, **kwargs)
+
+    x, buffer, out = torch.randn(256), torch.zeros(256), torch.zeros(256)
+    for split in (False, True):
+        with laneloom.emulated(gpu, strict=True) as emulation:
+            emulation.launcher = launched
+            with pytest.raises(HazardError, match="no barrier between") if split else nullcontext():
+                reverse_kernel[(1,)](x, buffer, out, ORDERED=True, BLOCK=256)
+    assert torch.equal(out, x.flip(0))
 
 
 @pytest.mark.parametrize("gpu", GPUS)

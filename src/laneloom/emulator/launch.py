@@ -23,7 +23,7 @@ from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, unit_bytes
+from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, in_order, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
@@ -146,7 +146,8 @@ class _Run:
             *([self.host.region] if self.host else []),
         ]
         if program.strict:
-            self.memory = TrackedGlobalMemory(everything, unit_bytes(program.listing, ("global_", "flat_", "buffer_")))
+            unit = unit_bytes(program.listing, ("global_", "flat_", "buffer_"))
+            self.memory = TrackedGlobalMemory(everything, unit, in_order(program.listing, program.gpu.major))
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host = self.host

@@ -139,6 +139,7 @@ class _Tracked:
     recent_loads: deque[Touch]
     shares_small_tensors = False  #: whether compilers let several waves load one element that one of them stores
     doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first
+    in_order = False  #: whether accesses of different waves of a workgroup take effect in the order of their issue
     _active: np.ndarray | None
 
     def units(self, offset: np.ndarray) -> np.ndarray:
@@ -289,8 +290,9 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
 
     shares_small_tensors = True
 
-    def __init__(self, regions: Sequence[Region], unit_bytes: int):
+    def __init__(self, regions: Sequence[Region], unit_bytes: int, in_order: bool):
         GlobalMemory.__init__(self, regions)
+        self.in_order = in_order
         self.unit_bytes, self.now, self.touches, self._active = unit_bytes, None, [], None
         self.recent_loads = deque(maxlen=RECENT)
         sizes = [-(-(end - start) // unit_bytes) + 16 for start, end in self._list]

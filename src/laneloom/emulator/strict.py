@@ -172,7 +172,8 @@ class Guard:
             for group in entries:
                 for e in group:
                     for memory, touch in e.touches:
-                        memory.tags.postpone(touch)
+                        if not memory.in_order:
+                            memory.tags.postpone(touch)
 
     # -- matrix instructions -------------------------------------------------------------------------------------------
 
@@ -256,6 +257,17 @@ def unit_bytes(listing: Listing, prefixes: tuple[str, ...]) -> int:
         if ins.name.startswith(prefixes) and (match := re.search(r"_[bui](8|16)(_|$)", ins.name)):
             narrow = min(narrow, int(match[1]) // 8)
     return narrow
+
+
+def in_order(listing: Listing, major: int) -> bool:
+    """Whether the waves of a workgroup reach global memory in the order in which they issue their accesses.
+
+    On gfx9 they share the one vector cache of their compute unit, unless the kernel splits its workgroups, and a
+    workgroup's release waits for no vector memory. On RDNA a barrier may pass an access, even where a workgroup keeps
+    to one compute unit. Source: LLVM, "User Guide for AMDGPU Backend", "Memory Model gfx90a" and "gfx942"; for RDNA
+    llvm-project's pull requests 160501 and 161638.
+    """
+    return major == 9 and not listing.directive("tg_split")
 
 
 def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> HazardError:
