@@ -24,7 +24,7 @@ INSTRUCTIONS = {
     ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k",
 }  # fmt: skip
 #: LLVM puts what is done to loaded bytes in front of most matrix instructions.
-CONVERTED_EARLY = {("gfx90a", "int8", "nn"), ("gfx90a", "fp8", "nt")}
+CONVERTED_EARLY = {("gfx90a", "fp8", "nn")}
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])

@@ -7,23 +7,24 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from ...gpu import Gpu
-from ...isa.lds_banks import banks_of, lanes_at_once
-from .config_mfma import MfmaConfig
+from ...isa.lds_banks import BANK_BYTES, banks_of, lanes_at_once
+from .config_mfma import SWIZZLED_ROWS, MfmaConfig
 
 WAVE = 64
 VECTOR_BYTES = 16  #: of a lane's load from memory, and of its read of a fragment
 STORE_BYTES = 4  #: of a lane's store to LDS, at least, of an operand that is contiguous along its rows
 
 #: LDS banks -> bytes of a row -> {bit of the row: bits of the LDS offset that it flips}. A fragment is 16 rows of 64
-#: bytes; the lanes that LDS serves together read 16 bytes from each of 8 rows (64 banks: 16). Bits 1 to 4 of the row put
-#: these into different groups of banks, and 4 to 64 the stores of a turned tile, whose lanes are as many rows apart.
+#: bytes; the lanes that LDS serves together read 16 bytes from each of 8 rows (64 banks: 16). Bits 1 to 8 of the row
+#: put these into different banks, bits 4 to 64 the stores of a turned tile, whose lanes are as many rows apart.
 FLIPS = {
-    32: {64: {2: 16, 4: 32, 8: 16, 16: 64, 32: 32}, 128: {1: 16, 2: 32, 4: 64, 8: 16, 16: 32, 32: 64}},
+    32: {64: {2: 16, 4: 32, 8: 16, 16: 64, 32: 32}, 128: {1: 16, 2: 32, 4: 64, 8: 16, 16: 32, 32: 64, 64: 16}},
     64: {
         64: {4: 32, 8: 128 + 48, 16: 64, 32: 128, 64: 32},
         128: {2: 64, 4: 32, 8: 128 + 48, 16: 64, 32: 128, 64: 32},
     },
 }
+assert all(tuple(flips) == SWIZZLED_ROWS for flips in FLIPS.values())
 
 
 def _bits(size: int) -> list[int]:
@@ -47,8 +48,7 @@ def shared_layout(rows: int, config: MfmaConfig, size: int, gpu: Gpu) -> Any:
         padded: Any = gl.PaddedSharedLayout
         return padded.with_identity_for([[config.block_k, VECTOR_BYTES // size]], [rows, config.block_k], [1, 0])
     bases = [[0, k] for k in _bits(config.block_k)]
-    for row in _bits(rows):
-        bases.append([*divmod(row * config.block_k ^ flips.get(row, 0) // size, config.block_k)])
+    bases += [[*divmod(row * config.block_k ^ flips.get(row, 0) // size, config.block_k)] for row in _bits(rows)]
     return gl.SharedLinearLayout(bases, alignment=VECTOR_BYTES)
 
 
@@ -66,20 +66,22 @@ def turned_layout(
     neighbours = min(held // vector, VECTOR_BYTES // size, config.block_k)
     across = [[row, 0] for row in row_bits if row < vector]
     along = [[0, k] for k in k_bits if k < neighbours]
-    # The lanes that LDS serves together: all neighbours of 16 bytes, and rows whose bits flip different ones.
-    together = lanes_at_once(neighbours * size, banks_of(gpu)).bit_length() - 1
+    # The lanes that LDS serves together: all neighbours of 16 bytes, and what lies in other banks.
+    banks = banks_of(gpu)
+    together = lanes_at_once(neighbours * size, banks).bit_length() - 1
     inner = [[0, k] for k in k_bits if neighbours <= k < VECTOR_BYTES // size]
-    flips = _flips(config.block_k * size, gpu) or {}
+    outer = [[row, 0] for row in row_bits if row >= vector]
+    outer += [[0, k] for k in k_bits if k >= max(neighbours, VECTOR_BYTES // size)]
+    row_bytes = config.block_k * size
+    flips = _flips(row_bytes, gpu) or {}
     first: list[list[int]] = []
     reached = {0}
-    for row in row_bits:
-        flip = flips.get(row, 0)
-        if row >= vector and flip not in reached and len(first) + len(inner) < together:
-            first.append([row, 0])
-            reached |= {flip ^ other for other in reached}
-    order = first + inner
-    order += [[row, 0] for row in row_bits if row >= vector and [row, 0] not in first]
-    order += [[0, k] for k in k_bits if k >= neighbours and [0, k] not in inner]
+    for row, k in outer:
+        bank = ((row * row_bytes ^ flips.get(row, 0)) + k * size) % (BANK_BYTES * banks.count) // VECTOR_BYTES
+        if bank not in reached and len(first) + len(inner) < together:
+            first.append([row, k])
+            reached |= {bank ^ other for other in reached}
+    order = first + inner + [basis for basis in outer if basis not in first]
     lane_bits, wave_bits = WAVE.bit_length() - 1, config.num_warps.bit_length() - 1
     lanes, warps = order[:lane_bits], order[lane_bits : lane_bits + wave_bits]
     registers = (along + across if reorder else across + along) + order[lane_bits + wave_bits :]
