@@ -16,6 +16,7 @@ from .tile_orders import ORDERS
 INSTRUCTIONS = {
     "fp16": (16, 4), "bf16": (16, 4), "int8": (32, 8), "fp32": (4, 1), "fp64": (4, 1), "fp8": (32, 8), "bf8": (32, 8),
 }
+_CDNA4 = INSTRUCTIONS | {"fp16": (32, 8), "bf16": (32, 8), "int8": (64, 16)}
 _CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
 SUM_REGISTERS = 128  #: of a lane
 SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
@@ -23,7 +24,7 @@ SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
 
 def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
     """INSTRUCTIONS' row of a dtype."""
-    return (_CDNA2 if gpu.name == "gfx90a" else INSTRUCTIONS)[dtype]
+    return {"gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
 
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
