@@ -22,9 +22,11 @@ INSTRUCTIONS = {
     ("gfx90a", "int8"): "v_mfma_i32_16x16x16i8", ("gfx90a", "fp32"): "v_mfma_f32_16x16x4f32",
     ("gfx90a", "fp64"): "v_mfma_f64_16x16x4f64",
     ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k",
+    ("gfx950", "bf16"): "v_mfma_f32_16x16x32_bf16", ("gfx950", "int8"): "v_mfma_i32_16x16x64_i8",
+    ("gfx950", "fp8"): "v_mfma_f32_16x16x32_fp8_fp8",
 }  # fmt: skip
 #: LLVM puts what is done to loaded bytes in front of most matrix instructions.
-CONVERTED_EARLY = {("gfx90a", "int8", "nn"), ("gfx90a", "fp8", "nt")}
+CONVERTED_EARLY = {("gfx90a", "fp8", "nn")}
 
 
 @pytest.mark.parametrize("layout", ["nn", "nt"])

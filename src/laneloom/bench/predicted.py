@@ -21,6 +21,7 @@ from ..verify import STORAGE
 
 _PAGE = 1 << 16
 DEPTH = 896  #: of K: enough iterations of every schedule's loop, and a multiple of their depths
+STEPS = 14  #: K-tiles at least: with fewer the loop's pace would not be measured, and the rest of K would cost nothing
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def sample_matmul(
         sources = a.nbytes + b.nbytes
         return [replace(s, footprint=max(s.footprint, problem.bytes), sources=max(s.sources, sources)) for s in found]
 
-    depth = DEPTH if k > 2 * DEPTH else k
+    least = max(DEPTH, STEPS * chosen.block_k)
+    depth = least if k > 2 * least else k
     return ProductSample(chosen.text, at(depth), k / depth)
 
 

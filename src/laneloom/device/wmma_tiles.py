@@ -28,6 +28,16 @@ def schedule_fence(x):
 
 
 @gluon.jit
+def schedule_fence_wave64(x):
+    """As `schedule_fence`, where 64 lanes need all of EXEC: an instruction that writes to it what it holds."""
+    fenced, _ = gl.inline_asm_elementwise(
+        "s_mov_b32 exec_hi, exec_hi ; schedule fence $0 $1 $2", "=s,={exec_hi},0", [x], dtype=(gl.int32, gl.int32),
+        is_pure=False, pack=1,
+    )  # fmt: skip
+    return fenced
+
+
+@gluon.jit
 def wait_for_memory(x, VERSION: gl.constexpr):
     """x, once every load from global memory and LDS that this wave has under way is done."""
     if VERSION == 1:

@@ -16,13 +16,15 @@ from .tile_orders import ORDERS
 INSTRUCTIONS = {
     "fp16": (16, 4), "bf16": (16, 4), "int8": (32, 8), "fp32": (4, 1), "fp64": (4, 1), "fp8": (32, 8), "bf8": (32, 8),
 }
+_CDNA4 = INSTRUCTIONS | {"fp16": (32, 8), "bf16": (32, 8), "int8": (64, 16)}
 _CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
 SUM_REGISTERS = 128  #: of a lane
+SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
 
 
 def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
     """INSTRUCTIONS' row of a dtype."""
-    return (_CDNA2 if gpu.name == "gfx90a" else INSTRUCTIONS)[dtype]
+    return {"gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
 
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
@@ -76,19 +78,20 @@ class MfmaConfig(MatmulConfig):
         registers = self.block_m * self.block_n // threads * max(size, 4) // 4
         if not 4 <= registers <= SUM_REGISTERS:
             return f"block_m x block_n: expected 4 to {SUM_REGISTERS} registers of sums, got {registers}"
-        needed = (self.block_m + self.block_n) * (self.block_k * size + 16)
+        row = self.block_k * size
+        needed = (self.block_m + self.block_n) * (row if row in SWIZZLED_ROWS else row + 16)
         if needed > gpu.lds_bytes:
             return f"block_k: the tiles take {needed} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
         return None
 
 
 CONFIGS: dict[str, type[MatmulConfig]] = {"mfma": MfmaConfig}
-ROW_BYTES = 64  #: of a tile in LDS
+ROW_BYTES = 128  #: of a tile in LDS
 #: Tiles and the share of the matrix units' rate that their LDS traffic is taken to allow.
 TILES = (
-    (MfmaConfig(block_m=128, block_n=128, block_k=32), 1.0),
-    (MfmaConfig(block_m=64, block_n=64, block_k=32), 0.7),
-    (MfmaConfig(block_m=32, block_n=32, block_k=32, num_warps=2), 0.4),
+    (MfmaConfig(block_m=128, block_n=128, block_k=64), 1.0),
+    (MfmaConfig(block_m=64, block_n=64, block_k=64), 0.7),
+    (MfmaConfig(block_m=32, block_n=32, block_k=64, num_warps=2), 0.4),
 )
 
 

@@ -1,4 +1,4 @@
-"""MFMA block GEMM for CDNA: tiles through padded LDS, the next one loaded during the matrix instructions, waves of 64.
+"""MFMA block GEMM for CDNA: tiles through swizzled LDS, the next one loaded during matrix instructions, waves of 64.
 
 fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on gfx90a
 become bf16: any size, any strides, every epilogue.
@@ -16,7 +16,7 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
-from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, tile_offsets
+from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
 from ..launch_wmma import (
@@ -28,6 +28,7 @@ from ..launch_wmma import (
     majors,
     problem_constants,
 )
+from ..layouts_mfma import VECTOR_BYTES, WAVE, reads_vectors, shared_layout, turned_layout
 from ..problem import DTYPE_BYTES, MatmulProblem
 
 __all__ = ["code_object", "facts", "launch", "mfma_matmul"]
@@ -48,8 +49,8 @@ def mfma_matmul(
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
     SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
     TYPE: gl.constexpr, ACC_TYPE: gl.constexpr, SUMS: gl.constexpr, K_WIDTH: gl.constexpr,
-    A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
-    N_VEC: gl.constexpr, MARK: gl.constexpr,
+    A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
+    A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, N_VEC: gl.constexpr, MARK: gl.constexpr,
 ):  # fmt: skip
     outer, inner, m0, n0, rows_m, rows_n = place_tile(
         gl.program_id(0) + first_program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
@@ -75,8 +76,8 @@ def mfma_matmul(
     b = load_last_tile(
         b_tile + k_last * stride_bk, b_r, b_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD
     )  # fmt: skip
-    a_lds.store(a.to(TYPE))
-    b_lds.store(b.to(TYPE))
+    a_lds.store(gl.convert_layout(a.to(TYPE), A_STORE))
+    b_lds.store(gl.convert_layout(b.to(TYPE), B_STORE))
     acc = gl.zeros((BLOCK_M, BLOCK_N), ACC_TYPE, SUMS)
     a_step = stride_ak.to(gl.int64) * BLOCK_K
     b_step = stride_bk.to(gl.int64) * BLOCK_K
@@ -89,9 +90,10 @@ def mfma_matmul(
         # the loads stay above the matrix instructions
         left = load_fence(left - 1)
         acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
+        left = schedule_fence_wave64(left)
         # Triton puts a barrier here: every wave has read the tile.
-        a_lds.store(a.to(TYPE))
-        b_lds.store(b.to(TYPE))
+        a_lds.store(gl.convert_layout(a.to(TYPE), A_STORE))
+        b_lds.store(gl.convert_layout(b.to(TYPE), B_STORE))
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
@@ -132,13 +134,9 @@ def _written(acc, left):
 def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str, Any]:
     size = lds_element_bytes(problem, gpu)
     depth, k_width = instruction_of(problem.dtype_a, gpu)
-    widest = 16 // DTYPE_BYTES[problem.dtype_a]
-    a_major, b_major = majors(problem)
-    padded: Any = gl.PaddedSharedLayout
-    shared = [
-        padded.with_identity_for([[config.block_k, 16 // size]], [rows, config.block_k], [1, 0])
-        for rows in (config.block_m, config.block_n)
-    ]
+    if reads_vectors(config, size, gpu):
+        k_width = VECTOR_BYTES // size
+    loads, stores = zip(*(_on_the_way(problem, config, gpu, operand) for operand in (0, 1)), strict=True)
     wide = {"element_bitwidth": 64} if problem.dtype_a == "fp64" else {}
     layout: Any = gl.amd.AMDMFMALayout
     version = {"gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
@@ -149,12 +147,24 @@ def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str
         "ACC_TYPE": language_type(problem.dtype_acc),
         "SUMS": layout(version, [16, 16, depth], True, [config.num_warps // waves_n, waves_n], **wide),
         "K_WIDTH": k_width,
-        "A_LOAD": load_along(config.block_m, config, a_major != "row", widest, 64),
-        "B_LOAD": load_along(config.block_n, config, b_major != "row", widest, 64),
-        "A_SHARED": shared[0],
-        "B_SHARED": shared[1],
+        "A_LOAD": loads[0],
+        "B_LOAD": loads[1],
+        "A_STORE": stores[0],
+        "B_STORE": stores[1],
+        "A_SHARED": shared_layout(config.block_m, config, size, gpu),
+        "B_SHARED": shared_layout(config.block_n, config, size, gpu),
         "MARK": "",
     }
+
+
+def _on_the_way(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, operand: int) -> tuple[Any, Any]:
+    """Which lane holds what of a tile of A (0) or B (1): as it is loaded, and as it is stored to LDS."""
+    rows, major = (config.block_m, config.block_n)[operand], majors(problem)[operand]
+    stored, size = DTYPE_BYTES[problem.dtype_a], lds_element_bytes(problem, gpu)
+    if major != "row":
+        return (load_along(rows, config, True, VECTOR_BYTES // stored, WAVE),) * 2
+    loaded = turned_layout(rows, config, stored, size, gpu)
+    return loaded, turned_layout(rows, config, stored, size, gpu, reorder=True)
 
 
 def launch(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, *pointers: Any) -> None:
