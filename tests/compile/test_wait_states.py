@@ -1,8 +1,8 @@
 """The wait states that `isa --check` asks for on CDNA, against the s_nop that LLVM puts between instructions.
 
 Both ways: code that LLVM made has none missing, and every s_nop of it, one shorter, is missed. Known differences:
-LLVM looks at each block once, though a shorter path may lead through it (in FP64 products, which have wait states of
-their own and are left out here: see docs/checking-machine-code.md); it asks of the nearest matrix instruction only; it
+LLVM looks at each block once, though a shorter path may lead through it (products have wait states of their own behind
+the last matrix instruction, see docs/checking-machine-code.md); it asks of the nearest matrix instruction only; it
 takes the high half's selector of packed instructions for one of the result; it breaks up loads in a row for replays
 after page faults, which is no dependency.
 """
@@ -33,13 +33,25 @@ def without_one(lines: list[str], at: int) -> str:
     return "\n".join([*lines[:at], f"\ts_nop {states - 1}" if states else "", *lines[at + 1 :]])
 
 
+def is_ours(lines: list[str], at: int) -> bool:
+    """Whether the s_nop of line `at` is of the kernel's own inline assembly."""
+    return any("#ASMSTART" in line for line in lines[at - 2 : at])
+
+
+def breaks_up_loads(lines: list[str], at: int) -> bool:
+    """Whether the s_nop of line `at` stands between two loads from memory, which LLVM keeps apart for their replay."""
+    code = [[line for line in part if re.match(r"\t[a-z]", line)] for part in (lines[:at], lines[at + 1 :])]
+    return all(re.match(r"\t(global|buffer|flat|s)_load", line) for line in (code[0][-1], code[1][0]))
+
+
 @pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_compiled_products(gpu: str, dtype: str):
     code = code_object(MatmulProblem.contiguous(17, 33, 65, dtype=dtype), get_gpu(gpu))
     lines = code.asm.split("\n")
     assert missing(code.asm, gpu) == []
     nops = [k for k, line in enumerate(lines) if re.match(r"\ts_nop \d", line)]
+    nops = [k for k in nops if not is_ours(lines, k) and not breaks_up_loads(lines, k)]
     found = [bool(missing(without_one(lines, k), gpu)) for k in nops]
     assert len(found) >= 1
     assert all(found), [lines[k - 1 : k + 2] for k, seen in zip(nops, found, strict=True) if not seen]

@@ -98,8 +98,7 @@ def mfma_matmul(
         b_tile += b_step
     cta_barrier()  # the last tile is stored
     acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
-    if ACC_TYPE.primitive_bitwidth == 64:
-        acc, left = _written(acc, left)
+    acc, left = _written(acc, left)
     rows_n = gl.multiple_of(gl.minimum(rows_n, BLOCK_N), [N_VEC])
     store_tile(
         acc, m0, n0, rows_m, rows_n, c_ptr, stride_cm, stride_cn, add_ptr, stride_dm, stride_dn, bias_ptr, stride_bias,
@@ -117,13 +116,13 @@ def _multiply(a_lds, b_lds, acc, K_WIDTH: gl.constexpr):
 
 @gluon.jit
 def _written(acc, left):
-    """FP64 sums, with the 19 wait states behind them that the longest dependency on them needs; and `left`.
+    """The sums, with the 19 wait states behind them that the longest dependency on them needs; and `left`.
 
     The hardware does not wait, and LLVM counts wait states along one path to a block only: on another path C was stored
     too early, and its addresses came into registers that the matrix instruction had yet to write. Instructions with an
     effect keep their order and stay in front of the branches.
     """
-    acc = gl.inline_asm_elementwise("; sums $0 $1", "=v,0", [acc], dtype=gl.float64, is_pure=False, pack=1)
+    acc = gl.inline_asm_elementwise("; sums $0 $1", "=v,0", [acc], dtype=acc.dtype, is_pure=False, pack=1)
     left = gl.inline_asm_elementwise(
         "s_nop 15\n\ts_nop 2 ; sums are written $0 $1", "=s,0", [left], dtype=gl.int32, is_pure=False, pack=1
     )
