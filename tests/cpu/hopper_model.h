@@ -140,6 +140,7 @@ inline void named_arrive(int name, int threads) { meet(name, threads, false); }
 inline void __syncthreads() { meet(0, blockDim.x); }
 inline void __syncwarp() { pthread_barrier_wait(&cta->warps[threadIdx.x / 32]); }
 inline void fence_barrier_init() {}
+inline void await_predecessor() {}
 inline void fence_async() {}
 inline void prefetch_map(const TensorMap*) {}
 inline u32 cluster_rank() { return cta - ctas; }

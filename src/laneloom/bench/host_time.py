@@ -70,6 +70,15 @@ def cases(device: str) -> Iterator[Case]:
             "F.scaled_dot_product_attention": lambda q=q: F.scaled_dot_product_attention(q, q, q),
             "laneloom.flash_attention": lambda q=q: laneloom.flash_attention(q, q, q),
         }, {})  # fmt: skip
+        if not gradients:
+            q, cache, lengths = tensor(2, 1, 8, 64), tensor(2, 256, 2, 64), torch.tensor([256, 256], device=device)
+            turned, seen, lengths = q.transpose(1, 2), cache.transpose(1, 2), lengths.int()
+            yield Case("decode", False, {
+                "F.scaled_dot_product_attention": lambda q=turned, k=seen: F.scaled_dot_product_attention(
+                    q, k, k, enable_gqa=True),
+                "laneloom.attention_decode": lambda q=q, k=cache, n=lengths: laneloom.attention_decode(
+                    q, k, k, cache_lengths=n),
+            }, {})  # fmt: skip
         yield Case("transform3d", gradients, {
             "torch.einsum": lambda x=x, t=t: torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t),
             "laneloom.transform3d": lambda x=x, t=t: laneloom.transform3d(x, t),
@@ -151,6 +160,8 @@ _ROWS = (
     ("`F.linear` with a bias, `gemm`", "gemm", "F.linear", "laneloom.gemm"),
     ("`scaled_dot_product_attention`, `flash_attention`", "attention", "F.scaled_dot_product_attention",
      "laneloom.flash_attention"),
+    ("`scaled_dot_product_attention` over a cache, `attention_decode`", "decode", "F.scaled_dot_product_attention",
+     "laneloom.attention_decode"),
     ("`torch.einsum`, `transform3d`", "transform3d", "torch.einsum", "laneloom.transform3d"),
     ("`mT.contiguous()`, `transpose`", "transpose", "mT.contiguous()", "laneloom.transpose"),
     ("two of `torch.matmul`, `gemm_chain`", "gemm_chain", "two torch.matmul", "laneloom.gemm_chain"),

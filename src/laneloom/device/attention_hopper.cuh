@@ -64,6 +64,13 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
+// Programmatic dependent launch: the next kernel may start now; what follows comes after the kernels ahead. Every thread
+// waits before it touches memory or ends: a grid that ended before the one ahead of it would let the one behind begin.
+__device__ __forceinline__ void await_predecessor() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
 // Clusters.
 __device__ __forceinline__ u32 cluster_rank() {
   u32 rank;

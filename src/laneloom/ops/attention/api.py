@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ..target import active_gpu
 from . import execute
-from .arguments import is_direct
+from .arguments import aligned_copy, aligned_empty, is_direct
 
 _PACKED_AXES = 3
 _ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
@@ -153,7 +153,7 @@ def _attend_arrays(
     problem = execute.problem_of(q, k, v, "fp16", scale, seen, packing)
     operands = {
         "q": _direct(q), "k": _direct(k), "v": _direct(v),
-        "out": _aligned_empty((*q.shape[:3], v.shape[3])), "lse": np.empty(q.shape[:3], np.float32),
+        "out": aligned_empty((*q.shape[:3], v.shape[3])), "lse": np.empty(q.shape[:3], np.float32),
     }  # fmt: skip
     if packing is not None:
         operands |= {"first_q": packing.first_q, "first_k": packing.first_k}
@@ -161,16 +161,7 @@ def _attend_arrays(
     return operands["out"], operands["lse"]
 
 
-def _aligned_empty(shape: tuple[int, ...]) -> np.ndarray:
-    """numpy aligns to 16 bytes on most systems, but promises no more than an element's size."""
-    room = np.empty(int(np.prod(shape)) + 8, np.float16)
-    start = -room.ctypes.data % 16 // 2
-    return room[start : start + int(np.prod(shape))].reshape(shape)
-
-
 def _direct(x: np.ndarray) -> np.ndarray:
     if x.dtype.isnative and is_direct(x, x.ctypes.data):
         return x
-    copied = _aligned_empty(x.shape)
-    copied[...] = x
-    return copied
+    return aligned_copy(x)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,21 @@ def is_direct(x: Any, address: int) -> bool:
     *outer, inner = zip(x.shape, strides_of(x), strict=True)
     in_units = all(n <= 1 or (s >= 0 and s % unit == 0) for n, s in outer)
     return in_units and inner[1] == 1 and address % 16 == 0 and (x.shape[2] <= 1 or strides_of(x)[2] < far)
+
+
+def aligned_empty(shape: tuple[int, ...], dtype: Any = np.float16) -> np.ndarray:
+    """numpy aligns to 16 bytes on most systems, but promises no more than an element's size."""
+    size, count = np.dtype(dtype).itemsize, prod(shape)
+    room = np.empty(count + 16 // size, dtype)
+    start = -room.ctypes.data % 16 // size
+    return room[start : start + count].reshape(shape)
+
+
+def aligned_copy(x: np.ndarray) -> np.ndarray:
+    """The same elements, contiguous, in the machine's byte order, at a multiple of 16 bytes."""
+    copied = aligned_empty(x.shape, x.dtype.newbyteorder("="))
+    copied[...] = x
+    return copied
 
 
 def signature(kernel: Any, dtype: str, out_dtype: str = "") -> dict[str, str]:

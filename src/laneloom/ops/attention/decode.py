@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from math import inf, sqrt
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..target import active_gpu, expected_device_type
-from .arguments import Tensors, is_direct, strides_of
+from .arguments import Tensors, aligned_copy, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
 from .hopper import is_boxed
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     Operand = torch.Tensor | np.ndarray
 
 _PAGE_STEP = 16
+_ON_TENSORS = f"{__package__}.torch_decode"
 _DTYPES = {"float16": "fp16", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
@@ -58,71 +61,99 @@ def attention_decode(
     "Flash-Decoding" and "PagedAttention"; the arguments are those of flash-attn's flash_attn_with_kvcache.
     """
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(q, torch.Tensor):
-        from .torch_decode import is_observed
-
-        if is_observed(q):
-            operator = torch.ops.laneloom.attention_decode
-            results = operator(q, k_cache, v_cache, cache_lengths, block_table, scale, window)
-            return results if return_lse else results[0]
-    return decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, return_lse)
-
-
-def decode(
-    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None,
-    return_lse: bool,
-) -> Any:  # fmt: skip
-    """`attention_decode`, checked and launched."""
-    gpu = active_gpu()
-    torch = sys.modules.get("torch")
+    operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": cache_lengths}
+    if block_table is not None:
+        operands["block_table"] = block_table
     kind = np.ndarray if torch is None or not isinstance(q, torch.Tensor) else torch.Tensor
-    is_torch = kind is not np.ndarray
+    for name, x in operands.items():
+        if not isinstance(x, kind):
+            raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
+    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
+        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
+        raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+    arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window)
+    if kind is np.ndarray:
+        results = prepare_decode(*arguments)(*arguments)
+    else:
+        torch_decode = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_decode is None:
+            from . import torch_decode
+        results = torch_decode.decode_operator(*arguments)
+    return results if return_lse else results[0]
+
+
+def prepare_decode(
+    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None
+) -> Callable[..., tuple[Any, Any]]:
+    """What gives O and LSE of operands that lie as these do. It takes the arguments of this function, which checks
+    them."""
+    gpu = active_gpu()
     operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
     if block_table is not None:
         operands["block_table"] = block_table
-    _check_kinds(operands, gpu, kind)
+    _check_dtypes(operands, gpu)
     problem = _problem(operands, scale, window)
     config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
-    empty = _empty_like(q.detach() if is_torch else q)
-    out, lse = empty((*q.shape[:3], v_cache.shape[3]), q.dtype), empty((q.shape[0], q.shape[2], q.shape[1]), None)
-    if 0 in lse.shape:
-        return (out, lse) if return_lse else out
-    if problem.keys == 0:
-        out[...], lse[...] = 0, -float("inf")
-        return (out, lse) if return_lse else out
-    tensors: dict[str, Any] = {
-        "q": q, "k": k_cache, "v": v_cache, "out": out, "lse": lse, "lengths": lengths, "table": block_table,
-    }  # fmt: skip
+    rows = (problem.batch, problem.heads, problem.queries)
+    makers = {"out": _maker((*q.shape[:3], problem.d_v), q, q.dtype), "lse": _maker(rows, q)}
     if config.splits > 1:
-        parts = (*lse.shape, config.splits)
-        tensors |= {"sums": empty((*parts, problem.d_v), None), "sums_lse": empty(parts, None)}
-    if is_torch:
-        import torch
+        parts = (*rows, config.splits)
+        makers |= {"sums": _maker((*parts, problem.d_v), q), "sums_lse": _maker(parts, q)}
+    copied = not _is_direct(q)
 
-        tensors = {name: x if x is None else x.detach() for name, x in tensors.items()}
-        if not _is_direct(tensors["q"]):
-            tensors["q"] = tensors["q"].contiguous()
-        with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-            _launch(problem, config, gpu, tensors)
-    else:
-        if not _is_direct(tensors["q"]):
-            tensors["q"] = np.ascontiguousarray(q)
-        _launch(problem, config, gpu, tensors)
-    return (out, lse) if return_lse else out
+    def operands_of(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> dict[str, Any]:
+        q = _copied(q) if copied else q
+        made = {name: make() for name, make in makers.items()}
+        return {"q": q, "k": k, "v": v, "lengths": lengths, "table": table, **made}
+
+    launch = _launch(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
+
+    def run(q: Any, k: Any, v: Any, lengths: Any, table: Any, *_: Any) -> tuple[Any, Any]:
+        operands = operands_of(q, k, v, lengths, table)
+        launch(operands)
+        return operands["out"], operands["lse"]
+
+    return run
 
 
-def _launch(problem: DecodeProblem, config: Any, gpu: Gpu, tensors: dict[str, Any]) -> None:
+def _launch(
+    problem: DecodeProblem, config: Any, gpu: Gpu, operands: dict[str, Any]
+) -> Callable[[dict[str, Any]], None]:
+    """What writes out and lse for operands that lie as these do."""
+    if 0 in (problem.batch, problem.heads, problem.queries, problem.keys):
+        return _attend_to_nothing
     schedule = import_module(f".kernels.{config.schedule}", __package__)
-    schedule.launch(problem, config, gpu, Tensors(tensors))
+    if hasattr(schedule, "prepare"):
+        return schedule.prepare(problem, config, gpu, Tensors(operands))
+
+    def run(operands: dict[str, Any]) -> None:
+        plain = {name: x if x is None or isinstance(x, np.ndarray) else x.detach() for name, x in operands.items()}
+        schedule.launch(problem, config, gpu, Tensors(plain))
+
+    return run
 
 
-def _empty_like(q: Any) -> Any:
-    """A function that makes arrays where q is; without a dtype, of fp32."""
+def _attend_to_nothing(operands: dict[str, Any]) -> None:
+    operands["out"][...], operands["lse"][...] = 0, -inf
+
+
+def _maker(shape: tuple[int, ...], q: Any, dtype: Any = None) -> Callable[[], Any]:
+    """What makes arrays where q is; without a dtype, of fp32."""
     if isinstance(q, np.ndarray):
-        return lambda shape, dtype: np.empty(shape, dtype or np.float32)
+        return partial(np.empty, shape, dtype or np.float32)
     import torch
 
-    return lambda shape, dtype: q.new_empty(shape, dtype=dtype or torch.float32)
+    return partial(torch.empty, shape, dtype=dtype or torch.float32, device=q.device)
+
+
+def _copied(x: Any) -> Any:
+    """A contiguous copy at a multiple of 16 bytes."""
+    if isinstance(x, np.ndarray):
+        return aligned_copy(x)
+    import torch
+
+    return x.detach().clone(memory_format=torch.contiguous_format)
 
 
 def _address(x: Any) -> int:
@@ -134,12 +165,10 @@ def _is_direct(x: Any) -> bool:
     return is_direct(x.swapaxes(1, 2), _address(x))
 
 
-def _check_kinds(operands: dict[str, Any], gpu: Gpu, kind: type) -> None:
-    """One kind of array, one device, the dtypes and the numbers of axes."""
+def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
+    """One device, the dtypes and the numbers of axes."""
     q = operands["q"]
     for name, x in operands.items():
-        if not isinstance(x, kind):
-            raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
         wanted = "int32" if name in ("cache_lengths", "block_table") else None
         dtype = str(x.dtype)
         if wanted and dtype.removeprefix("torch.") != wanted:
@@ -148,14 +177,14 @@ def _check_kinds(operands: dict[str, Any], gpu: Gpu, kind: type) -> None:
             raise UnsupportedError(f"{name}: expected dtype float16 or bfloat16, got {dtype}")
         if not wanted and x.dtype != q.dtype:
             raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {dtype}")
-        if kind is not np.ndarray and x.device != q.device:
+        if not isinstance(q, np.ndarray) and x.device != q.device:
             raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
         axes = {"cache_lengths": 1, "block_table": 2}.get(name, 4)
         if len(x.shape) != axes:
             raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
-    if kind is np.ndarray and not gpu.emulated:
+    if isinstance(q, np.ndarray) and not gpu.emulated:
         raise UnsupportedError(f"q: expected a torch tensor on {gpu.name}, a numpy array is for emulation only")
-    if kind is not np.ndarray and q.device.type != (expected := expected_device_type()):
+    if not isinstance(q, np.ndarray) and q.device.type != (expected := expected_device_type()):
         raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}")
 
 
@@ -183,10 +212,6 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
             raise ArgumentError(f"k_cache: expected pages of a multiple of {_PAGE_STEP} keys, got {page}")
         if table.shape[0] != batch or (table.shape[1] > 1 and strides_of(table)[1] != 1):
             raise ArgumentError(f"block_table: expected {batch} contiguous rows, got shape {tuple(table.shape)}")
-    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-        raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
     return DecodeProblem(
         batch, heads, max(k.shape[2], 1), queries, keys, d, v.shape[3], _DTYPES[str(q.dtype)],
         1 / sqrt(d or 1) if scale is None else float(scale), window, page,

@@ -10,7 +10,6 @@ from typing import Any
 
 from ...codegen.cuda_call import TensorMap
 from ...codegen.cuda_context import driver
-from ...codegen.tensor_map import tensor_map
 from .arguments import strides_of
 from .problem import DTYPE_BYTES, AttentionProblem
 
@@ -54,18 +53,10 @@ def section(problem: AttentionProblem, bytes_per_head: int, tiles_per_head: int)
     return -(-heads // sections)
 
 
-def box_map(x: Any, dtype: str, rows: int) -> Any:
-    """Boxes of `rows` rows of 128 bytes of x [B, H, N, D], coordinates (column, row, head, batch)."""
-    shape = tuple(x.shape)[::-1]
-    size = DTYPE_BYTES[dtype]
-    # An axis of one element may have any stride; the copy engine wants a multiple of 16 bytes.
-    strides = tuple(16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True))
-    return tensor_map(x.data_ptr(), x.device.index, dtype, shape, strides, (128 // size, rows, 1, 1))
-
-
 def boxes(x: Any, dtype: str, rows: int) -> TensorMap:
-    """As `box_map`, for an address that comes with each call."""
+    """Boxes of `rows` rows of 128 bytes of x [B, H, N, D], coordinates (column, row, head, batch)."""
     shape, size = tuple(x.shape)[::-1], DTYPE_BYTES[dtype]
+    # An axis of one element may have any stride; the copy engine wants a multiple of 16 bytes.
     strides = [16 if n == 1 else s * size for n, s in zip(shape[1:], strides_of(x)[2::-1], strict=True)]
     return TensorMap(dtype, shape, strides, (128 // size, rows, 1, 1), 128)
 

@@ -102,7 +102,7 @@ def prepare(
     end_sizes = (c_float(problem.scale), *map(c_int32, (problem.queries, problem.heads, blocks, sum_blocks)))
     pointers = [Pointer() for _ in ("g", "out", "lse", "dlse", "lines", "sums", "first_q")]
     strides = map(c_int64, (*g.stride()[:3], *out.stride()[:3], *lse.stride()[:2]))
-    start = CudaCall(start_code, (*pointers, *strides, *end_sizes), device, ctas=owners)
+    start = CudaCall(start_code, (*pointers, *strides, *end_sizes), device, ctas=owners, pdl=True)
 
     tiles = config.tiles(problem)
     q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
@@ -117,11 +117,12 @@ def prepare(
     main = CudaCall(
         main_code, (*maps, *pointers, *strides, *scalars), device,
         ctas=config.cluster * min(tiles, processors(device) // config.cluster),  # the kernel says that it is a cluster
+        pdl=True,
     )  # fmt: skip
 
     pointers = [Pointer() for _ in ("sums", "dq", "first_q")]
     strides = map(c_int64, dq.stride()[:3])
-    finish = CudaCall(finish_code, (*pointers, *strides, *end_sizes), device, ctas=owners)
+    finish = CudaCall(finish_code, (*pointers, *strides, *end_sizes), device, ctas=owners, pdl=True)
 
     def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)

@@ -1,6 +1,6 @@
 """torch.ops.laneloom.attention_decode: decoding as an opaque operator, for compilers, autocast and vmap.
 
-A call that nothing observes does not go through it. It has no gradients.
+It has no gradients.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
-from ..operators import complete, is_observed, one_by_one
-from .decode import decode
+from ..operators import complete, one_by_one
+from ..warm import WarmCalls
+from .decode import prepare_decode
 
-__all__ = ["is_observed"]
+_warm = WarmCalls(prepare_decode)
 
 
 def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
-    return decode(q, k_cache, v_cache, cache_lengths, block_table, scale, window, True)
+    return _warm(q, k_cache, v_cache, cache_lengths, block_table, scale, window)
 
 
 def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
@@ -45,4 +46,4 @@ _OPERATOR: Any = torch.library.custom_op(
     ),
 )
 _OPERATOR.register_fake(_decode_fake)
-complete(_OPERATOR, batched=_batched, cast=lambda args: (0, 1, 2))
+decode_operator = complete(_OPERATOR, batched=_batched, cast=lambda args: (0, 1, 2), warm=_warm)

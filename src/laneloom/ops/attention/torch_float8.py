@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +10,13 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import complete, one_by_one
+from ..warm import WarmCalls, maker_of
 from . import execute
 from .execute import Band, Packing
 from .torch_op import OPTIONS, direct, gpu_of, packing_of_tensors, room
 
 FLOAT8 = torch.float8_e4m3fn
+_SCALES = ("scale_q", "scale_k", "scale_v")
 _OUT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -48,8 +51,8 @@ def _scales_shape(q: Any, k: Any, first_q: Any) -> tuple[int, int]:
     return q.shape[0] if first_q is None else first_q.shape[0] - 1, k.shape[1]
 
 
-def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dtype: Any) -> dict[str, Any]:
-    """The scales as [B, H_kv]. Raises ArgumentError, UnsupportedError for what does not fit together."""
+def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dtype: Any) -> None:
+    """Raises ArgumentError, UnsupportedError for what does not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.layout != torch.strided:
             raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
@@ -61,7 +64,6 @@ def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dty
     if out_dtype not in _OUT:
         raise UnsupportedError(f"out_dtype: expected torch.bfloat16 or torch.float16, got {out_dtype}")
     each = _scales_shape(q, k, first_q)
-    found = {}
     for name, x in scales.items():
         if x is not None and (x.dtype != torch.float32 or x.device != q.device):
             raise ArgumentError(f"{name}: expected float32 on {q.device}, got {x.dtype} on {x.device}")
@@ -70,8 +72,6 @@ def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dty
                 f"{name}: expected a number, one element, or one for each sequence and head of keys in shape {each}, "
                 f"got shape {tuple(x.shape)}"
             )
-        found[name] = None if x is None else x.detach().expand(each)
-    return found
 
 
 def _results(q: Any, v: Any, packed: bool, out_dtype: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,34 +79,57 @@ def _results(q: Any, v: Any, packed: bool, out_dtype: Any) -> tuple[torch.Tensor
     return room(q, v.shape[3], packed, out_dtype), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
-def _attend(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
-            max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+def _prepare(
+    q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, scale_q, scale_k, scale_v, number_v,
+    out_dtype,
+) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
+    """What gives O and LSE of tensors that lie as these do. Checks all."""
     out_dtype = out_dtype or torch.bfloat16
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-    scales = _check(q, k, v, given, first_q, out_dtype)
-    out, lse = _results(q, v, packing is not None, out_dtype)
-    gpu = gpu_of(q)
-    if gpu.vendor == "amd":  # whose kernel reads scales in order, and takes no number
-        if number_v != 1:
-            by = torch.ones((), device=q.device) if scales["scale_v"] is None else scales["scale_v"]
-            scales["scale_v"] = (number_v * by).expand(_scales_shape(q, k, first_q))
-        scales = {name: None if x is None else x.contiguous() for name, x in scales.items()}
+    _check(q, k, v, dict(zip(_SCALES, (scale_q, scale_k, scale_v), strict=True)), first_q, out_dtype)
+    gpu, each = gpu_of(q), _scales_shape(q, k, first_q)
     problem = execute.problem_of(q, k, v, "fp8", scale, Band(causal, left, right), packing)
-    operands = {
-        "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": out, "lse": lse,
-        "first_q": first_q, "first_k": first_k, **scales, "number_v": number_v,
-    }  # fmt: skip
-    with torch.cuda.device(q.device if q.device.type == "cuda" else -1):
-        execute.attend_into(replace(problem, out=_OUT[out_dtype]), gpu, operands)
-    return out, lse
+    make, make_lse = map(maker_of, _results(q, v, packing is not None, out_dtype))
+
+    def operands_of(q, k, v, first_q, first_k, *given: Any) -> dict[str, Any]:
+        expanded = (None if x is None else x.detach().expand(each) for x in given)
+        scales: dict[str, Any] = dict(zip(_SCALES, expanded, strict=True))
+        if gpu.vendor == "amd":  # whose kernel reads scales in order, and takes no number
+            if number_v != 1:
+                by = torch.ones((), device=q.device) if scales["scale_v"] is None else scales["scale_v"]
+                scales["scale_v"] = (number_v * by).expand(each)
+            scales = {name: None if x is None else x.contiguous() for name, x in scales.items()}
+        return {
+            "q": direct(q, gpu), "k": direct(k, gpu), "v": direct(v, gpu), "out": make(), "lse": make_lse(),
+            "first_q": first_q, "first_k": first_k, **scales, "number_v": number_v,
+        }  # fmt: skip
+
+    operands = operands_of(q, k, v, first_q, first_k, scale_q, scale_k, scale_v)
+    attend = execute.prepare_forward(replace(problem, out=_OUT[out_dtype]), gpu, operands)
+
+    def run(q, k, v, _causal, _scale, _left, _right, first_q, first_k, _most_q, _most_k, *scales_and_rest):
+        operands = operands_of(q, k, v, first_q, first_k, *scales_and_rest[: len(_SCALES)])
+        attend(operands)
+        return operands["out"], operands["lse"]
+
+    return run
+
+
+_warm = WarmCalls(_prepare)
+
+
+def _attend(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
+            max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+    return _warm(
+        q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, scale_q, scale_k, scale_v,
+        number_v, out_dtype,
+    )  # fmt: skip
 
 
 def _fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
           max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
     out_dtype = out_dtype or torch.bfloat16
-    given = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
-    _check(q, k, v, given, first_q, out_dtype)
+    _check(q, k, v, dict(zip(_SCALES, (scale_q, scale_k, scale_v), strict=True)), first_q, out_dtype)
     return _results(q, v, first_q is not None, out_dtype)
 
 
@@ -132,4 +155,4 @@ _OPERATOR: Any = torch.library.custom_op(
     ),
 )
 _OPERATOR.register_fake(_fake)
-float8_operator = complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_refuse)
+float8_operator = complete(_OPERATOR, batched=_batched, remember=_remember, gradients=_refuse, warm=_warm)

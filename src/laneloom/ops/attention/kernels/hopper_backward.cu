@@ -148,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_backward(
   const Tiles at = place_tiles(memory);
   const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
   set_up(&storage, at, WARPS, WARPS);
+  await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();

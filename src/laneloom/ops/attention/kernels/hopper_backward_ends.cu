@@ -48,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
     const u16* g, const u16* out, const float* lse, const float* dlse, Line* lines, float4* sums, const int* first_q, i64 g_batch,
     i64 g_head, i64 g_row, i64 out_batch, i64 out_head, i64 out_row, i64 lse_batch, i64 lse_head, float scale, int queries, int heads,
     int blocks, int sum_blocks) {
+  await_predecessor();
   const int block = blockIdx.x % blocks, owner = blockIdx.x / blocks, head = owner % heads;
   i64 batch = owner / heads, at = (i64)owner * sum_blocks + block;
   int first = 0;
@@ -98,6 +99,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
 extern "C" __global__ void __launch_bounds__(128 * CHUNKS(D)) attention_hopper_finish(
     const float4* sums, u16* dq, const int* first_q, i64 dq_batch, i64 dq_head, i64 dq_row, float scale, int queries, int heads,
     int blocks, int sum_blocks) {
+  await_predecessor();
   const int block = blockIdx.x % blocks, owner = blockIdx.x / blocks, head = owner % heads, batch = owner / heads;
   int first = 0;
 #if PACKED

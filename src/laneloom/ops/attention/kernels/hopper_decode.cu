@@ -294,16 +294,18 @@ extern "C" __global__ void __launch_bounds__(160) attention_hopper_decode(
   run.split = rest % splits, rest /= splits;
   const int owner = rest * kv_heads + run.head;
   run.row0 = rest % row_tiles * ROWS, run.batch = rest / row_tiles;
+  if (threadIdx.x == 0) {
+    init_buffers(shared->full, shared->empty, STAGES, WARPS);
+    fence_barrier_init();
+    prefetch_map(&k_map), prefetch_map(&v_map);
+  }
+  __syncthreads();
+  await_predecessor();
   run.keys = lengths[run.batch];
   const int first = HAS_FIRST ? max(run.row0 / group + run.keys - queries - left, 0) / TILE : 0;
   const int tiles = max((run.keys + TILE - 1) / TILE - first, 0);
   run.begin = first + (int)((i64)tiles * run.split / splits);
   run.end = first + (int)((i64)tiles * (run.split + 1) / splits);
-  if (threadIdx.x == 0) {
-    init_buffers(shared->full, shared->empty, STAGES, WARPS);
-    fence_barrier_init();
-  }
-  __syncthreads();
   if (threadIdx.x >= 128) {
     stream(&k_map, &v_map, k_tile, v_tile, shared, run, table + (PAGE > 0 ? (i64)run.batch * table_row : 0), threadIdx.x % 32);
     return;

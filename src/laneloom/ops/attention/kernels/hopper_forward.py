@@ -71,7 +71,7 @@ def prepare(
     integers = map(c_int32, (*sizes, problem.batch, first, last, heads, tiles))
     call = CudaCall(
         _load(problem.code_key, config, gpu, device), (*maps, *pointers, *strides, c_float(scale2), *integers), device,
-        ctas=min(tiles, processors(device)),
+        ctas=min(tiles, processors(device)), pdl=True,
     )  # fmt: skip
 
     def run(operands: dict[str, Any]) -> None:

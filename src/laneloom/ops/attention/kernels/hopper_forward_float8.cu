@@ -296,6 +296,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
     prefetch_map(&q_map), prefetch_map(&k_map), prefetch_map(&v_map);
   }
   __syncthreads();
+  await_predecessor();
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // the same for all of a warp, as the compiler sees it
   if (warp < 4) {
     shrink_registers<PRODUCER_REGISTERS>();

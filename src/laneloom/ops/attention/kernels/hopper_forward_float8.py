@@ -7,25 +7,21 @@ arXiv:2411.10958, for the sum in two levels.
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64
 from functools import cache
+from typing import Any
 
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_launch import CudaKernel, argument_types
+from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_float8 import HopperFloat8Config
-from ..hopper import band_constants, box_map, counter, processors, section, source_text
+from ..hopper import band_constants, boxes, counter, processors, section, source_text
 from ..problem import AttentionProblem
 
-# q, k, v maps; out, lse, first_q, first_k, counter; five strides; scale2; queries .. tiles, three scales and their
-# strides; a number
-_ARGUMENTS = (
-    None, None, None, *argument_types("pppppqqqqq"), ctypes.c_float, *argument_types("iiiiiiiiipppiiiiii"),
-    ctypes.c_float,
-)  # fmt: skip
 _SCALES = ("scale_q", "scale_k", "scale_v")
 
 
@@ -52,7 +48,7 @@ def sections(problem: AttentionProblem, config: HopperFloat8Config) -> int:
 
 
 def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu) -> CodeObject:
-    """The machine code that `launch` runs."""
+    """The machine code that what `prepare` gives runs."""
     functions = [
         wgmma_function("multiply_scores", config.columns, problem.dtype),
         wgmma_function("multiply_values", problem.d_v, problem.dtype, a_in_registers=True),
@@ -67,30 +63,44 @@ def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu)
     )
 
 
-def launch(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu, tensors: Tensors) -> None:
-    """Write out and lse; see `Tensors`. scale_q, scale_k, scale_v: fp32 [B, H_kv] of any strides, or None.
-
-    number_v multiplies O. Raises UnsupportedError without the extra `cuda`.
-    """
-    import torch
+def prepare(
+    problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu, tensors: Tensors
+) -> Callable[[dict[str, Any]], None]:
+    """What writes out and lse for operands that lie as these do, by name. scale_q, scale_k, scale_v: fp32 [B, H_kv] of
+    any strides, or None. number_v multiplies O. Raises UnsupportedError without the extra `cuda`."""
+    from ....device.prepared import current_stream  # needs torch, without which kernels are compiled
 
     q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
     device = q.device.index
-    stream = torch.cuda.current_stream(q.device).cuda_stream
     tiles = config.tiles(problem)
     scale2, *sizes, first, last = problem.scalars()
+    maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
+    pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
+    strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
+    integers = map(c_int32, (*sizes, problem.batch, first, last, sections(problem, config), tiles))
     scales = [tensors.tensor(name) for name in _SCALES]
-    arguments = (
-        box_map(q, problem.dtype, 64), box_map(k, problem.dtype, config.columns),
-        box_map(v, problem.dtype, config.columns), out.data_ptr(), lse.data_ptr(), *tensors.lengths(),
-        counter(device, stream), *out.stride()[:3], *lse.stride()[:2],
-        scale2, *sizes, problem.batch, first, last, sections(problem, config), tiles,
-        *(0 if x is None else x.data_ptr() for x in scales),
-        *(step for x in scales for step in ((0, 0) if x is None else x.stride())), tensors.tensor("number_v"),
+    steps = [step for x in scales for step in ((0, 0) if x is None else x.stride())]
+    call = CudaCall(
+        _load(problem.code_key, config, gpu, device),
+        (*maps, *pointers, *strides, c_float(scale2), *integers, *(Pointer() for _ in _SCALES), *map(c_int32, steps),
+         c_float(tensors.tensor("number_v"))),
+        device, ctas=min(tiles, processors(device)), pdl=True,
     )  # fmt: skip
-    _load(problem.code_key, config, gpu, device).launch(min(tiles, processors(device)), stream, arguments)
+    names = ("q", "k", "v", "out", "lse")
+
+    def run(operands: dict[str, Any]) -> None:
+        stream = current_stream(device)
+        first_q, first_k = operands["first_q"], operands["first_k"]
+        starts = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
+        scales = (operands[name] for name in _SCALES)
+        call.launch_at(
+            stream, *(operands[name].data_ptr() for name in names), *starts, counter(device, stream),
+            *(0 if x is None else x.data_ptr() for x in scales),
+        )  # fmt: skip
+
+    return run
 
 
 @cache
-def _load(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu, device: int) -> CudaKernel:
-    return CudaKernel(code_object(problem, config, gpu), _ARGUMENTS, device)
+def _load(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu, device: int) -> CudaFunction:
+    return load_function(code_object(problem, config, gpu), device)

@@ -1,0 +1,168 @@
+"""What warm calls of decoding and of attention on 8-bit floats hand to the driver, held against their operands."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import e, log2
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from attention_driver import (  # noqa: E402
+    COUNTER,
+    GPU,
+    PROCESSORS,
+    STREAM,
+    Driver,
+    address_of,
+    assert_same,
+    boxed,
+    steps,
+)
+
+import laneloom  # noqa: E402
+from laneloom.codegen import cuda_call  # noqa: E402
+from laneloom.device import prepared  # noqa: E402
+from laneloom.ops import warm  # noqa: E402
+from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op  # noqa: E402
+from laneloom.ops.attention.config import plan  # noqa: E402
+from laneloom.ops.attention.config_decode import plan_decode  # noqa: E402
+from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
+from laneloom.ops.attention.kernels import hopper_decode, hopper_forward_float8  # noqa: E402
+
+OPERATORS = (torch_decode.decode_operator, torch_float8.float8_operator)
+
+
+def forget():
+    for module, operator in zip((torch_decode, torch_float8), OPERATORS, strict=True):
+        operator._calls.clear()
+        module._warm.clear()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """The driver to which launches on the CPU's tensors go."""
+    found = Driver()
+
+    def load(problem, config, *_):
+        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
+
+    monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    monkeypatch.setattr(cuda_call, "_MOST_ADDRESSES", 1)  # maps of the last call are forgotten
+    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
+    for module in (hopper_decode, hopper_forward_float8):
+        monkeypatch.setattr(module, "_load", load)
+        monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER)
+    monkeypatch.setattr(hopper_forward_float8, "processors", lambda device: PROCESSORS)
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    for module in (decode, torch_op):
+        monkeypatch.setattr(module, "active_gpu", lambda: GPU)
+        monkeypatch.setattr(module, "expected_device_type", lambda: "cpu")
+    forget()
+    yield found
+    forget()
+
+
+@pytest.fixture
+def rooms(monkeypatch):
+    """Addresses of what decoding takes for its parts, by their number of axes."""
+    found, make = {}, torch.empty
+
+    def note(shape, **options):
+        x = make(shape, **options)
+        found[tuple(shape)] = x.data_ptr()
+        return x
+
+    monkeypatch.setattr(torch, "empty", note)
+    return found
+
+
+#: heads of queries and keys, queries, keys, columns of keys and values, keys of a page, window
+DECODING = {
+    "one query": (32, 8, 1, 4096, 128, 128, 0, None),
+    "one run": (16, 2, 3, 64, 64, 64, 0, None),
+    "pages, a window": (8, 4, 5, 2048, 128, 64, 16, 300),
+}
+
+
+@pytest.mark.parametrize("case", DECODING)
+def test_decoding(driver, rooms, case):
+    heads, kv_heads, queries, keys, d, d_v, page, window = DECODING[case]
+    batch, scale = 3, 0.3
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+
+        def random(*shape, generator=generator):
+            return torch.randn(shape, generator=generator).bfloat16()
+
+        q = random(batch, heads, queries, d).transpose(1, 2)
+        rows = (batch * keys // page, page) if page else (batch, keys)
+        k, v = random(*rows, kv_heads, d), random(*rows, kv_heads, d_v)
+        lengths = torch.full((batch,), keys, dtype=torch.int32)
+        table = torch.arange(batch * keys // page, dtype=torch.int32).view(batch, -1) if page else None
+        driver.launches.clear()
+        out, lse = laneloom.attention_decode(
+            q, k, v, cache_lengths=lengths, block_table=table, scale=scale, window=window, return_lse=True)
+        assert (out.shape, lse.shape) == ((batch, queries, heads, d_v), (batch, heads, queries))
+        operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
+        problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window)
+        config = plan_decode(problem, GPU)
+        parts = (batch, heads, queries, config.splits)
+        several = config.splits > 1
+        assert several == (case != "one run")
+        box = min(page or 64, 64)
+        wanted = {
+            "grid": (config.programs(problem), 1, 1), "block": (160, 1, 1), "shared": config.lds_bytes(problem),
+            "k_map": boxed(k.transpose(1, 2), box), "v_map": boxed(v.transpose(1, 2), box), "q": q.data_ptr(),
+            "out": out.data_ptr(), "lse": lse.data_ptr(), "parts": rooms[(*parts, d_v)] if several else 0,
+            "parts_lse": rooms[parts] if several else 0, "tickets": COUNTER if several else 0,
+            "lengths": lengths.data_ptr(), "table": address_of(table), "q_batch": q.stride(0), "q_row": q.stride(1),
+            "q_head": q.stride(2), "scale2": scale * log2(e), "queries": queries, "heads": heads,
+            "group": heads // kv_heads, "row_tiles": problem.row_tiles, "left": window or 0,
+            "table_row": table.stride(0) if page else 0, "splits": config.splits,
+        }  # fmt: skip
+        assert_same(driver.launches, [("attention_hopper_decode", wanted)])
+    assert len(torch_decode._warm) == 1
+
+
+def test_queries_that_are_shifted_are_copied(driver):
+    q = torch.randn(129, dtype=torch.bfloat16)[1:].view(1, 1, 1, 128)
+    cache = torch.randn(1, 64, 1, 128, dtype=torch.bfloat16)
+    seen = []
+    driver.on_launch = lambda name, values: seen.append(values["q"])
+    laneloom.attention_decode(q, cache, cache, cache_lengths=torch.tensor([64], dtype=torch.int32))
+    assert seen[0] != q.data_ptr()
+    assert seen[0] % 16 == 0
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_attention_on_8_bit_floats(driver, scaled):
+    batch, heads, kv_heads, queries, keys, d = 2, 4, 2, 150, 200, 128
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (
+            torch.randn(batch, h, n, d, generator=generator).to(torch.float8_e4m3fn)
+            for h, n in ((heads, queries), (kv_heads, keys), (kv_heads, keys)))
+        by_head = torch.rand(kv_heads, batch).mT
+        scales = {"scale_q": torch.rand(1), "scale_k": by_head, "scale_v": 0.25} if scaled else {}
+        driver.launches.clear()
+        out, lse = laneloom.flash_attention(q, k, v, causal=True, scale=0.3, return_lse=True, **scales)
+        problem = replace(problem_of(q, k, v, "fp8", 0.3, Band("bottom_right")), out="bf16")
+        config = plan(problem, GPU)
+        wanted = steps(out=out) | {
+            "grid": (min(config.tiles(problem), PROCESSORS), 1, 1), "block": (32 * config.num_warps, 1, 1),
+            "shared": config.lds_bytes(problem), "q_map": boxed(q, 64), "k_map": boxed(k, config.columns),
+            "v_map": boxed(v, config.columns), "out": out.data_ptr(), "lse": lse.data_ptr(), "first_q": 0,
+            "first_k": 0, "counter": COUNTER, "lse_batch": lse.stride(0), "lse_head": lse.stride(1),
+            "scale2": 0.3 * log2(e), "queries": queries, "keys": keys, "heads": heads, "group": 2, "batches": batch,
+            "first": problem.first or 0, "last": problem.last, "tiles": config.tiles(problem),
+            "section": hopper_forward_float8.sections(problem, config), "v_number": 0.25 if scaled else 1.0,
+            **{name: address_of(scales.get(name) if name != "scale_v" else None) for name in
+               ("scale_q", "scale_k", "scale_v")},
+            "scale_q_batch": 0, "scale_q_head": 0, "scale_k_batch": 1 if scaled else 0,
+            "scale_k_head": batch if scaled else 0, "scale_v_batch": 0, "scale_v_head": 0,
+        }  # fmt: skip
+        assert_same(driver.launches, [("attention_hopper_forward_float8", wanted)])
+    assert len(torch_float8._warm) == 1
