@@ -138,11 +138,15 @@ def test_decode_splits_the_keys_until_the_gpu_is_full():
 
 def test_hopper_decodes_with_the_fewest_programs_that_keep_the_memory_busy():
     gpu = get_gpu("sm_90a")
-    for batch, keys, d, splits in ((1, 131072, 128, 16), (16, 8192, 128, 1), (8, 2048, 128, 2), (16, 4096, 256, 1)):
+    cases = (
+        (1, 131072, 128, 16, 7), (16, 8192, 128, 1, 7), (8, 2048, 128, 2, 7), (17, 8192, 128, 1, 3),
+        (16, 4096, 256, 1, 3),
+    )  # fmt: skip
+    for batch, keys, d, splits, stages in cases:
         case = DecodeProblem(batch, 32, 8 if d == 128 else 4, 1, keys, d, d, "bf16")
         config = plan_decode(case, gpu)
         assert isinstance(config, HopperDecodeConfig)
-        assert (config.stages, config.splits) == (3, splits)
+        assert (config.stages, config.splits) == (stages, splits)
         for change in ({"d": 264}, {"page": 24}):
             assert config.why_invalid(dataclasses.replace(case, **change), gpu) is not None
         assert plan_decode(dataclasses.replace(case, d=264), gpu).schedule == "decode"

@@ -67,15 +67,16 @@ def driver(monkeypatch):
 
 @pytest.fixture
 def rooms(monkeypatch):
-    """Addresses of what decoding takes for its parts, by their number of axes."""
-    found, make = {}, torch.empty
+    """What decoding takes for its parts: addresses and sizes."""
+    found, make = [], torch.empty_strided
 
-    def note(shape, **options):
-        x = make(shape, **options)
-        found[tuple(shape)] = x.data_ptr()
+    def note(shape, strides, **options):
+        x = make(shape, strides, **options)
+        if len(shape) == 1:
+            found.append((x.data_ptr(), x.numel()))
         return x
 
-    monkeypatch.setattr(torch, "empty", note)
+    monkeypatch.setattr(torch, "empty_strided", note)
     return found
 
 
@@ -109,15 +110,16 @@ def test_decoding(driver, rooms, case):
         operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
         problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window)
         config = plan_decode(problem, GPU)
-        parts = (batch, heads, queries, config.splits)
-        several = config.splits > 1
+        several, parts = config.splits > 1, lse.numel() * config.splits
         assert several == (case != "one run")
+        sums, size = rooms.pop() if several else (0, 0)
+        assert size == (parts * (d_v + 1) if several else 0)
         box = min(page or 64, 64)
         wanted = {
             "grid": (config.programs(problem), 1, 1), "block": (160, 1, 1), "shared": config.lds_bytes(problem),
             "k_map": boxed(k.transpose(1, 2), box), "v_map": boxed(v.transpose(1, 2), box), "q": q.data_ptr(),
-            "out": out.data_ptr(), "lse": lse.data_ptr(), "parts": rooms[(*parts, d_v)] if several else 0,
-            "parts_lse": rooms[parts] if several else 0, "tickets": COUNTER if several else 0,
+            "out": out.data_ptr(), "lse": lse.data_ptr(), "parts": sums,
+            "parts_lse": sums + 4 * parts * d_v if several else 0, "tickets": COUNTER if several else 0,
             "lengths": lengths.data_ptr(), "table": address_of(table), "q_batch": q.stride(0), "q_row": q.stride(1),
             "q_head": q.stride(2), "scale2": scale * log2(e), "queries": queries, "heads": heads,
             "group": heads // kv_heads, "row_tiles": problem.row_tiles, "left": window or 0,

@@ -18,6 +18,7 @@ _LEAST_STEPS = 4  #: blocks of keys of a program
 _WIDEST_HOPPER = 256
 _STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
 _BYTES_AHEAD = 12 << 20  #: that all programs together must have asked for, for the memory to be busy
+_LEAST_RING = 3  #: tiles of a program that shares a processor
 _TILES_TO_START = 2  #: a program's beginning and end last as long as so many tiles
 
 
@@ -166,11 +167,16 @@ def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
     """Two programs a processor with a ring of half its memory each, if three tiles fit.
 
     Splits: all programs that run at once share the memory's rate; the fewest of those that keep it busy as long.
+    Programs that have a processor each take all of its memory: beside smaller ones the next launch's would come to lie
+    two on a processor, while others stand idle.
     """
     tile_bytes = HopperDecodeConfig.tile * 128 * (chunks(problem.d) + chunks(problem.d_v))
-    per_program = gpu.lds_bytes // 2 - _STATIC_BYTES - 1024
-    together = 2 if per_program >= 3 * tile_bytes else 1
-    stages = max(1, (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes)
+
+    def ring(together: int) -> int:
+        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes
+
+    together = 2 if ring(2) >= _LEAST_RING else 1
+    stages = max(1, ring(together))
     slots = together * gpu.compute_units
     alone = HopperDecodeConfig(splits=1, stages=stages).programs(problem)
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
@@ -182,7 +188,7 @@ def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
         return -(-tiles // splits) * max(programs, least) / slots + -(-programs // slots) * _TILES_TO_START
 
     splits = min(range(1, min(tiles, _MOST_SPLITS) + 1), key=cost)
-    return HopperDecodeConfig(splits=splits, stages=stages)
+    return HopperDecodeConfig(splits=splits, stages=ring(1) if alone * splits <= gpu.compute_units else stages)
 
 
 def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:

@@ -96,16 +96,14 @@ def prepare_decode(
     problem = _problem(operands, scale, window)
     config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
     rows = (problem.batch, problem.heads, problem.queries)
-    makers = {"out": _maker((*q.shape[:3], problem.d_v), q, q.dtype), "lse": _maker(rows, q)}
-    if config.splits > 1:
-        parts = (*rows, config.splits)
-        makers |= {"sums": _maker((*parts, problem.d_v), q), "sums_lse": _maker(parts, q)}
+    make_out, make_lse = _maker((*q.shape[:3], problem.d_v), q, q.dtype), _maker(rows, q)
     copied = not _is_direct(q)
 
     def operands_of(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> dict[str, Any]:
-        q = _copied(q) if copied else q
-        made = {name: make() for name, make in makers.items()}
-        return {"q": q, "k": k, "v": v, "lengths": lengths, "table": table, **made}
+        return {
+            "q": _copied(q) if copied else q, "k": k, "v": v, "out": make_out(), "lse": make_lse(),
+            "lengths": lengths, "table": table,
+        }  # fmt: skip
 
     launch = _launch(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
 
@@ -127,9 +125,14 @@ def _launch(
     if hasattr(schedule, "prepare"):
         return schedule.prepare(problem, config, gpu, Tensors(operands))
 
+    parts = (problem.batch, problem.heads, problem.queries, config.splits)
+    q = operands["q"]
+    makers = {"sums": _maker((*parts, problem.d_v), q), "sums_lse": _maker(parts, q)} if config.splits > 1 else {}
+
     def run(operands: dict[str, Any]) -> None:
         plain = {name: x if x is None or isinstance(x, np.ndarray) else x.detach() for name, x in operands.items()}
-        schedule.launch(problem, config, gpu, Tensors(plain))
+        made = {name: make() for name, make in makers.items()}
+        schedule.launch(problem, config, gpu, Tensors(plain | made))
 
     return run
 
@@ -144,7 +147,9 @@ def _maker(shape: tuple[int, ...], q: Any, dtype: Any = None) -> Callable[[], An
         return partial(np.empty, shape, dtype or np.float32)
     import torch
 
-    return partial(torch.empty, shape, dtype=dtype or torch.float32, device=q.device)
+    from ..warm import maker_of
+
+    return maker_of(torch.empty(shape, dtype=dtype or torch.float32, device=q.device))
 
 
 def _copied(x: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_float, c_int32, c_int64
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from ....codegen.code_object import CodeObject
@@ -44,12 +44,15 @@ def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) ->
 def prepare(
     problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu, tensors: Tensors
 ) -> Callable[[dict[str, Any]], None]:
-    """What writes out [B, N, H, D] and lse [B, H, N] for operands that lie as these do, by name; sums and sums_lse have
-    room for the parts where there are several. One launch. Raises UnsupportedError without the extra `cuda`."""
-    from ....device.prepared import current_stream  # needs torch, without which kernels are compiled
+    """What writes out [B, N, H, D] and lse [B, H, N] for operands that lie as these do, by name. One launch.
+    Raises UnsupportedError without the extra `cuda`."""
+    import torch  # here, since kernels are compiled without it
+
+    from ....device.prepared import current_stream
 
     # [.., keys, heads, D] as the copy engine's coordinates want it: columns, keys, heads, sequences or pages.
-    q, k, v = tensors.tensor("q"), *(tensors.tensor(name).transpose(1, 2) for name in ("k", "v"))
+    q, lse = tensors.tensor("q"), tensors.tensor("lse")
+    k, v = (tensors.tensor(name).transpose(1, 2) for name in ("k", "v"))
     device, rows = q.device.index, config.box(problem)
     programs = config.programs(problem)
     scale2, *sizes = problem.decode_scalars()
@@ -61,17 +64,21 @@ def prepare(
          c_float(scale2), *integers),
         device, ctas=programs, pdl=True,
     )  # fmt: skip
-    names = ("k", "v", "q", "out", "lse")
+    parts = lse.numel() * config.splits
+    room = (parts * (problem.d_v + 1),)
+    make_parts = partial(torch.empty_strided, room, (1,), dtype=torch.float32, device=q.device)
 
     def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)
-        parts = parts_lse = tickets = 0
+        sums = sums_lse = tickets = 0
         if config.splits > 1:
-            parts, parts_lse = operands["sums"].data_ptr(), operands["sums_lse"].data_ptr()
-            tickets = counter(device, stream, programs // config.splits)
+            room = make_parts()  # lives until all is launched
+            sums, tickets = room.data_ptr(), counter(device, stream, programs // config.splits)
+            sums_lse = sums + 4 * parts * problem.d_v
         table = operands["table"]
         call.launch_at(
-            stream, *(operands[name].data_ptr() for name in names), parts, parts_lse, tickets,
+            stream, operands["k"].data_ptr(), operands["v"].data_ptr(), operands["q"].data_ptr(),
+            operands["out"].data_ptr(), operands["lse"].data_ptr(), sums, sums_lse, tickets,
             operands["lengths"].data_ptr(), 0 if table is None else table.data_ptr(),
         )  # fmt: skip
 
