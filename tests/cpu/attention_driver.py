@@ -66,7 +66,8 @@ class Driver:
         config, (name, taken) = by_config._obj, self.kernels[function.value or 0]
         assert (config.stream, extra, len(parameters)) == (STREAM, None, len(taken))
         programmatic = 6
-        assert [(x.id, x.value[0]) for x in config.attributes[: config.attribute_count]] == [(programmatic, 1)]
+        attributes = [(x.id, x.value[0]) for x in config.attributes[: config.attribute_count]]
+        assert attributes == ([] if name == FINISH else [(programmatic, 1)])
         values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
         for (kind, parameter), address in zip(taken, parameters, strict=True):
             size, form = KINDS[kind]

@@ -107,7 +107,7 @@ def test_pairs_share_what_asks_the_l2_for_less():
 
 def test_configs_that_ran_ahead_of_cublas_are_kept():
     kept = [x.loss() for x in held(RESULTS / "matmul.jsonl")]
-    assert len(kept) > 100
+    assert len(kept) > 90
     assert mean(kept) < 0.005
 
 

@@ -27,6 +27,7 @@ from ..ops.matmul import model_hopper, plan_cluster, plan_hopper
 from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.problem import MatmulProblem
+from ..ops.matmul.tuned import parse_table, table_path
 from .matmul_tiles import Row, read
 from .records import Record, load
 from .timing import METHOD_SUSTAINED
@@ -198,13 +199,21 @@ class Held:
 
 
 def held(path: Path) -> list[Held]:
-    """Of the products in bf16 that take LEAST_HELD_US or more."""
+    """Of the products in bf16 that take LEAST_HELD_US or more and whose config the model chose: not the tuned ones."""
+    table = table_path(GPU.name)
+    tuned = {(*x.sizes, x.config) for x in parse_table(table.read_text(encoding="utf-8"), GPU.name, "package")}
+
+    def is_tuned(record: Record) -> bool:
+        p = record.problem
+        return (1, p["m"], p["n"], p["k"], (record.config or {})["text"]) in tuned
+
     return [
         Held.of(record) for record in load(path)
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US
         and record.problem["dtype"] == "bf16" and (record.ratio_to_reference or 0) >= 1
         and record.problem["group"] != "variants"
         and (record.config or {}).get("text", "").startswith("hopper_cluster:")
+        and not is_tuned(record)
     ]  # fmt: skip
 
 
