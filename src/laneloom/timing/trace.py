@@ -47,6 +47,7 @@ class _Watching:
         self.program, self.waves_per_group = program, waves_per_group
         self.banks = banks_of(program.gpu)
         self.atomic = [ins.name.startswith("ds_") and not ins.name.startswith(("ds_load", "ds_store")) for ins in code]
+        self.local_load = [ins.name.startswith("ds_load") for ins in code]
         memory = ("ds_", "global_", "flat_", "buffer_", "s_load", "s_buffer_load")
         self.steps = [
             [
@@ -90,8 +91,7 @@ class Trace(_Watching):
         self.visits.append(Visit(g.block, self._rows[1], []))
 
     def count_local(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
-        atomic = self.atomic[self.now]
-        load = self.program.listing.instructions[self.now].name.startswith("ds_load")
+        atomic, load = self.atomic[self.now], self.local_load[self.now]
         key = (nbytes, atomic, load, address.tobytes(), None if active is None else active.tobytes())
         clocks = self._patterns.get(key)
         if clocks is None:
