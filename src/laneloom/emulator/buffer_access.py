@@ -43,7 +43,6 @@ class Buffer:
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
         r = self.resource
-        base = (g.s[r].astype(np.int64) | ((g.s[r + 1].astype(np.int64) & 0xFFFF) << 32))[:, None]
         stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
         records = g.s[r + 2].astype(np.int64)[:, None]
         if self.soffset.kind == "s":
@@ -56,10 +55,15 @@ class Buffer:
         # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
         structured = stride > 0
         inside = np.where(structured, index < records, within < records - scalar)
-        address = base + scalar + within + index * stride
+        address = self._base(g)[:, None] + scalar + within + index * stride
         shape = (g.count, g.lanes)
         inside = np.broadcast_to(inside, shape)
         return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
+
+    def _base(self, g: Waves) -> np.ndarray:
+        """The 48-bit address in the resource, int64 [wave]."""
+        low, high = g.s[self.resource], g.s[self.resource + 1]
+        return low.astype(np.int64) | (high.astype(np.int64) & 0xFFFF) << 32
 
     def in_scratch(self, g: Waves) -> bool:
         """Whether the resource is that of scratch."""
@@ -68,10 +72,8 @@ class Buffer:
     def scratch_bytes(self, g: Waves) -> np.ndarray:
         """The byte of its own scratch that each lane accesses, int64 [wave, lane]."""
         size = 0 if g.private is None else g.private.shape[2]
-        r = self.resource
-        base = g.s[r].astype(np.int64) | (g.s[r + 1].astype(np.int64) & 0xFFFF) << 32
         pointer = g.s[self.soffset.index] if self.soffset.kind == "s" else np.int64(self.soffset.value)
-        first = base - _SCRATCH_BASE - scratch_place(g.ids, size) + pointer
+        first = self._base(g) - _SCRATCH_BASE - scratch_place(g.ids, size) + pointer
         at = (first // 64 + self.offset)[:, None]
         return at + g.addresses[self.vaddr] if self.offen else np.broadcast_to(at, (g.count, g.lanes))
 
