@@ -274,12 +274,13 @@ def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int]) -> None:
     sizes = [*sizes, *DECODING]
     if lengths:
         sizes = [(_POSITIONS // n, 16, 16, n, n, 128, causal) for n in lengths for causal in (0, 1)]
+    decode_hash, kernel_hash = hash_sources(DECODE_SOURCES), hash_sources(KERNEL_SOURCES)
     for dtype in dtypes:
         for size in sizes:
             batch, heads, kv_heads, queries, keys, d, causal = size
             case = Case(batch, heads, kv_heads, queries, keys, d, bool(causal), dtype)
             found = {"decode": measure_decode(case, rounds)} if queries == 1 else measure(case, rounds)
-            sources = hash_sources(DECODE_SOURCES if queries == 1 else KERNEL_SOURCES)
+            sources = decode_hash if queries == 1 else kernel_hash
             for what, (timings, error, budget, text) in found.items():
                 backward = what == "backward"
                 for name, timing in timings.items():
