@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from laneloom.bench.timing_model import cases, errors, rows_of, summary, table
+from laneloom.bench.timing_model import append_record, cases, errors, rows_of, summary, table
 from laneloom.timing import machine_of
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,18 @@ def test_the_summary_is_what_the_rows_say(record):
 def test_the_page_shows_the_record(record):
     page = (ROOT / "docs" / "timing-model.md").read_text(encoding="utf-8")
     assert table(record["rows"], record["summary"]) in page
+
+
+@pytest.mark.parametrize("name", ["timing", "timing_cdna"])
+def test_a_record_is_added_as_the_last_one_was(name, tmp_path):
+    last = json.loads((ROOT / "results" / "predicted" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    path = tmp_path / "new" / "records.jsonl"
+    for _ in range(2):
+        append_record(path, last["kind"], last["parameters"], last["summary"], last["rows"])
+    first, second = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    assert list(first) == list(second) == list(last)
+    same = ("schema", "kind", "label", "parameters", "summary", "rows")
+    assert [first[key] for key in same] == [second[key] for key in same] == [last[key] for key in same]
 
 
 def test_errors():

@@ -11,9 +11,7 @@ the Triton kernel below with the same tiles and waves, compiled here: that diffe
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +24,8 @@ import triton.language as tl
 from ..timing import Machine, machine_of
 from ..timing.cdna import L2_PEAK
 from ..timing.model import Sample, evaluate, sample
-from .records import hash_sources, read_commit
 from .report import fill_page
-from .timing_model import errors
+from .timing_model import append_record, errors
 
 _DEPTH = 1024  #: of K that is emulated; the loop goes on at the same pace
 
@@ -227,18 +224,8 @@ def main(words: Sequence[str] | None = None) -> int:
     found = summary(rows)
     print(table(rows, found))
     if given.out is not None:
-        commit, dirty = read_commit()
-        record = {
-            "schema": 1, "kind": "timing model of CDNA against published figures", "label": "predicted",
-            "commit": commit, "dirty": dirty,
-            "sources": hash_sources(sorted((Path(__file__).parents[1] / "timing").glob("*.py"))),
-            "triton": triton.__version__, "date": time.strftime("%Y-%m-%d"),
-            "parameters": {gpu: {"l2_share": m.l2_bytes_per_clock / L2_PEAK} for gpu, m in machines.items()},
-            "summary": found, "rows": rows,
-        }  # fmt: skip
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        fitted = {gpu: {"l2_share": m.l2_bytes_per_clock / L2_PEAK} for gpu, m in machines.items()}
+        append_record(given.out, "timing model of CDNA against published figures", fitted, found, rows)
     if given.page is not None:
         fill_page(given.page, {"cdna": table(rows, found)})
     return 0

@@ -175,6 +175,21 @@ def parameters(machines: Mapping[str, Machine]) -> str:
     return "\n".join(lines)
 
 
+def append_record(
+    path: Path, kind: str, fitted: Mapping[str, Any], found: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> None:
+    """Add a line to the file, made with its folder if need be: the parameters fitted, the summary and the rows."""
+    commit, dirty = read_commit()
+    record = {
+        "schema": 1, "kind": kind, "label": "predicted", "commit": commit, "dirty": dirty,
+        "sources": hash_sources((Path(__file__).parents[1] / "timing").glob("*.py")), "triton": triton.__version__,
+        "date": time.strftime("%Y-%m-%d"), "parameters": fitted, "summary": found, "rows": rows,
+    }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record) + "\n")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line; exit code 1 where the ladder comes out in another order than the published one."""
     parser = argparse.ArgumentParser(description="The timing model against published figures.")
@@ -197,17 +212,8 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"{row['name']:16s} {row['published_us']:10.0f} {row['predicted_us']:10.0f} {row['ratio'] - 1:+.0%}")
     print(found)
     if given.out is not None:
-        commit, dirty = read_commit()
-        sources = sorted((Path(__file__).parents[1] / "timing").glob("*.py"))
-        record = {
-            "schema": 1, "kind": "timing model against published figures", "label": "predicted",
-            "commit": commit, "dirty": dirty, "sources": hash_sources(sources), "triton": triton.__version__,
-            "date": time.strftime("%Y-%m-%d"), "parameters": {g: _fitted(m) for g, m in machines.items()},
-            "summary": found, "rows": rows,
-        }  # fmt: skip
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        with given.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        fitted = {gpu: _fitted(machine) for gpu, machine in machines.items()}
+        append_record(given.out, "timing model against published figures", fitted, found, rows)
     if given.page is not None:
         fill_page(given.page, {"parameters": parameters(machines), "errors": table(rows, found)})
     return 0 if found["ladder_in_order"] else 1
