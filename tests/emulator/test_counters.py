@@ -10,6 +10,7 @@ from laneloom.emulator.driver import emulated
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.gpu import get_gpu
 from laneloom.isa.listing import Kind
 
 KERNEL = """
@@ -21,10 +22,10 @@ k:
 \t\t.amdhsa_next_free_sgpr 32
 \t\t.amdhsa_group_segment_fixed_size 8192
 \t\t.amdhsa_user_sgpr_count 2
-\t\t.amdhsa_wavefront_size32 1
+\t\t.amdhsa_wavefront_size32 {narrow}
 \t.end_amdhsa_kernel
 """
-WAIT = {"gfx1151": "s_waitcnt lgkmcnt(0)", "gfx1201": "s_wait_kmcnt 0x0"}
+WAIT = dict.fromkeys(("gfx1151", "gfx942", "gfx950"), "s_waitcnt lgkmcnt(0)") | {"gfx1201": "s_wait_kmcnt 0x0"}
 
 
 def run(code: str, gpu: str = "gfx1151", *, grid=1, threads=32, strict=False):
@@ -33,7 +34,8 @@ def run(code: str, gpu: str = "gfx1151", *, grid=1, threads=32, strict=False):
     start = array.ctypes.data + (-array.ctypes.data & 255)
     lines = f"s_load_b64 s[2:3], s[0:1], 0x0\n{WAIT[gpu]}\n{code}"
     stripped = [line.strip() for line in lines.strip().splitlines()]
-    text = KERNEL.format(code="\n".join(line if line.endswith(":") else "\t" + line for line in stripped))
+    code = "\n".join(line if line.endswith(":") else "\t" + line for line in stripped)
+    text = KERNEL.format(code=code, narrow=int(get_gpu(gpu).wave == 32))
     record = launch(
         Program(text, gpu, strict=strict), [grid], start.to_bytes(8, "little"), workgroup_size=threads,
         regions=[Region("x", start, 16384, array)], profile=True,
@@ -119,6 +121,32 @@ def test_lds_conflicts(strict):
     assert p.conflicts == 31 + 12 + 12 + 4 + 31
     assert one(p, "ds_load_b128").requested_bytes == 512
     assert p.requested_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"),
+    [("gfx942", ((2, 62), (8, 24), (8, 0), (8, 8))), ("gfx950", ((1, 31), (4, 12), (4, 0), (4, 4)))],
+)
+def test_lds_conflicts_by_the_banks_of_the_gpu(gpu: str, expected):
+    """32 banks of gfx942, 64 of gfx950; loads of 16 bytes are served in their orders of lanes, stores one by one."""
+    code = """
+        v_lshlrev_b32 v1, 7, v0
+        v_lshlrev_b32 v3, 6, v0
+        v_and_b32 v4, 15, v0
+        v_lshlrev_b32 v4, 4, v4
+        v_lshrrev_b32 v5, 4, v0
+        v_lshl_add_u32 v4, v5, 10, v4
+        v_lshlrev_b32 v5, 6, v5
+        v_xor_b32 v4, v4, v5
+        ds_write_b32 v1, v0
+        ds_write_b128 v3, v[8:11]
+        ds_write_b128 v4, v[8:11]
+        ds_read_b128 v[8:11], v4
+        s_waitcnt lgkmcnt(0)
+    """
+    _, p = run(code, gpu, threads=64)
+    rows = [one(p, text) for text in ("ds_write_b32", "ds_write_b128 v3", "ds_write_b128 v4", "ds_read_b128")]
+    assert tuple((row.lds_clocks, row.conflicts) for row in rows) == expected
 
 
 def test_conflicts_of_each_time_are_added():

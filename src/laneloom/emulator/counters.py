@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..isa.catalogue import find_instruction
-from ..isa.lds_banks import access_cycles
+from ..isa.lds_banks import access_cycles, banks_of
 from ..isa.listing import Kind, parse_instruction
 
 if TYPE_CHECKING:
@@ -129,8 +129,9 @@ class Counters:
 
     def __init__(self, program: Program):
         code = program.listing.instructions
-        self.program = program
+        self.program, self.banks = program, banks_of(program.gpu)
         self.atomic = [ins.name.startswith("ds_") and not re.match(r"ds_(load|store)_", ins.name) for ins in code]
+        self.local_load = [ins.name.startswith("ds_load") for ins in code]
         self.now = 0  #: number of the running instruction
         self.splits = 0
         names = ("idle_lanes", "requested_bytes", "transactions", "lds_clocks", "conflicts")
@@ -170,11 +171,11 @@ class Counters:
 
     def count_local(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
         """An access of LDS: addresses [wave, lane] within the workgroup."""
-        atomic = self.atomic[self.now]
-        key = (nbytes, atomic, hash(address.tobytes()), None if active is None else hash(active.tobytes()))
+        atomic, load = self.atomic[self.now], self.local_load[self.now]
+        key = (nbytes, atomic, load, hash(address.tobytes()), None if active is None else hash(active.tobytes()))
         found = self._patterns.get(key)
         if found is None:
-            clocks, extra = access_cycles(address, nbytes, active, atomic=atomic)
+            clocks, extra = access_cycles(address, nbytes, active, atomic=atomic, banks=self.banks, load=load)
             if len(self._patterns) >= _KEPT_PATTERNS:
                 self._patterns.clear()
             found = self._patterns[key] = int(clocks.sum()), int(extra.sum())

@@ -22,9 +22,8 @@ import numpy as np
 
 from ..gpu import Gpu
 
-BANKS = 32
+BANKS = 32  #: of RDNA, and of CDNA before gfx950
 BANK_BYTES = 4
-CLOCK_BYTES = BANKS * BANK_BYTES  #: served at a time without conflicts
 
 
 @dataclass(frozen=True)
