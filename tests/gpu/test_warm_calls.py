@@ -12,8 +12,11 @@ from watching import Watching  # noqa: E402
 
 import laneloom  # noqa: E402
 import laneloom.pytorch  # noqa: E402  for the operators
+from laneloom.ops.attention import torch_decode as decoding  # noqa: E402
+from laneloom.ops.attention import torch_float8 as float8  # noqa: E402
 from laneloom.ops.attention import torch_op as attention  # noqa: E402
 from laneloom.ops.gemm_chain import torch_op as chain  # noqa: E402
+from laneloom.ops.matmul import torch_grouped as grouped  # noqa: E402
 from laneloom.ops.operators import Operator  # noqa: E402
 from laneloom.ops.transform3d import torch_op as transform  # noqa: E402
 from laneloom.ops.transpose import torch_op as transpose  # noqa: E402
@@ -48,7 +51,28 @@ def attend_views(seed):
     return laneloom.flash_attention(q, k, shifted(tensor(2, 4, 96, 64, seed=seed + 1)))
 
 
+def decode(seed, keys=700):
+    q, k, v = tensor(3, 1, 8, 64, seed=seed), *(tensor(3, keys, 2, 64, seed=seed + i) for i in (1, 2))
+    lengths = torch.tensor([keys, 5 * seed, 1], dtype=torch.int32, device="cuda")
+    return laneloom.attention_decode(q, k, v, cache_lengths=lengths, return_lse=True)
+
+
+def attend_float8(seed):
+    q, k, v = (tensor(2, 4, 192, 64, dtype=torch.float8_e4m3fn, seed=seed + i) for i in range(3))
+    scales = tensor(2, 4, dtype=torch.float32, seed=seed).abs() + 0.5
+    return laneloom.flash_attention(q, k, v, causal=True, scale_q=scales, scale_v=0.5, return_lse=True)
+
+
+def multiply_groups(seed):
+    ends = torch.tensor([40, 40 + seed, 256], dtype=torch.int32, device="cuda")
+    return laneloom.grouped_matmul(tensor(256, 128, seed=seed), tensor(3, 128, 192, seed=seed), ends)
+
+
 CALLS = {
+    "decoding": (decoding, decode),
+    "decoding, one run": (decoding, lambda seed: decode(seed, keys=64)),
+    "8-bit floats": (float8, attend_float8),
+    "groups": (grouped, multiply_groups),
     "attention": (attention, attend),
     "causal": (attention, lambda seed: attend(seed, causal=True)),
     "window and scale": (attention, lambda seed: attend(seed, window=(40, 3), scale=0.3)),
@@ -102,7 +126,8 @@ def test_the_same_bits(name):
     assert len(module._warm) == kept
 
 
-@pytest.mark.parametrize("name", ["attention", "packed", "transform3d", "transpose", "chain"])
+@pytest.mark.parametrize(
+    "name", ["attention", "packed", "decoding", "8-bit floats", "groups", "transform3d", "transpose", "chain"])
 def test_in_another_thread(name):
     _, call = CALLS[name]
     expected = tensors(call(7))

@@ -13,12 +13,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import is_autocast_enabled
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ..errors import ArgumentError, UnsupportedError
-from .warm import PLAIN_TENSORS, Key, WarmCalls, keep, key_of
+from .warm import Key, WarmCalls, keep, key_of
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
 
@@ -152,25 +151,6 @@ def is_watched() -> bool:
         or _function_modes() > 0
         or _interpreters() is not None
         or forward_ad._current_level >= 0
-    )
-
-
-def is_observed(*tensors: Any) -> bool:
-    """Whether something wants to see the operator: a compiler, autocast, a transform, a mode, a kind of tensor."""
-    if is_compiling():
-        return True
-    for x in tensors:
-        if type(x) not in PLAIN_TENSORS:
-            _learn_sharding(x)
-            return True
-        if x.is_neg() or x.is_conj():  # shows other bits than it holds: the dispatcher gives those to the kernel
-            return True
-    kind = tensors[0].device.type
-    return (
-        kind not in AUTOCAST_DEVICES  # meta tensors: only the operator knows their shapes
-        or is_autocast_enabled(kind)
-        or _dispatch_modes() > 0
-        or _interpreters() is not None
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,15 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..target import active_gpu, expected_device_type
 from .config_cluster import ClusterConfig
-from .dtypes import check_pair, default_output, outputs, words
+from .dtypes import check_pair, outputs, words
 from .execute import check_distinct, overlap, problem_of, schedule_of
 from .plan_cluster import cluster_configs
 from .problem import MatmulProblem
 
 if TYPE_CHECKING:
     import torch
+
+_ON_TENSORS = f"{__package__}.torch_grouped"  #: the module that has the operator
 
 
 def grouped_matmul(
@@ -52,21 +55,36 @@ def grouped_matmul(
     for name, operand in (("a", a), ("b", b), ("ends", ends)):
         if not isinstance(operand, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
     if out is None and config is None:
-        from .torch_grouped import is_observed
+        torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_grouped is None:
+            from . import torch_grouped
+        return torch_grouped.grouped_operator(a, b, ends, out_dtype)
+    wanted = result_dtype(a, b, ends, out_dtype if out is None else out_dtype or out.dtype)
+    shape = (a.shape[0], b.shape[2])
+    if out is None:
+        out = a.new_empty(shape, dtype=wanted)
+    elif tuple(out.shape) != shape or out.device != a.device or out.dtype != wanted:
+        got = f"{list(out.shape)} of {out.dtype} on {out.device}"
+        raise ArgumentError(f"out: expected {list(shape)} of {wanted} on {a.device}, got {got}")
+    elif any(overlap(out, operand) for operand in (a, b, ends)):
+        raise ArgumentError("out: expected memory of its own, got some that it shares with a, b or ends")
+    check_distinct(out)
+    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
+        prepare_launch(a, b, out, config)(a, b, out, ends)
+    return out
 
-        if is_observed(a, b, ends):
-            return torch.ops.laneloom.grouped_matmul(a, b, ends, out_dtype)
-    return multiply_groups(a, b, ends, out, out_dtype, config)
 
-
-def multiply_groups(a: Any, b: Any, ends: Any, out: Any, out_dtype: Any, config: ClusterConfig | None) -> torch.Tensor:
-    """`grouped_matmul` on torch tensors, checked and launched."""
+def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:
+    """torch's dtype of the result. Checks the operands and it."""
     import torch
 
-    from .torch_op import dtype_name
+    from .torch_op import dtype_name, output_dtype
 
-    tensors = {"a": a, "b": b, "ends": ends}
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
         raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
     if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
@@ -76,36 +94,32 @@ def multiply_groups(a: Any, b: Any, ends: Any, out: Any, out_dtype: Any, config:
         raise UnsupportedError(f"a: grouped products run on Hopper GPUs only, got a tensor on {a.device}, {gpu.name}")
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
     names = dtype_name("a", a.dtype), dtype_name("b", b.dtype)
     check_pair(*names)
-    shape = (a.shape[0], b.shape[2])
-    if out is None:
-        wanted = default_output(names[0], has_terms=False)
-        out = torch.empty(shape, dtype=out_dtype or (torch.float32 if wanted == "fp32" else a.dtype), device=a.device)
-    elif tuple(out.shape) != shape or out.device != a.device or out.dtype != (out_dtype or out.dtype):
-        raise ArgumentError(f"out: expected {list(shape)} on {a.device}, got {list(out.shape)} on {out.device}")
-    elif any(overlap(out, operand) for operand in tensors.values()):
-        raise ArgumentError("out: expected memory of its own, got some that it shares with a, b or ends")
-    name = dtype_name("out_dtype", out.dtype)
-    if name not in outputs(names[0], has_terms=False):
+    wanted = output_dtype(names[0], out_dtype)
+    if (name := dtype_name("out_dtype", wanted)) not in outputs(names[0], has_terms=False):
         raise UnsupportedError(f"out_dtype: expected {words(outputs(names[0], has_terms=False))}, got {name}")
-    check_distinct(out)
+    return wanted
+
+
+def prepare_launch(a: Any, b: Any, out: Any, config: ClusterConfig | None = None) -> Callable[..., None]:
+    """What writes out for a, b, out and ends that lie as these do, `result_dtype` having seen them."""
+    from ...device.prepared import prepared_on
+    from .torch_op import dtype_name
+
     if 0 in out.shape:
-        return out
+        return lambda a, b, out, ends: None
     if a.shape[1] == 0:
         raise ArgumentError("a: expected at least one column")
-    rows = (b.shape[0], *shape)
-    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), (*names, name))
+    gpu, rows = active_gpu(), (b.shape[0], *out.shape)
+    names = dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out", out.dtype)
+    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), names)
     assert problem is not None  # one batch axis
     chosen = _plan(problem, gpu) if config is None else config.with_knobs(grouped=True)
-    why = chosen.why_invalid(problem, gpu)
-    if why is not None:
+    if (why := chosen.why_invalid(problem, gpu)) is not None:
         raise UnsupportedError(why)
-    with torch.cuda.device(a.device):
-        schedule_of(chosen).launch(problem, chosen, gpu, a, b, out, *[None] * 6, ends)
-    return out
+    launch = prepared_on(schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
+    return lambda a, b, out, ends: launch(a, b, out, *[None] * 6, ends)
 
 
 @lru_cache(maxsize=1024)

@@ -1,25 +1,40 @@
 """torch.ops.laneloom.grouped_matmul: the product in groups as an opaque operator, for compilers, autocast and vmap.
 
-A call that nothing observes does not go through it. It has no gradients.
+It has no gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ...errors import ArgumentError
-from ..operators import complete, is_observed, one_by_one
-from .grouped import multiply_groups
+from ..operators import complete, one_by_one
+from ..warm import WarmCalls, maker_of
+from . import grouped
 from .torch_op import operand_dtypes, output_dtype
 
-__all__ = ["is_observed"]
+
+def _prepare(a, b, ends, out_dtype) -> Callable[..., torch.Tensor]:
+    """What makes the product of tensors that lie as these do."""
+    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=grouped.result_dtype(a, b, ends, out_dtype))
+    make, launch = maker_of(out), grouped.prepare_launch(a, b, out)
+
+    def run(a, b, ends, *_) -> torch.Tensor:
+        out = make()
+        launch(a, b, out, ends)
+        return out
+
+    return run
+
+
+_warm = WarmCalls(_prepare)
 
 
 def _grouped(a, b, ends, out_dtype=None):
-    return multiply_groups(a, b, ends, None, out_dtype, None)
+    return _warm(a, b, ends, out_dtype)
 
 
 def _grouped_fake(a, b, ends, out_dtype=None):
@@ -44,4 +59,4 @@ _OPERATOR: Any = torch.library.custom_op(
     schema="(Tensor a, Tensor b, Tensor ends, ScalarType? out_dtype=None) -> Tensor",
 )
 _OPERATOR.register_fake(_grouped_fake)
-complete(_OPERATOR, batched=_batched, cast=_cast)
+grouped_operator = complete(_OPERATOR, batched=_batched, cast=_cast, warm=_warm)

@@ -1,0 +1,119 @@
+"""Grouped products: what a call refuses, and what its launch is given, call after call, on the CPU's tensors."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops import warm  # noqa: E402
+from laneloom.ops.matmul import grouped, torch_grouped  # noqa: E402
+from laneloom.ops.matmul.kernels import hopper_cluster  # noqa: E402
+
+
+def operands(seed=0, **changes):
+    generator = torch.Generator().manual_seed(seed)
+    found = {
+        "a": torch.randn(96, 64, generator=generator).bfloat16(),
+        "b": torch.randn(3, 64, 32, generator=generator).bfloat16(),
+        "ends": torch.tensor([10, 10 + seed, 96], dtype=torch.int32),
+    }
+    return found | changes
+
+
+def forget():
+    torch_grouped._warm.clear()
+    torch_grouped.grouped_operator._calls.clear()
+
+
+@pytest.fixture
+def launches(monkeypatch):
+    """Hopper, whose kernel is the operation's meaning; what was prepared and what was launched."""
+    found = {"prepared": [], "launched": []}
+
+    def prepare(problem, config, gpu):
+        assert config.grouped
+        assert config.why_invalid(problem, gpu) is None
+        found["prepared"].append(problem)
+
+        def launch(a, b, out, *terms):
+            *absent, ends = terms
+            assert absent == [None] * 6
+            found["launched"].append((a.data_ptr(), b.data_ptr(), ends.data_ptr(), out.data_ptr()))
+            first = 0
+            for matrix, end in zip(b, ends.tolist(), strict=True):
+                out[first:end] = (a[first:end].double() @ matrix.double()).to(out.dtype)
+                first = end
+
+        return launch
+
+    monkeypatch.setattr(hopper_cluster, "prepare", prepare)
+    monkeypatch.setattr("laneloom.device.prepared.prepared_on", lambda prepare, *rest: prepare(*rest[:3]))
+    monkeypatch.setattr(grouped, "active_gpu", lambda: get_gpu("sm_90a"))
+    monkeypatch.setattr(grouped, "expected_device_type", lambda: "cpu")
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    forget()
+    yield found
+    forget()
+
+
+def meaning(a, b, ends):
+    groups = torch.bucketize(torch.arange(a.shape[0]), ends, right=True)
+    return torch.einsum("mk,mkn->mn", a.double(), b.double()[groups])
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32])
+def test_a_call_met_before_is_launched_with_its_own_operands(launches, out_dtype):
+    for seed in (1, 2, 3):
+        given = operands(seed)
+        out = laneloom.grouped_matmul(*given.values(), out_dtype=out_dtype)
+        assert out.dtype == (out_dtype or torch.bfloat16)
+        assert torch.equal(out, meaning(**given).to(out.dtype))
+        assert launches["launched"][-1] == (*(x.data_ptr() for x in given.values()), out.data_ptr())
+    assert (len(launches["prepared"]), len(launches["launched"])) == (1, 3)
+
+
+def test_a_result_that_is_given(launches):
+    given, out = operands(4), torch.full((96, 32), float("nan"), dtype=torch.float16)
+    assert laneloom.grouped_matmul(**given, out=out) is out
+    assert torch.equal(out, meaning(**given).half())
+    assert laneloom.grouped_matmul(**given, out=out, out_dtype=torch.float16) is out
+    empty = laneloom.grouped_matmul(**operands(a=torch.empty(0, 64).bfloat16()))
+    assert empty.shape == (0, 32)
+
+
+REFUSED = {
+    "numbers": ({"ends": [10, 20, 96]}, ArgumentError, "ends: expected a torch tensor, got list"),
+    "a word": ({"out_dtype": "fp32"}, ArgumentError, "out_dtype: expected a torch dtype, got 'fp32'"),
+    "rows of matrices": ({"b": torch.zeros(3, 32, 32).bfloat16()}, ArgumentError, r"b: expected \[G, 64, N\]"),
+    "64-bit ends": ({"ends": torch.tensor([10, 20, 96])}, ArgumentError, "ends: expected 3 contiguous int32"),
+    "gradients": ({"a": torch.zeros(96, 64).bfloat16().requires_grad_()}, UnsupportedError, "have no gradients"),
+    "int32": ({"out_dtype": torch.int32}, UnsupportedError, "out_dtype: expected"),
+    "a result of another shape": ({"out": torch.empty(95, 32).bfloat16()}, ArgumentError, r"expected \[96, 32\]"),
+    "a result of another dtype": (
+        {"out": torch.empty(96, 32).half(), "out_dtype": torch.float32}, ArgumentError, "of torch.float32 on cpu, got"),
+    "one element for all": (
+        {"out": torch.empty(1, 1).bfloat16().expand(96, 32)}, ArgumentError, "under which no elements overlap"),
+    "no columns": (
+        {"a": torch.empty(96, 0).bfloat16(), "b": torch.empty(3, 0, 32).bfloat16()}, ArgumentError,
+        "at least one column"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals(launches, case):
+    changes, error, words = REFUSED[case]
+    with pytest.raises(error, match=words):
+        laneloom.grouped_matmul(**operands(), **changes) if not changes.keys() & operands().keys() else (
+            laneloom.grouped_matmul(**operands(**changes)))
+    assert not launches["launched"]
+
+
+def test_a_result_that_shares_memory(launches):
+    given = operands()
+    with pytest.raises(ArgumentError, match="memory of its own"):
+        laneloom.grouped_matmul(**given, out=given["a"][:, :32])
