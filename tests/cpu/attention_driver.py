@@ -14,9 +14,14 @@ from importlib import resources
 import pytest
 import torch
 
+from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import CudaFunction
+from laneloom.device import prepared
 from laneloom.gpu import get_gpu
+from laneloom.ops import warm
 from laneloom.ops.attention import kernels
+from laneloom.ops.operators import Operator
+from laneloom.ops.warm import WarmCalls
 
 GPU, PROCESSORS, STREAM, COUNTER = get_gpu("sm_90a"), 132, 77, 0xC0 << 32
 SCHEDULES = {64: "hopper_backward_narrow", 128: "hopper_backward", 256: "hopper_backward_wide"}
@@ -105,3 +110,35 @@ def assert_same(launches, wanted):
         for name, value in truth.items():
             near = pytest.approx(value, rel=MOST_RELATIVE) if isinstance(value, float) else value
             assert values[name] == near, name
+
+
+def forget(*modules):
+    """All that calls of these modules' operators prepared."""
+    for module in modules:
+        for x in vars(module).values():
+            if isinstance(x, Operator):
+                x._calls.clear()
+            elif isinstance(x, WarmCalls):
+                x.clear()
+
+
+def stand_in(monkeypatch, schedules, callers):
+    """The driver to which launches on the CPU's tensors go, of these kernels' modules; callers: modules that ask for
+    the GPU."""
+    found = Driver()
+
+    def load(problem, config, *_):
+        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
+
+    monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
+    for module in schedules:
+        monkeypatch.setattr(module, "_load", load)
+        monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER)
+        monkeypatch.setattr(module, "processors", lambda device: PROCESSORS, raising=False)
+    for module in callers:
+        monkeypatch.setattr(module, "active_gpu", lambda: GPU)
+        monkeypatch.setattr(module, "expected_device_type", lambda: "cpu")
+    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
+    monkeypatch.setattr(warm, "current_device", lambda: 0)
+    return found, load

@@ -18,57 +18,32 @@ from attention_driver import (  # noqa: E402
     PROCESSORS,
     SCHEDULES,
     START,
-    STREAM,
-    Driver,
     address_of,
     assert_same,
     boxed,
+    forget,
+    stand_in,
     steps,
 )
 
 import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
-from laneloom.device import prepared  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import execute, hopper_gradients, torch_op  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.hopper import section  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_forward  # noqa: E402
-from laneloom.ops.operators import Operator  # noqa: E402
-from laneloom.ops.warm import WarmCalls  # noqa: E402
-
-
-def forget():
-    for x in vars(torch_op).values():
-        if isinstance(x, Operator):
-            x._calls.clear()
-        elif isinstance(x, WarmCalls):
-            x.clear()
 
 
 @pytest.fixture
 def driver(monkeypatch):
     """The driver to which launches on the CPU's tensors go."""
-    found = Driver()
-
-    def load(problem, config, *_):
-        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
-
-    monkeypatch.setattr(cuda_call, "driver", lambda: found)
-    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
-    monkeypatch.setattr(hopper_forward, "_load", load)
+    found, load = stand_in(monkeypatch, (hopper_forward, hopper_gradients), (torch_op,))
     monkeypatch.setattr(hopper_gradients, "_load", lambda _, *arguments: load(*arguments))
     monkeypatch.setattr(hopper_gradients, "_load_ends", lambda *_: [found.function(x, 256, 0) for x in (START, FINISH)])
-    for module in (hopper_gradients, hopper_forward):
-        monkeypatch.setattr(module, "processors", lambda device: PROCESSORS)
-        monkeypatch.setattr(module, "counter", lambda device, stream: COUNTER)
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
-    monkeypatch.setattr(warm, "current_device", lambda: 0)
-    monkeypatch.setattr(torch_op, "active_gpu", lambda: GPU)
-    monkeypatch.setattr(torch_op, "expected_device_type", lambda: "cpu")
-    forget()
+    forget(torch_op)
     yield found
-    forget()
+    forget(torch_op)
 
 
 def expected(operands, options, results, sums):

@@ -13,56 +13,31 @@ from attention_driver import (  # noqa: E402
     COUNTER,
     GPU,
     PROCESSORS,
-    STREAM,
-    Driver,
     address_of,
     assert_same,
     boxed,
+    forget,
+    stand_in,
     steps,
 )
 
 import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
-from laneloom.device import prepared  # noqa: E402
-from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op  # noqa: E402
 from laneloom.ops.attention.config import plan  # noqa: E402
 from laneloom.ops.attention.config_decode import plan_decode  # noqa: E402
 from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_decode, hopper_forward_float8  # noqa: E402
 
-OPERATORS = (torch_decode.decode_operator, torch_float8.float8_operator)
-
-
-def forget():
-    for module, operator in zip((torch_decode, torch_float8), OPERATORS, strict=True):
-        operator._calls.clear()
-        module._warm.clear()
-
 
 @pytest.fixture
 def driver(monkeypatch):
     """The driver to which launches on the CPU's tensors go."""
-    found = Driver()
-
-    def load(problem, config, *_):
-        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
-
-    monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    found, _ = stand_in(monkeypatch, (hopper_decode, hopper_forward_float8), (decode, torch_op))
     monkeypatch.setattr(cuda_call, "_MOST_ADDRESSES", 1)  # maps of the last call are forgotten
-    monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
-    for module in (hopper_decode, hopper_forward_float8):
-        monkeypatch.setattr(module, "_load", load)
-        monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER)
-    monkeypatch.setattr(hopper_forward_float8, "processors", lambda device: PROCESSORS)
-    monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
-    monkeypatch.setattr(warm, "current_device", lambda: 0)
-    for module in (decode, torch_op):
-        monkeypatch.setattr(module, "active_gpu", lambda: GPU)
-        monkeypatch.setattr(module, "expected_device_type", lambda: "cpu")
-    forget()
+    forget(torch_decode, torch_float8)
     yield found
-    forget()
+    forget(torch_decode, torch_float8)
 
 
 @pytest.fixture
