@@ -171,6 +171,26 @@ def test_lds_conflicts(shift: int, access: str, gfx942: int, gfx950: int):
             assert f"add {extra} clocks" in found[0]
 
 
+CONFLICTING = ("v_lshlrev_b32_e32 v1, 8, v0", "ds_read_b32 v2, v1")
+
+
+def conflicts(*lines: str, gpu: str = "gfx942") -> list[str]:
+    return [f.what for f in findings(*lines, gpu=gpu) if f.rule == "lds-conflict"]
+
+
+@pytest.mark.parametrize(
+    ("move", "known"),
+    [
+        ("s_mov_b32 exec_hi, exec_hi", True), ("s_mov_b32 exec_lo, exec_lo", True), ("s_mov_b64 exec, exec", True),
+        ("s_mov_b64 exec, -1", True), ("s_mov_b64 exec, s[4:5]", False), ("s_mov_b32 exec_hi, exec_lo", False),
+    ],
+)  # fmt: skip
+def test_exec_moved_to_itself_stays_what_it_is(move: str, known: bool):
+    assert len(conflicts(move, *CONFLICTING)) == known
+    narrow = ("v_cmp_gt_u32_e32 vcc, 9, v0", "s_and_saveexec_b64 s[4:5], vcc")
+    assert len(conflicts(*narrow, move, *CONFLICTING)) == (move == "s_mov_b64 exec, -1")
+
+
 def test_the_lanes_of_a_wide_load_are_no_neighbours():
     # Lanes 0 to 3 and 20 to 23 of gfx942 want the same banks, lanes 0 to 7 do not.
     address = ("v_and_b32_e32 v1, 15, v0", "v_lshlrev_b32_e32 v1, 4, v1", "v_lshrrev_b32_e32 v2, 4, v0")

@@ -113,6 +113,8 @@ def follow(step: Step, state: Values) -> None:
 
 def _follow_mask(ins: Instruction, state: Values) -> None:
     """Structured code narrows EXEC (saveexec, v_cmpx) and gives it back with s_or, or sets all lanes."""
+    if ins.name.startswith("s_mov") and ins.operands[0] == ins.operands[1]:
+        return  # a fence for the scheduler
     depth = state.pop(ALL_LANES, None)
     if ins.name.startswith("s_mov") and ins.operands[1].kind == "const" and ins.operands[1].value == -1:
         state[ALL_LANES] = Value(np.zeros(1, np.int64))
