@@ -191,6 +191,29 @@ def test_exec_moved_to_itself_stays_what_it_is(move: str, known: bool):
     assert len(conflicts(*narrow, move, *CONFLICTING)) == (move == "s_mov_b64 exec, -1")
 
 
+@pytest.mark.parametrize(
+    ("lines", "extra"),
+    [
+        # Eight rows of 256 bytes, whose lanes meet in the same banks unless the row's number turns its words.
+        (("v_lshlrev_b32_e32 v2, 5, v0", "v_bitop3_b32 v1, v2, 0xffffff00, v1 bitop3:0xc0"), 7),
+        (("v_lshlrev_b32_e32 v2, 5, v0", "v_bitop3_b32 v1, v2, 0xffffff00, v1 bitop3:0xea"), 7),
+        (("v_lshlrev_b32_e32 v2, 5, v0", "v_lshrrev_b32_e32 v3, 3, v0", "v_lshlrev_b32_e32 v3, 5, v3",
+          "v_and_b32_e32 v2, 0xffffff00, v2", "v_bitop3_b32 v1, v1, v3, v2 bitop3:0x36"), None),
+        # An argument, of which nothing is known, shifts all lanes alike if none of its bits is the rest's ...
+        (("s_lshl_b32 s4, s4, 9", "v_lshlrev_b32_e32 v2, 5, v0", "v_bitop3_b32 v1, v2, 0xff00, s4 bitop3:0xea"), None),
+        (("s_lshl_b32 s4, s4, 11", "v_lshlrev_b32_e32 v2, 5, v0", "v_bitop3_b32 v1, v2, 0xff00, s4 bitop3:0xea"), 7),
+        # ... and may turn the lanes' words otherwise.
+        (("v_lshlrev_b32_e32 v2, 5, v0", "v_bitop3_b32 v1, v2, 0xffffff00, s4 bitop3:0x6a"), None),
+    ],
+)  # fmt: skip
+def test_any_function_of_three_operands_bits(lines: tuple[str, ...], extra: int | None):
+    words = ("v_and_b32_e32 v1, 7, v0", "v_lshlrev_b32_e32 v1, 2, v1")
+    found = conflicts(*words, *lines, "ds_read_b32 v2, v1", gpu="gfx950")
+    assert len(found) == (extra is not None)
+    if extra is not None:
+        assert f"add {extra} clocks" in found[0]
+
+
 def test_the_lanes_of_a_wide_load_are_no_neighbours():
     # Lanes 0 to 3 and 20 to 23 of gfx942 want the same banks, lanes 0 to 7 do not.
     address = ("v_and_b32_e32 v1, 15, v0", "v_lshlrev_b32_e32 v1, 4, v1", "v_lshrrev_b32_e32 v2, 4, v0")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.bits_of_three import bits_of_three
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, special, vector
@@ -26,8 +27,6 @@ U16 = np.uint16
 
 
 def _bitwise(kind: str) -> Callable[[Instruction, Target], Step]:
-    """Bit n of the `bitop3` number is the result where the three operands' bits, first one highest, make n."""
-
     def build(ins: Instruction, target: Target) -> Step:
         table = ins.number("bitop3")
         destination, *texts = ins.operands
@@ -36,13 +35,8 @@ def _bitwise(kind: str) -> Callable[[Instruction, Target], Step]:
         store = write(destination, kind, bool(select[3]))
 
         def step(g: Waves) -> None:
-            values = [np.asarray(r(g)) for r in sources]
-            result = np.zeros(np.broadcast_shapes(*(v.shape for v in values)), values[0].dtype)
-            for n in range(8):
-                if table >> n & 1:
-                    a, b, c = (v if n >> (2 - k) & 1 else ~v for k, v in enumerate(values))
-                    result |= a & b & c
-            store(g, result)
+            a, b, c = (np.asarray(r(g)) for r in sources)
+            store(g, bits_of_three(table, a, b, c))
 
         return step
 

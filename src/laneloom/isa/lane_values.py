@@ -8,10 +8,13 @@ differ by the same amount in every lane become shifted, others unknown.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
+from .bits_of_three import AND, AND_OR, OR, OR3, XOR, XOR3, bits_of_three
 from .check_code import Code, Step
 from .parse import EXEC, TTMP, Instruction, Operand
 
@@ -140,16 +143,20 @@ def _operand(o: Operand, state: Values) -> Value | None:
     return None
 
 
+def _rule(ins: Instruction) -> Callable[..., Value | None] | None:
+    if ins.name == "v_bitop3_b32":
+        return _bitwise(ins.number("bitop3"))
+    return _RULES.get(ins.name)
+
+
 def _result(ins: Instruction, state: Values) -> Value | None:
-    rule = _RULES.get(ins.name)
+    rule = _rule(ins)
     if rule is None or "dpp" in ins.encoding or len(ins.operands) < 2 or ins.operands[0].count != 1:
         return None
-    if set(ins.modifiers) - {"offset"}:
+    if set(ins.modifiers) - {"offset", "bitop3"}:
         return None
     sources = [_operand(o, state) for o in ins.operands[1:]]
-    if any(s is None for s in sources):
-        return None
-    return rule(*sources)
+    return rule(*sources) if None not in sources else None
 
 
 def _add(*terms: Value) -> Value:
@@ -182,40 +189,46 @@ def _shift_right(amount: Value, x: Value) -> Value | None:
     return Value(x.lanes >> n, True, x.grain >> n) if x.grain >> n else None
 
 
-def _and(a: Value, b: Value) -> Value | None:
-    if a.shifted and b.shifted:
-        return _any_scalar(a, b)
-    if b.shifted:
-        a, b = b, a
-    if not a.shifted:
-        return Value(a.lanes & b.lanes)
-    if a.lanes.size == b.lanes.size == 1:
-        mask = int(b.lanes[0])
-        return Value(np.zeros(1, np.int64), True, max(a.grain, mask & -mask))
-    # Bits below the grain do not depend on the shift.
-    return Value(a.lanes & b.lanes) if int(b.lanes.max()) < a.grain else None
+_ZERO = Value(np.zeros(1, np.int64))
 
 
-def _or(a: Value, b: Value) -> Value | None:
-    if not a.shifted and not b.shifted:
-        return Value(a.lanes | b.lanes)
-    if b.shifted:
-        a, b = b, a
-    if b.shifted or int(b.lanes.max()) >= a.grain:
-        return _any_scalar(a, b)
-    low = a.lanes & (a.grain - 1)
-    return Value(a.lanes - low + (low | b.lanes), True, a.grain)
+def _bitwise(table: int):
+    """The function of each bit of up to three sources that a truth table names."""
+
+    def rule(a: Value, b: Value, c: Value = _ZERO) -> Value | None:
+        sources = (a, b, c)
+        # A shift is unknown from the grain on: with those bits clear and set, and every bit that makes a difference.
+        cases = [[x.lanes & (x.grain - 1), x.lanes | -x.grain & _MASK] if x.shifted else [x.lanes] for x in sources]
+        results = [bits_of_three(table, *case) & _MASK for case in product(*cases)]
+        differs = _any_bit(*(r ^ results[0] for r in results))
+        if not differs:
+            return Value(results[0])
+        grain = differs & -differs
+        apart = _any_bit(*(x.lanes ^ x.lanes[0] if not x.shifted else _apart(x) for x in sources))
+        apart &= differs | _any_bit(results[0] ^ results[0][0])
+        if apart < grain:  # above, all lanes have the same bits, whatever they are
+            return Value(results[0] & (grain - 1), True, grain)
+        for k, x in enumerate(sources):
+            if x.shifted and x.grain <= grain:
+                above = -x.grain & _MASK
+                same = (bits_of_three(table, *case) ^ case[k] for case in product(*cases))
+                if not _any_bit(*same) & above:
+                    return Value(x.lanes & above | results[0] & (x.grain - 1), True, x.grain)
+        return None
+
+    return rule
 
 
-def _xor(a: Value, b: Value) -> Value | None:
-    if not a.shifted and not b.shifted:
-        return Value(a.lanes ^ b.lanes)
-    if b.shifted:
-        a, b = b, a
-    if b.shifted or int(b.lanes.max()) >= a.grain:
-        return _any_scalar(a, b)
-    low = a.lanes & (a.grain - 1)
-    return Value(a.lanes - low + (low ^ b.lanes), True, a.grain)
+def _any_bit(*values: np.ndarray) -> int:
+    """The bits that any lane of any value has."""
+    return int(np.bitwise_or.reduce([np.bitwise_or.reduce(v) for v in values]))
+
+
+def _apart(x: Value) -> np.ndarray:
+    """Bits by which lanes may differ from the first, whatever the shift."""
+    low = x.lanes & (x.grain - 1)
+    high = x.lanes - low
+    return (low ^ low[0]) | np.where(high == high[0], 0, -x.grain & _MASK)
 
 
 def _any_scalar(a: Value, b: Value) -> Value | None:
@@ -249,7 +262,7 @@ def _extract(x: Value, offset: Value, width: Value) -> Value | None:
     moved = _shift_right(offset, x)
     if moved is None or width.shifted or width.lanes.size > 1:
         return None
-    return _and(moved, Value(np.full(1, (1 << (int(width.lanes[0]) & 31)) - 1, np.int64)))
+    return _bitwise(AND)(moved, Value(np.full(1, (1 << (int(width.lanes[0]) & 31)) - 1, np.int64)))
 
 
 def _extract_scalar(x: Value, what: Value) -> Value | None:
@@ -272,20 +285,20 @@ _RULES = {
     "v_add_nc_u32": _add, "v_add3_u32": _add, "v_sub_nc_u32": _subtract, "v_subrev_nc_u32": _reversed(_subtract),
     "v_add_u32": _add, "v_sub_u32": _subtract, "v_subrev_u32": _reversed(_subtract),  # gfx9's names
     "v_lshlrev_b32": _shift_left, "v_lshrrev_b32": _shift_right,
-    "v_and_b32": _and, "v_or_b32": _or, "v_xor_b32": _xor,
-    "v_or3_b32": _then(_or, _or), "v_xor3_b32": _then(_xor, _xor),
+    "v_and_b32": _bitwise(AND), "v_or_b32": _bitwise(OR), "v_xor_b32": _bitwise(XOR),
+    "v_or3_b32": _bitwise(OR3), "v_xor3_b32": _bitwise(XOR3), "v_and_or_b32": _bitwise(AND_OR),
     "v_mul_u32_u24": _multiply, "v_mul_lo_u32": _multiply,
     "v_mad_u32_u24": _then(_multiply, _add),
     "v_lshl_add_u32": _then(_reversed(_shift_left), _add),
-    "v_lshl_or_b32": _then(_reversed(_shift_left), _or),
+    "v_lshl_or_b32": _then(_reversed(_shift_left), _bitwise(OR)),
     "v_add_lshl_u32": _then(_add, _reversed(_shift_left)),
-    "v_and_or_b32": _then(_and, _or),
-    "v_xad_u32": _then(_xor, _add),
+    "v_xad_u32": _then(_bitwise(XOR), _add),
     "v_bfe_u32": _extract,
     "v_readfirstlane_b32": _first_lane,
     "s_mov_b32": lambda a: a,
     "s_add_i32": _add, "s_add_u32": _add, "s_add_co_i32": _add, "s_add_co_u32": _add, "s_sub_i32": _subtract,
     "s_sub_u32": _subtract, "s_sub_co_i32": _subtract, "s_sub_co_u32": _subtract, "s_mul_i32": _multiply,
     "s_lshl_b32": _reversed(_shift_left), "s_lshr_b32": _reversed(_shift_right),
-    "s_bfe_u32": _extract_scalar, "s_and_b32": _and, "s_or_b32": _or, "s_xor_b32": _xor,
+    "s_bfe_u32": _extract_scalar,
+    "s_and_b32": _bitwise(AND), "s_or_b32": _bitwise(OR), "s_xor_b32": _bitwise(XOR),
 }  # fmt: skip
