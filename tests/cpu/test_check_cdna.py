@@ -214,6 +214,34 @@ def test_any_function_of_three_operands_bits(lines: tuple[str, ...], extra: int 
         assert f"add {extra} clocks" in found[0]
 
 
+@pytest.mark.parametrize(
+    ("lines", "extra"),
+    [
+        # Rows of 128 bytes, but those of the upper 32 lanes stand a word further: two banks for 32 rows each.
+        (("v_cmp_gt_u32_e32 vcc, 32, v0", "v_cndmask_b32_e64 v2, 4, 0, vcc", "v_add_u32_e32 v1, v1, v2"), 62),
+        (("v_cmp_eq_u32_e64 s[4:5], 0, v0", "v_cndmask_b32_e64 v1, v1, 0, s[4:5]"), 62),
+        (("v_cmp_lt_i32_e32 vcc, -1, v0", "v_cndmask_b32_e64 v1, 0, v1, vcc"), 62),
+        # Words of its own for each lane; a condition that is not known.
+        (("v_cmp_gt_u32_e32 vcc, 64, v0", "v_lshlrev_b32_e32 v2, 2, v0", "v_cndmask_b32_e32 v1, v1, v2, vcc"), None),
+        (("v_cmp_gt_u32_e32 vcc, s4, v0", "v_cndmask_b32_e64 v1, 0, v1, vcc"), None),
+        (("v_cmp_eq_u32_e32 vcc, 0, v0", "s_and_b64 vcc, vcc, s[4:5]", "v_cndmask_b32_e64 v1, v1, 0, vcc"), None),
+        (("v_cmp_eq_u32_e64 s[4:5], 0, v0", "s_mov_b32 s5, s6", "v_cndmask_b32_e64 v1, v1, 0, s[4:5]"), None),
+        # A bit of the lane's number as all bits of a mask.
+        (("v_bfe_i32 v2, v0, 5, 1", "v_and_b32_e32 v2, 0x80, v2", "v_xor_b32_e32 v1, v1, v2"), 62),
+        (("v_lshlrev_b32_e32 v2, 26, v0", "v_ashrrev_i32_e32 v2, 31, v2", "v_and_b32_e32 v1, v1, v2"), 31),
+        # Constants of 16 bits, and moves through accumulation registers.
+        (("s_movk_i32 s4, 0xff80", "v_and_b32_e32 v1, s4, v1"), 62),
+        (("s_mov_b32 s4, 0", "s_addk_i32 s4, 0xf80", "v_and_b32_e32 v1, s4, v1"), 62),
+        (("v_accvgpr_write_b32 a3, v1", "v_mov_b32_e32 v1, 0", "v_accvgpr_read_b32 v1, a3"), 62),
+    ],
+)  # fmt: skip
+def test_what_addresses_are_made_of(lines: tuple[str, ...], extra: int | None):
+    found = conflicts("v_lshlrev_b32_e32 v1, 7, v0", *lines, "ds_read_b32 v2, v1")
+    assert len(found) == (extra is not None)
+    if extra is not None:
+        assert f"add {extra} clocks" in found[0]
+
+
 def test_the_lanes_of_a_wide_load_are_no_neighbours():
     # Lanes 0 to 3 and 20 to 23 of gfx942 want the same banks, lanes 0 to 7 do not.
     address = ("v_and_b32_e32 v1, 15, v0", "v_lshlrev_b32_e32 v1, 4, v1", "v_lshrrev_b32_e32 v2, 4, v0")

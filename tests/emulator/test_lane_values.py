@@ -58,6 +58,12 @@ class Program:
             f"v_lshlrev_b32 %, {number(8)}, {v()}", f"v_lshrrev_b32 %, {number(8)}, {v()}",
             f"v_and_or_b32 %, {v()}, {v()}, {a}", f"v_or3_b32 %, {v()}, {a}, {v()}",
             f"v_bfe_u32 %, {v()}, {number(6)}, {number(6)}", f"v_lshl_or_b32 %, {v()}, {number(6)}, {v()}",
+            f"v_bfe_i32 %, {v()}, {number(6)}, {number(6)}", f"v_ashrrev_i32 %, {number(8)}, {v()}",
+            f"v_cmp_{pick(('lt', 'le', 'eq', 'ne', 'ge', 'gt'))}_{pick('ui')}32 vcc, {a}, {v()}\n"
+            f"v_cndmask_b32 %, {v()}, {v()}, vcc",
+            f"s_bfe_{pick('ui')}32 s7, {pick(('s4', 's6'))}, {number(16) << 16 | number(16)}\nv_xor_b32 %, s7, {v()}",
+            f"s_movk_i32 s7, {number(1 << 16):#x}\nv_and_b32 %, s7, {v()}",
+            f"s_addk_i32 s6, {64 * number(1 << 10):#x}\nv_add_u32 %, s6, {v()}",
             f"v_lshl_add_u32 %, {v()}, {number(6)}, {v()}",
             *(f"v_bitop3_b32 %, {v()}, {a}, {v()} bitop3:{number(256):#x}" for _ in range(6)),
         ))  # fmt: skip
@@ -68,7 +74,7 @@ class Program:
 @pytest.mark.parametrize("seed", range(40))
 def test_random_programs(cdna3, seed: int):
     program = Program(seed)
-    lines = ["s_and_b32 s6, s6, 0xffffffc0", *(program.line() for _ in range(30))]
+    lines = ["s_and_b32 s6, s6, 0xffffffc0", *(line for _ in range(30) for line in program.line().split("\n"))]
     state = derived(lines, "gfx950")
     chosen = program.random
     got = cdna3("\n".join(lines), "gfx950", v={0: LANE}, s={n: np.uint32(chosen.getrandbits(32)) for n in (4, 5, 6)})

@@ -8,6 +8,7 @@ differ by the same amount in every lane become shifted, others unknown.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -16,7 +17,7 @@ import numpy as np
 
 from .bits_of_three import AND, AND_OR, OR, OR3, XOR, XOR3, bits_of_three
 from .check_code import Code, Step
-from .parse import EXEC, TTMP, Instruction, Operand
+from .parse import EXEC, TTMP, VCC, Instruction, Operand
 
 _MASK = 0xFFFFFFFF
 
@@ -38,6 +39,7 @@ class Value:
 
 Values = dict[int, Value]  #: of the registers of which anything is known
 SCALARS = 1000  #: a scalar register stands at this and its number
+MASKS = 2000  #: what a scalar register, or a pair from it on, holds for each lane, at this and its number
 ALL_LANES = -1  #: stands beside the registers: how often EXEC has been narrowed
 
 
@@ -101,7 +103,8 @@ def follow(step: Step, state: Values) -> None:
     ins = step.ins
     halves = [ins] if ins.second is None else [ins, ins.second]
     results = [(half, _result(half, state)) for half in halves]
-    for written, base in ((step.uses.writes_v, 0), (step.uses.writes_s, SCALARS)):
+    wrote_s = step.uses.writes_s
+    for written, base in ((step.uses.writes_v, 0), (wrote_s, SCALARS), (wrote_s | wrote_s >> 1, MASKS)):
         while written:
             low = written & -written
             state.pop(base + low.bit_length() - 1, None)
@@ -109,7 +112,8 @@ def follow(step: Step, state: Values) -> None:
     for half, value in results:
         if value is not None:
             o = half.operands[0]
-            state[o.index if o.kind == "v" else SCALARS + o.index] = value
+            base = 0 if o.kind == "v" else MASKS if half.name.startswith("v_cmp_") else SCALARS
+            state[base + o.index] = value
     if step.uses.writes_s >> EXEC & 3:
         _follow_mask(ins, state)
 
@@ -143,19 +147,28 @@ def _operand(o: Operand, state: Values) -> Value | None:
     return None
 
 
+_IN_PLACE = ("s_addk_", "s_mulk_")  # the destination is the first source
+
+
 def _rule(ins: Instruction) -> Callable[..., Value | None] | None:
     if ins.name == "v_bitop3_b32":
         return _bitwise(ins.number("bitop3"))
-    return _RULES.get(ins.name)
+    return _RULES.get(ins.name) or _compare(ins.name)
 
 
 def _result(ins: Instruction, state: Values) -> Value | None:
     rule = _rule(ins)
-    if rule is None or "dpp" in ins.encoding or len(ins.operands) < 2 or ins.operands[0].count != 1:
+    if rule is None or "dpp" in ins.encoding or len(ins.operands) < 2:
         return None
     if set(ins.modifiers) - {"offset", "bitop3"}:
         return None
-    sources = [_operand(o, state) for o in ins.operands[1:]]
+    if ins.name.startswith("v_cmp_") and not all_lanes(state):
+        return None
+    read = ins.operands if ins.name.startswith(_IN_PLACE) else ins.operands[1:]
+    sources = [_operand(o, state) for o in read]
+    if ins.name == "v_cndmask_b32":
+        mask = ins.operands[3].index if len(ins.operands) > 3 else VCC
+        sources[2:] = [state.get(MASKS + mask)]
     return rule(*sources) if None not in sources else None
 
 
@@ -265,11 +278,65 @@ def _extract(x: Value, offset: Value, width: Value) -> Value | None:
     return _bitwise(AND)(moved, Value(np.full(1, (1 << (int(width.lanes[0]) & 31)) - 1, np.int64)))
 
 
-def _extract_scalar(x: Value, what: Value) -> Value | None:
-    """s_bfe_u32: offset in bits 4:0 of the second source, width in bits 22:16."""
-    code = int(what.lanes[0])
-    offset, width = (Value(np.full(1, n, np.int64)) for n in (code & 31, code >> 16 & 127))
-    return None if what.shifted else _extract(x, offset, width)
+def _extract_signed(x: Value, offset: Value, width: Value) -> Value | None:
+    field = _extract(x, offset, width)
+    if field is None or field.shifted:
+        return None
+    sign = (1 << (int(width.lanes[0]) & 31)) >> 1
+    return Value((field.lanes ^ sign) - sign & _MASK)
+
+
+def _shift_right_signed(amount: Value, x: Value) -> Value | None:
+    if amount.shifted or amount.lanes.size > 1 or x.shifted:
+        return None
+    return Value(_signed(x.lanes) >> (int(amount.lanes[0]) & 31) & _MASK)
+
+
+def _short(constant: Value) -> Value:
+    """A constant of 16 bits, which the text may have without its sign."""
+    return Value(((constant.lanes & 0xFFFF) ^ 0x8000) - 0x8000 & _MASK)
+
+
+def _signed(lanes: np.ndarray) -> np.ndarray:
+    return (lanes ^ 1 << 31) - (1 << 31)
+
+
+def _select(where_0: Value, where_1: Value, mask: Value) -> Value | None:
+    if mask.shifted or where_0.shifted or where_1.shifted:
+        return None
+    return Value(np.where(mask.lanes, where_1.lanes, where_0.lanes))
+
+
+def _compare(name: str) -> Callable[[Value, Value], Value | None] | None:
+    """The rule of a v_cmp of integers: 1 or 0 for each lane; None for other instructions."""
+    match = _COMPARE.fullmatch(name)
+    if match is None:
+        return None
+
+    def rule(a: Value, b: Value) -> Value | None:
+        if a.shifted or b.shifted:
+            return None
+        x, y = (_signed(v.lanes) if match[2] == "i32" else v.lanes for v in (a, b))
+        return Value(_COMPARISONS[match[1]](x, y).astype(np.int64))
+
+    return rule
+
+
+_COMPARISONS = {
+    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
+}  # fmt: skip
+_COMPARE = re.compile(rf"v_cmp_({'|'.join(_COMPARISONS)})_([ui]32)")
+
+
+def _scalar_field(extract):
+    """s_bfe: offset in bits 4:0 of the second source, width in bits 22:16."""
+
+    def rule(x: Value, what: Value) -> Value | None:
+        code = int(what.lanes[0])
+        offset, width = (Value(np.full(1, n, np.int64)) for n in (code & 31, code >> 16 & 127))
+        return None if what.shifted else extract(x, offset, width)
+
+    return rule
 
 
 def _first_lane(x: Value) -> Value:
@@ -281,7 +348,8 @@ def _reversed(f):
 
 
 _RULES = {
-    "v_mov_b32": lambda a: a,
+    "v_mov_b32": lambda a: a, "v_accvgpr_read_b32": lambda a: a, "v_accvgpr_write_b32": lambda a: a,
+    "v_accvgpr_mov_b32": lambda a: a,
     "v_add_nc_u32": _add, "v_add3_u32": _add, "v_sub_nc_u32": _subtract, "v_subrev_nc_u32": _reversed(_subtract),
     "v_add_u32": _add, "v_sub_u32": _subtract, "v_subrev_u32": _reversed(_subtract),  # gfx9's names
     "v_lshlrev_b32": _shift_left, "v_lshrrev_b32": _shift_right,
@@ -293,12 +361,16 @@ _RULES = {
     "v_lshl_or_b32": _then(_reversed(_shift_left), _bitwise(OR)),
     "v_add_lshl_u32": _then(_add, _reversed(_shift_left)),
     "v_xad_u32": _then(_bitwise(XOR), _add),
-    "v_bfe_u32": _extract,
+    "v_bfe_u32": _extract, "v_bfe_i32": _extract_signed, "v_ashrrev_i32": _shift_right_signed,
+    "v_cndmask_b32": _select,
     "v_readfirstlane_b32": _first_lane,
-    "s_mov_b32": lambda a: a,
+    "s_mov_b32": lambda a: a, "s_movk_i32": _short,
+    "s_addk_i32": lambda a, b: _add(a, _short(b)), "s_addk_co_i32": lambda a, b: _add(a, _short(b)),
+    "s_mulk_i32": lambda a, b: _multiply(a, _short(b)),
     "s_add_i32": _add, "s_add_u32": _add, "s_add_co_i32": _add, "s_add_co_u32": _add, "s_sub_i32": _subtract,
     "s_sub_u32": _subtract, "s_sub_co_i32": _subtract, "s_sub_co_u32": _subtract, "s_mul_i32": _multiply,
     "s_lshl_b32": _reversed(_shift_left), "s_lshr_b32": _reversed(_shift_right),
-    "s_bfe_u32": _extract_scalar,
+    "s_bfe_u32": _scalar_field(_extract), "s_bfe_i32": _scalar_field(_extract_signed),
+    "s_ashr_i32": _reversed(_shift_right_signed),
     "s_and_b32": _bitwise(AND), "s_or_b32": _bitwise(OR), "s_xor_b32": _bitwise(XOR),
 }  # fmt: skip
