@@ -165,6 +165,11 @@ def test_waits(gpu: str, lines: tuple[str, ...], needless: int):
           "ds_load_b32 v2, v1"), None),
         (("v_lshlrev_b32_e32 v1, 7, v0", "v_cmp_gt_u32_e32 vcc_lo, 1, v0", "s_and_saveexec_b32 s4, vcc_lo",
           "s_or_b32 exec_lo, exec_lo, s4", "ds_load_b32 v2, v1"), 31),
+        # What is written there is written for some lanes alone, and the first of them need not be lane 0.
+        (("v_cmp_gt_u32_e32 vcc_lo, 1, v0", "s_and_saveexec_b32 s4, vcc_lo", "v_lshlrev_b32_e32 v1, 7, v0",
+          "s_or_b32 exec_lo, exec_lo, s4", "ds_load_b32 v2, v1"), None),
+        (("v_cmp_lt_u32_e32 vcc_lo, 1, v0", "s_and_saveexec_b32 s4, vcc_lo", "v_readfirstlane_b32 s5, v0",
+          "s_or_b32 exec_lo, exec_lo, s4", "v_lshl_add_u32 v1, v0, 7, s5", "ds_load_b32 v2, v1"), None),
     ],
 )  # fmt: skip
 def test_lds_conflicts_by_the_code_alone(lines: tuple[str, ...], extra: int | None):

@@ -162,7 +162,7 @@ def _result(ins: Instruction, state: Values) -> Value | None:
         return None
     if set(ins.modifiers) - {"offset", "bitop3"}:
         return None
-    if ins.name.startswith("v_cmp_") and not all_lanes(state):
+    if ins.name.startswith("v_") and not all_lanes(state):  # the other lanes keep what they had
         return None
     read = ins.operands if ins.name.startswith(_IN_PLACE) else ins.operands[1:]
     sources = [_operand(o, state) for o in read]
