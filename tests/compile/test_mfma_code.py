@@ -9,6 +9,8 @@ import pytest
 from laneloom.codegen.versions import parse_version
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import has_spills, hot_loop, matrix_overlap
+from laneloom.isa.check_code import read_code
+from laneloom.isa.check_memory import lds_clocks
 from laneloom.isa.listing import Kind
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.execute import code_object
@@ -43,6 +45,19 @@ def test_the_intended_instruction(gpu, dtype, layout):
     # Loads begin before the matrix instructions and are waited for after the first of them; 3.6's LLVM waits earlier.
     early = parse_version(code.triton_version) < (3, 9) or (gpu, dtype, layout) in CONVERTED_EARLY
     assert matrix_overlap(loop) > (0 if early else 0.3)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize(("gpu", "dtype"), [(g, t) for g, t in INSTRUCTIONS if g != "gfx90a"])
+def test_every_lds_access_of_the_hot_loop_is_without_conflicts(gpu, dtype, layout):
+    problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=dtype, layout=layout)
+    (code,) = read_code(code_object(problem, get_gpu(gpu)).asm)
+    loop = hot_loop(code.text)
+    assert loop is not None
+    lines = {i.line for i in loop.instructions}
+    derived = [clocks for step, clocks in lds_clocks(code) if step.ins.line in lines]
+    assert derived
+    assert all(clocks and not extra for clocks, extra in derived), derived
 
 
 @pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])

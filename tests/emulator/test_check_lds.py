@@ -11,10 +11,14 @@ from laneloom.isa.check_memory import lds_clocks
 from laneloom.ops.matmul.presets import named_config
 
 
-@pytest.mark.parametrize(("gpu", "config"), [("gfx1151", "standard"), ("gfx1201", "swizzled"), ("gfx1151", "opt")])
-def test_derived_clocks_are_those_that_the_emulator_counts(gpu: str, config: str):
+@pytest.mark.parametrize(
+    ("gpu", "config"),
+    [("gfx1151", "standard"), ("gfx1201", "swizzled"), ("gfx1151", "opt"), ("gfx942", None), ("gfx950", None)],
+)
+def test_derived_clocks_are_those_that_the_emulator_counts(gpu: str, config: str | None):
     product = parse_product("matmul", gpu, "128,128,64", "fp16", "fp32")
-    outcome = run_product(product, *random_operands(product, 1), profile=True, chosen=named_config(config))
+    chosen = named_config(config) if config else None
+    outcome = run_product(product, *random_operands(product, 1), profile=True, chosen=chosen)
     (record,) = outcome.launches
     assert record.profile is not None
     counted = {i.line: i for i in record.profile.instructions if i.lds_clocks}
