@@ -242,6 +242,20 @@ def test_what_addresses_are_made_of(lines: tuple[str, ...], extra: int | None):
         assert f"add {extra} clocks" in found[0]
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        ("s_andn2_saveexec_b64 s[4:5], s[4:5]", "v_mov_b32_e32 v9, 1"),
+        ("s_or_saveexec_b64 s[4:5], s[4:5]", "s_xor_b64 exec, exec, s[4:5]", "v_mov_b32_e32 v9, 1"),
+    ],
+)
+def test_after_both_branches_all_lanes_are_back(other: tuple[str, ...]):
+    branch = ("v_cmp_gt_u32_e32 vcc, 9, v0", "s_and_saveexec_b64 s[4:5], vcc", "s_xor_b64 s[4:5], exec, s[4:5]")
+    assert not conflicts(*branch, *CONFLICTING)
+    assert not conflicts(*branch, *other, *CONFLICTING)
+    assert conflicts(*branch, *other, "s_or_b64 exec, exec, s[4:5]", *CONFLICTING)
+
+
 def test_the_lanes_of_a_wide_load_are_no_neighbours():
     # Lanes 0 to 3 and 20 to 23 of gfx942 want the same banks, lanes 0 to 7 do not.
     address = ("v_and_b32_e32 v1, 15, v0", "v_lshlrev_b32_e32 v1, 4, v1", "v_lshrrev_b32_e32 v2, 4, v0")

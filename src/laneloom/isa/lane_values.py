@@ -126,8 +126,11 @@ def _follow_mask(ins: Instruction, state: Values) -> None:
     if ins.name.startswith("s_mov") and ins.operands[1].kind == "const" and ins.operands[1].value == -1:
         state[ALL_LANES] = Value(np.zeros(1, np.int64))
     elif depth is not None and not ins.name.startswith("s_mov"):
-        back = ins.name.startswith("s_or_b")
-        state[ALL_LANES] = Value(np.maximum(depth.lanes + (-1 if back else 1), 0))
+        if ins.name.startswith(("s_andn2_saveexec", "s_and_not1_saveexec")):  # the other lanes of the same branch
+            state[ALL_LANES] = Value(np.maximum(depth.lanes, 1))
+        else:
+            back = ins.name.startswith(("s_or_b", "s_or_saveexec"))
+            state[ALL_LANES] = Value(np.maximum(depth.lanes + (-1 if back else 1), 0))
 
 
 def all_lanes(state: Values) -> bool:
