@@ -13,6 +13,7 @@ import laneloom
 from laneloom import verify
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.gpu import get_gpu
+from laneloom.isa.listing import Kind
 from laneloom.ops.attention import execute, reference
 from laneloom.ops.attention.arguments import is_direct
 from laneloom.ops.attention.config import AttentionConfig, plan
@@ -180,6 +181,18 @@ def test_few_queries(gpu, queries):
 def test_head_dimensions(name, d, d_v, grad):
     with laneloom.emulated(name):
         check(*operands(1, 1, 1, 35, 50, d, d_v, TARGETS[name], grad), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "d"), [("gfx942", 24), ("gfx942", 128), *(("gfx950", d) for d in (16, 24, 64, 128, 256))]
+)
+def test_reads_of_lds_on_cdna(name, d):
+    """No bank conflicts in any read of a tile, and strictly right: rows are permuted differently for each width."""
+    with laneloom.emulated(name, strict=True, seed=7, profile=True) as emulation:
+        check(*operands(1, 1, 1, 66, 45, d, d, TARGETS[name]), causal=True)
+    assert [launch.kernel for launch in emulation.launches] == ["attention_forward", *["attention_backward"] * 2]
+    for launch in emulation.launches:
+        assert launch.profile.total("conflicts", (Kind.LDS_LOAD,)) == 0
 
 
 def test_tile_edges(gfx1151):

@@ -51,18 +51,18 @@ def check(got, q, k, v, scale, name, causal="none"):
             assert abs(lse[b, h].double().numpy() - truth.lse).max() < 2e-5
 
 
-@pytest.mark.parametrize("name", ["gfx1151", "gfx1201", "gfx942"])
-def test_masks_groups_and_scales(name):
-    q, k, v = operands(2, 4, 2, 40, 75)
+@pytest.mark.parametrize(("name", "d"), [("gfx1151", D), ("gfx1201", D), ("gfx942", D), ("gfx950", 128)])
+def test_masks_groups_and_scales(name, d):
+    q, k, v = operands(2, 4, 2, 40, 75, d)
     scales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
     each = [x.double().repeat_interleave(2, 1) for x in scales]
     with laneloom.emulated(name) as emulation:
         got = laneloom.flash_attention(
             q, k, v, causal=True, return_lse=True, **dict(zip(SCALES, scales, strict=True)))
-        check(got, q, k, v.double() * scales[2].double()[..., None, None], D**-0.5 * each[0] * each[1], "bf16",
+        check(got, q, k, v.double() * scales[2].double()[..., None, None], d**-0.5 * each[0] * each[1], "bf16",
               "bottom_right")
         got = laneloom.flash_attention(q, k, v, return_lse=True, scale_v=3.0, scale_k=0.5, out_dtype=torch.float16)
-        check(got, q, k, v.double() * 3, torch.full((2, 4), D**-0.5 / 2), "fp16")
+        check(got, q, k, v.double() * 3, torch.full((2, 4), d**-0.5 / 2), "fp16")
         assert [record.kernel for record in emulation.launches] == ["attention_forward"] * 2
 
 

@@ -31,21 +31,21 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "causal", "window"),
+    ("name", "dtype", "d", "causal", "window"),
     [
-        ("gfx1201", torch.bfloat16, True, None), ("gfx1201", torch.float16, "top_left", (10, None)),
-        ("gfx1151", torch.float16, False, (6, 4)), ("gfx942", torch.float16, "top_left", (None, 3)),
-        ("gfx90a", torch.bfloat16, True, None),
-        ("gfx950", torch.bfloat16, True, None),
+        ("gfx1201", torch.bfloat16, 32, True, None), ("gfx1201", torch.float16, 32, "top_left", (10, None)),
+        ("gfx1151", torch.float16, 32, False, (6, 4)), ("gfx942", torch.float16, 32, "top_left", (None, 3)),
+        ("gfx90a", torch.bfloat16, 32, True, None),
+        ("gfx950", torch.bfloat16, 128, True, None),
     ],
 )  # fmt: skip
-def test_packed(name, dtype, causal, window):
+def test_packed(name, dtype, d, causal, window):
     first_q, first_k = (
         torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (LENGTHS, KEY_LENGTHS)
     )
     sizes = ((LENGTHS, 4), (KEY_LENGTHS, 2), (KEY_LENGTHS, 2))
-    q, k, v = (torch.randn(sum(n), h, 32).to(dtype).requires_grad_() for n, h in sizes)
-    grad = torch.randn(sum(LENGTHS), 4, 32).to(dtype)
+    q, k, v = (torch.randn(sum(n), h, d).to(dtype).requires_grad_() for n, h in sizes)
+    grad = torch.randn(sum(LENGTHS), 4, d).to(dtype)
     options = {"causal": causal, "window": window, "cu_seqlens_q": first_q, "cu_seqlens_k": first_k}
     with laneloom.emulated(name, strict=True) as emulation:
         out, lse = laneloom.flash_attention(q, k, v, return_lse=True, **options)
@@ -137,6 +137,7 @@ def in_pages(x: torch.Tensor, page: int, order: torch.Tensor) -> torch.Tensor:
         ("gfx942", (2, 4, 2, 1, 200, 128, 64), 0, None, (200, 37)),
         ("gfx942", (1, 10, 2, 4, 300, 80, 24), 32, 20, (290,)),
         ("gfx950", (3, 6, 2, 2, 160, 16, 264), 16, None, (160, 0, 17)),
+        ("gfx950", (2, 4, 2, 1, 200, 128, 64), 16, None, (200, 37)),
         ("gfx90a", (2, 4, 2, 2, 150, 64, 40), 16, None, (150, 33)),
     ],
 )  # fmt: skip

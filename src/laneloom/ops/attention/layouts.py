@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 
 from ...codegen.versions import wmma_layout
 from ...gpu import Gpu
+from ...isa.lds_banks import BANK_BYTES, banks_of
 
 VECTOR = 8  #: elements of 16 bytes
 _WEIGHTS_OF_MFMA = 4  #: neighbours of a row that a lane has of the accumulator, and so of the weights
@@ -51,10 +52,19 @@ def turned_layout(
     return gl.DistributedLinearLayout(registers, lanes, warps, [], [rows, width])
 
 
-def shared_layout(contiguous: int, order: tuple[int, int], vector: int = VECTOR) -> gl.SwizzledSharedLayout:
-    """A tile in LDS whose rows of `contiguous` elements have their groups of `vector` permuted over 128 bytes."""
-    groups = max(1, min(64 // vector, contiguous // vector))
-    return gl.SwizzledSharedLayout(vector, max(1, 64 // contiguous), groups, list(order))
+def shared_layout(
+    contiguous: int, order: tuple[int, int], vector: int = VECTOR, span: int = 64
+) -> gl.SwizzledSharedLayout:
+    """A tile in LDS whose rows of `contiguous` elements have their groups of `vector` permuted over `span` elements."""
+    groups = max(1, min(span, contiguous) // vector)
+    return gl.SwizzledSharedLayout(vector, max(1, span // contiguous), groups, list(order))
+
+
+def rows_shared(width: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
+    """A tile in LDS whose rows are read for scores: permuted over as many bytes as all banks give in a clock."""
+    span = banks_of(gpu).count * BANK_BYTES // 2
+    # Of 64 bytes, four rows lie side by side in gfx950's banks; its order of lanes asks for them as 32 banks do.
+    return shared_layout(width, (1, 0), span=64 if width == 32 else span)
 
 
 def turned_shared(columns: int, gpu: Gpu) -> gl.SwizzledSharedLayout:

@@ -29,7 +29,7 @@ from ....device.attention_tiles import (
 from ....gpu import Gpu
 from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
-from ..layouts import line_layout, matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
+from ..layouts import line_layout, matrix_constants, rows_layout, rows_shared, turned_layout, turned_shared
 from ..problem import AttentionProblem
 
 _LOG2E = gl.constexpr(1.4426950408889634)
@@ -253,8 +253,8 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "TURNED_LOAD": turned_layout(config.columns, config.out, warps, wave, stored=False),
         "TURNED_STORE": turned_layout(config.columns, config.out, warps, wave, stored=True),
         "OUT_STORE": rows_layout(config.rows, config.out, warps, wave),
-        "SHARED": shared_layout(width, (1, 0)),
-        "SHARED_V": shared_layout(width_v, (1, 0)),
+        "SHARED": rows_shared(width, gpu),
+        "SHARED_V": rows_shared(width_v, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
         **matrix_constants(gpu, warps, min(width, width_v), config.columns),
     }

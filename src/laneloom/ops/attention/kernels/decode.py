@@ -27,7 +27,7 @@ from ....gpu import Gpu
 from ..arguments import UNIT, Tensors
 from ..config import padded
 from ..config_decode import DecodeConfig, DecodeProblem
-from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
+from ..layouts import matrix_constants, rows_layout, rows_shared, turned_layout, turned_shared
 
 _LN2 = gl.constexpr(0.6931471805599453)
 _SCALARS = ("queries", "heads", "group", "row_tiles", "left", "stride_table")
@@ -210,7 +210,7 @@ def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[s
         "V_LOAD": turned_layout(config.columns, config.out, 1, gpu.wave, stored=False),
         "V_STORE": turned_layout(config.columns, config.out, 1, gpu.wave, stored=True),
         "OUT_STORE": rows_layout(config.rows, config.out, 1, gpu.wave),
-        "ROWS_SHARED": shared_layout(width, (1, 0)),
+        "ROWS_SHARED": rows_shared(width, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
         **matrix_constants(gpu, 1, width, config.columns),
     }

@@ -31,7 +31,7 @@ from ....device.attention_tiles import (
 from ....gpu import Gpu
 from ..arguments import LENGTHS, RUNTIME, SCALES, UNIT, Tensors, signature
 from ..config import AttentionConfig, padded
-from ..layouts import matrix_constants, rows_layout, shared_layout, turned_layout, turned_shared
+from ..layouts import matrix_constants, rows_layout, rows_shared, turned_layout, turned_shared
 from ..problem import AttentionProblem
 
 _LN2 = gl.constexpr(0.6931471805599453)
@@ -176,7 +176,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "V_LOAD": turned_layout(config.columns, config.out, warps, wave, stored=False),
         "V_STORE": turned_layout(config.columns, config.out, warps, wave, stored=True),
         "OUT_STORE": rows_layout(config.rows, config.out, warps, wave),
-        "ROWS_SHARED": shared_layout(width, (1, 0)),
+        "ROWS_SHARED": rows_shared(width, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
         **matrix_constants(gpu, warps, width, config.columns),
     }
