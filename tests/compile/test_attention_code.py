@@ -103,6 +103,14 @@ def test_decode_on_cdna(gpu, page):
     assert loop.count(Kind.MATRIX) == 2 * 16 * config.columns * 128 // (16 * 16 * depth)
 
 
+@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize(("gpu", "dtype", "products"), [("gfx942", "bf16", 16), ("gfx950", "fp16", 8)])
+def test_first_product_of_the_backward_on_cdna(gpu, dtype, products, role):
+    """All of it stands above the wait for the second tile."""
+    above = order(loop_of(compiled(gpu, role, 128, dtype))).split(" WAIT S")[0]
+    assert sum(map(int, re.findall(r"\bW(\d+)", above.replace("W ", "W1 ") + " "))) == products, above
+
+
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_loads_run_under_the_matrix_instructions(gpu):
     """The values come while the scores are computed, the next keys while the values are summed."""

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from .float8 import fp16_of_float8
-from .wmma_tiles import load_fence, schedule_fence
+from .wmma_tiles import load_fence, schedule_fence, schedule_fence_wave64
 
 
 @gluon.jit
@@ -123,10 +123,12 @@ def fence_loads(x, VERSION: gl.constexpr):
 
 
 @gluon.jit
-def fence_schedule(x, VERSION: gl.constexpr):
-    """x; no instruction moves across. Nothing on NVIDIA and on CDNA, where a wave has both halves of EXEC."""
+def fence_schedule(x, VERSION: gl.constexpr, CDNA: gl.constexpr = False):
+    """x; no instruction moves across. Nothing on NVIDIA, and on CDNA, where it is an instruction, only if asked."""
     if VERSION == 1 or VERSION == 2:
         x = schedule_fence(x)
+    elif VERSION == 3 and CDNA:
+        x = schedule_fence_wave64(x)
     return x
 
 

@@ -67,7 +67,7 @@ def attention_backward(
     ROLE: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, OUT: gl.constexpr, PARTS: gl.constexpr,
     HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr, BOTTOM_RIGHT: gl.constexpr,
-    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
+    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr, FENCED: gl.constexpr,
     X1_LOAD: gl.constexpr, X2_LOAD: gl.constexpr, Y1_LOAD: gl.constexpr, Y2_LOAD: gl.constexpr,
     LINE_LOAD: gl.constexpr, TURNED_LOAD: gl.constexpr, TURNED_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
     SHARED: gl.constexpr, SHARED_V: gl.constexpr, TURNED_SHARED: gl.constexpr,
@@ -174,7 +174,7 @@ def attention_backward(
             # Triton's barriers: tiles of one lifetime each, complete before they are read.
             y1_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], SHARED, y1)
             s = product_of_rows(x1_lds, y1_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
-            left = fence_schedule(left, VERSION)
+            left = fence_schedule(left, VERSION, CDNA=FENCED)  # the wait for the second tile stays below
             if not PREFETCH:
                 y2 = load_rows(y2_base, column0, columns, stride_y2, 0, COLUMNS, WIDTH_V, D_V, Y2_LOAD)
             y2_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH_V], SHARED_V, y2)
@@ -203,7 +203,7 @@ def attention_backward(
                 ds = p * (dp - delta[:, None])
             else:
                 ds = p * (dp - gl.convert_layout(delta, OTHER)[None, :])
-            left = fence_schedule(left, VERSION)  # the waits for the turned tiles stay below
+            left = fence_schedule(left, VERSION, CDNA=FENCED)  # the waits for the turned tiles stay below
             t1_lds = gl.allocate_shared_memory(
                 dtype, [COLUMNS, OUT], TURNED_SHARED, gl.convert_layout(t1, TURNED_STORE)
             )
@@ -256,6 +256,8 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "SHARED": rows_shared(width, gpu),
         "SHARED_V": rows_shared(width_v, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
+        # Of CDNA; wide tiles on gfx950 are predicted faster without (docs/attention.md).
+        "FENCED": gpu.name != "gfx950" or max(width, width_v) <= 128,
         **matrix_constants(gpu, warps, min(width, width_v), config.columns),
     }
 
