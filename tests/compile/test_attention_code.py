@@ -103,6 +103,14 @@ def test_decode_on_cdna(gpu, page):
     assert loop.count(Kind.MATRIX) == 2 * 16 * config.columns * 128 // (16 * 16 * depth)
 
 
+@pytest.mark.parametrize("page", [0, 16])
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201"])
+def test_decode_on_rdna(gpu, page):
+    problem = DecodeProblem(16, 32, 8, 1, 8192, 128, 128, "bf16", 128**-0.5, None, page)
+    code = decode.code_object(problem, plan_decode(problem, get_gpu(gpu)), get_gpu(gpu))
+    assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
+
+
 @pytest.mark.parametrize("role", ["query", "key"])
 @pytest.mark.parametrize(("gpu", "dtype", "products"), [("gfx942", "bf16", 16), ("gfx950", "fp16", 8)])
 def test_first_product_of_the_backward_on_cdna(gpu, dtype, products, role):
@@ -292,8 +300,7 @@ def test_hopper_decode(d, page, left):
     assert isinstance(config, HopperDecodeConfig)
     code = hopper_decode.code_object(problem, config, gpu)
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
-    programs = 2 if d == 128 else 1
-    assert programs * (code.lds_bytes + 2048) <= gpu.lds_bytes
+    assert code.lds_bytes + 2048 <= gpu.lds_bytes
     ops = sass_of(code)
     assert sum(op.startswith("UTMALDG.4D") for op in ops) == 2 * d // 64
     assert sum(op.startswith("HMMA.16816.F32.BF16") for op in ops) == 2 * d // 16 + 2 * d // 16

@@ -167,8 +167,15 @@ def product_of_rows(
     ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr,
 ):  # fmt: skip
     """A B^T for A [ROWS, >= D] and B [COLUMNS, >= D] in LDS, D rounded up to steps of STEP; beyond D, A has zeros."""
+    return add_product_of_rows(gl.zeros((ROWS, COLUMNS), gl.float32, ACC), a_lds, b_lds, D, ACC, K_WIDTH, VERSION)
+
+
+@gluon.jit
+def add_product_of_rows(
+    acc, a_lds, b_lds, D: gl.constexpr, ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr
+):
+    """acc + A B^T, as `product_of_rows`."""
     STEP: gl.constexpr = 4 * K_WIDTH if VERSION == 3 else 16  # of MFMA: 16 rows by 4 groups of lanes
-    acc = gl.zeros((ROWS, COLUMNS), gl.float32, ACC)
     for step in gl.static_range((D + STEP - 1) // STEP):
         a = a_lds.slice(step * STEP, STEP, 1).load(gl.DotOperandLayout(0, ACC, K_WIDTH))  # [ROWS, STEP]
         b = b_lds.slice(step * STEP, STEP, 1).permute([1, 0])

@@ -201,9 +201,9 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
         if own.why_invalid(problem, gpu) is None:
             return own
     wide = max(padded(problem.d), padded(problem.d_v))
-    twice = gpu.vendor == "amd" and gpu.major == 11  # fragments lie in both halves of a wave
-    columns = 32 if wide <= (64 if twice else 128) and problem.page % 32 == 0 else 16
     cdna = gpu.matrix_instructions == "mfma"  # 512 registers a lane hold all sums of a row
+    most = 64 if gpu.matrix_instructions == "wmma" else 128  # beyond, blocks of 32 keys spill
+    columns = 32 if wide <= most and problem.page % 32 == 0 else 16
     alone = DecodeConfig(columns=columns, out=padded(problem.d_v) if cdna else min(128, padded(problem.d_v)), splits=1)
     # No program more than run at once: the last ones would run alone.
     together = _PROGRAMS_PER_PROCESSOR

@@ -17,10 +17,10 @@ from ....codegen import CodeObject, compile_kernel
 from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
+    add_product_of_rows,
     fence_loads,
     fence_schedule,
     load_rows,
-    product_of_rows,
     softmax_step,
 )
 from ....gpu import Gpu
@@ -56,7 +56,7 @@ def attention_decode(
     stride_qb, stride_qn, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
     D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
     OUT: gl.constexpr, PARTS: gl.constexpr, SPLITS: gl.constexpr, PAGE: gl.constexpr, HAS_FIRST: gl.constexpr,
-    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
+    UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr, CHUNK: gl.constexpr,
     Q_LOAD: gl.constexpr, K_LOAD: gl.constexpr, V_LOAD: gl.constexpr, V_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
     ROWS_SHARED: gl.constexpr, TURNED_SHARED: gl.constexpr,
 ):  # fmt: skip
@@ -124,7 +124,13 @@ def attention_decode(
             k_from, k_row = _rows_of_block(k_base, ahead, stride_kb * UNIT, stride_kn, table, COLUMNS, PAGE)
             k = load_rows(k_from, k_row, k_row + keys - ahead * COLUMNS, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
             step = fence_loads(step, VERSION)  # the values and the next keys come while the scores are computed
-            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
+            s = gl.zeros((ROWS, COLUMNS), gl.float32, ACC)
+            for c0 in gl.static_range(0, D, CHUNK):
+                if c0 > 0:
+                    step = fence_schedule(step, VERSION)  # all of a wide row's operands at once are too many registers
+                q_part, k_part = q_lds.slice(c0, CHUNK, 1), k_lds.slice(c0, CHUNK, 1)
+                s = add_product_of_rows(s, q_part, k_part, min(D - c0, CHUNK), ACC, K_WIDTH, VERSION)
+            s *= scale2
             column = step * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
             # The band counts from each row's own key: row `at`, last 0, first -left.
             p, fade, total, top = softmax_step(s, total, top, at, column, keys, -left, keys * 0, HAS_FIRST, True, True)
@@ -205,6 +211,7 @@ def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[s
         "PAGE": problem.page,
         "HAS_FIRST": problem.left is not None,
         "UNIT": UNIT,
+        "CHUNK": 16 if gpu.matrix_instructions == "wmma" and width > 64 else width,
         "Q_LOAD": rows_layout(config.rows, width, 1, gpu.wave),
         "K_LOAD": rows_layout(config.columns, width, 1, gpu.wave),
         "V_LOAD": turned_layout(config.columns, config.out, 1, gpu.wave, stored=False),
