@@ -19,7 +19,7 @@ from laneloom.codegen.cuda_call import CudaFunction
 from laneloom.device import prepared
 from laneloom.gpu import get_gpu
 from laneloom.ops import warm
-from laneloom.ops.attention import kernels
+from laneloom.ops.attention import hopper_launch, kernels
 from laneloom.ops.operators import Operator
 from laneloom.ops.warm import WarmCalls
 
@@ -134,7 +134,8 @@ def stand_in(monkeypatch, schedules, callers):
     monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
     for module in schedules:
         monkeypatch.setattr(module, "_load", load)
-        monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER)
+    for module in (*schedules, hopper_launch):
+        monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER, raising=False)
         monkeypatch.setattr(module, "processors", lambda device: PROCESSORS, raising=False)
     for module in callers:
         monkeypatch.setattr(module, "active_gpu", lambda: GPU)

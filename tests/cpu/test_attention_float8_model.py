@@ -22,7 +22,8 @@ from laneloom.ops.attention import reference  # noqa: E402
 from laneloom.ops.attention.config_float8 import HopperFloat8Config  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band_of, problem_of  # noqa: E402
 from laneloom.ops.attention.hopper import source_text  # noqa: E402
-from laneloom.ops.attention.kernels.hopper_forward_float8 import constants_of, sections  # noqa: E402
+from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
+from laneloom.ops.attention.kernels.hopper_forward_float8 import constants_of  # noqa: E402
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 FLOAT8 = torch.float8_e4m3fn
@@ -80,7 +81,7 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, c
         *(x.data_ptr() if packed else None for x in (first_q, first_k)), counter.data_ptr(),
         (ctypes.c_void_p * 3)(*(x.data_ptr() for x in scales)),
         (ctypes.c_longlong * 5)(*out.stride()[:3], *lse.stride()[:2]),
-        (ctypes.c_int * 9)(*sizes, problem.batch, first, last, sections(problem, config), tiles),
+        (ctypes.c_int * 9)(*sizes, problem.batch, first, last, forward_section(problem, config), tiles),
         (ctypes.c_int * 6)(*(step for x in scales for step in x.stride())), scale2, 0.5,
     )  # fmt: skip
     library.launch(min(2, tiles), 32 * config.num_warps, late, ctypes.byref(call))

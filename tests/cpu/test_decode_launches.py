@@ -27,6 +27,7 @@ from laneloom.ops.attention import decode, torch_decode, torch_float8, torch_op 
 from laneloom.ops.attention.config import plan  # noqa: E402
 from laneloom.ops.attention.config_decode import plan_decode  # noqa: E402
 from laneloom.ops.attention.execute import Band, problem_of  # noqa: E402
+from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_decode, hopper_forward_float8  # noqa: E402
 
 
@@ -135,7 +136,7 @@ def test_attention_on_8_bit_floats(driver, scaled):
             "first_k": 0, "counter": COUNTER, "lse_batch": lse.stride(0), "lse_head": lse.stride(1),
             "scale2": 0.3 * log2(e), "queries": queries, "keys": keys, "heads": heads, "group": 2, "batches": batch,
             "first": problem.first or 0, "last": problem.last, "tiles": config.tiles(problem),
-            "section": hopper_forward_float8.sections(problem, config), "v_number": 0.25 if scaled else 1.0,
+            "section": forward_section(problem, config), "v_number": 0.25 if scaled else 1.0,
             **{name: address_of(scales.get(name) if name != "scale_v" else None) for name in
                ("scale_q", "scale_k", "scale_v")},
             "scale_q_batch": 0, "scale_q_head": 0, "scale_k_batch": 1 if scaled else 0,

@@ -42,11 +42,6 @@ class Tensors:
         """Strides of batch and head of the LSE [B, H, N], in elements."""
         return list(strides_of(self._operands["lse"])[:2])
 
-    def lengths(self) -> tuple[int, int]:
-        """Addresses of the first query and the first key of each sequence, 0 where none are packed."""
-        first_q, first_k = (self._operands.get(name) for name in ("first_q", "first_k"))
-        return (0, 0) if first_q is None or first_k is None else (first_q.data_ptr(), first_k.data_ptr())
-
     def pointers(self, *names: str) -> list[Any]:
         """What Triton takes for pointers."""
         found = [self._operands.get(name) for name in names]

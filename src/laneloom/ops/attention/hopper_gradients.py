@@ -15,6 +15,7 @@ from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
 from .hopper import band_constants, boxes, counter, processors, section, source_text
+from .hopper_launch import starts_of
 from .problem import DTYPE_BYTES, AttentionProblem
 
 BLOCK = 64  #: queries of a step
@@ -127,8 +128,7 @@ def prepare(
 
     def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)
-        first_q, first_k, dlse = operands["first_q"], operands["first_k"], operands["dlse"]
-        starts_q, starts_k = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
+        dlse, (starts_q, starts_k) = operands["dlse"], starts_of(operands)
         g = operands["g"].data_ptr()
         room = make_room()  # lives until all is launched
         sums = room.data_ptr()

@@ -7,19 +7,19 @@ arXiv:2407.08608.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_float, c_int32, c_int64
 from functools import cache
 from typing import Any
 
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
+from ....codegen.cuda_call import CudaFunction, load_function
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_hopper import HopperForwardConfig
-from ..hopper import band_constants, boxes, counter, processors, section, source_text
-from ..problem import DTYPE_BYTES, AttentionProblem
+from ..hopper import band_constants, source_text
+from ..hopper_launch import prepare_forward
+from ..problem import AttentionProblem
 
 
 def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu) -> CodeObject:
@@ -57,33 +57,8 @@ def prepare(
 ) -> Callable[[dict[str, Any]], None]:
     """What writes out and lse for operands that lie as these do, by name. Raises UnsupportedError without the extra
     `cuda`."""
-    from ....device.prepared import current_stream  # needs torch, without which kernels are compiled
-
-    q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
-    device = q.device.index
-    tiles = config.tiles(problem)
-    kv_bytes = problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    heads = section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
-    scale2, *sizes, first, last = problem.scalars()
-    maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
-    pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
-    strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
-    integers = map(c_int32, (*sizes, problem.batch, first, last, heads, tiles))
-    call = CudaCall(
-        _load(problem.code_key, config, gpu, device), (*maps, *pointers, *strides, c_float(scale2), *integers), device,
-        ctas=min(tiles, processors(device)), pdl=True,
-    )  # fmt: skip
-
-    def run(operands: dict[str, Any]) -> None:
-        stream = current_stream(device)
-        first_q, first_k = operands.get("first_q"), operands.get("first_k")
-        starts = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
-        call.launch_at(
-            stream, operands["q"].data_ptr(), operands["k"].data_ptr(), operands["v"].data_ptr(),
-            operands["out"].data_ptr(), operands["lse"].data_ptr(), *starts, counter(device, stream),
-        )  # fmt: skip
-
-    return run
+    device = tensors.tensor("q").device.index
+    return prepare_forward(_load(problem.code_key, config, gpu, device), problem, config, tensors)
 
 
 @cache

@@ -8,18 +8,19 @@ arXiv:2411.10958, for the sum in two levels.
 from __future__ import annotations
 
 from collections.abc import Callable
-from ctypes import c_float, c_int32, c_int64
+from ctypes import c_float, c_int32
 from functools import cache
 from typing import Any
 
 from ....codegen.code_object import CodeObject
-from ....codegen.cuda_call import CudaCall, CudaFunction, Pointer, load_function
+from ....codegen.cuda_call import CudaFunction, Pointer, load_function
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_float8 import HopperFloat8Config
-from ..hopper import band_constants, boxes, counter, processors, section, source_text
+from ..hopper import band_constants, source_text
+from ..hopper_launch import prepare_forward
 from ..problem import AttentionProblem
 
 _SCALES = ("scale_q", "scale_k", "scale_v")
@@ -39,12 +40,6 @@ def constants_of(problem: AttentionProblem, config: HopperFloat8Config) -> dict[
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
     }
-
-
-def sections(problem: AttentionProblem, config: HopperFloat8Config) -> int:
-    """Heads whose tiles are mixed."""
-    kv_bytes = problem.keys * (problem.d + problem.d_v)
-    return section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
 
 
 def code_object(problem: AttentionProblem, config: HopperFloat8Config, gpu: Gpu) -> CodeObject:
@@ -68,37 +63,12 @@ def prepare(
 ) -> Callable[[dict[str, Any]], None]:
     """What writes out and lse for operands that lie as these do, by name. scale_q, scale_k, scale_v: fp32 [B, H_kv] of
     any strides, or None. number_v multiplies O. Raises UnsupportedError without the extra `cuda`."""
-    from ....device.prepared import current_stream  # needs torch, without which kernels are compiled
-
-    q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
-    device = q.device.index
-    tiles = config.tiles(problem)
-    scale2, *sizes, first, last = problem.scalars()
-    maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
-    pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
-    strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
-    integers = map(c_int32, (*sizes, problem.batch, first, last, sections(problem, config), tiles))
     scales = [tensors.tensor(name) for name in _SCALES]
     steps = [step for x in scales for step in ((0, 0) if x is None else x.stride())]
-    call = CudaCall(
-        _load(problem.code_key, config, gpu, device),
-        (*maps, *pointers, *strides, c_float(scale2), *integers, *(Pointer() for _ in _SCALES), *map(c_int32, steps),
-         c_float(tensors.tensor("number_v"))),
-        device, ctas=min(tiles, processors(device)), pdl=True,
-    )  # fmt: skip
-    names = ("q", "k", "v", "out", "lse")
-
-    def run(operands: dict[str, Any]) -> None:
-        stream = current_stream(device)
-        first_q, first_k = operands["first_q"], operands["first_k"]
-        starts = (0, 0) if first_q is None else (first_q.data_ptr(), first_k.data_ptr())
-        scales = (operands[name] for name in _SCALES)
-        call.launch_at(
-            stream, *(operands[name].data_ptr() for name in names), *starts, counter(device, stream),
-            *(0 if x is None else x.data_ptr() for x in scales),
-        )  # fmt: skip
-
-    return run
+    number = c_float(tensors.tensor("number_v"))
+    kernel = _load(problem.code_key, config, gpu, tensors.tensor("q").device.index)
+    more = (*(Pointer() for _ in scales), *map(c_int32, steps), number)
+    return prepare_forward(kernel, problem, config, tensors, *more, names=_SCALES)
 
 
 @cache
