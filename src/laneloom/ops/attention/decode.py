@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Operand = torch.Tensor | np.ndarray
 
 _PAGE_STEP = 16
-_ON_TENSORS = f"{__package__}.torch_decode"
+_ON_TENSORS = f"{__package__}.torch_decode"  #: the module that needs torch
 _DTYPES = {"float16": "fp16", "torch.float16": "fp16", "torch.bfloat16": "bf16"}
 
 
@@ -61,9 +61,7 @@ def attention_decode(
     "Flash-Decoding" and "PagedAttention"; the arguments are those of flash-attn's flash_attn_with_kvcache.
     """
     torch = sys.modules.get("torch")
-    operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": cache_lengths}
-    if block_table is not None:
-        operands["block_table"] = block_table
+    operands = _named(q, k_cache, v_cache, cache_lengths, block_table)
     kind = np.ndarray if torch is None or not isinstance(q, torch.Tensor) else torch.Tensor
     for name, x in operands.items():
         if not isinstance(x, kind):
@@ -83,15 +81,19 @@ def attention_decode(
     return results if return_lse else results[0]
 
 
+def _named(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any) -> dict[str, Any]:
+    """The operands that there are, by the arguments' names."""
+    found = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
+    return found if block_table is None else found | {"block_table": block_table}
+
+
 def prepare_decode(
     q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None
 ) -> Callable[..., tuple[Any, Any]]:
     """What gives O and LSE of operands that lie as these do. It takes the arguments of this function, which checks
     them."""
     gpu = active_gpu()
-    operands = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
-    if block_table is not None:
-        operands["block_table"] = block_table
+    operands = _named(q, k_cache, v_cache, lengths, block_table)
     _check_dtypes(operands, gpu)
     problem = _problem(operands, scale, window)
     config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
@@ -156,9 +158,9 @@ def _copied(x: Any) -> Any:
     """A contiguous copy at a multiple of 16 bytes."""
     if isinstance(x, np.ndarray):
         return aligned_copy(x)
-    import torch
+    from .torch_op import copy_of
 
-    return x.detach().clone(memory_format=torch.contiguous_format)
+    return copy_of(x)
 
 
 def _address(x: Any) -> int:

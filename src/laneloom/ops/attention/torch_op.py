@@ -61,7 +61,7 @@ def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 def direct(x: torch.Tensor, gpu: Gpu) -> torch.Tensor:
     """x as a kernel reads it: where it lies, or a copy."""
-    return x.detach() if _is_readable(x, gpu) else _copied(x)
+    return x.detach() if _is_readable(x, gpu) else copy_of(x)
 
 
 def _is_readable(x: torch.Tensor, gpu: Gpu) -> bool:
@@ -69,7 +69,8 @@ def _is_readable(x: torch.Tensor, gpu: Gpu) -> bool:
     return is_direct(x, x.data_ptr()) and (gpu.vendor != "nvidia" or is_boxed(x))
 
 
-def _copied(x: torch.Tensor) -> torch.Tensor:
+def copy_of(x: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy at a multiple of 16 bytes, without gradients."""
     return x.detach().clone(memory_format=torch.contiguous_format)
 
 
@@ -114,7 +115,7 @@ def _prepare(
     def operands_of(q: Any, k: Any, v: Any, first_q: Any, first_k: Any) -> dict[str, Any]:
         out, lse = make(), make_lse()
         if copied:
-            q, k, v = (_copied(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
+            q, k, v = (copy_of(x) if copy else x for x, copy in zip((q, k, v), copies, strict=True))
         return {"q": q, "k": k, "v": v, "out": out, "lse": lse, "first_q": first_q, "first_k": first_k}
 
     attend = execute.prepare_forward(problem, gpu, operands_of(q, k, v, first_q, first_k))
@@ -165,7 +166,7 @@ def _prepare_backward(
     def operands_of(grad, grad_lse, q, k, v, out, lse, first_q, first_k) -> dict[str, Any]:
         if copied:
             read = zip((q, k, v, grad, out), copies, strict=True)
-            q, k, v, grad, out = (_copied(x) if copy else x for x, copy in read)
+            q, k, v, grad, out = (copy_of(x) if copy else x for x, copy in read)
         if dlse_copied:
             grad_lse = grad_lse.detach().float().contiguous()
         return {

@@ -44,7 +44,7 @@ def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) ->
 def prepare(
     problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu, tensors: Tensors
 ) -> Callable[[dict[str, Any]], None]:
-    """What writes out [B, N, H, D] and lse [B, H, N] for operands that lie as these do, by name. One launch.
+    """What writes out [B, N, H, D_V] and lse [B, H, N] for operands that lie as these do, by name. One launch.
     Raises UnsupportedError without the extra `cuda`."""
     import torch  # here, since kernels are compiled without it
 
