@@ -27,7 +27,7 @@ from ..ops.matmul import model_hopper, plan_cluster, plan_hopper
 from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.problem import MatmulProblem
-from ..ops.matmul.tuned import parse_table, table_path
+from ..ops.matmul.tuned import shipped_entries
 from .matmul_tiles import Row, read
 from .records import Record, load
 from .timing import METHOD_SUSTAINED
@@ -200,8 +200,7 @@ class Held:
 
 def held(path: Path) -> list[Held]:
     """Of the products in bf16 that take LEAST_HELD_US or more and whose config the model chose: not the tuned ones."""
-    table = table_path(GPU.name)
-    tuned = {(*x.sizes, x.config) for x in parse_table(table.read_text(encoding="utf-8"), GPU.name, "package")}
+    tuned = {(*x.sizes, x.config) for x in shipped_entries(GPU.name)}
 
     def is_tuned(record: Record) -> bool:
         p = record.problem

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from ..ops.matmul.tuned import TunedEntry, parse_table, table_path
+from ..ops.matmul.tuned import TunedEntry, shipped_entries
 from .plots import save_figure
 from .records import Record, load
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED
@@ -334,7 +334,7 @@ def main() -> None:
     # Only to mark stale figures, and it needs torch.
     from .matmul import METHOD_HOST, OUTSIDE, RANDOM, is_stale
 
-    every, shipped = load(arguments.records), table_path("sm_90a")
+    every = load(arguments.records)
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE, RANDOM)]
     narrow = [r for r in records if r.problem["dtype"] not in WIDE_KINDS]
     tables = {
@@ -344,7 +344,7 @@ def main() -> None:
         "host": render_host(records, METHOD_HOST),
         "outside": render_outside((r for r in every if r.problem.get("group") == OUTSIDE), is_stale),
         "random": render_random((r for r in every if r.problem.get("group") == RANDOM), is_stale),
-        "tuned": render_tuned(parse_table(shipped.read_text(encoding="utf-8"), shipped.stem, "package")),
+        "tuned": render_tuned(shipped_entries("sm_90a")),
     }  # fmt: skip
     fill_page(arguments.page, tables)
     if arguments.readme is not None:

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..target import active_gpu, expected_device_type
 from .config_cluster import ClusterConfig
-from .dtypes import check_pair, outputs, words
+from .dtypes import outputs, words
 from .execute import check_distinct, overlap, problem_of, schedule_of
 from .plan_cluster import cluster_configs
 from .problem import MatmulProblem
@@ -79,14 +79,19 @@ def grouped_matmul(
     return out
 
 
+def check_shapes(a: Any, b: Any) -> None:
+    """Raise ArgumentError for a and b that are no rows and matrices for them."""
+    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
+        raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+
+
 def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:
     """torch's dtype of the result. Checks the operands and it."""
     import torch
 
-    from .torch_op import dtype_name, output_dtype
+    from .torch_op import dtype_name, operand_dtypes, output_dtype
 
-    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
-        raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+    check_shapes(a, b)
     if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
         raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
     gpu = active_gpu()
@@ -94,11 +99,10 @@ def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:
         raise UnsupportedError(f"a: grouped products run on Hopper GPUs only, got a tensor on {a.device}, {gpu.name}")
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
-    names = dtype_name("a", a.dtype), dtype_name("b", b.dtype)
-    check_pair(*names)
-    wanted = output_dtype(names[0], out_dtype)
-    if (name := dtype_name("out_dtype", wanted)) not in outputs(names[0], has_terms=False):
-        raise UnsupportedError(f"out_dtype: expected {words(outputs(names[0], has_terms=False))}, got {name}")
+    kind, _ = operand_dtypes(a, b, None)
+    wanted = output_dtype(kind, out_dtype)
+    if (name := dtype_name("out_dtype", wanted)) not in outputs(kind, has_terms=False):
+        raise UnsupportedError(f"out_dtype: expected {words(outputs(kind, has_terms=False))}, got {name}")
     return wanted
 
 

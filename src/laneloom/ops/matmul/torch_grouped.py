@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError
 from ..operators import complete, one_by_one
 from ..warm import WarmCalls, maker_of
 from . import grouped
@@ -38,8 +37,7 @@ def _grouped(a, b, ends, out_dtype=None):
 
 
 def _grouped_fake(a, b, ends, out_dtype=None):
-    if a.dim() != 2 or b.dim() != 3 or a.shape[1] != b.shape[1]:
-        raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+    grouped.check_shapes(a, b)
     names = operand_dtypes(a, b, None)
     return a.new_empty((a.shape[0], b.shape[2]), dtype=output_dtype(names[0], out_dtype))
 

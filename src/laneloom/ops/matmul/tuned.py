@@ -162,6 +162,11 @@ def table_path(gpu_name: str) -> Path:
     return Path(str(resources.files("laneloom.ops.matmul").joinpath("tables", f"{gpu_name}.json")))
 
 
+def shipped_entries(gpu_name: str) -> list[TunedEntry]:
+    """What the package's table of a GPU holds. Raises OSError or ValueError where there is none."""
+    return parse_table(table_path(gpu_name).read_text(encoding="utf-8"), gpu_name, "package")
+
+
 def cache_folder(gpu_name: str) -> Path:
     """Where the user's cache keeps a GPU's entries."""
     return cache_dir() / "tuned" / gpu_name / "matmul"
