@@ -126,10 +126,21 @@ inline void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
 }
 
 inline void init_barrier(u32 at, u32 arrivals) { check_shared(at, 8, 8), barrier_init(at, arrivals); }
+// An address in the cluster: the CTA's number stands above the address there.
+inline void in_peer(u32& there, u32 at, u32 rank) {
+  there = rank < (u32)cluster_size && at < WINDOW ? (rank + 1) * WINDOW + at : 0;  // what is of no CTA can be computed
+}
 // Signals between CTAs take their time with `late`, the last CTA's most.
-inline void arrive_at(u32 at, u32 rank) {
+inline void arrive_in_cluster(u32 there) {
+  const u32 rank = there / WINDOW - 1, at = there % WINDOW;
+  if (rank >= (u32)cluster_size) fail("a signal to %u, which is no address in the cluster", there);
   if (late && cta != ctas + rank) usleep(SIGNAL_US * ::cluster_rank());
   take(peer(rank), at, 1, 0);
+}
+// The PTX ISA leaves open which lane it is: here not the first.
+inline void elect_one(u32& elected) {
+  __syncwarp();
+  elected = threadIdx.x % 32 == 31;
 }
 inline void cluster_rank(u32& rank) { rank = ::cluster_rank(); }
 inline void cluster_meet() { meet(-1, cluster_size * blockDim.x, true, ctas[0]); }

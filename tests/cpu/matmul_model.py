@@ -35,8 +35,9 @@ CALLS = {
     "mbarrier.init.shared::cta.b64 [%0], %1;": "ptx::init_barrier",
     "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;": "barrier_expect",
     "mbarrier.arrive.shared::cta.b64 _, [%0];": "barrier_arrive",
-    "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [remote]; }":
-    "ptx::arrive_at",
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }": "ptx::elect_one",
+    "mapa.shared::cluster.u32 %0, %1, %2;": "ptx::in_peer",
+    "mbarrier.arrive.shared::cluster.b64 _, [%0];": "ptx::arrive_in_cluster",
     "fence.mbarrier_init.release.cluster;": "ptx::nothing",
     "prefetch.tensormap [%0];": "ptx::nothing",
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "

@@ -18,6 +18,17 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
+// A number that all lanes of a warp have, in a form that lets the compiler keep what follows from it in uniform registers.
+__device__ __forceinline__ u32 uniform(u32 x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+// One lane of a whole warp. Unlike a comparison with threadIdx.x it says to the compiler that there is one: the copy
+// engine's and the barriers' operands need no loop over lanes.
+__device__ __forceinline__ bool elect_one() {
+    u32 elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected;
+}
+
 // After fence.mbarrier_init: every CTA of the cluster is there, and its barriers can be signalled.
 __device__ __forceinline__ void cluster_meet() {
     asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
@@ -37,13 +48,18 @@ __device__ __forceinline__ void arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrive at the barrier that lies at this address in the shared memory of CTA `rank` of the cluster. What it says is
-// that this warp's reads of a slice are done, so nothing has to be made visible: a release of the cluster's scope would
-// wait for all memory traffic, about a microsecond.
-__device__ __forceinline__ void arrive_at(u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(barrier), "r"(rank) : "memory");
+// Where the shared memory of CTA `rank` of the cluster has what this one has at `address`.
+__device__ __forceinline__ u32 in_peer(u32 address, u32 rank) {
+    u32 there;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+
+// Arrive at a barrier by its address in the cluster. What it says is that this warp's reads of a slice are done, so
+// nothing has to be made visible: a release of the cluster's scope would wait for all memory traffic, about a
+// microsecond.
+__device__ __forceinline__ void arrive_in_cluster(u32 barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 // Bring a tensor map near before its first use.
@@ -51,19 +67,21 @@ __device__ __forceinline__ void prefetch_map(const TensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-__device__ __forceinline__ void load_box(const TensorMap *map, u32 to, u32 barrier, u32 mask, int x, int y, int z,
-                                         int w) {
-    if (mask & (mask - 1)) {
-        asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-            " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z),
-            "r"(w), "h"((u16)mask) : "memory");
-    } else {
-        asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
-            " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
-            : "memory");
-    }
+// The copy engine brings a box, and tells the barrier how many bytes came.
+__device__ __forceinline__ void load_box(const TensorMap *map, u32 to, u32 barrier, int x, int y, int z, int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+        : "memory");
+}
+
+// The same to all CTAs of the cluster whose bit of `mask` is set, at the same addresses there.
+__device__ __forceinline__ void share_box(const TensorMap *map, u32 to, u32 barrier, u32 mask, int x, int y, int z,
+                                          int w) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+        " [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z),
+        "r"(w), "h"((u16)mask) : "memory");
 }
 
 // The copy engine brings a box no further than the L2. That reads nothing, so it may come before `wait_for_predecessor`:

@@ -27,37 +27,43 @@ __device__ __forceinline__ void pin(ACCUMULATOR (&acc)[STRIPS][N]) {
     for (int strip = 0; strip < STRIPS; ++strip) pin(acc[strip]);
 }
 
+// What wgmma's descriptions of a consumer's tiles begin with, of the ring's first slice: those of a slice, of a piece, of a
+// strip and of a step are sums with it, all in uniform registers.
+struct Descriptions {
+    u32 a, b;
+};
+
+__device__ __forceinline__ Descriptions describe_ring(u32 ring, u32 slab) {
+    return {describe(ring + slab * (SLAB * 128), A_IS_KM ? BLOCK_K * 128 : 16),
+            describe(ring + PIECES * A_BYTES, B_IS_NK ? 16 : BLOCK_K * 128)};
+}
+
 // Step `step` of four of a slice, 32 bytes of K (along a row, or, of 16-bit types, 16 rows further): a strip of A.
 __device__ __forceinline__ u64 a_tile(u32 a, int strip, int step) {
-    return A_IS_KM ? describe(a + strip * (BLOCK_K * 128) + 2048 * step, BLOCK_K * 128)
-                   : describe(a + strip * (64 * 128) + 32 * step, 16);
+    return described(a + (A_IS_KM ? strip * (BLOCK_K * 128) + 2048 * step : strip * (64 * 128) + 32 * step) / 16);
 }
 
 // The same of B.
-__device__ __forceinline__ u64 b_tile(u32 b, int step) {
-    return B_IS_NK ? describe(b + 32 * step, 16) : describe(b + 2048 * step, BLOCK_K * 128);
-}
+__device__ __forceinline__ u64 b_tile(u32 b, int step) { return described(b + (B_IS_NK ? 32 : 2048) * step / 16); }
 
-// Multiply one strip of a slice.
+// Multiply one strip of a slice that begins `at` bytes behind the ring's first.
 template <int N>
-__device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[N], u32 stage_base, u32 slab, int strip,
+__device__ __forceinline__ void multiply_strip(ACCUMULATOR (&acc)[N], const Descriptions &of, u32 at, int strip,
                                                bool fresh) {
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        wgmma(acc, a_tile(stage_base + slab * (SLAB * 128), strip, step), b_tile(stage_base + A_BYTES, step),
-              step == 0 ? !fresh : 1);
+        wgmma(acc, a_tile(of.a + at / 16, strip, step), b_tile(of.b + at / 16, step), step == 0 ? !fresh : 1);
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
 // Multiply one slice: the products of pieces that are within the sums' precision, the smallest first.
 template <int N>
-__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][N], u32 stage_base, u32 slab, bool fresh) {
+__device__ __forceinline__ void multiply(ACCUMULATOR (&acc)[STRIPS][N], const Descriptions &of, u32 at, bool fresh) {
 #pragma unroll
     for (int order = PIECES - 1; order >= 0; --order) {  // products of pieces i and j with i + j = order
 #pragma unroll
         for (int i = 0; i <= order; ++i) {
-            const u32 a = stage_base + i * A_BYTES + slab * (SLAB * 128);
-            const u32 b = stage_base + PIECES * A_BYTES + (order - i) * B_BYTES;
+            const u32 a = of.a + (at + i * A_BYTES) / 16, b = of.b + (at + (order - i) * B_BYTES) / 16;
             const bool first_pair = order == PIECES - 1 && i == 0;
 #pragma unroll
             for (int step = 0; step < 4; ++step) {
@@ -136,12 +142,15 @@ __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATOR
 __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
                                         u32 empty, char *staging, char *sent, char *received, u32 exchanged, u32 slab,
                                         Rank rank, const Terms &terms) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const u32 tiles = ring & 0x3ffff;  // without the CTA's place in the cluster, which descriptors have no bits for
+    const int lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32 % 4);
+    // Without the CTA's place in the cluster, which descriptors have no bits for.
+    const Descriptions of_ring = describe_ring(ring & 0x3ffff, slab);
     // Lanes 0 to NEIGHBOURS - 1 of each warp tell one CTA each, which multicasts to this one, that a slice is free.
     const int along = lane - CLUSTER_M;
     const u32 neighbour = rank.k * SHARERS + (lane < CLUSTER_M ? rank.n * CLUSTER_M + lane
                                                                : rank.m + CLUSTER_M * (along + (along >= (int)rank.n)));
+    const u32 freed = in_peer(empty, neighbour);  // the other lanes' address is of no CTA, and not used
     u32 stage = 0, phase = 0;
     u32 busy = 0;  // the slice that the wgmmas in flight read
     Kept kept_panels;  // the tile's last strip
@@ -155,7 +164,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const auto compute = [&](auto &acc) {
         tile = next;
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
-        const Place at = {tile.m + (int)slab * SLAB + warp * 16, tile.n + (int)rank.k * FINISHED};
+        const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
         constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
         ACCUMULATOR sums[STRIPS][sums_of_strip] = {};
@@ -169,7 +178,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 wait_barrier(full + 8 * stage, phase);
                 pin(acc);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-                multiply(acc, tiles + stage * STAGE_BYTES, slab, slice == first);
+                multiply(acc, of_ring, stage * STAGE_BYTES, slice == first);
                 asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                 if (HOLD_BACK && held_back && slice == min(k_first + HOLD_BACK, k_end - SPLIT) - 1) {
                     store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
@@ -178,14 +187,14 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 }
                 // All but the newest group are done: the slice before this one may be refilled.
                 asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-                if (slice != first && lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+                if (slice != first && lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
                 busy = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
 #if !SPLIT
             if (slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+            if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
             pin(acc);
 #endif
 #if PROMOTE
@@ -200,11 +209,11 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         wait_barrier(full + 8 * stage, phase);
         pin(acc);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        multiply_strip(acc[0], tiles + stage * STAGE_BYTES, slab, 0, false);
-        multiply_strip(acc[1], tiles + stage * STAGE_BYTES, slab, 1, false);
+        multiply_strip(acc[0], of_ring, stage * STAGE_BYTES, 0, false);
+        multiply_strip(acc[1], of_ring, stage * STAGE_BYTES, 1, false);
         more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+        if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
         busy = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
         pin(acc[0]);
@@ -212,7 +221,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         Fresh first_strip(acc[0], 0, held, at, s, tile, terms);
         store(first_strip, c_maps, c, s, tile, at, 0, staging, slab);
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-        if (lane < NEIGHBOURS) arrive_at(empty + 8 * busy, neighbour);
+        if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
         pin(acc[1]);
 #endif
 #if CLUSTER_K > 1
@@ -266,7 +275,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     u64 *barriers = (u64 *)(received + (CLUSTER_K - 1) * WARPS * PART_BYTES);
     const u32 ring = shared_address(shared), full = shared_address(barriers), empty = full + 8 * STAGES;
     const u32 exchanged = empty + 8 * STAGES;  // one barrier for each warp
-    const u32 group = threadIdx.x / 128;
+    const u32 group = uniform(threadIdx.x / 128);
     const u32 number = cluster_rank();
     const Rank rank = {number % CLUSTER_M, number / CLUSTER_M % CLUSTER_N, number / SHARERS};
     if (threadIdx.x == 0) {  // by one thread: the fence of a whole warp takes half a microsecond more
@@ -285,12 +294,13 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     release_successor();
     if (group == 0) {
         if (CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank);
+        if (uniform(threadIdx.x / 32) == 0 && elect_one())
+            produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank);
         __syncwarp();
     } else {
         if (CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
         if (CONSUMERS == 3) asm volatile("setmaxnreg.inc.sync.aligned.u32 152;");
-        const u32 slab = group - 1, warp = 4 * slab + threadIdx.x / 32 % 4;
+        const u32 slab = group - 1, warp = 4 * slab + uniform(threadIdx.x / 32 % 4);
         // The epilogue reads and writes what kernels ahead may still use.
         wait_for_predecessor();
         const int parts = (CLUSTER_K - 1) * PART_BYTES;

@@ -32,11 +32,11 @@ __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32
     return slices * part / CLUSTER_K;
 }
 
-// wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of 8. `leading` is
-// the distance between panels of 64 rows of an operand that is not contiguous along K; without meaning otherwise.
-__device__ __forceinline__ u64 describe(u32 address, u32 leading) {
-    return (u64)(1u << 30 | 1024 >> 4) << 32 | (leading >> 4 << 16 | address >> 4);
-}
+// The lower half of wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of
+// 8. `leading` is the distance between panels of 64 rows of an operand that is not contiguous along K; without meaning
+// otherwise. Of an address that is further by x bytes it is larger by x / 16.
+__device__ __forceinline__ u32 describe(u32 address, u32 leading) { return leading >> 4 << 16 | address >> 4; }
+__device__ __forceinline__ u64 described(u32 lower_half) { return (u64)(1u << 30 | 1024 >> 4) << 32 | lower_half; }
 
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
                                         const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
@@ -50,9 +50,10 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     int item = blockIdx.x / PEERS;
     // This CTA's share of a slice of `tile`: to the address `to` in shared memory, or no further than the L2.
     const auto bring = [&](bool to_ring, int slice, u32 to, u32 barrier) {
-        const auto box = [&](const TensorMap *map, u32 at, u32 mask, int x, int y, int z, int w) {
-            if (to_ring) load_box(map, at, barrier, mask, x, y, z, w);
-            else fetch_box(map, x, y, z, w);
+        const auto box = [&](const TensorMap *map, u32 at, bool shared, u32 mask, int x, int y, int z, int w) {
+            if (!to_ring) fetch_box(map, x, y, z, w);
+            else if (shared) share_box(map, at, barrier, mask, x, y, z, w);
+            else load_box(map, at, barrier, x, y, z, w);
         };
         const int k = slice * BLOCK_K - before_k(tile);
         // One of `sharers` shares of an operand's tile: of its rows along K, or, where it comes in panels of 64 neighbours
@@ -61,12 +62,12 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
                                u32 own, u32 mask, int first, int inner, int outer) {
             const u32 rows = (along_k ? extent : BLOCK_K) / sharers, at = own * rows;
             if (along_k) {
-                box(map, to + at * 128, mask, k, first + at, inner, outer);
+                box(map, to + at * 128, sharers > 1, mask, k, first + at, inner, outer);
             } else {
 #pragma unroll
                 for (int panel = 0; panel < extent / 64; ++panel)
-                    box(panel == extent / 64 - 1 ? last_map : map, to + panel * (BLOCK_K * 128) + at * 128, mask,
-                        first + 64 * panel, k + at, inner, outer);
+                    box(panel == extent / 64 - 1 ? last_map : map, to + panel * (BLOCK_K * 128) + at * 128, sharers > 1,
+                        mask, first + 64 * panel, k + at, inner, outer);
             }
             to += extent * 128;
         };

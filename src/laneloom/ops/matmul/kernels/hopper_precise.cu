@@ -20,11 +20,11 @@
 __device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 barrier, bool along_k, int block, int k,
                                              int row, int inner, int outer) {
     if (along_k) {
-        load_box(map, to, barrier, 1, k, row, inner, outer);
+        load_box(map, to, barrier, k, row, inner, outer);
     } else {
 #pragma unroll 1
         for (int panel = 0; panel < block / 16; ++panel)
-            load_box(map, to + panel * (BLOCK_K * 128), barrier, 1, row + 16 * panel, k, inner, outer);
+            load_box(map, to + panel * (BLOCK_K * 128), barrier, row + 16 * panel, k, inner, outer);
     }
 }
 
@@ -180,7 +180,7 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
                       const __grid_constant__ Sizes sizes, double alpha) {
     extern __shared__ __align__(1024) char shared[];
     const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1);
@@ -194,7 +194,7 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == CONSUMER_WARPS && lane == 0) produce(&a_map, &b_map, sizes, ring, full, empty);
+        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, ring, full, empty);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

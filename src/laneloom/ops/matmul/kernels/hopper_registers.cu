@@ -32,9 +32,9 @@ __device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap 
             expect_bytes(barrier, STAGE_BYTES);
 #pragma unroll
             for (int panel = 0; panel < BLOCK_M / 32; ++panel)
-                load_box(r_map, to + panel * PANEL_BYTES, barrier, 1, tile.m + 32 * panel, k, tile.inner * s.a_inner,
+                load_box(r_map, to + panel * PANEL_BYTES, barrier, tile.m + 32 * panel, k, tile.inner * s.a_inner,
                          tile.outer * s.a_outer);
-            load_box(s_map, to + R_BYTES, barrier, 1, k, tile.n, tile.inner * s.b_inner, tile.outer * s.b_outer);
+            load_box(s_map, to + R_BYTES, barrier, k, tile.n, tile.inner * s.b_inner, tile.outer * s.b_outer);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
@@ -195,10 +195,10 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     }
     __syncthreads();
     release_successor();
-    const int group = threadIdx.x / 128;
+    const int group = uniform(threadIdx.x / 128);
     if (group == 0) {
         if (CONSUMERS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (threadIdx.x == 0) {
+        if (uniform(threadIdx.x / 32) == 0 && elect_one()) {
             // Orders the loads after the kernels that wrote the operands.
             wait_for_predecessor();
             produce(&r_map, &s_map, sizes, ring, full, empty);

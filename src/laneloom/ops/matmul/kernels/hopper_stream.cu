@@ -81,9 +81,9 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(ring.at + EMPTY, ring.phase ^ 1);
             expect_bytes(ring.at + FULL, A_BYTES + B_BYTES);
-            load_box(a_map, ring.at, ring.at + FULL, 1, tile.m, slice * BLOCK_K, tile.inner * s.a_inner,
+            load_box(a_map, ring.at, ring.at + FULL, tile.m, slice * BLOCK_K, tile.inner * s.a_inner,
                      tile.outer * s.a_outer);
-            load_box(b_map, ring.at + A_BYTES, ring.at + FULL, 1, tile.n, slice * BLOCK_K, tile.inner * s.b_inner,
+            load_box(b_map, ring.at + A_BYTES, ring.at + FULL, tile.n, slice * BLOCK_K, tile.inner * s.b_inner,
                      tile.outer * s.b_outer);
             ring.step();
         }
@@ -231,7 +231,7 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
              const __grid_constant__ Sizes sizes, int whole, float *parts, u64 launch) {
     extern __shared__ __align__(1024) char shared[];
     Ring ring = {shared_address(shared), shared_address(shared), 0};
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.at + stage * STAGE_BYTES + FULL, 1);
@@ -245,7 +245,7 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == CONSUMER_WARPS && lane == 0) produce(&a_map, &b_map, sizes, whole, ring);
+        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, ring);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
