@@ -1,7 +1,7 @@
 """Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
 
-`python -m laneloom.bench.matmul_tiles --out results/h200/tiles.csv` writes one row a config: the shortest estimates of
-both tiled schedules, each product checked against FP64, all interleaved with torch.matmul. With `--random` it measures
+`python -m laneloom.bench.matmul_tiles --out tiles.csv` writes one row a config: the shortest estimates of both tiled
+schedules, each product checked against FP64, all interleaved with torch.matmul. With `--random` it measures
 sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By
 hopper_cluster alone: with `--broken --most 12` products whose rows break sectors, for tiles_in_classes.csv, with
 `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
@@ -9,7 +9,9 @@ tiles_uneven.csv, with `--survey --most 14` linear layers, for tiles_survey.csv,
 to 384 rows, for tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
 tiles_pairs.csv. By both, with `--misranked --most 20` products for which the model had chosen a slow config, for
 tiles_misranked.csv, with `--parts` those that clusters may both share and cut along K, for
-tiles_parts.csv, and with `--random --seed 2` other sizes that nobody chose, for tiles_random_2.csv.
+tiles_parts.csv, and with `--random --seed 2` other sizes that nobody chose, for tiles_random_2.csv. With
+`--consumers --most 7` it measures all of these but the longest by tiles of one warpgroup beside those of more, for
+tiles_consumers.csv: the other files have none of one any more, since their loop lost half of its instructions.
 `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
@@ -29,7 +31,7 @@ import torch
 from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config_cluster import ClusterConfig
-from ..ops.matmul.config_hopper import HopperConfig
+from ..ops.matmul.config_hopper import HopperConfig, tma_reads
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.problem import MatmulProblem
@@ -130,6 +132,11 @@ FEW_SIZES = (
     (16384, 2048), (28672, 1024), (28672, 4096),
 )  # fmt: skip
 FEW_ROWS = (8, 32)
+CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
+    "": SIZES, "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES,
+    "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES,
+}  # fmt: skip
+LONG_FLOPS = 1e11  #: from here on no tile of one warpgroup is near the fastest
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 MOST_PAIRED = 12
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
@@ -174,16 +181,33 @@ def iterate_pairs(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
     yield from islice(large, MOST_PAIRED)
 
 
-def _iterate(
-    problem: MatmulProblem, gpu: Gpu, most: int, gluon: bool, alone: bool
-) -> Iterator[HopperConfig | ClusterConfig]:
-    return iterate_pairs(problem, gpu) if alone else shortlist(problem, gpu, most, gluon=gluon)
+def iterate_consumers(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[ClusterConfig]:
+    """The `most` shortest estimates of tiles of one warpgroup, and of those of more, where nothing is copied."""
+    if not (tma_reads(problem, "a") and tma_reads(problem, "b")):
+        return
+    found = {True: 0, False: 0}
+    for config, _ in cluster_configs(problem, gpu):
+        found[config.consumers == 1] += 1
+        if found[config.consumers == 1] <= most:
+            yield config
+        if min(found.values()) >= most:
+            return
+
+
+def configs_of(kind: str, problem: MatmulProblem, gpu: Gpu, most: int) -> list[HopperConfig | ClusterConfig]:
+    """What is measured of one product."""
+    if kind == "pairs":
+        return list(iterate_pairs(problem, gpu))
+    if kind == "consumers":
+        return list(iterate_consumers(problem, gpu, most))
+    return list(shortlist(problem, gpu, most, gluon=kind in ("", "random", "few", "misranked")))
 
 
 def measure(
-    problem: MatmulProblem, layout: str, gpu: Gpu, *, most: int, rounds: int, gluon: bool = True, alone: bool = False
-) -> list[Row]:
-    """Every config's row. alone: those of large tiles in pairs of CTAs, each in rounds of its own with torch.matmul.
+    problem: MatmulProblem, layout: str, gpu: Gpu, configs: Sequence[HopperConfig | ClusterConfig], *, rounds: int,
+    alone: bool = False,
+) -> list[Row]:  # fmt: skip
+    """Every config's row. alone: each in rounds of its own with torch.matmul.
     Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
     a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
@@ -194,8 +218,8 @@ def measure(
     truth = a[0].double() @ b[0].double()
     reference: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
     calls: dict[str, Callable[[int], object]] = {}
-    configs = {config.text: config for config in _iterate(problem, gpu, most, gluon, alone)}
-    for text, config in configs.items():
+    by_text = {config.text: config for config in configs}
+    for text, config in by_text.items():
         call = schedule_of(config).prepare(problem, config, gpu)
         outs[0].fill_(float("nan"))
         call(a[0], b[0], outs[0])
@@ -209,7 +233,7 @@ def measure(
         timings = interleave(together, sets, rounds=rounds, graph_us=1000.0 if alone else 250.0)
         torch_us = round(timings["torch"].median_us, 2)
         for text in group:
-            c, us = configs[text], round(timings[text].median_us, 2)
+            c, us = by_text[text], round(timings[text].median_us, 2)
             knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0), c.stages
             rows.append(Row(problem.m, problem.n, problem.k, layout, torch_us, *describe(c), us, *knobs))
     return rows
@@ -239,16 +263,19 @@ def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:
     if kind == "random":
         cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, seed))
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
-    of = {
-        "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES, "pairs": PAIR_SIZES,
-        "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES,
-    }  # fmt: skip
-    return of.get(kind, SIZES)
+    if kind == "consumers":
+        every = [*(_sizes_of(of, seed) for of in (*CHOSEN_SIZES, "few")), *(_sizes_of("random", x) for x in (1, 2))]
+        return list(dict.fromkeys(
+            (*sizes[:3], layout) for of in every for sizes in of for layout in sizes[3:] or ("nn", "nt")
+            if 2 * sizes[0] * sizes[1] * sizes[2] < LONG_FLOPS
+        ))  # fmt: skip
+    return CHOSEN_SIZES[kind]
 
 
-def _compile(pair: tuple[MatmulProblem, HopperConfig | ClusterConfig]) -> None:
-    problem, config = pair
-    schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
+def _compile(pair: tuple[MatmulProblem, Sequence[HopperConfig | ClusterConfig]]) -> None:
+    problem, configs = pair
+    for config in configs:
+        schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
 
 
 def main() -> None:
@@ -261,7 +288,7 @@ def main() -> None:
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
         "few": "few rows and many columns", "layers": "linear layers of 48 to 384 rows",
         "misranked": "products for which the model had chosen a slow config",
-        "parts": "few tiles and a long K",
+        "parts": "few tiles and a long K", "consumers": "all but the longest, tiles of one warpgroup beside others",
     }  # fmt: skip
     for kind, words in kinds.items():
         parser.add_argument(f"--{kind}", action="store_true", help=words)
@@ -271,26 +298,23 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     kind = next((kind for kind in kinds if getattr(arguments, kind)), "")
-    products = [
-        (layout, MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout))
-        for sizes in _sizes_of(kind, arguments.seed) for layout in sizes[3:] or ("nn", "nt")
-    ]  # fmt: skip
-    gluon, alone = kind in ("", "random", "few", "misranked"), kind == "pairs"
-    if arguments.jobs > 1:
-        gpu = get_gpu("sm_90a")
-        made = [(p, c) for _, p in products for c in _iterate(p, gpu, arguments.most, gluon, alone)]
-        with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
-            pool.map(_compile, made, chunksize=4)
+    gpu, made = active_gpu(), []
+    for sizes in _sizes_of(kind, arguments.seed):
+        for layout in sizes[3:] or ("nn", "nt"):
+            problem = MatmulProblem.contiguous(*sizes[:3], dtype="bf16", layout=layout)
+            if configs := configs_of(kind, problem, gpu, arguments.most):
+                made.append((layout, problem, configs))
     rows = []
-    for layout, problem in products:
-        found = measure(
-            problem, layout, active_gpu(), most=arguments.most, rounds=arguments.rounds, gluon=gluon, alone=alone
-        )  # fmt: skip
-        rows += found
-        best = min(found, key=lambda row: row.us)
-        sizes = f"{problem.m} x {problem.n} x {problem.k}"
-        print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
-        write(arguments.out, rows)
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        compiled = pool.imap(_compile, [(problem, configs) for _, problem, configs in made])
+        for layout, problem, configs in made:
+            next(compiled)
+            found = measure(problem, layout, gpu, configs, rounds=arguments.rounds, alone=kind == "pairs")
+            rows += found
+            best = min(found, key=lambda row: row.us)
+            sizes = f"{problem.m} x {problem.n} x {problem.k}"
+            print(f"{sizes} {layout}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch", flush=True)
+            write(arguments.out, rows)
 
 
 if __name__ == "__main__":
