@@ -33,12 +33,12 @@ from .records import Record, load
 from .timing import METHOD_SUSTAINED
 
 GPU = get_gpu("sm_90a")
-SETUP_US = 0.5  #: that each launch of hopper_cluster took longer when tiles.csv was made; docs/hopper-gemm.md, "Tried"
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
-OLDEST = "tiles"  #: the file of kernels that did not write C while they multiply
 ALONE = "tiles_pairs"  #: the file of configs each beside torch.matmul alone, whose times only that makes comparable
-FILES = (OLDEST, "tiles_in_classes", "tiles_overlapped", "tiles_uneven", "tiles_survey", "tiles_random", "tiles_few",
-         "tiles_layers", "tiles_misranked", "tiles_random_2", "tiles_parts", ALONE)  # fmt: skip
+FILES = (
+    "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
+    "tiles_uneven", "tiles_survey", "tiles_layers", "tiles_misranked", "tiles_parts", ALONE,
+)  # fmt: skip
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps
 NEARNESS = 0.012  #: of estimates, relative
 MOST_LOST = 0.25  #: by one product: a few that nothing explains do not lead the walk
@@ -83,8 +83,6 @@ def measured(folder: Path, name: str) -> list[Row]:
         rows = [
             replace(row, us=row.us / row.torch_us * usual[_product(row)], torch_us=usual[_product(row)]) for row in rows
         ]  # fmt: skip
-    if name == OLDEST:
-        rows = [replace(row, us=row.us - SETUP_US) if row.schedule == "hopper_cluster" else row for row in rows]
     return rows
 
 
@@ -92,7 +90,7 @@ Estimate = Callable[[], np.ndarray]
 
 
 @cache
-def _estimate(rows: tuple[Row, ...], overlapped: bool) -> Estimate:
+def _estimate(rows: tuple[Row, ...]) -> Estimate:
     """What computes the model's times of rows of one product, by configs that are alike in all but numbers at once."""
     first = rows[0]
     problem = MatmulProblem.contiguous(first.m, first.n, first.k, dtype="bf16", layout=first.layout)
@@ -104,7 +102,7 @@ def _estimate(rows: tuple[Row, ...], overlapped: bool) -> Estimate:
     for numbers in alike.values():
         some = [rows[number] for number in numbers]
         if some[0].schedule == "hopper_cluster":
-            configs = [_cluster_config(row, problem, overlapped) for row in some]
+            configs = [_cluster_config(row, problem) for row in some]
             tiles = plan_cluster.tiles_of(configs)
             parts.append((numbers, partial(plan_cluster.estimate_us, problem, configs[0], tiles, GPU)))
         else:
@@ -121,25 +119,23 @@ def _estimate(rows: tuple[Row, ...], overlapped: bool) -> Estimate:
     return run
 
 
-def _cluster_config(row: Row, problem: MatmulProblem, overlapped: bool) -> ClusterConfig:
+def _cluster_config(row: Row, problem: MatmulProblem) -> ClusterConfig:
     config = ClusterConfig(
         block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
         cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
         line=row.line, tiles_n=row.tiles_n,
     )  # fmt: skip
-    if overlapped:
-        config = config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
-    return config
+    return config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
 
 
-def estimates_us(rows: Sequence[Row], *, overlapped: bool = True) -> np.ndarray:
-    """The model's times of configs of one product; overlapped: of kernels that write C while they multiply."""
-    return _estimate(tuple(rows), overlapped)()
+def estimates_us(rows: Sequence[Row]) -> np.ndarray:
+    """The model's times of configs of one product."""
+    return _estimate(tuple(rows))()
 
 
-def estimate_us(row: Row, *, overlapped: bool = True) -> float:
+def estimate_us(row: Row) -> float:
     """Of one."""
-    return float(estimates_us([row], overlapped=overlapped)[0])
+    return float(estimates_us([row])[0])
 
 
 def products(rows: Iterable[Row]) -> list[list[Row]]:
@@ -156,11 +152,11 @@ class Loss:
     spread: float  #: of times about their estimates, of configs that are not far from the fastest
 
 
-def losses(of: Iterable[Sequence[Row]], *, overlapped: bool = True) -> list[Loss]:
+def losses(of: Iterable[Sequence[Row]]) -> list[Loss]:
     """Of each product."""
     found = []
     for rows in of:
-        times, us = estimates_us(rows, overlapped=overlapped), np.array([row.us for row in rows])
+        times, us = estimates_us(rows), np.array([row.us for row in rows])
         weights = np.exp((1 - times / times.min()) / NEARNESS)
         good = np.log(us / times)[us < GOOD * us.min()]
         found.append(Loss(
@@ -241,8 +237,8 @@ def walk(of: Mapping[str, Sequence[Sequence[Row]]], steps: int, seed: int, keep:
 
     def loss() -> float:
         per_file = []
-        for name, rows in of.items():
-            found = losses(rows, overlapped=name != OLDEST)
+        for rows in of.values():
+            found = losses(rows)
             lost = mean(min(SHARE_OF_NEAR * x.near + (1 - SHARE_OF_NEAR) * x.own, MOST_LOST) for x in found)
             per_file.append(lost + SHARE_OF_SPREAD * mean(x.spread for x in found))
         return mean(per_file) + (SHARE_OF_HELD * mean(x.loss() for x in keep) if keep else 0.0)
@@ -273,7 +269,7 @@ def main() -> None:
 
     def report() -> None:
         for name, rows in of.items():
-            own = mean(x.own for x in losses(rows, overlapped=name != OLDEST))
+            own = mean(x.own for x in losses(rows))
             print(f"{name}: {100 * own:.2f}% of {len(rows)} products")
 
     before = constants()

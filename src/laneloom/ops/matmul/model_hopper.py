@@ -43,7 +43,8 @@ STORE_CLOCKS = 0.04931  #: for each element of a tile
 CLUSTER_CLOCKS = 180.4  #: more where CTAs meet, once
 #: more to load a slice, for each doubling of the CTAs that share B, and that share A
 SHARED_B_CLOCKS, SHARED_A_CLOCKS = 1.575, 12.61
-#: on the slices of CTAs that share loads and have one consumer each, and of those that share both operands
+ONE_FACTOR = 1.0  #: on the slices of CTAs that have one consumer each
+#: on the slices of those that share loads, and of those that share both operands
 SHARED_BY_ONE_FACTOR, SHARED_BOTH_FACTOR = 1.023, 1.031
 EIGHT_FACTOR = 1.017  #: on the slices of clusters of 8
 SWAPPED_FACTOR = 0.9908  #: on the slices of C^T = B^T A^T
@@ -160,7 +161,7 @@ def product_us(
     clocks *= (1 + (latency / clocks) ** LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
     clocks *= slice_factor * slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
     clocks *= np.where(sharers == 8, EIGHT_FACTOR, 1.0)
-    clocks *= np.where((sharers > 1) & (m == 64), SHARED_BY_ONE_FACTOR, 1.0)
+    clocks *= np.where(m == 64, np.where(sharers > 1, SHARED_BY_ONE_FACTOR, ONE_FACTOR), 1.0)
     clocks *= np.where((share_b > 1) & (share_a > 1), SHARED_BOTH_FACTOR, 1.0)
     finished = m * n / parts  # elements
     direct = DIRECT_CLOCKS + scattered * SCATTERED_CLOCKS if cuda else GLUON_DIRECT_CLOCKS
