@@ -278,7 +278,14 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     const u32 group = uniform(threadIdx.x / 128);
     const u32 number = cluster_rank();
     const Rank rank = {number % CLUSTER_M, number / CLUSTER_M % CLUSTER_N, number / SHARERS};
-    if (threadIdx.x == 0) {  // by one thread: the fence of a whole warp takes half a microsecond more
+    Walk walk = begin_walk();
+    Work work;
+    if (threadIdx.x == 0) {
+        prefetch_map(&a_map);
+        prefetch_map(&b_map);
+        if (FOUND_EARLY) work.find(blockIdx.x / PEERS, walk, sizes, rank);
+    }
+    if (threadIdx.x == 128) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1);
             init_barrier(empty + 8 * stage, WARPS * NEIGHBOURS);
@@ -286,16 +293,14 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         for (int warp = 0; CLUSTER_K > 1 && warp < WARPS; ++warp) init_barrier(exchanged + 8 * warp, 1);
         // The copy engines of the cluster must see the barriers before they signal them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        prefetch_map(&a_map);
-        prefetch_map(&b_map);
     }
     if (PEERS > 1) cluster_meet();
     else __syncthreads();
     release_successor();
     if (group == 0) {
         if (CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (uniform(threadIdx.x / 32) == 0 && elect_one())
-            produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank);
+        if (uniform(threadIdx.x / 32) == 0)
+            produce(&a_map, &b_map, &b_tail_map, sizes, ring, full, empty, rank, walk, work);
         __syncwarp();
     } else {
         if (CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");

@@ -16,6 +16,9 @@
 #define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
 #define WARPS (4 * CONSUMERS)                  // that multiply
 #define THREADS (128 * (CONSUMERS + 1))
+// The first tile is found while another warp makes the barriers; not before kernels ahead have written where groups end,
+// nor where slices are fetched ahead of time: that only delays the kernel behind.
+#define FOUND_EARLY (!GROUPED && !FETCHED)
 
 // Where a CTA is in its cluster.
 struct Rank {
@@ -38,15 +41,35 @@ __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32
 __device__ __forceinline__ u32 describe(u32 address, u32 leading) { return leading >> 4 << 16 | address >> 4; }
 __device__ __forceinline__ u64 described(u32 lower_half) { return (u64)(1u << 30 | 1024 >> 4) << 32 | lower_half; }
 
+// A tile that the producer loads, and its CTA's slices of it.
+struct Work {
+    Tile tile;
+    int k_first, k_end;
+    bool more;
+
+    __device__ __forceinline__ void find(int item, Walk &walk, const Sizes &s, Rank rank) {
+        more = locate(item, walk, tile, s, rank.m, rank.n);
+        k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+    }
+    // What the warp's first lane has found.
+    __device__ __forceinline__ void share() {
+        tile.m = uniform(tile.m), tile.n = uniform(tile.n);
+        tile.outer = uniform(tile.outer), tile.inner = uniform(tile.inner);
+        k_first = uniform(k_first), k_end = uniform(k_end), more = uniform(more);
+    }
+};
+
+// By a whole warp: what all lanes have lies in uniform registers, where the copy engine's operands have to be. Its first
+// lane finds the tiles: uniform registers are slow to divide in.
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
                                         const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
-                                        Rank rank) {
+                                        Rank rank, Walk walk, Work work) {
     u32 a_mask = 0;
     for (int j = 0; j < CLUSTER_N; ++j) a_mask |= 1u << (rank.k * SHARERS + rank.m + CLUSTER_M * j);
     const u32 b_mask = ((1u << CLUSTER_M) - 1) << (rank.k * SHARERS + rank.n * CLUSTER_M);
     u32 stage = 0, phase = 0;
-    Walk walk = begin_walk();
-    Tile tile;
+    const bool leads = elect_one();
+    const Tile &tile = work.tile;
     int item = blockIdx.x / PEERS;
     // This CTA's share of a slice of `tile`: to the address `to` in shared memory, or no further than the L2.
     const auto bring = [&](bool to_ring, int slice, u32 to, u32 barrier) {
@@ -82,28 +105,31 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (GROUPED) wait_for_predecessor();
-    bool more = locate(item, walk, tile, s, rank.m, rank.n);
+    if (!FOUND_EARLY && threadIdx.x == 0) work.find(item, walk, s, rank);
+    work.share();
     if (!GROUPED) {
-        if (FETCHED > 0 && more) {
-            const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
-            for (int slice = k_first; slice < min(k_end, k_first + FETCHED); ++slice) bring(false, slice, 0, 0);
-        }
+        for (int slice = work.k_first; work.more && slice < min(work.k_end, work.k_first + FETCHED); ++slice)
+            if (leads) bring(false, slice, 0, 0);
         wait_for_predecessor();
     }
-    for (; more; more = locate(item += gridDim.x / PEERS, walk, tile, s, rank.m, rank.n)) {
-        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+    while (work.more) {
+        const int k_first = work.k_first, k_end = work.k_end;
 #pragma unroll 1
         for (int slice = k_first; slice < k_end; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(empty + 8 * stage, phase ^ 1);
+            __syncwarp();  // a lane that still waited when the slice is full could miss the phase
             const u32 barrier = full + 8 * stage;
-            expect_bytes(barrier, LOADED_BYTES);
+            if (leads) expect_bytes(barrier, LOADED_BYTES);
             // The copy engine takes longer for what is not there, and everybody waits for the first slice: the one that
             // may begin before K comes last.
             const int brought = !LINE ? slice : slice + 1 == k_end ? k_first : slice + 1;
-            bring(true, brought, ring + stage * STAGE_BYTES, barrier);
+            if (leads) bring(true, brought, ring + stage * STAGE_BYTES, barrier);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
+        item += gridDim.x / PEERS;
+        if (threadIdx.x == 0) work.find(item, walk, s, rank);
+        work.share();
     }
     // A CTA's shared memory outlives the last signals that neighbours send to its barriers.
     for (int i = 0; SHARERS > 1 && i < STAGES; ++i) {
