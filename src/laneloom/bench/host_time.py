@@ -79,6 +79,11 @@ def cases(device: str) -> Iterator[Case]:
                 "laneloom.attention_decode": lambda q=q, k=cache, n=lengths: laneloom.attention_decode(
                     q, k, k, cache_lengths=n),
             }, {})  # fmt: skip
+            experts, ends = tensor(2, 64, 64).mT, torch.tensor([32, 64], device=device).int()
+            yield Case("grouped_matmul", False, {
+                "torch._grouped_mm": lambda a=a, b=experts, ends=ends: torch._grouped_mm(a, b, offs=ends),  # pyright: ignore
+                "laneloom.grouped_matmul": lambda a=a, b=experts, ends=ends: laneloom.grouped_matmul(a, b, ends),
+            }, {})  # fmt: skip
         yield Case("transform3d", gradients, {
             "torch.einsum": lambda x=x, t=t: torch.einsum("nabc,ai,bj,ck->nijk", x, t, t, t),
             "laneloom.transform3d": lambda x=x, t=t: laneloom.transform3d(x, t),

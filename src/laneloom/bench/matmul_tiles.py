@@ -1,17 +1,14 @@
 """Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
 
-`python -m laneloom.bench.matmul_tiles --out tiles.csv` writes one row a config: the shortest estimates of both tiled
-schedules, each product checked against FP64, all interleaved with torch.matmul. With `--random` it measures
-sizes that nobody chose, for tiles_random.csv, with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By
-hopper_cluster alone: with `--broken --most 12` products whose rows break sectors, for tiles_in_classes.csv, with
-`--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
-tiles_uneven.csv, with `--survey --most 14` linear layers, for tiles_survey.csv, with `--layers --most 16` those of 48
-to 384 rows, for tiles_layers.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
-tiles_pairs.csv. By both, with `--misranked --most 20` products for which the model had chosen a slow config, for
-tiles_misranked.csv, with `--parts` those that clusters may both share and cut along K, for
-tiles_parts.csv, and with `--random --seed 2` other sizes that nobody chose, for tiles_random_2.csv. With
-`--consumers --most 7` it measures all of these but the longest by tiles of one warpgroup beside those of more, for
-tiles_consumers.csv: the other files have none of one any more, since their loop lost half of its instructions.
+`python -m laneloom.bench.matmul_tiles --consumers --most 7 --out results/h200/tiles_consumers.csv` writes one row a config:
+of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one warpgroup and of
+more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with `--random` sizes that
+nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and with `--few` 8 and 32 rows
+and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 12` products whose rows break sectors,
+for tiles_in_classes.csv, with `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more
+of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
+tiles_pairs.csv; of these the rows of one warpgroup are left out, measured before its loop lost half of its instructions.
+Other lists are measured alone by `--survey`, `--layers`, `--misranked`, `--parts`, and, without any of these, SIZES.
 `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 

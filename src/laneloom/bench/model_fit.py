@@ -37,7 +37,7 @@ TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 ALONE = "tiles_pairs"  #: the file of configs each beside torch.matmul alone, whose times only that makes comparable
 FILES = (
     "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
-    "tiles_uneven", "tiles_survey", "tiles_layers", "tiles_misranked", "tiles_parts", ALONE,
+    "tiles_uneven", ALONE,
 )  # fmt: skip
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps
 NEARNESS = 0.012  #: of estimates, relative

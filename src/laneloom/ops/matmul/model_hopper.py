@@ -7,10 +7,9 @@ copy engine ask of shared memory, and of a slice's latency over the slices under
 beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device
 memory, and where both are near each other, more than either.
 
-Fitted on one H200 by a random walk to 16,000 pairs of product and config, results/h200/tiles*.csv: tiles.csv of
-2026-11-20 (89 sizes, layouts NN and NT; those of hopper_cluster less half a microsecond that its barriers took when the
-file was made), the others of 2026-11-22 and 23; bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says
-how well, docs/hopper-gemm.md has the facts behind the terms.
+Fitted on one H200 by a random walk to 17,000 pairs of product and config, results/h200/tiles*.csv, of 2026-11-22 to 24;
+bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind
+the terms.
 """
 
 from __future__ import annotations
@@ -28,53 +27,56 @@ MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor
 ROW_CLOCKS = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
 SHARED_ROW_CLOCKS = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
 LINE_BYTES, SECTOR_BYTES = 128, 32
-LINE_FACTOR = 1.065  #: on rows whose pitch is no multiple of a line
-BROKEN_FACTOR = 2.051  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
-MISSING_FACTOR = 2.661  #: on rows that are not there, of an operand that has less than a tile
+LINE_FACTOR = 1.128  #: on rows whose pitch is no multiple of a line
+BROKEN_FACTOR = 2.038  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
+MISSING_FACTOR = 3.319  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-BOX_CLOCKS = 7.56  #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
+BOX_CLOCKS = 6.652  #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
 SHARED_MEMORY_FACTOR = 1.331  #: on the clocks in which shared memory passes 128 bytes each
-LATENCY_CLOCKS = 1310.0  #: until a slice that is asked for is there
-BUSY_STAGES = 1.079  #: of the ring, in which no slice is under way
-LATENCY_SHARPNESS = 4.267  #: of the maximum of a slice's own time and of this one, shared out among them
-LAUNCH_CLOCKS = 3134.0  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 66.98  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.04931  #: for each element of a tile
-CLUSTER_CLOCKS = 180.4  #: more where CTAs meet, once
+LATENCY_CLOCKS = 1356.0  #: until a slice that is asked for is there
+BUSY_STAGES = 1.124  #: of the ring, in which no slice is under way
+LATENCY_SHARPNESS = 4.307  #: of the maximum of a slice's own time and of this one, shared out among them
+LAUNCH_CLOCKS = 3377.0  #: once in a product, before and behind all tiles
+TILE_CLOCKS = 52.84  #: a tile's beginning and end, beside its stores
+STORE_CLOCKS = 0.04935  #: for each element of a tile
+CLUSTER_CLOCKS = 186.6  #: more where CTAs meet, once
 #: more to load a slice, for each doubling of the CTAs that share B, and that share A
-SHARED_B_CLOCKS, SHARED_A_CLOCKS = 1.575, 12.61
-ONE_FACTOR = 1.0  #: on the slices of CTAs that have one consumer each
+SHARED_B_CLOCKS, SHARED_A_CLOCKS = 0.7544, 12.27
+LEAST_CLOCKS = 192.9  #: of a slice, which the producer takes to ask for it
+ONE_FACTOR = 0.9692  #: on the slices of CTAs that have one consumer each
 #: on the slices of those that share loads, and of those that share both operands
-SHARED_BY_ONE_FACTOR, SHARED_BOTH_FACTOR = 1.023, 1.031
-EIGHT_FACTOR = 1.017  #: on the slices of clusters of 8
+SHARED_BY_ONE_FACTOR, SHARED_BOTH_FACTOR = 1.024, 1.031
+EIGHT_FACTOR = 1.029  #: on the slices of clusters of 8
 SWAPPED_FACTOR = 0.9908  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.02949  #: more for each element of a tile that is turned on its way out
+SWAPPED_STORE_CLOCKS = 0.02672  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.04277  #: more for each element of a tile that hopper_cluster stores by masks
-GLUON_DIRECT_CLOCKS = 0.01361  #: the same, by hopper
-SCATTERED_CLOCKS = 0.3489  #: more for each of them where C's rows do not begin at 16 bytes
-EXCHANGE_CLOCKS = 235.2  #: more where they exchange sums of parts of K, for each further part
-EXCHANGE_BYTES_PER_CLOCK = 10.15  #: that a CTA sends then
-CUDA_CLOCKS = 626.6  #: more for each tile of hopper_cluster but the first, than for one of hopper
+DIRECT_CLOCKS = 0.02878  #: more for each element of a tile that hopper_cluster stores by masks
+GLUON_DIRECT_CLOCKS = 0.001859  #: the same, by hopper
+SCATTERED_CLOCKS = 0.253  #: more for each of them where C's rows do not begin at 16 bytes
+EXCHANGE_CLOCKS = 153.6  #: more where they exchange sums of parts of K, for each further part
+EXCHANGE_BYTES_PER_CLOCK = 7.797  #: that a CTA sends then
+CUDA_CLOCKS = 131.1  #: more for each tile of hopper_cluster but the first, than for one of hopper
 #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
-UNEVEN_CLOCKS = 2377.0
-HIDDEN_HELD, HIDDEN_SPLIT = 0.3502, 0.5951  #: shares of a tile's ends that the next tile hides: of one strip, of two
+UNEVEN_CLOCKS = 2111.0
+HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
 LONE_FACTOR = 1.007  #: on LONG_US or more, by CTAs that share no loads
 #: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
-SMALL_SHARE_FACTOR = 1.01
+SMALL_SHARE_FACTOR = 1.009
 UNUSUAL_FACTOR = 1.024  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
-GLUON_FACTOR = 1.013  #: on the slices of hopper
-MEMORY_BYTES_PER_US = 4.668e6  #: read
-REREAD_SHARE = 0.163  #: of an operand, on top of its bytes, for each further cluster that reads it
-MOST_REREADS = 7  #: from there on it stays in the L2
+GLUON_FACTOR = 1.037  #: on the slices of hopper
+MEMORY_BYTES_PER_US = 4.829e6  #: read
+#: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others find it
+#: in the L2
+REREAD_SHARE, MOST_REREADS = 0.5792, 2.0
 #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
 #: so many of the SMs
-LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9357, 0.7
-#: on the time of memory, by CTAs that wait for each other's slices, that add up parts of K, and of C^T = B^T A^T
-SHARED_MEMORY_TIME, PARTS_MEMORY_TIME, SWAPPED_MEMORY_TIME = 0.9984, 1.011, 1.007
-SM_BYTES_PER_US = 51510.0  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
-SHARPNESS = 4.186  #: of the maximum of these times
+LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9051, 0.7
+#: on the time of memory, by CTAs that share the operand with more rows, or only the other; for each doubling of those
+#: that have parts of K; of C^T = B^T A^T
+SHARED_LARGER_TIME, SHARED_SMALLER_TIME, PARTS_MEMORY_TIME, SWAPPED_MEMORY_TIME = 0.9962, 1.025, 1.045, 1.011
+SM_BYTES_PER_US = 54420.0  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
+SHARPNESS = 4.511  #: of the maximum of these times
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 _SMS = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
@@ -124,7 +126,7 @@ def slice_clocks(
     load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
     load += BOX_CLOCKS * boxes + SHARED_B_CLOCKS * np.log2(cluster[0]) + SHARED_A_CLOCKS * np.log2(cluster[1])
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    longest = np.maximum(np.maximum(multiply, load * pieces), reads * SHARED_MEMORY_FACTOR)
+    longest = np.maximum(np.maximum(multiply, load * pieces), np.maximum(reads * SHARED_MEMORY_FACTOR, LEAST_CLOCKS))
     return longest + (PROMOTE_CLOCKS * (m == 64) if pieces > 1 else 0)
 
 
@@ -176,14 +178,15 @@ def product_us(
 
     whole_m, whole_n = (problem.m, problem.n * classes) if swapped else (problem.m * classes, problem.n)
     down, right = (down, right * classes) if swapped else (down * classes, right)
-    rereads = whole_n * np.minimum(down - 1, MOST_REREADS) + whole_m * np.minimum(right - 1, MOST_REREADS)
+    more_n, more_m = down - 1, right - 1  # clusters that read B's columns, and A's rows
+    rereads = whole_n * more_n / (1 + more_n / MOST_REREADS) + whole_m * more_m / (1 + more_m / MOST_REREADS)
     moved = problem.bytes / (1 if cuda else problem.batches) + REREAD_SHARE * rereads * problem.k * size
-    in_step = ((share_b if problem.m > problem.n else share_a) >= 4) & (
-        clusters * peers > IN_STEP_SHARE * gpu.compute_units
-    )  # fmt: skip
+    larger, smaller = (share_a, share_b) if problem.m > problem.n else (share_b, share_a)
+    in_step = (smaller >= 4) & (clusters * peers > IN_STEP_SHARE * gpu.compute_units)
     memory = moved / MEMORY_BYTES_PER_US * np.where(in_step, LOCKSTEP_FACTOR, 1.0)
     memory = np.maximum(memory, moved / (clusters * peers) * rounds / SM_BYTES_PER_US)
-    memory *= np.where(sharers > 1, SHARED_MEMORY_TIME, np.where(parts > 1, PARTS_MEMORY_TIME, 1.0))
+    memory *= np.where(larger > 1, SHARED_LARGER_TIME, np.where(smaller > 1, SHARED_SMALLER_TIME, 1.0))
+    memory *= PARTS_MEMORY_TIME ** np.log2(parts)
     memory *= SWAPPED_MEMORY_TIME if swapped else 1.0
     less, more = np.minimum(compute, memory), np.maximum(compute, memory)
     return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)

@@ -41,8 +41,8 @@ CLUSTERS = (
     (2, 1, 2), (1, 2, 2), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 2, 4),
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
-#: 2026-11-23, to 1,700 pairs of product and config
-LINE_FACTORS = {32: 1.167, 64: 1.064, 128: 1.011}
+#: 2026-11-24, as the model's constants
+LINE_FACTORS = {32: 1.189, 64: 1.069, 128: 0.9573}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product

@@ -39,12 +39,12 @@ CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper_rows": RowsConfig,
 }  # fmt: skip
 
-WIDE_SLICE_FACTOR = 1.062  #: on the time with slices of 256 bytes
-LAUNCH_US = 0.6321
-REPACK_US = 2.029  #: the product waits for the whole copy
-REPACK_BYTES_PER_US = 4.657e6  #: read and written
-PART_US = 0.09045  #: for each part of a split K that the reduction waits for
-PART_US_PER_MB = 0.4603  #: writing and reading again the fp32 parts of a split K
+WIDE_SLICE_FACTOR = 1.063  #: on the time with slices of 256 bytes
+LAUNCH_US = 1.59
+REPACK_US = 1.218  #: the product waits for the whole copy
+REPACK_BYTES_PER_US = 4.375e6  #: read and written
+PART_US = 0.1019  #: for each part of a split K that the reduction waits for
+PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
@@ -80,12 +80,12 @@ TILES = (
 )
 #: what the model misses: on the time of a slice, and on that of multiplying by parts of K that all run at once
 SLICE_FACTORS = {
-    (128, 128): 1.245, (128, 256): 0.9873, (256, 128): 1.104, (64, 256): 1.027, (128, 64): 1.224, (64, 128): 1.089,
-    (64, 64): 0.8741,
+    (128, 128): 1.205, (128, 256): 0.9822, (256, 128): 1.096, (64, 256): 1.036, (128, 64): 1.294, (64, 128): 1.132,
+    (64, 64): 0.9534,
 }  # fmt: skip
 SPLIT_FACTORS = {
-    (128, 128): 0.6249, (128, 256): 0.9792, (256, 128): 0.8633, (64, 256): 1.042, (128, 64): 0.8612, (64, 128): 1.104,
-    (64, 64): 0.9323,
+    (128, 128): 0.6998, (128, 256): 1.03, (256, 128): 0.9831, (64, 256): 0.9337, (128, 64): 0.5563, (64, 128): 1.005,
+    (64, 64): 0.9806,
 }  # fmt: skip
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
