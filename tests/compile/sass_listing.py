@@ -32,3 +32,19 @@ def listing_of(code: CodeObject) -> list[str]:
 def sass_of(code: CodeObject) -> list[str]:
     """Their mnemonics."""
     return [re.sub(r"^@!?U?P\d+ ", "", line).split()[0] for line in listing_of(code)]
+
+
+def loops_of(code: CodeObject) -> list[list[str]]:
+    """Instructions of every loop, whose last one branches back to the first; the shortest loop first."""
+    lines, labels = [], {}
+    for line in disassemble(code).splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
+            lines.append(found[1])
+    loops = []
+    for end, line in enumerate(lines):
+        back = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
+        if back and labels.get(back[1], end + 1) <= end:
+            loops.append(lines[labels[back[1]] : end + 1])
+    return sorted(loops, key=len)

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from hopper_compiled import GPU, compile_valid
-from sass_listing import disassemble
+from sass_listing import disassemble, loops_of
 
 from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig
@@ -40,6 +40,30 @@ def test_a_cluster_multicasts_and_stores_by_tma(layout):
     assert "setmaxnreg" in code.asm
     # A release of the cluster's scope becomes a memory barrier of the whole GPU, a microsecond for each slice.
     assert "release.cluster" not in code.asm.replace("mbarrier_init.release.cluster", "")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "layout", "knobs"),
+    [
+        ((128, 6144, 4096), "nn", {"block_n": 96, "consumers": 1, "cluster_m": 2, "stages": 8}),
+        ((512, 512, 512), "nn", {"block_n": 64, "consumers": 1, "stages": 10, "fetched": 8}),
+        ((400, 1536, 7168), "nt", {"block_n": 80, "consumers": 1, "cluster_m": 4, "stages": 11, "swapped": True}),
+        ((1000, 1000, 1000), "nn", {"block_m": 128, "block_n": 64, "cluster_m": 2, "stages": 7, "line": 64}),
+    ],
+)  # fmt: skip
+def test_the_loops_are_short(sizes, layout, knobs):
+    """Instructions are power, and small tiles wait for the producer. What wgmma and the copy engine are given lies in
+    uniform registers: else there are moves to them, and a loop over lanes around each request."""
+    problem = MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout)
+    config = ClusterConfig(**{"block_m": 64, "block_k": 64, **knobs})
+    loops = loops_of(compiled(problem, config))
+    multiplying = next(loop for loop in loops if any("HGMMA" in line for line in loop))
+    asking = next(loop for loop in loops if any("UTMALDG" in line for line in loop))
+    assert sum("HGMMA" in line for line in multiplying) == 4
+    assert len(multiplying) <= 54
+    assert not any("R2UR" in line for line in multiplying)
+    assert sum("UTMALDG" in line for line in asking) >= 2, "not a loop around one request"
+    assert len(asking) <= 42
 
 
 @pytest.mark.parametrize(

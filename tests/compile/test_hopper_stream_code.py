@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from sass_listing import disassemble
+from sass_listing import loops_of
 
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import execute
@@ -27,19 +27,7 @@ def sass(problem: MatmulProblem, tile: tuple[int, int]) -> list[str]:
     assert config.why_invalid(problem, GPU) is None
     code = execute.code_object(problem, GPU, config)
     assert code.spills == 0
-    text = disassemble(code)
-    lines, labels = [], {}
-    for line in text.splitlines():
-        if label := re.match(r"\s*(\.L_x_\d+):", line):
-            labels[label[1]] = len(lines)
-        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", line):
-            lines.append(found[1])
-    loops = []
-    for end, line in enumerate(lines):
-        back = re.search(r"\bBRA\b.*`\((\.L_x_\d+)\)", line)
-        if back and labels.get(back[1], end + 1) <= end:
-            loops.append(lines[labels[back[1]] : end + 1])
-    return min((loop for loop in loops if sum("FFMA" in line for line in loop) > 100), key=len)
+    return next(loop for loop in loops_of(code) if sum("FFMA" in line for line in loop) > 100)
 
 
 def count_conflicts(loop: list[str]) -> int:
