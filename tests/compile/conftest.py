@@ -13,12 +13,12 @@ _checked: set[str] = set()
 
 @pytest.fixture(autouse=True)
 def wait_states(monkeypatch):
-    """Code for CDNA 3 and 4 has the wait states that the hardware leaves to it: LLVM does not see to all of them."""
+    """Code for CDNA has the wait states that the hardware leaves to it: LLVM does not see to all of them."""
     fetch = cache.fetch
 
     def fetched(key, build):
         code = fetch(key, build)
-        if code.gpu.name in ("gfx942", "gfx950") and code.asm not in _checked:
+        if code.gpu.name in ("gfx90a", "gfx942", "gfx950") and code.asm not in _checked:
             found = [f"line {f.line}: {f.what}" for part in read_code(code.asm) for f in check_wait_states(part)]
             assert not found, "\n".join(found)
             _checked.add(code.asm)

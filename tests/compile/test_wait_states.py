@@ -44,12 +44,14 @@ def breaks_up_loads(lines: list[str], at: int) -> bool:
     return all(re.match(r"\t(global|buffer|flat|s)_load", line) for line in (code[0][-1], code[1][0]))
 
 
-@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_compiled_products(gpu: str, dtype: str):
     code = code_object(MatmulProblem.contiguous(17, 33, 65, dtype=dtype), get_gpu(gpu))
     lines = code.asm.split("\n")
     assert missing(code.asm, gpu) == []
+    if gpu == "gfx90a":
+        return  # LLVM counts no inline assembly: behind the kernel's own wait states it puts as many again
     nops = [k for k, line in enumerate(lines) if re.match(r"\ts_nop \d", line)]
     nops = [k for k in nops if not is_ours(lines, k) and not breaks_up_loads(lines, k)]
     found = [bool(missing(without_one(lines, k), gpu)) for k in nops]
@@ -80,13 +82,16 @@ MATRIX = (
     ("V_MFMA_F32_32X32X2F32", 16, 1, 16), ("V_MFMA_F64_4X4X4F64", 2, 2, 2), ("V_MFMA_F64_16X16X4F64", 8, 2, 8),
     ("V_MFMA_I32_16X16X32I8", 4, 2, 4),
 )  # fmt: skip
+#: of CDNA 2 for one that it lacks
+OLDER = {"V_MFMA_I32_16X16X32I8": ("V_MFMA_I32_16X16X16I8", 4, 1, 4)}
 
 
 class Program:
     """Random instructions on few registers, so that they depend on each other."""
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, gpu: str):
         self.random = random.Random(seed)
+        self.rows = [OLDER.get(row[0], row) if gpu == "gfx90a" else row for row in MATRIX]
         self.dpp = 0
 
     def vector(self, count: int = 1) -> str:
@@ -100,7 +105,7 @@ class Program:
         return f"$sgpr{self.random.randrange(4, 10)}"
 
     def matrix(self) -> str:
-        name, result, operand, addend = self.random.choice(MATRIX)
+        name, result, operand, addend = self.random.choice(self.rows)
         d = c = self.place(result)
         while self.random.random() < 0.6 and result < 32:
             c = self.place(addend)
@@ -154,11 +159,11 @@ def compiled(lines: list[str], gpu: str, tmp_path) -> list[str]:
     return [line for line in code if line.startswith("\t") and not line.strip().startswith((".", ";"))]
 
 
-@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
 def test_random_programs(gpu: str, tmp_path):
     nops = caught = clean = programs = 0
     for seed in range(25):
-        program = Program(seed)
+        program = Program(seed, gpu)
         lines = compiled([program.line() for _ in range(40)], gpu, tmp_path)
         whole = missing("\n".join(lines), gpu)
         clean += not whole

@@ -1,4 +1,4 @@
-"""`laneloom isa --check` on CDNA 3 and 4: a planted finding and a clean twin for each rule that applies there."""
+"""`laneloom isa --check` on CDNA: a planted finding and a clean twin for each rule that applies there."""
 
 from __future__ import annotations
 
@@ -104,6 +104,40 @@ def test_wait_states(before: str, after: str, gfx942: int, gfx950: int):
             assert missing(before, first, *rest, after, gpu=gpu) == 0
             # Any instruction is a wait state.
             assert missing(before, *["s_nop 0"] * (states - 1), after, gpu=gpu) == 1
+
+
+OLD = "v_mfma_f32_16x16x16f16 v[0:3], v[8:9], v[10:11], v[0:3]"  # CDNA 2, 8 passes
+OLD_LONG = "v_mfma_f32_32x32x8f16 v[0:15], v[40:41], v[42:43], v[16:31]"  # 16 passes, C apart from D
+OLD_SHORT = "v_mfma_f32_4x4x4f16 v[0:1], v[8:9], v[10:11], v[0:1]"  # 2 passes
+OLD_FP32 = "v_mfma_f32_16x16x4f32 v[0:3], v8, v10, v[4:7]"  # 8 passes
+OLD_FP64 = "v_mfma_f64_16x16x4f64 v[0:7], v[8:9], v[10:11], v[0:7]"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "states"),
+    [
+        (OLD, READ, 11), (OLD, WRITE, 11), (OLD, STORE, 11), (OLD, OLD, 0),
+        (OLD, "v_mfma_f32_16x16x16f16 v[20:23], v[0:1], v[10:11], v[20:23]", 11),
+        (OLD, "v_mfma_f32_32x32x8f16 v[0:15], v[40:41], v[42:43], v[0:15]", 8),
+        (OLD, "v_mfma_f64_16x16x4f64 v[12:19], v[40:41], v[42:43], v[0:7]", 9),
+        (OLD_SHORT, READ, 5), (OLD_SHORT, OLD_SHORT, 0), (OLD_LONG, READ, 19), (OLD_LONG, "v_mov_b32_e32 v16, 0", 15),
+        # One rule for all but FP64.
+        (OLD_FP32, READ, 11), (OLD_FP32, "v_mov_b32_e32 v4, 0", 7),
+        (OLD_FP32, "v_mfma_f32_16x16x4f32 v[20:23], v28, v30, v[2:5]", 8),
+        (OLD_FP64, READ, 11), (OLD_FP64, WRITE, 11), (OLD_FP64, STORE, 18), (OLD_FP64, OLD_FP64, 0),
+        ("v_mov_b32_e32 v8, 0", OLD, 2), ("v_cmpx_gt_u32_e32 vcc, v50, v51", OLD, 4),
+        # The hardware waits by itself where CDNA 3's does not.
+        ("v_exp_f32_e32 v1, v2", READ, 0), ("v_readfirstlane_b32 s4, v9", "v_add_f32_e32 v60, s4, v61", 0),
+        ("v_mov_b32_e32 v9, 0", "v_readfirstlane_b32 s4, v9", 0),
+        ("v_cmp_gt_u32_e32 vcc, v50, v51", "v_cndmask_b32_e32 v60, v61, v62, vcc", 0),
+        ("v_readfirstlane_b32 s4, v9", "v_readlane_b32 s5, v60, s4", 4),
+        ("v_readfirstlane_b32 s4, v9", "global_load_dword v60, v61, s[4:5]", 5),
+        ("global_store_dwordx4 v[50:51], v[0:3], off", WRITE, 1),
+        ("v_dot2_f32_f16 v1, v2, v3, v4", READ, 3),
+    ],
+)  # fmt: skip
+def test_wait_states_of_cdna_2(before: str, after: str, states: int):
+    assert missing(before, after, gpu="gfx90a") == states
 
 
 def test_wait_states_on_every_path():

@@ -133,6 +133,18 @@ def fence_schedule(x, VERSION: gl.constexpr, CDNA: gl.constexpr = False):
 
 
 @gluon.jit
+def wait_for_sums(sums, x):
+    """Both, behind the 11 wait states that a use of sums may need on CDNA 2.
+
+    The hardware does not wait, and LLVM counts wait states along one path to a block only: where a loop is left, sums
+    were copied one state too early. Instructions with an effect keep their order.
+    """
+    sums = gl.inline_asm_elementwise("; sums $0 $1", "=v,0", [sums], dtype=sums.dtype, is_pure=False, pack=1)
+    x = gl.inline_asm_elementwise("s_nop 10 ; sums written $0 $1", "=s,0", [x], dtype=gl.int32, is_pure=False, pack=1)
+    return sums, x
+
+
+@gluon.jit
 def softmax_step(
     s, total, top, row, column, keys, first, last, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, CUT: gl.constexpr
 ):

@@ -19,7 +19,8 @@ from .registers import Uses, uses
 
 #: GPUs whose code is checked
 CHECKED = tuple(
-    g.name for g in GPUS.values() if g.vendor == "amd" and (g.major in (11, 12) or g.name in ("gfx942", "gfx950"))
+    g.name for g in GPUS.values()
+    if g.vendor == "amd" and (g.major in (11, 12) or g.name in ("gfx90a", "gfx942", "gfx950"))
 )
 ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
@@ -65,7 +66,7 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
 
     gpu: by default the one of the text's `.amdgcn_target`.
     Raises ArgumentError for text without instructions, without a GPU, or without that kernel; UnsupportedError for a
-    GPU that is not of RDNA 3, 3.5, 4, CDNA 3 or CDNA 4.
+    GPU that is not of RDNA 3, 3.5, 4 or CDNA 2, 3, 4.
     """
     text, symbols = _as_assembly(text)
     text = as_printed(text)

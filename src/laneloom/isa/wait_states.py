@@ -1,10 +1,11 @@
-"""How many wait states CDNA 3 and 4 need between two instructions where the hardware does not wait by itself.
+"""How many wait states CDNA 2, 3 and 4 need between two instructions where the hardware does not wait by itself.
 
 A wait state is one instruction, or one of the cycles that `s_nop` names. MFMA takes its passes (4 cycles each) and is
-of one of three kinds: "xdl" (16 and 8 bits, integers, xf32), "sgemm" (FP32 products) and "dgemm" (FP64).
-Sources: AMD Instinct MI300 (CDNA 3) ISA guide, "Manually Inserted Wait States (NOPs)" and "Dependency Resolution:
-Required Independent Instructions"; AMD CDNA 4 ISA guide, the same sections; what they leave open is as LLVM's
-GCNHazardRecognizer has it, against whose s_nop a test holds every row.
+of one of three kinds: "xdl" (16 and 8 bits, integers, xf32), "sgemm" (FP32 products) and "dgemm" (FP64); CDNA 2 has one
+rule for all but the last.
+Sources: AMD Instinct MI200 (CDNA 2) and MI300 (CDNA 3) ISA guides, "Manually Inserted Wait States (NOPs)" and
+"Dependency Resolution: Required Independent Instructions"; AMD CDNA 4 ISA guide, the same sections; what they leave
+open is as LLVM's GCNHazardRecognizer has it, against whose s_nop a test holds every row.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def _matrix(step: Step, gpu: str) -> Matrix | None:
     passes = row.cycles // 4
     if "f8f6f4" in ins.name and ins.number("cbsz") >= 2 and ins.number("blgp") >= 2:
         passes //= 2  # neither A nor B has elements of 8 bits
-    kind = "xdl" if row.coissue else "dgemm" if ins.name.endswith("f64") else "sgemm"
+    single = "xdl" if row.coissue or gpu == "gfx90a" else "sgemm"  # CDNA 2 has one rule for all but FP64
+    kind = "dgemm" if ins.name.endswith("f64") else single
     sparse = ins.name.startswith("v_smfmac")
     sources = [*ops[1:3], *ops[(3 if sparse else 4) :]]
     return Matrix(
@@ -136,11 +138,11 @@ def needed(before: Acts, after: Acts, gpu: str, open_v: int, open_s: int) -> Ite
     written = before.step.uses.writes_v & open_v
     reads, writes = after.step.uses.reads_v, after.step.uses.writes_v
     if before.valu:
-        yield from _after_valu(before, after, written, before.step.uses.writes_s & open_s)
+        yield from _after_valu(before, after, gpu, written, before.step.uses.writes_s & open_s)
     if after.dpp_reads & written:
         yield 2, "DPP reads its result"
     if before.data & writes & open_v and (after.valu or after.matrix is not None):
-        yield 2, "the store still reads the register that is overwritten"
+        yield 1 if gpu == "gfx90a" else 2, "the store still reads the register that is overwritten"
     if before.dot and after.matrix is None:
         if after.name != before.name and (reads | writes) & written:
             yield 3, "another instruction wants the dot product's register"
@@ -161,7 +163,7 @@ def _after_matrix(p: Matrix, after: Acts, gpu: str, open_v: int) -> Iterator[tup
             states = late.get(p.kind, 6 if p.small else 19 if new else 11)
             yield states, "its result is A or B of a matrix instruction"
         if result & c.sum:
-            yield _sum_states(p, c, new), "its result is C of a matrix instruction"
+            yield _sum_states(p, c, gpu), "its result is C of a matrix instruction"
         return
     if after.valu or after.memory:
         if result & after.step.uses.reads_v:
@@ -177,12 +179,15 @@ def _after_matrix(p: Matrix, after: Acts, gpu: str, open_v: int) -> Iterator[tup
         yield 2, "an FP64 multiply-add follows an FP64 matrix instruction"
 
 
-def _sum_states(p: Matrix, c: Matrix, new: bool) -> int:
+def _sum_states(p: Matrix, c: Matrix, gpu: str) -> int:
     """From a result to the C of another matrix instruction; the same registers, whole, are handed on."""
+    old, new = gpu == "gfx90a", gpu == "gfx950"
     if p.result == c.sum:
         if p.kind == "dgemm":
             return 4 if p.small and c.small and c.kind == "dgemm" else 0
-        return 2 if p.passes == 2 else 0
+        return 2 if p.passes == 2 and not old else 0
+    if old and p.kind == "xdl":
+        return p.passes + (c.kind == "dgemm")
     if p.kind == "xdl":
         return p.passes + 1 + (new and (p.passes != 2 or c.kind == "xdl"))
     if c.kind == "xdl":
@@ -190,22 +195,22 @@ def _sum_states(p: Matrix, c: Matrix, new: bool) -> int:
     return p.passes if p.kind == "sgemm" else 4 if p.small else 17 if new else 9
 
 
-def _after_valu(before: Acts, after: Acts, vector: int, scalar: int) -> Iterator[tuple[int, str]]:
+def _after_valu(before: Acts, after: Acts, gpu: str, vector: int, scalar: int) -> Iterator[tuple[int, str]]:
     """vector, scalar: what it has written and nothing else since."""
-    uses = after.step.uses
+    uses, waits = after.step.uses, gpu == "gfx90a"  # CDNA 2's hardware waits where later ones' does not
     if after.matrix is not None:
         if uses.reads_v & vector and not before.dot:
             yield 2, "a matrix instruction reads its result"
         if scalar & _EXEC_BITS:
             yield 4, "a matrix instruction follows a write of EXEC"
     if after.valu:
-        if before.trans and not after.trans and uses.reads_v & vector:
+        if before.trans and not after.trans and uses.reads_v & vector and not waits:
             yield 1, "the result of a transcendental instruction is read"
-        if before.half and uses.reads_v & vector:
+        if before.half and uses.reads_v & vector and not waits:
             yield 1, "a register is read of which a selected part was written"
-        if uses.reads_s & scalar & ~_EXEC_BITS:
+        if uses.reads_s & scalar & ~_EXEC_BITS and not waits:
             yield 2, "a vector instruction reads the scalar register"
-        if _LANE.match(after.name):
+        if _LANE.match(after.name) and not waits:
             if uses.reads_v & vector and "writelane" not in after.name:
                 yield 1, "a lane of its result is read"
             if scalar & _EXEC_BITS:

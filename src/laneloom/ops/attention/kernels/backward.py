@@ -25,6 +25,7 @@ from ....device.attention_tiles import (
     packed_rows,
     product_of_rows,
     visited_block,
+    wait_for_sums,
 )
 from ....gpu import Gpu
 from ..arguments import LENGTHS, RUNTIME, UNIT, Tensors, signature
@@ -68,6 +69,7 @@ def attention_backward(
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, OUT: gl.constexpr, PARTS: gl.constexpr,
     HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr, BOTTOM_RIGHT: gl.constexpr,
     UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr, FENCED: gl.constexpr,
+    WAITS: gl.constexpr,
     X1_LOAD: gl.constexpr, X2_LOAD: gl.constexpr, Y1_LOAD: gl.constexpr, Y2_LOAD: gl.constexpr,
     LINE_LOAD: gl.constexpr, TURNED_LOAD: gl.constexpr, TURNED_STORE: gl.constexpr, OUT_STORE: gl.constexpr,
     SHARED: gl.constexpr, SHARED_V: gl.constexpr, TURNED_SHARED: gl.constexpr,
@@ -214,6 +216,10 @@ def attention_backward(
                 )
                 sum2 = add_product(p.to(dtype), t2_lds, sum2, ACC, K_WIDTH, VERSION)
             left = fence_schedule(left, VERSION)
+            if WAITS and BY_QUERY:
+                sum1, left = wait_for_sums(sum1, left)
+            elif WAITS:
+                sum2, left = wait_for_sums(sum2, left)  # behind those of sum1
 
     sum1 *= scale
     if BY_QUERY:
@@ -258,6 +264,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "TURNED_SHARED": turned_shared(config.columns, gpu),
         # Of CDNA; wide tiles on gfx950 are predicted faster without (docs/attention.md).
         "FENCED": gpu.name != "gfx950" or max(width, width_v) <= 128,
+        "WAITS": gpu.name == "gfx90a",
         **matrix_constants(gpu, warps, min(width, width_v), config.columns),
     }
 
