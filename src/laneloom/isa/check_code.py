@@ -18,10 +18,7 @@ from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instructi
 from .registers import Uses, uses
 
 #: GPUs whose code is checked
-CHECKED = tuple(
-    g.name for g in GPUS.values()
-    if g.vendor == "amd" and (g.major in (11, 12) or g.name in ("gfx90a", "gfx942", "gfx950"))
-)
+CHECKED = tuple(g.name for g in GPUS.values() if g.vendor == "amd")
 ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
 _DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")

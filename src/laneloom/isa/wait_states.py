@@ -186,9 +186,9 @@ def _sum_states(p: Matrix, c: Matrix, gpu: str) -> int:
         if p.kind == "dgemm":
             return 4 if p.small and c.small and c.kind == "dgemm" else 0
         return 2 if p.passes == 2 and not old else 0
-    if old and p.kind == "xdl":
-        return p.passes + (c.kind == "dgemm")
     if p.kind == "xdl":
+        if old:
+            return p.passes + (c.kind == "dgemm")
         return p.passes + 1 + (new and (p.passes != 2 or c.kind == "xdl"))
     if c.kind == "xdl":
         return 0
@@ -197,24 +197,15 @@ def _sum_states(p: Matrix, c: Matrix, gpu: str) -> int:
 
 def _after_valu(before: Acts, after: Acts, gpu: str, vector: int, scalar: int) -> Iterator[tuple[int, str]]:
     """vector, scalar: what it has written and nothing else since."""
-    uses, waits = after.step.uses, gpu == "gfx90a"  # CDNA 2's hardware waits where later ones' does not
+    uses = after.step.uses
     if after.matrix is not None:
         if uses.reads_v & vector and not before.dot:
             yield 2, "a matrix instruction reads its result"
         if scalar & _EXEC_BITS:
             yield 4, "a matrix instruction follows a write of EXEC"
     if after.valu:
-        if before.trans and not after.trans and uses.reads_v & vector and not waits:
-            yield 1, "the result of a transcendental instruction is read"
-        if before.half and uses.reads_v & vector and not waits:
-            yield 1, "a register is read of which a selected part was written"
-        if uses.reads_s & scalar & ~_EXEC_BITS and not waits:
-            yield 2, "a vector instruction reads the scalar register"
-        if _LANE.match(after.name) and not waits:
-            if uses.reads_v & vector and "writelane" not in after.name:
-                yield 1, "a lane of its result is read"
-            if scalar & _EXEC_BITS:
-                yield 4, "lanes are accessed after a write of EXEC"
+        if gpu != "gfx90a":  # whose hardware waits by itself
+            yield from _after_valu_since_cdna_3(before, after, vector, scalar)
         if _LANE_SELECT.match(after.name) and _scalar(after.step.ins.operands[2:3]) & scalar:
             yield 4, "the scalar register selects a lane"
         if after.name.startswith("v_div_fmas") and scalar & _VCC_BITS:
@@ -225,6 +216,21 @@ def _after_valu(before: Acts, after: Acts, gpu: str, vector: int, scalar: int) -
             yield 2, "rows of its result are exchanged"
     elif _MEMORY.match(after.name) and uses.reads_s & scalar & ~_EXEC_BITS:
         yield 5, "a memory access reads the scalar register"
+
+
+def _after_valu_since_cdna_3(before: Acts, after: Acts, vector: int, scalar: int) -> Iterator[tuple[int, str]]:
+    uses = after.step.uses
+    if before.trans and not after.trans and uses.reads_v & vector:
+        yield 1, "the result of a transcendental instruction is read"
+    if before.half and uses.reads_v & vector:
+        yield 1, "a register is read of which a selected part was written"
+    if uses.reads_s & scalar & ~_EXEC_BITS:
+        yield 2, "a vector instruction reads the scalar register"
+    if _LANE.match(after.name):
+        if uses.reads_v & vector and "writelane" not in after.name:
+            yield 1, "a lane of its result is read"
+        if scalar & _EXEC_BITS:
+            yield 4, "lanes are accessed after a write of EXEC"
 
 
 def _scalar(operands: tuple[Operand, ...]) -> int:
