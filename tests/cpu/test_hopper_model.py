@@ -32,9 +32,9 @@ RANDOM_ROWS, FEW_ROWS = measured("tiles_random"), measured("tiles_few")
 OTHER_RANDOM_ROWS = measured("tiles_random_2")
 
 
-def regrets():
+def regrets(rows=ROWS):
     """Of each product, by how much what the model prefers of the measured configs is slower than the fastest."""
-    return [loss.own for loss in losses(products(ROWS))]
+    return [loss.own for loss in losses(products(rows))]
 
 
 def test_what_the_model_prefers_is_near_the_fastest_measured():
@@ -46,14 +46,10 @@ def test_what_the_model_prefers_is_near_the_fastest_measured():
 
 def test_neither_one_warpgroup_nor_more_is_always_right():
     """The model knows which: either kind alone would be slower than what it prefers."""
-    of = products(ROWS)
-    chosen = mean(rows[estimates_us(rows).argmin()].us / min(row.us for row in rows) - 1 for rows in of)
-    for rows_of in (64, 128):
-        alone = [
-            min((row.us for row in rows if (row.block_m == 64) == (rows_of == 64)), default=float("inf"))
-            / min(row.us for row in rows) - 1 for rows in of
-        ]  # fmt: skip
-        assert mean(x for x in alone if x < float("inf")) > chosen
+    chosen = mean(regrets())
+    for one in (True, False):
+        of_kind = [(rows, [row.us for row in rows if (row.block_m == 64) == one]) for rows in products(ROWS)]
+        assert mean(min(alone) / min(row.us for row in rows) - 1 for rows, alone in of_kind if alone) > chosen
 
 
 def test_classes_of_rows_are_taken_where_they_are_faster():
@@ -76,13 +72,12 @@ def test_classes_of_rows_are_taken_where_they_are_faster():
 
 
 def test_what_the_next_tile_hides_is_counted(monkeypatch):
-    of = products(LONG_ROWS)
-    assert len(of) == 22
-    found = mean(loss.own for loss in losses(of))
-    assert found < 0.01
+    found = regrets(LONG_ROWS)
+    assert len(found) == 22
+    assert mean(found) < 0.01
     monkeypatch.setattr(plan_cluster, "HIDDEN_HELD", 0.0)
     monkeypatch.setattr(plan_cluster, "HIDDEN_SPLIT", 0.0)
-    assert mean(loss.own for loss in losses(of)) > found
+    assert mean(regrets(LONG_ROWS)) > mean(found)
 
 
 @pytest.mark.parametrize(
@@ -93,11 +88,8 @@ def test_what_the_next_tile_hides_is_counted(monkeypatch):
 )
 def test_of_later_runs_as_well(rows, count, bound):
     """Of `UNEVEN_ROWS` the order of candidates alone made up to 5%: more of them than rounds."""
-    of = products(rows)
-    assert len(of) == count
-    found = [
-        min(rows, key=estimate_us).us / min(row.us for row in rows) - 1 for rows in of
-    ]
+    found = regrets(rows)
+    assert len(found) == count
     assert mean(found) < bound
 
 
@@ -123,15 +115,9 @@ def test_many_configs_at_once_are_as_each_alone(name):
 
 
 def test_rows_that_are_not_there_are_counted(monkeypatch):
-    def mean_regret():
-        return mean(
-            min(rows, key=estimate_us).us / min(row.us for row in rows)
-            for rows in products(ROWS)
-        )
-
-    usual = mean_regret()
+    usual = mean(regrets())
     monkeypatch.setattr(model_hopper, "MISSING_FACTOR", 1.0)
-    assert mean_regret() > usual
+    assert mean(regrets()) > usual
 
 
 def test_the_estimates_are_times():
