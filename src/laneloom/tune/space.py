@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..gpu import Gpu
 from ..ops.matmul.config import FAMILIES, MatmulConfig, plan_with_reasons
+from ..ops.matmul.config_async import SLICES_BYTES
 from ..ops.matmul.config_cluster import ClusterConfig
 from ..ops.matmul.config_hopper import HopperConfig
 from ..ops.matmul.config_row import CLUSTERS, COLUMNS, UNIT
@@ -125,6 +126,12 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             **walk, "block_m": (-(-min(problem.m, problem.n) // EIGHTH) * EIGHTH,), "block_n": (64, 128, 256, 512),
             "block_k": (ROWS_UNIT,), "num_warps": (4, 8, 16), "stages": (1, 2, 3), "across": (1, 2, 4, 8),
             "cluster_k": CLUSTERS, "resident": (1, 2), "ahead": (0, 256), "swapped": (problem.n < problem.m,),
+        },
+        "hopper_async": {
+            "block_m": (32, 64, 128), "block_n": (1, 4, 8, 16, 32, 64),
+            "block_k": tuple(n // size for n in SLICES_BYTES), "stages": tuple(range(2, 9)),
+            "cluster_k": CLUSTERS, "split_k": _between(1, 64), "swapped": _BOTH,
+            "resident": (1, 2, 3, 4), "pdl": _BOTH,
         },
         "hopper_plain": {
             **walk, "block_m": _between(16, 128), "block_n": _between(16, 128), "block_k": _between(16, 128),

@@ -37,6 +37,7 @@ SCHEDULES = {
     "hopper_stream": "plan_hopper",
     "hopper_row": "plan_hopper",
     "hopper_rows": "plan_hopper",
+    "hopper_async": "plan_hopper",
     "sgemm_naive": "config_sgemm",
     "sgemm_square": "config_sgemm",
     "sgemm_tiles": "config_sgemm",

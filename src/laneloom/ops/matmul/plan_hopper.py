@@ -13,6 +13,7 @@ import numpy as np
 
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .config_async import AsyncConfig
 from .config_cluster import ClusterConfig, PreciseConfig
 from .config_hopper import (
     PLAIN_DTYPES,
@@ -27,16 +28,17 @@ from .config_hopper import (
 from .config_registers import RegistersConfig, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
-from .config_stream import StreamConfig, stream
+from .config_stream import StreamConfig
 from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
-from .plan_cluster import best_cluster, cluster_configs, precise
+from .plan_cluster import best_cluster, cluster_configs
+from .plan_wide import wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
     "hopper_cluster": ClusterConfig, "hopper_precise": PreciseConfig, "hopper_registers": RegistersConfig,
     "hopper_stream": StreamConfig, "hopper_row": RowConfig,
-    "hopper_rows": RowsConfig,
+    "hopper_rows": RowsConfig, "hopper_async": AsyncConfig,
 }  # fmt: skip
 
 WIDE_SLICE_FACTOR = 1.063  #: on the time with slices of 256 bytes
@@ -243,14 +245,8 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
 def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """For FP32 and FP64."""
     if problem.precision == "ieee":
-        plain = _plain(problem), "takes any strides"
-        if problem.m * problem.n * problem.k <= SMALL_MULTIPLICATIONS or min(problem.m, problem.n) < SKINNY_ROWS:
-            yield plain
-        if problem.dtype_a == "fp32":
-            yield stream(problem, gpu), "fp32 by FMA, operands by TMA"
-        else:
-            yield precise(problem, gpu), "fp64 by matrix instructions, operands by TMA"
-        yield plain
+        yield from wide_configs(problem, gpu)
+        yield _plain(problem), "takes any strides"
 
 
 def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[MatmulConfig, str]]:

@@ -1,0 +1,165 @@
+"""Measure many configs of FP32 and FP64 products on one Hopper GPU: what `ops/matmul/plan_wide.py` was fitted to.
+
+`python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
+product listed here all configs of `hopper_async`, and what the other schedules would take, each checked against FP64,
+all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import LaneloomError
+from ..gpu import Gpu, get_gpu
+from ..ops.matmul.config import MatmulConfig
+from ..ops.matmul.execute import schedule_of
+from ..ops.matmul.plan_wide import async_configs, others
+from ..ops.matmul.problem import MatmulProblem
+from ..ops.target import active_gpu
+from .timing import count_sets, interleave
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+#: batch, M, N, K, layout: a few rows, few tiles and a long K, short K, small products, batches, odd sizes
+PRODUCTS = (
+    (1, 1, 4096, 4096, "nt"), (1, 1, 4096, 4096, "nn"), (1, 4096, 1, 4096, "tn"), (1, 16, 4096, 4096, "nt"),
+    (1, 16, 4096, 4096, "nn"), (1, 8, 11008, 4096, "nt"), (1, 64, 4096, 4096, "nt"), (1, 3, 5000, 700, "nn"),
+    (1, 64, 64, 100000, "tn"), (1, 128, 128, 20000, "tn"), (1, 10, 10, 1000000, "nt"), (1, 128, 128, 4096, "nt"),
+    (1, 300, 300, 3000, "nt"), (1, 100, 5000, 3000, "tt"), (1, 4095, 129, 1000, "nn"), (1, 30000, 64, 64, "nn"),
+    (1, 20000, 100, 100, "nn"), (1, 2000, 2000, 100, "nn"), (1, 4096, 4096, 64, "nn"), (1, 5000, 24, 24, "nn"),
+    (1, 2048, 2048, 256, "nn"), (1, 777, 1777, 333, "nn"), (1, 32, 32, 32, "nn"), (1, 128, 128, 128, "tt"),
+    (1, 256, 256, 256, "nn"), (1, 512, 512, 512, "nn"), (1, 512, 512, 512, "nt"), (1, 600, 600, 600, "tn"),
+    (1, 777, 777, 777, "nn"), (1, 1000, 1000, 1000, "nt"), (1, 1024, 1024, 1024, "nn"), (1, 1536, 1536, 1536, "nn"),
+    (1, 2048, 4096, 1024, "nt"), (4096, 16, 16, 16, "nn"), (512, 32, 32, 32, "nn"), (256, 64, 64, 64, "nt"),
+    (128, 77, 77, 64, "nt"), (100, 100, 100, 100, "nn"), (32, 128, 128, 128, "nn"), (64, 200, 200, 200, "nn"),
+    (16, 256, 256, 256, "nt"), (8, 512, 512, 64, "nn"), (12, 512, 64, 512, "nn"), (1, 40, 3000, 3000, "nn"),
+    (1, 400, 400, 10000, "tn"), (1, 1000, 200, 2000, "tt"), (24, 1, 128, 4096, "nn"), (1, 1023, 513, 255, "nt"),
+)  # fmt: skip
+SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config of one product, its time and its error, beside torch.matmul's."""
+
+    dtype: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    layout: str
+    config: str
+    us: float
+    torch_us: float
+    error: float  #: relative norm against FP64
+    torch_error: float
+
+    @property
+    def problem(self) -> MatmulProblem:
+        """The product."""
+        return problem_of(self.dtype, (self.batch, self.m, self.n, self.k, self.layout))
+
+
+def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
+    """One of PRODUCTS."""
+    batch, m, n, k, layout = sizes
+    return MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout, batch=batch)
+
+
+def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
+    """What is measured of one product."""
+    yield from async_configs(problem, gpu)
+    for config, _ in others(problem, gpu):
+        if config.why_invalid(problem, gpu) is None:
+            yield config
+
+
+def _operands(dtype: str, sizes: tuple[int, int, int, int, str]) -> tuple[torch.Tensor, torch.Tensor]:
+    batch, m, n, k, layout = sizes
+    a, b = (torch.randn((batch, *shape), dtype=DTYPES[dtype], device="cuda")
+            for shape in ((m, k) if layout[0] == "n" else (k, m), (k, n) if layout[1] == "n" else (n, k)))  # fmt: skip
+    a, b = a if layout[0] == "n" else a.mT, b if layout[1] == "n" else b.mT
+    return (a, b) if batch > 1 else (a[0], b[0])
+
+
+def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, rounds: int) -> list[Row]:
+    """Every config's row. Raises LaneloomError for a wrong product."""
+    problem = problem_of(dtype, sizes)
+    sets = min(count_sets(problem.bytes), 24)
+    operands = [_operands(dtype, sizes) for _ in range(sets)]
+    outs = [torch.matmul(a, b) for a, b in operands]
+    truth = operands[0][0].double() @ operands[0][1].double()
+    errors = {"torch": ((outs[0].double() - truth).norm() / truth.norm()).item()}
+    # A chain of K roundings, which torch's own sums may be better than by far: enough to tell what is wrong.
+    budget = 4 * torch.finfo(DTYPES[dtype]).eps * max(8, problem.k**0.5)
+    calls: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(*operands[i], out=outs[i])}
+    for config in iterate_configs(problem, gpu):
+        call = schedule_of(config).prepare(problem, config, gpu)
+        outs[0].fill_(float("nan"))
+        call(*operands[0], outs[0])
+        errors[config.text] = error = ((outs[0].double() - truth).norm() / truth.norm()).item()
+        if not error <= budget:
+            raise LaneloomError(f"{problem.key} by {config.text}: relative error {error:.2e}")
+        calls[config.text] = lambda i, call=call: call(*operands[i], outs[i])
+    timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
+    torch_us = round(timings.pop("torch").median_us, 2)
+    near = SLOWEST * min(timing.median_us for timing in timings.values())
+    torch_error = float(f"{errors['torch']:.2e}")
+    return [
+        Row(dtype, *sizes, text, round(timing.median_us, 2), torch_us, float(f"{errors[text]:.2e}"), torch_error)
+        for text, timing in timings.items() if timing.median_us <= near
+    ]  # fmt: skip
+
+
+def write(path: Path, rows: Sequence[Row]) -> None:
+    """The rows as CSV."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        out = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        out.writeheader()
+        out.writerows(asdict(row) for row in rows)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that `write` made."""
+    kinds: dict[str, Any] = {field.name: int for field in fields(Row)}
+    kinds |= dict.fromkeys(("dtype", "layout", "config"), str)
+    kinds |= dict.fromkeys(("us", "torch_us", "error", "torch_error"), float)
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def _compile(pair: tuple[MatmulProblem, MatmulConfig]) -> None:
+    problem, config = pair
+    schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure many configs of FP32 and FP64 products on Hopper.")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    arguments = parser.parse_args()
+    gpu, rows = active_gpu(), []
+    every = [(dtype, sizes) for dtype in DTYPES for sizes in PRODUCTS]
+    pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        for _ in pool.imap_unordered(_compile, pairs, chunksize=8):
+            pass
+    for dtype, sizes in every:
+        found = measure(dtype, sizes, gpu, rounds=arguments.rounds)
+        rows += found
+        best = min(found, key=lambda row: row.us)
+        print(f"{dtype} {sizes}: {best.us:.2f} us, {best.torch_us / best.us:.3f} x torch, {best.config}", flush=True)
+        write(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

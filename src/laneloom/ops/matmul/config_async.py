@@ -1,0 +1,116 @@
+"""Configs of `hopper_async`: FP32 by FMA and FP64 by DMMA of any strides and any batch. Pure; `plan_hopper` chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from ...gpu import Gpu
+from .config import MatmulConfig
+from .config_hopper import MOST_SIZE, why_not_bare
+from .config_row import CLUSTERS
+from .problem import DTYPE_BYTES, MatmulProblem, Matrix
+
+SLICES_BYTES = (128, 256)  #: of a slice along K
+STEP = {"fp32": 4, "fp64": 8}  #: of K, which a group of threads multiplies at once, at most
+PADDING = 4  #: elements behind each line in shared memory
+WARPS = 4
+MOST_CTAS = (1 << 31) - 1
+
+#: tiles of FP32, with the part of a thread: reads of shared memory take as long as 8 x 8 multiplications
+FP32_TILES = {
+    (128, 64): (8, 8), (128, 32): (8, 8), (128, 16): (8, 8), (128, 8): (8, 8), (128, 4): (8, 4),
+    (128, 1): (8, 1), (64, 64): (8, 8), (64, 32): (8, 8), (64, 16): (8, 8), (64, 8): (8, 4), (64, 4): (4, 4),
+    (64, 1): (4, 1), (32, 32): (8, 4),
+}  # fmt: skip
+#: tiles of FP64, with 16s of rows and 8s of columns of a warp
+FP64_TILES = {
+    (128, 64): (4, 4), (64, 64): (2, 4), (64, 32): (2, 2), (32, 32): (1, 2), (64, 16): (1, 2), (64, 8): (1, 1),
+    (128, 8): (2, 1),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncConfig(MatmulConfig):
+    """kernels/hopper_async.cu: a CTA multiplies one tile and, of a cluster of cluster_k, one part of K."""
+
+    schedule: str = "hopper_async"
+    num_warps: int = WARPS
+    group_m: int = 1
+    stages: int  #: K-slices in the ring
+    cluster_k: int = 1  #: CTAs of a cluster, each with a part of K
+    split_k: int = 1  #: parts of K of as many clusters, summed in order by a second launch
+    swapped: bool = False  #: C^T = B^T A^T: the tile's longer side along N
+    resident: int = 2  #: CTAs on an SM for which registers are kept
+    pdl: bool = True  #: start while the kernel ahead in the stream still drains
+
+    def with_knobs(self, **knobs: Any) -> Self:
+        """The same config with some knobs changed."""
+        return replace(self, **knobs)
+
+    def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
+        """The product as the kernel sees it."""
+        return problem.transposed() if self.swapped else problem
+
+    def tiles(self, problem: MatmulProblem) -> tuple[int, int]:
+        """Tiles of each product of the batch, along the kernel's M and N."""
+        multiplied = self.as_multiplied(problem)
+        return -(-multiplied.m // self.block_m), -(-multiplied.n // self.block_n)
+
+    def ctas(self, problem: MatmulProblem) -> int:
+        """CTAs of the launch."""
+        across, down = self.tiles(problem)
+        return across * down * problem.batches * self.cluster_k * self.split_k
+
+    def stage_bytes(self, problem: MatmulProblem) -> int:
+        """Of one slice of both operands."""
+        multiplied = self.as_multiplied(problem)
+        elements = _lines(multiplied.a, "n", self.block_m, self.block_k)
+        elements += _lines(multiplied.b, "t", self.block_n, self.block_k)
+        return elements * DTYPE_BYTES[problem.dtype_a]
+
+    def groups(self, dtype: str) -> int:
+        """Groups of a CTA's threads, which take steps of a slice in turn."""
+        if dtype == "fp64":
+            rows, columns = FP64_TILES[self.block_m, self.block_n]
+            return self.num_warps // (self.block_m // (16 * rows) * (self.block_n // (8 * columns)))
+        rows, columns = FP32_TILES[self.block_m, self.block_n]
+        return 32 * self.num_warps // (self.block_m // rows * (self.block_n // columns))
+
+    def shared_bytes(self, problem: MatmulProblem) -> int:
+        """Shared memory of one CTA: the ring, in whose place the sums come."""
+        tile = max((self.block_m + PADDING) * self.block_n, self.block_m * (self.block_n + PADDING))
+        sums = self.groups(problem.dtype_a) * tile * DTYPE_BYTES[problem.dtype_a]
+        return max(self.stages * self.stage_bytes(problem), sums)
+
+    def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
+        if gpu.matrix_instructions != "wgmma":
+            return f"hopper_async: needs clusters, {gpu.name} has none"
+        if why := why_not_bare(self.schedule, problem):
+            return why
+        dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_out, problem.dtype_acc}
+        if dtypes not in ({"fp32"}, {"fp64"}):
+            return f"hopper_async: fp32 or fp64 throughout, got {problem.key}"
+        tiles = FP64_TILES if problem.dtype_a == "fp64" else FP32_TILES
+        if (self.block_m, self.block_n) not in tiles or self.num_warps != WARPS:
+            words = ", ".join(f"{m}x{n}" for m, n in tiles)
+            return f"hopper_async: tiles of {words} by {WARPS} warps, got {self.block_m}x{self.block_n}"
+        if self.block_k * DTYPE_BYTES[problem.dtype_a] not in SLICES_BYTES:
+            return f"hopper_async: slices of {SLICES_BYTES} bytes, got {self.block_k} elements"
+        if self.groups(problem.dtype_a) > self.block_k // STEP[problem.dtype_a]:
+            return f"hopper_async: {self.groups(problem.dtype_a)} groups of threads have no step each in {self.block_k}"
+        if self.split_k < 1 or (self.split_k > 1 and problem.batches > 1):
+            return f"hopper_async: parts of K of one product, got {self.split_k} of {problem.batches} products"
+        if self.cluster_k not in CLUSTERS or not (2 <= self.stages <= 16 and 1 <= self.resident <= 8):
+            return f"hopper_async: clusters of 1 to 8, 2 to 16 stages, 1 to 8 CTAs an SM, got {self.text}"
+        if max(problem.m, problem.n, problem.k) > MOST_SIZE or self.ctas(problem) > MOST_CTAS:
+            return f"hopper_async: sizes of at most {MOST_SIZE} and {MOST_CTAS} CTAs, got {self.ctas(problem)} CTAs"
+        needed = self.shared_bytes(problem)
+        if needed * self.resident > gpu.lds_bytes:
+            return f"hopper_async: {self.resident} CTAs need {needed} bytes each, {gpu.name} has {gpu.lds_bytes}"
+        return None
+
+
+def _lines(matrix: Matrix, along_k: str, rows: int, block_k: int) -> int:
+    """Elements of a slice with its padding."""
+    return rows * (block_k + PADDING) if matrix.major == along_k else block_k * (rows + PADDING)

@@ -1,0 +1,193 @@
+"""Which schedule FP32 and FP64 products in full precision take on Hopper. Pure.
+
+`hopper_async` competes with `hopper_stream` (FP32) and `hopper_precise` (FP64) by estimates of their times. The model
+of `hopper_async`: the SM with the most CTAs multiplies, loads and waits; a launch, a round of CTAs and an exchange of
+sums cost something each. Fitted on one H200 to results/h200/tiles_wide.csv; docs/hopper-gemm.md has what it misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...gpu import Gpu
+from .config import MatmulConfig
+from .config_async import FP32_TILES, FP64_TILES, AsyncConfig
+from .config_cluster import PreciseConfig
+from .config_row import CLUSTERS
+from .config_stream import StreamConfig, stream
+from .config_stream import estimate_us as stream_us
+from .model_hopper import ceil_div
+from .plan_cluster import precise
+from .problem import DTYPE_BYTES, MatmulProblem
+
+LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried
+MOST_ROUNDS = 3  #: of CTAs, from which on K is not cut
+LEAST_SLICES = 2  #: of a CTA of a cluster
+LEAST_SPLIT = 4  #: slices of a CTA where K is cut further
+MOST_SPLIT = 64
+MOST_STAGES = 8
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What `hopper_async` takes in one type. Times in us."""
+
+    launch: float
+    fma_per_us: float  #: of an SM with enough CTAs
+    piece: float  #: one asynchronous copy
+    bytes_per_us: float  #: from the L2 to one SM
+    memory_per_us: float  #: bytes of device memory
+    slice: float  #: of one CTA, beside its multiplications
+    begin: float  #: a CTA's first slice and its last store
+    exchange: float  #: of sums in a cluster
+    exchange_kb: float
+    second: float  #: a second launch that sums parts of K
+    second_mb: float  #: of all parts
+    alone: float  #: times that a CTA takes without others on its SM for what it multiplies
+    store_kb: float  #: of a CTA's sums
+    pace: dict[tuple[int, int], float]  #: of each tile's multiplications
+
+
+_MODELS = {
+    "fp32": _Model(
+        0.782, 144000, 1.413e-5, 46920, 3.683e6, 0.02, 2.072, 2.5, 0.2886, 1.341, 0.4097, 2.238, 0.0,
+        {(32, 32): 1.14, (64, 1): 0.909, (64, 4): 1.48, (64, 8): 1.24, (64, 16): 1.11, (64, 32): 0.962,
+         (64, 64): 0.905, (128, 1): 0.7, (128, 4): 0.7, (128, 8): 0.761, (128, 16): 1.04, (128, 32): 0.952,
+         (128, 64): 0.73},
+    ),
+    "fp64": _Model(
+        0.9648, 211500, 4.771e-5, 63300, 3.947e6, 0.03388, 0.2, 1.798, 0.1277, 1.215, 0.2662, 1.165, 0.04474,
+        {(32, 32): 1.26, (64, 8): 1.5, (64, 16): 0.766, (64, 32): 1.13, (64, 64): 0.98, (128, 8): 0.75,
+         (128, 64): 0.867},
+    ),
+}  # fmt: skip
+_TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
+_COPY_US, _COPY_BYTES_PER_US = 2.5, 4.2e6  #: a launch that copies operands, bytes read and written
+_LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
+_STORE_BYTES_PER_US = 3e6  #: what the model of hopper_stream leaves out of a short K
+_DMMA_PER_US = 128 * 1755  #: multiplications of one SM
+_PRECISE_PACE = {(128, 128): 1.03, (64, 128): 0.98, (64, 64): 0.985}
+_PRECISE_LAUNCH_US, _PRECISE_TILE_US, _PRECISE_STORED_PER_US = 1.7, 0.8, 60e3
+
+
+def _residents(double: bool, tile: tuple[int, int]) -> tuple[int, ...]:
+    """CTAs of a tile that an SM may hold at once: what registers allow, or fewer with more stages."""
+    if tile == (128, 64) or (double and tile == (64, 64)):
+        return (2,)
+    return (3,) if not double and tile[1] >= 16 else (2, 4)
+
+
+def async_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
+    """Every config of `hopper_async` that is worth a thought."""
+    double = problem.dtype_a == "fp64"
+    size = DTYPE_BYTES[problem.dtype_a]
+    for tile in FP64_TILES if double else FP32_TILES:
+        for swapped in (False,) if tile[0] == tile[1] else (False, True):
+            m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+            if tile[0] > 2 * max(m, 32) or tile[1] > 2 * max(n, 8) or (tile[1] <= LONG_LINES and n > 2 * tile[1]):
+                continue  # mostly empty, or too narrow
+            if tile[1] < 8 and n > tile[1]:
+                continue
+            for slice_bytes in (128, 256) if tile[1] <= LONG_LINES else (128,):
+                base = AsyncConfig(
+                    block_m=tile[0], block_n=tile[1], block_k=slice_bytes // size, stages=2, swapped=swapped,
+                    resident=1,
+                )  # fmt: skip
+                yield from _cut(problem, base, gpu, _residents(double, tile))
+
+
+def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu, residents: tuple[int, ...]) -> Iterator[AsyncConfig]:
+    """The config with K in parts of a cluster, in more, or whole, and with the stages that fit."""
+    slices, tiles = ceil_div(problem.k, base.block_k), base.ctas(problem)
+    stage_bytes = base.stage_bytes(problem)
+    for cluster_k in CLUSTERS:
+        if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or tiles >= MOST_ROUNDS * gpu.compute_units):
+            break
+        for resident in residents:
+            fitting = resident * gpu.compute_units // (tiles * cluster_k)
+            splits = {1}
+            if problem.batches == 1 and cluster_k in (1, CLUSTERS[-1]):
+                splits |= {
+                    s for s in (fitting, fitting // 2) if 1 < s <= MOST_SPLIT and slices >= LEAST_SPLIT * cluster_k * s
+                }
+            for split_k in sorted(splits):
+                of_cta = slices // (cluster_k * split_k)
+                stages = min(MOST_STAGES, of_cta + 1, gpu.lds_bytes // resident // stage_bytes)
+                config = base.with_knobs(
+                    cluster_k=cluster_k, split_k=split_k, resident=resident, stages=max(2, stages))
+                if config.why_invalid(problem, gpu) is None:
+                    yield config
+
+
+
+def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
+    """The model's time of `hopper_async`."""
+    model, size = _MODELS[problem.dtype_a], DTYPE_BYTES[problem.dtype_a]
+    multiplied, parts = config.as_multiplied(problem), config.cluster_k * config.split_k
+    slices = ceil_div(ceil_div(problem.k, config.block_k), parts)
+    depth = problem.k / parts if problem.dtype_a == "fp32" else slices * config.block_k
+    tile = (config.block_m, config.block_n)
+    vector_a = 1 if multiplied.a.major == "x" else multiplied.vector_a
+    vector_b = 1 if multiplied.b.major == "x" else multiplied.vector_b
+    pieces = (tile[0] / vector_a + tile[1] / vector_b) * config.block_k * slices
+    multiplying = tile[0] * tile[1] * depth * model.pace[tile] / model.fma_per_us + pieces * model.piece
+    multiplying += tile[0] * tile[1] * size / 1000 * model.store_kb
+    loading = sum(tile) * config.block_k * size * slices / model.bytes_per_us
+
+    def together(ctas: int) -> float:
+        """So many CTAs of one SM at once."""
+        alone = multiplying * model.alone + slices * model.slice + model.begin
+        return ((ctas * max(multiplying, loading)) ** 3 + alone**3) ** (1 / 3)
+
+    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), config.resident)
+    body = rounds * together(config.resident) + (together(rest) if rest else 0)
+    time_us = model.launch + (body**4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
+    if config.cluster_k > 1:
+        time_us += model.exchange + model.exchange_kb * tile[0] * tile[1] * size / 1000
+    if config.split_k > 1:
+        time_us += model.second + model.second_mb * config.split_k * problem.m * problem.n * size / 1e6
+    return time_us
+
+
+def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> float:
+    elements = (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k
+    if not elements:
+        return 0.0
+    return problem.batches * (_COPY_US + 2 * elements * DTYPE_BYTES[problem.dtype_a] / _COPY_BYTES_PER_US)
+
+
+def others(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
+    """What the schedule that TMA feeds takes, with its estimate. What it copies, it does product by product."""
+    out_bytes = problem.m * problem.n * problem.batches * DTYPE_BYTES[problem.dtype_a]
+    if problem.dtype_a == "fp32":
+        streamed = stream(problem, gpu)
+        each = problem.one_product() if streamed.copy_a or streamed.copy_b else problem
+        time_us = stream_us(each, streamed) * (problem.batches // each.batches)
+        time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
+        yield streamed, time_us + _copies_us(problem, streamed) + out_bytes / _STORE_BYTES_PER_US
+        return
+    config = precise(problem, gpu)
+    each = problem.one_product() if config.copy_a or config.copy_b else problem
+    tile = config.block_m, config.block_n
+    tiles = ceil_div(each.m, tile[0]) * ceil_div(each.n, tile[1]) * each.batches
+    depth = ceil_div(each.k, config.block_k) * config.block_k
+    multiplying = tile[0] * tile[1] * depth * _PRECISE_PACE[tile] / _DMMA_PER_US
+    storing = tile[0] * tile[1] * DTYPE_BYTES["fp64"] / _PRECISE_STORED_PER_US
+    time_us = _PRECISE_LAUNCH_US + ceil_div(tiles, gpu.compute_units) * (multiplying + storing + _PRECISE_TILE_US)
+    time_us = max(time_us, each.bytes / _MODELS["fp64"].memory_per_us)
+    yield config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+
+
+def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """Configs of FP32 and FP64 in full precision, the shortest estimate first, with the reason."""
+    if problem.m * problem.n * problem.k <= _TINY:
+        return
+    found: list[tuple[float, MatmulConfig, str]] = [
+        (async_us(problem, config, gpu), config, "operands where they lie, by asynchronous copies")
+        for config in async_configs(problem, gpu)
+    ]
+    words = f"{'fp32 by FMA' if problem.dtype_a == 'fp32' else 'fp64 by matrix instructions'}, operands by TMA"
+    found += [(time_us, config, words) for config, time_us in others(problem, gpu)]
+    for time_us, config, reason in sorted(found, key=lambda item: item[0]):
+        yield config, f"{reason}; shortest estimate, {time_us:.1f} us"

@@ -1,0 +1,109 @@
+"""Which schedule FP32 and FP64 products take on Hopper, held against what was measured; what `hopper_async` refuses."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from statistics import geometric_mean, mean
+
+import pytest
+
+pytest.importorskip("torch")
+
+from laneloom.bench.matmul_wide import read
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config import MatmulConfig, plan
+from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, AsyncConfig
+from laneloom.ops.matmul.problem import MatmulProblem, Matrix
+
+GPU = get_gpu("sm_90a")
+MEASURED = Path(__file__).parents[2] / "results" / "h200" / "tiles_wide.csv"
+VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
+
+
+def chosen():
+    """By product: the row of what the plan takes and the rows of all configs, of products of which it was measured."""
+    rows = defaultdict(dict)
+    for row in read(MEASURED):
+        rows[row.problem][row.config] = row
+    return [(by_text[text], by_text) for problem, by_text in rows.items()
+            if (text := plan(problem, GPU).text) in by_text]  # fmt: skip
+
+
+def test_the_plan_takes_what_was_measured_to_be_fast():
+    found = chosen()
+    assert len(found) >= 90
+    regrets = [row.us / min(other.us for other in by_text.values()) - 1 for row, by_text in found]
+    assert mean(regrets) < 0.035
+    assert sorted(regrets)[-2] < 0.3
+    assert geometric_mean(row.torch_us / row.us for row, _ in found) > 1.05
+
+
+def test_its_errors_are_within_the_budget():
+    """Twice torch's error of the same product and one rounding; in FP64 torch itself is the truth."""
+    for row, _ in chosen():
+        if row.dtype == "fp32":
+            assert row.error <= 2 * row.torch_error + 2.0**-24, row
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kinds", "schedule"),
+    [
+        ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream"),
+        ((4096, 4096, 4096), {"dtype": "fp64"}, "hopper_precise"),
+        ((1, 4096, 4096), {"dtype": "fp32", "layout": "nt"}, "hopper_async"),
+        ((128, 128, 20000), {"dtype": "fp64", "layout": "tn"}, "hopper_async"),
+        ((200, 200, 200), {"dtype": "fp32", "batch": 64}, "hopper_async"),
+        ((256, 256, 256), {"dtype": "fp64", "batch": 16}, "hopper_precise"),
+        ((16, 16, 16), {"dtype": "fp32", "batch": 4096}, "hopper_plain"),
+        ((512, 512, 512), {"dtype": "fp32", "dtype_out": "bf16"}, "hopper_plain"),
+    ],
+)
+def test_each_schedule_has_its_place(sizes, kinds, schedule):
+    assert plan(MatmulProblem.contiguous(*sizes, **kinds), GPU).schedule == schedule
+
+
+def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
+    lines = Matrix((0, 0, 3000, 3))
+    problem = MatmulProblem(300, 300, 300, "fp32", "fp32", "fp32", (1, 1), lines, lines, Matrix((0, 0, 300, 1)))
+    assert problem.layout == "xx"
+    assert plan(problem, GPU).schedule == "hopper_async"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "kinds", "words"),
+    [
+        ({}, {"dtype": "bf16"}, "fp32 or fp64 throughout"),
+        ({}, {"dtype": "fp32", "dtype_out": "bf16"}, "fp32 or fp64 throughout"),
+        ({"block_m": 96}, {"dtype": "fp32"}, "tiles of 128x64, 128x32"),
+        ({"block_n": 1}, {"dtype": "fp64"}, "tiles of 128x64"),
+        ({"block_k": 16}, {"dtype": "fp32"}, "slices of"),
+        ({"cluster_k": 3}, {"dtype": "fp32"}, "clusters of 1 to 8"),
+        ({"stages": 1}, {"dtype": "fp32"}, "2 to 16 stages"),
+        ({"split_k": 2}, {"dtype": "fp32", "batch": 3}, "parts of K of one product"),
+        ({"stages": 16, "resident": 4}, {"dtype": "fp32"}, "4 CTAs need"),
+        ({}, {"dtype": "fp32", "precision": "tf32"}, "full precision"),
+    ],
+)
+def test_refusals_name_what_is_wrong(knobs, kinds, words):
+    problem = MatmulProblem.contiguous(500, 500, 500, **kinds)
+    assert words in (VALID.with_knobs(**knobs).why_invalid(problem, GPU) or "")
+
+
+def test_other_gpus_are_refused():
+    problem = MatmulProblem.contiguous(64, 64, 64, dtype="fp32")
+    assert "needs clusters" in (VALID.why_invalid(problem, get_gpu("gfx1100")) or "")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+def test_every_tile_is_covered_by_whole_groups_of_threads(dtype):
+    for block_m, block_n in FP64_TILES if dtype == "fp64" else FP32_TILES:
+        config = AsyncConfig(block_m=block_m, block_n=block_n, block_k=32, stages=2)
+        assert config.groups(dtype) in (1, 2, 4, 8)
+        if dtype == "fp64":
+            assert config.groups(dtype) == 1, "a group takes an even number of steps"
+
+
+def test_a_config_is_read_back():
+    config = VALID.with_knobs(cluster_k=8, split_k=3, swapped=True, resident=3)
+    assert MatmulConfig.parse(config.text) == config
