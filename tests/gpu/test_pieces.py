@@ -8,13 +8,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from judged_products import DTYPES, LAYOUTS, assert_right, operand  # noqa: E402
+from judged_products import DTYPES, GPU, LAYOUTS, assert_right, operand  # noqa: E402
 from pieced import IN_PIECES, assert_adds_up, assert_extremes_survive, lying, numbers  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.device import pieces  # noqa: E402
 from laneloom.device.pieces import MatrixCopy, PiecesLaunch  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch  # noqa: E402
+from laneloom.ops.matmul.config_stream import stream  # noqa: E402
+from laneloom.ops.matmul.plan_cluster import precise  # noqa: E402
+from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 TORCH = {"tf32": torch.float32, **DTYPES}
 
@@ -97,7 +100,9 @@ def test_pieces_of_views(orders):
 @pytest.mark.parametrize("pair", [("fp8", "bf8"), ("int8", "uint8"), ("fp64", "fp64"), ("fp32", "fp32")])
 def test_whole_operands_of_two_sizes_are_copied_by_one_launch(pair, launches):
     a, b = operand(333, 1027, DTYPES[pair[0]], "t", seed=1), operand(1027, 129, DTYPES[pair[1]], seed=2)
-    out = laneloom.matmul(a, b, out_dtype=torch.float32 if "fp8" in pair else None)
+    wide = {"fp32": stream, "fp64": precise}.get(pair[0])  # where the plan now prefers what copies nothing
+    config = wide and wide(MatmulProblem.contiguous(333, 129, 1027, dtype=pair[0], layout="tn"), GPU)
+    out = laneloom.matmul(a, b, out_dtype=torch.float32 if "fp8" in pair else None, config=config)
     assert len(launches) == 1
     if pair[0] == "fp64":
         assert (out - (a @ b)).norm() <= 4 * 1027**0.5 * 2.0**-53 * out.norm()  # the truth has the same precision

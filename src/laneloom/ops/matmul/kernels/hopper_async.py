@@ -84,14 +84,16 @@ class _Prepared:
         )  # fmt: skip
         self.parts = (config.split_k, problem.m, problem.n) if config.split_k > 1 else None
         self.reduce = ReduceLaunch(pdl=config.pdl)
-        self.out_strides = problem.out.strides[2:]
+        shape, strides = (problem.m, problem.n), problem.out.strides[2:]
+        #: as a row, if C is one column: what neighbours are in memory
+        self.summed = (shape, strides) if problem.n > 1 else (shape[::-1], strides[::-1])
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         to = out if self.parts is None else torch.empty(self.parts, dtype=out.dtype, device=out.device)
         first, second = (b, a) if self.swapped else (a, b)
         self.launch.launch_at(current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), to.data_ptr())
         if self.parts is not None:
-            self.reduce(to, out.as_strided(self.parts[1:], self.out_strides))
+            self.reduce(to.view(-1, *self.summed[0]), out.as_strided(*self.summed))
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
