@@ -196,13 +196,16 @@ GPUS: Mapping[str, Gpu] = MappingProxyType({row.name: row for row in _ROWS})
 
 
 def get_gpu(name: str | Gpu) -> Gpu:
-    """The row of `name` (case and surrounding space do not matter; "sm_90" and "h200" mean sm_90a).
+    """The row of `name` (case, surrounding space and what ROCm appends, as in "gfx90a:sramecc+:xnack-", do not matter;
+    "sm_90" and "h200" mean sm_90a).
 
     Raises UnknownGpuError with the nearest known names and their families.
     """
     if isinstance(name, Gpu):
         return name
     key = str(name).strip().lower()
+    if key.startswith("gfx"):
+        key = key.partition(":")[0]
     key = {"sm_90": "sm_90a", "sm90": "sm_90a", "sm90a": "sm_90a", "h200": "sm_90a"}.get(key, key)
     if key in GPUS:
         return GPUS[key]

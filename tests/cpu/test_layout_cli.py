@@ -107,6 +107,9 @@ def test_one_element_and_one_register():
 
 
 def test_output_lists_what_makes_an_element():
+    text = layout("v_mfma_f64_16x16x4_f64", "--gpu", "gfx942", "--blgp", "5", "--output", "3,5")
+    assert text.endswith("blgp negates A and C.\n")
+    assert "negates" not in layout(*WMMA, "--output", "3,5")
     text = layout(*SPARSE, "--output", "3,5")
     assert re.search(r"D\[3\]\[5\] +v3\{5\}", text)
     assert "K[3][31]" in text

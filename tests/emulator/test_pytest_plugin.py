@@ -107,7 +107,12 @@ def test_the_state_of_the_generator():
     state.view(torch.int64)[1] += 4
     generator.set_state(state)
     assert generator.get_state().view(torch.int64).tolist() == [5, 4]
+    class Guard(torch.cuda.device): ...
+
+    with Guard(0), torch.cuda._DeviceGuard(0) as guard:  # the second as Inductor writes it
+        assert guard is None and isinstance(torch.cuda.device("cuda"), torch.cuda.device)
     torch.cuda.manual_seed_all(7)
+    assert torch.cuda.initial_seed() == 7
     assert generator.initial_seed() == 7
 
 

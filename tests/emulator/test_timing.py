@@ -233,3 +233,8 @@ def test_command_and_timeline(tmp_path):
     assert begins == sum(e["ph"] == "e" for e in trace["traceEvents"]) > 0
     folder = ["predict", "matmul", "--timeline", str(tmp_path), "--shape", "64,64,64"]
     assert CliRunner().invoke(app, folder).exit_code == 2
+
+
+def test_products_of_4_bits_are_predicted():
+    four, eight = (predict_matmul(256, 256, 4096, "gfx1201", dtype=d, dtype_out="int32") for d in ("int4", "int8"))
+    assert 0.2 * eight.time_us < four.time_us < eight.time_us  # half of the bytes, the same instructions or better

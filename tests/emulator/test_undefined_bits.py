@@ -91,6 +91,19 @@ s_lshl1_add_u32 s8, s4, s5
 s_lshl4_add_u32 s8, s4, s5
 s_lshl_b32 s8, s4, s5
 s_lshr_b32 s8, s4, 9
+s_ashr_i32 s8, s4, s5
+s_lshl_b64 s[8:9], s[4:5], s6
+s_lshr_b64 s[8:9], s[4:5], s6
+s_ashr_i64 s[8:9], s[4:5], 40
+s_ashr_i64 s[4:5], s[4:5], s6
+s_bfe_u32 s8, s4, s5
+s_bfe_i32 s8, s4, 0x80003
+s_bfe_i32 s8, s4, s5
+s_bitcmp1_b32 s4, s5
+s_bitcmp0_b64 s[4:5], 40
+s_bfe_u64 s[8:9], s[4:5], s6
+s_bfe_i64 s[8:9], s[4:5], s6
+s_bfe_i64 s[8:9], s[4:5], 0x200000
 s_ctz_i32_b32 s8, s4
 s_clz_i32_u32 s8, s4
 s_sext_i32_i8 s8, s4
@@ -218,3 +231,31 @@ def test_no_more_is_undefined_than_has_to_be(code, masks, want):
     assert follow is not None
     follow(g)
     assert (g.shadow.V[8] == want).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "masks", "want"),
+    [
+        ("s_bfe_i64 s[8:9], s[4:5], 0x200000", {5: 0xFFFFFFFF}, (0, 0)),  # how LLVM widens 32 bits
+        ("s_bfe_i64 s[8:9], s[4:5], 0x200000", {4: 0x80000000}, (0x80000000, 0xFFFFFFFF)),
+        ("s_bfe_u64 s[8:9], s[4:5], 0x80004", {4: 0xFFFFFF00}, (0xF0, 0)),
+        ("s_bfe_i32 s8, s4, 0x80008", {4: 0xFFFF00FF}, (0, 0)),
+        ("s_lshr_b64 s[8:9], s[4:5], 32", {4: 0xFFFFFFFF}, (0, 0)),
+        ("s_ashr_i64 s[8:9], s[4:5], 36", {5: 0xF}, (0, 0)),
+        ("s_lshl_b64 s[8:9], s[4:5], 32", {5: 0xFFFFFFFF}, (0, 0)),
+        ("s_bitcmp1_b32 s4, 3", {4: 0xFFFFFFF7}, (0, 0)),
+    ],
+)
+def test_scalar_fields_leave_out_what_they_cut_off(code, masks, want):
+    program = Program(KERNEL.format(code=code), "gfx1151", strict=True)
+    g = waves(np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32), np.zeros(WAVES, bool))
+    u_s = np.zeros_like(g.S)
+    for n, mask in masks.items():
+        u_s[n] = mask
+    dirty = sum(1 << n for n in masks)
+    g.shadow = Shadow(np.zeros_like(g.V), u_s, np.zeros(WAVES, bool), np.zeros(WAVES, np.int64), {}, 0, dirty, None)
+    follow = program.blocks[0].code.guards[0].follow
+    assert follow is not None
+    follow(g)
+    assert (g.shadow.S[8:10] == np.array(want)[:, None]).all()
+    assert (g.shadow.scc == bool(any(want))).all()

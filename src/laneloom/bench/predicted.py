@@ -13,6 +13,7 @@ import numpy as np
 
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul import execute
+from ..ops.matmul.dtypes import stored_k
 from ..ops.matmul.presets import named_config
 from ..ops.matmul.problem import MatmulProblem
 from ..timing import Machine, Prediction, machine_of
@@ -50,11 +51,13 @@ def sample_matmul(
     machine_of(row)
     problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out=dtype_out, layout=layout)
     chosen = execute.checked_config(problem, row, named_config(config))
-    a, b, c = _zeros(m, k, dtype, layout[0]), _zeros(k, n, dtype, layout[1]), _zeros(m, n, dtype_out)
+    depths = stored_k(k, dtype)
+    a, b, c = _zeros(m, depths, dtype, layout[0]), _zeros(depths, n, dtype, layout[1]), _zeros(m, n, dtype_out)
 
     def at(depth: int) -> list[Sample]:
         dtypes = (dtype, dtype, dtype_out)
-        found = sample(lambda: execute.multiply_into(a[:, :depth], b[:depth], c, dtypes, row, chosen), row)
+        first = stored_k(depth, dtype)
+        found = sample(lambda: execute.multiply_into(a[:, :first], b[:first], c, dtypes, row, chosen), row)
         if depth == k:
             return found
         sources = a.nbytes + b.nbytes
@@ -72,7 +75,7 @@ def predict_matmul(m: int, n: int, k: int, gpu: str | Gpu, **how: Any) -> Predic
 
 def _zeros(rows: int, columns: int, dtype: str, layout: str = "n") -> np.ndarray:
     """Zeros where a GPU's allocator would put them, so that lines of the caches begin with rows."""
-    stored = np.dtype(STORAGE[dtype])
+    stored = np.dtype({"int4": np.int8, "uint4": np.uint8}.get(dtype) or STORAGE[dtype])
     octets = np.zeros(rows * columns * stored.itemsize + _PAGE, np.uint8)
     skip = -octets.ctypes.data % _PAGE
     array = octets[skip : octets.nbytes - _PAGE + skip].view(stored)

@@ -154,6 +154,8 @@ def load(path: str | Path) -> list[Record]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise ArgumentError(f"{path} is not text: expected benchmark records, JSON lines") from None
+    except OSError as error:
+        raise ArgumentError(f"cannot read {path}: {error.strerror or error}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue

@@ -96,7 +96,7 @@ def find_rungs(gpu: str, size: int, steps: Sequence[str] | None, *, predict: boo
     row = get_gpu(gpu)
     if row.vendor == "nvidia":
         return _recorded(row, size, steps, records)
-    if not row.emulated:
+    if not row.emulated or row.major == 9:
         raise UnsupportedError(
             f"--gpu: the FP32 ladder is for RDNA 3, 3.5, 4 and Hopper, got {row.name} ({row.family})"
         )

@@ -222,7 +222,7 @@ def markdown(found: Ladder) -> str:
 def plot_rungs(found: Ladder, path: Path) -> None:
     """TFLOP/s of every level over K, the bandwidth limit dashed; needs matplotlib (the extra `report`)."""
     if path.suffix not in (".svg", ".png"):
-        raise ArgumentError(f"plot: expected a file that ends in .svg or .png, got {path.name!r}")
+        raise ArgumentError(f"--plot: expected a file that ends in .svg or .png, got {path.name!r}")
     try:
         import matplotlib
     except ImportError as error:

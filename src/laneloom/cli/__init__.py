@@ -7,6 +7,8 @@ Exit codes: 0 when all is well, 1 when something was found wrong, 2 for a reques
 from __future__ import annotations
 
 import atexit
+import errno
+import io
 import os
 import sys
 import warnings
@@ -52,6 +54,12 @@ class _Commands(TyperGroup):
             raise typer.Exit(2 if isinstance(error, _REFUSALS) else 1) from None
         except MemoryError as error:
             typer.echo(f"laneloom: not enough memory for this size: {error}", err=True)
+            raise typer.Exit(1) from None
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read has enough: click ends quietly
+                raise
+            where = f"{error.filename}: " if error.filename else ""
+            typer.echo(f"laneloom: {where}{error.strerror or error}", err=True)
             raise typer.Exit(1) from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
@@ -105,4 +113,7 @@ def main() -> None:
     # After compiling a Gluon kernel, Triton 3.9's bindings list what they leaked while the interpreter ends. Functions
     # registered first run last, so everybody else's exit functions can still write.
     atexit.register(_silence_stderr)
+    for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character of the tables gets a question mark
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app(prog_name="laneloom")

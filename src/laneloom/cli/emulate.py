@@ -53,7 +53,7 @@ def emulate(
         return
     if operation is None:
         raise ArgumentError("name an operation, such as `laneloom emulate matmul`, or ask for --coverage")
-    product = parse_product(operation, gpu or "gfx1151", shape, dtype, out_dtype, layout)
+    product = parse_product(operation, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout)
     from .product import random_operands, run_product
 
     if html is not None:

@@ -64,7 +64,7 @@ def isa(
             return
         code = _code_object(source, target, kernel)
     else:
-        product = parse_product(target, gpu or "gfx1151", shape, dtype, out_dtype, layout)
+        product = parse_product(target, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
         chosen, code = compile_product(product)

@@ -23,7 +23,7 @@ def layout(
     opsel: Annotated[int, typer.Option(help="RDNA 3, 16-bit C and D: 0 low, 4 high halves. RDNA 4: index key.")] = 0,
     cbsz: Annotated[int, typer.Option(help="CDNA: blocks of A broadcast, or A's type in f8f6f4.")] = 0,
     abid: Annotated[int, typer.Option(help="CDNA: the block to broadcast, or the set of indices.")] = 0,
-    blgp: Annotated[int, typer.Option(help="CDNA: lane pattern of B, or B's type in f8f6f4.")] = 0,
+    blgp: Annotated[int, typer.Option(help="CDNA: lane pattern of B, B's type in f8f6f4, what f64 negates.")] = 0,
     k_order: Annotated[str, typer.Option(help="RDNA 4, 16-bit A and B: calculator or articles.")] = "calculator",
     element: Annotated[str | None, typer.Option(metavar="I,J", help="Where this row and column lies.")] = None,
     register: Annotated[str | None, typer.Option(metavar="V,LANE", help="What this register of a lane holds.")] = None,

@@ -89,11 +89,13 @@ def parse_product(
     check_operation(operation)
     row = get_gpu(gpu)
     from ..ops.matmul.dtypes import DTYPE_BYTES, default_output, stored_k
+    from ..verify import STORAGE
 
     dtypes = tuple(DTYPE_BYTES)  # which of them a schedule takes, its config says
     _check_choice("--dtype", dtype, dtypes)
-    out_dtype = out_dtype or default_output(dtype, has_terms=False)
-    _check_choice("--out-dtype", out_dtype, dtypes)
+    if out_dtype is None:
+        out_dtype = default_output(dtype, has_terms=False)
+    _check_choice("--out-dtype", out_dtype, tuple(STORAGE))  # pairs of int4 are operands only
     _check_choice("--layout", layout, _LAYOUTS)
     sizes = parse_shape(shape)
     if stored_k(2, dtype) == 1 and sizes[2] % 2:

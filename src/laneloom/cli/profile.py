@@ -46,6 +46,8 @@ def profile(
     names, usual = SHAPES[operation]
     sizes = _parse_sizes(shape or usual, names)
     dtype = dtype or _DTYPES[operation]
+    if operation != "matmul" and layout != "nn":
+        raise ArgumentError(f"--layout: only matmul has layouts, {operation} has none")
     here = _present()
     if here is not None and gpu in (None, here.name):
         found = _measure(operation, sizes, dtype, layout, here)
@@ -117,7 +119,7 @@ def _predict(
         from .profile_facts import conclusions
 
         product = parse_product("matmul", gpu, ",".join(map(str, sizes)), dtype, None, layout)
-        prediction = predict_matmul(*product.shape, gpu, dtype=dtype, dtype_out=dtype, layout=layout)
+        prediction = predict_matmul(*product.shape, gpu, dtype=dtype, dtype_out=product.dtype_out, layout=layout)
         small = replace(product, **{name: min(n, _EMULATED) for name, n in zip("mnk", sizes, strict=True)})
         chosen = config.plan(product.problem(), product.gpu)
         if chosen.why_invalid(small.problem(), small.gpu) is not None:

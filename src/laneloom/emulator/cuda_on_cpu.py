@@ -216,19 +216,29 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
             """How many numbers were drawn."""
             return int(self.state[1])
 
+    class Device(nullcontext):
+        """The one device made current, which it always is; a class, since others test for it and inherit from it."""
+
+        def __init__(self, *_: Any):
+            super().__init__()
+
     generator = Generator()
 
     def seed_all(seed: int, *_: Any) -> None:
         generator.manual_seed(seed)
 
     silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
-              "reset_max_memory_allocated reset_accumulated_memory_stats set_stream").split()  # fmt: skip
-    zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved").split()
+              "reset_max_memory_allocated reset_accumulated_memory_stats set_stream "
+              "set_per_process_memory_fraction").split()  # fmt: skip
+    zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+             "_exchange_device _maybe_exchange_device").split()  # fmt: skip
     return {
         **{name: _always(None) for name in silent},
         **{name: _always(0) for name in zeros},
         "manual_seed": seed_all,
         "manual_seed_all": lambda seed, *_: seed_all(seed),
+        "initial_seed": generator.initial_seed,
+        "seed": lambda: seed_all(torch.seed()),
         "default_generators": (generator,),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
@@ -239,8 +249,9 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
         "get_device_capability": lambda *_: (major, minor),
         "get_device_properties": lambda *_: properties,
         "mem_get_info": lambda *_: (16 << 30, 16 << 30),
-        "device": lambda *_: nullcontext(),
-        "device_of": lambda *_: nullcontext(),
+        "device": Device,
+        "device_of": Device,
+        "can_device_access_peer": lambda *_: False,
         "stream": lambda *_: nullcontext(),
         "Stream": Stream,
         "current_stream": lambda *_: Stream(),

@@ -16,7 +16,7 @@ from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
 from .matrix import decode, is_matrix
-from .operands import DTYPE, constant_bits
+from .operands import DTYPE
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
 from .undefined_bits import (
@@ -30,8 +30,9 @@ from .undefined_bits import (
     sources_of,
 )
 from .undefined_bitwise import bitwise_halves_rule, bitwise_rule
-from .undefined_carry import carry_rule, value_of
+from .undefined_carry import carry_rule, scalar_word, value_of
 from .undefined_cdna import cdna_rule
+from .undefined_fields import field_rule
 from .undefined_indexed import INDEXED, indexed_rule
 
 Rule = Callable[[Waves], None]
@@ -40,7 +41,7 @@ Rule = Callable[[Waves], None]
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
 _ROUTED_BY = {"v_perm_b32": 0xFFFFFFFF, "v_alignbyte_b32": 3}  # bits of the others that matter: else 31, a bit's number
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
-_UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
+_UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul)_u64")
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
@@ -92,7 +93,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return bitwise_halves_rule(ins, BITWISE_HALVES[name], bits_written(ins, target.gpu.major))
     if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
         return _default_rule(ins, target, touched)
-    if found := carry_rule(ins, target):
+    if found := field_rule(ins) or carry_rule(ins, target):
         return found
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
@@ -302,17 +303,6 @@ def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
     return follow
 
 
-def _scalar_word(g: Waves, operand: Operand, k: int):
-    """(value, undefined bits) of word k of a scalar operand."""
-    if operand.kind != "s":
-        value = value_of(g, operand)
-        if k and operand.kind == "const":
-            value = U32(constant_bits(operand.value, "b64") >> 32) if isinstance(operand.value, int) else U32(0)
-        return value, U32(0)
-    n = operand.index + min(k, operand.count - 1)
-    return g.s[n], U32(0) if n == NULL else g.shadow.S[n]
-
-
 def _scalar_bitwise_rule(ins: Instruction, target: Target, function: Callable) -> Rule:
     """Bit by bit: a known 0 decides an AND and a known 1 an OR, as code that merges lane masks relies on."""
     destination, *sources = ins.operands
@@ -322,7 +312,7 @@ def _scalar_bitwise_rule(ins: Instruction, target: Target, function: Callable) -
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
-        words = [function(*[_scalar_word(g, o, k) for o in sources]) for k in range(width)]
+        words = [function(*[scalar_word(g, o, k) for o in sources]) for k in range(width)]
         words = [tuple(np.broadcast_to(part, (g.count,)).copy() for part in word) for word in words]
         if "save" in ins.name:
             for k in range(width):
@@ -347,7 +337,7 @@ def _scalar_select_rule(ins: Instruction) -> Rule:
         shadow: Shadow = g.shadow
         words = []
         for k in range(destination.count):
-            bits = np.where(g.scc, _scalar_word(g, yes, k)[1], _scalar_word(g, no, k)[1])
+            bits = np.where(g.scc, scalar_word(g, yes, k)[1], scalar_word(g, no, k)[1])
             words.append(np.where(shadow.scc, FULL, bits))
         for k, bits in enumerate(words):
             shadow.put_scalar(destination.index + k, bits)

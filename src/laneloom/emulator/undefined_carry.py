@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..isa.parse import VCC, Instruction, Operand
+from ..isa.parse import NULL, VCC, Instruction, Operand
 from ..isa.registers import results
 from .alu import Target
 from .bits import reverse_bits
@@ -33,6 +33,17 @@ def value_of(g: Waves, operand: Operand, kind: str = "b32"):
     if operand.kind == "const" and isinstance(operand.value, int | float):
         return U32(constant_bits(operand.value, kind))
     return U32(0)
+
+
+def scalar_word(g: Waves, operand: Operand, k: int):
+    """(value, undefined bits) of word k of a scalar operand."""
+    if operand.kind != "s":
+        value = value_of(g, operand)
+        if k and operand.kind == "const":
+            value = U32(constant_bits(operand.value, "b64") >> 32) if isinstance(operand.value, int) else U32(0)
+        return value, U32(0)
+    n = operand.index + min(k, operand.count - 1)
+    return g.s[n], U32(0) if n == NULL else g.shadow.S[n]
 
 
 def halves_chosen(ins: Instruction) -> tuple[list[bool], bool]:
@@ -104,8 +115,6 @@ _SCALARS: list[tuple[re.Pattern, Callable]] = [
     (re.compile(r"s_pack_lh_b32_b16"), lambda a, b: a[1] & _HALF | b[1] & ~_HALF),
     (re.compile(r"s_pack_hl_b32_b16"), lambda a, b: a[1] >> U32(16) | b[1] << U32(16)),
     (re.compile(r"s_pack_hh_b32_b16"), lambda a, b: a[1] >> U32(16) | b[1] & ~_HALF),
-    (re.compile(r"s_lshl_b32"), lambda a, b: _shifted(a[1], b)),
-    (re.compile(r"s_lshr_b32"), lambda a, b: np.where((b[1] & U32(31)) != 0, FULL, a[1] >> (b[0] & U32(31)))),
 ]
 
 

@@ -211,6 +211,8 @@ def output_table(row: MatrixInstruction, gpu: Gpu, wave: int, i: int, j: int, bl
     title = f"D[{i}][{j}] = C[{i}][{j}] + sum over k of A[{i}][k] B[k][{j}]"
     notes = ["Of every four k the two that the index K names take part."] if row.sparse else []
     notes += ["B comes from shared memory."] if row.kind == "wgmma" else []
+    negated = [name for bit, name in enumerate("ABC") if row.a == "f64" and modifiers.get("blgp", 0) >> bit & 1]
+    notes += [f"blgp negates {' and '.join(negated)}."] if negated else []
     return Table(title, ("element", "where"), tuple(rows), tuple(notes))
 
 

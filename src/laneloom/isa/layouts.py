@@ -284,7 +284,7 @@ def _check_modifiers(row: MatrixInstruction, wave: int, opsel: int, cbsz: int, a
     if row.a == "f8f6f4":
         limits = {"cbsz": (cbsz, 4), "abid": (abid, 0), "blgp": (blgp, 4)}
     else:
-        most_abid = index_sets(row, wave) - 1 if row.sparse else (1 << cbsz) - 1
+        most_abid = index_sets(row, wave) - 1 if row.sparse else (1 << max(cbsz, 0)) - 1
         limits = {
             "cbsz": (cbsz, (1 if row.sparse else row.blocks.bit_length() - 1) if "cbsz" in row.modifiers else 0),
             "abid": (abid, most_abid if "abid" in row.modifiers else 0),

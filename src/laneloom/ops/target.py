@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from triton.runtime import driver
 
+from ..emulator.driver import EmulatedDriver
 from ..errors import UnsupportedError
 from ..gpu import Gpu, get_gpu
 
@@ -23,6 +25,28 @@ def active_gpu() -> Gpu:
             "run it on an emulated one"
         ) from error
     return get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
+
+
+def is_emulated() -> bool:
+    """Whether the active driver is the emulator's, for which operands lie in the host's memory."""
+    return isinstance(driver._active, EmulatedDriver)  # `active` would look for a real GPU
+
+
+def gpu_for_arrays(**operands: Any) -> Gpu:
+    """The emulated GPU that a call on numpy arrays runs on; an operand that is not there is None.
+
+    Raises UnsupportedError where the active driver is that of a real GPU, and for masked arrays.
+    """
+    gpu = active_gpu()
+    for name, x in operands.items():
+        if not is_emulated():
+            raise UnsupportedError(
+                f"{name}: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` "
+                "takes"
+            )
+        if isinstance(x, np.ma.MaskedArray):
+            raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
+    return gpu
 
 
 def expected_device_type() -> str:

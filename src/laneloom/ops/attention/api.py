@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..target import active_gpu
+from ..target import gpu_for_arrays
 from . import execute
 from .arguments import aligned_copy, aligned_empty, is_direct
 
@@ -141,11 +141,7 @@ def _attend_arrays(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, np.ndarray):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(x).__name__}")
-    gpu = active_gpu()
-    if not gpu.emulated:
-        raise UnsupportedError(
-            f"q: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
-        )
+    gpu = gpu_for_arrays(q=q, k=k, v=v)
     execute.check_shapes(q, k, v)
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != np.float16:

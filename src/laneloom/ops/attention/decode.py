@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..target import active_gpu, expected_device_type
+from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
 from .arguments import Tensors, aligned_copy, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
 from .hopper import is_boxed
@@ -110,6 +110,8 @@ def prepare_decode(
     launch = _launch(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
 
     def run(q: Any, k: Any, v: Any, lengths: Any, table: Any, *_: Any) -> tuple[Any, Any]:
+        if problem.batch and is_emulated():
+            _check_lengths(lengths, problem.keys)
         operands = operands_of(q, k, v, lengths, table)
         launch(operands)
         return operands["out"], operands["lse"]
@@ -137,6 +139,12 @@ def _launch(
         schedule.launch(problem, config, gpu, Tensors(plain | made))
 
     return run
+
+
+def _check_lengths(lengths: Any, keys: int) -> None:
+    least, most = int(lengths.min()), int(lengths.max())
+    if least < 0 or most > keys:
+        raise ArgumentError(f"cache_lengths: expected 0 to {keys}, the keys of a sequence, got {least} to {most}")
 
 
 def _attend_to_nothing(operands: dict[str, Any]) -> None:
@@ -189,8 +197,8 @@ def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
         axes = {"cache_lengths": 1, "block_table": 2}.get(name, 4)
         if len(x.shape) != axes:
             raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
-    if isinstance(q, np.ndarray) and not gpu.emulated:
-        raise UnsupportedError(f"q: expected a torch tensor on {gpu.name}, a numpy array is for emulation only")
+    if isinstance(q, np.ndarray):
+        gpu_for_arrays(**operands)
     if not isinstance(q, np.ndarray) and q.device.type != (expected := expected_device_type()):
         raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}")
 

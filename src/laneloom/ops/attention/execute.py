@@ -80,7 +80,7 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
             longest = int((x[1:] - x[:-1]).max())
-        if isinstance(longest, bool) or not isinstance(longest, int) or longest < 0:
+        if isinstance(longest, bool) or not isinstance(longest, int) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
         found.append(longest)
     return Packing(first_q, first_k, *found)

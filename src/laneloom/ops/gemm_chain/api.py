@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..matmul.api import addressable
+from ..matmul.api import addressable, addressed
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
-from ..target import active_gpu
+from ..target import gpu_for_arrays
 from . import execute
 from .config import ChainConfig, parse_config
 from .execute import Factors
@@ -59,7 +59,8 @@ def gemm_chain(
     InvalidConfigError for a config that cannot do this.
     Source: AMD RDNA 3 and RDNA 4 ISA guides, WMMA; PTX ISA, wgmma; docs/gemm-chain.md derives layouts and budget.
     """
-    config = parse_config(config) if isinstance(config, str) else config
+    if config is not None and not isinstance(config, ChainConfig):
+        config = parse_config(config)
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
@@ -81,11 +82,7 @@ def gemm_chain(
 def _chain_arrays(
     a0: Any, b0: Any, b1: Any, c1: Any, out: Any, factors: Factors, config: ChainConfig | None
 ) -> np.ndarray:
-    gpu = active_gpu()
-    if not gpu.emulated:
-        raise UnsupportedError(
-            f"a0: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
-        )
+    gpu = gpu_for_arrays(a0=a0, b0=b0, b1=b1, c1=c1, out=out)
     for name, x in (("a0", a0), ("b0", b0), ("b1", b1)):
         if x.dtype != np.float16:
             raise UnsupportedError(f"{name}: expected dtype float16, got {x.dtype}")
@@ -97,7 +94,7 @@ def _chain_arrays(
         raise ArgumentError(f"out: expected shape {shape} and float16, got {out.shape} and {out.dtype}")
     if out is not None and not out.flags.writeable:
         raise ArgumentError("out: expected an array that can be written, got a read-only one")
-    a0, b0, b1, c1 = (x if x is None or addressable(x) else np.ascontiguousarray(x) for x in (a0, b0, b1, c1))
+    a0, b0, b1, c1 = (None if x is None else addressed(x) for x in (a0, b0, b1, c1))
     a0, b0, b1 = (np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (a0, b0, b1))
     added = None if c1 is None else np.broadcast_to(c1, shape)
     target: Any = out

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
+from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
@@ -110,8 +111,10 @@ class ChainConfig:
         return None
 
 
-def parse_config(text: str) -> ChainConfig:
+def parse_config(text: Any) -> ChainConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
+    if not isinstance(text, str):
+        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
     schedule, _, rest = text.partition(":")
     known = {f.name: f.type for f in fields(ChainConfig) if f.name != "schedule"}
     knobs: dict[str, int | bool] = {}

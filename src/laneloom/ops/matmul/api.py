@@ -10,7 +10,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu, get_gpu
-from ..target import active_gpu
+from ..target import active_gpu, gpu_for_arrays
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan_with_reasons
 from .dtypes import Arithmetic, Int4, check_arithmetic, check_pair, default_output, unwrap
@@ -90,6 +90,14 @@ def dtype_name(name: str, dtype: np.dtype) -> str:
     return _NAMES[dtype.name]
 
 
+def numpy_dtype(name: str, asked: Any) -> np.dtype:
+    """numpy's dtype that an argument means, in the machine's byte order. Raises ArgumentError."""
+    try:
+        return np.dtype(asked).newbyteorder("=")
+    except TypeError:
+        raise ArgumentError(f"{name}: expected a dtype of numpy's, as the operands are arrays, got {asked!r}") from None
+
+
 def operand_dtypes(a: np.ndarray, b: np.ndarray, packed: tuple[str, str] | None) -> tuple[str, str]:
     """The dtypes of two operands that go together. Raises ArgumentError, UnsupportedError."""
     names = packed or (dtype_name("a", a.dtype), dtype_name("b", b.dtype))
@@ -101,14 +109,14 @@ def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithm
     """The checked `precision` and `acc_dtype` of a call on arrays, the latter numpy's dtype or the project's word."""
     acc = acc_dtype if acc_dtype is None or acc_dtype in ("fp16", "bf16", "fp32", "fp64", "int32") else None
     if acc is None and acc_dtype is not None:
-        acc = dtype_name("acc_dtype", np.dtype(acc_dtype))
+        acc = dtype_name("acc_dtype", numpy_dtype("acc_dtype", acc_dtype))
     return check_arithmetic(dtype_a, precision, acc)
 
 
 def output_dtype(a: np.ndarray, dtype_a: str, asked: Any, has_terms: bool) -> np.dtype:
     """numpy's dtype of the result: the asked one, or the default."""
     if asked is not None:
-        return np.dtype(asked)
+        return numpy_dtype("out_dtype", asked)
     wanted = default_output(dtype_a, has_terms)
     return a.dtype.newbyteorder("=") if wanted == dtype_a else np.dtype(_ARRAYS[wanted])
 
@@ -123,15 +131,13 @@ def addressable(array: np.ndarray) -> bool:
     )
 
 
+def addressed(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy where a kernel cannot walk over it."""
+    return array if addressable(array) else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
 def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -> Any:
-    gpu = active_gpu()
-    if not gpu.emulated:
-        raise UnsupportedError(
-            f"a: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
-        )
-    for name, array in (("a", a), ("b", b), ("out", out)):
-        if isinstance(array, np.ma.MaskedArray):
-            raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
+    gpu = gpu_for_arrays(a=a, b=b, out=out)
     names = operand_dtypes(a, b, packed)
     arithmetic = arithmetic_of(names[0], precision, acc_dtype)
     wanted = output_dtype(a, names[0], out_dtype, has_terms=False)
@@ -139,7 +145,7 @@ def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -
     a, b, extra = execute.as_matrices(a, b)
     shape = execute.batched_shape(a.shape, b.shape)
     visible = tuple(np.squeeze(np.empty(shape, np.bool_), extra).shape)
-    a, b = (x if addressable(x) else np.ascontiguousarray(x, x.dtype.newbyteorder("=")) for x in (a, b))
+    a, b = addressed(a), addressed(b)
     target = out
     if out is not None:
         if out.shape != visible or out.dtype != wanted:

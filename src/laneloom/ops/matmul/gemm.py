@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..target import active_gpu
+from ..target import gpu_for_arrays
 from . import execute
-from .api import addressable, arithmetic_of, dtype_name, operand_dtypes, output_dtype
+from .api import addressable, addressed, arithmetic_of, dtype_name, operand_dtypes, output_dtype
 from .config import MatmulConfig, NamedPlan
 from .dtypes import Int4, unwrap
 from .presets import named_config
@@ -93,8 +93,6 @@ def gemm(
     for name, operand in zip(OPERANDS, operands, strict=True):
         if not isinstance(operand, np.ndarray) and (name in ("a", "b") or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
-        if isinstance(operand, np.ma.MaskedArray):
-            raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
     how = (precision, acc_dtype, packed)
     arguments = (float(alpha), float(beta), activation, out_dtype, config, how)
     return _gemm_arrays(a, b, c, bias, out, scale_a, scale_b, *arguments)
@@ -177,19 +175,10 @@ def needs_copy(out: Any, addend: Any, *others: Any) -> bool:
     return addend.dtype != out.dtype or not is_same_place(out, addend)
 
 
-def _addressed(array: np.ndarray) -> np.ndarray:
-    """The array, or a copy where a kernel cannot walk over it."""
-    return array if addressable(array) else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-
-
 def _gemm_arrays(
     a, b, c, bias, out, scale_a, scale_b, alpha, beta, activation, out_dtype, config, how
 ) -> Any:  # fmt: skip
-    gpu = active_gpu()
-    if not gpu.emulated:
-        raise UnsupportedError(
-            f"a: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
-        )
+    gpu = gpu_for_arrays(**dict(zip(OPERANDS, (a, b, c, bias, out, scale_a, scale_b), strict=True)))
     precision, acc_dtype, packed = how
     shape = check_shapes(*(None if x is None else x.shape for x in (a, b, c, bias, out, scale_a, scale_b)))
     names = operand_dtypes(a, b, packed)
@@ -207,12 +196,12 @@ def _gemm_arrays(
     term_dtypes = [
         "" if x is None else check_term(name, dtype_name(name, x.dtype), names[0]) for name, x in given.items()
     ]
-    a, b, bias = (None if x is None else _addressed(x) for x in (a, b, bias))
+    a, b, bias = (None if x is None else addressed(x) for x in (a, b, bias))
     scales = [
         None if x is None else np.ascontiguousarray(x.reshape(-1), x.dtype.newbyteorder("="))
         for x in (scale_a, scale_b)
     ]
-    addend = None if addend is None else np.broadcast_to(_addressed(addend), shape)
+    addend = None if addend is None else np.broadcast_to(addressed(addend), shape)
     result = out
     if out is not None and addressable(out):
         execute.check_distinct(out)

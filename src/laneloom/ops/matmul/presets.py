@@ -72,8 +72,10 @@ PLANNERS: Mapping[str, Callable[[MatmulProblem, Gpu], MatmulConfig]] = MappingPr
 
 def named_config(config: MatmulConfig | NamedPlan | str | None) -> MatmulConfig | NamedPlan | None:
     """A preset by its name, a config by its text, or what was given. Raises ArgumentError for an unknown name."""
-    if not isinstance(config, str):
+    if config is None or isinstance(config, MatmulConfig | NamedPlan):
         return config
+    if not isinstance(config, str):
+        raise ArgumentError(f"config: expected a config, its text or a preset's name, got {config!r}")
     if config in PRESETS:
         return PRESETS[config]
     if config in LADDER:

@@ -21,8 +21,8 @@ from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
 from .gemm import OPERANDS, check_shapes, check_term, needs_copy
 from .torch_op import (
-    accumulator_name,
     arithmetic_of,
+    arithmetic_words,
     check,
     check_differentiable,
     dtype_name,
@@ -57,7 +57,7 @@ def gemm_tensors(
     precision, acc_dtype, packed = how
     text = None if config is None else config.text
     terms = (None if beta == 0 else c, bias, alpha, beta, activation)
-    rest = (scale_a, scale_b, precision, accumulator_name(acc_dtype), packed)
+    rest = (scale_a, scale_b, *arithmetic_words(precision, acc_dtype), packed)
     if out is None:
         return gemm_operator(a, b, *terms, out_dtype, text, *rest)
     if out.dtype != (out_dtype or out.dtype):

@@ -50,8 +50,19 @@ def operand_dtypes(a: torch.Tensor, b: torch.Tensor, packed: Sequence[str] | Non
 
 
 def accumulator_name(acc_dtype: Any) -> str | None:
-    """The project's word for `acc_dtype`, which is such a word, torch's dtype or None."""
-    return dtype_name("acc_dtype", acc_dtype) if isinstance(acc_dtype, torch.dtype) else acc_dtype
+    """The project's word for `acc_dtype`, which is such a word, torch's dtype or None. Raises ArgumentError."""
+    if acc_dtype is None or isinstance(acc_dtype, str):
+        return acc_dtype
+    if not isinstance(acc_dtype, torch.dtype):
+        raise ArgumentError(f"acc_dtype: expected a torch dtype, got {acc_dtype!r}")
+    return dtype_name("acc_dtype", acc_dtype)
+
+
+def arithmetic_words(precision: Any, acc_dtype: Any) -> tuple[str | None, str | None]:
+    """`precision` and `acc_dtype` as the operators take them. Raises ArgumentError for what is no word at all."""
+    if precision is not None and not isinstance(precision, str):
+        check_arithmetic("fp32", precision, None)
+    return precision, accumulator_name(acc_dtype)
 
 
 def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithmetic:
@@ -82,7 +93,7 @@ def matmul_tensors(
         operands = {"a": a, "b": b, "out": out}
         name = next(name for name, x in operands.items() if not isinstance(x, tensor))
         raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operands[name]).__name__}")
-    how = (None if config is None else config.text, precision, accumulator_name(acc_dtype), packed)
+    how = (None if config is None else config.text, *arithmetic_words(precision, acc_dtype), packed)
     extra: tuple[int, ...] = ()
     if a.ndim < 2 or b.ndim < 2:
         a, b, extra = execute.as_matrices(a, b)

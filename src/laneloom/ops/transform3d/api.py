@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from .config import Transform3dConfig
+from ...errors import ArgumentError
+from .config import Transform3dConfig, parse_config
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ def transform3d(
     out: torch.Tensor | None = None,
     transpose: bool = False,
     accumulate: bool = False,
-    config: Transform3dConfig | None = None,
+    config: Transform3dConfig | str | None = None,
 ) -> torch.Tensor:
     """R[..., a', b', c'] = sum over a, b, c of X[..., a, b, c] T0[a, a'] T1[b, b'] T2[c, c'].
 
@@ -33,8 +34,8 @@ def transform3d(
         no part in autograd.
     transpose: T[a', a] in place of T[a, a'], never conjugated, which inverts the transform of an orthogonal T.
     accumulate: add R to what `out` holds.
-    config: what runs; by default `plan` chooses: one fused kernel on Hopper (K up to 30, 32, most K up to 48), three
-        passes elsewhere and for a complex matrix.
+    config: what runs, a config or its text; by default `plan` chooses: one fused kernel on Hopper (K up to 30, 32, most
+        K up to 48), three passes elsewhere and for a complex matrix.
 
     float64 is computed in float64. The fused kernel computes float32 in float64 too, rounded after the second and the
     third contraction. A complex tensor takes two real transforms, or with a complex matrix products of four parts. The
@@ -48,5 +49,10 @@ def transform3d(
     torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
     if torch_op is None:
         from . import torch_op
+    if config is not None and not isinstance(config, Transform3dConfig):
+        config = parse_config(config)
+    for name, flag in (("transpose", transpose), ("accumulate", accumulate)):
+        if not isinstance(flag, bool):
+            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     text = None if config is None else config.text
     return torch_op.transform_tensors(coeffs, matrix, out, transpose=transpose, accumulate=accumulate, config=text)

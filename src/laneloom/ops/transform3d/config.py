@@ -322,11 +322,13 @@ def plan(problem: Transform3dProblem, gpu: Gpu) -> Transform3dConfig:
     return plan_with_reasons(problem, gpu).config
 
 
-def parse_config(text: str) -> Transform3dConfig:
+def parse_config(text: Any) -> Transform3dConfig:
     """The config whose `text` this is; knobs that are left out take their defaults.
 
     Raises ArgumentError for an unknown schedule or knob, a missing knob, or a value of another type.
     """
+    if not isinstance(text, str):
+        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
     schedule, _, rest = text.partition(":")
     if schedule not in SCHEDULES:
         raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(SCHEDULES)}")

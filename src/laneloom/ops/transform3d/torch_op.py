@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..matmul.execute import overlap
+from ..matmul.execute import check_distinct, overlap
 from ..operators import complete, folded, mark_written, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
@@ -40,6 +40,7 @@ def transform_tensors(
             f"out: expected shape {tuple(coeffs.shape)}, {coeffs.dtype} on {coeffs.device}, "
             f"got {tuple(out.shape)}, {out.dtype} on {out.device}"
         )
+    check_distinct(out)
     transform3d_out_operator(coeffs, matrix, out, transpose, accumulate, config)
     return out
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
-from ..target import active_gpu
+from ..target import gpu_for_arrays
 from . import execute
 from .config import TransposeConfig, parse_config
 from .problem import ELEMENT_BYTES
@@ -38,7 +38,8 @@ def transpose(x: Operand, *, out: Operand | None = None, config: TransposeConfig
     InvalidConfigError for a config that cannot do this.
     Source: AMD RDNA 3 and RDNA 4 ISA guides, data-parallel primitives; docs/transpose.md derives the exchange.
     """
-    config = parse_config(config) if isinstance(config, str) else config
+    if config is not None and not isinstance(config, TransposeConfig):
+        config = parse_config(config)
     torch = sys.modules.get("torch")
     if torch is not None and (isinstance(x, torch.Tensor) or isinstance(out, torch.Tensor)):
         torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
@@ -66,15 +67,8 @@ def check_size(dtype: Any) -> int:
 
 
 def _transpose_array(x: Any, out: Any, config: TransposeConfig | None) -> Any:
-    gpu = active_gpu()
-    if not gpu.emulated:
-        raise UnsupportedError(
-            f"x: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` takes"
-        )
+    gpu = gpu_for_arrays(x=x, out=out)
     shape = turned_shape(x.shape)
-    for name, array in (("x", x), ("out", out)):
-        if isinstance(array, np.ma.MaskedArray):
-            raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
     if x.dtype.hasobject:
         raise UnsupportedError(f"x: expected numbers, got dtype {x.dtype}")
     bits = np.dtype(f"i{check_size(x.dtype)}")

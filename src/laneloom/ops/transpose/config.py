@@ -112,8 +112,10 @@ class FragmentsConfig(TransposeConfig):
 SCHEDULES: Mapping[str, type[TransposeConfig]] = {"tiles": TilesConfig, "fragments": FragmentsConfig}
 
 
-def parse_config(text: str) -> TransposeConfig:
+def parse_config(text: Any) -> TransposeConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
+    if not isinstance(text, str):
+        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
     schedule, _, rest = text.partition(":")
     if schedule not in SCHEDULES:
         raise ArgumentError(f"config: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}")

@@ -1,0 +1,84 @@
+"""Odd requests of the command line: each ends in one sentence on stderr and an exit code that is not 0."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from laneloom.cli import app
+from laneloom.gpu import get_gpu
+
+
+def sentence(*arguments: str, code: int = 2, **environment: str) -> str:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"} | environment)
+    assert result.exit_code == code, result.output
+    (line,) = result.stderr.strip().splitlines()
+    return line.removeprefix("laneloom: ")
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain"])
+def test_an_empty_option_is_not_left_out(command):
+    assert sentence(command, "matmul", "--gpu", "").startswith("unknown GPU ''")
+    assert sentence(command, "matmul", "--out-dtype", "").startswith("--out-dtype: expected fp64")
+
+
+@pytest.mark.parametrize("command", ["emulate", "isa", "explain", "predict"])
+def test_pairs_of_4_bits_are_operands_only(command):
+    assert "got 'int4'" in sentence(command, "matmul", "--out-dtype", "int4")
+
+
+def test_modifiers_below_zero():
+    assert "cbsz of v_mfma" in sentence("layout", "v_mfma_f32_32x32x8f16", "--gpu", "gfx942", "--cbsz", "-1")
+
+
+def test_a_folder_is_no_file_of_records(tmp_path):
+    message = sentence("ladder", "transform3d", "--records", str(tmp_path))
+    assert message == f"cannot read {tmp_path}: Is a directory"
+
+
+def test_layouts_are_the_products():
+    words = ("profile", "attention", "--gpu", "gfx1151", "--layout", "tt")
+    assert sentence(*words) == "--layout: only matmul has layouts, attention has none"
+
+
+def test_the_fp32_ladder_has_no_step_for_cdna():
+    assert sentence("ladder", "sgemm", "--gpu", "gfx942").startswith("--gpu: the FP32 ladder is for RDNA")
+
+
+def test_a_home_that_holds_no_cache(tmp_path, monkeypatch):
+    home = tmp_path / "file"
+    home.write_text("")
+    for name in ("HOME", "TRITON_HOME"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    done = _run(["emulate", "matmul", "--shape", "7,7,7"])
+    assert done.returncode == 1
+    assert done.stderr == f"laneloom: {home}/.triton: Not a directory\n"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk():
+    with open("/dev/full", "w") as full:
+        done = _run(["gpus"], stdout=full)
+    assert (done.returncode, done.stderr) == (1, "laneloom: No space left on device\n")
+
+
+def test_a_terminal_without_the_tables_characters(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = _run(["ladder", "transform3d", "-K", "10"])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "K=10" in done.stdout
+
+
+def test_names_as_rocm_prints_them():
+    assert get_gpu("gfx90a:sramecc+:xnack-") is get_gpu("gfx90a")
+    assert "unknown GPU 'gfx906:xnack-'" in sentence("explain", "matmul", "--gpu", "gfx906:xnack-")
+
+
+def _run(arguments: list[str], stdout: int | io.TextIOBase = subprocess.PIPE) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "laneloom", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True
+    )

@@ -1,0 +1,126 @@
+"""Odd arguments of the public functions: the exact result, or a refusal that names the argument."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import laneloom
+from laneloom.emulator.driver import EmulatedDriver
+from laneloom.errors import ArgumentError, UnsupportedError
+from laneloom.ops import target
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    with laneloom.emulated("gfx1151") as emulation:
+        yield emulation
+
+
+def halves(*shape: int) -> np.ndarray:
+    """Small whole numbers, whose sums and products are exact."""
+    return np.random.default_rng(sum(shape)).integers(-3, 4, shape).astype(np.float16)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype(float) @ b.astype(float)
+
+
+@pytest.mark.parametrize("call", [laneloom.matmul, laneloom.gemm])
+def test_out_dtype_in_another_byte_order_is_the_machines(call):
+    a, b = halves(5, 6), halves(6, 7)
+    got = call(a, b, out_dtype=">f4")
+    assert got.dtype == np.dtype("=f4")
+    assert np.array_equal(got, product(a, b))
+
+
+@pytest.mark.parametrize("call", [laneloom.matmul, laneloom.gemm])
+@pytest.mark.parametrize("dtype", ["fp17", torch.float16, 3])
+def test_no_dtype_of_numpys(call, dtype):
+    with pytest.raises(ArgumentError, match="out_dtype: expected a dtype of numpy's"):
+        call(halves(2, 2), halves(2, 2), out_dtype=dtype)
+    with pytest.raises(ArgumentError, match="acc_dtype: "):
+        call(halves(2, 2), halves(2, 2), acc_dtype="fp17")
+
+
+def test_an_addend_in_another_byte_order():
+    a, b, c, addend = halves(4, 3), halves(3, 5), halves(5, 6), halves(4, 6).astype(">f4")
+    expected = product(product(a, b), c) + addend
+    assert np.array_equal(laneloom.gemm_chain(a, b, c, addend, beta1=1.0), expected)
+
+
+def test_masks_are_refused():
+    x = np.ma.masked_array(halves(1, 2, 8, 16), halves(1, 2, 8, 16) > 0)
+    plain, lengths = halves(1, 2, 8, 16), np.array([2], np.int32)
+    calls = (
+        lambda: laneloom.matmul(plain, x.swapaxes(2, 3)), lambda: laneloom.gemm(plain, plain.swapaxes(2, 3), x),
+        lambda: laneloom.transpose(x), lambda: laneloom.flash_attention(plain, x, plain),
+        lambda: laneloom.gemm_chain(plain, plain.swapaxes(2, 3), x),
+        lambda: laneloom.attention_decode(x, plain, plain, cache_lengths=lengths),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(UnsupportedError, match=": expected an array without a mask, got a MaskedArray"):
+            call()
+
+
+def test_arrays_are_for_the_emulator_alone(monkeypatch):
+    class RealDriver:
+        get_current_target = EmulatedDriver.get_current_target
+        emulation = target.driver.active.emulation
+
+    monkeypatch.setattr(target.driver, "_active", RealDriver())  # of a GPU that laneloom emulates as well
+    with pytest.raises(UnsupportedError, match="a: expected a torch tensor on gfx1151, got a numpy array"):
+        laneloom.matmul(halves(2, 2), halves(2, 2))
+
+
+def test_configs_that_are_none():
+    a, t, x = torch.ones(2, 2).half(), torch.eye(2), torch.ones(1, 2, 2, 2)
+    calls = (
+        lambda c: laneloom.matmul(a, a, config=c), lambda c: laneloom.gemm(a, a, config=c),
+        lambda c: laneloom.transpose(a, config=c), lambda c: laneloom.gemm_chain(a, a, a, config=c),
+        lambda c: laneloom.transform3d(x, t, config=c),
+    )  # fmt: skip
+    for call in calls:
+        for wrong in (3, []):
+            with pytest.raises(ArgumentError, match=r"^config: expected a config"):
+                call(wrong)
+    assert torch.equal(laneloom.transform3d(x, t, config="chained:group=256,num_warps=4"), x)
+    with pytest.raises(ArgumentError, match="config: unknown schedule 'matmul'"):
+        laneloom.transform3d(x, t, config="matmul")
+
+
+@pytest.mark.parametrize("call", [laneloom.matmul, laneloom.gemm])
+def test_words_of_another_type(call):
+    a = torch.ones(2, 2)
+    for wrong in (3, ["tf32"], True):
+        with pytest.raises(ArgumentError, match="precision: expected None, 'ieee'"):
+            call(a, a, precision=wrong)
+    for wrong in (3, float, np.float32):
+        with pytest.raises(ArgumentError, match="acc_dtype: expected a torch dtype"):
+            call(a, a, acc_dtype=wrong)
+
+
+def test_transforms_into_shared_elements_and_flags_that_are_none():
+    x, t = torch.ones(2, 2, 2, 2), torch.eye(2)
+    with pytest.raises(ArgumentError, match="out: expected strides under which no elements overlap"):
+        laneloom.transform3d(x, t, out=x[:1].expand(2, 2, 2, 2))
+    with pytest.raises(ArgumentError, match="transpose: expected True or False, got 'yes'"):
+        laneloom.transform3d(x, t, transpose="yes")
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("length", [-1, 17])
+def test_lengths_outside_the_cache(kind, length):
+    q, cache = kind(halves(2, 1, 1, 16)), kind(halves(2, 16, 1, 16))
+    lengths = kind(np.array([16, length], np.int32))
+    with pytest.raises(ArgumentError, match="cache_lengths: expected 0 to 16, the keys of a sequence"):
+        laneloom.attention_decode(q, cache, cache, cache_lengths=lengths)
+
+
+def test_a_length_that_no_sequence_has():
+    q = torch.ones(4, 1, 16).half()
+    ends = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="max_seqlen_q: expected the longest"):
+        laneloom.flash_attention(q, q, q, cu_seqlens_q=ends, max_seqlen_q=1 << 31)
