@@ -63,8 +63,9 @@ class Guard:
         self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
-        self.wmma = decode(ins, target) if is_matrix(ins.name) else None
-        self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
+        self.matrix = is_matrix(ins.name)
+        replicates = self.matrix and target.gpu.major == 11
+        self.operands = sum(1 << n for n in decode(ins, target).operands()) if replicates else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
         memory = self.raises and not self.ins.name.startswith(("s_sendmsg", "s_mem"))
@@ -85,7 +86,7 @@ class Guard:
             self._check_pending(g)
         if self.signals:
             self._leave_epoch(shadow)
-        if self.wmma is not None:
+        if self.matrix:
             self._check_matrix(g)
         if self.lds or self.memory:
             waves = g.ids % g.waves_per_group
@@ -181,9 +182,6 @@ class Guard:
         if g.exec is not None:
             wave, lane = (int(x[0]) for x in np.nonzero(~g.exec))
             raise Found("exec", "a matrix instruction runs with inactive lanes", int(g.ids[wave]), lane)
-        assert self.wmma is not None
-        if self.wmma.shape.gfx12:
-            return
         wanted = self.operands & ~g.shadow.replicated
         if not wanted:
             return

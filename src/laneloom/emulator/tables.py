@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     carry,
     cdna4_alu,
+    cdna5_alu,
     cdna_alu,
     compare,
     convert,

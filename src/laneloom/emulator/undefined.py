@@ -15,7 +15,7 @@ from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
 from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
-from .matrix import decode, is_matrix
+from .matrix import is_matrix
 from .operands import DTYPE, constant_bits
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
@@ -99,7 +99,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)
     if is_matrix(name):
-        return _matrix_rule(ins, target)
+        return _matrix_rule(touched)
     if name in ("v_readlane_b32", "v_readfirstlane_b32"):
         return _read_lane_rule(ins, target)
     if name == "v_writelane_b32":
@@ -214,10 +214,9 @@ def _upward_rule(ins: Instruction) -> Rule:
     return follow
 
 
-def _matrix_rule(ins: Instruction, target: Target) -> Rule:
+def _matrix_rule(touched: Uses) -> Rule:
     """Row i of D is undefined where row i of A or C is, column j where B's is; taken per wave, which is coarser."""
-    wmma = decode(ins, target)
-    reads, writes = sorted(wmma.reads()), sorted(wmma.writes())
+    reads, writes = list(bits_of(touched.reads_v)), list(bits_of(touched.writes_v))
 
     def follow(g: Waves) -> None:
         bad = (g.shadow.V[reads] != 0).any(axis=(0, 2))

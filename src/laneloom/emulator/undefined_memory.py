@@ -37,8 +37,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
     if isinstance(step, BufferAccess):
-        return _buffer_rule(ins, touched, step)
-    return _global_rule(ins, touched)
+        return _buffer_rule(ins, target, touched, step)
+    return _global_rule(ins, target, touched)
 
 
 def _require(g: Waves, o: Operand, active: np.ndarray, text: str, parts: int = 0xFFFFFFFF) -> None:
@@ -66,11 +66,11 @@ def _registers(ins: Instruction, data: Operand | None) -> list[Operand]:
 # -- global memory -----------------------------------------------------------------------------------------------------
 
 
-def _global_rule(ins: Instruction, touched: Uses) -> Rule:
+def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """What is loaded is defined."""
     data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
     addresses = _registers(ins, data)
-    buffer = Buffer(ins, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
+    buffer = Buffer(ins, target, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
@@ -195,9 +195,9 @@ def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
     return follow
 
 
-def _buffer_rule(ins: Instruction, touched: Uses, step: BufferAccess) -> Rule:
+def _buffer_rule(ins: Instruction, target: Target, touched: Uses, step: BufferAccess) -> Rule:
     """As for the memory that the resource leads to."""
-    in_global, in_scratch = _global_rule(ins, touched), _scratch_rule(ins, touched, step)
+    in_global, in_scratch = _global_rule(ins, target, touched), _scratch_rule(ins, touched, step)
     return lambda g: (in_scratch if step.where.in_scratch(g) else in_global)(g)
 
 

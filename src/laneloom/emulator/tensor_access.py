@@ -1,0 +1,187 @@
+"""The Tensor Data Mover of CDNA 5: `tensor_load_to_lds` and `tensor_store_from_lds` move a tile of up to five dimensions.
+
+A descriptor in scalar registers, D# groups 0 to 3, says where the tile is in global memory and in LDS. Dimension 0 is
+the innermost, of stride 1. What lies outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads
+may leave gaps in LDS (padding); with gather, the rows of a 2-D tile are those that groups 2 and 3 list.
+Source of the fields: Triton's `createTDMDescriptor`; LLVM MLIR's AMDGPUToROCDL; rocjitsu (ROCm/rocm-systems), which
+follows the CDNA 5 ISA guide, 10.11. Not here: iteration, and delivery to other workgroups of a cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import UnknownInstructionError
+from ..isa.parse import NULL, Instruction
+from .alu import Builder, Step, Target
+from .lds_barriers import arrive
+from .memory import AccessFault, LocalMemory
+from .state import U32, Waves
+
+_MOST = 5  #: dimensions
+
+
+def _field(words: list[int], bit: int, width: int) -> int:
+    """`width` bits of a group of registers, from `bit` on."""
+    whole = sum(word << 32 * k for k, word in enumerate(words))
+    return whole >> bit & ((1 << width) - 1)
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """What the registers of one wave say."""
+
+    active: bool
+    lds: int  #: first byte in LDS
+    address: int  #: of the tile's first element
+    nbytes: int  #: of an element
+    tensor: tuple[int, ...]  #: what is left of the tensor from the tile's first element on, innermost first
+    tile: tuple[int, ...]
+    strides: tuple[int, ...]  #: in elements; the first is 1
+    rows: tuple[int, ...] | None  #: of a gather or scatter
+    pad_every: int  #: bytes; 0: no padding
+    pad: int  #: bytes
+    barrier: int | None  #: byte in LDS of a barrier at which the transfer arrives
+
+    def coordinates(self) -> list[np.ndarray]:
+        """Of every element of the tile, innermost first in the order of LDS, its place along each dimension."""
+        number = np.arange(int(np.prod(self.tile, dtype=np.int64)))
+        found = []
+        for size in self.tile:
+            found.append(number % size)
+            number = number // size
+        if self.rows is not None:
+            found[1] = np.array(self.rows, np.int64)[found[1]]
+        return found
+
+
+def read_descriptor(groups: list[list[int]]) -> Descriptor:
+    """Raises UnknownInstructionError for what the emulator does not do."""
+    g0, g1, g2, g3 = groups
+    gathers, wide_rows = bool(g0[0] >> 31), bool(g0[0] >> 30 & 1)
+    if not gathers and _field(g1, 19, 1):
+        raise UnknownInstructionError("a tensor descriptor that iterates is not implemented")
+    nbytes = 1 << _field(g1, 16, 2)
+    tensor = [_field(g1, 48, 32), _field(g1, 80, 32), g2[0], g2[1], _field(g3, 48, 32)]
+    tile = [_field(g1, 112, 16), _field(g1, 128, 16), _field(g1, 144, 16), _field(g2, 112, 16), _field(g3, 80, 16)]
+    strides = [1, _field(g1, 160, 48), _field(g1, 208, 48), _field(g2, 64, 48), _field(g3, 0, 48)]
+    rows = None
+    if gathers:
+        tile, tensor, strides = tile[:2], tensor[:2], strides[:2]
+        listed = g2 + g3
+        rows = tuple(listed if wide_rows else [word >> s & 0xFFFF for word in listed for s in (0, 16)])[: tile[1]]
+    rank = max((d + 1 for d in range(len(tile)) if tile[d]), default=0)
+    padded = bool(_field(g1, 20, 1))
+    return Descriptor(
+        active=bool(g0[0] & 3),
+        lds=g0[1],
+        address=g0[2] | (g0[3] & 0x1FFFFFF) << 32,
+        nbytes=nbytes,
+        tensor=tuple(tensor[:rank]),
+        tile=tuple(tile[:rank]),
+        strides=tuple(strides[:rank]),
+        rows=rows,
+        pad_every=4 << _field(g1, 22, 3) + 1 if padded else 0,
+        pad=4 * (_field(g1, 25, 7) + 1) if padded else 0,
+        barrier=8 * _field(g1, 32, 16) if _field(g1, 18, 1) else None,
+    )
+
+
+class TensorMove:
+    """One such transfer; calling it executes it."""
+
+    def __init__(self, ins: Instruction):
+        self.load = ins.name == "tensor_load_to_lds"
+        self.groups = [(o.index if o.index != NULL else None, n) for o, n in zip(ins.operands, (4, 8, 4, 4), strict=False)]
+        self.groups += [(None, 4)] * (4 - len(self.groups))
+
+    def descriptors(self, g: Waves) -> list[Descriptor]:
+        """One for each wave."""
+        return [
+            read_descriptor([[0] * n if at is None else [int(x) for x in g.S[at : at + n, wave]] for at, n in self.groups])
+            for wave in range(g.count)
+        ]
+
+    def __call__(self, g: Waves) -> None:
+        """Raises AccessFault where either memory refuses."""
+        for wave, d in enumerate(self.descriptors(g)):
+            if not d.active:
+                continue
+            with _of_one_wave(g, wave):
+                self._move(g, wave, d)
+            if d.barrier is not None:
+                arrive(g, wave, d.barrier, 1)
+
+    def _move(self, g: Waves, wave: int, d: Descriptor) -> None:
+        at, inside = self._places(g, wave, d)
+        if inside.any():
+            address = d.address + d.nbytes * sum(
+                c.astype(np.int64) * s for c, s in zip(d.coordinates(), d.strides, strict=True)
+            )
+            offset = g.memory.check(np.asarray(address)[None], d.nbytes, inside)
+        if self.load:
+            words = np.zeros((1, inside.shape[1], max(d.nbytes // 4, 1)), U32)
+            if inside.any():
+                words = np.where(inside[..., None], g.memory.gather(offset, d.nbytes), words)
+            g.lds.scatter(at, words, d.nbytes, None)
+        elif inside.any():
+            g.memory.scatter(offset, g.lds.gather(at, d.nbytes), d.nbytes, inside)
+
+    def _places(self, g: Waves, wave: int, d: Descriptor, lds: LocalMemory | None = None):
+        """Byte offsets [1, element] into LDS, and which elements the tensor has."""
+        inside = np.ones(int(np.prod(d.tile, dtype=np.int64)), np.bool_)
+        for place, size in zip(d.coordinates(), d.tensor, strict=True):
+            inside &= place < size
+        byte = d.nbytes * np.arange(len(inside), dtype=np.int64)
+        if d.pad_every and self.load:
+            byte += byte // d.pad_every * d.pad
+        active = None if self.load else inside[None]
+        at = (lds or g.lds).check(g.lds_base[wave : wave + 1], (d.lds + byte)[None], d.nbytes, active)
+        return at, inside[None]
+
+    def each_place(self, g: Waves, lds: LocalMemory):
+        """For strict mode: the wave, its places in `lds`, which elements the tensor has, bytes of an element."""
+        for wave, d in enumerate(self.descriptors(g)):
+            if d.active:
+                with _of_one_wave(g, wave):
+                    at, inside = self._places(g, wave, d, lds)
+                yield wave, at, inside, d.nbytes
+
+
+class _of_one_wave:
+    """While one wave's transfer runs, memories take the access for that wave's; faults name it."""
+
+    def __init__(self, g: Waves, wave: int):
+        self.memories, self.wave = (g.memory, g.lds), wave
+
+    def __enter__(self) -> None:
+        self.tags = [getattr(m, "now", None) for m in self.memories]
+        for memory, tag in zip(self.memories, self.tags, strict=True):
+            if tag is not None:
+                memory.now = tag[self.wave : self.wave + 1]
+
+    def __exit__(self, kind, error, trace) -> None:
+        for memory, tag in zip(self.memories, self.tags, strict=True):
+            if tag is not None:
+                memory.now = tag
+        if isinstance(error, AccessFault):
+            error.wave = self.wave
+        elif hasattr(error, "mine"):  # a race
+            error.wave = self.wave
+
+
+def _build(ins: Instruction, target: Target) -> Step:
+    return TensorMove(ins)
+
+
+NAMES: dict[str, Callable[[Instruction, Target], Step]] = dict.fromkeys(
+    ("tensor_load_to_lds", "tensor_store_from_lds"), _build
+)
+
+
+def find(name: str) -> Builder | None:
+    """The builder of a tensor transfer."""
+    return NAMES.get(name)
