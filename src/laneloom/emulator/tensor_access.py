@@ -1,94 +1,22 @@
 """The Tensor Data Mover of CDNA 5: `tensor_load_to_lds` and `tensor_store_from_lds` move a tile of up to five dimensions.
 
-A descriptor in scalar registers, D# groups 0 to 3, says where the tile is in global memory and in LDS. Dimension 0 is
-the innermost, of stride 1. What lies outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads
+A descriptor in scalar registers (tensor_descriptor.py) says where the tile is in global memory and in LDS. What lies outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads
 may leave gaps in LDS (padding); with gather, the rows of a 2-D tile are those that groups 2 and 3 list.
-Source of the fields: Triton's `createTDMDescriptor`; LLVM MLIR's AMDGPUToROCDL; rocjitsu (ROCm/rocm-systems), which
-follows the CDNA 5 ISA guide, 10.11. Not here: iteration, and delivery to other workgroups of a cluster.
+Not here: iteration, and delivery to other workgroups of a cluster.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UnknownInstructionError
 from ..isa.parse import NULL, Instruction
 from .alu import Builder, Step, Target
 from .lds_barriers import arrive
 from .memory import AccessFault, LocalMemory
 from .state import U32, Waves
-
-_MOST = 5  #: dimensions
-
-
-def _field(words: list[int], bit: int, width: int) -> int:
-    """`width` bits of a group of registers, from `bit` on."""
-    whole = sum(word << 32 * k for k, word in enumerate(words))
-    return whole >> bit & ((1 << width) - 1)
-
-
-@dataclass(frozen=True)
-class Descriptor:
-    """What the registers of one wave say."""
-
-    active: bool
-    lds: int  #: first byte in LDS
-    address: int  #: of the tile's first element
-    nbytes: int  #: of an element
-    tensor: tuple[int, ...]  #: what is left of the tensor from the tile's first element on, innermost first
-    tile: tuple[int, ...]
-    strides: tuple[int, ...]  #: in elements; the first is 1
-    rows: tuple[int, ...] | None  #: of a gather or scatter
-    pad_every: int  #: bytes; 0: no padding
-    pad: int  #: bytes
-    barrier: int | None  #: byte in LDS of a barrier at which the transfer arrives
-
-    def coordinates(self) -> list[np.ndarray]:
-        """Of every element of the tile, innermost first in the order of LDS, its place along each dimension."""
-        number = np.arange(int(np.prod(self.tile, dtype=np.int64)))
-        found = []
-        for size in self.tile:
-            found.append(number % size)
-            number = number // size
-        if self.rows is not None:
-            found[1] = np.array(self.rows, np.int64)[found[1]]
-        return found
-
-
-def read_descriptor(groups: list[list[int]]) -> Descriptor:
-    """Raises UnknownInstructionError for what the emulator does not do."""
-    g0, g1, g2, g3 = groups
-    gathers, wide_rows = bool(g0[0] >> 31), bool(g0[0] >> 30 & 1)
-    if not gathers and _field(g1, 19, 1):
-        raise UnknownInstructionError("a tensor descriptor that iterates is not implemented")
-    nbytes = 1 << _field(g1, 16, 2)
-    tensor = [_field(g1, 48, 32), _field(g1, 80, 32), g2[0], g2[1], _field(g3, 48, 32)]
-    tile = [_field(g1, 112, 16), _field(g1, 128, 16), _field(g1, 144, 16), _field(g2, 112, 16), _field(g3, 80, 16)]
-    strides = [1, _field(g1, 160, 48), _field(g1, 208, 48), _field(g2, 64, 48), _field(g3, 0, 48)]
-    rows = None
-    if gathers:
-        tile, tensor, strides = tile[:2], tensor[:2], strides[:2]
-        listed = g2 + g3
-        rows = tuple(listed if wide_rows else [word >> s & 0xFFFF for word in listed for s in (0, 16)])[: tile[1]]
-    rank = max((d + 1 for d in range(len(tile)) if tile[d]), default=0)
-    padded = bool(_field(g1, 20, 1))
-    return Descriptor(
-        active=bool(g0[0] & 3),
-        lds=g0[1],
-        address=g0[2] | (g0[3] & 0x1FFFFFF) << 32,
-        nbytes=nbytes,
-        tensor=tuple(tensor[:rank]),
-        tile=tuple(tile[:rank]),
-        strides=tuple(strides[:rank]),
-        rows=rows,
-        pad_every=4 << _field(g1, 22, 3) + 1 if padded else 0,
-        pad=4 * (_field(g1, 25, 7) + 1) if padded else 0,
-        barrier=8 * _field(g1, 32, 16) if _field(g1, 18, 1) else None,
-    )
-
+from .tensor_descriptor import Descriptor, read_descriptor
 
 class TensorMove:
     """One such transfer; calling it executes it."""
