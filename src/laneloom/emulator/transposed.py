@@ -1,7 +1,8 @@
 """Loads that transpose on the way to the registers: from LDS on CDNA 4, from LDS and global memory on CDNA 5.
 
 Each lane names a row of neighbouring elements and gets a column of what lanes loaded together. Sources: CDNA 4 ISA
-guide; for CDNA 5 the tests that AMD runs on the hardware (ROCm/rocm-systems, rocjitsu, "Gfx1250MemoryIsaTranspose").
+guide; for CDNA 5 the tests of AMD's emulator (ROCm/rocm-systems, rocjitsu, "Gfx1250MemoryIsaTranspose"), and for 8 and
+16 bits Triton's products (tests/emulator/test_cdna5_dots.py).
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ def _cdna5_source(width: int) -> tuple[np.ndarray, np.ndarray]:
     """Lane and place, before, of what each lane has in each place afterwards.
 
     Elements are (m, k) with m < 16. Lane l gets m = l % 16 of several k, of which its half wave has one part.
-    16 and 8 bits: lane l loads eight m, from 8 (l / 8 % 2) on, of k = l % 8 + 8 (l / 16). 6 and 4 bits: all of one k.
+    16 and 8 bits: a lane loads eight m of one k, and which: 16 bits k = l % 8 + 8 (l / 16), m from 8 (l / 8 % 2) on;
+    8 bits k = l % 4 + 4 (l / 8), m from 8 (l / 4 % 2) on. 6 and 4 bits: a lane loads all m of one k.
     """
     lane = np.arange(32)[:, None]
     m, half = lane % 16, lane // 16
     if width >= 8:
         i = np.arange(8)
-        return i + 8 * (m // 8) + 16 * half, np.broadcast_to(m % 8, (32, 8))
+        loader = i + 8 * (m // 8) if width == 16 else (i & 3) + 8 * (i >> 2) + 4 * (m // 8)
+        return loader + 16 * half, np.broadcast_to(m % 8, (32, 8))
     i = np.arange(16)
     if width == 6:  # k = 16 half + i
         return (i & 3) + 4 * half + 8 * (i >> 2), np.broadcast_to(m, (32, 16))
