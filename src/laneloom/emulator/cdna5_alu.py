@@ -14,7 +14,7 @@ import numpy as np
 from ..isa.bits_of_three import bits_of_three
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step, vector
-from .bits import saturate, saturating
+from .bits import saturate
 from .convert import to_f16
 from .dots import bf16_to_f32
 from .dpp import lane_source
@@ -30,8 +30,9 @@ U16, I64 = np.uint16, np.int64
 
 # -- integers ----------------------------------------------------------------------------------------------------------
 
-vector("v_add_nc_u64", "u64", "u64 u64", np.add, clamped=saturating(np.add, U64))
-vector("v_sub_nc_u64", "u64", "u64 u64", np.subtract, clamped=saturating(np.subtract, U64))
+_MOST = U64(0xFFFFFFFFFFFFFFFF)
+vector("v_add_nc_u64", "u64", "u64 u64", np.add, clamped=lambda a, b: np.where(a > _MOST - b, _MOST, a + b))
+vector("v_sub_nc_u64", "u64", "u64 u64", np.subtract, clamped=lambda a, b: np.where(a > b, a - b, U64(0)))
 vector("v_mul_u64", "u64", "u64 u64", np.multiply)
 for _kind in ("u64", "i64"):
     vector(f"v_min_{_kind}", _kind, f"{_kind} {_kind}", np.minimum)

@@ -4,6 +4,7 @@ from . import (  # noqa: F401
     carry,
     cdna4_alu,
     cdna5_alu,
+    cdna5_convert,
     cdna_alu,
     compare,
     convert,

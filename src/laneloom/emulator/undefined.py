@@ -40,7 +40,9 @@ Rule = Callable[[Waves], None]
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
 _ROUTED_BY = {"v_perm_b32": 0xFFFFFFFF, "v_alignbyte_b32": 3}  # bits of the others that matter: else 31, a bit's number
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
-_UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64")
+_UPWARD = re.compile(
+    r"v_(mad_(co_|nc_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64|(add_nc|sub_nc|mul)_u64)|s_(add_nc|sub_nc|mul|lshl)_[ub]64"
+)
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
