@@ -54,6 +54,14 @@ class Gpu:
     sources: tuple[str, ...]
 
     @property
+    def why_no_schedule(self) -> str:
+        """What to say where a product or attention of laneloom's own is asked for and the GPU has none."""
+        return (
+            f"gpu: laneloom has no matrix kernels of its own for {self.name} ({self.family}) yet; the emulator runs "
+            "Triton's kernels for it, and `laneloom layout` and `instructions` know its matrix instructions"
+        )
+
+    @property
     def wave(self) -> int:
         """Lanes per wave that kernels are compiled for."""
         return self.wave_sizes[0]
