@@ -1,4 +1,4 @@
-"""Triton's products as code of CDNA 5 (gfx1250), in strict mode, against FP64: every type, tails, transposes, MX scales."""
+"""Triton's products as code of CDNA 5 (gfx1250), in strict mode, against FP64: types, tails, transposes, MX scales."""
 
 import pytest
 

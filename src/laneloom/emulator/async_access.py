@@ -2,7 +2,8 @@
 
 A VGPR holds the lane's place in LDS, counted from the first byte of the workgroup's; the instruction's offset is added
 to both addresses. `cluster_load_async_to_lds` delivers to every workgroup of the cluster that M0 names; outside of a
-cluster it loads for its own. A lane whose place is out of any LDS takes no part, by which Triton masks. Source: LLVM, "AMDGPU DMA Operations", and the intrinsics of gfx1250.
+cluster it loads for its own. A lane whose place is out of any LDS takes no part, by which Triton masks. Source: LLVM,
+"AMDGPU DMA Operations", and the intrinsics of gfx1250.
 """
 
 from __future__ import annotations

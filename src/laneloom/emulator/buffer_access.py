@@ -69,7 +69,8 @@ class Buffer:
         _, one, two, three = (g.s[self.resource + k] for k in range(4))
         if not self.wide:
             return one >> U32(16) & U32(0x3FFF), two
-        records = (one >> U32(25)).astype(np.int64) | two.astype(np.int64) << 7 | (three & U32(0x3F)).astype(np.int64) << 39
+        low, middle, high = (x.astype(np.int64) for x in (one >> U32(25), two, three & U32(0x3F)))
+        records = low | middle << 7 | high << 39
         return three >> U32(12) & U32(0x3FFF), records
 
     def in_scratch(self, g: Waves) -> bool:

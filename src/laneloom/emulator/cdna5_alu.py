@@ -1,5 +1,5 @@
-"""Vector instructions that CDNA 5 (gfx1250) adds: 64-bit integers, sums that are held to a bound, bfloat16, permutations
-in groups of lanes, and the operations that only its dual-issue pairs have.
+"""Vector instructions that CDNA 5 (gfx1250) adds: 64-bit integers, sums that are held to a bound, bfloat16,
+permutations in groups of lanes, and the operations that only its dual-issue pairs have.
 
 Sources: LLVM's definitions of the instructions and intrinsics; rocjitsu (ROCm/rocm-systems), AMD's emulator, which
 follows the CDNA 5 ISA guide, and the tests of HIP that run on the hardware, for the permutations.

@@ -2,8 +2,8 @@
 
 Sources: LLVM's definitions; for the scales of `v_cvt_scale_*`, MLIR's `amdgpu.scaled_ext_packed_matrix`, and for 8 bits
 what Triton's upcast of MX operands relies on: the two name different encodings of `scale_sel` there, and the ones that
-only MLIR names are refused. `v_cvt_scalef32_*` scale as CDNA 4's do. `v_cvt_scalef32_sr_*` are documented nowhere: which
-of the 32 random bits each of the 8 or 16 elements takes.
+only MLIR names are refused. `v_cvt_scalef32_*` scale as CDNA 4's do. `v_cvt_scalef32_sr_*` are not executed: which of
+the 32 random bits each of the 8 or 16 elements takes is documented nowhere.
 """
 
 from __future__ import annotations

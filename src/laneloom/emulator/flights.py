@@ -18,7 +18,7 @@ _WRITES, _READS = np.uint8(1), np.uint8(2)
 
 
 def starts_copy(name: str) -> bool:
-    """Whether an instruction moves data between global memory and LDS past the registers, under a counter of its own."""
+    """Whether an instruction moves data between global memory and LDS past the registers, under its own counter."""
     return "_async_" in name or name.startswith("tensor_")
 
 

@@ -136,7 +136,7 @@ class ScalarLoad:
             raise UnknownInstructionError(ins.name)
         self.nbytes = int(match[3]) // 8 if match[3] else 4 * int(match[4] or 1)
         self.signed = match[2] == "i"
-        bits = 64 if not match[1] else 57 if target.gpu.is_cdna5 else 48  # the rest of a buffer's resource is no address
+        bits = 64 if not match[1] else 57 if target.gpu.is_cdna5 else 48  # of a buffer's resource
         self.mask = np.int64(-1) if bits == 64 else np.int64((1 << bits) - 1)
         self.destination, self.base, self.offset = ins.operands
         self.extra = ins.number("offset")

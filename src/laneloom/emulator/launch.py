@@ -215,7 +215,8 @@ class _Run:
         if p.lanes == 32:
             S[EXEC + 1] = 0
         if p.strict:
-            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit_bytes(listing, ("ds_", "flat_", "global_load_async")))
+            unit = unit_bytes(listing, ("ds_", "flat_", "global_load_async"))
+            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit)
             if any(starts_copy(ins.name) for ins in listing.instructions):
                 lds.flights = Flights(len(lds.tags.writer))
         else:

@@ -1,5 +1,5 @@
-"""WMMA and SWMMAC on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave; of CDNA 5 (gfx1250) the
-dense ones whose formats the name says (wmma3.py has the others).
+"""WMMA and SWMMAC on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave; of CDNA 5 (gfx1250)
+the dense ones whose formats the name says (wmma3.py has the others).
 
 Numerics: every product is exact, the K products and C are summed in float64 and rounded once to D's type (nearest
 even); integers are summed exactly and wrap, or saturate with clamp. Denormals are kept and EXEC and MODE are ignored.

@@ -1,7 +1,8 @@
-"""The Tensor Data Mover of CDNA 5: `tensor_load_to_lds` and `tensor_store_from_lds` move a tile of up to five dimensions.
+"""The Tensor Data Mover of CDNA 5: `tensor_load_to_lds` and `tensor_store_from_lds` move a tile of up to 5 dimensions.
 
-A descriptor in scalar registers (tensor_descriptor.py) says where the tile is in global memory and in LDS. What lies outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads
-may leave gaps in LDS (padding); with gather, the rows of a 2-D tile are those that groups 2 and 3 list.
+A descriptor in scalar registers (tensor_descriptor.py) says where the tile is in global memory and in LDS. What lies
+outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads may leave gaps in LDS (padding); with
+gather, the rows of a 2-D tile are those that groups 2 and 3 list.
 Not here: iteration, and delivery to other workgroups of a cluster.
 """
 
@@ -18,20 +19,22 @@ from .memory import AccessFault, LocalMemory
 from .state import U32, Waves
 from .tensor_descriptor import Descriptor, read_descriptor
 
+
 class TensorMove:
     """One such transfer; calling it executes it."""
 
     def __init__(self, ins: Instruction):
         self.load = ins.name == "tensor_load_to_lds"
-        self.groups = [(o.index if o.index != NULL else None, n) for o, n in zip(ins.operands, (4, 8, 4, 4), strict=False)]
+        sizes = zip(ins.operands, (4, 8, 4, 4), strict=False)
+        self.groups = [(o.index if o.index != NULL else None, n) for o, n in sizes]
         self.groups += [(None, 4)] * (4 - len(self.groups))
 
     def descriptors(self, g: Waves) -> list[Descriptor]:
         """One for each wave."""
-        return [
-            read_descriptor([[0] * n if at is None else [int(x) for x in g.S[at : at + n, wave]] for at, n in self.groups])
-            for wave in range(g.count)
-        ]
+        def words(at: int | None, n: int, wave: int) -> list[int]:
+            return [0] * n if at is None else [int(x) for x in g.S[at : at + n, wave]]
+
+        return [read_descriptor([words(at, n, wave) for at, n in self.groups]) for wave in range(g.count)]
 
     def __call__(self, g: Waves) -> None:
         """Raises AccessFault where either memory refuses."""
@@ -95,9 +98,7 @@ class _of_one_wave:
         for memory, tag in zip(self.memories, self.tags, strict=True):
             if tag is not None:
                 memory.now = tag
-        if isinstance(error, AccessFault):
-            error.wave = self.wave
-        elif hasattr(error, "mine"):  # a race
+        if isinstance(error, AccessFault) or hasattr(error, "mine"):  # or a race
             error.wave = self.wave
 
 

@@ -1,10 +1,11 @@
 """The matrix instructions of CDNA 5 that matrix.py's batches do not fit: formats chosen by a field, MX scales, sums and
 results of different types, the 32x16 product of FP4, and sparse forms.
 
-Where an element lies is what `isa/layouts.py` says. Numerics are those of the other matrix instructions: exact products,
-the K products and C summed in float64, one rounding to nearest even; denormals are kept; EXEC and MODE are ignored.
-A scale stands for 32 k of a row of A or column of B, or 16 in the `scale16` forms: the row's lane, of the half wave that
-`matrix_a_scale` chooses, holds it in the byte of that number. Its type is E8M0, or what `matrix_a_scale_fmt` says.
+Where an element lies is what `isa/layouts.py` says. Numerics are those of the other matrix instructions: exact
+products, the K products and C summed in float64, one rounding to nearest even; denormals are kept; EXEC and MODE are
+ignored.
+A scale stands for 32 k of a row of A or column of B, or 16 in the `scale16` forms: the row's lane, of the half wave
+that `matrix_a_scale` chooses, holds it in the byte of that number. Its type is E8M0, or what `matrix_a_scale_fmt` says.
 """
 
 from __future__ import annotations

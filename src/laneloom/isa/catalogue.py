@@ -56,7 +56,8 @@ GENERATIONS = {
     "hopper": "Hopper",
 }  # fmt: skip
 _GENERATIONS = {
-    "gfx11": "rdna3", "gfx1250": "cdna5", "gfx120": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "sm_90": "hopper",
+    "gfx11": "rdna3", "gfx120": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "gfx1250": "cdna5",
+    "sm_90": "hopper",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """CDNA 5's matrix instructions (gfx1250), the third version of WMMA: opcode, cycles and modifiers of each mnemonic.
 
-Opcodes are those that LLVM encodes (a test assembles every row); cycles and co-issue are from LLVM's scheduling model of
-gfx1250, in which all but the FP32 product run on a pipe of their own beside the vector unit, and which agrees with the
-peaks that AMD announced. `v_swmmac_bf16f32_16x16x64_bf16` is not here: it adds to FP32 sums and gives BF16 in their
+Opcodes are those that LLVM encodes (a test assembles every row); cycles and co-issue are from LLVM's scheduling model
+of gfx1250, in which all but the FP32 product run on a pipe of their own beside the vector unit, and which agrees with
+the peaks that AMD announced. `v_swmmac_bf16f32_16x16x64_bf16` is not here: it adds to FP32 sums and gives BF16 in their
 registers, and no source says which halves.
 """
 
@@ -21,7 +21,7 @@ _FORMATS = f"matrix_a_fmt matrix_b_fmt {_NEG_C}"
 _SCALES = "matrix_a_scale matrix_b_scale matrix_a_scale_fmt matrix_b_scale_fmt"  # half wave, and type, of the scales
 _EIGHTS = [f"{a}_{b}" for a, b in product(("fp8", "bf8"), repeat=2)]
 _TWO_FP4 = "4 cycles where both A and B have 4-bit elements"
-_SCALE_NOTE = "each lane holds the scales of a row of A (column of B), one a byte: those of the other half wave are not read"
+_SCALE_NOTE = "each lane holds the scales of a row of A (column of B), one a byte; the other half wave's are not read"
 
 # mnemonic, opcode, cycles, modifiers
 _ROWS = (

@@ -2,7 +2,8 @@
 
 Sources: RDNA 3 and RDNA 4 ISA guides and AMD's WMMA articles; CDNA 3 and CDNA 4 ISA guides; AMD matrix instruction
 calculator 1.3.2 (facts only; where it is wrong, docs/matrix-instructions.md says so); Triton's layouts for the f8f6f4
-forms of gfx950 and for WMMA of CDNA 5, rocjitsu (ROCm/rocm-systems, AMD's emulator) for SWMMAC of CDNA 5; PTX ISA 8.7, the fragments of mma and wgmma.
+forms of gfx950 and for WMMA of CDNA 5, rocjitsu (ROCm/rocm-systems, AMD's emulator) for SWMMAC of CDNA 5; PTX ISA 8.7,
+the fragments of mma and wgmma.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def _rdna4(row: MatrixInstruction, wave: int, matrix: str, k_order: str) -> tupl
     return slots, f"{'j' if matrix == 'B' else 'i'}1x16 {lanes}"
 
 
-# -- CDNA 5: RDNA 4's output; of A and B two lanes share a row, 16 bytes of one, then 16 of the other -------------------
+# -- CDNA 5: RDNA 4's output; of A and B two lanes share a row, 16 bytes of one, then 16 of the other ------------------
 
 
 def _cdna5(row: MatrixInstruction, matrix: str, bits: int) -> tuple[str, str]:
@@ -119,7 +120,7 @@ def _cdna5(row: MatrixInstruction, matrix: str, bits: int) -> tuple[str, str]:
     return f"k1x{run} k{2 * run}x{each // run}{beyond}", f"{axis}1x16 k{run}x2"
 
 
-# -- CDNA 2 to 4: 64 lanes ----------------------------------------------------------------------------------------------------
+# -- CDNA 2 to 4: 64 lanes ----------------------------------------------------------------------------------------
 
 
 def _cdna_input(row: MatrixInstruction, matrix: str, kind: str) -> tuple[str, str]:
