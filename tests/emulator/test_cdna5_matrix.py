@@ -161,7 +161,7 @@ def test_sparse(name):
 
 
 @pytest.mark.parametrize(("name", "run_of", "kind"), [
-    ("v_wmma_f32_16x16x32_f16", 8, np.float16), ("v_wmma_i32_16x16x64_iu8", 8, np.int8),
+    ("v_wmma_f32_16x16x32_f16", 8, np.float16), ("v_wmma_i32_16x16x64_iu8", 16, np.int8),
     ("v_wmma_f32_16x16x4_f32", 2, np.float32),
 ])  # fmt: skip
 def test_layouts_written_out(name, run_of, kind):
