@@ -64,7 +64,7 @@ def _saturate_to_nibbles(low: int, high: int, dtype: type) -> Callable:
         for k in range(4):
             held = np.clip((x >> U32(8 * k)).astype(np.uint8).view(dtype), low, high).view(np.uint8) & np.uint8(15)
             total = total | held.astype(U32) << U32(4 * k)
-        return total.astype(U16)
+        return np.asarray(total, U32).astype(U16)
 
     return function
 
@@ -208,7 +208,7 @@ def _bits_of_two(ins: Instruction, target: Target) -> Step:
     table, (destination, *texts) = ins.number("bitop3"), ins.operands
     a, b = (read(text, "u32") for text in texts)
     store = write(destination, "u32")
-    return lambda g: store(g, bits_of_three(table, np.asarray(a(g)), np.asarray(b(g)), U32(0)))
+    return lambda g: store(g, bits_of_three(table, np.asarray(a(g)), np.asarray(b(g)), np.zeros((), U32)))
 
 
 special("v_bitop2_b32", _bits_of_two)

@@ -48,6 +48,7 @@ class TensorMove:
 
     def _move(self, g: Waves, wave: int, d: Descriptor) -> None:
         at, inside = self._places(g, wave, d)
+        offset = np.zeros(0, np.int64)
         if inside.any():
             address = d.address + d.nbytes * sum(
                 c.astype(np.int64) * s for c, s in zip(d.coordinates(), d.strides, strict=True)
