@@ -22,6 +22,11 @@ _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
 _CDNA2_ISA = "AMD Instinct MI200 (CDNA 2) Instruction Set Architecture guide"
 _CDNA3_ISA = "AMD Instinct MI300 (CDNA 3) Instruction Set Architecture guide"
 _CDNA4_ISA = "AMD CDNA 4 Instruction Set Architecture guide"
+# AMD's own pages give MI455X 20 PFLOP/s of FP8 and 40 of FP4, which LLVM's cycles make of these WGPs at this clock.
+_MI455X = (
+    "AMD at Hot Chips 2026, Instinct MI455X (256 WGPs, 23.3 TB/s); Chips and Cheese, 2026-07-23 (2.4 GHz)",
+    "LLVM scheduling model of gfx1250 (cycles of WMMA, from which the peaks are)",
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Gpu:
     family: str  #: e.g. "RDNA 3.5"
     product: str  #: the product whose peaks and bandwidth are given
     wave_sizes: tuple[int, ...]  #: lanes per wave; the first is the one kernels are compiled for
-    compute_units: int  #: CUs, or SMs on NVIDIA
+    compute_units: int  #: CUs (WGPs on CDNA 5, which cannot be halved), or SMs on NVIDIA
     simds_per_cu: int  #: schedulers per CU or SM
     lds_bytes: int  #: most LDS / shared memory that one workgroup can allocate
     vgprs_per_wave: int  #: most vector registers that one wave can address
@@ -45,8 +50,16 @@ class Gpu:
     bandwidth_gbs: float  #: device memory, GB/s
     #: dense matrix peak per dtype; "fp32" and "fp64" are the vector (FMA) peaks
     peak_tflops: Mapping[str, float] = field(hash=False)
-    matrix_instructions: str  #: "wmma", "mfma", "wgmma"
+    matrix_instructions: str  #: "wmma", "mfma", "wgmma"; "wmma3", the third version of WMMA, which CDNA 5 has
     sources: tuple[str, ...]
+
+    @property
+    def why_no_schedule(self) -> str:
+        """What to say where a product or attention of laneloom's own is asked for and the GPU has none."""
+        return (
+            f"gpu: laneloom has no matrix kernels of its own for {self.name} ({self.family}) yet; the emulator runs "
+            "Triton's kernels for it, and `laneloom layout` and `instructions` know its matrix instructions"
+        )
 
     @property
     def wave(self) -> int:
@@ -64,6 +77,11 @@ class Gpu:
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""
         return self.vendor == "amd" and self.major in (9, 11, 12)
+
+    @property
+    def is_cdna5(self) -> bool:
+        """Whether the instruction set is CDNA 5's, which grew out of RDNA 4's and has its number."""
+        return self.family == "CDNA 5"
 
     @property
     def flushes_denormals(self) -> bool:
@@ -180,6 +198,14 @@ _ROWS = (
                                       "fp4": 10066.3, "fp32": 157.3, "fp64": 78.6, "fp64_matrix": 78.6}),
         matrix_instructions="mfma",
         sources=("AMD Instinct MI355X GPU data sheet", _CDNA4_ISA, _LLVM),
+    ),
+    Gpu(
+        name="gfx1250", vendor="amd", family="CDNA 5", product="Instinct MI455X", wave_sizes=(32,),
+        compute_units=256, simds_per_cu=4, lds_bytes=320 * KIB, vgprs_per_wave=1024, vgpr_file=1024, vgpr_granule=16,
+        max_waves_per_simd=16, sgprs_per_wave=106, clock_ghz=2.4, bandwidth_gbs=23300,
+        peak_tflops=MappingProxyType({"fp16": 5033.2, "bf16": 5033.2, "fp8": 20132.7, "int8": 5033.2, "fp4": 40265.3}),
+        matrix_instructions="wmma3",
+        sources=(*_MI455X, _LLVM),
     ),
     Gpu(
         name="sm_90a", vendor="nvidia", family="Hopper", product="H200 SXM", wave_sizes=(32,),

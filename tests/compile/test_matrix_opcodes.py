@@ -80,3 +80,37 @@ def test_formats_of_f8f6f4_take_their_registers():
                     scales = ", v121, v122" if row.scaled else ""
                     lines.append(f"{row.name} {d}, {x}, {y}, {d}{scales} cbsz:{a} blgp:{b}")
     assert len(encodings(lines, "gfx950", 64)) == 100
+
+
+#: what a scaled form of CDNA 5 begins with: v_wmma_ld_scale_paired_b32 and v_wmma_ld_scale16_paired_b64
+LOADS_OF_SCALES = (0xCC35, 0xCC3A)
+
+
+def test_opcodes_and_registers_of_cdna5():
+    """All 42 rows, C and the index of sparse forms with registers of their own, scales of 16 k in pairs of them."""
+    lines, rows = [], instructions("gfx1250")
+    for row in rows:
+        count = {m: get_layout(row, "gfx1250", 32, m).registers for m in row.matrices}
+        last = registers(120, count["K"]) if row.sparse else registers(20, count["C"])
+        operands = [registers(n, count[m]) for n, m in ((0, "D"), (40, "A"), (80, "B"))] + [last]
+        if row.scaled:
+            each = 2 if row.scale_block == 16 else 1
+            operands += [registers(122, each), registers(124, each)]
+        lines.append(f"{row.name} {', '.join(operands)}")
+    binary = versions.assembler()("\t.text\n" + "\n".join(lines) + "\n", "gfx1250", "")
+    (text,) = (s.data for s in read_sections(binary) if s.name == ".text")
+    words = [word for (word,) in struct.iter_unpack("<I4x", text)]
+    words = [word for word in words if word >> 16 not in LOADS_OF_SCALES]
+    assert [word >> 16 & 0xFF for word in words] == [row.opcode for row in rows]
+
+
+def test_formats_of_cdna5_take_their_registers():
+    lines, names = [], ("FP8", "BF8", "FP6", "BF6", "FP4")
+    for a in range(5):
+        for b in range(5):
+            name = "v_wmma_f32_16x16x128_f8f6f4"
+            count = [get_layout(name, "gfx1250", 32, m, cbsz=a, blgp=b).registers for m in "DAB"]
+            d, x, y = (registers(n, c) for n, c in zip((0, 40, 80), count, strict=True))
+            formats = f"matrix_a_fmt:MATRIX_FMT_{names[a]} matrix_b_fmt:MATRIX_FMT_{names[b]}"
+            lines.append(f"{name} {d}, {x}, {y}, {d} {formats}")
+    assert len(encodings(lines, "gfx1250", 32)) == 25

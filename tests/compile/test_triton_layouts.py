@@ -49,6 +49,24 @@ def test_wmma(gpu, version, k_width, name, k_order):
 
 
 @pytest.mark.parametrize(
+    ("name", "k", "k_width"),
+    [
+        ("v_wmma_f32_16x16x4_f32", 4, 2),
+        ("v_wmma_f32_16x16x32_f16", 32, 8),
+        ("v_wmma_f32_16x16x32_bf16", 32, 8),
+        ("v_wmma_i32_16x16x64_iu8", 64, 16),
+        ("v_wmma_f32_16x16x64_fp8_bf8", 64, 16),
+        ("v_wmma_f32_16x16x128_bf8_fp8", 128, 16),
+        ("v_wmma_f32_16x16x128_f8f6f4", 128, 16),
+    ],
+)
+def test_wmma_of_cdna5(name, k, k_width):
+    shape = (16, 16, k)
+    for matrix, layout, size in dots(versions.wmma_layout(3, 1, 1, False, shape), k_width, shape):
+        assert triton_view(layout, size) == our_view(get_layout(name, "gfx1250", 32, matrix))
+
+
+@pytest.mark.parametrize(
     ("gpu", "version", "shape", "name", "k_width"),
     [
         ("gfx90a", 2, (16, 16, 16), "v_mfma_f32_16x16x16f16", 4),

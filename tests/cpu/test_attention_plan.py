@@ -65,7 +65,13 @@ def test_flops_and_key():
     assert half.key != whole.key
 
 
-@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("role", ROLES)
+def test_cdna5_is_refused(role):
+    with pytest.raises(UnsupportedError, match="no matrix kernels of its own for gfx1250"):
+        plan(problem(), get_gpu("gfx1250"), role)
+
+
+@pytest.mark.parametrize("name", [name for name in GPUS if name != "gfx1250"])
 @pytest.mark.parametrize("role", ROLES)
 def test_every_head_dimension_has_a_plan(name, role):
     gpu = get_gpu(name)

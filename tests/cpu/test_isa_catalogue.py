@@ -11,7 +11,9 @@ from laneloom.isa import find_instruction, get_layout, instructions, layout_csv
 from laneloom.isa.catalogue import TYPES, check
 from laneloom.isa.fragments import pack, unpack
 
-COUNTS = {"gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "sm_90a": 488}
+COUNTS = {
+    "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 42, "sm_90a": 488,
+}  # fmt: skip
 
 
 def few_wgmma(row):
@@ -21,7 +23,7 @@ def few_wgmma(row):
 
 EVERY = [
     (gpu, row, wave, matrix)
-    for gpu in ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90a")
+    for gpu in ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "gfx1250", "sm_90a")
     for row in filter(few_wgmma, instructions(gpu))
     for wave in row.waves
     for matrix in row.matrices
@@ -32,7 +34,7 @@ EVERY = [
 def test_rows_agree_with_themselves(gpu, count):
     rows = instructions(gpu)
     assert len({row.name for row in rows}) == len(rows) == count
-    opcodes = [(row.opcode, row.scaled) for row in rows if row.opcode is not None]
+    opcodes = [(row.opcode, row.scaled, row.scale_block) for row in rows if row.opcode is not None]
     assert len(set(opcodes)) == len(opcodes)
     for row in rows:
         check(row)

@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from laneloom.emulator import cdna
+from laneloom.emulator import calls, cdna
 from laneloom.emulator.builders import find_builder
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
@@ -44,7 +44,8 @@ def test_names_of_gfx9(name, modern):
 
 
 def test_every_spelling_of_gfx9_is_known():
-    assert not [name for name in cdna.spellings() if not find_builder(cdna.modern(name))]
+    modern = {cdna.modern(name) for name in cdna.spellings()} - set(calls.JUMPS)
+    assert not [name for name in modern if not find_builder(name)]
 
 
 def test_accumulation_registers_are_parsed():

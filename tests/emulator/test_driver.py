@@ -60,7 +60,7 @@ def test_a_gpu_without_an_emulator_is_refused():
         pass
 
 
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx1250"])
 def test_a_store_past_the_end_names_argument_kernel_line_and_lane(gpu):
     x, storage = torch.randn(200), torch.zeros(200)
     out = storage[:100]

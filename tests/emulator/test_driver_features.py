@@ -20,7 +20,7 @@ import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, EmulationError, OutOfBoundsError, UnsupportedError  # noqa: E402
 
 
-@pytest.fixture(params=["gfx1151", "gfx1201"])
+@pytest.fixture(params=["gfx1151", "gfx1201", "gfx1250"])
 def gpu(request):
     with laneloom.emulated(request.param) as emulation:
         yield emulation
@@ -58,7 +58,8 @@ def test_host_descriptors_pad_with_what_they_say(gpu, padding):
     x, out = torch.arange(12, dtype=torch.float32), torch.full((16,), -1.0)
     padded_kernel[(1,)](TensorDescriptor(x, [12], [1], [16], padding=padding), out, N=16)
     assert torch.equal(out[:8], x[4:])
-    assert (out[8:].isnan() if padding == "nan" else out[8:] == 0).all()
+    # CDNA 5's tensor unit knows zeros only, and Triton's host code for it leaves the padding out
+    assert (out[8:].isnan() if padding == "nan" and not gpu.gpu.is_cdna5 else out[8:] == 0).all()
 
 
 @triton.jit
@@ -318,17 +319,17 @@ def test_launch_hooks(gpu):
 
 @gluon.jit
 def greedy_kernel(x_ptr):
-    """Asks for 128 KiB of LDS and uses half a KiB."""
+    """Asks for 512 KiB of LDS and uses half a KiB."""
     shared: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     registers: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    part = gl.allocate_shared_memory(gl.float32, [32768], shared).slice(0, 128)
+    part = gl.allocate_shared_memory(gl.float32, [131072], shared).slice(0, 128)
     offsets = gl.arange(0, 128, registers)
     part.store(gl.load(x_ptr + offsets))
     gl.store(x_ptr + offsets, part.load(registers))
 
 
 def test_too_much_lds_is_what_triton_says_it_is(gpu):
-    with pytest.raises(OutOfResources, match=r"shared memory.*65536"):
+    with pytest.raises(OutOfResources, match=rf"shared memory.*{gpu.gpu.lds_bytes}"):
         greedy_kernel[(1,)](torch.randn(128))
 
 

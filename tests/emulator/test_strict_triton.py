@@ -14,7 +14,7 @@ import laneloom  # noqa: E402
 from laneloom.emulator import launch, program  # noqa: E402
 from laneloom.errors import HazardError  # noqa: E402
 
-GPUS = ["gfx1100", "gfx1151", "gfx1201"]
+GPUS = ["gfx1100", "gfx1151", "gfx1201", "gfx1250"]
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu):
     assert f"{__file__}:{scale_kernel.fn.__code__.co_firstlineno + 4}" in str(caught.value)
 
 
-@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("gpu", GPUS[:3])
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (100, 77, 33), (1, 300, 50), (65, 1, 129)])
 def test_matmul_is_clean(gpu, m, n, k):
     a, b = torch.randn(m, k).half(), torch.randn(n, k).half().T

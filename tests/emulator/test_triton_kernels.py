@@ -9,7 +9,7 @@ import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
 
-GPUS = ["gfx1151", "gfx1201", "gfx90a", "gfx942"]
+GPUS = ["gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx1250"]
 
 
 @pytest.fixture(params=GPUS)

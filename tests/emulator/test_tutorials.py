@@ -16,7 +16,7 @@ import laneloom  # noqa: E402
 EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
 
-@pytest.fixture(params=["gfx1151", "gfx1201", "gfx90a", "gfx942"])
+@pytest.fixture(params=["gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx1250"])
 def gpu(request):
     torch.manual_seed(5)
     with laneloom.emulated(request.param, strict=True) as emulation:

@@ -133,7 +133,7 @@ def wmma_layout(
     """Gluon's accumulator layout of `warps_m` x `warps_n` waves, each with one matrix-instruction tile at a
     time, or with two that are neighbours along M.
 
-    `version` is 1 on RDNA 3 and 3.5, 2 on RDNA 4. Wave numbers run along N first. `transposed` puts
+    `version` is 1 on RDNA 3 and 3.5, 2 on RDNA 4, 3 on CDNA 5. Wave numbers run along N first. `transposed` puts
     consecutive elements of a lane along N instead of M. RDNA 3 has 16-bit sums of two tiles in the halves of
     one register; Triton 3.9 mixes them up unless a wave has `pairs` or one row of tiles. 3.6 has no pairs and
     needs none. Raises ArgumentError unless both wave counts are powers of two.

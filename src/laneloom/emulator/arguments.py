@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from .memory import Region
+from .tensor_descriptor import host_descriptor
 
 Argument = tuple[str, str, Any]  #: name, Triton type, value
 
@@ -109,9 +110,15 @@ def pack_scalar(name: str, kind: str, value: Any) -> bytes:
 class Layout:
     """Where each argument of one kernel lies in its argument block."""
 
-    def __init__(self, kernel: str, signature: Iterable[tuple[Any, Any]], arguments: Sequence[tuple[int, int, str]]):
-        """signature: (name, Triton type); arguments: (offset, size, kind) from the code object's metadata."""
-        self.kernel = kernel
+    def __init__(
+        self, kernel: str, signature: Iterable[tuple[Any, Any]], arguments: Sequence[tuple[int, int, str]],
+        movers: Sequence[Mapping[str, Any]] = (), num_warps: int = 1,
+    ):  # fmt: skip
+        """signature: (name, Triton type); arguments: (offset, size, kind) from the code object's metadata.
+
+        movers: of a GPU with a Tensor Data Mover, Triton's `tensordesc_meta`, which says how descriptors are filled.
+        """
+        self.kernel, self.movers, self.num_warps = kernel, movers, num_warps
         self.signature = [(str(name), kind) for name, kind in signature]
         self.nbytes = max((o + s for o, s, _ in arguments), default=0)
         self.slots = [(o, s) for o, s, kind in arguments if not kind.startswith("hidden_")]
@@ -125,23 +132,34 @@ class Layout:
             raise ArgumentError(
                 f"{self.kernel} takes {len(self.signature)} arguments, constants included; {len(values)} were given"
             )
-        return list(self._flatten(self.signature, values))
+        return list(self._flatten(self.signature, values, iter(self.movers)))
 
-    def _flatten(self, signature, values) -> Iterator[Argument]:
+    def _flatten(self, signature, values, movers: Iterator[Mapping[str, Any]]) -> Iterator[Argument]:
         for (name, kind), value in zip(signature, values, strict=True):
             if isinstance(kind, tuple | list):
-                yield from self._flatten([(f"{name}[{k}]", t) for k, t in enumerate(kind)], value)
+                yield from self._flatten([(f"{name}[{k}]", t) for k, t in enumerate(kind)], value, movers)
             elif match := _DESCRIPTOR.match(kind):
-                yield from self._take_apart(name, match[1], value)
+                yield from self._take_apart(name, match[1], value, next(movers, None))
             elif kind != "constexpr":
                 yield name, kind, value
 
-    def _take_apart(self, name: str, dtype: str, descriptor: Any) -> Iterator[Argument]:
-        """A host-side tensor descriptor, as Triton passes it to a GPU that has no descriptors of its own."""
+    def _take_apart(
+        self, name: str, dtype: str, descriptor: Any, mover: Mapping[str, Any] | None
+    ) -> Iterator[Argument]:
+        """A host-side tensor descriptor: filled for the GPU's data mover, or taken apart where it has none."""
         base = getattr(descriptor, "base", None)
         if base is None or not hasattr(descriptor, "strides"):
             raise ArgumentError(f"{name} expects a TensorDescriptor, got {type(descriptor).__name__}")
         shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
+        if mover is not None:
+            padding = tuple(next(iter(mover.get("interval_padding_pairs") or ()), (0, 0)))
+            filled = host_descriptor(
+                base.data_ptr(), shape, strides, mover["block_size"], mover["elem_bits"], self.num_warps, padding
+            )
+            yield f"{name}.base", "tensordesc", (filled, base)
+            yield from ((f"{name}.shape", "i32", n) for n in shape)
+            yield from ((f"{name}.strides", "i64", n) for n in strides)
+            return
         yield f"{name}.base", f"*{dtype}", base
         yield from ((f"{name}.shape", "i64", n) for n in shape)
         yield from ((f"{name}.strides", "i64", n) for n in strides)
@@ -165,7 +183,10 @@ class Layout:
         if len(self.slots) < len(values):
             raise EmulationError(f"{self.kernel} takes {len(self.slots)} arguments, {len(values)} were given")
         for (name, kind, value), (offset, size) in zip(values, self.slots, strict=False):
-            if kind.startswith("*"):
+            if kind == "tensordesc":
+                data, base = value
+                regions.append(extent(name, base, storage))
+            elif kind.startswith("*"):
                 if hasattr(value, "data_ptr"):
                     region = extent(name, value, storage)
                     if whole_words and value.element_size() < 4 and region.nbytes:

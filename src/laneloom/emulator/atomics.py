@@ -210,7 +210,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         data, vaddr, resource, soffset = operands
         returns = ins.flag("glc") or "RETURN" in ins.modifiers.get("th", "")
         destination = data.index if returns else None
-        buffer = Buffer(ins, vaddr, resource, soffset)
+        buffer = Buffer(ins, target, vaddr, resource, soffset)
 
         def where(g: Waves):
             address, inside = buffer(g)
@@ -220,7 +220,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         destination = operands.pop(0).index if len(operands) > expected else None
         vaddr, data = operands[0], operands[1]
         saddr = operands[2] if prefix == "global" else Operand("symbol", value="off")
-        address_of = global_addresses(vaddr, saddr, ins.number("offset"))
+        address_of = global_addresses(ins, vaddr, saddr, target, dtype.itemsize)
 
         def where(g: Waves):
             return g.memory.check_atomic(address_of(g), dtype.itemsize, g.exec), g.active()

@@ -33,8 +33,9 @@ def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
 class Buffer:
     """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
 
-    def __init__(self, ins: Instruction, vaddr: Operand, resource: Operand, soffset: Operand):
+    def __init__(self, ins: Instruction, target: Target, vaddr: Operand, resource: Operand, soffset: Operand):
         self.resource = resource.index
+        self.wide = target.gpu.is_cdna5  #: 57 bits of address and 45 of records share the first three registers
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = soffset
@@ -42,9 +43,7 @@ class Buffer:
 
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
-        r = self.resource
-        stride = ((g.s[r + 1] >> U32(16)) & U32(0x3FFF)).astype(np.int64)[:, None]
-        records = g.s[r + 2].astype(np.int64)[:, None]
+        stride, records = (x.astype(np.int64)[:, None] for x in self._extent(g))
         if self.soffset.kind == "s":
             scalar = g.sv[self.soffset.index].astype(np.int64)
         else:
@@ -61,13 +60,22 @@ class Buffer:
         return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
 
     def _base(self, g: Waves) -> np.ndarray:
-        """The 48-bit address in the resource, int64 [wave]."""
+        """The address in the resource, of 48 bits or (CDNA 5) 57, int64 [wave]."""
         low, high = g.s[self.resource], g.s[self.resource + 1]
-        return low.astype(np.int64) | (high.astype(np.int64) & 0xFFFF) << 32
+        return low.astype(np.int64) | (high.astype(np.int64) & (0x1FFFFFF if self.wide else 0xFFFF)) << 32
+
+    def _extent(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
+        """Stride and records, [wave]. Of CDNA 5 as LLVM lowers `llvm.amdgcn.make.buffer.rsrc`."""
+        _, one, two, three = (g.s[self.resource + k] for k in range(4))
+        if not self.wide:
+            return one >> U32(16) & U32(0x3FFF), two
+        low, middle, high = (x.astype(np.int64) for x in (one >> U32(25), two, three & U32(0x3F)))
+        records = low | middle << 7 | high << 39
+        return three >> U32(12) & U32(0x3FFF), records
 
     def in_scratch(self, g: Waves) -> bool:
         """Whether the resource is that of scratch."""
-        return bool((g.s[self.resource + 3] & U32(_ADD_LANE)).any())
+        return not self.wide and bool((g.s[self.resource + 3] & U32(_ADD_LANE)).any())
 
     def scratch_bytes(self, g: Waves) -> np.ndarray:
         """The byte of its own scratch that each lane accesses, int64 [wave, lane]."""
@@ -81,12 +89,12 @@ class Buffer:
 class BufferAccess:
     """A buffer load or store; calling it executes it."""
 
-    def __init__(self, ins: Instruction):
+    def __init__(self, ins: Instruction, target: Target):
         access = self.access = Access(ins.name.split("_", 1)[1])
         data, vaddr, resource, soffset = ins.operands
         if data.half:
             access.half = data.half
-        self.where, self.data = Buffer(ins, vaddr, resource, soffset), data.index
+        self.where, self.data = Buffer(ins, target, vaddr, resource, soffset), data.index
 
     def __call__(self, g: Waves) -> None:
         """Raises AccessFault where the memory refuses."""
@@ -110,7 +118,7 @@ class BufferAccess:
 
 
 def _build(ins: Instruction, target: Target) -> Step:
-    return BufferAccess(ins)
+    return BufferAccess(ins, target)
 
 
 def find(name: str) -> Builder | None:

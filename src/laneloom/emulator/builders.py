@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from ..isa.parse import Instruction
 from . import (  # hostcall and tables fill the tables of alu
+    async_access,
     atomics,
     buffer_access,
     flat_access,
     global_access,
     hostcall,  # noqa: F401
     lds_access,
+    lds_barriers,
     lds_direct,
     lds_special,
     matrix,
     mfma,
     private_access,
     tables,  # noqa: F401
+    tensor_access,
+    transposed,
+    wmma3,
 )
 from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vector
 
@@ -27,7 +32,8 @@ ORDERING = frozenset(
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
     global_wbinv buffer_inv buffer_invl2 buffer_wbl2 buffer_wbinvl1 buffer_wbinvl1_vol
     s_set_gpr_idx_off s_set_gpr_idx_mode s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol
-    s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel""".split()
+    s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel s_set_vgpr_msb s_setprio_inc_wg s_monitor_sleep
+    s_wakeup_barrier global_prefetch_b8 flat_prefetch_b8""".split()
 )
 
 
@@ -51,10 +57,13 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: build_scalar(*entry, ins, t)
     if is_ordering(name):
         return build_nothing
+    if builder := wmma3.find(name):
+        return builder
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     memories = (lds_access, lds_special, lds_direct, global_access, buffer_access, private_access, flat_access, atomics)
-    for module in (*memories, mfma):
+    of_cdna5 = (async_access, tensor_access, lds_barriers, transposed)  # and the transposing loads of CDNA 4
+    for module in (*memories, *of_cdna5, mfma):
         builder = module.find(name)
         if builder:
             return builder

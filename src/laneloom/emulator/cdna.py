@@ -27,6 +27,11 @@ _EXACT = {
     "v_addc_co_u32": "v_add_co_ci_u32", "v_subb_co_u32": "v_sub_co_ci_u32", "v_subbrev_co_u32": "v_subrev_co_ci_u32",
     "v_add_u16": "v_add_nc_u16", "v_sub_u16": "v_sub_nc_u16", "v_add_i16": "v_add_nc_i16", "v_sub_i16": "v_sub_nc_i16",
     "v_mul_lo_i32": "v_mul_lo_u32", "v_exp_legacy_f32": "v_exp_f32", "v_log_legacy_f32": "v_log_f32",
+    # CDNA 5 renames what works on code addresses; loads that watch, or serve a cluster, are loads for one workgroup.
+    "s_get_pc_i64": "s_getpc_b64", "s_set_pc_i64": "s_setpc_b64", "s_swap_pc_i64": "s_swappc_b64",
+    "s_call_i64": "s_call_b64", "s_get_shader_cycles_u64": "s_memtime",
+    **{f"{space}_load_monitor_b{n}": f"{space}_load_b{n}" for space in ("global", "flat") for n in (32, 64, 128)},
+    **{f"cluster_load_b{n}": f"global_load_b{n}" for n in (32, 64, 128)},
     "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32", "v_accvgpr_mov_b32": "v_mov_b32",
 }  # fmt: skip
 _MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)_(\w+)$")

@@ -108,27 +108,27 @@ packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))
 
 # -- small floats under a scale ----------------------------------------------------------------------------------------
 
-_WIDE = {
+WIDE = {  #: the type that holds it, and how it becomes float64
     "f32": (np.float32, lambda x: x.astype(np.float64)),
     "f16": (np.float16, lambda x: x.view(np.float16).astype(np.float64)),
     "bf16": (U16, lambda x: bf16_to_f32(x).astype(np.float64)),
 }
 
 
-def _narrow(x: np.ndarray, kind: str) -> np.ndarray:
+def narrow_to(x: np.ndarray, kind: str) -> np.ndarray:
     """float64, within what float32 holds, as f32, f16 or bf16 bits."""
     if kind == "bf16":
         return to_bf16(x.astype(np.float32))
-    return x.astype(_WIDE[kind][0])
+    return x.astype(WIDE[kind][0])
 
 
-def _factor(operand: Operand) -> Callable[[Waves], np.ndarray]:
+def exponent_of(operand: Operand) -> Callable[[Waves], np.ndarray]:
     """The scale in the exponent field of an f32; sign and fraction count for nothing."""
     scale = read(operand, "u32")
     return lambda g: power_of_two(scale(g) >> U32(23) & U32(0xFF))
 
 
-def _put(g: Waves, n: int, values: list[np.ndarray], kind: str) -> None:
+def put_row(g: Waves, n: int, values: list[np.ndarray], kind: str) -> None:
     """Results one after another: f32 in a register each, 16-bit ones two to a register."""
     full = [np.broadcast_to(v, (g.count, g.lanes)) for v in values]
     if kind == "f32":
@@ -145,7 +145,7 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, scale = ins.operands
-        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
+        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), exponent_of(scale)
         byte = 0 if count == 32 else 2 * select[0] if bits * count == 16 else select[0] + 2 * select[1]
         half = bool(select[2]) if count == 1 else False
 
@@ -157,26 +157,30 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
                 if at % 32 + bits > 32:
                     word = word | g.u[source.index + at // 32 + 1].astype(np.uint64) << np.uint64(32)
                 code = (word >> np.uint64(at % 32)).astype(np.int64) & (1 << bits) - 1
-                values.append(_narrow(table[code] * times, wide))
+                values.append(narrow_to(table[code] * times, wide))
             if count == 1 and wide != "f32":
                 write(destination, "u16", half)(g, values[0].view(U16))
             else:
-                _put(g, destination.index, values, wide)
+                put_row(g, destination.index, values, wide)
 
         return step
 
     return build
 
 
-_FP4_MIDDLES = (SMALL_VALUES["fp4"][1:8] + SMALL_VALUES["fp4"][:7]) / 2  #: between neighbours, ascending
+def nearest(kind: str) -> Callable[[np.ndarray], np.ndarray]:
+    """float64 -> codes of fp4, fp6 or bf6, to nearest even; beyond the largest number, and for NaN, that number."""
+    bits = TYPES[kind].bits
+    positive = SMALL_VALUES[kind][: 1 << bits - 1]
+    middles = (positive[1:] + positive[:-1]) / 2  # between neighbours, ascending
 
+    def function(x: np.ndarray) -> np.ndarray:
+        magnitude = np.where(np.isnan(x), np.inf, np.abs(x))
+        below, above = (np.searchsorted(middles, magnitude, side=side) for side in ("left", "right"))
+        code = np.where(below % 2 == 0, below, above)  # they differ in the middle alone
+        return (code | np.signbit(x).astype(np.int64) << bits - 1).astype(U32)
 
-def _encode_fp4(x: np.ndarray) -> np.ndarray:
-    """float64 -> codes, to nearest even; what is beyond the largest number, NaN too, becomes that number."""
-    magnitude = np.where(np.isnan(x), np.inf, np.abs(x))
-    below, above = (np.searchsorted(_FP4_MIDDLES, magnitude, side=side) for side in ("left", "right"))
-    code = np.where(below % 2 == 0, below, above)  # they differ in the middle alone
-    return (code | np.signbit(x).astype(np.int64) << 3).astype(U32)
+    return function
 
 
 def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
@@ -184,9 +188,9 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     bits = TYPES[small].bits
 
     def build(ins: Instruction, target: Target) -> Step:
-        convert = encoder(small, ins, target) if bits == 8 else _encode_fp4
+        convert = encoder(small, ins, target) if bits == 8 else nearest(small)
         destination, *texts, scale = ins.operands
-        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), _factor(scale)
+        select, factor = ins.bits("op_sel", [0, 0, 0, 0]), exponent_of(scale)
         # The destination's bit follows those of the sources in the text; bytes take two bits, the last of four.
         shift = U32(16 * select[len(texts) + 1] if bits == 8 else 8 * (select[2] + 2 * select[3]))
         keep, n = ~(U32((1 << 2 * bits) - 1) << shift), destination.index
@@ -194,7 +198,7 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
             sources = [read(text, "f32") for text in texts]
         else:
             sources = [read(texts[0], "u16", high) for high in (False, True)]
-        widen = _WIDE[wide][1]
+        widen = WIDE[wide][1]
 
         def step(g: Waves) -> None:
             low, high = (convert(widen(np.asarray(r(g))) / factor(g)) for r in sources)
@@ -205,7 +209,7 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     return build
 
 
-for _wide in _WIDE:
+for _wide in WIDE:
     for _small in ("fp8", "bf8", "fp4"):
         special(f"v_cvt_scalef32_pk_{_wide}_{_small}", _enlarge(_small, _wide, 2))
         special(f"v_cvt_scalef32_pk_{_small}_{_wide}", _shrink(_small, _wide))

@@ -10,7 +10,7 @@ from .rounding import fma_f64, nearest_only
 
 vector("v_add_f64", "f64", "f64 f64", np.add, rounded=nearest_only)
 vector("v_mul_f64", "f64", "f64 f64", np.multiply, rounded=nearest_only)
-vector("v_fma_f64", "f64", "f64 f64 f64", fma_f64, rounded=nearest_only)
+vector("v_fma_f64 v_fmamk_f64 v_fmaak_f64", "f64", "f64 f64 f64", fma_f64, rounded=nearest_only)
 declare_extrema("f64")
 for _name, _function in {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}.items():
     vector(f"v_{_name}_f64", "f64", "f64", _function)

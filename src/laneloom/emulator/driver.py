@@ -109,7 +109,8 @@ class _Launcher:
     def __init__(self, src: Any, metadata: Any):
         self.metadata = metadata
         self.asm, arguments = _assembly(metadata.hash, f"{src.name[:150]}.json", metadata.name)
-        self.layout = Layout(metadata.name, src.signature.items(), arguments)
+        movers = getattr(metadata, "tensordesc_meta", None) or ()
+        self.layout = Layout(metadata.name, src.signature.items(), arguments, movers, metadata.num_warps)
         # LLVM makes an atomic on 1 or 2 bytes a loop of compare-and-swap on the word around them.
         self.whole_words = bool(re.search(r"_atomic_cmpswap_b32\b", self.asm))
 

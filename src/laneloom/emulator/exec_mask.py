@@ -57,6 +57,8 @@ def _follow_mode(ins: Instruction, target: Target) -> Step:
 
 
 def _set_register(ins: Instruction, target: Target) -> Step:
+    if "HW_REG_WAVE_SCHED_MODE" in ins.text:  # what the hardware waits for by itself: no result depends on it
+        return lambda g: None
     if mode_field(ins) is None:
         raise UnknownInstructionError(f"{ins.text!r} writes a hardware register other than MODE")
     return _follow_mode(ins, target)

@@ -66,13 +66,20 @@ def signed_offset(ins: Instruction) -> int:
     return ins.number("offset")
 
 
-def global_addresses(vaddr: Operand, saddr: Operand, offset: int) -> Addresses:
-    """A 64-bit VGPR pair, or an SGPR pair plus an unsigned 32-bit VGPR offset; plus the immediate."""
+def global_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
+    """A 64-bit VGPR pair, or an SGPR pair plus a 32-bit VGPR offset; plus the immediate.
+
+    The VGPR offset is unsigned, but on CDNA 5 signed, where `scale_offset` multiplies it by the bytes of the access.
+    """
+    offset = signed_offset(ins)
     if saddr.kind == "s" and saddr.index != NULL:
         base = saddr.index
         if vaddr.kind != "v":
             return lambda g: np.broadcast_to((g.scalar64(base).view(np.int64) + offset)[:, None], (g.count, g.lanes))
         n = vaddr.index
+        if target.gpu.is_cdna5:
+            scale = np.int64(nbytes if ins.flag("scale_offset") else 1)
+            return lambda g: g.i[n] * scale + (g.scalar64(base).view(np.int64) + offset)[:, None]
         return lambda g: g.u[n] + (g.scalar64(base).view(np.int64) + offset)[:, None]
     n = vaddr.index
     if offset == 0:
@@ -80,9 +87,9 @@ def global_addresses(vaddr: Operand, saddr: Operand, offset: int) -> Addresses:
     return lambda g: g.pair(n).view(np.int64) + offset
 
 
-def _word_of_lane(saddr: Operand, offset: int, lanes: int) -> Addresses:
-    base = global_addresses(Operand("symbol", value="off"), saddr, offset)
-    places = 4 * np.arange(lanes)
+def _word_of_lane(ins: Instruction, saddr: Operand, target: Target) -> Addresses:
+    base = global_addresses(ins, Operand("symbol", value="off"), saddr, target)
+    places = 4 * np.arange(target.lanes)
     return lambda g: base(g) + places
 
 
@@ -91,10 +98,10 @@ def _build_global(ins: Instruction, target: Target) -> Step:
     nbytes = access.nbytes
     if "_addtid_" in ins.name:
         data, saddr = ins.operands
-        address = _word_of_lane(saddr, signed_offset(ins), target.lanes)
+        address = _word_of_lane(ins, saddr, target)
     else:
         data, vaddr = ins.operands[:2] if access.load else ins.operands[1::-1]
-        address = global_addresses(vaddr, ins.operands[2], signed_offset(ins))
+        address = global_addresses(ins, vaddr, ins.operands[2], target, nbytes)
     n = data.index
     if data.half:
         access.half = data.half
@@ -123,22 +130,23 @@ class ScalarLoad:
     aligned bytes with the third, so no GPU faults on it, and nobody uses it where it lies outside the memory.
     """
 
-    def __init__(self, ins: Instruction):
+    def __init__(self, ins: Instruction, target: Target):
         match = _SCALAR.match(ins.name)
         if not match:
             raise UnknownInstructionError(ins.name)
         self.nbytes = int(match[3]) // 8 if match[3] else 4 * int(match[4] or 1)
-        self.signed, self.buffer = match[2] == "i", bool(match[1])
+        self.signed = match[2] == "i"
+        bits = 64 if not match[1] else 57 if target.gpu.is_cdna5 else 48  # of a buffer's resource
+        self.mask = np.int64(-1) if bits == 64 else np.int64((1 << bits) - 1)
         self.destination, self.base, self.offset = ins.operands
         self.extra = ins.number("offset")
+        self.scale = np.int64(self.nbytes if ins.flag("scale_offset") else 1)
 
     def address(self, g: Waves) -> np.ndarray:
         """int64 [wave]"""
-        low = g.scalar64(self.base.index).view(np.int64)
-        if self.buffer:
-            low = low & np.int64(0xFFFFFFFFFFFF)
+        low = g.scalar64(self.base.index).view(np.int64) & self.mask
         offset = self.offset
-        more = g.s[offset.index].astype(np.int64) if offset.kind == "s" else np.int64(offset.value)
+        more = g.s[offset.index].astype(np.int64) * self.scale if offset.kind == "s" else np.int64(offset.value)
         address = low + more + self.extra
         return address & ~np.int64(3) if self.nbytes >= 4 else address
 
@@ -169,7 +177,7 @@ class ScalarLoad:
 def find(name: str) -> Builder | None:
     """The builder of a global or scalar memory instruction."""
     if _SCALAR.match(name):
-        return lambda ins, target: ScalarLoad(ins)
+        return lambda ins, target: ScalarLoad(ins, target)
     prefix, _, tail = name.partition("_")
     return _build_global if prefix == "global" and is_access(tail) else None
 

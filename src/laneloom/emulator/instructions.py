@@ -16,14 +16,26 @@ from itertools import product
 from pathlib import Path
 
 from ..isa.catalogue import instructions
-from . import atomics, calls, cdna, lds_access, lds_special, matrix
+from . import (
+    async_access,
+    atomics,
+    calls,
+    cdna,
+    lds_access,
+    lds_barriers,
+    lds_special,
+    matrix,
+    tensor_access,
+    transposed,
+)
 from .alu import SCALAR, VECTOR
 from .builders import ORDERING, find_builder, is_ordering
 from .program import CONDITIONS
 
 RECORD = Path(__file__).with_name("coverage.json")
 _WIDTHS = ("u8", "i8", "u16", "i16", "b8", "b16", "b32", "b64", "b96", "b128", "b256", "b512")
-_COUNTERS = ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt", "alu", "event", "idle")
+_COUNTERS = ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt", "asynccnt",
+             "tensorcnt", "xcnt", "alu", "event", "idle")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,6 +77,7 @@ def _memory_names() -> set[str]:
     names |= {f"ds_{w}_2addr_{s}{b}" for w, s, b in product(("load", "store"), ("", "stride64_"), ("b32", "b64"))}
     names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
     names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
+    names |= {*async_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
     return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 
 
@@ -83,7 +96,7 @@ def _matrix_names() -> set[str]:
     sources = ("f16", "bf16", "iu8", "iu4", *eights)
     names = product(("wmma", "swmmac"), ("f32", "f16", "bf16", "i32"), ("16", "32", "64"), sources)
     made = {name for i, d, k, ab in names if matrix.NAME.match(name := f"v_{i}_{d}_16x16x{k}_{ab}")}
-    return made | {row.name for gpu in ("gfx90a", "gfx942", "gfx950") for row in instructions(gpu)}
+    return made | {row.name for gpu in ("gfx90a", "gfx942", "gfx950", "gfx1250") for row in instructions(gpu)}
 
 
 def proofs(generation: int) -> dict[str, Proof]:

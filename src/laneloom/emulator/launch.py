@@ -15,6 +15,7 @@ from ..errors import ArgumentError, DeadlockError
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place, scratch_resource
 from .counters import Counters, Profile
+from .flights import Flights, starts_copy
 from .hostcall import Hostcall
 from .memory import GlobalMemory, LocalMemory, Region
 from .observer import Enough, Observer
@@ -214,7 +215,10 @@ class _Run:
         if p.lanes == 32:
             S[EXEC + 1] = 0
         if p.strict:
-            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit_bytes(listing, ("ds_", "flat_")))
+            unit = unit_bytes(listing, ("ds_", "flat_", "global_load_async"))
+            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit)
+            if any(starts_copy(ins.name) for ins in listing.instructions):
+                lds.flights = Flights(len(lds.tags.writer))
         else:
             lds = LocalMemory(len(groups), self.lds_bytes)
         lds.bytes[...] = 0xFF

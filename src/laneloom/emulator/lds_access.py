@@ -25,6 +25,36 @@ def addresses(g: Waves, n: int, offset: int) -> np.ndarray:
     return (address + U32(offset) if offset else address).astype(np.int64)
 
 
+#: Triton's address of lanes that a mask leaves out, on CDNA 5: out of any LDS, where stores are lost and loads give 0.
+NOWHERE = 0x7FFFFFFF
+_OFFSETS = 1 << 16  #: that an instruction can add to it
+
+
+def is_nowhere(address: np.ndarray) -> np.ndarray | None:
+    """Which addresses lie out of any LDS on purpose; None if none does."""
+    if int(address.max()) < NOWHERE:
+        return None
+    return (address >= NOWHERE) & (address < NOWHERE + _OFFSETS)
+
+
+def places(
+    g: Waves, n: int, offset: int, nbytes: int, target: Target
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """Byte offsets into LDS, the lanes that take part (None: all), and of a load those that get 0 (None: none)."""
+    address, active = addresses(g, n, offset), g.exec
+    nowhere = is_nowhere(address) if target.gpu.is_cdna5 else None
+    if nowhere is not None:
+        active = ~nowhere if active is None else active & ~nowhere
+    return g.lds.check(g.lds_base, address, nbytes, active), active, nowhere
+
+
+def gathered(g: Waves, n: int, offset: int, nbytes: int, target: Target) -> np.ndarray:
+    """What a load finds, as words [wave, lane, words]."""
+    at, _, nowhere = places(g, n, offset, nbytes, target)
+    words = g.lds.gather(at, nbytes)
+    return words if nowhere is None else np.where(nowhere[..., None], U32(0), words)
+
+
 def _build_plain(ins: Instruction, target: Target) -> Step:
     match = _PLAIN.match(ins.name)
     assert match
@@ -37,14 +67,13 @@ def _build_plain(ins: Instruction, target: Target) -> Step:
     if access.load:
 
         def load(g: Waves) -> None:
-            at = g.lds.check(g.lds_base, addresses(g, a, offset), nbytes, g.exec)
-            access.put(g, n, g.lds.gather(at, nbytes))
+            access.put(g, n, gathered(g, a, offset, nbytes, target))
 
         return load
 
     def store(g: Waves) -> None:
-        at = g.lds.check(g.lds_base, addresses(g, a, offset), nbytes, g.exec)
-        g.lds.scatter(at, access.get(g, n), nbytes, g.exec)
+        at, active, _ = places(g, a, offset, nbytes, target)
+        g.lds.scatter(at, access.get(g, n), nbytes, active)
 
     return store
 
@@ -61,7 +90,7 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
 
         def load(g: Waves) -> None:
             # Both halves are read before either is written: the address register may be in the destination.
-            got = [g.lds.gather(g.lds.check(g.lds_base, addresses(g, a, o), nbytes, g.exec), nbytes) for o in offsets]
+            got = [gathered(g, a, o, nbytes, target) for o in offsets]
             for k, x in enumerate(got):
                 access.put(g, n + k * (nbytes // 4), x)
 
@@ -71,8 +100,8 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
 
     def store(g: Waves) -> None:
         for n, o in zip(data, offsets, strict=True):
-            at = g.lds.check(g.lds_base, addresses(g, a, o), nbytes, g.exec)
-            g.lds.scatter(at, access.get(g, n), nbytes, g.exec)
+            at, active, _ = places(g, a, o, nbytes, target)
+            g.lds.scatter(at, access.get(g, n), nbytes, active)
 
     return store
 

@@ -31,9 +31,9 @@ class LdsLoad:
         self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
         self.nbytes = max(self.access.nbytes, 4)  #: that a lane writes
         if match[1] == "buffer":
-            self.source = Buffer(ins, *ins.operands)
+            self.source = Buffer(ins, target, *ins.operands)
         else:
-            address = global_addresses(ins.operands[0], ins.operands[1], self.offset)
+            address = global_addresses(ins, ins.operands[0], ins.operands[1], target)
             self.source = lambda g: (address(g), g.active())
 
     def __call__(self, g: Waves) -> None:

@@ -16,7 +16,6 @@ from .global_access import Access
 from .lds_access import addresses
 from .state import U32, Waves
 
-_TRANSPOSED = re.compile(r"ds_load_b(64|96)_tr_b(4|6|8|16)$")
 _EXCHANGE = re.compile(r"ds_storexchg_2addr_(stride64_)?rtn_b(32|64)$")
 
 
@@ -111,29 +110,6 @@ def _build_count(ins: Instruction, target: Target) -> Step:
     return step
 
 
-def _build_transposed(ins: Instruction, target: Target) -> Step:
-    """Of 16 lanes, whose E elements each are rows of 16 one after another, lane c gets column c (gfx950)."""
-    match = _TRANSPOSED.match(ins.name)
-    assert match
-    nbytes, width = int(match[1]) // 8, int(match[2])
-    each = 8 * nbytes // width
-    destination, address, offset = ins.operands[0].index, ins.operands[1].index, ins.number("offset")
-    lane, row = np.arange(target.lanes)[:, None], np.arange(each)
-    column = lane % 16
-    from_lane, from_place = lane - column + row * (16 // each) + column // each, column % each
-
-    def step(g: Waves) -> None:
-        at = g.lds.check(g.lds_base, addresses(g, address, offset), nbytes, g.exec)
-        octets = np.ascontiguousarray(g.lds.gather(at, nbytes)).view(np.uint8)
-        bits = np.unpackbits(octets, axis=-1, bitorder="little").reshape(g.count, g.lanes, each, width)
-        moved = bits[:, from_lane, np.broadcast_to(from_place, (g.lanes, each))]
-        words = np.packbits(moved.reshape(g.count, g.lanes, -1), axis=-1, bitorder="little").view(U32)
-        for k in range(nbytes // 4):
-            g.put(destination + k, words[..., k])
-
-    return step
-
-
 def _build_by_lane(ins: Instruction, target: Target) -> Step:
     """ds_load_addtid and ds_store_addtid: address = M0[15:0] + offset + 4 x lane."""
     access = Access("load_b32" if "load" in ins.name else "store_b32")
@@ -157,7 +133,6 @@ BUILDERS: dict[str, Builder] = {
     "ds_condxchg32_rtn_b64": _build_conditional_exchange,
     "ds_append": _build_count,
     "ds_consume": _build_count,
-    **{f"ds_load_b{total}_tr_b{bits}": _build_transposed for total, bits in ((64, 4), (64, 8), (64, 16), (96, 6))},
     "ds_load_addtid_b32": _build_by_lane,
     "ds_store_addtid_b32": _build_by_lane,
 }

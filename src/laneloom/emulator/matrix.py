@@ -1,4 +1,5 @@
-"""WMMA and SWMMAC on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave.
+"""WMMA and SWMMAC on gfx11 and gfx12: D = A B + C of 16x16 tiles spread over the lanes of a wave; of CDNA 5 (gfx1250)
+the dense ones whose formats the name says (wmma3.py has the others).
 
 Numerics: every product is exact, the K products and C are summed in float64 and rounded once to D's type (nearest
 even); integers are summed exactly and wrap, or saturate with clamp. Denormals are kept and EXEC and MODE are ignored.
@@ -19,15 +20,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..isa.catalogue import instructions
 from ..isa.parse import Instruction
 from .alu import Step, Target
 from .float8 import BF8_VALUES, FP8_VALUES
 from .operands import constant
 from .state import Waves
 
-_TYPES = "(f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"
-NAME = re.compile(rf"v_(wmma|swmmac)_(f32|f16|bf16|i32)_16x16x(16|32|64)_{_TYPES}$")
-_BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8}
+_TYPES = "(f32|f16|bf16|iu8|iu4|fp8_fp8|fp8_bf8|bf8_fp8|bf8_bf8)"
+NAME = re.compile(rf"v_(wmma|swmmac)_(f32|f16|bf16|i32)_16x16x(4|16|32|64|128)_{_TYPES}$")
+_BITS = {"f32": 32, "f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8}
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,14 @@ class Wmma:
 
 
 def is_matrix(name: str) -> bool:
-    """Whether a mnemonic is a matrix instruction."""
+    """Whether a mnemonic is WMMA or SWMMAC."""
     return name.startswith(("v_wmma", "v_swmmac"))
 
 
 def decode(ins: Instruction, target: Target) -> Wmma:
     """The matrix instruction in `ins`; raises UnknownInstructionError for one that the target lacks."""
     match = NAME.match(ins.name)
-    if not match or not _exists(match, target.gpu.major == 12):
+    if not match or not _exists(match, target):
         raise UnknownInstructionError(ins.name)
     gfx12 = target.gpu.major == 12
     sparse, cd, k, types = match[1] == "swmmac", match[2], int(match[3]), match[4]
@@ -133,9 +135,11 @@ def decode(ins: Instruction, target: Target) -> Wmma:
     return Wmma(shape, d.index, x.index, y.index, None, float(number))
 
 
-def _exists(match: re.Match, gfx12: bool) -> bool:
+def _exists(match: re.Match, target: Target) -> bool:
+    if target.gpu.is_cdna5:
+        return any(row.name == match[0] for row in instructions(target.gpu))
     kind, cd, k, types = match[1], match[2], int(match[3]), match[4]
-    if not gfx12 and (kind == "swmmac" or k > 16 or "_" in types):
+    if target.gpu.major == 11 and (kind == "swmmac" or k > 16 or "_" in types):
         return False
     if kind == "swmmac":
         deep = k == 32 or (k == 64 and types == "iu4")
@@ -258,7 +262,7 @@ def load_fragment(g: Waves, n: int, side: str, shape: Shape) -> np.ndarray:
     count, groups = shape.registers(side), shape.groups(side)
     block = np.ascontiguousarray(g.V[n : n + count, :, : 16 * groups].transpose(1, 2, 0))  # [wave, lane, register]
     values = _decode_elements(block, kind, bool(negate))
-    if kind in ("f16", "bf16"):
+    if kind in ("f16", "bf16", "f32"):
         if negate:
             values[..., 0::2] *= -1
         if negate_odd:
@@ -267,6 +271,8 @@ def load_fragment(g: Waves, n: int, side: str, shape: Shape) -> np.ndarray:
 
 
 def _decode_elements(block: np.ndarray, kind: str, signed: bool) -> np.ndarray:
+    if kind == "f32":
+        return block.view(np.float32).astype(np.float64)
     if kind == "f16":
         return block.view(np.float16).astype(np.float64)
     if kind == "bf16":

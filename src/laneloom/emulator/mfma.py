@@ -28,7 +28,7 @@ Gather = tuple[np.ndarray, np.ndarray]  #: lane, and place among the elements of
 
 
 @lru_cache(maxsize=1024)
-def _places(layout: Layout, width: int) -> Gather:
+def places(layout: Layout, width: int) -> Gather:
     """Lane and place of every element [block, row, column], of the `width` bits that hold it."""
     lanes = np.zeros((layout.blocks, layout.rows, layout.cols), np.intp)
     slots = np.zeros_like(lanes)
@@ -38,7 +38,7 @@ def _places(layout: Layout, width: int) -> Gather:
     return lanes, slots
 
 
-def _fields(g: Waves, n: int, registers: int, width: int) -> np.ndarray:
+def fields(g: Waves, n: int, registers: int, width: int) -> np.ndarray:
     """[wave, lane, place]: the registers from n on as unsigned integers of `width` bits."""
     block = np.ascontiguousarray(g.V[n : n + registers].transpose(1, 2, 0))
     if width in (8, 16, 32, 64):
@@ -48,7 +48,7 @@ def _fields(g: Waves, n: int, registers: int, width: int) -> np.ndarray:
     return bits[..., :whole].reshape(*bits.shape[:-1], -1, width) @ (1 << np.arange(width)).astype(np.uint8)
 
 
-def _values(bits: np.ndarray, kind: str) -> np.ndarray:
+def values_of(bits: np.ndarray, kind: str) -> np.ndarray:
     """Fields of one of catalogue.TYPES as float64."""
     match kind:
         case "f64":
@@ -63,6 +63,8 @@ def _values(bits: np.ndarray, kind: str) -> np.ndarray:
             return bf16_to_f32(bits).astype(np.float64)
         case "i8":
             return bits.view(np.int8).astype(np.float64)
+        case "u8":
+            return bits.astype(np.float64)
         case "i32":
             return bits.view(np.int32).astype(np.float64)
     return SMALL_VALUES[kind][bits]
@@ -80,12 +82,12 @@ class _Operand:
     def __init__(self, layout: Layout, flushes: bool = False):
         """flushes: denormals are read and written as zeros."""
         self.layout, self.flushes = layout, flushes
-        self.lanes, self.slots = _places(layout, layout.width)
+        self.lanes, self.slots = places(layout, layout.width)
 
     def load(self, g: Waves, n: int) -> np.ndarray:
         """float64 [wave, block, row, column] from registers n on."""
-        bits = _fields(g, n, self.layout.registers, self.layout.width)
-        values = _values(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
+        bits = fields(g, n, self.layout.registers, self.layout.width)
+        values = values_of(np.ascontiguousarray(bits[:, self.lanes, self.slots]), self.layout.kind)
         return _without_denormals(values, self.layout.kind) if self.flushes else values
 
     def store(self, g: Waves, n: int, values: np.ndarray) -> None:
@@ -171,16 +173,16 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
     b, d = _Operand(layouts["B"]), _Operand(layouts["D"])
     destination, x, y, index = (o.index for o in ins.operands)
     width = layouts["A"].width // 2
-    lanes, slots = (part[:, :, ::4] for part in _places(layouts["A"], width))
-    index_lanes, index_slots = (part[:, :, ::4] for part in _places(layouts["K"], 4))
+    lanes, slots = (part[:, :, ::4] for part in places(layouts["A"], width))
+    index_lanes, index_slots = (part[:, :, ::4] for part in places(layouts["K"], 4))
     first = 4 * np.arange(row.k // 4)
 
     def step(g: Waves) -> None:
-        held = _fields(g, x, layouts["A"].registers, width)
-        which = _fields(g, index, 1, 4)[:, index_lanes, index_slots]
+        held = fields(g, x, layouts["A"].registers, width)
+        which = fields(g, index, 1, 4)[:, index_lanes, index_slots]
         dense = np.zeros((g.count, row.blocks, row.m, row.k))
         for k in range(2):
-            values = _values(np.ascontiguousarray(held[:, lanes, slots + k]), layouts["A"].kind)
+            values = values_of(np.ascontiguousarray(held[:, lanes, slots + k]), layouts["A"].kind)
             at = first + (which >> np.uint8(2 * k) & np.uint8(3))
             np.put_along_axis(dense, at, np.take_along_axis(dense, at, -1) + values, -1)
         d.store(g, destination, dense @ b.load(g, y) + d.load(g, destination))

@@ -15,7 +15,8 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
-from . import calls, cdna, matrix
+from ..isa.vgpr_banks import number_registers
+from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .loaded import LoadedObject
@@ -92,6 +93,7 @@ class Program:
         self.asm, self.strict = asm, strict
         self.listing: Listing = parse(asm, kernel)
         cdna.translate(self.listing, self.gpu.major)
+        number_registers(self.listing)
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
@@ -202,7 +204,7 @@ class Program:
         for ins, target in zip(body, targets, strict=False):  # the block's last instruction may be its branch
             if is_ordering(ins.name):
                 continue
-            if ins.name.startswith("v_wmma"):
+            if ins.name.startswith("v_wmma") and not wmma3.fits(ins.name):
                 try:
                     wmma = matrix.decode(ins, target)
                 except UnknownInstructionError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -139,6 +140,7 @@ class _Tracked:
     recent_loads: deque[Touch]
     shares_small_tensors = False  #: whether compilers let several waves load one element that one of them stores
     doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first
+    flights: Any = None  #: of LDS: the Flights of copies that pass no register
     in_order = False  #: whether accesses of different waves of a workgroup take effect in the order of their issue
     _active: np.ndarray | None
 
@@ -168,6 +170,8 @@ class _Tracked:
         if self.now is None:
             return
         unit, mine, active = self._spread(offset, nbytes)
+        if self.flights is not None:
+            self.flights.check(unit, active, wrote=False)
         bad = self.tags.read(unit, mine, active)
         touch = Touch(unit if active is None else unit[active], _chosen(mine, unit, active), False)
         self.touches.append(touch)
@@ -184,6 +188,8 @@ class _Tracked:
         if self.now is None:
             return None
         unit, mine, active = self._spread(offset, nbytes)
+        if self.flights is not None:
+            self.flights.check(unit, active, wrote=True)
         read, earlier, collide, writers = self.tags.write(unit, mine, active)
         self.touches.append(Touch(unit if active is None else unit[active], _chosen(mine, unit, active), True))
         earlier &= changed[..., None]

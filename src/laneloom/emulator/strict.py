@@ -17,6 +17,7 @@ from ..errors import HazardError
 from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import Step, Target
+from .flights import starts_copy
 from .matrix import decode, is_matrix
 from .races import RaceFault, Touch, instruction_of, tag, wave_of
 from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
@@ -58,13 +59,15 @@ class Guard:
         self.lds = ins.name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", ins.name)
         memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", ins.name)
         self.memory = memory[2] if memory and memory[1] != "scratch" else ""
-        self.both = bool(memory and (memory[1] == "flat" or "_load_lds_" in ins.name))  #: global memory and LDS
+        self.copies = starts_copy(ins.name)  #: between global memory and LDS
+        self.both = self.copies or bool(memory and (memory[1] == "flat" or "_load_lds_" in ins.name))  #: of the two
         self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
         self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
-        self.wmma = decode(ins, target) if is_matrix(ins.name) else None
-        self.operands = sum(1 << n for n in self.wmma.operands()) if self.wmma else 0
+        self.matrix = is_matrix(ins.name)
+        replicates = self.matrix and target.gpu.major == 11
+        self.operands = sum(1 << n for n in decode(ins, target).operands()) if replicates else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
         memory = self.raises and not self.ins.name.startswith(("s_sendmsg", "s_mem"))
@@ -85,13 +88,15 @@ class Guard:
             self._check_pending(g)
         if self.signals:
             self._leave_epoch(shadow)
-        if self.wmma is not None:
+        if self.matrix:
             self._check_matrix(g)
-        if self.lds or self.memory:
+        if self.lds or self.memory or self.both:
             waves = g.ids % g.waves_per_group
             mine = None if self.atomic else tag(g.ids // g.waves_per_group, shadow.epoch, waves, self.number)
             for memory in self._memories(g):
                 memory.now = mine
+            if g.lds.flights is not None:
+                g.lds.flights.starts_copy = self.copies
         if self.follow is not None:
             self.follow(g)
         if self.writes_exec and (shadow.dirty_s >> EXEC) & 3:
@@ -114,6 +119,9 @@ class Guard:
         if self.raises:
             loads = results(self.ins) > 0
             entry = UnderWay(self.uses.writes_v if loads else 0, self.uses.writes_s if loads else 0, self, touches)
+            for memory, touch in touches if self.copies else ():
+                if memory is g.lds:
+                    g.lds.flights.begin(touch, self.raises[0], describe(self.ins))
             for counter in self.raises:
                 entries = g.shadow.pending.setdefault(counter, [])
                 entries.append([entry])
@@ -137,7 +145,12 @@ class Guard:
                 continue
             if most and any(e.guard.any_order for group in entries for e in group):
                 continue  # scalar loads return in any order: only a wait for zero says that one is done
-            del entries[: max(len(entries) - most, 0)]
+            done = max(len(entries) - most, 0)
+            for e in (e for group in entries[:done] for e in group if e.guard.copies):
+                for memory, touch in e.touches:
+                    if memory.flights is not None:
+                        memory.flights.end(touch)
+            del entries[:done]
             if not entries:
                 del shadow.pending[counter]
         shadow.count_pending()
@@ -181,9 +194,6 @@ class Guard:
         if g.exec is not None:
             wave, lane = (int(x[0]) for x in np.nonzero(~g.exec))
             raise Found("exec", "a matrix instruction runs with inactive lanes", int(g.ids[wave]), lane)
-        assert self.wmma is not None
-        if self.wmma.shape.gfx12:
-            return
         wanted = self.operands & ~g.shadow.replicated
         if not wanted:
             return
@@ -254,6 +264,8 @@ def unit_bytes(listing: Listing, prefixes: tuple[str, ...]) -> int:
     """The grain of race detection: the narrowest access of the program, at most 4 bytes."""
     narrow = 4
     for ins in listing.instructions:
+        if ins.name.startswith("tensor_"):  # the descriptor says how wide: half words mostly
+            narrow = min(narrow, 2)
         if ins.name.startswith(prefixes) and (match := re.search(r"_[bui](8|16)(_|$)", ins.name)):
             narrow = min(narrow, int(match[1]) // 8)
     return narrow

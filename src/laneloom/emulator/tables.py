@@ -3,6 +3,8 @@
 from . import (  # noqa: F401
     carry,
     cdna4_alu,
+    cdna5_alu,
+    cdna5_convert,
     cdna_alu,
     compare,
     convert,

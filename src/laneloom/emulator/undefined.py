@@ -15,7 +15,7 @@ from ..isa.parse import EXEC, NULL, VCC, Instruction, Operand
 from ..isa.registers import Uses, results, uses
 from .alu import VECTOR, Target
 from .dpp import lane_source
-from .matrix import decode, is_matrix
+from .matrix import is_matrix
 from .operands import DTYPE
 from .shadow import FULL, Shadow, bits_of
 from .state import U32, Waves
@@ -41,7 +41,9 @@ Rule = Callable[[Waves], None]
 _ROUTED_DATA = {"v_perm_b32": 2, "v_alignbit_b32": 2, "v_alignbyte_b32": 2, "v_bfe_u32": 1, "v_bfe_i32": 1}
 _ROUTED_BY = {"v_perm_b32": 0xFFFFFFFF, "v_alignbyte_b32": 3}  # bits of the others that matter: else 31, a bit's number
 # In these 64-bit results the low word comes from low words alone: compilers use them for 32-bit values.
-_UPWARD = re.compile(r"v_(mad_(co_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64)|s_(add_nc|sub_nc|mul)_u64")
+_UPWARD = re.compile(
+    r"v_(mad_(co_|nc_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64|(add_nc|sub_nc|mul)_u64)|s_(add_nc|sub_nc|mul)_u64"
+)
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
@@ -100,7 +102,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)
     if is_matrix(name):
-        return _matrix_rule(ins, target)
+        return _matrix_rule(touched)
     if name in ("v_readlane_b32", "v_readfirstlane_b32"):
         return _read_lane_rule(ins, target)
     if name == "v_writelane_b32":
@@ -215,10 +217,9 @@ def _upward_rule(ins: Instruction) -> Rule:
     return follow
 
 
-def _matrix_rule(ins: Instruction, target: Target) -> Rule:
+def _matrix_rule(touched: Uses) -> Rule:
     """Row i of D is undefined where row i of A or C is, column j where B's is; taken per wave, which is coarser."""
-    wmma = decode(ins, target)
-    reads, writes = sorted(wmma.reads()), sorted(wmma.writes())
+    reads, writes = list(bits_of(touched.reads_v)), list(bits_of(touched.writes_v))
 
     def follow(g: Waves) -> None:
         bad = (g.shadow.V[reads] != 0).any(axis=(0, 2))

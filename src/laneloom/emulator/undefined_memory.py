@@ -12,12 +12,14 @@ import numpy as np
 from ..isa.parse import M0, NULL, Instruction, Operand
 from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
 from .alu import Step, Target
+from .async_access import AsyncCopy
 from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
 from .global_access import Access, ScalarLoad
 from .lds_direct import LdsLoad
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
+from .tensor_access import TensorMove
 from .undefined import Rule
 
 _STORES = "stores bits that nobody wrote"
@@ -30,6 +32,10 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _scratch_rule(ins, touched, step)
     if ins.name.startswith("ds_"):
         return _lds_rule(ins, target, touched, step)
+    if isinstance(step, AsyncCopy):
+        return _async_rule(ins, step)
+    if isinstance(step, TensorMove):
+        return _tensor_rule(ins, step)
     if isinstance(step, FlatAccess):
         return _flat_rule(ins, touched, step)
     if isinstance(step, LdsLoad):
@@ -37,8 +43,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
     if isinstance(step, BufferAccess):
-        return _buffer_rule(ins, touched, step)
-    return _global_rule(ins, touched)
+        return _buffer_rule(ins, target, touched, step)
+    return _global_rule(ins, target, touched)
 
 
 def _require(g: Waves, o: Operand, active: np.ndarray, text: str, parts: int = 0xFFFFFFFF) -> None:
@@ -66,11 +72,11 @@ def _registers(ins: Instruction, data: Operand | None) -> list[Operand]:
 # -- global memory -----------------------------------------------------------------------------------------------------
 
 
-def _global_rule(ins: Instruction, touched: Uses) -> Rule:
+def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """What is loaded is defined."""
     data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
     addresses = _registers(ins, data)
-    buffer = Buffer(ins, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
+    buffer = Buffer(ins, target, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
@@ -107,7 +113,7 @@ def _stored_bits(ins: Instruction) -> int:
 
 
 def _loaded_part(ins: Instruction) -> int:
-    if "_load_" not in ins.name:
+    if "_load_" not in ins.name or "_load_tr" in ins.name:
         return 0
     half = Access(ins.name.split("_", 1)[1]).half or ins.operands[0].half
     return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)
@@ -141,6 +147,45 @@ def _lds_load_rule(ins: Instruction, load: LdsLoad) -> Rule:
         load.deliver(g, g.undefined_lds, np.zeros((1, 1, 1), U32))
 
     return follow
+
+
+def _async_rule(ins: Instruction, copy: AsyncCopy) -> Rule:
+    """What lands in LDS is defined; what leaves it has to be."""
+
+    def follow(g: Waves) -> None:
+        active = copy.active(g)
+        for o in ins.operands:
+            if o.kind in ("v", "s"):
+                _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        if copy.load:
+            copy.deliver(g, g.undefined_lds, np.zeros((1, 1, 1), U32))
+        elif not g.undefined_lds.clean:
+            bad = copy.stored(g, g.undefined_lds).any(axis=-1)
+            _report(g, bad if active is None else bad & active)
+
+    return follow
+
+
+def _tensor_rule(ins: Instruction, move: TensorMove) -> Rule:
+    """As for asynchronous copies; the descriptor has to be defined."""
+
+    def follow(g: Waves) -> None:
+        for o in ins.operands:
+            _require(g, o, np.ones((g.count, 1), np.bool_), "the descriptor depends on a value that nobody wrote")
+        lds = g.undefined_lds
+        for wave, at, inside, nbytes in move.each_place(g, lds):
+            if move.load:
+                lds.scatter(at, np.zeros((*at.shape, max(nbytes // 4, 1)), U32), nbytes, None)
+            elif not lds.clean and (lds.gather(at, nbytes).any(axis=-1) & inside).any():
+                raise Found("undefined", _STORES, int(g.ids[wave]))
+
+    return follow
+
+
+def _report(g: Waves, bad: np.ndarray) -> None:
+    if bad.any():
+        wave, lane = (int(x[0]) for x in np.nonzero(bad))
+        raise Found("undefined", _STORES, int(g.ids[wave]), lane)
 
 
 # -- LDS and scratch ---------------------------------------------------------------------------------------------------
@@ -195,9 +240,9 @@ def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
     return follow
 
 
-def _buffer_rule(ins: Instruction, touched: Uses, step: BufferAccess) -> Rule:
+def _buffer_rule(ins: Instruction, target: Target, touched: Uses, step: BufferAccess) -> Rule:
     """As for the memory that the resource leads to."""
-    in_global, in_scratch = _global_rule(ins, touched), _scratch_rule(ins, touched, step)
+    in_global, in_scratch = _global_rule(ins, target, touched), _scratch_rule(ins, touched, step)
     return lambda g: (in_scratch if step.where.in_scratch(g) else in_global)(g)
 
 

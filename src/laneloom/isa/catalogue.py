@@ -52,10 +52,12 @@ F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 
 #: Names of the generations for people.
 GENERATIONS = {
-    "rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna2": "CDNA 2", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "hopper": "Hopper",
+    "rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna2": "CDNA 2", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "cdna5": "CDNA 5",
+    "hopper": "Hopper",
 }  # fmt: skip
 _GENERATIONS = {
-    "gfx11": "rdna3", "gfx12": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "sm_90": "hopper",
+    "gfx11": "rdna3", "gfx120": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "gfx1250": "cdna5",
+    "sm_90": "hopper",
 }  # fmt: skip
 
 
@@ -64,7 +66,7 @@ class MatrixInstruction:
     """D = A B + C, `blocks` independent M x N x K products; sparse ones add to D, and A keeps 2 of every 4 k."""
 
     name: str
-    generation: str  #: "rdna3", "rdna4", "cdna2", "cdna3", "cdna4", "hopper"
+    generation: str  #: "rdna3", "rdna4", "cdna2", "cdna3", "cdna4", "cdna5", "hopper"
     kind: str  #: "wmma", "swmmac", "mfma", "smfmac", "mma", "wgmma"
     m: int
     n: int
@@ -72,15 +74,16 @@ class MatrixInstruction:
     blocks: int
     a: str  #: types, of TYPES
     b: str
-    cd: str
+    cd: str  #: of C and D; of D alone where `c` says another of C
     waves: tuple[int, ...]  #: lanes that work together: wave sizes, 128 for a warpgroup
     modifiers: tuple[str, ...]
     source: str  #: of cycles and co-issue
-    opcode: int | None = None  #: VOP3P opcode, 7 bits; NVIDIA publishes none
+    opcode: int | None = None  #: VOP3P opcode, 7 bits (8 on CDNA 5); NVIDIA publishes none
     cycles: int | None = None  #: of one matrix core, from one instruction to the next; None where nobody publishes it
     coissue: bool | None = None  #: whether VALU work of other waves runs beside it on the same SIMD
     coissue_delay: int | None = None  #: cycles after its issue until such work may start
     note: str = ""
+    c: str = ""  #: the type of C, where it is not that of D
 
     @property
     def sparse(self) -> bool:
@@ -89,8 +92,13 @@ class MatrixInstruction:
 
     @property
     def scaled(self) -> bool:
-        """Whether A and B have a scale for every 32 k of a row or column, as MX formats do."""
-        return "_scale_" in self.name
+        """Whether A and B have a scale for every 32 (`scale_block`) k of a row or column, as MX formats do."""
+        return "_scale" in self.name
+
+    @property
+    def scale_block(self) -> int:
+        """How many k share a scale."""
+        return 16 if "_scale16_" in self.name else 32
 
     @property
     def flops(self) -> int:
@@ -112,7 +120,7 @@ class MatrixInstruction:
         """The type of A, B, C or D; cbsz and blgp choose it for f8f6f4."""
         if self.a == "f8f6f4" and matrix in ("A", "B"):
             return F8F6F4[cbsz if matrix == "A" else blgp]
-        return {"A": self.a, "B": self.b}.get(matrix, self.cd)
+        return {"A": self.a, "B": self.b, "C": self.c or self.cd}.get(matrix, self.cd)
 
     @property
     def encoding(self) -> str:
@@ -120,12 +128,12 @@ class MatrixInstruction:
         if self.opcode is None:
             return "PTX"
         if self.scaled:
-            return "VOP3PX2"
+            return "VOP3PX2" if self.kind == "mfma" else "VOP3PX3"
         return "VOP3P-MAI" if self.kind in ("mfma", "smfmac") else "VOP3P"
 
 
 _MNEMONIC = re.compile(
-    r"v_(?P<kind>wmma|swmmac|mfma|smfmac)(?:_scale)?_(?P<cd>[a-z]+\d+)_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?:_(?P<blocks>\d+)b)?"
+    r"v_(?P<kind>wmma|swmmac|mfma|smfmac)(?:_scale(?:16)?)?_(?P<cd>[a-z]+\d+)(?P<c>[a-z]+\d+)?_(?P<m>\d+)x(?P<n>\d+)x(?P<k>\d+)(?:_(?P<blocks>\d+)b)?"
     r"_?(?P<a>[a-z]+\d+(?:f6f4)?)(?:_1k|_(?P<b>[a-z]+\d+))?"
 )
 
@@ -137,10 +145,13 @@ def from_mnemonic(name: str, generation: str, *, blocks: int = 1, **facts) -> Ma
     a, b = match["a"], match["b"] or match["a"]
     if generation == "cdna3":
         a, b = (f"{t}_fnuz" if t in ("fp8", "bf8") else t for t in (a, b))
+    if a == "f4":
+        a = b = "fp4"
     m, n, k = (int(match[size]) for size in "mnk")
+    waves = {"cdna5": (32,)}.get(generation, (32, 64) if generation.startswith("rdna") else (64,))
     return MatrixInstruction(
-        name, generation, match["kind"], m, n, k, int(match["blocks"] or blocks), a, b, match["cd"],
-        (32, 64) if generation.startswith("rdna") else (64,), **facts,
+        name, generation, match["kind"], m, n, k, int(match["blocks"] or blocks), a, b, match["cd"], waves,
+        c=match["c"] or "", **facts,
     )  # fmt: skip
 
 
@@ -156,6 +167,10 @@ def _rows(generation: str) -> Mapping[str, MatrixInstruction]:
         from .catalogue_nvidia import hopper_rows
 
         rows = hopper_rows()
+    elif generation == "cdna5":
+        from .catalogue_cdna5 import cdna5_rows
+
+        rows = cdna5_rows()
     else:
         from .catalogue_amd import amd_rows
 
@@ -228,4 +243,4 @@ def check(row: MatrixInstruction) -> None:
     integer = row.cd == "i32"
     assert integer == (row.a in ("i8", "u8", "iu8", "iu4")), row.name
     assert row.cycles is None or row.cycles % 4 == 0, row.name
-    assert row.opcode is None or 0 < row.opcode < 128, row.name
+    assert row.opcode is None or 0 < row.opcode < 256, row.name

@@ -18,7 +18,7 @@ from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instructi
 from .registers import Uses, uses
 
 #: GPUs whose code is checked
-CHECKED = tuple(g.name for g in GPUS.values() if g.vendor == "amd")
+CHECKED = tuple(g.name for g in GPUS.values() if g.vendor == "amd" and not g.is_cdna5)
 ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
 _DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")

@@ -23,6 +23,7 @@ _ODD_LINE = re.compile(
     re.M,
 )
 _ODD_PART = re.compile(r"\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t")
+_HIGH_REGISTER = re.compile(r" /\*v(?:\d+|\[\d+:\d+\])(?:\.[lh])?\*/")
 _INSTRUCTION = re.compile(r"[ \t]+[a-z]\w+[ \t][^;/]*$")
 _EXPANDED = re.compile(r"^\s*\.(macro|rept|irpc?|include|altmacro|if\w*)\b")
 _SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w*)\s*=(?!=))\s*(.+?)\s*$")
@@ -37,10 +38,13 @@ _OPERATORS = {
 
 
 def as_printed(text: str) -> str:
-    """The same program as compilers print it, each line where it was. Compilers' own text comes back as it is.
+    """The same program as compilers print it, each line where it was. Compilers' own text comes back as it is, but
+    for the comments in which LLVM repeats the numbers of registers above 255.
 
     Raises EmulationError for what an assembler would have to expand (`.macro`, `.rept`, `.if`, `.include`).
     """
+    if "/*" in text:
+        text = _HIGH_REGISTER.sub("", text)
     if not _is_odd(text):
         return text
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n") or " ", text, flags=re.S)

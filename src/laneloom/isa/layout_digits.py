@@ -2,7 +2,8 @@
 
 Sources: RDNA 3 and RDNA 4 ISA guides and AMD's WMMA articles; CDNA 3 and CDNA 4 ISA guides; AMD matrix instruction
 calculator 1.3.2 (facts only; where it is wrong, docs/matrix-instructions.md says so); Triton's layouts for the f8f6f4
-forms of gfx950; PTX ISA 8.7, the fragments of mma and wgmma.
+forms of gfx950 and for WMMA of CDNA 5, rocjitsu (ROCm/rocm-systems, AMD's emulator) for SWMMAC of CDNA 5; PTX ISA 8.7,
+the fragments of mma and wgmma.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ def digits_of(row: MatrixInstruction, wave: int, matrix: str, kind: str, k_order
             return _rdna3(row, wave, matrix)
         case "rdna4":
             return _rdna4(row, wave, matrix, k_order)
+        case "cdna5":
+            return _cdna5(row, matrix, TYPES[kind].bits)
         case "hopper":
             return _hopper(row, matrix, TYPES[kind].bits)
     return _cdna_output(row) if matrix in "CD" else _cdna_input(row, matrix, kind)
@@ -98,7 +101,26 @@ def _rdna4(row: MatrixInstruction, wave: int, matrix: str, k_order: str) -> tupl
     return slots, f"{'j' if matrix == 'B' else 'i'}1x16 {lanes}"
 
 
-# -- CDNA: 64 lanes ----------------------------------------------------------------------------------------------------
+# -- CDNA 5: RDNA 4's output; of A and B two lanes share a row, 16 bytes of one, then 16 of the other ------------------
+
+
+def _cdna5(row: MatrixInstruction, matrix: str, bits: int) -> tuple[str, str]:
+    tall = row.m // 16
+    if matrix in "CD":
+        return f"i1x8 i16x{tall}", "j1x16 i8x2"
+    axis, beyond = ("j", "") if matrix == "B" else ("i", f" i16x{tall}")
+    each = row.k // 2  # of the k that a lane covers
+    if row.sparse:  # not as in a dense product: halves of what a lane covers
+        if matrix == "K":
+            return f"k4x{each // 4}", f"i1x16 k{each}x2"
+        half = each // 2
+        slots = f"k1x{half} k{each}x2" if matrix == "B" else f"k4x{half // 4} k{each}x2"
+        return slots, f"{axis}1x16 k{half}x2"
+    run = min(each, 32 if bits < 8 else 128 // bits)
+    return f"k1x{run} k{2 * run}x{each // run}{beyond}", f"{axis}1x16 k{run}x2"
+
+
+# -- CDNA 2 to 4: 64 lanes ----------------------------------------------------------------------------------------
 
 
 def _cdna_input(row: MatrixInstruction, matrix: str, kind: str) -> tuple[str, str]:

@@ -242,8 +242,8 @@ def describe(row: MatrixInstruction, gpu: Gpu, wave: int) -> list[str]:
     speed = f"{counted} in {row.cycles} cycles, {rate:g} per CU and cycle" if rate else f"{counted}; cycles unpublished"
     lines.append(speed + (f"; {row.note}" if row.note else ""))
     if row.coissue is not None:
-        after = f" {row.coissue_delay} cycles after it" if row.coissue_delay else ""
-        lines.append(f"VALU work beside it: {'yes,' + after if row.coissue else 'no'}".replace("yes, ", "from "))
+        after = f"from {row.coissue_delay} cycles after it" if row.coissue_delay else "yes"
+        lines.append(f"VALU work beside it: {after if row.coissue else 'no'}")
     lines.append(f"modifiers: {', '.join(row.modifiers) or 'none'}; source: {row.source}")
     return lines
 

@@ -276,7 +276,7 @@ def _check_modifiers(row: MatrixInstruction, wave: int, opsel: int, cbsz: int, a
     if "op_sel" in row.modifiers:
         allowed = (0, 4)
     elif row.kind == "swmmac":
-        allowed = tuple(range(index_sets(row, wave)))
+        allowed = tuple(range(max(index_sets(row, wave), 1)))
     else:
         allowed = (0,)
     if opsel not in allowed:

@@ -17,6 +17,7 @@ _TWO_RESULTS = re.compile(
 _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
+    r"|(global|flat)_prefetch|(global|cluster)_load_async|tensor_|s_monitor|s_wakeup|ds_atomic_async"
     r"|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
@@ -93,12 +94,16 @@ def uses(ins: Instruction, lanes: int) -> Uses:
 
 # -- wait counters -----------------------------------------------------------------------------------------------------
 
-_MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)")
+_MEMORY = re.compile(r"(global|flat|buffer|scratch|cluster)_(load|store|atomic)")
 
 
 def raises(ins: Instruction, major: int) -> tuple[str, ...]:
     """The counters that an instruction raises until it is done (each generation's names)."""
     name = ins.name
+    if "_async_" in name:
+        return ("asynccnt",)
+    if name.startswith("tensor_"):
+        return ("tensorcnt",)
     match = _MEMORY.match(name)
     if match:
         loads = match[2] == "load" or (match[2] == "atomic" and results(ins) > 0)
@@ -127,7 +132,7 @@ def returns_in_any_order(ins: Instruction) -> bool:
 
 
 _FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")
-_SINGLE = re.compile(r"s_wait_(loadcnt|storecnt|dscnt|kmcnt|samplecnt|bvhcnt|expcnt)$")
+_SINGLE = re.compile(r"s_wait_(loadcnt|storecnt|dscnt|kmcnt|samplecnt|bvhcnt|expcnt|asynccnt|tensorcnt)$")
 
 
 def waits(ins: Instruction, major: int = 11) -> dict[str, int]:

@@ -104,6 +104,8 @@ class AttentionConfig:
 def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
     own: list[Any] = []
+    if gpu.is_cdna5:
+        raise UnsupportedError(gpu.why_no_schedule)
     if problem.dtype == "fp8" and gpu.vendor != "amd":
         return float8_candidates(problem) if role == "forward" else []
     if gpu.matrix_instructions == "wgmma":

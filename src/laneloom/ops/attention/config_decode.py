@@ -196,6 +196,8 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
 
     boxed: the copy engine can read the caches, whose strides are above 0.
     """
+    if gpu.is_cdna5:
+        raise UnsupportedError(gpu.why_no_schedule)
     if boxed and gpu.matrix_instructions == "wgmma":
         own = _plan_hopper(problem, gpu)
         if own.why_invalid(problem, gpu) is None:

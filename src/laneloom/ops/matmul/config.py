@@ -145,9 +145,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = Tr
         return Plan(found.config, found.reason, (), found.source)
     family = FAMILIES.get(gpu.matrix_instructions)
     if family is None:
-        raise UnsupportedError(
-            f"gpu: expected one with {' or '.join(FAMILIES)} instructions, got {gpu.name} ({gpu.family})"
-        )
+        raise UnsupportedError(gpu.why_no_schedule)
     passed_over: list[tuple[MatmulConfig, str]] = []
     for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
         why = config.why_invalid(problem, gpu)

@@ -1,0 +1,69 @@
+"""CDNA 5's matrix instructions (gfx1250), the third version of WMMA: opcode, cycles and modifiers of each mnemonic.
+
+Opcodes are those that LLVM encodes (a test assembles every row); cycles and co-issue are from LLVM's scheduling model
+of gfx1250, in which all but the FP32 product run on a pipe of their own beside the vector unit, and which agrees with
+the peaks that AMD announced. `v_swmmac_bf16f32_16x16x64_bf16` is not here: it adds to FP32 sums and gives BF16 in their
+registers, and no source says which halves.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+from .catalogue import MatrixInstruction, from_mnemonic
+
+_LLVM1250 = "LLVM scheduling model of gfx1250"
+_REUSE = "matrix_a_reuse matrix_b_reuse"  # A or B are those of the instruction before: a hint
+_NEG = f"neg_lo neg_hi {_REUSE}"
+_NEG_C = f"neg_lo[2] neg_hi[2] {_REUSE}"
+_SIGNS = f"neg_lo clamp {_REUSE}"
+_FORMATS = f"matrix_a_fmt matrix_b_fmt {_NEG_C}"
+_SCALES = "matrix_a_scale matrix_b_scale matrix_a_scale_fmt matrix_b_scale_fmt"  # half wave, and type, of the scales
+_EIGHTS = [f"{a}_{b}" for a, b in product(("fp8", "bf8"), repeat=2)]
+_TWO_FP4 = "4 cycles where both A and B have 4-bit elements"
+_SCALE_NOTE = "each lane holds the scales of a row of A (column of B), one a byte; the other half wave's are not read"
+
+# mnemonic, opcode, cycles, modifiers
+_ROWS = (
+    ("v_wmma_f32_16x16x4_f32", 0x5D, 16, _NEG),
+    ("v_wmma_f32_16x16x32_f16", 0x60, 8, _NEG),
+    ("v_wmma_f16_16x16x32_f16", 0x61, 8, _NEG),
+    ("v_wmma_f32_16x16x32_bf16", 0x62, 8, _NEG),
+    ("v_wmma_bf16_16x16x32_bf16", 0x63, 8, _NEG),
+    ("v_wmma_bf16f32_16x16x32_bf16", 0x64, 8, _NEG),
+    ("v_swmmac_f32_16x16x64_f16", 0x65, 8, _NEG),
+    ("v_swmmac_f32_16x16x64_bf16", 0x66, 8, _NEG),
+    ("v_swmmac_f16_16x16x64_f16", 0x67, 8, _NEG),
+    ("v_swmmac_bf16_16x16x64_bf16", 0x68, 8, _NEG),
+    *((f"v_wmma_f32_16x16x64_{t}", 0x6A + n, 4, _NEG_C) for n, t in enumerate(_EIGHTS)),
+    *((f"v_wmma_f16_16x16x64_{t}", 0x6E + n, 4, _NEG_C) for n, t in enumerate(_EIGHTS)),
+    ("v_wmma_i32_16x16x64_iu8", 0x72, 16, _SIGNS),
+    *((f"v_swmmac_f32_16x16x128_{t}", 0x73 + n, 8, _REUSE) for n, t in enumerate(_EIGHTS)),
+    *((f"v_swmmac_f16_16x16x128_{t}", 0x77 + n, 8, _REUSE) for n, t in enumerate(_EIGHTS)),
+    ("v_swmmac_i32_16x16x128_iu8", 0x7B, 16, _SIGNS),
+    *((f"v_wmma_f32_16x16x128_{t}", 0x80 + n, 8, _NEG_C) for n, t in enumerate(_EIGHTS)),
+    *((f"v_wmma_f16_16x16x128_{t}", 0x84 + n, 8, _NEG_C) for n, t in enumerate(_EIGHTS)),
+    ("v_wmma_f32_16x16x128_f8f6f4", 0x33, 8, _FORMATS),
+    ("v_wmma_scale_f32_16x16x128_f8f6f4", 0x33, 8, f"{_SCALES} {_FORMATS}"),
+    ("v_wmma_scale16_f32_16x16x128_f8f6f4", 0x33, 8, f"{_SCALES} {_FORMATS}"),
+    ("v_wmma_f32_32x16x128_f4", 0x88, 8, _NEG_C),
+    ("v_wmma_scale_f32_32x16x128_f4", 0x88, 8, f"{_SCALES} {_NEG_C}"),
+    ("v_wmma_scale16_f32_32x16x128_f4", 0x88, 8, f"{_SCALES} {_NEG_C}"),
+)
+
+
+def _note(name: str) -> str:
+    notes = [_TWO_FP4] if "f8f6f4" in name else []
+    return "; ".join([*notes, _SCALE_NOTE] if "_scale" in name else notes)
+
+
+def cdna5_rows() -> list[MatrixInstruction]:
+    """The rows by opcode."""
+    rows = [
+        from_mnemonic(
+            name, "cdna5", opcode=opcode, cycles=cycles, coissue=name != "v_wmma_f32_16x16x4_f32",
+            modifiers=tuple(modifiers.split()), source=_LLVM1250, note=_note(name),
+        )
+        for name, opcode, cycles, modifiers in _ROWS
+    ]  # fmt: skip
+    return sorted(rows, key=lambda row: row.opcode or 0)

@@ -1,0 +1,96 @@
+"""Vector registers above 255, which CDNA 5 (gfx1250) reaches by two more bits for each kind of operand.
+
+An instruction names 256 registers. `s_set_vgpr_msb` sets what is put in front of those eight bits for all instructions
+that follow: simm[1:0] for the first source, [3:2] the second, [5:4] the third, [7:6] the destination; the upper byte
+only repeats the former setting. The bits are a part of MODE ([13:12] destination, [15:14], [17:16], [19:18] sources),
+and `s_setreg_imm32_b32` of any field of MODE takes them from bits 19:12 of its constant as well. Source: LLVM,
+AMDGPULowerVGPREncoding and `getVGPRLoweringOperandTables`, whose comments in the text a test holds this against.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ..errors import EmulationError
+from .parse import Instruction, Listing
+from .registers import results
+
+BANK = 256  #: registers that an instruction can name
+_DESTINATION = 3
+_MODE = re.compile(r"hwreg\(\s*(HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*[,)]")
+
+
+def number_registers(listing: Listing) -> None:
+    """Give every vector operand of the listing the number of its register in the whole file.
+
+    Raises EmulationError where an instruction is reached under different settings.
+    """
+    code = listing.instructions
+    if not any(ins.name == "s_set_vgpr_msb" for ins in code):
+        return
+    settings = _settings(listing)
+    for k, ins in enumerate(code):
+        if settings[k]:
+            code[k] = _numbered(ins, settings[k] or 0)
+
+
+def _settings(listing: Listing) -> list[int | None]:
+    """What holds before each instruction; None where control never comes."""
+    code, labels = listing.instructions, listing.labels
+    found: list[int | None] = [None] * (len(code) + 1)
+    work = [(at, 0) for at in {0, *listing.entries.values()}]  # a callee starts with all bits clear
+    while work:
+        at, setting = work.pop()
+        if at >= len(code) or found[at] == setting:
+            continue
+        if found[at] is not None:
+            ins = code[at]
+            raise EmulationError(
+                f"{listing.kernel}: line {ins.line} is reached under two settings of s_set_vgpr_msb: {ins.text!r}"
+            )
+        found[at] = setting
+        ins = code[at]
+        if ins.name.startswith(("s_branch", "s_cbranch")):
+            work.append((labels.get(str(ins.operands[0].value), len(code)), setting))
+        if not ins.name.startswith(("s_branch", "s_endpgm", "s_setpc", "s_set_pc")):
+            work.append((at + 1, _after(ins, setting)))
+    return found
+
+
+def _after(ins: Instruction, setting: int) -> int:
+    if ins.name == "s_set_vgpr_msb":
+        return int(ins.operands[0].value) & 0xFF
+    if ins.name == "s_setreg_imm32_b32" and _MODE.search(ins.text):
+        bits = int(ins.operands[-1].value) >> 12 & 0xFF
+        return bits >> 2 | (bits & 3) << 6
+    return setting
+
+
+def _numbered(ins: Instruction, setting: int) -> Instruction:
+    operands = tuple(
+        replace(o, index=o.index + BANK * (setting >> 2 * role & 3)) if o.kind == "v" else o
+        for o, role in zip(ins.operands, _roles(ins), strict=True)
+    )
+    second = None if ins.second is None else _numbered(ins.second, setting)
+    return replace(ins, operands=operands, second=second)
+
+
+def _roles(ins: Instruction) -> list[int]:
+    """Of each operand, which two bits it takes: those of source 0, 1 or 2, or of the destination (3)."""
+    name, count = ins.name, results(ins)
+    if name.startswith("buffer_"):  # data, loaded or stored, then the address
+        return [_DESTINATION, *[0] * (len(ins.operands) - 1)]
+    if name.startswith("ds_"):
+        return [_DESTINATION] * count + list(range(len(ins.operands) - count))
+    if name.startswith(("global_", "flat_", "scratch_", "cluster_")):
+        if "_load_async_to_lds_" in name or (count == 0 and "_load_" in name):
+            count = 1  # the address in LDS stands where a result would
+        return [_DESTINATION] * count + list(range(len(ins.operands) - count))
+    places = list(range(len(ins.operands) - count))
+    if "fmamk" in name:  # the constant stands between the sources and is none of them
+        places = [0, 1, 1]
+    elif name.startswith(("v_wmma_scale", "v_wmma_ld_scale")):
+        places[3:] = range(len(places) - 3)  # the scales of A and of B go with A and B
+    return [_DESTINATION] * count + places
+

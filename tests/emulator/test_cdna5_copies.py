@@ -1,0 +1,97 @@
+"""CDNA 5's copies between memory and LDS past the registers, and what strict mode says without the wait for them."""
+
+import numpy as np
+import pytest
+from test_memory_instructions import random_bytes, run
+
+from laneloom.errors import HazardError
+
+WAIT = {"asynccnt": "s_wait_asynccnt 0x0", "tensorcnt": "s_wait_tensorcnt 0x0"}
+
+
+@pytest.mark.parametrize("bits", [8, 32, 64, 128])
+def test_asynchronous_loads_and_stores(bits):
+    """Each lane's bytes from its address to its place in LDS, and from LDS to memory."""
+    image, registers = random_bytes(3)
+    size = bits // 8
+    body = f"""ds_store_b128 v1, v[8:11]
+    {{waits}}
+    global_load_async_to_lds_b{bits} v1, v[2:3], off
+    {WAIT["asynccnt"]}
+    ds_load_b128 v[8:11], v1"""
+    _, got = run("gfx1250", body, image, registers, strict=True)
+    np.testing.assert_array_equal(got[:, :size], image[:, :size])
+    np.testing.assert_array_equal(got[:, size:], registers[:, size:])
+    body = f"""ds_store_b128 v1, v[8:11]
+    {{waits}}
+    global_store_async_from_lds_b{bits} v[2:3], v1, off
+    {WAIT["asynccnt"]}"""
+    after, _ = run("gfx1250", body, image, registers, strict=True)
+    np.testing.assert_array_equal(after[:, :size], registers[:, :size])
+    np.testing.assert_array_equal(after[:, size:], image[:, size:])
+
+
+def test_an_asynchronous_load_without_its_wait():
+    image, registers = random_bytes(3)
+    body = """global_load_async_to_lds_b128 v1, v[2:3], off
+    ds_load_b128 v[8:11], v1"""
+    with pytest.raises(HazardError, match="asynccnt") as caught:
+        run("gfx1250", body, image, registers, strict=True)
+    assert caught.value.kind == "wait"
+
+
+TILE = """s_mov_b32 s8, 1
+s_mov_b32 s9, 0
+s_mov_b32 s10, s2
+s_or_b32 s11, s3, 0x80000000
+s_mov_b32 s12, 0x20000
+s_mov_b32 s13, 0x{columns:04x}0000
+s_mov_b32 s14, 0x{rows:04x}0000
+s_mov_b32 s15, 0x00040000
+s_mov_b32 s16, 0x20
+s_mov_b32 s17, 4
+s_mov_b32 s18, 0
+s_mov_b32 s19, 0
+tensor_load_to_lds s[8:11], s[12:19]
+{wait}
+ds_load_b128 v[8:11], v1"""
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(32, 4), (20, 4), (32, 3)])
+def test_a_tile_by_the_tensor_mover(rows, columns):
+    """A tile of 32 rows of 4 words of a tensor of `rows` by `columns`: what is outside of it is zero."""
+    image, registers = random_bytes(4)
+    body = TILE.format(rows=rows, columns=columns, wait=WAIT["tensorcnt"])
+    _, got = run("gfx1250", body, image, registers, strict=True)
+    want = image.view(np.uint32).copy()
+    want[rows:], want[:, columns:] = 0, 0
+    np.testing.assert_array_equal(got.view(np.uint32), want)
+
+
+def test_a_tile_without_its_wait():
+    image, registers = random_bytes(4)
+    with pytest.raises(HazardError, match="tensorcnt") as caught:
+        run("gfx1250", TILE.format(rows=32, columns=4, wait=""), image, registers, strict=True)
+    assert caught.value.kind == "wait"
+
+
+@pytest.mark.parametrize("space", ["ds", "global"])
+@pytest.mark.parametrize("width", [16, 8])
+def test_transposed_loads(space, width):
+    """Lane l gets element m = l % 16 of eight k of its half wave; lanes loaded eight neighbouring m of one k."""
+    image, registers = random_bytes(5)
+    size = width
+    tail = {16: "16_b128 v[8:11]", 8: "8_b64 v[8:9]"}[width]
+    put = "ds_store_b128 v1, v[4:7]\n    {waits}" if space == "ds" else ""
+    where = "v1" if space == "ds" else "v[2:3], off"
+    _, got = run("gfx1250", f"{put}\n    {space}_load_tr{tail}, {where}", image, registers)
+    loaded = np.ascontiguousarray(image[:, :size]).view(f"u{width // 8}")
+    lanes = np.arange(32)
+    of_k = lanes % 8 + 8 * (lanes // 16) if width == 16 else lanes % 4 + 4 * (lanes // 8)
+    of_m = lanes // 8 % 2 if width == 16 else lanes // 4 % 2
+    tile = np.zeros((16, 16), loaded.dtype)  # [k, m]
+    for lane in lanes:
+        tile[of_k[lane], 8 * of_m[lane] : 8 * of_m[lane] + 8] = loaded[lane]
+    out = np.ascontiguousarray(got[:, :size]).view(loaded.dtype)
+    for lane in lanes:
+        np.testing.assert_array_equal(out[lane], tile[8 * (lane // 16) : 8 * (lane // 16) + 8, lane % 16])
