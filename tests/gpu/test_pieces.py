@@ -100,7 +100,7 @@ def test_pieces_of_views(orders):
 @pytest.mark.parametrize("pair", [("fp8", "bf8"), ("int8", "uint8"), ("fp64", "fp64"), ("fp32", "fp32")])
 def test_whole_operands_of_two_sizes_are_copied_by_one_launch(pair, launches):
     a, b = operand(333, 1027, DTYPES[pair[0]], "t", seed=1), operand(1027, 129, DTYPES[pair[1]], seed=2)
-    wide = {"fp32": config_stream.stream, "fp64": precise}.get(pair[0])  # where the plan now prefers what copies nothing
+    wide = {"fp32": config_stream.stream, "fp64": precise}.get(pair[0])  # the plan prefers what copies nothing
     config = wide and wide(MatmulProblem.contiguous(333, 129, 1027, dtype=pair[0], layout="tn"), GPU)
     out = laneloom.matmul(a, b, out_dtype=torch.float32 if "fp8" in pair else None, config=config)
     assert len(launches) == 1

@@ -152,9 +152,10 @@ class Layout:
             raise ArgumentError(f"{name} expects a TensorDescriptor, got {type(descriptor).__name__}")
         shape, strides = tuple(descriptor.shape), tuple(descriptor.strides)
         if mover is not None:
-            padding = tuple(next(iter(mover.get("interval_padding_pairs") or ()), (0, 0)))
+            interval, gap = next(iter(mover.get("interval_padding_pairs") or ()), (0, 0))
             filled = host_descriptor(
-                base.data_ptr(), shape, strides, mover["block_size"], mover["elem_bits"], self.num_warps, padding
+                base.data_ptr(), shape, strides, mover["block_size"], mover["elem_bits"], self.num_warps,
+                (interval, gap),
             )
             yield f"{name}.base", "tensordesc", (filled, base)
             yield from ((f"{name}.shape", "i32", n) for n in shape)

@@ -56,12 +56,13 @@ class Flights:
         """An ordinary access to units [wave, lane, n]. Raises Found where a copy is under way that it clashes with."""
         if not self.copies or self.starts_copy:
             return
-        bad = self.state.take(unit) & (_WRITES | _READS if wrote else _WRITES)
-        bad = bad != 0 if active is None else (bad != 0) & active
+        bad = np.asarray(self.state.take(unit) & (_WRITES | _READS if wrote else _WRITES) != 0)
+        if active is not None:
+            bad &= active
         if not bad.any():
             return
         place = int(unit[bad][0])
-        copy = next(c for c in self.copies if (place == c.touch.unit).any())
+        copy = next(c for c in self.copies if place in c.touch.unit)
         verb = "overwrites LDS" if wrote else "reads LDS"
         text = f"{verb} before a wait for {copy.counter}: {copy.description} may still be under way there"
         raise Found("wait", text)

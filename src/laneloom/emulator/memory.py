@@ -52,6 +52,8 @@ def window(address: int, nbytes: int) -> np.ndarray:
 class GlobalMemory:
     """The union of some regions, addressed by 64-bit pointers."""
 
+    now: Any = None  #: in strict mode: who accesses it, by wave
+
     def __init__(self, regions: Sequence[Region]):
         self.regions = sorted((r for r in regions if r.nbytes > 0), key=lambda r: (r.address, r.end))
         merged: list[list[int]] = []
@@ -143,6 +145,9 @@ class GlobalMemory:
 
 class LocalMemory:
     """LDS of a batch of workgroups, one slice each."""
+
+    now: Any = None  #: as in GlobalMemory
+    flights: Any = None  #: in strict mode: the Flights of copies that pass no register
 
     def __init__(self, workgroups: int, nbytes: int):
         self.nbytes = nbytes

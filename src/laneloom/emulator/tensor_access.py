@@ -90,7 +90,7 @@ class _of_one_wave:
         self.memories, self.wave = (g.memory, g.lds), wave
 
     def __enter__(self) -> None:
-        self.tags = [getattr(m, "now", None) for m in self.memories]
+        self.tags = [m.now for m in self.memories]
         for memory, tag in zip(self.memories, self.tags, strict=True):
             if tag is not None:
                 memory.now = tag[self.wave : self.wave + 1]

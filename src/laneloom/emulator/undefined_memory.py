@@ -160,7 +160,7 @@ def _async_rule(ins: Instruction, copy: AsyncCopy) -> Rule:
         if copy.load:
             copy.deliver(g, g.undefined_lds, np.zeros((1, 1, 1), U32))
         elif not g.undefined_lds.clean:
-            bad = copy.stored(g, g.undefined_lds).any(axis=-1)
+            bad = np.asarray(copy.stored(g, g.undefined_lds).any(axis=-1))
             _report(g, bad if active is None else bad & active)
 
     return follow

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -85,7 +86,7 @@ def _format(ins: Instruction, side: str) -> int:
 
 
 def _layouts(ins: Instruction, row: MatrixInstruction, target: Target) -> dict[str, Layout]:
-    chosen = {"cbsz": _format(ins, "a"), "blgp": _format(ins, "b")} if row.a == "f8f6f4" else {}
+    chosen: dict[str, Any] = {"cbsz": _format(ins, "a"), "blgp": _format(ins, "b")} if row.a == "f8f6f4" else {}
     try:
         return {matrix: get_layout(row, target.gpu, 32, matrix, **chosen) for matrix in row.matrices}
     except ArgumentError as error:
