@@ -150,6 +150,8 @@ _ROWS = (
           _spec("Ryzen AI Max+ 395, LPDDR5X-8000 on 256 bits")),
     _rdna("gfx1152", "RDNA 3.5", "Radeon 860M (Krackan Point)", 8, False, 3.0, 128, _rdna3_peaks(8, 3.0),
           _spec("Ryzen AI 7 350, LPDDR5X-8000 on 128 bits")),
+    _rdna("gfx1153", "RDNA 3.5", "Radeon 820M (Krackan Point 2)", 2, False, 2.8, 128, _rdna3_peaks(2, 2.8),
+          _spec("Ryzen AI 5 330, LPDDR5X-8000 on 128 bits")),
     _rdna("gfx1200", "RDNA 4", "Radeon RX 9060 XT", 32, True, 3.13, 320, _rdna4_peaks(32, 3.13),
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
     _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),
