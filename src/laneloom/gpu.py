@@ -19,6 +19,7 @@ KIB = 1024
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
 _RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
 _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
+_CDNA1_ISA = "AMD Instinct MI100 (CDNA 1) Instruction Set Architecture guide"
 _CDNA2_ISA = "AMD Instinct MI200 (CDNA 2) Instruction Set Architecture guide"
 _CDNA3_ISA = "AMD Instinct MI300 (CDNA 3) Instruction Set Architecture guide"
 _CDNA4_ISA = "AMD CDNA 4 Instruction Set Architecture guide"
@@ -36,7 +37,7 @@ class Gpu:
     compute_units: int  #: CUs, or SMs on NVIDIA
     simds_per_cu: int  #: schedulers per CU or SM
     lds_bytes: int  #: most LDS / shared memory that one workgroup can allocate
-    vgprs_per_wave: int  #: most vector registers that one wave can address
+    vgprs_per_wave: int  #: most vector registers that one wave can address (CDNA 1: and as many for accumulation)
     vgpr_file: int  #: vector registers per lane of one SIMD, shared by its waves
     vgpr_granule: int  #: vector registers are allocated in multiples of this
     max_waves_per_simd: int
@@ -66,11 +67,18 @@ class Gpu:
         return self.vendor == "amd" and self.major in (9, 11, 12)
 
     @property
+    def is_cdna_1(self) -> bool:
+        """Whether it is CDNA 1: accumulation registers are a file of their own, which MFMA and moves reach and memory
+        does not, and the numbers of a workgroup's lanes come in a register for each axis (LLVM AMDGPUUsage).
+        """
+        return self.name == "gfx908"
+
+    @property
     def flushes_denormals(self) -> bool:
         """Whether matrix instructions and dot products of 16-bit floats take denormals for zeros, of A, B, C and D.
 
         AMD says so of MI200 (MIOpen, "MI200 matrix fused multiply-add behavior specifics"; PyTorch, "Numerical
-        accuracy"), and that its products of fp32 and fp64 keep them.
+        accuracy"), and that its products of fp32 and fp64 keep them. It says so of no other.
         """
         return self.name == "gfx90a"
 
@@ -156,6 +164,15 @@ _ROWS = (
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
     _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),
           _spec("Radeon RX 9070 XT"), _RDNA4_ISA),
+    Gpu(
+        name="gfx908", vendor="amd", family="CDNA 1", product="Instinct MI100", wave_sizes=(64,),
+        compute_units=120, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=256, vgpr_file=256, vgpr_granule=4,
+        max_waves_per_simd=10, sgprs_per_wave=102, clock_ghz=1.502, bandwidth_gbs=1228.8,
+        peak_tflops=MappingProxyType({"fp16": 184.6, "bf16": 92.3, "int8": 184.6,
+                                      "fp32": 23.1, "fp32_matrix": 46.1, "fp64": 11.5}),
+        matrix_instructions="mfma",
+        sources=("AMD Instinct MI100 accelerator brochure", _CDNA1_ISA, _LLVM),
+    ),
     Gpu(
         name="gfx90a", vendor="amd", family="CDNA 2", product="Instinct MI250X, one GCD", wave_sizes=(64,),
         compute_units=110, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,

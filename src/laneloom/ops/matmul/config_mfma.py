@@ -18,21 +18,22 @@ INSTRUCTIONS = {
 }
 _CDNA4 = INSTRUCTIONS | {"fp16": (32, 8), "bf16": (32, 8), "int8": (64, 16)}
 _CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
+_CDNA1 = _CDNA2 | {"bf16": (8, 2), "fp8": (8, 2), "bf8": (8, 2)}
 SUM_REGISTERS = 128  #: of a lane
 SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
 
 
 def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
     """INSTRUCTIONS' row of a dtype."""
-    return {"gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
+    return {"gfx908": _CDNA1, "gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
 
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 2 has no instruction for them.
+    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 1 and 2 have no instruction for them.
 
     Not fp16 as on RDNA 3: there the smallest of E5M2 are denormals, which CDNA 2 takes for zeros.
     """
-    return problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx90a"
+    return problem.dtype_a in ("fp8", "bf8") and gpu.name in ("gfx908", "gfx90a")
 
 
 def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
@@ -56,6 +57,8 @@ class MfmaConfig(MatmulConfig):
             return f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, got {problem.dtype_a} and {problem.dtype_b}"
         if problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx942":
             return f"a: the 8-bit floats of {gpu.name} are FNUZ, {problem.dtype_a} is OCP's"
+        if problem.dtype_a == "fp64" and gpu.is_cdna_1:
+            return f"a: {gpu.name} has no matrix instruction of FP64, which came with CDNA 2"
         if problem.precision != "ieee":
             return f"precision: {gpu.name} multiplies fp32 in FP32 only, got {problem.precision!r}"
         if problem.dtype_acc in ("fp16", "bf16"):
