@@ -27,9 +27,9 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: of each GPU the dtype that the case matrix runs in
 TARGETS = {
     "gfx1151": torch.float16, "gfx1201": torch.bfloat16, "gfx942": torch.bfloat16, "gfx950": torch.float16,
-    "gfx90a": torch.float16,
+    "gfx90a": torch.float16, "gfx908": torch.bfloat16,
 }  # fmt: skip
-CDNA = ("gfx942", "gfx950", "gfx90a")
+CDNA = ("gfx942", "gfx950", "gfx90a", "gfx908")
 D, D_V = 24, 40  # neither is a tile's width
 
 
