@@ -1,4 +1,4 @@
-"""Scratch of gfx908 and gfx90a, which their kernels reach through a buffer resource: compiled, and instruction by instruction."""
+"""Scratch of gfx908 and gfx90a, which kernels reach through a buffer resource: compiled, and by instruction."""
 
 import re
 from dataclasses import replace

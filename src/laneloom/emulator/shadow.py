@@ -53,7 +53,7 @@ class Shadow:
 
     @staticmethod
     def start(g: Waves, defined_s: int, vectors: int = 1) -> Shadow:
-        """At a kernel's entry the first `vectors` vector registers hold something, and the scalar ones in `defined_s`."""
+        """At a kernel's entry the first `vectors` vector registers hold something, and what `defined_s` names."""
         V = np.full(g.V.shape, FULL)
         V[:vectors] = 0
         S = np.full(g.S.shape, FULL)

@@ -111,7 +111,7 @@ def next_power_of_two(value: int) -> int:
 
 
 def why_no_mfma(gpu: Gpu) -> str | None:
-    """Why an FP64 `tl.dot` does not become matrix instructions of `gpu`, a GPU of AMD's; None on RDNA, which has none."""
+    """Why an FP64 `tl.dot` does not become matrix instructions of `gpu`; None on RDNA, which has none."""
     from ...codegen.versions import parse_version, triton_version
 
     if gpu.is_cdna_1:
