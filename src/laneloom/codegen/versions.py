@@ -178,11 +178,17 @@ def assembler() -> Callable[[str, str, str], bytes]:
     return getattr(compiler, "assemble_amdgcn", None) or amd.assemble_amdgcn
 
 
-def assembler_features(gpu: Gpu) -> str:
-    """LLVM features with which Triton's own text for `gpu` assembles.
+_HALF = re.compile(r"\bv\d+\.[lh]\b")
 
-    3.6 to 3.8 write 16-bit operands of RDNA 3 as whole registers; the assembler of 3.7 and 3.8 has to be told.
+
+def assembler_features(gpu: Gpu, text: str = "") -> str:
+    """LLVM features with which `text` for `gpu` assembles; without one, those of Triton's own.
+
+    LLVM takes 16-bit operands of RDNA as halves (`v1.h`) or as whole registers, not both. 3.6 to 3.8 write those of
+    RDNA 3 as whole registers, which the assembler of 3.7 and 3.8 has to be told; newer compilers write halves.
     """
+    if gpu.major > 9 and _HALF.search(text):
+        return "+real-true16"
     whole_registers = parse_version(triton_version()) in ((3, 7), (3, 8)) and gpu.major == 11
     return "-real-true16" if whole_registers else ""
 
