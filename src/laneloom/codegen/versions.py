@@ -41,6 +41,7 @@ __all__ = [
     "cu_mode_options",
     "cta_barrier",
     "default_fp_fusion",
+    "forgets_waits_of_lds",
     "is_jit_function",
     "knob_values",
     "parse_version",
@@ -191,6 +192,11 @@ def assembler_features(gpu: Gpu, text: str = "") -> str:
         return "+real-true16"
     whole_registers = parse_version(triton_version()) in ((3, 7), (3, 8)) and gpu.major == 11
     return "-real-true16" if whole_registers else ""
+
+
+def forgets_waits_of_lds() -> bool:
+    """Whether LLVM may let waves reach a loop's barrier with stores to LDS under way: that of 3.7 and 3.8 does."""
+    return parse_version(triton_version()) in ((3, 7), (3, 8))
 
 
 def default_fp_fusion() -> bool:
