@@ -17,6 +17,7 @@ from .errors import UnknownGpuError, UnsupportedError
 KIB = 1024
 
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
+_LLVM_11_7 = "LLVM AMDGPU backend: processors of FeatureISAVersion11_7 (instructions, register file)"
 _RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
 _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
 _CDNA1_ISA = "AMD Instinct MI100 (CDNA 1) Instruction Set Architecture guide"
@@ -48,6 +49,8 @@ class Gpu:
     peak_tflops: Mapping[str, float] = field(hash=False)
     matrix_instructions: str  #: "wmma", "mfma", "wgmma"
     sources: tuple[str, ...]
+    #: False where no product is announced: compute units, clock and bandwidth are then gfx1150's, for plans alone
+    published: bool = True
 
     @property
     def wave(self) -> int:
@@ -65,6 +68,18 @@ class Gpu:
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""
         return self.vendor == "amd" and self.major in (9, 11, 12)
+
+    @property
+    def wmma_version(self) -> int:
+        """Triton's number of the WMMA: 1 of RDNA 3 and 3.5, 2 of RDNA 4 and 4m; 0 where there is none."""
+        if self.matrix_instructions != "wmma":
+            return 0
+        return 2 if self.is_rdna_4m else self.major - 10
+
+    @property
+    def is_rdna_4m(self) -> bool:
+        """Whether it is RDNA 4m: gfx11's instructions, with RDNA 4's WMMA, floats of 8 bits, minimum and maximum."""
+        return self.name.startswith("gfx117")
 
     @property
     def is_cdna_1(self) -> bool:
@@ -88,7 +103,9 @@ class Gpu:
         return min(self.max_waves_per_simd, self.vgpr_file // (granules * self.vgpr_granule))
 
 
-def _rdna(name, family, product, cus, full_file, clock, bandwidth, peaks, source, isa=_RDNA3_ISA) -> Gpu:
+def _rdna(
+    name, family, product, cus, full_file, clock, bandwidth, peaks, source, isa=_RDNA3_ISA, published=True
+) -> Gpu:
     return Gpu(
         name=name,
         vendor="amd",
@@ -108,7 +125,12 @@ def _rdna(name, family, product, cus, full_file, clock, bandwidth, peaks, source
         peak_tflops=MappingProxyType(peaks),
         matrix_instructions="wmma",
         sources=(source, isa, _LLVM),
+        published=published,
     )
+
+
+def _rdna_4m(name) -> Gpu:
+    return _rdna(name, "RDNA 4m", "not announced", 16, False, 2.9, 120, {}, _LLVM_11_7, published=False)
 
 
 def _rdna3_peaks(cus: int, clock: float) -> dict[str, float]:
@@ -160,6 +182,7 @@ _ROWS = (
           _spec("Ryzen AI 7 350, LPDDR5X-8000 on 128 bits")),
     _rdna("gfx1153", "RDNA 3.5", "Radeon 820M (Krackan Point 2)", 2, False, 2.8, 128, _rdna3_peaks(2, 2.8),
           _spec("Ryzen AI 5 330, LPDDR5X-8000 on 128 bits")),
+    *(_rdna_4m(name) for name in ("gfx1170", "gfx1171", "gfx1172")),
     _rdna("gfx1200", "RDNA 4", "Radeon RX 9060 XT", 32, True, 3.13, 320, _rdna4_peaks(32, 3.13),
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
     _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),

@@ -40,6 +40,10 @@ CASES = [("gfx1100", 32), ("gfx1100", 64), ("gfx1201", 32), ("gfx1201", 64)]
 CASES += [(gpu, 64) for gpu in ("gfx908", "gfx90a", "gfx942", "gfx950")]
 
 
+if versions.parse_version(versions.triton_version()) >= (3, 9):
+    CASES += [("gfx1170", 32), ("gfx1170", 64)]
+
+
 @pytest.mark.parametrize(("gpu", "wave"), CASES)
 def test_opcodes_and_registers(gpu, wave):
     rows = instructions(gpu)

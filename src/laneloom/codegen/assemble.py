@@ -51,6 +51,7 @@ def _amd_gpu(gpu: str | Gpu, what: str) -> Gpu:
     gpu = get_gpu(gpu)
     if gpu.vendor != "amd":
         raise UnsupportedError(f"laneloom {what} for AMD's GPUs only, not for {gpu.name} ({gpu.family})")
+    versions.check_gpu(gpu)
     return gpu
 
 

@@ -35,6 +35,7 @@ __all__ = [
     "GluonASTSource",
     "assembler",
     "assembler_features",
+    "check_gpu",
     "check_layout",
     "check_triton",
     "compiler_environment",
@@ -159,13 +160,18 @@ def check_layout(name: str, value: Any, gpu: Gpu) -> None:
     layout = getattr(value, "parent", value)
     if not isinstance(layout, gl.amd.AMDWMMALayout):
         return
-    wanted = {11: 1, 12: 2}.get(gpu.major) if gpu.vendor == "amd" else None
-    if layout.version != wanted:
+    if layout.version != gpu.wmma_version:
         known = {1: "RDNA 3 and 3.5", 2: "RDNA 4"}
         raise ArgumentError(
             f"{name} is a WMMA layout of version {layout.version}, which is for "
             f"{known.get(layout.version, 'another GPU')}, not for {gpu.name} ({gpu.family})"
         )
+
+
+def check_gpu(gpu: Gpu) -> None:
+    """Raise UnsupportedError where this Triton's LLVM or its own backend does not know a GPU that 3.9 does."""
+    if gpu.is_rdna_4m and parse_version(triton_version()) < (3, 9):
+        raise UnsupportedError(f"triton {triton_version()} does not know {gpu.name} ({gpu.family}); 3.9 does")
 
 
 def assembler() -> Callable[[str, str, str], bytes]:

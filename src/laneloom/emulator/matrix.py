@@ -34,7 +34,7 @@ _BITS = {"f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 8}
 class Shape:
     """What the mnemonic says, the same for all instructions that may be batched together."""
 
-    gfx12: bool
+    gfx12: bool  #: of gfx12 and gfx117x
     lanes: int
     k: int
     a: str
@@ -113,9 +113,9 @@ def is_matrix(name: str) -> bool:
 def decode(ins: Instruction, target: Target) -> Wmma:
     """The matrix instruction in `ins`; raises UnknownInstructionError for one that the target lacks."""
     match = NAME.match(ins.name)
-    if not match or not _exists(match, target.gpu.major == 12):
+    if not match or not _exists(match, target.gpu.wmma_version == 2):
         raise UnknownInstructionError(ins.name)
-    gfx12 = target.gpu.major == 12
+    gfx12 = target.gpu.wmma_version == 2
     sparse, cd, k, types = match[1] == "swmmac", match[2], int(match[3]), match[4]
     a, b = types.split("_") if "_" in types else (types, types)
     high = bool(ins.bits("op_sel", [0, 0, 0])[2]) and not gfx12

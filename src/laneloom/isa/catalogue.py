@@ -52,12 +52,12 @@ F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 
 #: Names of the generations for people.
 GENERATIONS = {
-    "rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna1": "CDNA 1", "cdna2": "CDNA 2", "cdna3": "CDNA 3", "cdna4": "CDNA 4",
-    "hopper": "Hopper",
+    "rdna3": "RDNA 3", "rdna4m": "RDNA 4m", "rdna4": "RDNA 4", "cdna1": "CDNA 1", "cdna2": "CDNA 2", "cdna3": "CDNA 3",
+    "cdna4": "CDNA 4", "hopper": "Hopper",
 }  # fmt: skip
 _GENERATIONS = {
-    "gfx11": "rdna3", "gfx12": "rdna4", "gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4",
-    "sm_90": "hopper",
+    "gfx117": "rdna4m", "gfx11": "rdna3", "gfx12": "rdna4", "gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3",
+    "gfx950": "cdna4", "sm_90": "hopper",
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from .catalogue import MatrixInstruction, from_mnemonic
 
 _CALCULATOR = "AMD matrix instruction calculator 1.3.2; ISA guide"
+_LLVM117 = "LLVM, which encodes them as RDNA 4's; nobody publishes cycles"
 _LLVM950 = "LLVM scheduling model of gfx950; CDNA 4 ISA guide"
 
 _NEG = "neg_lo neg_hi"  # floats: negate A and B; for C neg_lo negates and neg_hi takes the absolute value
@@ -195,12 +196,13 @@ _NOTES = {
 
 
 def amd_rows(generation: str) -> list[MatrixInstruction]:
-    """The rows of "rdna3", "rdna4", "cdna1", "cdna2", "cdna3" or "cdna4" by opcode."""
+    """The rows of "rdna3", "rdna4m", "rdna4", "cdna1", "cdna2", "cdna3" or "cdna4" by opcode."""
     if generation.startswith("rdna"):
+        new = generation == "rdna4m"  # it has RDNA 4's, at a rate that nobody publishes
         return [
             from_mnemonic(
-                name, generation, opcode=opcode, cycles=cycles, coissue=False, modifiers=tuple(modifiers.split()),
-                source=_CALCULATOR,
+                name, generation, opcode=opcode, cycles=None if new else cycles, coissue=None if new else False,
+                modifiers=tuple(modifiers.split()), source=_LLVM117 if new else _CALCULATOR,
             )
             for name, opcode, cycles, modifiers in (_RDNA3 if generation == "rdna3" else _RDNA4)
         ]  # fmt: skip

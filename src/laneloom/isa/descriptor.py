@@ -57,7 +57,8 @@ def directives(raw: bytes, gpu: Gpu, sgprs: int) -> dict[str, int]:
     told = gpu.name in ("gfx908", "gfx90a")
     places = "system_sgpr_private_segment_wavefront_offset" if told else "enable_private_segment"
     values |= _fields(rsrc2, ((places, 0, 1), *_RSRC2))
-    values |= _fields(rsrc1, _RSRC1 + (_RSRC1_TO_GFX11 if major < 12 else ()) + (_RSRC1_RDNA if major >= 10 else ()))
+    older = _RSRC1_TO_GFX11 if major < 12 and not gpu.is_rdna_4m else ()
+    values |= _fields(rsrc1, _RSRC1 + older + (_RSRC1_RDNA if major >= 10 else ()))
     # Registers are counted in granules: of 4 in wave64 of RDNA and on CDNA 1, else of 8.
     narrow = gpu.is_cdna_1 or (major >= 10 and wave == 64)
     values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if narrow else 8)

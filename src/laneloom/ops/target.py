@@ -6,6 +6,7 @@ from typing import Any
 
 from triton.runtime import driver
 
+from ..codegen.versions import check_gpu
 from ..errors import UnsupportedError
 from ..gpu import Gpu, get_gpu
 
@@ -13,7 +14,8 @@ from ..gpu import Gpu, get_gpu
 def active_gpu() -> Gpu:
     """The GPU of Triton's active driver: the emulated one inside `laneloom.emulated`, else the machine's.
 
-    Raises UnsupportedError if there is neither, UnknownGpuError for a GPU that is not in the table.
+    Raises UnsupportedError if there is neither, or this Triton does not know the GPU, UnknownGpuError for a GPU that is
+    not in the table.
     """
     try:
         target: Any = driver.active.get_current_target()
@@ -22,7 +24,9 @@ def active_gpu() -> Gpu:
             'there is no GPU that Triton can use here: put the call inside `with laneloom.emulated("gfx1151"):` to '
             "run it on an emulated one"
         ) from error
-    return get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
+    gpu = get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
+    check_gpu(gpu)
+    return gpu
 
 
 def expected_device_type() -> str:

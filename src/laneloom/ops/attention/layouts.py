@@ -74,7 +74,7 @@ def turned_shared(columns: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
 
 def matrix_version(gpu: Gpu) -> int:
     """1 and 2: WMMA of RDNA 3 and 4; 3: MFMA; 0: NVIDIA's mma."""
-    return {("amd", 9): 3, ("amd", 11): 1, ("amd", 12): 2}.get((gpu.vendor, gpu.major), 0)
+    return 3 if gpu.matrix_instructions == "mfma" else gpu.wmma_version
 
 
 @cache

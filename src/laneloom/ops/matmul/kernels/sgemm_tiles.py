@@ -133,7 +133,7 @@ def _constants(problem: MatmulProblem, config: RegisterTileConfig, gpu: Gpu) -> 
         "B_LOAD": gl.BlockedLayout([1, 1], [1, 32], [waves // 4, 4], [1, 0]),
         "A_SHARED": padded.with_identity_for([[m, PAD]], [m, k], [0, 1]) if config.padded else by_columns,
         "B_SHARED": gl.SwizzledSharedLayout(1, 1, 1, [1, 0]),
-        "WAIT": {11: 1, 12: 2}[gpu.major] if forgets_waits_of_lds() else 0,
+        "WAIT": gpu.wmma_version if forgets_waits_of_lds() else 0,
     }
 
 
@@ -144,7 +144,8 @@ def _options(config: RegisterTileConfig) -> dict[str, Any]:
 def launch(problem: MatmulProblem, config: RegisterTileConfig, gpu: Gpu, a: Any, b: Any, c: Any) -> None:
     """Write a b into c: what Triton takes for pointers."""
     sgemm_tiles[grid(problem, config)](
-        a, b, c, **arguments(problem), **_constants(problem, config, gpu), num_warps=config.num_warps, **_options(config)
+        a, b, c, **arguments(problem), **_constants(problem, config, gpu), num_warps=config.num_warps,
+        **_options(config),
     )
 
 
