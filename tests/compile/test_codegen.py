@@ -67,7 +67,7 @@ def tile(a_ptr, c_ptr, K, LOAD: gl.constexpr, SHARED: gl.constexpr, MMA: gl.cons
 
 
 def compile_tile(gpu: str, **changes: Any) -> CodeObject:
-    version = GPUS[gpu].wmma_version
+    version = GPUS[gpu].wmma_version or 1
     constants = {
         "LOAD": gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]),
         "SHARED": gl.SwizzledSharedLayout(8, 2, 4, [1, 0]),
