@@ -17,8 +17,10 @@ from .errors import UnknownGpuError, UnsupportedError
 KIB = 1024
 
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
+_LLVM_11_7 = "LLVM AMDGPU backend: processors of FeatureISAVersion11_7 (instructions, register file)"
 _RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
 _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
+_CDNA1_ISA = "AMD Instinct MI100 (CDNA 1) Instruction Set Architecture guide"
 _CDNA2_ISA = "AMD Instinct MI200 (CDNA 2) Instruction Set Architecture guide"
 _CDNA3_ISA = "AMD Instinct MI300 (CDNA 3) Instruction Set Architecture guide"
 _CDNA4_ISA = "AMD CDNA 4 Instruction Set Architecture guide"
@@ -41,7 +43,7 @@ class Gpu:
     compute_units: int  #: CUs (WGPs on CDNA 5, which cannot be halved), or SMs on NVIDIA
     simds_per_cu: int  #: schedulers per CU or SM
     lds_bytes: int  #: most LDS / shared memory that one workgroup can allocate
-    vgprs_per_wave: int  #: most vector registers that one wave can address
+    vgprs_per_wave: int  #: most vector registers that one wave can address (CDNA 1: and as many for accumulation)
     vgpr_file: int  #: vector registers per lane of one SIMD, shared by its waves
     vgpr_granule: int  #: vector registers are allocated in multiples of this
     max_waves_per_simd: int
@@ -52,6 +54,8 @@ class Gpu:
     peak_tflops: Mapping[str, float] = field(hash=False)
     matrix_instructions: str  #: "wmma", "mfma", "wgmma"; "wmma3", the third version of WMMA, which CDNA 5 has
     sources: tuple[str, ...]
+    #: False where no product is announced: compute units, clock and bandwidth are then gfx1150's, for plans alone
+    published: bool = True
 
     @property
     def why_no_schedule(self) -> str:
@@ -84,11 +88,30 @@ class Gpu:
         return self.family == "CDNA 5"
 
     @property
+    def wmma_version(self) -> int:
+        """Triton's number of the WMMA: 1 of RDNA 3 and 3.5, 2 of RDNA 4 and 4m; 0 where there is none."""
+        if self.matrix_instructions != "wmma":
+            return 0
+        return 2 if self.is_rdna_4m else self.major - 10
+
+    @property
+    def is_rdna_4m(self) -> bool:
+        """Whether it is RDNA 4m: gfx11's instructions, with RDNA 4's WMMA, floats of 8 bits, minimum and maximum."""
+        return self.name.startswith("gfx117")
+
+    @property
+    def is_cdna_1(self) -> bool:
+        """Whether it is CDNA 1: accumulation registers are a file of their own, which MFMA and moves reach and memory
+        does not, and the numbers of a workgroup's lanes come in a register for each axis (LLVM AMDGPUUsage).
+        """
+        return self.name == "gfx908"
+
+    @property
     def flushes_denormals(self) -> bool:
         """Whether matrix instructions and dot products of 16-bit floats take denormals for zeros, of A, B, C and D.
 
         AMD says so of MI200 (MIOpen, "MI200 matrix fused multiply-add behavior specifics"; PyTorch, "Numerical
-        accuracy"), and that its products of fp32 and fp64 keep them.
+        accuracy"), and that its products of fp32 and fp64 keep them. It says so of no other.
         """
         return self.name == "gfx90a"
 
@@ -98,7 +121,9 @@ class Gpu:
         return min(self.max_waves_per_simd, self.vgpr_file // (granules * self.vgpr_granule))
 
 
-def _rdna(name, family, product, cus, full_file, clock, bandwidth, peaks, source, isa=_RDNA3_ISA) -> Gpu:
+def _rdna(
+    name, family, product, cus, full_file, clock, bandwidth, peaks, source, isa=_RDNA3_ISA, published=True
+) -> Gpu:
     return Gpu(
         name=name,
         vendor="amd",
@@ -118,7 +143,12 @@ def _rdna(name, family, product, cus, full_file, clock, bandwidth, peaks, source
         peak_tflops=MappingProxyType(peaks),
         matrix_instructions="wmma",
         sources=(source, isa, _LLVM),
+        published=published,
     )
+
+
+def _rdna_4m(name) -> Gpu:
+    return _rdna(name, "RDNA 4m", "not announced", 16, False, 2.9, 120, {}, _LLVM_11_7, published=False)
 
 
 def _rdna3_peaks(cus: int, clock: float) -> dict[str, float]:
@@ -168,10 +198,22 @@ _ROWS = (
           _spec("Ryzen AI Max+ 395, LPDDR5X-8000 on 256 bits")),
     _rdna("gfx1152", "RDNA 3.5", "Radeon 860M (Krackan Point)", 8, False, 3.0, 128, _rdna3_peaks(8, 3.0),
           _spec("Ryzen AI 7 350, LPDDR5X-8000 on 128 bits")),
+    _rdna("gfx1153", "RDNA 3.5", "Radeon 820M (Krackan Point 2)", 2, False, 2.8, 128, _rdna3_peaks(2, 2.8),
+          _spec("Ryzen AI 5 330, LPDDR5X-8000 on 128 bits")),
+    *(_rdna_4m(name) for name in ("gfx1170", "gfx1171", "gfx1172")),
     _rdna("gfx1200", "RDNA 4", "Radeon RX 9060 XT", 32, True, 3.13, 320, _rdna4_peaks(32, 3.13),
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),
     _rdna("gfx1201", "RDNA 4", "Radeon RX 9070 XT", 64, True, 2.97, 640, _rdna4_peaks(64, 2.97),
           _spec("Radeon RX 9070 XT"), _RDNA4_ISA),
+    Gpu(
+        name="gfx908", vendor="amd", family="CDNA 1", product="Instinct MI100", wave_sizes=(64,),
+        compute_units=120, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=256, vgpr_file=256, vgpr_granule=4,
+        max_waves_per_simd=10, sgprs_per_wave=102, clock_ghz=1.502, bandwidth_gbs=1228.8,
+        peak_tflops=MappingProxyType({"fp16": 184.6, "bf16": 92.3, "int8": 184.6,
+                                      "fp32": 23.1, "fp32_matrix": 46.1, "fp64": 11.5}),
+        matrix_instructions="mfma",
+        sources=("AMD Instinct MI100 accelerator brochure", _CDNA1_ISA, _LLVM),
+    ),
     Gpu(
         name="gfx90a", vendor="amd", family="CDNA 2", product="Instinct MI250X, one GCD", wave_sizes=(64,),
         compute_units=110, simds_per_cu=4, lds_bytes=64 * KIB, vgprs_per_wave=512, vgpr_file=512, vgpr_granule=8,

@@ -61,7 +61,8 @@ def test_hot_loop(gpu, dtype, role):
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize(
-    ("gpu", "dtype", "depth"), [("gfx90a", "fp16", 16), ("gfx942", "bf16", 16), ("gfx950", "fp16", 32)]
+    ("gpu", "dtype", "depth"),
+    [("gfx908", "bf16", 8), ("gfx90a", "fp16", 16), ("gfx942", "bf16", 16), ("gfx950", "fp16", 32)],
 )
 def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     """MFMA only, all of D in one program, and weights that stay in their lanes on the way to the operand."""
@@ -69,7 +70,7 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     check_no_spills(code)
     loop = loop_of(code)
     matrix = {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX}
-    name = "f16" if gpu == "gfx90a" else f"_{dtype.replace('fp', 'f')}"
+    name = ("" if gpu in ("gfx908", "gfx90a") else "_") + dtype.replace("fp", "f")
     assert matrix == {f"v_mfma_f32_16x16x{depth}{name}"}
     rows, columns, d = 16, 32, 128
     tiles = {"forward": 2, "query": 3, "key": 4}[role]
@@ -84,7 +85,8 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
 
 
 @pytest.mark.parametrize(("gpu", "d", "role"), [("gfx942", 256, role) for role in ROLES] + [
-    ("gfx90a", 256, "key"), ("gfx942", 512, "forward"), ("gfx950", 512, "forward"), ("gfx950", 512, "key"),
+    ("gfx908", 512, "key"), ("gfx90a", 256, "key"), ("gfx942", 512, "forward"), ("gfx950", 512, "forward"),
+    ("gfx950", 512, "key"),
 ])  # fmt: skip
 def test_no_spills_on_cdna(gpu, d, role):
     check_no_spills(compiled(gpu, role, d))

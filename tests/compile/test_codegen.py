@@ -18,7 +18,8 @@ from laneloom.errors import ArgumentError, CompileError, UnknownGpuError, Unsupp
 from laneloom.gpu import GPUS
 from laneloom.isa.analysis import analyze, has_spills
 
-AMD = [name for name, gpu in GPUS.items() if gpu.vendor == "amd"]
+OLD = versions.parse_version(versions.triton_version()) < (3, 9)
+AMD = [name for name, gpu in GPUS.items() if gpu.vendor == "amd" and not (OLD and gpu.is_rdna_4m)]
 WMMA = [name for name in AMD if GPUS[name].matrix_instructions == "wmma"]
 
 
@@ -66,7 +67,7 @@ def tile(a_ptr, c_ptr, K, LOAD: gl.constexpr, SHARED: gl.constexpr, MMA: gl.cons
 
 
 def compile_tile(gpu: str, **changes: Any) -> CodeObject:
-    version = 2 if GPUS[gpu].major == 12 else 1
+    version = GPUS[gpu].wmma_version or 1
     constants = {
         "LOAD": gl.BlockedLayout([1, 8], [8, 4], [4, 1], [1, 0]),
         "SHARED": gl.SwizzledSharedLayout(8, 2, 4, [1, 0]),

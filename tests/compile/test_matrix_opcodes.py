@@ -12,16 +12,17 @@ from laneloom.isa.elf import read_sections
 LOAD_SCALE, MAI = 44, 0xD3  # v_mfma_ld_scale_b32, and the byte that MFMA's encodings begin with
 
 
-def registers(first, count):
-    return f"v{first}" if count == 1 else f"v[{first}:{first + count - 1}]"
+def registers(first, count, kind="v"):
+    return f"{kind}{first}" if count == 1 else f"{kind}[{first}:{first + count - 1}]"
 
 
 def line_of(row, gpu, wave, tail=""):
     count = {m: get_layout(row, gpu, wave, m).registers for m in row.matrices}
-    c = registers(120, 1) if row.sparse else registers(0, count["D"])
+    sums = registers(0, count["D"], "a" if gpu == "gfx908" else "v")  # CDNA 1 has them in accumulation registers alone
+    c = registers(120, 1) if row.sparse else sums
     if row.scaled:
         tail = f", v121, v122{tail}"
-    return f"{row.name} {registers(0, count['D'])}, {registers(40, count['A'])}, {registers(80, count['B'])}, {c}{tail}"
+    return f"{row.name} {sums}, {registers(40, count['A'])}, {registers(80, count['B'])}, {c}{tail}"
 
 
 def encodings(lines, gpu, wave):
@@ -36,7 +37,11 @@ def encodings(lines, gpu, wave):
 
 
 CASES = [("gfx1100", 32), ("gfx1100", 64), ("gfx1201", 32), ("gfx1201", 64)]
-CASES += [(gpu, 64) for gpu in ("gfx90a", "gfx942", "gfx950")]
+CASES += [(gpu, 64) for gpu in ("gfx908", "gfx90a", "gfx942", "gfx950")]
+
+
+if versions.parse_version(versions.triton_version()) >= (3, 9):
+    CASES += [("gfx1170", 32), ("gfx1170", 64)]
 
 
 @pytest.mark.parametrize(("gpu", "wave"), CASES)

@@ -23,6 +23,8 @@ INSTRUCTIONS = {
     ("gfx90a", "fp16"): "v_mfma_f32_16x16x16f16", ("gfx90a", "bf16"): "v_mfma_f32_16x16x16bf16_1k",
     ("gfx90a", "int8"): "v_mfma_i32_16x16x16i8", ("gfx90a", "fp32"): "v_mfma_f32_16x16x4f32",
     ("gfx90a", "fp64"): "v_mfma_f64_16x16x4f64",
+    ("gfx908", "fp16"): "v_mfma_f32_16x16x16f16", ("gfx908", "bf16"): "v_mfma_f32_16x16x8bf16",
+    ("gfx908", "int8"): "v_mfma_i32_16x16x16i8", ("gfx908", "fp8"): "v_mfma_f32_16x16x8bf16",
     ("gfx90a", "fp8"): "v_mfma_f32_16x16x16bf16_1k",
     ("gfx950", "bf16"): "v_mfma_f32_16x16x32_bf16", ("gfx950", "int8"): "v_mfma_i32_16x16x64_i8",
     ("gfx950", "fp8"): "v_mfma_f32_16x16x32_fp8_fp8",

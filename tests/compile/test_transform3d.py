@@ -87,8 +87,8 @@ def compile_chained(gpu, k):
 
 
 @pytest.mark.parametrize("k", [4, 8, 16])
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201"])
-def test_chained_kernel_on_rdna_uses_fp64_fma_and_does_not_spill(gpu, k):
+@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx908"])
+def test_chained_kernel_on_rdna_and_cdna_1_uses_fp64_fma_and_does_not_spill(gpu, k):
     code = compile_chained(gpu, k)
     assert code.spills == 0
     assert "v_fma_f64" in code.asm or "v_fmac_f64" in code.asm

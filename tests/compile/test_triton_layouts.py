@@ -69,6 +69,10 @@ def test_wmma_of_cdna5(name, k, k_width):
 @pytest.mark.parametrize(
     ("gpu", "version", "shape", "name", "k_width"),
     [
+        ("gfx908", 1, (16, 16, 16), "v_mfma_f32_16x16x16f16", 4),
+        ("gfx908", 1, (16, 16, 8), "v_mfma_f32_16x16x8bf16", 2),
+        ("gfx908", 1, (32, 32, 4), "v_mfma_f32_32x32x4bf16", 2),
+        ("gfx908", 1, (32, 32, 8), "v_mfma_i32_32x32x8i8", 4),
         ("gfx90a", 2, (16, 16, 16), "v_mfma_f32_16x16x16f16", 4),
         ("gfx90a", 2, (32, 32, 8), "v_mfma_f32_32x32x8bf16_1k", 4),
         ("gfx90a", 2, (32, 32, 8), "v_mfma_i32_32x32x8i8", 4),

@@ -21,6 +21,8 @@ from laneloom.isa.check_wait_states import check_wait_states
 from laneloom.ops.matmul.execute import code_object
 from laneloom.ops.matmul.problem import MatmulProblem
 
+CDNA = ["gfx908", "gfx90a", "gfx942", "gfx950"]
+
 
 def missing(text: str, gpu: str) -> list[str]:
     (code,) = read_code(text, gpu)
@@ -44,7 +46,7 @@ def breaks_up_loads(lines: list[str], at: int) -> bool:
     return all(re.match(r"\t(global|buffer|flat|s)_load", line) for line in (code[0][-1], code[1][0]))
 
 
-@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("gpu", CDNA)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_compiled_products(gpu: str, dtype: str):
     code = code_object(MatmulProblem.contiguous(17, 33, 65, dtype=dtype), get_gpu(gpu))
@@ -82,7 +84,8 @@ MATRIX = (
     ("V_MFMA_F32_32X32X2F32", 16, 1, 16), ("V_MFMA_F64_4X4X4F64", 2, 2, 2), ("V_MFMA_F64_16X16X4F64", 8, 2, 8),
     ("V_MFMA_I32_16X16X32I8", 4, 2, 4),
 )  # fmt: skip
-#: of CDNA 2 for one that it lacks
+#: of CDNA 1 and 2 for one that they lack
+WITHOUT = ("gfx908", "gfx90a")
 OLDER = {"V_MFMA_I32_16X16X32I8": ("V_MFMA_I32_16X16X16I8", 4, 1, 4)}
 
 
@@ -91,7 +94,10 @@ class Program:
 
     def __init__(self, seed: int, gpu: str):
         self.random = random.Random(seed)
-        self.rows = [OLDER.get(row[0], row) if gpu == "gfx90a" else row for row in MATRIX]
+        self.first = gpu == "gfx908"
+        self.rows = [OLDER.get(row[0], row) if gpu in WITHOUT else row for row in MATRIX]
+        if self.first:
+            self.rows = [row for row in self.rows if "F64" not in row[0]]
         self.dpp = 0
 
     def vector(self, count: int = 1) -> str:
@@ -113,16 +119,26 @@ class Program:
                 break
             c = d
         a, b = self.vector(operand), self.vector(operand)
+        if self.first:
+            a = a.replace("vgpr", self.random.choice(("vgpr", "agpr")))
+            d, c = (registers("a", at, count) for at, count in ((d, result), (c, addend)))
+            return f"{d} = {name}_e64 {a}, {b}, {c}, 0, 0, 0, implicit $mode, implicit $exec"
         return (
             f"{registers('v', d, result)} = {name}_vgprcd_e64 {a}, {b}, {registers('v', c, addend)}, 0, 0, 0, "
             "implicit $mode, implicit $exec"
         )
 
+    def move(self) -> str:
+        v, a = self.vector(), self.vector().replace("vgpr", "agpr")
+        if self.random.random() < 0.5:
+            return f"{v} = V_ACCVGPR_READ_B32_e64 {a}, implicit $exec"
+        return f"{a} = V_ACCVGPR_WRITE_B32_e64 {v}, implicit $exec"
+
     def line(self) -> str:
         v, s = self.vector, self.scalar
         mode = "implicit $mode, implicit $exec"
         return self.random.choice((
-            self.matrix, self.matrix, self.matrix, self.matrix, self.matrix,
+            *[self.move] * (6 * self.first), self.matrix, self.matrix, self.matrix, self.matrix, self.matrix,
             lambda: f"{v()} = V_ADD_F32_e32 {v()}, {v()}, {mode}",
             lambda: f"{v()} = V_MUL_F32_e32 {s()}, {v()}, {mode}",
             lambda: f"{v()} = V_EXP_F32_e32 {v()}, {mode}",
@@ -159,7 +175,7 @@ def compiled(lines: list[str], gpu: str, tmp_path) -> list[str]:
     return [line for line in code if line.startswith("\t") and not line.strip().startswith((".", ";"))]
 
 
-@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("gpu", CDNA)
 def test_random_programs(gpu: str, tmp_path):
     nops = caught = clean = programs = 0
     for seed in range(25):
@@ -173,6 +189,8 @@ def test_random_programs(gpu: str, tmp_path):
                 nops += 1
                 caught += len(missing(without_one(lines, at), gpu)) > len(whole)
     # The rest: a C of many registers, of which LLVM sees the last writer alone; and registers written in between.
-    assert nops > 300
-    assert caught >= 0.98 * nops
+    # On CDNA 1 LLVM takes the passes of any matrix instruction before for those of the one that is depended on.
+    first = gpu == "gfx908"
+    assert nops > (120 if first else 300)
+    assert caught >= (0.95 if first else 0.98) * nops
     assert clean >= programs - 3

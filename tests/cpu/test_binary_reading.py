@@ -1,15 +1,20 @@
-"""Parts of reading binaries that need no code object: MessagePack, YAML, and which llvm-objdump is taken."""
+"""Parts of reading binaries: MessagePack, YAML, which llvm-objdump is taken; products of CDNA there and back."""
 
 import struct
 from pathlib import Path
 
 import pytest
 
+from laneloom.codegen import assemble
+from laneloom.errors import UnsupportedError
+from laneloom.gpu import get_gpu
 from laneloom.isa import objdump
-from laneloom.isa.disassembly import _no_kernel, _pieces
-from laneloom.isa.elf import FUNCTION, Section, Symbol
+from laneloom.isa.disassembly import _no_kernel, _pieces, disassemble
+from laneloom.isa.elf import FUNCTION, Section, Symbol, read_sections
 from laneloom.isa.halves import with_halves
 from laneloom.isa.notes import read_metadata, to_yaml, unpack
+from laneloom.ops.matmul.execute import code_object
+from laneloom.ops.matmul.problem import MatmulProblem
 
 
 def test_message_pack():
@@ -89,3 +94,16 @@ def test_of_many_kernels_few_are_named():
     assert len(said) < 250
     assert len(_no_kernel("softmax", names)) < 250
     assert _no_kernel("c", ["a", "b"]) == "no kernel 'c' in this file: it holds a, b"
+
+
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx90a"])
+def test_a_product_of_cdna_assembles_to_the_same_code(gpu):
+    """CDNA 1 counts registers by fours and says nothing of where accumulation registers begin."""
+    first = code_object(MatmulProblem.contiguous(100, 200, 300), get_gpu(gpu))
+    try:
+        again = assemble(disassemble(first.binary).text, gpu)
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    one, other = (next(s.data for s in read_sections(c.binary) if s.name == ".text") for c in (first, again))
+    assert one[: first.code_bytes] == other[: again.code_bytes]
+    assert (again.vgprs, again.agprs, again.scratch_bytes) == (first.vgprs, first.agprs, first.scratch_bytes)

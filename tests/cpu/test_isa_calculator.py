@@ -41,6 +41,28 @@ HASHES = {
         "v_swmmac_f32_16x16x32_bf8_fp8": "f8be13b4f6",
         "v_swmmac_f32_16x16x32_bf8_bf8": "f8be13b4f6",
     },
+    "gfx908": {
+        "v_mfma_f32_32x32x1f32": "b29858f8bb",
+        "v_mfma_f32_16x16x1f32": "29b2ca9740",
+        "v_mfma_f32_4x4x1f32": "c79f00c66f",
+        "v_mfma_f32_32x32x2f32": "e04b5e2ac7",
+        "v_mfma_f32_16x16x4f32": "981981169c",
+        "v_mfma_f32_32x32x4f16": "8da21fb205",
+        "v_mfma_f32_16x16x4f16": "9e9737a16c",
+        "v_mfma_f32_4x4x4f16": "94cd8b638f",
+        "v_mfma_f32_32x32x8f16": "d08fcc46c8",
+        "v_mfma_f32_16x16x16f16": "c79362e36a",
+        "v_mfma_i32_32x32x4i8": "698eb14228",
+        "v_mfma_i32_16x16x4i8": "4e7615a3f5",
+        "v_mfma_i32_4x4x4i8": "01eef6559b",
+        "v_mfma_i32_32x32x8i8": "61ebf3eb41",
+        "v_mfma_i32_16x16x16i8": "5a6a3c63b3",
+        "v_mfma_f32_32x32x2bf16": "4bb08c12c6",
+        "v_mfma_f32_16x16x2bf16": "3a26e4ab8f",
+        "v_mfma_f32_4x4x2bf16": "65a02b2f90",
+        "v_mfma_f32_32x32x4bf16": "374153fc1a",
+        "v_mfma_f32_16x16x8bf16": "e075c444cf",
+    },
     "gfx90a": {
         "v_mfma_f32_32x32x1f32": "b29858f8bb",
         "v_mfma_f32_16x16x1f32": "29b2ca9740",
@@ -136,6 +158,12 @@ def layouts_of(gpu, row):
 
 @pytest.mark.parametrize("gpu", HASHES)
 def test_layouts_equal_the_calculators(gpu):
+    if gpu == "gfx1201":  # RDNA 4m has the same instructions
+        assert [(r.name, r.opcode, r.modifiers) for r in instructions("gfx1170")] == [
+            (r.name, r.opcode, r.modifiers) for r in instructions(gpu)
+        ]
+        for row in instructions("gfx1170"):
+            assert [*layouts_of("gfx1170", row)] == [*layouts_of(gpu, row)]
     rows = instructions(gpu)
     found = {row.name: hashlib.sha256("".join(layouts_of(gpu, row)).encode()).hexdigest()[:10] for row in rows}
     assert found == HASHES[gpu]

@@ -12,7 +12,8 @@ from laneloom.isa.catalogue import TYPES, check
 from laneloom.isa.fragments import pack, unpack
 
 COUNTS = {
-    "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 42, "sm_90a": 488,
+    "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx908": 20, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 42,
+    "sm_90a": 488,
 }  # fmt: skip
 
 
@@ -23,7 +24,7 @@ def few_wgmma(row):
 
 EVERY = [
     (gpu, row, wave, matrix)
-    for gpu in ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "gfx1250", "sm_90a")
+    for gpu in ("gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "sm_90a")
     for row in filter(few_wgmma, instructions(gpu))
     for wave in row.waves
     for matrix in row.matrices
@@ -47,7 +48,8 @@ PEAKS = [
     ("gfx942", "int8", "i8"), ("gfx942", "fp8", "fp8_fnuz"), ("gfx942", "fp64_matrix", "f64"),
     ("gfx942", "fp32", "f32"), ("gfx950", "bf16", "bf16"), ("gfx950", "int8", "i8"), ("gfx950", "fp8", "f8f6f4"),
     ("gfx950", "fp64_matrix", "f64"), ("gfx90a", "fp16", "f16"), ("gfx90a", "bf16", "bf16"), ("gfx90a", "int8", "i8"),
-    ("gfx90a", "fp32_matrix", "f32"), ("gfx90a", "fp64_matrix", "f64"),
+    ("gfx90a", "fp32_matrix", "f32"), ("gfx90a", "fp64_matrix", "f64"), ("gfx908", "fp16", "f16"),
+    ("gfx908", "bf16", "bf16"), ("gfx908", "int8", "i8"), ("gfx908", "fp32_matrix", "f32"),
 ]  # fmt: skip
 
 
@@ -294,6 +296,7 @@ def test_refused_modifiers(modifiers, message):
 
 
 SPELLINGS = [
+    ("gfx908", "llvm.amdgcn.mfma.f32.32x32x4bf16", "v_mfma_f32_32x32x4bf16"),
     ("gfx90a", "v_mfma_f32_32x32x8_f16", "v_mfma_f32_32x32x8f16"),
     ("gfx90a", "v_mfma_f32_4x4x1_16b_f32", "v_mfma_f32_4x4x1f32"),
     ("gfx90a", "__builtin_amdgcn_mfma_f32_32x32x4bf16", "v_mfma_f32_32x32x4bf16"),

@@ -107,6 +107,16 @@ def test_cdna_2_multiplies_8_bit_floats_as_bf16():
     assert "FNUZ" in (config.why_invalid(dense(dtype="fp8"), get_gpu("gfx942")) or "")
 
 
+def test_cdna_1_multiplies_fp64_by_the_vector_unit():
+    gpu = get_gpu("gfx908")
+    assert plan(dense(4096, 4096, 4096, dtype="fp64"), gpu).schedule == "fma"
+    assert plan(dense(4096, 4096, 4096, dtype="fp32"), gpu).schedule == "mfma"
+    why = MatmulConfig.parse("mfma:block_m=64,block_n=64,block_k=16,num_warps=4").why_invalid(dense(dtype="fp64"), gpu)
+    assert why == "a: gfx908 has no matrix instruction of FP64, the schedule fma multiplies it"
+    fma = MatmulConfig.parse("fma:block_m=64,block_n=64,block_k=4,num_warps=4")
+    assert "CDNA 1, got gfx90a" in (fma.why_invalid(dense(dtype="fp64"), get_gpu("gfx90a")) or "")
+
+
 def test_explain():
     text = str(explain(dense(4096, 4096, 4000, layout="nn"), gpu="gfx1201"))
     assert "matmul/nn/fp16_fp16_fp16/b1_m4096_n4096_k4000/v8_8 on gfx1201: wmma_wide:block_m=128" in text

@@ -15,7 +15,7 @@ from laneloom.emulator.program import Program
 from laneloom.gpu import get_gpu
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
-CDNA = ("gfx90a", "gfx942", "gfx950")
+CDNA = ("gfx908", "gfx90a", "gfx942", "gfx950")
 _LANES = "v1, v2, s3, s4"
 SPECIAL = {  # the operands of instructions that have a builder of their own
     "v_readlane_b32": "s1, v2, 3",

@@ -6,11 +6,14 @@ four masks for most tests.
 
 from __future__ import annotations
 
+import linecache
+
 import numpy as np
 import pytest
 
 import laneloom
 from laneloom import verify
+from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
 from laneloom.gpu import get_gpu
 from laneloom.isa.listing import Kind
@@ -27,9 +30,9 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: of each GPU the dtype that the case matrix runs in
 TARGETS = {
     "gfx1151": torch.float16, "gfx1201": torch.bfloat16, "gfx942": torch.bfloat16, "gfx950": torch.float16,
-    "gfx90a": torch.float16,
+    "gfx90a": torch.float16, "gfx908": torch.bfloat16,
 }  # fmt: skip
-CDNA = ("gfx942", "gfx950", "gfx90a")
+CDNA = ("gfx942", "gfx950", "gfx90a", "gfx908")
 D, D_V = 24, 40  # neither is a tile's width
 
 
@@ -192,7 +195,16 @@ def test_reads_of_lds_on_cdna(name, d):
         check(*operands(1, 1, 1, 66, 45, d, d, TARGETS[name]), causal=True)
     assert [launch.kernel for launch in emulation.launches] == ["attention_forward", *["attention_backward"] * 2]
     for launch in emulation.launches:
-        assert launch.profile.total("conflicts", (Kind.LDS_LOAD,)) == 0
+        for read in (i for i in launch.profile.instructions if i.kind is Kind.LDS_LOAD):
+            # Triton before 3.8 turns results, once a program, through LDS that it lays out with conflicts.
+            if parse_version(triton_version()) >= (3, 8) or "convert_layout" not in python_line(read.source):
+                assert read.conflicts == 0, read.source
+
+
+def python_line(source: str) -> str:
+    """The text of "file:line"."""
+    file, _, line = source.rpartition(":")
+    return linecache.getline(file, int(line))
 
 
 def test_tile_edges(gfx1151):

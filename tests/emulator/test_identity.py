@@ -1,5 +1,6 @@
-"""Clocks and the place of a wave, as `tl.extra.hip` and LLVM's builtins read them."""
+"""Clocks, the place of a wave and the numbers of its lanes, as `tl.extra.hip` and LLVM's builtins read them."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -8,7 +9,12 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.codegen import compile_llvm_ir  # noqa: E402
+from laneloom.emulator.launch import launch  # noqa: E402
+from laneloom.emulator.memory import Region  # noqa: E402
+from laneloom.emulator.program import Program  # noqa: E402
 from laneloom.errors import HazardError, UnknownInstructionError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
 
 
 @triton.jit
@@ -36,6 +42,40 @@ def test_a_kernel_that_waits_for_a_moment(gpu):
     assert (begin > 0).all()
     assert (end - begin >= 1000).all()
     assert 1 < len(wgp.unique()) <= 16
+
+
+NUMBERS = """
+declare i32 @llvm.amdgcn.workitem.id.x()
+declare i32 @llvm.amdgcn.workitem.id.y()
+declare i32 @llvm.amdgcn.workitem.id.z()
+define amdgpu_kernel void @numbers(ptr addrspace(1) %out) #0 {
+  %x = call i32 @llvm.amdgcn.workitem.id.x()
+  %y = call i32 @llvm.amdgcn.workitem.id.y()
+  %z = call i32 @llvm.amdgcn.workitem.id.z()
+  %z8 = mul i32 %z, 8
+  %yz = add i32 %z8, %y
+  %yz4 = mul i32 %yz, 4
+  %at = add i32 %yz4, %x
+  %x100 = mul i32 %x, 100
+  %y10 = mul i32 %y, 10
+  %xy = add i32 %x100, %y10
+  %xyz = add i32 %xy, %z
+  %to = getelementptr i32, ptr addrspace(1) %out, i32 %at
+  store i32 %xyz, ptr addrspace(1) %to, align 4
+  ret void
+}
+attributes #0 = { "amdgpu-flat-work-group-size"="64,64" }
+"""
+
+
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx90a", "gfx1100"])
+def test_numbers_of_the_lanes_of_a_workgroup(gpu):
+    """In a register for each axis on CDNA 1, packed into v0 since."""
+    out = np.zeros(64, np.uint32)
+    program = Program(compile_llvm_ir(NUMBERS, gpu, num_warps=64 // get_gpu(gpu).wave).asm, gpu, strict=True)
+    kernarg = out.ctypes.data.to_bytes(8, "little")
+    launch(program, [1], kernarg, workgroup_size=(4, 8, 2), regions=[Region("out", out.ctypes.data, 256, out)])
+    assert out.tolist() == [100 * x + 10 * y + z for z in range(2) for y in range(8) for x in range(4)]
 
 
 def test_clocks_and_places_of_gfx9(execute):

@@ -159,6 +159,17 @@ def test_the_layouts_of_the_isa_guide_written_out():
             np.testing.assert_array_equal(V[D + v].view(np.float32), want)
 
 
+@pytest.mark.parametrize("name", [row.name for row in instructions("gfx908")])
+def test_cdna_1_sums_in_accumulation_registers(name):
+    """They are a file of their own, whose a[n] stands behind v[255] here; denormals are kept."""
+    V, layouts, values, text = dense("gfx908", name)
+    V[256 + C : 512] = V[C:256]
+    V[C:256] = 0xFFFFFFFF
+    for first, matrix in ((D, "D"), (C, "C")):
+        text = text.replace(span(first, layouts[matrix]), span(first, layouts[matrix]).replace("v", "a"))
+    check(run("gfx908", text, V), layouts["D"], 256 + D, values["A"] @ values["B"] + values["C"])
+
+
 def test_accumulation_registers_and_negation():
     """a[n] stands accum_offset behind v[n]; of f64, neg turns the signs of A, B and C."""
     V, layouts, values, text = dense("gfx942", "v_mfma_f64_4x4x4_4b_f64")

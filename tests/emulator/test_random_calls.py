@@ -12,9 +12,9 @@ from random_steps import Chain, Transform, Transpose
 import laneloom
 
 GPUS = ("gfx1100", "gfx1151", "gfx1201")
-CDNA = ("gfx942", "gfx950", "gfx90a")
+CDNA = ("gfx942", "gfx950", "gfx90a", "gfx908")
 KINDS = tuple(kind for kind in DTYPES if kind != "int32")
-OF_CDNA_2 = tuple(kind for kind in KINDS if kind != "uint8")
+WITHOUT_UINT8 = tuple(kind for kind in KINDS if kind != "uint8")
 
 
 @pytest.mark.parametrize("seed", range(36))
@@ -24,9 +24,10 @@ def test_products(seed):
 
 
 @pytest.mark.parametrize("seed", range(36, 42))
-def test_products_on_cdna_2(seed):
-    with laneloom.emulated("gfx90a", strict=True):
-        Product(seed, 7, OF_CDNA_2).check("cpu", tensor_cores=False, flushes=True)
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx90a"])
+def test_products_on_cdna_1_and_2(gpu, seed):
+    with laneloom.emulated(gpu, strict=True):
+        Product(seed, 7, WITHOUT_UINT8).check("cpu", tensor_cores=False, flushes=gpu == "gfx90a")
 
 
 @pytest.mark.parametrize("seed", range(9))
@@ -35,9 +36,9 @@ def test_attention(seed):
         Attention(seed, 70).check("cpu")
 
 
-@pytest.mark.parametrize("seed", range(9, 12))
+@pytest.mark.parametrize("seed", range(9, 13))
 def test_attention_on_cdna(seed):
-    with laneloom.emulated(CDNA[seed % 3], strict=True):
+    with laneloom.emulated(CDNA[(seed - 9) % 4], strict=True):
         Attention(seed, 70).check("cpu")
 
 

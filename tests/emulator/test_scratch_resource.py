@@ -1,6 +1,7 @@
-"""Scratch of gfx90a, which its kernels reach through a buffer resource: compiled, and instruction by instruction."""
+"""Scratch of gfx908 and gfx90a, which kernels reach through a buffer resource: compiled, and by instruction."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -57,35 +58,36 @@ attributes #1 = { noinline }
 """
 
 
-@pytest.fixture(scope="module")
-def asm():
-    return compile_llvm_ir(LLVM_IR, "gfx90a", num_warps=2).asm
+@pytest.fixture(scope="module", params=["gfx908", "gfx90a"])
+def code(request):
+    return compile_llvm_ir(LLVM_IR, request.param, num_warps=2)
 
 
-def run(asm, strict):
+def run(code, strict):
     out = np.zeros(3 * 128, np.uint32)
     kernarg = out.ctypes.data.to_bytes(8, "little") + (100).to_bytes(4, "little")
     regions = [Region("out", out.ctypes.data, out.nbytes, out)]
-    launch(Program(asm, "gfx90a", strict=strict), [3], kernarg, workgroup_size=128, regions=regions)
+    launch(Program(code.asm, code.gpu, strict=strict), [3], kernarg, workgroup_size=128, regions=regions)
     return out
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_arrays_flat_pointers_frames_and_a_stack_of_unknown_size(asm, strict):
+def test_arrays_flat_pointers_frames_and_a_stack_of_unknown_size(code, strict):
+    asm = code.asm
     assert re.search(r"buffer_store_dword v\d+, v\d+, s\[0:3\], 0 offen", asm)
     assert re.search(r"v_lshrrev_b32_e64 v\d+, 6, s3[23]", asm)  # of the stack's pointer, which is that of 64 lanes
     assert "flat_load_dword" in asm
     assert ".amdhsa_user_sgpr_private_segment_buffer 1" in asm
     lane = np.tile(np.arange(128), 3)
-    assert run(asm, strict).tolist() == (3000 * lane + np.arange(384) // 128).tolist()
+    assert run(code, strict).tolist() == (3000 * lane + np.arange(384) // 128).tolist()
 
 
-def test_without_its_waves_place_a_kernel_reaches_anothers_scratch(asm):
+def test_without_its_waves_place_a_kernel_reaches_anothers_scratch(code):
     """The prologue adds it to the resource; only the first wave's is 0."""
-    damaged, count = re.subn(r"\n\ts_add_u32 s0, s0, s\d+(?=\n)", "\n\ts_add_u32 s0, s0, 0", asm)
+    damaged, count = re.subn(r"\n\ts_add_u32 s0, s0, s\d+(?=\n)", "\n\ts_add_u32 s0, s0, 0", code.asm)
     assert count == 1
     with pytest.raises(OutOfBoundsError, match=r"scratch access at byte -\d+.*wave 1"):
-        run(damaged, False)
+        run(replace(code, asm=damaged), False)
 
 
 KERNEL = """

@@ -12,6 +12,8 @@ from triton.language.extra import libdevice  # noqa: E402
 from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.codegen.versions import parse_version, triton_version  # noqa: E402
+from laneloom.errors import HazardError  # noqa: E402
 
 EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
@@ -283,6 +285,11 @@ def test_attention_forward(gpu, causal):
     q, k, v = (torch.randn(h, n, d).half() for _ in range(3))
     out, lse = poisoned(h, n, d, dtype=torch.float16), poisoned(h, n)
     scale = d**-0.5 * math.log2(math.e)
+    if gpu.gpu.name == "gfx90a" and parse_version(triton_version()) == (3, 8):
+        # Its LLVM lets waves reach the loop's barrier with stores to LDS under way.
+        with pytest.raises(HazardError, match="no barrier between"):
+            attention_kernel[(triton.cdiv(n, 32), h)](q, k, v, out, lse, n, scale, D=d, BM=32, BN=32, CAUSAL=causal)
+        return
     attention_kernel[(triton.cdiv(n, 32), h)](q, k, v, out, lse, n, scale, D=d, BM=32, BN=32, CAUSAL=causal)
     scores = q.double() @ k.double().mT * d**-0.5
     if causal:

@@ -14,7 +14,7 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
-_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950")  #: of each instruction set
+_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950")  #: of each instruction set
 
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")

@@ -31,8 +31,9 @@ def gpus(as_json: AsJson = False) -> None:
         for source in row.sources:
             sources.setdefault(source, []).append(row.name)
         table.add_row(
-            Text(row.name, style="bold"), row.family, row.product, str(row.compute_units), f"{row.lds_bytes // KIB}",
-            row.matrix_instructions, f"{row.peak_tflops['fp16']:g}", f"{row.bandwidth_gbs:g}",
+            Text(row.name, style="bold"), row.family, row.product, str(row.compute_units) if row.published else "-",
+            f"{row.lds_bytes // KIB}", row.matrix_instructions,
+            *([f"{row.peak_tflops['fp16']:g}", f"{row.bandwidth_gbs:g}"] if row.published else "--"),
             Text("emulated", style="green") if row.emulated else Text("compiled", style="dim"),
         )  # fmt: skip
     console.print(table)
@@ -51,4 +52,6 @@ def to_dict(row: Gpu) -> dict[str, Any]:
     """A row as JSON can hold it."""
     record = {f.name: getattr(row, f.name) for f in fields(row)}
     record["peak_tflops"] = dict(row.peak_tflops)
+    if not row.published:
+        record |= dict.fromkeys(("compute_units", "clock_ghz", "bandwidth_gbs"))
     return record | {"emulated": row.emulated}

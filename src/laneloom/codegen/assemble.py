@@ -51,6 +51,7 @@ def _amd_gpu(gpu: str | Gpu, what: str) -> Gpu:
     gpu = get_gpu(gpu)
     if gpu.vendor != "amd":
         raise UnsupportedError(f"laneloom {what} for AMD's GPUs only, not for {gpu.name} ({gpu.family})")
+    versions.check_gpu(gpu)
     return gpu
 
 
@@ -80,7 +81,7 @@ def _object_file(text: str, gpu: Gpu) -> bytes:
 
 def _features(text: str, gpu: Gpu) -> str:
     """LLVM features for the text: it has to be told of wave64 where the GPU's own is wave32."""
-    features = [versions.assembler_features(gpu)]
+    features = [versions.assembler_features(gpu, text)]
     if 64 in gpu.wave_sizes[1:] and re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE):
         features.append("+wavefrontsize64")
     return ",".join(filter(None, features))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ..errors import ArgumentError
 from ..gpu import Gpu
-from ..isa.check_pairs import why_illegal
+from ..isa.check_pairs import rules_of, why_illegal
 from ..isa.parse import Instruction, parse_operand
 from ..isa.registers import uses
 
@@ -153,7 +153,7 @@ class Assembly:
     def dual(self, first: Sequence[Operand], second: Sequence[Operand]) -> None:
         """A pair, each half as (mnemonic, result, sources...). Raises ArgumentError where it breaks a rule."""
         x, y = _half(first), _half(second)
-        broken = why_illegal(x, y, self.gpu.major)
+        broken = why_illegal(x, y, rules_of(self.gpu))
         if uses(x, 32).writes_v & uses(y, 32).reads_v:
             broken.append(f"the second half reads {first[1]}, which the first half writes")
         if broken:

@@ -57,6 +57,7 @@ def compile_kernel(
     """
     versions.check_triton()
     gpu = get_gpu(gpu)
+    versions.check_gpu(gpu)
     name = _check_kernel(kernel)
     settings = dict(options or {})
     buffer_ops = bool(settings.pop("buffer_ops", True))

@@ -35,12 +35,14 @@ __all__ = [
     "GluonASTSource",
     "assembler",
     "assembler_features",
+    "check_gpu",
     "check_layout",
     "check_triton",
     "compiler_environment",
     "cu_mode_options",
     "cta_barrier",
     "default_fp_fusion",
+    "forgets_waits_of_lds",
     "is_jit_function",
     "knob_values",
     "parse_version",
@@ -158,13 +160,18 @@ def check_layout(name: str, value: Any, gpu: Gpu) -> None:
     layout = getattr(value, "parent", value)
     if not isinstance(layout, gl.amd.AMDWMMALayout):
         return
-    wanted = {11: 1, 12: 2}.get(gpu.major) if gpu.vendor == "amd" else None
-    if layout.version != wanted:
+    if layout.version != gpu.wmma_version:
         known = {1: "RDNA 3 and 3.5", 2: "RDNA 4"}
         raise ArgumentError(
             f"{name} is a WMMA layout of version {layout.version}, which is for "
             f"{known.get(layout.version, 'another GPU')}, not for {gpu.name} ({gpu.family})"
         )
+
+
+def check_gpu(gpu: Gpu) -> None:
+    """Raise UnsupportedError where this Triton's LLVM or its own backend does not know a GPU that 3.9 does."""
+    if gpu.is_rdna_4m and parse_version(triton_version()) < (3, 9):
+        raise UnsupportedError(f"triton {triton_version()} does not know {gpu.name} ({gpu.family}); 3.9 does")
 
 
 def assembler() -> Callable[[str, str, str], bytes]:
@@ -178,13 +185,24 @@ def assembler() -> Callable[[str, str, str], bytes]:
     return getattr(compiler, "assemble_amdgcn", None) or amd.assemble_amdgcn
 
 
-def assembler_features(gpu: Gpu) -> str:
-    """LLVM features with which Triton's own text for `gpu` assembles.
+_HALF = re.compile(r"\bv\d+\.[lh]\b")
 
-    3.6 to 3.8 write 16-bit operands of RDNA 3 as whole registers; the assembler of 3.7 and 3.8 has to be told.
+
+def assembler_features(gpu: Gpu, text: str = "") -> str:
+    """LLVM features with which `text` for `gpu` assembles; without one, those of Triton's own.
+
+    LLVM takes 16-bit operands of RDNA as halves (`v1.h`) or as whole registers, not both. 3.6 to 3.8 write those of
+    RDNA 3 as whole registers, which the assembler of 3.7 and 3.8 has to be told; newer compilers write halves.
     """
+    if gpu.major > 9 and _HALF.search(text):
+        return "+real-true16"
     whole_registers = parse_version(triton_version()) in ((3, 7), (3, 8)) and gpu.major == 11
     return "-real-true16" if whole_registers else ""
+
+
+def forgets_waits_of_lds() -> bool:
+    """Whether LLVM may let waves reach a loop's barrier with stores to LDS under way: that of 3.7 and 3.8 does."""
+    return parse_version(triton_version()) in ((3, 7), (3, 8))
 
 
 def default_fp_fusion() -> bool:

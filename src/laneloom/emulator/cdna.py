@@ -2,7 +2,8 @@
 
 LLVM prints gfx9's own mnemonics for gfx942 and gfx950: `ds_read_b128` for `ds_load_b128`, `global_load_dwordx4` for
 `global_load_b128`, `v_addc_co_u32` for `v_add_co_ci_u32`; assemblers take most of them for gfx11 and gfx12 too.
-Registers a[0:n] stand behind a kernel's v[0:m] in one file, from `.amdhsa_accum_offset` on.
+Registers a[0:n] stand behind a kernel's v[0:m] in one file, from `.amdhsa_accum_offset` on; CDNA 1 has a second file,
+whose registers stand behind those of the first here.
 Source: CDNA 3 ISA guide; LLVM AMDGPUUsage, "Code Object Kernel Descriptor".
 """
 
@@ -105,7 +106,7 @@ def spellings() -> set[str]:
 
 def translate(listing: Listing, major: int) -> None:
     """Give a listing's instructions the names, and on gfx9 the register numbers, that the emulator works with."""
-    first = listing.directive("accum_offset", 256)
+    first = listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
     code = listing.instructions
     indexed = 0
     for k, ins in enumerate(code):

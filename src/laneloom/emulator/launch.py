@@ -24,7 +24,7 @@ from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, in_order, unit_bytes
+from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, in_order, lane_numbers, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
@@ -208,7 +208,12 @@ class _Run:
         thread = wave[:, None] * p.lanes + np.arange(p.lanes)
         tx, ty = thread % self.size[0], thread // self.size[0] % self.size[1]
         tz = thread // (self.size[0] * self.size[1])
-        V[0] = tx | ty << 10 | tz << 20  # gfx90a and later pack the three work-item ids into v0
+        numbers = lane_numbers(listing, p.gpu)
+        if numbers == 0:
+            V[0] = tx | ty << 10 | tz << 20
+        else:
+            for k, number in enumerate((tx, ty, tz)[:numbers]):
+                V[k] = number
         exists = np.packbits(thread < self.threads, axis=1, bitorder="little").view(U32)
         for k in range(p.lanes // 32):
             S[EXEC + k] = exists[:, k]
@@ -228,7 +233,7 @@ class _Run:
         waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
         waves.waves_per_group = self.waves_per_group
         if p.strict:
-            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu.major))
+            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu.major), max(numbers, 1))
             waves.undefined_lds = UndefinedBits(len(groups), self.lds_bytes)
         return waves
 

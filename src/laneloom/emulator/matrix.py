@@ -36,7 +36,7 @@ _BITS = {"f32": 32, "f16": 16, "bf16": 16, "iu8": 8, "iu4": 4, "fp8": 8, "bf8": 
 class Shape:
     """What the mnemonic says, the same for all instructions that may be batched together."""
 
-    gfx12: bool
+    gfx12: bool  #: of gfx12 and gfx117x
     lanes: int
     k: int
     a: str
@@ -117,7 +117,7 @@ def decode(ins: Instruction, target: Target) -> Wmma:
     match = NAME.match(ins.name)
     if not match or not _exists(match, target):
         raise UnknownInstructionError(ins.name)
-    gfx12 = target.gpu.major == 12
+    gfx12 = target.gpu.wmma_version != 1
     sparse, cd, k, types = match[1] == "swmmac", match[2], int(match[3]), match[4]
     a, b = types.split("_") if "_" in types else (types, types)
     high = bool(ins.bits("op_sel", [0, 0, 0])[2]) and not gfx12
@@ -139,7 +139,7 @@ def _exists(match: re.Match, target: Target) -> bool:
     if target.gpu.is_cdna5:
         return any(row.name == match[0] for row in instructions(target.gpu))
     kind, cd, k, types = match[1], match[2], int(match[3]), match[4]
-    if target.gpu.major == 11 and (kind == "swmmac" or k > 16 or "_" in types):
+    if target.gpu.wmma_version == 1 and (kind == "swmmac" or k > 16 or "_" in types):
         return False
     if kind == "swmmac":
         deep = k == 32 or (k == 64 and types == "iu4")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..gpu import Gpu
 from ..isa.parse import Instruction, Listing
 
 NEAREST, UP, DOWN, ZERO = range(4)  #: rounding modes
@@ -63,7 +64,7 @@ _FLUSHED = {"f16": np.uint16, "f32": np.uint32, "f64": np.uint64}
 _EXPONENT = {"f16": 0x7C00, "f32": 0x7F800000, "f64": 0x7FF0000000000000}
 
 
-def initial_mode(listing: Listing) -> Mode:
+def initial_mode(listing: Listing, gpu: Gpu) -> Mode:
     """The mode that a kernel's descriptor asks for (LLVM's defaults: fp32 flushed, fp16 and fp64 kept)."""
     return Mode(
         listing.directive("float_round_mode_32", 0),
@@ -71,7 +72,7 @@ def initial_mode(listing: Listing) -> Mode:
         listing.directive("float_denorm_mode_32", 0),
         listing.directive("float_denorm_mode_16_64", 3),
         bool(listing.directive("fp16_overflow", 0)),
-        bool(listing.directive("ieee_mode", 1)),
+        bool(listing.directive("ieee_mode", 1)) and not gpu.is_rdna_4m,
     )
 
 

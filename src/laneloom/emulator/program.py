@@ -105,11 +105,11 @@ class Program:
         ]
         narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
         self.lanes = 32 if narrow else 64
-        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing))
+        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu))
         self.targets = self._follow_mode()
         self.guards: dict[int, Guard] = {}  #: strict mode: by number of the instruction, of blocks that were reached
         self.blocks = self._cut()
-        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) + 16
+        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 16
 
     # -- building ------------------------------------------------------------------------------------------------------
 

@@ -52,15 +52,15 @@ class Shadow:
                     self.busy_s |= e.registers_s
 
     @staticmethod
-    def start(g: Waves, defined_s: int) -> Shadow:
-        """At a kernel's entry only v0 and the scalar registers in `defined_s` hold something."""
+    def start(g: Waves, defined_s: int, vectors: int = 1) -> Shadow:
+        """At a kernel's entry the first `vectors` vector registers hold something, and what `defined_s` names."""
         V = np.full(g.V.shape, FULL)
-        V[0] = 0
+        V[:vectors] = 0
         S = np.full(g.S.shape, FULL)
         for n in range(len(S)):
             if defined_s >> n & 1:
                 S[n] = 0
-        dirty_v = ((1 << len(V)) - 1) & ~1
+        dirty_v = ((1 << len(V)) - 1) & ~((1 << vectors) - 1)
         dirty_s = ((1 << len(S)) - 1) & ~defined_s
         private = None if g.private is None else np.full(g.private.shape, 0xFF, np.uint8)
         return Shadow(V, S, np.ones(g.count, bool), np.zeros(g.count, np.int64), {}, dirty_v, dirty_s, private)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import HazardError
+from ..gpu import Gpu
 from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import Step, Target
@@ -230,6 +231,11 @@ def touched_half(ins: Instruction, register: int) -> str:
             stored = ("h" if "_d16_hi" in ins.name else "l") if o is data and narrow else ""
             found.add(stored or o.half)
     return found.pop() if len(found) == 1 and ins.second is None else ""
+
+
+def lane_numbers(listing: Listing, gpu: Gpu) -> int:
+    """In how many registers, from v0 on, a lane's x, y and z come; 0: packed into v0, as since gfx90a."""
+    return 1 + listing.directive("system_vgpr_workitem_id", 0) if gpu.is_cdna_1 else 0
 
 
 def defined_at_entry(listing: Listing, major: int) -> int:

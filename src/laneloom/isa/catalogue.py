@@ -52,12 +52,12 @@ F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 
 #: Names of the generations for people.
 GENERATIONS = {
-    "rdna3": "RDNA 3", "rdna4": "RDNA 4", "cdna2": "CDNA 2", "cdna3": "CDNA 3", "cdna4": "CDNA 4", "cdna5": "CDNA 5",
-    "hopper": "Hopper",
+    "rdna3": "RDNA 3", "rdna4m": "RDNA 4m", "rdna4": "RDNA 4", "cdna1": "CDNA 1", "cdna2": "CDNA 2", "cdna3": "CDNA 3",
+    "cdna4": "CDNA 4", "cdna5": "CDNA 5", "hopper": "Hopper",
 }  # fmt: skip
 _GENERATIONS = {
-    "gfx11": "rdna3", "gfx120": "rdna4", "gfx90a": "cdna2", "gfx942": "cdna3", "gfx950": "cdna4", "gfx1250": "cdna5",
-    "sm_90": "hopper",
+    "gfx117": "rdna4m", "gfx11": "rdna3", "gfx120": "rdna4", "gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3",
+    "gfx950": "cdna4", "gfx1250": "cdna5", "sm_90": "hopper",
 }  # fmt: skip
 
 
@@ -66,7 +66,7 @@ class MatrixInstruction:
     """D = A B + C, `blocks` independent M x N x K products; sparse ones add to D, and A keeps 2 of every 4 k."""
 
     name: str
-    generation: str  #: "rdna3", "rdna4", "cdna2", "cdna3", "cdna4", "cdna5", "hopper"
+    generation: str  #: one of GENERATIONS
     kind: str  #: "wmma", "swmmac", "mfma", "smfmac", "mma", "wgmma"
     m: int
     n: int
@@ -139,7 +139,7 @@ _MNEMONIC = re.compile(
 
 
 def from_mnemonic(name: str, generation: str, *, blocks: int = 1, **facts) -> MatrixInstruction:
-    """A row from an AMD mnemonic, which says kind, shape, types and, but for those of CDNA 2, blocks."""
+    """A row from an AMD mnemonic, which says kind, shape, types and, but for those of CDNA 1 and 2, blocks."""
     match = _MNEMONIC.fullmatch(name)
     assert match, name
     a, b = match["a"], match["b"] or match["a"]

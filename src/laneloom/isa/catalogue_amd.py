@@ -1,6 +1,6 @@
 """AMD's matrix instructions: opcode, cycles, co-issue and modifiers of each mnemonic.
 
-Opcodes are those that LLVM encodes (a test assembles every row). Cycles of RDNA, CDNA 2 and CDNA 3 and co-issue: AMD
+Opcodes are those that LLVM encodes (a test assembles every row). Cycles of RDNA and CDNA 1 to 3 and co-issue: AMD
 matrix instruction calculator 1.3.2, from the ISA guides' pass counts (4 cycles a pass). Cycles of CDNA 4: LLVM's
 scheduling model of gfx950, which agrees with the data sheet's peaks.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from .catalogue import MatrixInstruction, from_mnemonic
 
 _CALCULATOR = "AMD matrix instruction calculator 1.3.2; ISA guide"
+_LLVM117 = "LLVM, which encodes them as RDNA 4's; nobody publishes cycles"
 _LLVM950 = "LLVM scheduling model of gfx950; CDNA 4 ISA guide"
 
 _NEG = "neg_lo neg_hi"  # floats: negate A and B; for C neg_lo negates and neg_hi takes the absolute value
@@ -57,7 +58,8 @@ _NEGATE = "blgp"  # f64: bits negate A, B, C
 _FORMATS = "cbsz blgp"  # f8f6f4: the types
 _SCALES = f"op_sel[0:1] op_sel_hi[0:1] {_FORMATS}"  # which of four bytes holds the scale of A (0) and of B (1)
 
-# mnemonic as the guide to CDNA 2 and LLVM spell it, blocks, opcode, cycles, delay of co-issued VALU work, modifiers
+# mnemonic as the guides to CDNA 1 and 2 and LLVM spell it, blocks, opcode, cycles, delay of co-issued VALU work,
+# modifiers
 _CDNA2 = (
     ("v_mfma_f32_32x32x1f32", 2, 64, 64, 4, _BROADCAST),
     ("v_mfma_f32_16x16x1f32", 4, 65, 32, 4, _BROADCAST),
@@ -86,6 +88,12 @@ _CDNA2 = (
     ("v_mfma_f32_16x16x8bf16", 1, 109, 32, 4, "blgp"),
     ("v_mfma_f64_16x16x4f64", 1, 110, 32, None, ""),
     ("v_mfma_f64_4x4x4f64", 4, 111, 16, None, ""),
+)
+#: CDNA 2 added those of FP64 and of four bf16 a lane.
+_CDNA1 = tuple(
+    (name, blocks, opcode, cycles, None if "_4x4x" in name else 8, modifiers)
+    for name, blocks, opcode, cycles, _, modifiers in _CDNA2
+    if not name.endswith(("f64", "_1k"))
 )
 
 # of CDNA 3: mnemonic, opcode, cycles, delay of co-issued VALU work (None: none can), modifiers
@@ -169,6 +177,8 @@ _CDNA4_ONLY = (
     ("v_smfmac_f32_32x32x32_f16", 91, 32, 8, _SETS),
 )
 
+_ACCUMULATORS_ONLY = "C and D lie in accumulation registers, A and B in either kind"
+
 #: CDNA 4 halved the rate of FP64.
 _CDNA4_CYCLES = {"v_mfma_f64_16x16x4_f64": 64}
 
@@ -186,22 +196,24 @@ _NOTES = {
 
 
 def amd_rows(generation: str) -> list[MatrixInstruction]:
-    """The rows of "rdna3", "rdna4", "cdna2", "cdna3" or "cdna4" by opcode."""
+    """The rows of "rdna3", "rdna4m", "rdna4", "cdna1", "cdna2", "cdna3" or "cdna4" by opcode."""
     if generation.startswith("rdna"):
+        new = generation == "rdna4m"  # it has RDNA 4's, at a rate that nobody publishes
         return [
             from_mnemonic(
-                name, generation, opcode=opcode, cycles=cycles, coissue=False, modifiers=tuple(modifiers.split()),
-                source=_CALCULATOR,
+                name, generation, opcode=opcode, cycles=None if new else cycles, coissue=None if new else False,
+                modifiers=tuple(modifiers.split()), source=_LLVM117 if new else _CALCULATOR,
             )
             for name, opcode, cycles, modifiers in (_RDNA3 if generation == "rdna3" else _RDNA4)
         ]  # fmt: skip
-    if generation == "cdna2":
+    if generation in ("cdna1", "cdna2"):
         return [
             from_mnemonic(
                 name, generation, blocks=blocks, opcode=opcode, cycles=cycles, coissue=delay is not None,
                 coissue_delay=delay, modifiers=tuple(modifiers.split()), source=_CALCULATOR,
+                note=_ACCUMULATORS_ONLY if generation == "cdna1" else "",
             )
-            for name, blocks, opcode, cycles, delay, modifiers in _CDNA2
+            for name, blocks, opcode, cycles, delay, modifiers in (_CDNA1 if generation == "cdna1" else _CDNA2)
         ]  # fmt: skip
     newer = generation == "cdna4"
     rows = [

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ..gpu import Gpu
 from .check_code import Code, Step
 from .finding import Finding, found
 from .listing import Kind
@@ -23,7 +24,8 @@ _BOTH = frozenset(
     """v_fmac_f32 v_fmaak_f32 v_fmamk_f32 v_mul_f32 v_add_f32 v_sub_f32 v_subrev_f32 v_mul_dx9_zero_f32 v_mov_b32
     v_cndmask_b32 v_dot2acc_f32_f16 v_dot2acc_f32_bf16""".split()
 )
-_OF_GENERATION = {11: frozenset({"v_max_f32", "v_min_f32"}), 12: frozenset({"v_max_num_f32", "v_min_num_f32"})}
+_NUMBERS = frozenset({"v_max_num_f32", "v_min_num_f32"})
+_OF_GENERATION = {11: frozenset({"v_max_f32", "v_min_f32"}), 117: _NUMBERS, 12: _NUMBERS}
 _ONLY_Y = frozenset({"v_add_nc_u32", "v_lshlrev_b32", "v_and_b32"})
 _COMMUTES = frozenset(
     "v_fmac_f32 v_mul_f32 v_add_f32 v_mul_dx9_zero_f32 v_max_f32 v_min_f32 v_max_num_f32 v_min_num_f32 v_add_nc_u32 "
@@ -32,6 +34,11 @@ _COMMUTES = frozenset(
 _INLINE_FLOATS = frozenset((0.0, 0.5, 1.0, 2.0, 4.0, 0.15915494))
 _INLINE_BITS = frozenset(struct.unpack("<I", struct.pack("<f", s * f))[0] for f in _INLINE_FLOATS for s in (1, -1) if f)
 _FMA = ("v_fmac_f32", "v_fma_f32", "v_mul_f32", "v_add_f32", "v_fmaak_f32", "v_fmamk_f32")
+
+
+def rules_of(gpu: Gpu) -> int:
+    """Whose rules hold: 11, 12, or 117 for RDNA 4m, which has gfx12's opcodes and frees two moves, but no more."""
+    return 117 if gpu.is_rdna_4m else gpu.major
 
 
 def opcodes(major: int) -> tuple[frozenset[str], frozenset[str]]:
@@ -89,7 +96,7 @@ def why_illegal(x: Instruction, y: Instruction, major: int, lanes: int = 32) -> 
 def _conflicts(x: Instruction, y: Instruction, major: int) -> list[str]:
     """Ports of a register bank that both halves want."""
     broken = []
-    moves = major == 12 and x.name == y.name == "v_mov_b32"
+    moves = major in (12, 117) and x.name == y.name == "v_mov_b32"
     for port, (a, b) in enumerate(zip(ports(x), ports(y), strict=True)):
         if a is None or b is None or a.kind != "v" or b.kind != "v":
             continue
@@ -137,7 +144,7 @@ def check_pairs(code: Code) -> Iterator[Finding]:
         if y is None:
             continue
         x = replace_second(step.ins)
-        broken = why_illegal(x, y, code.gpu.major, code.lanes)
+        broken = why_illegal(x, y, rules_of(code.gpu), code.lanes)
         for text in broken:
             rule = "pair-bank-conflict" if "SRC" in text else "illegal-pair"
             yield found(rule, step.ins, text)
@@ -183,7 +190,7 @@ def _could_pair(a: Instruction, b: Instruction, code: Code) -> str | None:
     for x, y in ((first, second), (second, first)):
         for left in _orders(x):
             for right in _orders(y):
-                broken = why_illegal(left, right, code.gpu.major)
+                broken = why_illegal(left, right, rules_of(code.gpu))
                 if best is None or len(broken) < len(best):
                     best = broken
     if not best:

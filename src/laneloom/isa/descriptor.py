@@ -54,15 +54,20 @@ def directives(raw: bytes, gpu: Gpu, sgprs: int) -> dict[str, int]:
     }  # fmt: skip
     values |= _fields(properties, _PROPERTIES)
     # Before CDNA 3 a kernel that uses scratch is told where its wave's begins.
-    places = "system_sgpr_private_segment_wavefront_offset" if gpu.name == "gfx90a" else "enable_private_segment"
+    told = gpu.name in ("gfx908", "gfx90a")
+    places = "system_sgpr_private_segment_wavefront_offset" if told else "enable_private_segment"
     values |= _fields(rsrc2, ((places, 0, 1), *_RSRC2))
-    values |= _fields(rsrc1, _RSRC1 + (_RSRC1_TO_GFX11 if major < 12 else ()) + (_RSRC1_RDNA if major >= 10 else ()))
-    # Registers are counted in granules: of 4 in wave64 of RDNA, else of 8.
-    values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if major >= 10 and wave == 64 else 8)
+    older = _RSRC1_TO_GFX11 if major < 12 and not gpu.is_rdna_4m else ()
+    values |= _fields(rsrc1, _RSRC1 + older + (_RSRC1_RDNA if major >= 10 else ()))
+    # Registers are counted in granules: of 4 in wave64 of RDNA and on CDNA 1, else of 8.
+    narrow = gpu.is_cdna_1 or (major >= 10 and wave == 64)
+    values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if narrow else 8)
     values["next_free_sgpr"] = max(1, min(sgprs, 106 if major >= 10 else 102) - 2)  # without VCC, which is reserved
     if major >= 10:
         values["wavefront_size32"] = int(wave == 32)
         values["inst_pref_size"] = rsrc3 >> 4 & (63 if major < 12 else 255)
+    elif gpu.is_cdna_1:
+        values |= _fields(properties, _PROPERTIES_CDNA)
     else:
         values["accum_offset"] = ((rsrc3 & 63) + 1) * 4
         values["tg_split"] = rsrc3 >> 16 & 1

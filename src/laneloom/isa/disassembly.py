@@ -25,14 +25,14 @@ _VERSIONS = {1: 3, 2: 4, 3: 5, 4: 6}  # ELF's ABI version -> version of the code
 # Code for a whole family, and the GPUs of the table that run it (LLVM AMDGPUUsage, "Generic processor").
 _GENERIC = {
     "gfx9-4-generic": ("gfx942", "gfx950"),
-    "gfx11-generic": tuple(name for name in GPUS if name.startswith("gfx11")),
+    "gfx11-generic": tuple(name for name in GPUS if name.startswith(("gfx110", "gfx115"))),
     "gfx12-generic": tuple(name for name in GPUS if name.startswith("gfx120")),
 }
 _MACHINES = {
     0x30: "gfx908", 0x36: "gfx1030", 0x3F: "gfx90a", 0x41: "gfx1100", 0x43: "gfx1150", 0x44: "gfx1103",
     0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201",
     0x49: "gfx1250", 0x4F: "gfx950", 0x54: "gfx11-generic", 0x55: "gfx1152", 0x58: "gfx1153", 0x59: "gfx12-generic",
-    0x5F: "gfx9-4-generic",
+    0x5C: "gfx1172", 0x5D: "gfx1170", 0x5E: "gfx1171", 0x5F: "gfx9-4-generic",
 }  # fmt: skip
 _FILLERS = {struct.pack("<I", word) for word in (0, 0xBF800000, 0xBF9F0000)}  # nothing, s_nop 0, s_code_end
 _NAMES_TOLD = 8

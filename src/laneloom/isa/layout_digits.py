@@ -18,7 +18,7 @@ def digits_of(row: MatrixInstruction, wave: int, matrix: str, kind: str, k_order
     match row.generation:
         case "rdna3":
             return _rdna3(row, wave, matrix)
-        case "rdna4":
+        case "rdna4" | "rdna4m":
             return _rdna4(row, wave, matrix, k_order)
         case "cdna5":
             return _cdna5(row, matrix, TYPES[kind].bits)

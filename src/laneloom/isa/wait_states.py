@@ -1,8 +1,8 @@
-"""How many wait states CDNA 2, 3 and 4 need between two instructions where the hardware does not wait by itself.
+"""How many wait states CDNA needs between two instructions where the hardware does not wait by itself.
 
 A wait state is one instruction, or one of the cycles that `s_nop` names. MFMA takes its passes (4 cycles each) and is
 of one of three kinds: "xdl" (16 and 8 bits, integers, xf32), "sgemm" (FP32 products) and "dgemm" (FP64); CDNA 2 has one
-rule for all but the last.
+rule for all but the last, CDNA 1 rules of its own (`wait_states_cdna1.py`).
 Sources: AMD Instinct MI200 (CDNA 2) and MI300 (CDNA 3) ISA guides, "Manually Inserted Wait States (NOPs)" and
 "Dependency Resolution: Required Independent Instructions"; AMD CDNA 4 ISA guide, the same sections; what they leave
 open is as LLVM's GCNHazardRecognizer has it, against whose s_nop a test holds every row.
@@ -20,8 +20,10 @@ from .check_code import Step
 from .listing import Kind
 from .parse import EXEC, M0, VCC, Instruction, Operand
 from .registers import mask_of
+from .wait_states_cdna1 import needed_on_cdna_1
 
 MOST = 20  #: no dependency needs more
+OLD = ("gfx908", "gfx90a")  #: whose hardware waits by itself where later ones leave it to the code
 
 _TRANS = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_")
 _DOT = re.compile(r"v_dot\d")
@@ -97,7 +99,7 @@ def _matrix(step: Step, gpu: str) -> Matrix | None:
     passes = row.cycles // 4
     if "f8f6f4" in ins.name and ins.number("cbsz") >= 2 and ins.number("blgp") >= 2:
         passes //= 2  # neither A nor B has elements of 8 bits
-    single = "xdl" if row.coissue or gpu == "gfx90a" else "sgemm"  # CDNA 2 has one rule for all but FP64
+    single = "xdl" if row.coissue or gpu in OLD else "sgemm"  # CDNA 2 has one rule for all but FP64
     kind = "dgemm" if ins.name.endswith("f64") else single
     sparse = ins.name.startswith("v_smfmac")
     sources = [*ops[1:3], *ops[(3 if sparse else 4) :]]
@@ -132,8 +134,12 @@ def needed(before: Acts, after: Acts, gpu: str, open_v: int, open_s: int) -> Ite
 
     open_v, open_s: registers that nothing has written between the two.
     """
+    first = gpu == "gfx908"
+    if first:
+        yield from needed_on_cdna_1(before, after, open_v, open_s)
     if before.matrix is not None:
-        yield from _after_matrix(before.matrix, after, gpu, open_v)
+        if not first:
+            yield from _after_matrix(before.matrix, after, gpu, open_v)
         return
     written = before.step.uses.writes_v & open_v
     reads, writes = after.step.uses.reads_v, after.step.uses.writes_v
@@ -142,8 +148,8 @@ def needed(before: Acts, after: Acts, gpu: str, open_v: int, open_s: int) -> Ite
     if after.dpp_reads & written:
         yield 2, "DPP reads its result"
     if before.data & writes & open_v and (after.valu or after.matrix is not None):
-        yield 1 if gpu == "gfx90a" else 2, "the store still reads the register that is overwritten"
-    if before.dot and after.matrix is None:
+        yield 1 if gpu in OLD else 2, "the store still reads the register that is overwritten"
+    if before.dot and after.matrix is None and not first:
         if after.name != before.name and (reads | writes) & written:
             yield 3, "another instruction wants the dot product's register"
         elif _vector(*after.step.ins.operands[1:3]) & written:
@@ -181,7 +187,7 @@ def _after_matrix(p: Matrix, after: Acts, gpu: str, open_v: int) -> Iterator[tup
 
 def _sum_states(p: Matrix, c: Matrix, gpu: str) -> int:
     """From a result to the C of another matrix instruction; the same registers, whole, are handed on."""
-    old, new = gpu == "gfx90a", gpu == "gfx950"
+    old, new = gpu in OLD, gpu == "gfx950"
     if p.result == c.sum:
         if p.kind == "dgemm":
             return 4 if p.small and c.small and c.kind == "dgemm" else 0
@@ -198,13 +204,13 @@ def _sum_states(p: Matrix, c: Matrix, gpu: str) -> int:
 def _after_valu(before: Acts, after: Acts, gpu: str, vector: int, scalar: int) -> Iterator[tuple[int, str]]:
     """vector, scalar: what it has written and nothing else since."""
     uses = after.step.uses
-    if after.matrix is not None:
+    if after.matrix is not None and gpu != "gfx908":
         if uses.reads_v & vector and not before.dot:
             yield 2, "a matrix instruction reads its result"
         if scalar & _EXEC_BITS:
             yield 4, "a matrix instruction follows a write of EXEC"
     if after.valu:
-        if gpu != "gfx90a":  # whose hardware waits by itself
+        if gpu not in OLD:
             yield from _after_valu_since_cdna_3(before, after, vector, scalar)
         if _LANE_SELECT.match(after.name) and _scalar(after.step.ins.operands[2:3]) & scalar:
             yield 4, "the scalar register selects a lane"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from triton.runtime import driver
 
+from ..codegen.versions import check_gpu
 from ..emulator.driver import EmulatedDriver
 from ..errors import UnsupportedError
 from ..gpu import Gpu, get_gpu
@@ -15,7 +16,8 @@ from ..gpu import Gpu, get_gpu
 def active_gpu() -> Gpu:
     """The GPU of Triton's active driver: the emulated one inside `laneloom.emulated`, else the machine's.
 
-    Raises UnsupportedError if there is neither, UnknownGpuError for a GPU that is not in the table.
+    Raises UnsupportedError if there is neither, or this Triton does not know the GPU, UnknownGpuError for a GPU that is
+    not in the table.
     """
     try:
         target: Any = driver.active.get_current_target()
@@ -24,7 +26,9 @@ def active_gpu() -> Gpu:
             'there is no GPU that Triton can use here: put the call inside `with laneloom.emulated("gfx1151"):` to '
             "run it on an emulated one"
         ) from error
-    return get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
+    gpu = get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
+    check_gpu(gpu)
+    return gpu
 
 
 def is_emulated() -> bool:

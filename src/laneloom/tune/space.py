@@ -79,8 +79,9 @@ def _rdna() -> Space:
     }  # fmt: skip
 
 
-def _cdna() -> Space:
-    return {
+def _cdna(gpu: Gpu) -> Space:
+    vector = {"fma": _rdna()["fma"]} if gpu.is_cdna_1 else {}
+    return vector | {
         "mfma": {
             "block_m": _between(32, 256), "block_n": _between(32, 256), "block_k": _between(16, 128),
             "num_warps": _between(1, 8), "group_m": (1, 4, 8, 16), "order": tuple(ORDERS),
@@ -207,7 +208,7 @@ def search_space(
 
     quick: only the tile, its waves or stages and the order are searched.
     """
-    by_family = {"wmma": _rdna, "mfma": _cdna, "wgmma": lambda: _hopper(problem, gpu)}
+    by_family = {"wmma": _rdna, "mfma": lambda: _cdna(gpu), "wgmma": lambda: _hopper(problem, gpu)}
     wide = by_family[gpu.matrix_instructions]()
     for config in starts:
         wide.setdefault(config.schedule, {})

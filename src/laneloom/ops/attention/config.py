@@ -139,7 +139,7 @@ def _general_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list
         if width <= widest_small and problem.queries <= 16:
             return [AttentionConfig(role=role, rows=16, columns=16, out=min(64, out), num_warps=1, prefetch=True)]
         # RDNA 3's fragments lie in both halves of a wave, twice the registers.
-        twice = gpu.vendor == "amd" and gpu.major == 11
+        twice = gpu.wmma_version == 1
         if width <= widest_small:
             prefetch = not (twice and max(width, out) == widest_small)
             return [AttentionConfig(role=role, rows=64, columns=32, out=out, num_warps=4, prefetch=prefetch)]

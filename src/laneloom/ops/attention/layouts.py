@@ -74,14 +74,14 @@ def turned_shared(columns: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
 
 def matrix_version(gpu: Gpu) -> int:
     """1 and 2: WMMA of RDNA 3 and 4; 3: MFMA; 0: NVIDIA's mma."""
-    return {("amd", 9): 3, ("amd", 11): 1, ("amd", 12): 2}.get((gpu.vendor, gpu.major), 0)
+    return 3 if gpu.matrix_instructions == "mfma" else gpu.wmma_version
 
 
 @cache
-def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int) -> dict[str, Any]:
+def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int, dtype: str) -> dict[str, Any]:
     """Accumulator layout and operand width of the matrix instruction, all waves along the rows.
 
-    width: of the narrowest tile that scores are computed from; columns: of a step.
+    width: of the narrowest tile that scores are computed from; columns: of a step; dtype: of the operands.
     """
     version = matrix_version(gpu)
     k_width = {0: 2, 1: 16, 2: 8, 3: 8 if width >= 32 else 4}[version]
@@ -89,8 +89,10 @@ def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int) -> dict
         accumulator = gl.NVMMADistributedLayout([2, 0], [num_warps, 1], [16, 8])
     elif version == 3:
         # Transposed: a lane has 4 neighbours of a row, as it has them of the operand that weights become.
-        generation = {"gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
+        generation = {"gfx908": 1, "gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
         depth = 32 if generation == 4 and min(width, columns) >= 32 else 16
+        if generation == 1 and dtype == "bf16":
+            depth = 8
         layout: Any = gl.amd.AMDMFMALayout
         accumulator = layout(generation, [16, 16, depth], True, [num_warps, 1])
     else:

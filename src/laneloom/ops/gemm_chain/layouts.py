@@ -67,7 +67,7 @@ def _reach(rows: int, depth: int, strides: tuple[int, int]) -> int:
 @cache
 def constants(problem: ChainProblem, config: ChainConfig, gpu: Gpu) -> dict[str, Any]:
     """The constexprs of kernels/wmma.py."""
-    version = 1 if gpu.major == 11 else 2
+    version = gpu.wmma_version
     size = DTYPE_BYTES[problem.dtype]
     tiles = {
         "a0": (config.block_m, config.block_k), "b0": (config.block_n0, config.block_k),

@@ -1,4 +1,4 @@
-"""What can be chosen on RDNA for FP32 and FP64 products: kernels/fma.py. Pure."""
+"""What can be chosen for FP32 and FP64 products of GPUs without matrix instructions for them: kernels/fma.py. Pure."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class FmaConfig(MatmulConfig):
     order: str = "grouped"  #: in which programs visit the tiles: one of `tile_orders.ORDERS`
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
-        if gpu.matrix_instructions != "wmma":
-            return f"gpu: the schedule fma is for RDNA 3, 3.5 and 4, got {gpu.name} ({gpu.family})"
+        if gpu.matrix_instructions != "wmma" and not gpu.is_cdna_1:
+            return f"gpu: the schedule fma is for RDNA 3, 3.5 and 4 and CDNA 1, got {gpu.name} ({gpu.family})"
         if problem.dtype_a not in PIECE or problem.dtype_b != problem.dtype_a:
             return f"a: the schedule fma takes fp32 or fp64, got {problem.dtype_a} and {problem.dtype_b}"
         if problem.precision != "ieee":
@@ -49,8 +49,8 @@ class FmaConfig(MatmulConfig):
             return f"order: expected {words([*map(repr, ORDERS)])}, got {self.order!r}"
         if self.group_m < 1:
             return f"group_m: expected at least 1, got {self.group_m}"
-        threads = 32 * self.num_warps
-        if self.num_warps > 16 or min(self.block_m, self.block_n) * self.block_k < threads:
+        threads = gpu.wave * self.num_warps
+        if threads > 512 or min(self.block_m, self.block_n) * self.block_k < threads:
             return f"num_warps: {threads} threads need an element of each tile and are 512 at most, got {self.text}"
         registers = self.block_m * self.block_n // threads * DTYPE_BYTES[problem.dtype_a] // 4
         if not 1 <= registers <= SUM_REGISTERS:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .config_fma import FmaConfig
 from .config_wmma import is_power_of_two
 from .dtypes import outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -18,21 +19,22 @@ INSTRUCTIONS = {
 }
 _CDNA4 = INSTRUCTIONS | {"fp16": (32, 8), "bf16": (32, 8), "int8": (64, 16)}
 _CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
+_CDNA1 = _CDNA2 | {"bf16": (8, 2), "fp8": (8, 2), "bf8": (8, 2)}
 SUM_REGISTERS = 128  #: of a lane
 SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
 
 
 def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
     """INSTRUCTIONS' row of a dtype."""
-    return {"gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
+    return {"gfx908": _CDNA1, "gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
 
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 2 has no instruction for them.
+    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 1 and 2 have no instruction for them.
 
     Not fp16 as on RDNA 3: there the smallest of E5M2 are denormals, which CDNA 2 takes for zeros.
     """
-    return problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx90a"
+    return problem.dtype_a in ("fp8", "bf8") and gpu.name in ("gfx908", "gfx90a")
 
 
 def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
@@ -56,6 +58,8 @@ class MfmaConfig(MatmulConfig):
             return f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, got {problem.dtype_a} and {problem.dtype_b}"
         if problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx942":
             return f"a: the 8-bit floats of {gpu.name} are FNUZ, {problem.dtype_a} is OCP's"
+        if problem.dtype_a == "fp64" and gpu.is_cdna_1:
+            return f"a: {gpu.name} has no matrix instruction of FP64, the schedule fma multiplies it"
         if problem.precision != "ieee":
             return f"precision: {gpu.name} multiplies fp32 in FP32 only, got {problem.precision!r}"
         if problem.dtype_acc in ("fp16", "bf16"):
@@ -94,16 +98,25 @@ TILES = (
     (MfmaConfig(block_m=32, block_n=32, block_k=64, num_warps=2), 0.4),
 )
 
+#: Of CDNA 1, whose FP64 products are vector instructions.
+CDNA_1_FP64_TILES = (
+    (FmaConfig(block_m=64, block_n=64, block_k=4, num_warps=4), 1.0),
+    (FmaConfig(block_m=32, block_n=32, block_k=4, num_warps=1), 0.8),
+)
+
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """The tiles in the order of the busiest compute unit's work."""
     size = lds_element_bytes(problem, gpu)
+    tiles = CDNA_1_FP64_TILES if gpu.is_cdna_1 and problem.dtype_a == "fp64" else TILES
 
     def work(config: MatmulConfig, share: float) -> float:
-        tiles = problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
-        return -(-tiles // gpu.compute_units) * config.block_m * config.block_n / share
+        count = problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+        return -(-count // gpu.compute_units) * config.block_m * config.block_n / share
 
-    for config, _ in sorted(TILES, key=lambda tile: work(*tile)):
-        if problem.dtype_a == "fp64":
-            config = replace(config, block_m=min(config.block_m, 64), block_n=min(config.block_n, 64))
-        yield replace(config, block_k=max(8, ROW_BYTES // size)), "least work for the busiest compute unit"
+    for config, _ in sorted(tiles, key=lambda tile: work(*tile)):
+        if isinstance(config, MfmaConfig):
+            if problem.dtype_a == "fp64":
+                config = replace(config, block_m=min(config.block_m, 64), block_n=min(config.block_n, 64))
+            config = replace(config, block_k=max(8, ROW_BYTES // size))
+        yield config, "least work for the busiest compute unit"

@@ -98,6 +98,8 @@ class WmmaConfig(MatmulConfig):
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size < 1 << 31:
                 return f"{name}: expected 1 to 2**31 - 1, got {size}"
+        if self.control == "waits" and gpu.is_rdna_4m:
+            return f"control: explicit waits are written for RDNA 3, 3.5 and 4, not for {gpu.name} ({gpu.family})"
         return None
 
     def _why_not_knobs(self, problem: MatmulProblem) -> str | None:
@@ -239,7 +241,7 @@ class PingpongConfig(RolesConfig):
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether 8-bit floats become fp16 on their way to LDS, exactly: RDNA 3 has no instruction for them."""
-    return problem.dtype_a in ("fp8", "bf8") and gpu.major == 11
+    return problem.dtype_a in ("fp8", "bf8") and gpu.wmma_version == 1
 
 
 def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:

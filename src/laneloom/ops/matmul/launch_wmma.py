@@ -171,7 +171,7 @@ def problem_constants(problem: MatmulProblem, config: WmmaConfig | FmaConfig | M
 @cache
 def constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str, Any]:
     """The constexprs that every WMMA kernel has."""
-    version = 1 if gpu.major == 11 else 2
+    version = gpu.wmma_version
     size = lds_element_bytes(problem, gpu)
     swaps = halves_interleaved(size, config.block_k, version)
     a_major, b_major = majors(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...gpu import Gpu
+from ...gpu import GPUS, Gpu
 from .config import MatmulConfig
 from .config_fma import FmaConfig
 from .config_wmma import CoopConfig, PingpongConfig, WideConfig, WmmaConfig, lds_element_bytes
@@ -106,7 +106,8 @@ def _tiles(problem: MatmulProblem, config: MatmulConfig) -> int:
 
 def peak_of(dtype: str, gpu: Gpu) -> float:
     """TFLOP/s or TOP/s of products of operands of a dtype; that of fp16 for those that become fp16 first."""
-    return gpu.peak_tflops.get(RATES.get(dtype, dtype), gpu.peak_tflops["fp16"])
+    peaks = gpu.peak_tflops or GPUS["gfx1150"].peak_tflops  # whose figures stand for those of a GPU without any
+    return peaks.get(RATES.get(dtype, dtype), peaks["fp16"])
 
 
 def _room(problem: MatmulProblem, config: Tile, gpu: Gpu) -> int:

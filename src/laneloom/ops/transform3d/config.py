@@ -111,9 +111,11 @@ def next_power_of_two(value: int) -> int:
 
 
 def why_no_mfma(gpu: Gpu) -> str | None:
-    """Why this Triton cannot compile an FP64 `tl.dot` for `gpu`, or None."""
+    """Why an FP64 `tl.dot` does not become matrix instructions of `gpu`; None on RDNA, which has none."""
     from ...codegen.versions import parse_version, triton_version
 
+    if gpu.is_cdna_1:
+        return f"{gpu.name} has no matrix instruction of FP64, which came with CDNA 2"
     if gpu.matrix_instructions == "mfma" and parse_version(triton_version()) < _MFMA_FP64_TRITON:
         return f"Triton {triton_version()} cannot compile FP64 matrix products for CDNA, 3.9 can"
     return None
@@ -151,7 +153,8 @@ class ChainedConfig(Transform3dConfig):
                 f"a program turns its tensors through LDS: {self.group} of K={problem.k}, padded to "
                 f"{self.padded(problem.k)}, take {need} bytes of {gpu.lds_bytes}"
             )
-        return why_no_mfma(gpu) if problem.dtype == "fp64" else None
+        # CDNA 1 multiplies FP64 as RDNA does, by multiply-adds.
+        return why_no_mfma(gpu) if problem.dtype == "fp64" and not gpu.is_cdna_1 else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,10 +274,11 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
     """Configs with the reason for their place, best first."""
     if gpu.vendor == "amd":
         axis = next_power_of_two(problem.k)
-        if axis == problem.k or gpu.matrix_instructions == "mfma":
-            # On RDNA FP64 arithmetic is the bound, on CDNA memory is: there padding costs nothing.
+        by_matrix_unit = gpu.matrix_instructions == "mfma" and not (gpu.is_cdna_1 and problem.dtype == "fp64")
+        if axis == problem.k or by_matrix_unit:
+            # On RDNA and CDNA 1 FP64 arithmetic is the bound, on CDNA 2 and later memory is: there padding is free.
             yield ChainedConfig.for_order(problem.k), "each tensor is read and written once"
-        if gpu.matrix_instructions == "mfma":
+        if by_matrix_unit:
             yield RowsConfig(dot=True), "three passes, FP64 products by the matrix unit"
         from .config_levels import AmdLevelsConfig
 

@@ -265,7 +265,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         # Of CDNA; wide tiles on gfx950 are predicted faster without (docs/attention.md).
         "FENCED": gpu.name != "gfx950" or max(width, width_v) <= 128,
         "WAITS": gpu.name == "gfx90a",
-        **matrix_constants(gpu, warps, min(width, width_v), config.columns),
+        **matrix_constants(gpu, warps, min(width, width_v), config.columns, problem.dtype),
     }
 
 

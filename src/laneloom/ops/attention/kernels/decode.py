@@ -219,7 +219,7 @@ def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[s
         "OUT_STORE": rows_layout(config.rows, config.out, 1, gpu.wave),
         "ROWS_SHARED": rows_shared(width, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
-        **matrix_constants(gpu, 1, width, config.columns),
+        **matrix_constants(gpu, 1, width, config.columns, problem.dtype),
     }
 
 

@@ -178,7 +178,7 @@ def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> 
         "OUT_STORE": rows_layout(config.rows, config.out, warps, wave),
         "ROWS_SHARED": rows_shared(width, gpu),
         "TURNED_SHARED": turned_shared(config.columns, gpu),
-        **matrix_constants(gpu, warps, width, config.columns),
+        **matrix_constants(gpu, warps, width, config.columns, problem.dtype),
     }
 
 

@@ -1,9 +1,9 @@
-"""FP32 and FP64 block GEMM by fused multiply-adds: RDNA has no matrix instructions for either.
+"""FP32 and FP64 block GEMM by fused multiply-adds: RDNA has no matrix instructions for either, CDNA 1 none for FP64.
 
 A thread owns a block of sums as 4 x 4 pieces and reads 16 bytes of both operands from LDS for each of them and step of
 K; neighbouring multiplications issue in pairs (`v_dual_fmac_f32`). Tiles lie in LDS with their rows contiguous and
 padded, so that an operand contiguous along K is turned by its stores. Any size, any strides, every epilogue; RDNA 3,
-3.5 and 4. Source: AMD RDNA 3 ISA guide, "Dual Issue VALU". The ladder to this is docs/sgemm-ladder.md.
+3.5 and 4, CDNA 1. Source: AMD RDNA 3 ISA guide, "Dual Issue VALU". The ladder to this is docs/sgemm-ladder.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
-from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, schedule_fence, tile_offsets
+from ....device.wmma_tiles import (
+    load_fence,
+    load_last_tile,
+    load_tile,
+    place_tile,
+    schedule_fence,
+    schedule_fence_wave64,
+    tile_offsets,
+)
 from ....gpu import Gpu
 from ..config_fma import PIECE, FmaConfig
 from ..launch_wmma import (
@@ -49,7 +57,7 @@ def fma_matmul(
     A_VEC: gl.constexpr, B_VEC: gl.constexpr, C_VEC: gl.constexpr, ADD_VEC: gl.constexpr, K_VEC: gl.constexpr,
     SCALE_A: gl.constexpr, SCALE_B: gl.constexpr, BIAS_AXIS: gl.constexpr, ACTIVATION: gl.constexpr,
     TYPE: gl.constexpr, SUMS: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr, N_VEC: gl.constexpr, MARK: gl.constexpr,
+    B_SHARED: gl.constexpr, N_VEC: gl.constexpr, WAVE: gl.constexpr, MARK: gl.constexpr,
 ):  # fmt: skip
     outer, inner, m0, n0, rows_m, rows_n = place_tile(
         gl.program_id(0) + first_program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
@@ -90,7 +98,7 @@ def fma_matmul(
         left = load_fence(left)
         acc = _multiply(a_lds.index(left % 2), b_lds.index(left % 2), acc)
         # the multiplications stay above the wait for the loads
-        left = schedule_fence(left - 1)
+        left = schedule_fence(left - 1) if WAVE == 32 else schedule_fence_wave64(left - 1)
         a_lds.index(left % 2).store(a)
         b_lds.index(left % 2).store(b)
         a_tile += a_step
@@ -127,11 +135,12 @@ def _constants(problem: MatmulProblem, config: FmaConfig, gpu: Gpu) -> dict[str,
     return problem_constants(problem, config) | {
         "BATCHED": problem.batches > 1,
         "TYPE": language_type(problem.dtype_a),
-        "SUMS": gl.BlockedLayout([piece, piece], [4, 8], waves, [1, 0]),
-        "A_LOAD": load_along(config.block_m, config, a_major != "row", widest, 32),
-        "B_LOAD": load_along(config.block_n, config, b_major != "row", widest, 32),
+        "SUMS": gl.BlockedLayout([piece, piece], [gpu.wave // 8, 8], waves, [1, 0]),
+        "A_LOAD": load_along(config.block_m, config, a_major != "row", widest, gpu.wave),
+        "B_LOAD": load_along(config.block_n, config, b_major != "row", widest, gpu.wave),
         "A_SHARED": shared[0],
         "B_SHARED": shared[1],
+        "WAVE": gpu.wave,
         "MARK": "",
     }
 

@@ -1,7 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through swizzled LDS, the next one loaded during matrix instructions, waves of 64.
 
-fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on gfx90a
-become bf16: any size, any strides, every epilogue.
+fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on
+gfx908 and gfx90a become bf16: any size, any strides, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
@@ -138,7 +138,7 @@ def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str
     loads, stores = zip(*(_on_the_way(problem, config, gpu, operand) for operand in (0, 1)), strict=True)
     wide = {"element_bitwidth": 64} if problem.dtype_a == "fp64" else {}
     layout: Any = gl.amd.AMDMFMALayout
-    version = {"gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
+    version = {"gfx908": 1, "gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
     waves_n = 1 << (config.num_warps.bit_length() - 1) // 2
     return problem_constants(problem, config) | {
         "BATCHED": problem.batches > 1,

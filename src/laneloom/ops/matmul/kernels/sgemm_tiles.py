@@ -13,10 +13,10 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ....codegen import CodeObject, compile_kernel
-from ....codegen.versions import cta_barrier, cu_mode_options
+from ....codegen.versions import cta_barrier, cu_mode_options, forgets_waits_of_lds
 from ....device.epilogue import pinned
 from ....device.prepared import specialise
-from ....device.wmma_tiles import load_fence, schedule_fence, tile_pointers
+from ....device.wmma_tiles import load_fence, schedule_fence, tile_pointers, wait_for_memory
 from ....gpu import Gpu
 from ..config_sgemm import INTEGERS, RegisterTileConfig, arguments, grid, tiles
 from ..problem import MatmulProblem
@@ -63,6 +63,7 @@ def sgemm_tiles(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, PREFETCH: gl.constexpr,
     C_VEC: gl.constexpr,
     SUMS: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_SHARED: gl.constexpr, B_SHARED: gl.constexpr,
+    WAIT: gl.constexpr,
 ):  # fmt: skip
     outer = (gl.program_id(2) // inner).to(gl.int64)
     within = (gl.program_id(2) % inner).to(gl.int64)
@@ -103,6 +104,8 @@ def sgemm_tiles(
         # Triton puts a barrier here: every wave has read the tile
         a_lds.store(a)
         b_lds.store(b)
+        if WAIT:
+            left = wait_for_memory(left, WAIT)  # the stores are done before the barrier, which LLVM alone may forget
         a_tile += BLOCK_K
         b_tile += stride_bk.to(gl.int64) * BLOCK_K
     cta_barrier()  # the last tile is stored
@@ -115,7 +118,7 @@ def sgemm_tiles(
     store_rows(lower, c_tile, BLOCK_M // 2, stride_cm, rows_left, columns_left, left, C_VEC)
 
 
-def _constants(problem: MatmulProblem, config: RegisterTileConfig) -> dict[str, Any]:
+def _constants(problem: MatmulProblem, config: RegisterTileConfig, gpu: Gpu) -> dict[str, Any]:
     m, n, k, waves = config.block_m, config.block_n, config.block_k, config.num_warps
     padded: Any = gl.PaddedSharedLayout
     by_columns = gl.SwizzledSharedLayout(1, 1, 1, [0, 1])
@@ -130,6 +133,7 @@ def _constants(problem: MatmulProblem, config: RegisterTileConfig) -> dict[str, 
         "B_LOAD": gl.BlockedLayout([1, 1], [1, 32], [waves // 4, 4], [1, 0]),
         "A_SHARED": padded.with_identity_for([[m, PAD]], [m, k], [0, 1]) if config.padded else by_columns,
         "B_SHARED": gl.SwizzledSharedLayout(1, 1, 1, [1, 0]),
+        "WAIT": gpu.wmma_version if forgets_waits_of_lds() else 0,
     }
 
 
@@ -140,13 +144,14 @@ def _options(config: RegisterTileConfig) -> dict[str, Any]:
 def launch(problem: MatmulProblem, config: RegisterTileConfig, gpu: Gpu, a: Any, b: Any, c: Any) -> None:
     """Write a b into c: what Triton takes for pointers."""
     sgemm_tiles[grid(problem, config)](
-        a, b, c, **arguments(problem), **_constants(problem, config), num_warps=config.num_warps, **_options(config)
+        a, b, c, **arguments(problem), **_constants(problem, config, gpu), num_warps=config.num_warps,
+        **_options(config),
     )
 
 
 def code_object(problem: MatmulProblem, config: RegisterTileConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
-    values = arguments(problem) | _constants(problem, config)
+    values = arguments(problem) | _constants(problem, config, gpu)
     signature, constants, divisible = specialise(sgemm_tiles, values, POINTERS)
     return compile_kernel(
         sgemm_tiles, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps, attrs=divisible,

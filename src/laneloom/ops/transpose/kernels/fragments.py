@@ -143,7 +143,7 @@ def transpose_fragments(
 
 @cache
 def _constants(problem: TransposeProblem, config: FragmentsConfig, gpu: Gpu) -> dict[str, Any]:
-    version = 1 if gpu.major == 11 else 2
+    version = gpu.wmma_version
     # RDNA 3 has 16 neighbours of a row in a lane, twice; RDNA 4 has 8, and the other 8 in the other half wave.
     k_width = 16 if version == 1 else 8
     code, constraints = lane_exchange(problem.element_bytes, k_width * problem.element_bytes, halves=version == 2)
