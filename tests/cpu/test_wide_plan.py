@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from pathlib import Path
 from statistics import geometric_mean, mean
 
@@ -10,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from laneloom.bench.matmul_wide import read
+from laneloom.bench.matmul_wide import planned, read, render, summarise
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig, plan
 from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, AsyncConfig
@@ -21,27 +20,26 @@ MEASURED = Path(__file__).parents[2] / "results" / "h200" / "tiles_wide.csv"
 VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
 
 
-def chosen():
-    """By product: the row of what the plan takes and the rows of all configs, of products of which it was measured."""
-    rows = defaultdict(dict)
-    for row in read(MEASURED):
-        rows[row.problem][row.config] = row
-    return [(by_text[text], by_text) for problem, by_text in rows.items()
-            if (text := plan(problem, GPU).text) in by_text]  # fmt: skip
-
-
 def test_the_plan_takes_what_was_measured_to_be_fast():
-    found = chosen()
+    found = planned(read(MEASURED))
     assert len(found) >= 90
-    regrets = [row.us / min(other.us for other in by_text.values()) - 1 for row, by_text in found]
+    regrets = [row.us / min(other.us for other in every) - 1 for row, every in found]
     assert mean(regrets) < 0.035
     assert sorted(regrets)[-2] < 0.3
     assert geometric_mean(row.torch_us / row.us for row, _ in found) > 1.05
 
 
+def test_the_page_has_what_the_plan_takes():
+    taken = planned(read(MEASURED))
+    table, page = render(taken), (MEASURED.parents[2] / "docs" / "hopper-gemm.md").read_text(encoding="utf-8")
+    assert table in page
+    assert summarise(taken) in page
+    assert "| 1 | 128 x 128 x 20000 | TN |" in table
+
+
 def test_its_errors_are_within_the_budget():
     """Twice torch's error of the same product and one rounding; in FP64 torch itself is the truth."""
-    for row, _ in chosen():
+    for row, _ in planned(read(MEASURED)):
         if row.dtype == "fp32":
             assert row.error <= 2 * row.torch_error + 2.0**-24, row
 

@@ -3,6 +3,7 @@
 `python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
 product listed here all configs of `hopper_async`, and what the other schedules would take, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
+`--render results/h200/tiles_wide.csv docs/hopper-gemm.md --readme README.md` writes what the plan takes into the pages.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import torch
 
 from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
-from ..ops.matmul.config import MatmulConfig
+from ..ops.matmul.config import MatmulConfig, plan
+from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_wide import async_configs, others
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .report import fill_page
 from .timing import count_sets, interleave
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
@@ -42,6 +46,7 @@ PRODUCTS = (
     (16, 256, 256, 256, "nt"), (8, 512, 512, 64, "nn"), (12, 512, 64, 512, "nn"), (1, 40, 3000, 3000, "nn"),
     (1, 400, 400, 10000, "tn"), (1, 1000, 200, 2000, "tt"), (24, 1, 128, 4096, "nn"), (1, 1023, 513, 255, "nt"),
 )  # fmt: skip
+SLOW = 0.97  #: of torch.matmul
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
 
@@ -62,9 +67,14 @@ class Row:
     torch_error: float
 
     @property
+    def problem_key(self) -> tuple[int, int, int, int, str]:
+        """The product, as PRODUCTS has it."""
+        return self.batch, self.m, self.n, self.k, self.layout
+
+    @property
     def problem(self) -> MatmulProblem:
         """The product."""
-        return problem_of(self.dtype, (self.batch, self.m, self.n, self.k, self.layout))
+        return problem_of(self.dtype, self.problem_key)
 
 
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
@@ -135,6 +145,54 @@ def read(path: Path) -> list[Row]:
         return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
 
 
+def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
+    """The row of what the plan takes with all rows of its product, for products of which it was measured."""
+    of: dict[MatmulProblem, list[Row]] = {}
+    for row in rows:
+        of.setdefault(row.problem, []).append(row)
+    found = []
+    for problem, every in of.items():
+        text = plan(problem, get_gpu("sm_90a")).text
+        found += [(row, every) for row in every if row.config == text]
+    return found
+
+
+def summarise(taken: Sequence[tuple[Row, list[Row]]]) -> str:
+    """Markdown: the ratios of each type in a sentence."""
+    words = []
+    for dtype in DTYPES:
+        ratios = sorted(row.torch_us / row.us for row, _ in taken if row.dtype == dtype)
+        below = sum(ratio < SLOW for ratio in ratios)
+        words.append(
+            f"{dtype.upper()}: {len(ratios)} products, {geometric_mean(ratios):.3f} x torch.matmul on average, from "
+            f"{ratios[0]:.2f} to {ratios[-1]:.2f}, {below} under {SLOW}")  # fmt: skip
+    return "; ".join(words) + "."
+
+
+def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
+    """Markdown: what the plan takes of each product, both types in a line."""
+    of_type = " us | x torch | what ran |"
+    lines = [f"| batch | M x N x K | layout | FP32,{of_type} FP64,{of_type}", "|---" * 9 + "|"]
+    by_type = {dtype: {row.problem_key: row for row, _ in taken if row.dtype == dtype} for dtype in DTYPES}
+    for batch, m, n, k, layout in PRODUCTS:
+        cells = [str(batch), f"{m} x {n} x {k}", layout.upper()]
+        for dtype in DTYPES:
+            row = by_type[dtype].get((batch, m, n, k, layout))
+            cells += ["", "", ""] if row is None else [f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}", _words(row)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _words(row: Row) -> str:
+    config: Any = MatmulConfig.parse(row.config)
+    words = [f"{config.schedule.removeprefix('hopper_')}, {config.block_m}x{config.block_n}"]
+    if isinstance(config, AsyncConfig):
+        words += [f"K in {config.cluster_k} CTAs"] * (config.cluster_k > 1)
+        words += [f"K in {config.split_k}"] * (config.split_k > 1)
+        words += ["transposed"] * config.swapped
+    return ", ".join(words)
+
+
 def _compile(pair: tuple[MatmulProblem, MatmulConfig]) -> None:
     problem, config = pair
     schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
@@ -143,10 +201,20 @@ def _compile(pair: tuple[MatmulProblem, MatmulConfig]) -> None:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of FP32 and FP64 products on Hopper.")
-    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
+    parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
+    if arguments.render:
+        taken = planned(read(arguments.render[0]))
+        fill_page(arguments.render[1], {"wide": render(taken), "wide summary": summarise(taken)})
+        if arguments.readme:
+            fill_page(arguments.readme, {"wide summary": summarise(taken)})
+        return
+    if arguments.out is None:
+        parser.error("--out or --render")
     gpu, rows = active_gpu(), []
     every = [(dtype, sizes) for dtype in DTYPES for sizes in PRODUCTS]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
