@@ -92,7 +92,7 @@ def test_a_triton_kernel_compiles_for_every_amd_gpu(gpu: str):
     assert 0 < code.sgprs <= GPUS[gpu].sgprs_per_wave + 6  # VCC and the like count
     assert (code.spills, code.scratch_bytes, code.lds_bytes) == (0, 0, 0)
     assert code.occupancy == code.gpu.waves_per_simd(code.vgprs)
-    assert code.workgroup_processor_mode == (code.wave == 32)
+    assert code.workgroup_processor_mode == (code.wave == 32 and not code.gpu.is_cdna5)  # whose WGPs are not halved
     named = [(a.name, a.offset, a.size) for a in code.arguments[:5]]
     assert named == [("x_ptr", 0, 8), ("y_ptr", 8, 8), ("out_ptr", 16, 8), ("n", 24, 4), ("scale", 28, 4)]
     assert [a.kind for a in code.arguments[:5]] == ["global_buffer"] * 3 + ["by_value"] * 2

@@ -237,10 +237,12 @@ def measure(
     return rows
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """The rows as CSV."""
+def write(path: Path, rows: Sequence[Any]) -> None:
+    """Rows of one dataclass, such as Row, as CSV; no file for none."""
+    if not rows:
+        return
     with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
+        out = csv.DictWriter(file, [field.name for field in fields(rows[0])], lineterminator="\n")
         out.writeheader()
         out.writerows(asdict(row) for row in rows)
 

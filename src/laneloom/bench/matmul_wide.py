@@ -12,7 +12,7 @@ import argparse
 import csv
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -27,6 +27,7 @@ from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_wide import async_configs, others
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .matmul_tiles import write
 from .report import fill_page
 from .timing import count_sets, interleave
 
@@ -126,14 +127,6 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
         Row(dtype, *sizes, text, round(timing.median_us, 2), torch_us, float(f"{errors[text]:.2e}"), torch_error)
         for text, timing in timings.items() if timing.median_us <= near
     ]  # fmt: skip
-
-
-def write(path: Path, rows: Sequence[Row]) -> None:
-    """The rows as CSV."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        out = csv.DictWriter(file, [field.name for field in fields(Row)], lineterminator="\n")
-        out.writeheader()
-        out.writerows(asdict(row) for row in rows)
 
 
 def read(path: Path) -> list[Row]:

@@ -19,6 +19,7 @@ from .convert import to_f16
 from .dots import bf16_to_f32
 from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
+from .half import mixed_operands
 from .matrix import f64_to_bf16
 from .operands import Read, modify, read, read_scalar, write
 from .packed import packed, write_halves
@@ -118,19 +119,14 @@ def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
     """As v_fma_mix of f16: op_sel_hi says which sources are bf16, op_sel which half of them."""
 
     def build(ins: Instruction, target: Target) -> Step:
-        destination, *texts = ins.operands
-        halves, select = ins.bits("op_sel_hi", [0, 0, 0]), ins.bits("op_sel", [0, 0, 0])
-        negate, absolute = ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])
-        signed = [
-            Operand(o.kind, o.index, o.count, o.value, o.negate or bool(n), o.absolute or bool(m), o.half)
-            for o, n, m in zip(texts, negate, absolute, strict=True)
-        ]
-        a, b, c = (_mixed_source(*source) for source in zip(signed, halves, select, strict=True))
+        destination = ins.operands[0]
+        sources = mixed_operands(ins)
+        a, b, c = (_mixed_source(*source) for source in sources)
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         modifier = output_modifier(ins, "f32", target)
         source = lane_source(ins, target.lanes)
         if source is not None:
-            a = source.reader(a, signed[0].negate)
+            a = source.reader(a, sources[0][0].negate)
 
         def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))

@@ -46,6 +46,20 @@ def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
     return lambda g: widen(inner(g))
 
 
+def mixed_operands(ins: Instruction) -> list[tuple[Operand, int, int]]:
+    """Each source with its signs, whether it is a half, and whether it is the high one.
+
+    Older listings give the signs as neg_lo and the magnitudes as neg_hi instead of on the operands.
+    """
+    halves, select = ins.bits("op_sel_hi", [0, 0, 0]), ins.bits("op_sel", [0, 0, 0])
+    negate, absolute = ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])
+    signed = [
+        Operand(o.kind, o.index, o.count, o.value, o.negate or bool(n), o.absolute or bool(m), o.half)
+        for o, n, m in zip(ins.operands[1:], negate, absolute, strict=True)
+    ]
+    return list(zip(signed, halves, select, strict=True))
+
+
 def _mixed(kind: str, high: bool):
     """fma of f32 and f16 sources: op_sel_hi says which are f16, op_sel which half of them.
 
@@ -53,21 +67,15 @@ def _mixed(kind: str, high: bool):
     """
 
     def build(ins: Instruction, target: Target) -> Step:
-        destination, *texts = ins.operands
-        halves, select = ins.bits("op_sel_hi", [0, 0, 0]), ins.bits("op_sel", [0, 0, 0])
-        # Older listings give the signs as neg_lo and the magnitudes as neg_hi instead of on the operands.
-        negate, absolute = ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])
-        signed = [
-            Operand(o.kind, o.index, o.count, o.value, o.negate or bool(n), o.absolute or bool(m), o.half)
-            for o, n, m in zip(texts, negate, absolute, strict=True)
-        ]
-        a, b, c = (_mixed_source(*source) for source in zip(signed, halves, select, strict=True))
+        destination = ins.operands[0]
+        sources = mixed_operands(ins)
+        a, b, c = (_mixed_source(*source) for source in sources)
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         convert = to_f16(target.mode.round_16_64)
         modify = output_modifier(ins, kind, target)
         source = lane_source(ins, target.lanes)
         if source is not None:
-            a = source.reader(a, signed[0].negate)
+            a = source.reader(a, sources[0][0].negate)
 
         def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))

@@ -190,11 +190,16 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
     return step
 
 
-def _build(ins: Instruction, target: Target) -> Step:
+def row_of(ins: Instruction, target: Target) -> MatrixInstruction:
+    """The catalogue's row of a matrix instruction. Raises UnknownInstructionError for one that the GPU lacks."""
     try:
-        row = find_instruction(ins.name, target.gpu)
+        return find_instruction(ins.name, target.gpu)
     except ArgumentError:
         raise UnknownInstructionError(ins.name) from None
+
+
+def _build(ins: Instruction, target: Target) -> Step:
+    row = row_of(ins, target)
     return (_build_sparse if row.sparse else _build_dense)(ins, target, row)
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import ArgumentError, UnknownInstructionError
-from ..isa.catalogue import F8F6F4, MatrixInstruction, find_instruction
+from ..isa.catalogue import F8F6F4, MatrixInstruction
 from ..isa.layouts import Layout, get_layout
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .float8 import SMALL_VALUES, power_of_two
 from .matrix import f64_to_bf16
-from .mfma import fields, places, values_of
+from .mfma import fields, places, row_of, values_of
 from .operands import constant
 from .state import U32, Waves
 
@@ -195,10 +195,7 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
 
 
 def _build(ins: Instruction, target: Target) -> Step:
-    try:
-        row = find_instruction(ins.name, target.gpu)
-    except ArgumentError:
-        raise UnknownInstructionError(ins.name) from None
+    row = row_of(ins, target)
     return (_build_sparse if row.sparse else _build_dense)(ins, target, row)
 
 
