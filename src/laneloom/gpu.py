@@ -59,10 +59,10 @@ class Gpu:
 
     @property
     def why_no_schedule(self) -> str:
-        """What to say where a product or attention of laneloom's own is asked for and the GPU has none."""
+        """What to say where attention or a chain of products is asked for and the GPU has none."""
         return (
-            f"gpu: laneloom has no matrix kernels of its own for {self.name} ({self.family}) yet; the emulator runs "
-            "Triton's kernels for it, and `laneloom layout` and `instructions` know its matrix instructions"
+            f"gpu: laneloom has no attention or chain of its own for {self.name} ({self.family}) yet; products, and "
+            "the emulator with anybody's Triton kernel, run"
         )
 
     @property

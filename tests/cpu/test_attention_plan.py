@@ -67,7 +67,7 @@ def test_flops_and_key():
 
 @pytest.mark.parametrize("role", ROLES)
 def test_cdna5_is_refused(role):
-    with pytest.raises(UnsupportedError, match="no matrix kernels of its own for gfx1250"):
+    with pytest.raises(UnsupportedError, match="no attention or chain of its own for gfx1250"):
         plan(problem(), get_gpu("gfx1250"), role)
 
 

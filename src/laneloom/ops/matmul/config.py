@@ -18,7 +18,7 @@ from ...gpu import Gpu
 from .problem import MatmulProblem
 
 #: matrix instruction of a GPU -> the module that plans for it
-FAMILIES = {"wmma": "plan_wmma", "mfma": "config_mfma", "wgmma": "plan_hopper"}
+FAMILIES = {"wmma": "plan_wmma", "mfma": "config_mfma", "wmma3": "config_dot", "wgmma": "plan_hopper"}
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
 SCHEDULES = {
     "wmma": "plan_wmma",
@@ -27,6 +27,7 @@ SCHEDULES = {
     "wmma_wide": "plan_wmma",
     "fma": "plan_wmma",
     "mfma": "config_mfma",
+    "dot": "config_dot",
     "wmma_direct": "config_direct",
     "hopper": "plan_hopper",
     "hopper_skinny": "plan_hopper",

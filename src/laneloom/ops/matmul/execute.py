@@ -257,7 +257,7 @@ def multiply_into(
 def fuses_epilogue(gpu: Gpu) -> bool:
     """Whether all of the GPU's schedules apply an epilogue; elsewhere some problems have one that does, see
     `has_fused_schedule`, and for others it is a launch of its own on the sums."""
-    return gpu.vendor == "amd"
+    return gpu.vendor == "amd" and gpu.matrix_instructions != "wmma3"
 
 
 def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> bool:

@@ -1,0 +1,80 @@
+"""Any strides, any sizes, any batch by Triton's own `tl.dot`: masked loads, plain stores, one program a tile.
+
+The only schedule of CDNA 5 (WMMA of the third version), for which Triton chooses layouts, LDS and order. Terms of an
+epilogue are a launch of their own. Plain Triton.
+Source: Triton's AMD backend for gfx1250; "Matrix Multiplication" in its tutorials, for the order of tiles.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from ....codegen import CodeObject, compile_kernel
+from ....device.prepared import specialise
+from ....device.tma import TRITON_TYPES
+from ....gpu import Gpu
+from ..config_dot import DotConfig
+from ..problem import MatmulProblem
+
+
+@triton.jit
+def matmul_dot(a_ptr, b_ptr, c_ptr, M, N, K, inner, stride_ao, stride_ai, stride_am, stride_ak, stride_bo, stride_bi,
+               stride_bk, stride_bn, stride_co, stride_ci, stride_cm, stride_cn, BLOCK_M: tl.constexpr,
+               BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
+               ACC: tl.constexpr):
+    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]."""
+    tiles_m = tl.cdiv(M, BLOCK_M)
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tile = tl.program_id(0) % (tiles_m * tiles_n)
+    batch = tl.program_id(0) // (tiles_m * tiles_n)
+    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, GROUP_M)
+    outer = (batch // inner).to(tl.int64)
+    within = (batch % inner).to(tl.int64)
+    offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
+    mask_m = (offs_m < M)[:, None]
+    mask_n = (offs_n < N)[None, :]
+    a_ptrs = a_ptr + outer * stride_ao + within * stride_ai + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak
+    b_ptrs = b_ptr + outer * stride_bo + within * stride_bi + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn
+    acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
+    for k in tl.range(0, K, BLOCK_K, num_stages=STAGES):
+        a = tl.load(a_ptrs, mask=mask_m & (offs_k < K - k)[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
+        b = tl.load(b_ptrs, mask=mask_n & (offs_k < K - k)[:, None], other=0.0)  # [BLOCK_K, BLOCK_N]
+        acc = tl.dot(a, b, acc, input_precision="ieee", out_dtype=ACC)
+        a_ptrs += BLOCK_K * stride_ak
+        b_ptrs += BLOCK_K * stride_bk
+    c_ptrs = c_ptr + outer * stride_co + within * stride_ci + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
+    tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
+
+
+def _arguments(problem: MatmulProblem, config: DotConfig) -> tuple[Any, ...]:
+    """All that follows the pointers."""
+    acc = {"fp64": tl.float64, "int8": tl.int32}.get(problem.dtype_a, tl.float32)
+    return (
+        problem.m, problem.n, problem.k, problem.batch[1], *problem.a.strides, *problem.b.strides,
+        *problem.out.strides, config.block_m, config.block_n, config.block_k, config.stages, config.group_m, acc,
+    )  # fmt: skip
+
+
+def launch(problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any) -> None:
+    """Run `config` on what lies as `problem` says."""
+    matmul_dot[(config.programs(problem),)](a, b, out, *_arguments(problem, config), num_warps=config.num_warps)
+
+
+def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObject:
+    """The machine code that `launch` runs."""
+    kinds = (problem.dtype_a, problem.dtype_b, problem.dtype_out)
+    pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
+    arguments = dict(zip(matmul_dot.arg_names[3:], _arguments(problem, config), strict=True))
+    signature, constants, divisible = specialise(matmul_dot, arguments, pointers)
+    return compile_kernel(
+        matmul_dot, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps, attrs=divisible)
+
+
+def facts(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> list[str]:
+    """What sizes and strides made of the launch, as sentences."""
+    return [f"emulated, never run on an {gpu.product}", f"{config.programs(problem)} programs, loads under masks"]
