@@ -67,7 +67,7 @@ class Guard:
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)
         self.matrix = is_matrix(ins.name)
-        replicates = self.matrix and target.gpu.major == 11
+        replicates = self.matrix and target.gpu.wmma_version == 1
         self.operands = sum(1 << n for n in decode(ins, target).operands()) if replicates else 0
 
     def _rule(self, step: Step) -> Callable[[Waves], None] | None:
