@@ -139,7 +139,7 @@ def refusals(lines: list[str], gpu: str) -> dict[int, str]:
 
 @pytest.fixture(scope="module")
 def lines() -> dict[str, str]:
-    others = of_cdna_alone() | of_cdna_5_alone() | {"v_bitop2_b32"}  # in dual issue alone, on CDNA 5
+    others = of_cdna_alone() | of_cdna_5_alone() | {"v_bitop2_b32"}  # which is dual alone
     return {name: f"\t{name} {operands(name)}" for name in [*VECTOR, *SCALAR] if name not in others}
 
 
