@@ -4,7 +4,8 @@
 // a ring of STAGES in shared memory, each operand as it lies: a line is a row (of B a column) where it is contiguous along
 // K, else one k. PAD elements behind each line keep the reads of a warp apart in the banks. GROUPS of threads take steps of
 // a slice in turn, and of a cluster of CLUSTER CTAs each has a part of K; their sums are added through shared memory, of
-// the cluster as well, in a fixed order. Where K is `split` further, each part leaves a result, which a launch behind adds. What lies behind the end of K is zero in A and B both.
+// the cluster as well, in a fixed order. Where K is `split` further, each part leaves a result, which a launch behind
+// adds. What lies behind the end of K is zero in A and B both.
 // device/hopper.cuh comes in front of this text.
 
 #define THREADS (32 * WARPS)
