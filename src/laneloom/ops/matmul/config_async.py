@@ -52,6 +52,10 @@ class AsyncConfig(MatmulConfig):
         """The product as the kernel sees it."""
         return problem.transposed() if self.swapped else problem
 
+    def as_written(self, problem: MatmulProblem) -> MatmulProblem:
+        """The product whose result the kernel writes: of parts of K the bare sums."""
+        return problem.of_sums() if self.split_k > 1 else problem
+
     def tiles(self, problem: MatmulProblem) -> tuple[int, int]:
         """Tiles of each product of the batch, along the kernel's M and N."""
         multiplied = self.as_multiplied(problem)

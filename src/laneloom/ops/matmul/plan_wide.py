@@ -128,9 +128,7 @@ def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     slices = ceil_div(ceil_div(problem.k, config.block_k), parts)
     depth = problem.k / parts if problem.dtype_a == "fp32" else slices * config.block_k
     tile = (config.block_m, config.block_n)
-    vector_a = 1 if multiplied.a.major == "x" else multiplied.vector_a
-    vector_b = 1 if multiplied.b.major == "x" else multiplied.vector_b
-    pieces = (tile[0] / vector_a + tile[1] / vector_b) * config.block_k * slices
+    pieces = (tile[0] / multiplied.vector_a + tile[1] / multiplied.vector_b) * config.block_k * slices
     multiplying = tile[0] * tile[1] * depth * model.pace[tile] / model.fma_per_us + pieces * model.piece
     multiplying += tile[0] * tile[1] * size / 1000 * model.store_kb
     loading = sum(tile) * config.block_k * size * slices / model.bytes_per_us
@@ -157,16 +155,15 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
     return problem.batches * (_COPY_US + 2 * elements * DTYPE_BYTES[problem.dtype_a] / _COPY_BYTES_PER_US)
 
 
-def others(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
+def by_tma(problem: MatmulProblem, gpu: Gpu) -> tuple[StreamConfig | PreciseConfig, float]:
     """What the schedule that TMA feeds takes, with its estimate. What it copies, it does product by product."""
-    out_bytes = problem.m * problem.n * problem.batches * DTYPE_BYTES[problem.dtype_a]
     if problem.dtype_a == "fp32":
         streamed = stream(problem, gpu)
         each = problem.one_product() if streamed.copy_a or streamed.copy_b else problem
         time_us = stream_us(each, streamed) * (problem.batches // each.batches)
         time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
-        yield streamed, time_us + _copies_us(problem, streamed) + out_bytes / _STORE_BYTES_PER_US
-        return
+        out_bytes = problem.m * problem.n * problem.batches * DTYPE_BYTES["fp32"]
+        return streamed, time_us + _copies_us(problem, streamed) + out_bytes / _STORE_BYTES_PER_US
     config = precise(problem, gpu)
     each = problem.one_product() if config.copy_a or config.copy_b else problem
     tile = config.block_m, config.block_n
@@ -176,7 +173,7 @@ def others(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | Pr
     storing = tile[0] * tile[1] * DTYPE_BYTES["fp64"] / _PRECISE_STORED_PER_US
     time_us = _PRECISE_LAUNCH_US + ceil_div(tiles, gpu.compute_units) * (multiplying + storing + _PRECISE_TILE_US)
     time_us = max(time_us, each.bytes / _MODELS["fp64"].memory_per_us)
-    yield config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+    return config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
 
 
 def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
@@ -188,6 +185,7 @@ def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfi
         for config in async_configs(problem, gpu)
     ]
     words = f"{'fp32 by FMA' if problem.dtype_a == 'fp32' else 'fp64 by matrix instructions'}, operands by TMA"
-    found += [(time_us, config, words) for config, time_us in others(problem, gpu)]
+    fed, time_us = by_tma(problem, gpu)
+    found.append((time_us, fed, words))
     for time_us, config, reason in sorted(found, key=lambda item: item[0]):
         yield config, f"{reason}; shortest estimate, {time_us:.1f} us"

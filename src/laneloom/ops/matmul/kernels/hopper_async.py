@@ -36,10 +36,7 @@ class _Sizes(ctypes.Structure):
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; the sum of a split K is a kernel of its own."""
-    return _compile(problem.of_sums() if config.split_k > 1 else problem, config, gpu)
-
-
-def _compile(problem, config, gpu) -> CodeObject:
+    problem = config.as_written(problem)
     multiplied = config.as_multiplied(problem)
     double = problem.dtype_a == "fp64"
     parts = FP64_TILES if double else FP32_TILES
@@ -53,9 +50,8 @@ def _compile(problem, config, gpu) -> CodeObject:
         "WARPS": config.num_warps, "STAGES": config.stages, "CLUSTER": config.cluster_k,
         "RESIDENT": config.resident, "DOUBLE": int(double), "ELEMENT": "double" if double else "float",
         "A_ALONG_K": int(multiplied.a.major == "n"), "B_ALONG_K": int(multiplied.b.major == "t"),
-        "A_VECTOR": min(multiplied.vector_a, config.block_m) if multiplied.a.major != "x" else 1,
-        "B_VECTOR": min(multiplied.vector_b, config.block_n if multiplied.b.major != "t" else config.block_k)
-        if multiplied.b.major != "x" else 1,
+        "A_VECTOR": multiplied.vector_a,
+        "B_VECTOR": multiplied.vector_b if multiplied.b.major == "t" else min(multiplied.vector_b, config.block_n),
         "C_ALONG_M": int(along_m), "C_VECTOR": store if wide else 1,
     }  # fmt: skip
     tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
@@ -69,8 +65,7 @@ class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
-        written = problem.of_sums() if config.split_k > 1 else problem
-        multiplied = config.as_multiplied(written)
+        multiplied = config.as_multiplied(config.as_written(problem))
         out = multiplied.out.strides
         if config.split_k > 1:  # every part has a result, one behind the other
             out = (problem.m * problem.n, 0, *out[2:])
@@ -79,7 +74,7 @@ class _Prepared:
             *multiplied.a.strides, *multiplied.b.strides, *out)  # fmt: skip
         self.swapped = config.swapped
         self.launch = CudaCall(
-            _compile(written, config, gpu), (Pointer(), Pointer(), Pointer(), sizes), device,
+            code_object(problem, config, gpu), (Pointer(), Pointer(), Pointer(), sizes), device,
             ctas=config.ctas(problem), cluster=config.cluster_k, pdl=config.pdl,
         )  # fmt: skip
         self.parts = (config.split_k, problem.m, problem.n) if config.split_k > 1 else None
