@@ -323,7 +323,7 @@ template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_
     return rows;
   }, b, b_by_row, accumulate);
 }
-template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
+template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate, bool b_by_row = ELEMENT_BYTES == 2) {
   auto& mine = cta->lanes[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
@@ -336,7 +336,7 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
       rows.x[i / HELD % 2][i / HELD / 2 * (DEPTH / 2) + q * HELD + i % HELD] = HELD == 4 ? widen_float8(x & 0xff) : widen(x & 0xffff);
     }
   __syncwarp();
-  multiply<WIDE>(sums, [=] { return rows; }, b, ELEMENT_BYTES == 2, accumulate);
+  multiply<WIDE>(sums, [=] { return rows; }, b, b_by_row, accumulate);
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() {

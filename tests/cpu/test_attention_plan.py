@@ -97,7 +97,7 @@ def test_hopper_takes_its_own_schedule_where_it_can():
         assert roles == ["query", "key"]
     # Few tiles: smaller ones, so that no multiprocessor idles.
     assert plan(problem(64, queries=512, batch=2, heads=8, kv_heads=8), gpu).consumers == 1
-    assert plan(problem(64, queries=8192, batch=2, heads=8, kv_heads=8), gpu).consumers == 3
+    assert plan(problem(64, queries=8192, keys=8192, batch=2, heads=8, kv_heads=8), gpu).consumers == 3
 
 
 @pytest.mark.parametrize(

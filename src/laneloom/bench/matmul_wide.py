@@ -13,6 +13,7 @@ import csv
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -24,14 +25,15 @@ from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.execute import schedule_of
-from ..ops.matmul.plan_wide import async_configs, by_tma
+from ..ops.matmul.plan_hopper import candidates
+from ..ops.matmul.plan_wide import HALF, async_configs, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul_tiles import write
 from .report import fill_page
 from .timing import count_sets, interleave
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 #: batch, M, N, K, layout: a few rows, few tiles and a long K, short K, small products, batches, odd sizes
 PRODUCTS = (
     (1, 1, 4096, 4096, "nt"), (1, 1, 4096, 4096, "nn"), (1, 4096, 1, 4096, "tn"), (1, 16, 4096, 4096, "nt"),
@@ -47,7 +49,31 @@ PRODUCTS = (
     (16, 256, 256, 256, "nt"), (8, 512, 512, 64, "nn"), (12, 512, 64, 512, "nn"), (1, 40, 3000, 3000, "nn"),
     (1, 400, 400, 10000, "tn"), (1, 1000, 200, 2000, "tt"), (24, 1, 128, 4096, "nn"), (1, 1023, 513, 255, "nt"),
 )  # fmt: skip
+#: the same of 16 bits: batches of few rows, small products and odd ones, one short side or K
+HALF_PRODUCTS = (
+    (48, 1, 128, 4096, "nn"), (48, 128, 1, 4096, "nn"), (48, 1, 128, 4096, "nt"), (32, 1, 4096, 128, "nt"),
+    (256, 1, 64, 1024, "nn"), (64, 4, 128, 2048, "nn"), (64, 8, 2048, 128, "nt"), (2048, 8, 128, 128, "nn"),
+    (512, 16, 64, 64, "nn"), (4096, 16, 16, 16, "nn"), (1024, 32, 32, 32, "nn"), (512, 48, 48, 48, "nn"),
+    (256, 64, 64, 32, "nt"), (128, 100, 100, 100, "nn"), (64, 200, 200, 200, "nn"), (32, 17, 33, 65, "nn"),
+    (300, 33, 33, 33, "tn"), (192, 197, 197, 64, "nt"), (192, 197, 64, 197, "nn"), (64, 77, 77, 64, "nt"),
+    (64, 77, 64, 77, "nn"), (100, 50, 512, 50, "nn"), (16, 127, 129, 131, "nn"), (8, 255, 255, 255, "nt"),
+    (12, 512, 64, 512, "nn"), (32, 128, 128, 128, "tn"), (256, 24, 256, 256, "nn"),
+    (1, 65536, 16, 16, "nn"), (1, 16, 65536, 16, "nn"), (1, 100000, 8, 32, "nn"), (1, 200000, 3, 3, "nn"),
+    (1, 50000, 10, 10, "nt"), (1, 10000, 24, 24, "nn"), (1, 300, 300, 7, "nn"), (1, 1000, 1000, 9, "nn"),
+    (1, 7, 7, 100000, "nt"), (1, 16, 16, 65536, "nt"), (1, 33, 33, 20001, "tn"), (1, 1, 1, 100000, "nn"),
+    (1, 5, 1000, 5, "nn"), (1, 127, 129, 131, "nn"), (1, 63, 65, 1000, "nn"), (1, 99, 101, 103, "tt"),
+    (1, 1, 999, 999, "nn"), (1, 999, 1, 999, "nn"), (1, 3, 3001, 501, "nn"), (1, 2000, 30, 2000, "tn"),
+    (1, 513, 7, 1025, "nn"), (1, 64, 64, 64, "nn"), (1, 128, 128, 128, "nt"), (1, 256, 256, 64, "nn"),
+    (1, 300, 301, 302, "nn"), (1, 20000, 100, 100, "nn"), (1, 4096, 4096, 16, "nn"), (1, 50, 50, 50, "tt"),
+    (1, 20, 3000, 20, "nn"), (1, 2048, 2048, 16, "nt"), (1, 777, 777, 33, "nn"), (1, 1500, 100, 40, "nn"),
+    (1, 96, 96, 4000, "nn"), (1, 40, 40, 3000, "tt"), (1, 257, 255, 256, "nn"), (1, 31, 1000, 31, "tn"),
+    (6, 300, 500, 20, "nn"), (20, 90, 70, 110, "nt"), (1000, 7, 9, 11, "nn"), (2000, 24, 24, 8, "nn"),
+    (4, 100, 1000, 1000, "nn"), (64, 1, 64, 64, "nn"), (64, 1, 2048, 64, "nt"), (16, 5, 333, 777, "nn"),
+    (8, 33, 4097, 65, "nn"), (1, 4096, 10, 1000, "nn"), (1, 10, 4096, 1000, "nt"), (128, 64, 64, 256, "nn"),
+    (48, 16, 1024, 64, "nt"), (48, 16, 64, 1024, "nn"),
+)  # fmt: skip
 SLOW = 0.97  #: of torch.matmul
+OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
 
@@ -87,6 +113,11 @@ def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProbl
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     yield from async_configs(problem, gpu)
+    if problem.dtype_a in HALF:
+        skipped = ("hopper_async", "hopper") if problem.batches > 1 else ("hopper_async",)
+        others = (config for config, _ in candidates(problem, gpu) if config.schedule not in skipped)
+        yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
+        return
     fed, _ = by_tma(problem, gpu)
     if fed.why_invalid(problem, gpu) is None:
         yield fed
@@ -109,7 +140,8 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
     truth = operands[0][0].double() @ operands[0][1].double()
     errors = {"torch": ((outs[0].double() - truth).norm() / truth.norm()).item()}
     # A chain of K roundings, which torch's own sums may be better than by far: enough to tell what is wrong.
-    budget = 4 * torch.finfo(DTYPES[dtype]).eps * max(8, problem.k**0.5)
+    eps = torch.finfo(DTYPES[dtype]).eps
+    budget = 2 * errors["torch"] + eps / 2 if dtype in HALF else 4 * eps * max(8, problem.k**0.5)
     calls: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(*operands[i], out=outs[i])}
     for config in iterate_configs(problem, gpu):
         call = schedule_of(config).prepare(problem, config, gpu)
@@ -199,6 +231,7 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(read(arguments.render[0]))
@@ -209,7 +242,7 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    every = [(dtype, sizes) for dtype in DTYPES for sizes in PRODUCTS]
+    every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (HALF_PRODUCTS if dtype in HALF else PRODUCTS)]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, pairs, chunksize=8):

@@ -23,15 +23,32 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   return w;
 }
 
-// The number of the next tile, from the thread that fills `tile`; every warp that asks is one that tile_empty counts. Shared: the
-// kernel's.
-template <typename Shared> __device__ __forceinline__ int take_tile(Shared* shared, int& slot, u32& phase, int lane) {
+// The thread that fetches says which tile is next, `count` so far; one of batch -1 says that there is none. Shared: the kernel's.
+template <typename Shared> __device__ __forceinline__ void announce(const Work& w, Shared* shared, u32& count) {
+  const int slot = count % 2;
+  barrier_wait(shared_address(&shared->tile_empty[slot]), ~(count++ / 2) & 1);
+  shared->work[slot] = w;
+  barrier_arrive(shared_address(&shared->tile_full[slot]));
+}
+
+// The next tile, once it is known; from one lane, so that the compiler sees what depends on it as the same for all of a warp.
+template <typename Shared> __device__ __forceinline__ Work listen(Shared* shared, int slot, u32 phase) {
   barrier_wait(shared_address(&shared->tile_full[slot]), phase);
-  const int number = *(volatile int*)&shared->tile[slot];
+  const volatile Work& from = shared->work[slot];
+  auto same = [](int x) { return (int)__shfl_sync(~0u, x, 0); };
+  Work w;
+  w.batch = same(from.batch), w.head = same(from.head), w.row0 = same(from.row0);
+  w.queries = same(from.queries), w.keys = same(from.keys);
+  w.q_first = same(from.q_first), w.k_first = same(from.k_first), w.first = same(from.first), w.last = same(from.last);
+  w.begin = same(from.begin), w.end = same(from.end);
+  return w;
+}
+
+// Every warp that listened has what it wants to know; tile_empty counts them.
+template <typename Shared> __device__ __forceinline__ void acknowledge(Shared* shared, int& slot, u32& phase, int lane) {
   __syncwarp();
   if (lane == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
   if (++slot == 2) slot = 0, phase ^= 1;
-  return number;
 }
 
 // The tile's queries, a slab of 64 for each consumer, in PIECES of 128 bytes a row that hold PER_PIECE elements each.

@@ -15,6 +15,8 @@ _ONES_BYTES = 64 * 128  #: what those are multiplied by
 _ZEROS_BYTES = 64 * 16  #: half of them
 _LEAST_SCALE = 1e-7  #: of fp16: the logarithm of the number of keys over it stays below 2**31
 PROCESSORS = 132  #: of an H100 and an H200
+#: of a consumer's and of the producer's threads, by consumers and programs of a multiprocessor
+REGISTERS = {(1, 1): (240, 40), (2, 1): (232, 40), (3, 1): (160, 32), (1, 2): (208, 40), (1, 3): (120, 40)}
 BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
 
@@ -49,6 +51,7 @@ class Warpgroups:
 
     schedule: str
     consumers: int
+    resident: int = 1  #: programs of a multiprocessor
 
     @property
     def rows(self) -> int:
@@ -83,11 +86,13 @@ class HopperForwardConfig(Warpgroups):
     ping_pong: bool = True  #: consumers issue products in turn
     q_in_registers: bool = False  #: queries are operands from registers, not from shared memory
     threshold: int = 8  #: a row's reference maximum moves when the weights would exceed 2**threshold
+    resident: int = 1  #: programs of a multiprocessor
+    early: bool = False  #: the next tile's first scores are issued before this one's output is written
 
     @property
     def registers(self) -> tuple[int, int]:
         """Of a consumer's and of the producer's threads."""
-        return {1: (240, 40), 2: (232, 40), 3: (160, 32)}[self.consumers]
+        return REGISTERS[self.consumers, self.resident]
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Dynamic shared memory: queries (later the output), rings of keys and values."""
@@ -101,16 +106,17 @@ class HopperForwardConfig(Warpgroups):
             return why
         if not problem.scale > 0:
             return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
-        if self.columns % 16 or not 16 <= self.columns <= 256 or self.consumers not in (1, 2, 3) or self.stages < 1:
-            return (
-                "columns must be a multiple of 16 up to 256, consumers 1 to 3, stages at least 1, got "
-                f"{self.columns}, {self.consumers}, {self.stages}"
-            )
+        if self.columns % 16 or not 16 <= self.columns <= 256 or self.stages < 1:
+            return f"columns must be a multiple of 16 up to 256, stages at least 1, got {self.columns}, {self.stages}"
+        if (self.consumers, self.resident) not in REGISTERS:
+            return f"resident: 1 with consumers 1 to 3, up to 3 with 1, got {self.resident} with {self.consumers}"
+        if self.early and not (self.ping_pong and self.consumers == 2 and self.q_buffers == 2):
+            return f"early: two consumers in turn with two buffers of queries, got {self.text}"
         registers = self.columns // 2 + problem.d_v // 2 + self.columns // 4
         registers += problem.d // 4 if self.q_in_registers else 0
         if registers > self.registers[0] - 24:
             return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
-        return why_too_large(self.lds_bytes(problem) + BARRIER_BYTES, gpu)
+        return why_too_large(self.resident * (self.lds_bytes(problem) + BARRIER_BYTES), gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,26 +219,6 @@ class HopperBackwardWideConfig:
         if min(self.stages, self.g_stages) < 1:
             return f"stages and g_stages must be at least 1, got {self.stages} and {self.g_stages}"
         return why_too_large(self.lds_bytes(problem) + _LINE_BYTES * self.stages + BARRIER_BYTES // 4, gpu)
-
-
-def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
-    """Configs of the forward, best first."""
-    wide = max(problem.d, problem.d_v)
-    masked = problem.first is not None or problem.last is not None or problem.packed
-    if wide <= 64:
-        found = [HopperForwardConfig(columns=128, consumers=n, q_buffers=2) for n in (3, 2, 1)]
-    elif wide <= 128:
-        # 160 columns multiply for a block that a mask or the end cuts what 128 do not, and are 2% faster else.
-        padded = -(-problem.keys // 160) * 160
-        narrow = masked or padded > 1.02 * problem.keys
-        in_registers = HopperForwardConfig(columns=128, q_buffers=2, q_in_registers=True)
-        most = in_registers if narrow else HopperForwardConfig(columns=160)
-        found = [most, HopperForwardConfig(columns=128, consumers=1, q_buffers=2)]
-    else:
-        found = [HopperForwardConfig(columns=80)]
-    # Fewer tiles than multiprocessors: smaller ones run side by side.
-    fit = [config for config in found if config.tiles(problem) >= PROCESSORS]
-    return [*fit, *reversed([config for config in found if config not in fit])]
 
 
 def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig | HopperBackwardWideConfig]:

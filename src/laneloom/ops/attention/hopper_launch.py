@@ -43,7 +43,7 @@ def prepare_forward(
     integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, forward_section(problem, config), tiles)
     call = CudaCall(
         kernel, (*maps, *pointers, *strides, c_float(scale2), *map(c_int32, integers), *more), device,
-        ctas=min(tiles, processors(device)), pdl=True,
+        ctas=min(tiles, config.resident * processors(device)), pdl=True,
     )  # fmt: skip
 
     def run(operands: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Configs of `hopper_async`: FP32 by FMA and FP64 by DMMA of any strides and any batch. Pure; `plan_hopper` chooses."""
+"""Configs of `hopper_async`: 16 bits and FP64 by mma, FP32 by FMA, any strides and batch. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import MOST_SIZE, why_not_bare
 from .config_row import CLUSTERS
-from .problem import DTYPE_BYTES, MatmulProblem, Matrix
+from .problem import DTYPE_BYTES, MatmulProblem
 
-SLICES_BYTES = (128, 256)  #: of a slice along K
-STEP = {"fp32": 4, "fp64": 8}  #: of K, which a group of threads multiplies at once, at most
-PADDING = 4  #: elements behind each line in shared memory
+SLICES_BYTES = (64, 128, 256)  #: of a slice along K
+STEP = {"fp32": 4, "fp64": 8, "bf16": 16, "fp16": 16}  #: of K, which a group of threads multiplies at once, at most
+PADDING = {"fp32": 4, "fp64": 4, "bf16": 8, "fp16": 8}  #: elements behind each line in shared memory
+SUM_PADDING = 4  #: behind each line of sums there
 WARPS = 4
 MOST_CTAS = (1 << 31) - 1
 
@@ -28,6 +29,12 @@ FP64_TILES = {
     (128, 64): (4, 4), (64, 64): (2, 4), (64, 32): (2, 2), (32, 32): (1, 2), (64, 16): (1, 2), (64, 8): (1, 1),
     (128, 8): (2, 1),
 }  # fmt: skip
+#: tiles of 16 bits, with the same
+HALF_TILES = {
+    (128, 64): (4, 4), (128, 32): (2, 4), (128, 16): (2, 2), (128, 8): (2, 1), (64, 64): (2, 4), (64, 32): (2, 2),
+    (64, 16): (1, 2), (64, 8): (1, 1), (32, 32): (1, 2), (32, 16): (1, 2), (16, 16): (1, 2),
+}  # fmt: skip
+TILES = {"fp32": FP32_TILES, "fp64": FP64_TILES, "bf16": HALF_TILES, "fp16": HALF_TILES}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,22 +76,22 @@ class AsyncConfig(MatmulConfig):
     def stage_bytes(self, problem: MatmulProblem) -> int:
         """Of one slice of both operands."""
         multiplied = self.as_multiplied(problem)
-        elements = _lines(multiplied.a, "n", self.block_m, self.block_k)
-        elements += _lines(multiplied.b, "t", self.block_n, self.block_k)
+        padding = PADDING[problem.dtype_a]
+        elements = _lines(multiplied.a.major == "n", self.block_m, self.block_k, padding)
+        elements += _lines(multiplied.b.major == "t", self.block_n, self.block_k, padding)
         return elements * DTYPE_BYTES[problem.dtype_a]
 
     def groups(self, dtype: str) -> int:
         """Groups of a CTA's threads, which take steps of a slice in turn."""
-        if dtype == "fp64":
-            rows, columns = FP64_TILES[self.block_m, self.block_n]
-            return self.num_warps // (self.block_m // (16 * rows) * (self.block_n // (8 * columns)))
-        rows, columns = FP32_TILES[self.block_m, self.block_n]
-        return 32 * self.num_warps // (self.block_m // rows * (self.block_n // columns))
+        rows, columns = TILES[dtype][self.block_m, self.block_n]
+        if dtype == "fp32":
+            return 32 * self.num_warps // (self.block_m // rows * (self.block_n // columns))
+        return self.num_warps // (self.block_m // (16 * rows) * (self.block_n // (8 * columns)))
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA: the ring, in whose place the sums come."""
-        tile = max((self.block_m + PADDING) * self.block_n, self.block_m * (self.block_n + PADDING))
-        sums = self.groups(problem.dtype_a) * tile * DTYPE_BYTES[problem.dtype_a]
+        tile = max((self.block_m + SUM_PADDING) * self.block_n, self.block_m * (self.block_n + SUM_PADDING))
+        sums = self.groups(problem.dtype_a) * tile * DTYPE_BYTES[problem.dtype_sums]
         return max(self.stages * self.stage_bytes(problem), sums)
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
@@ -92,17 +99,16 @@ class AsyncConfig(MatmulConfig):
             return f"hopper_async: needs clusters, {gpu.name} has none"
         if why := why_not_bare(self.schedule, problem):
             return why
-        dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_out, problem.dtype_acc}
-        if dtypes not in ({"fp32"}, {"fp64"}):
-            return f"hopper_async: fp32 or fp64 throughout, got {problem.key}"
-        tiles = FP64_TILES if problem.dtype_a == "fp64" else FP32_TILES
-        if (self.block_m, self.block_n) not in tiles or self.num_warps != WARPS:
-            words = ", ".join(f"{m}x{n}" for m, n in tiles)
+        dtype = problem.dtype_a
+        if dtype not in TILES or problem.dtype_b != dtype or problem.dtype_out not in (dtype, problem.dtype_acc):
+            return f"hopper_async: operands of 16 bits, fp32 or fp64, results as they or their sums, got {problem.key}"
+        if (self.block_m, self.block_n) not in TILES[dtype] or self.num_warps != WARPS:
+            words = ", ".join(f"{m}x{n}" for m, n in TILES[dtype])
             return f"hopper_async: tiles of {words} by {WARPS} warps, got {self.block_m}x{self.block_n}"
-        if self.block_k * DTYPE_BYTES[problem.dtype_a] not in SLICES_BYTES:
+        if self.block_k * DTYPE_BYTES[dtype] not in SLICES_BYTES:
             return f"hopper_async: slices of {SLICES_BYTES} bytes, got {self.block_k} elements"
-        if self.groups(problem.dtype_a) > self.block_k // STEP[problem.dtype_a]:
-            return f"hopper_async: {self.groups(problem.dtype_a)} groups of threads have no step each in {self.block_k}"
+        if self.groups(dtype) * (2 if dtype == "fp64" else 1) > self.block_k // STEP[dtype]:
+            return f"hopper_async: {self.groups(dtype)} groups of threads have no step each in {self.block_k}"
         if self.split_k < 1 or (self.split_k > 1 and problem.batches > 1):
             return f"hopper_async: parts of K of one product, got {self.split_k} of {problem.batches} products"
         if self.cluster_k not in CLUSTERS or not (2 <= self.stages <= 16 and 1 <= self.resident <= 8):
@@ -115,6 +121,6 @@ class AsyncConfig(MatmulConfig):
         return None
 
 
-def _lines(matrix: Matrix, along_k: str, rows: int, block_k: int) -> int:
+def _lines(along_k: bool, rows: int, block_k: int, padding: int) -> int:
     """Elements of a slice with its padding."""
-    return rows * (block_k + PADDING) if matrix.major == along_k else block_k * (rows + PADDING)
+    return rows * (block_k + padding) if along_k else block_k * (rows + padding)

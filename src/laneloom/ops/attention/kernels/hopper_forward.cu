@@ -10,34 +10,34 @@
 // counter in global memory, longest first, heads in sections whose keys and values stay in the L2.
 //
 // Compile-time constants: D, D_V (multiples of 8 up to 256), COLUMNS (keys of a step, a multiple of 16), STAGES, Q_BUFFERS,
-// CONSUMERS, HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG, THRESHOLD, BF16. wgmma functions:
+// CONSUMERS, RESIDENT (programs of a multiprocessor), HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG, THRESHOLD, BF16. wgmma functions:
 // multiply_scores (64 x COLUMNS x 16), multiply_values (64 x D_V x 16, A in registers).
 
 constexpr int SLAB_BYTES = (CHUNKS(D) > CHUNKS(D_V) ? CHUNKS(D) : CHUNKS(D_V)) * 64 * 128;  // Q, then O
 constexpr int K_BYTES = CHUNKS(D) * COLUMNS * 128, V_BYTES = CHUNKS(D_V) * COLUMNS * 128;
 constexpr int D_STEPS = (D + 15) / 16;
 
+
 struct Shared {
   u64 q_full[Q_BUFFERS][CONSUMERS], q_empty[Q_BUFFERS][CONSUMERS];
   u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
   u64 tile_full[2], tile_empty[2];
-  int tile[2];
+  Work work[2];
 };
 
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
     const Sizes& sizes, int* counter) {
-  int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
-  u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
+  int k_stage = 0, v_stage = 0, q_buffer = 0;
+  u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
   int number = blockIdx.x;
   while (true) {
     const int next = next_tile(number, sizes.tiles, counter);
-    barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
-    shared->tile[slot] = number;
-    barrier_arrive(shared_address(&shared->tile_full[slot]));
-    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    Work w;
+    w.batch = -1;
+    if (number < sizes.tiles) w = locate(number, sizes);
+    announce(w, shared, count);
     if (number >= sizes.tiles) return;
-    const Work w = locate(number, sizes);
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
     // The scores need a block's keys one step before the sum needs its values.
@@ -155,29 +155,45 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
   int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
   if (PING_PONG && slab == CONSUMERS - 1) named_arrive(next_turn, 256);
-  while (true) {
-    const int number = take_tile(shared, slot, tile_phase, lane);
-    if (number >= sizes.tiles) break;
-    const Work w = locate(number, sizes);
-    if (w.row0 >= w.queries) continue;
-    const u32 q_slab = q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES;
-    const int row = w.row0 + slab * 64 + warp * 16 + lane / 4;
-    const int row_slab = w.row0 + slab * 64;
-    float s[COLUMNS / 2], o[D_V / 2], top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
-    u32 p[COLUMNS / 4];
-#pragma unroll
-    for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
-    auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
-    if (w.begin == w.end) {
-      write_nothing(w, to, row_slab + warp * 16, lane);
-    } else {
+  float s[COLUMNS / 2], o[D_V / 2];
+  Queries q;
+  auto release = [&](u64* empty) { if (lane == 0) barrier_arrive(shared_address(empty)); };
+  // Waits for the next tile that has keys; false if there is none.
+  auto find = [&]() {
+    while (true) {
+      const Work w = listen(shared, slot, tile_phase);
+      if (w.batch < 0) return false;
+      if (w.row0 < w.queries) {
+        if (w.begin != w.end) return true;
+        write_nothing(w, to, w.row0 + slab * 64 + warp * 16, lane);
+      }
+      acknowledge(shared, slot, tile_phase, lane);
+    }
+  };
+  // The first scores of the tile that was found. A product must not stand in a branch: without a tile it has what lies there.
+  auto begin = [&](bool found) {
+    if (found) {
       barrier_wait(shared_address(&shared->q_full[q_buffer][slab]), q_phase);
       barrier_wait(shared_address(&shared->k_full[k_stage]), k_phase);
-      Queries q;
-      take_queries(q, q_slab, warp, lane);
-      wgmma_fence();
-      issue_scores(s, q, k_tile + k_stage * K_BYTES);
-      wgmma_commit();
+      take_queries(q, q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES, warp, lane);
+    }
+    wgmma_fence();
+    issue_scores(s, q, k_tile + k_stage * K_BYTES);
+    wgmma_commit();
+  };
+  bool found = find();
+  if (found) {
+    begin(true);
+    do {
+      const Work w = listen(shared, slot, tile_phase);
+      acknowledge(shared, slot, tile_phase, lane);
+      const u32 q_slab = q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES;
+      u64* const q_empty = &shared->q_empty[q_buffer][slab];
+      const int row_slab = w.row0 + slab * 64, row = row_slab + warp * 16 + lane / 4;
+      float top[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, fade[2];
+      u32 p[COLUMNS / 4];
+#pragma unroll
+      for (int i = 0; i < D_V / 2; ++i) o[i] = 0;
       wgmma_wait<0>();
       pin(s);
       release(&shared->k_empty[k_stage]);
@@ -215,11 +231,18 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
         to_operand(s, p);
       }
       barrier_wait(shared_address(&shared->v_full[v_stage]), v_phase);
+      // Not while the others wait for their turn: a tile may be known only once they have seen those without keys.
+      if (EARLY) found = find(), named_sync(turn, 256);
       pin(o);
       wgmma_fence();
       issue_values(o, p, v_tile + v_stage * V_BYTES);
       wgmma_commit();
-      wgmma_wait<0>();
+      if (!EARLY) found = find();
+      if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
+      // The next tile's first scores run while this one's output is written: its queries have a place of their own.
+      if (EARLY) begin(found);
+      if (EARLY) named_arrive(next_turn, 256);
+      wgmma_wait<EARLY>();
       pin(o);
       release(&shared->v_empty[v_stage]);
       step_ring(v_stage, v_phase);
@@ -228,15 +251,17 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
       write(o, top, sum, scale2, 1.0f, w, to, slab, warp, lane, q_slab);
       fence_async();
       __syncwarp();
-      release(&shared->q_empty[q_buffer][slab]);
-      if (++q_buffer == Q_BUFFERS) q_buffer = 0, q_phase ^= 1;
-    }
+      release(q_empty);
+      if (!EARLY) begin(found);
+    } while (found);
+    wgmma_wait<0>();
+    pin(s);
   }
   // The one turn that nobody took.
   if (PING_PONG && slab == 0) named_sync(turn, 256);
 }
 
-extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention_hopper_forward(
+extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) attention_hopper_forward(
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
     u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
     i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,

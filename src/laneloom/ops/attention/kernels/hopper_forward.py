@@ -22,22 +22,28 @@ from ..hopper_launch import prepare_forward
 from ..problem import AttentionProblem
 
 
-def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu) -> CodeObject:
-    """The machine code that runs."""
+def constants_of(problem: AttentionProblem, config: HopperForwardConfig) -> dict[str, int]:
+    """The kernel's macros."""
     consumer_registers, producer_registers = config.registers
-    constants = {
+    return {
         **band_constants(problem),
         "COLUMNS": config.columns,
         "STAGES": config.stages,
         "Q_BUFFERS": config.q_buffers,
         "CONSUMERS": config.consumers,
+        "RESIDENT": config.resident,
         "PING_PONG": int(config.ping_pong and config.consumers > 1),
         "Q_IN_REGISTERS": int(config.q_in_registers),
         "THRESHOLD": config.threshold,
+        "EARLY": int(config.early),
         "PEAK": 0,
         "CONSUMER_REGISTERS": consumer_registers,
         "PRODUCER_REGISTERS": producer_registers,
     }
+
+
+def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu) -> CodeObject:
+    """The machine code that runs."""
     functions = [
         wgmma_function("multiply_scores", config.columns, problem.dtype, a_in_registers=config.q_in_registers),
         wgmma_function("multiply_values", problem.d_v, problem.dtype, a_in_registers=True, b_by_row=True),
@@ -45,7 +51,7 @@ def code_object(problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu
     return compile_cuda(
         source_text("hopper_forward.cu", functions, "attention_hopper_forward.cuh"),
         gpu,
-        constants=constants,
+        constants=constants_of(problem, config),
         num_warps=config.num_warps,
         lds_bytes=config.lds_bytes(problem),
         name="hopper_forward.cu",

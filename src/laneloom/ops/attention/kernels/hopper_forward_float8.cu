@@ -25,7 +25,7 @@ struct Shared {
   u64 q_full[Q_BUFFERS][CONSUMERS], q_empty[Q_BUFFERS][CONSUMERS];
   u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES], t_full[STAGES], t_empty[STAGES];
   u64 tile_full[2], tile_empty[2];
-  int tile[2];
+  Work work[2];
 };
 
 // What the operands were divided by: addresses of numbers, or null, and elements between those of batches and of heads of keys.
@@ -52,17 +52,16 @@ __device__ __forceinline__ u32 pack_float8(float a, float b, float c, float d) {
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
     const Sizes& sizes, int* counter) {
-  int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
-  u32 k_phase = 0, v_phase = 0, q_phase = 0, tile_phase = 0;
+  int k_stage = 0, v_stage = 0, q_buffer = 0;
+  u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
   int number = blockIdx.x;
   while (true) {
     const int next = next_tile(number, sizes.tiles, counter);
-    barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
-    shared->tile[slot] = number;
-    barrier_arrive(shared_address(&shared->tile_full[slot]));
-    if (++slot == 2) slot = 0, tile_phase ^= 1;
+    Work w;
+    w.batch = -1;
+    if (number < sizes.tiles) w = locate(number, sizes);
+    announce(w, shared, count);
     if (number >= sizes.tiles) return;
-    const Work w = locate(number, sizes);
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
     int key = w.k_first + w.end * COLUMNS;
@@ -112,9 +111,9 @@ __device__ __forceinline__ void transpose(int number, u32 v_tile, u32 t_tile, Sh
   int stage = 0, slot = 0;
   u32 phase = 0, tile_phase = 0;
   while (true) {
-    const int tile = take_tile(shared, slot, tile_phase, lane);
-    if (tile >= sizes.tiles) return;
-    const Work w = locate(tile, sizes);
+    const Work w = listen(shared, slot, tile_phase);
+    acknowledge(shared, slot, tile_phase, lane);
+    if (w.batch < 0) return;
     if (w.row0 >= w.queries) continue;
 #pragma unroll 1
     for (int block = w.begin; block < w.end; ++block) {
@@ -211,9 +210,9 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
   int k_stage = 0, t_stage = 0, q_buffer = 0, slot = 0;
   u32 k_phase = 0, t_phase = 0, q_phase = 0, tile_phase = 0;
   while (true) {
-    const int number = take_tile(shared, slot, tile_phase, lane);
-    if (number >= sizes.tiles) break;
-    const Work w = locate(number, sizes);
+    const Work w = listen(shared, slot, tile_phase);
+    acknowledge(shared, slot, tile_phase, lane);
+    if (w.batch < 0) break;
     if (w.row0 >= w.queries) continue;
     const u32 q_slab = q_tile + (q_buffer * CONSUMERS + slab) * SLAB_BYTES;
     const int row = w.row0 + slab * 64 + warp * 16 + lane / 4;

@@ -19,11 +19,13 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ....device.split_k import ReduceLaunch
-from ..config_async import FP32_TILES, FP64_TILES
+from ..config_async import TILES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import NO_TILES, kernel_source, prepare_launches
 
 STORE_BYTES = 16  #: of C at once, or one element
+_TEXTS = ("hopper_async_operands.cuh", "hopper_async_sums.cuh", "hopper_async.cu")
+_NAMES = {"fp32": "float", "fp64": "double", "bf16": "bf16", "fp16": "fp16"}
 
 
 class _Sizes(ctypes.Structure):
@@ -38,17 +40,17 @@ def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; the sum of a split K is a kernel of its own."""
     problem = config.as_written(problem)
     multiplied = config.as_multiplied(problem)
-    double = problem.dtype_a == "fp64"
-    parts = FP64_TILES if double else FP32_TILES
-    of_thread = dict(zip(("ROWS_16", "COLUMNS_8") if double else ("THREAD_M", "THREAD_N"),
-                         parts[config.block_m, config.block_n], strict=True))  # fmt: skip
+    kind = problem.dtype_a
+    of_thread = dict(zip(("THREAD_M", "THREAD_N") if kind == "fp32" else ("ROWS_16", "COLUMNS_8"),
+                         TILES[kind][config.block_m, config.block_n], strict=True))  # fmt: skip
     # A result that is swapped lies along the kernel's M.
     along_m = multiplied.out.strides[2] == 1 and multiplied.out.strides[3] != 1
     across, store = config.block_m if along_m else config.block_n, STORE_BYTES // DTYPE_BYTES[problem.dtype_out]
     wide = along_m == config.swapped and problem.vector_out == store and across % store == 0
     constants = {
         "WARPS": config.num_warps, "STAGES": config.stages, "CLUSTER": config.cluster_k,
-        "RESIDENT": config.resident, "DOUBLE": int(double), "ELEMENT": "double" if double else "float",
+        "RESIDENT": config.resident, **{name.upper(): int(kind == name) for name in ("fp64", "bf16", "fp16")},
+        "ELEMENT": _NAMES[kind], "SUM": _NAMES[problem.dtype_sums], "OUT": _NAMES[problem.dtype_out],
         "A_ALONG_K": int(multiplied.a.major == "n"), "B_ALONG_K": int(multiplied.b.major == "t"),
         "A_VECTOR": multiplied.vector_a,
         "B_VECTOR": multiplied.vector_b if multiplied.b.major == "t" else min(multiplied.vector_b, config.block_n),
@@ -56,7 +58,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     }  # fmt: skip
     tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     return compile_cuda(
-        kernel_source(__package__, "hopper_async.cu"), gpu, constants=NO_TILES | constants | tile | of_thread,
+        kernel_source(__package__, *_TEXTS), gpu, constants=NO_TILES | constants | tile | of_thread,
         num_warps=config.num_warps, lds_bytes=config.shared_bytes(problem), name="hopper_async.cu",
     )  # fmt: skip
 
@@ -78,13 +80,14 @@ class _Prepared:
             ctas=config.ctas(problem), cluster=config.cluster_k, pdl=config.pdl,
         )  # fmt: skip
         self.parts = (config.split_k, problem.m, problem.n) if config.split_k > 1 else None
+        self.sums = torch.float64 if problem.dtype_sums == "fp64" else torch.float32
         self.reduce = ReduceLaunch(pdl=config.pdl)
         shape, strides = (problem.m, problem.n), problem.out.strides[2:]
         #: as a row, if C is one column: what neighbours are in memory
         self.summed = (shape, strides) if problem.n > 1 else (shape[::-1], strides[::-1])
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        to = out if self.parts is None else torch.empty(self.parts, dtype=out.dtype, device=out.device)
+        to = out if self.parts is None else torch.empty(self.parts, dtype=self.sums, device=out.device)
         first, second = (b, a) if self.swapped else (a, b)
         self.launch.launch_at(current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), to.data_ptr())
         if self.parts is not None:
@@ -105,5 +108,5 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     parts = f", {config.cluster_k} of a cluster with a part of K each" if config.cluster_k > 1 else ""
     parts += f", K in {config.split_k} parts that a second launch sums" if config.split_k > 1 else ""
-    by = "matrix instructions (DMMA)" if problem.dtype_a == "fp64" else "FMA"
+    by = "FMA" if problem.dtype_a == "fp32" else "matrix instructions (DMMA)" if problem.dtype_a == "fp64" else "mma"
     return [f"{config.ctas(problem)} CTAs multiply {config.block_m}x{config.block_n} each by {by}{parts}"]

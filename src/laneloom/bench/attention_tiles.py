@@ -1,0 +1,151 @@
+"""Measure many configs of Hopper's attention forward: what the plan in `ops/attention/plan_forward.py` was fitted to.
+
+`python -m laneloom.bench.attention_tiles --out results/h200/attention_tiles.csv --jobs 16` writes one row a config of
+every case listed here, each checked against torch, all interleaved with cuDNN. `tests/cpu/test_attention_plan.py` holds
+the plan against the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from ..errors import LaneloomError
+from ..gpu import Gpu, get_gpu
+from ..ops.attention import execute
+from ..ops.attention.config_hopper import HopperForwardConfig
+from ..ops.attention.kernels import hopper_forward
+from ..ops.attention.plan_forward import forward_configs
+from ..ops.attention.problem import AttentionProblem, band
+from ..ops.target import active_gpu
+from .attention import Case, attend_by_torch
+from .matmul_tiles import write
+from .timing import count_sets, interleave
+
+#: batch, heads, length, D, causal
+CASES = (
+    (16, 12, 197, 64, 0), (64, 12, 77, 64, 0), (32, 12, 128, 64, 0), (32, 16, 256, 64, 0), (16, 12, 257, 64, 0),
+    (8, 16, 384, 64, 0), (8, 16, 577, 64, 0), (16, 16, 512, 64, 0), (4, 16, 1024, 64, 0), (2, 10, 4096, 64, 0),
+    (1, 16, 2048, 64, 0), (256, 8, 50, 64, 0), (8, 12, 730, 64, 0), (2, 8, 512, 64, 0), (4, 32, 4096, 64, 0),
+    (64, 8, 77, 64, 1), (32, 8, 128, 64, 1), (64, 8, 256, 64, 1), (16, 16, 512, 64, 1), (8, 12, 1000, 64, 1),
+    (2, 10, 4096, 64, 1), (4, 16, 2048, 64, 1),
+    (16, 12, 197, 128, 0), (32, 8, 128, 128, 0), (64, 8, 256, 128, 0), (16, 16, 512, 128, 0), (8, 16, 777, 128, 0),
+    (4, 8, 1024, 128, 0), (2, 10, 4096, 128, 0), (16, 12, 300, 96, 0), (1, 8, 1500, 80, 0), (8, 8, 640, 128, 0),
+    (64, 8, 100, 128, 1), (64, 8, 256, 128, 1), (16, 16, 512, 128, 1), (8, 12, 1000, 128, 1), (2, 10, 4096, 128, 1),
+    (16, 12, 300, 32, 0), (4, 16, 1024, 32, 1), (1, 12, 197, 64, 0), (2, 12, 300, 64, 0), (1, 32, 8192, 64, 1),
+    (4, 4, 1500, 64, 0), (1, 32, 2048, 128, 1), (1, 32, 512, 128, 1), (8, 32, 128, 128, 1), (1, 16, 16384, 128, 0),
+    (1, 16, 16384, 128, 1), (3, 5, 777, 80, 1), (1, 8, 300, 128, 0), (32, 16, 512, 128, 0), (4, 16, 4096, 128, 0),
+)  # fmt: skip
+SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config of one case, its time, and cuDNN's."""
+
+    batch: int
+    heads: int
+    length: int
+    d: int
+    causal: int
+    config: str
+    us: float
+    cudnn_us: float
+
+    @property
+    def case(self) -> tuple[int, int, int, int, int]:
+        """The case, as CASES has it."""
+        return self.batch, self.heads, self.length, self.d, self.causal
+
+
+def problem_of(case: tuple[int, int, int, int, int]) -> AttentionProblem:
+    """One of CASES, in bf16."""
+    batch, heads, length, d, causal = case
+    first, last = band(length, length, "top_left" if causal else "none")
+    return AttentionProblem(
+        batch, heads, heads, length, length, d, d, dtype="bf16", scale=d**-0.5, first=first, last=last)
+
+
+def config_of(text: str) -> HopperForwardConfig:
+    """The config of a row."""
+    values = dict(pair.split("=") for pair in text.partition(":")[2].split(","))
+    return HopperForwardConfig(**{name: value == "True" if value in ("True", "False") else int(value)
+                                  for name, value in values.items()})  # fmt: skip
+
+
+def iterate_configs(problem: AttentionProblem, gpu: Gpu) -> Iterator[HopperForwardConfig]:
+    """What is measured of one problem."""
+    yield from (config for config in forward_configs(problem) if config.why_invalid(problem, gpu) is None)
+
+
+def measure(case: tuple[int, int, int, int, int], gpu: Gpu, *, rounds: int) -> list[Row]:
+    """Every config's row. Raises LaneloomError for a wrong result."""
+    batch, heads, length, d, causal = case
+    of_torch = Case(batch, heads, heads, length, length, d, bool(causal), "bf16")
+    problem = problem_of(case)
+    sets = min(count_sets(problem.bytes), 16)
+    shape = (batch, heads, length, d)
+    operands = [tuple(torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3)) for _ in range(sets)]
+    named = [dict(zip("qkv", x, strict=True)) | {"out": torch.empty_like(x[0]), "lse": x[0].new_empty(
+        shape[:3], dtype=torch.float32)} for x in operands]  # fmt: skip
+    truth = attend_by_torch(of_torch, SDPBackend.FLASH_ATTENTION, operands, 0).float()
+    calls: dict[str, Callable[[int], object]] = {
+        "cudnn": lambda i: attend_by_torch(of_torch, SDPBackend.CUDNN_ATTENTION, operands, i)
+    }
+    for config in iterate_configs(problem, gpu):
+        run = execute.prepare_forward(problem, gpu, named[0], config)
+        named[0]["out"].fill_(float("nan"))
+        run(named[0])
+        difference = (named[0]["out"].float() - truth).norm() / truth.norm()
+        if not difference <= 2.0**-7:
+            raise LaneloomError(f"{problem.key} by {config.text}: {difference:.2e} off torch's")
+        calls[config.text] = lambda i, run=run: run(named[i])
+    timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
+    cudnn_us = round(timings.pop("cudnn").median_us, 2)
+    near = SLOWEST * min(timing.median_us for timing in timings.values())
+    return [Row(*case, text, round(timing.median_us, 2), cudnn_us)
+            for text, timing in timings.items() if timing.median_us <= near]  # fmt: skip
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that `write` made."""
+    kinds: dict[str, Any] = {field.name: int for field in fields(Row)} | {"config": str, "us": float, "cudnn_us": float}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
+def _compile(pair: tuple[AttentionProblem, HopperForwardConfig]) -> None:
+    hopper_forward.code_object(*pair, get_gpu("sm_90a"))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure many configs of attention's forward on Hopper.")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    arguments = parser.parse_args()
+    gpu, rows = active_gpu(), []
+    problems = [problem_of(case) for case in CASES]
+    pairs = {(p.code_key, config) for p in problems for config in iterate_configs(p, gpu)}
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
+            pass
+    for case in CASES:
+        found = measure(case, gpu, rounds=arguments.rounds)
+        rows += found
+        best = min(found, key=lambda row: row.us)
+        print(f"{case}: {best.us:.2f} us, {best.cudnn_us / best.us:.3f} x cuDNN, {best.config}", flush=True)
+        write(arguments.out, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Which config Hopper's attention forward takes: the one with the shortest estimate, fitted on one H200. Pure.
+
+A tile takes what it costs to begin one, and a time for each step that grows with its keys; both depend on how many
+warpgroups share a multiprocessor. Fitted to results/h200/attention_tiles.csv, which `bench.attention_tiles` measures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from .config_hopper import BARRIER_BYTES, PROCESSORS, REGISTERS, HopperForwardConfig
+from .problem import AttentionProblem
+
+COLUMNS = (64, 80, 112, 128, 160, 208)  #: keys of a step that are worth a thought, besides equal parts of all
+MOST_PARTS = 4
+MOST_MASKED = 208  #: of which a mask may hide half
+WIDE, WIDE_COLUMNS = 128, 80  #: D, above which there is one config
+ROOM = 227 << 10  #: shared memory of a multiprocessor
+_LONG_US, _LONG_FACTOR = 400, 0.97  #: where power is the limit, three warpgroups draw less of it
+
+
+@dataclass(frozen=True)
+class _Model:
+    """What the kernel takes for head dimensions around `d`, in us."""
+
+    d: int
+    per_d: float  #: how much of a step grows with D
+    launch: float
+    tail: float  #: of the longest tile, which the others do not wait for together
+    mask: float  #: of a tile, for 128 keys of a step
+    stages: float  #: relative: a third stage
+    buffers: float  #: a single place for queries
+    #: begin of a tile, a step, and each key of it, by consumers, programs, queries in registers, early
+    times: dict[tuple[int, int, bool, bool], tuple[float, float, float]]
+
+
+_NARROW = _Model(
+    64, 0.4788, 3.184, 0.1544, 0.2643, -0.02926, 0.0905,
+    {
+        (1, 1, False, False): (0.6684, 0.1378, 0.005718), (2, 1, False, False): (1.151, 0.1702, 0.007887),
+        (3, 1, False, False): (1.778, 0.2467, 0.009522), (1, 2, False, False): (1.189, 0.1809, 0.007667),
+        (1, 3, False, False): (1.631, 0.361, 0.008022), (2, 1, False, True): (1.118, 0.2348, 0.007265),
+    },
+)  # fmt: skip
+_BROAD = _Model(
+    128, 0.872, 3.587, 0.177, 0.6904, -0.01517, 0.09702,
+    {
+        (1, 1, False, False): (0.8662, 0.2318, 0.007658), (2, 1, False, False): (1.694, 0.2646, 0.0104),
+        (3, 1, False, False): (2.343, 0.2737, 0.01474), (1, 2, False, False): (2.32, 0.4322, 0.007109),
+        (2, 1, False, True): (1.786, 0.2854, 0.01036), (2, 1, True, False): (1.702, 0.1952, 0.01092),
+        (2, 1, True, True): (1.888, 0.2349, 0.01049),
+    },
+)  # fmt: skip
+
+
+def forward_configs(problem: AttentionProblem) -> Iterator[HopperForwardConfig]:
+    """Every config that is worth a thought; some may not be able to do the problem."""
+    masked = problem.first is not None or problem.last is not None
+    most = MOST_MASKED if masked else 256
+    parts = {-(-problem.keys // (16 * n)) * 16 for n in range(1, MOST_PARTS + 1)}
+    columns = [n for n in sorted(parts | set(COLUMNS)) if 48 <= n <= most and n < problem.keys + 16]
+    for (consumers, resident), n in product(REGISTERS, columns or COLUMNS[:1]):
+        if 64 * (consumers - 1) >= max(problem.queries, 1):
+            continue
+        in_registers = (False, True) if consumers == 2 and problem.d > 64 else (False,)
+        for registers, early in product(in_registers, (False, True) if consumers == 2 else (False,)):
+            for stages, buffers in ((3, 2), (2, 2), (2, 1)):
+                config = HopperForwardConfig(
+                    columns=n, consumers=consumers, resident=resident, stages=stages, q_buffers=buffers,
+                    q_in_registers=registers, early=early and buffers == 2,
+                )  # fmt: skip
+                if resident * (config.lds_bytes(problem) + BARRIER_BYTES) <= ROOM:
+                    if config.early == early:
+                        yield config
+                    break
+
+
+def steps_of(problem: AttentionProblem, config: HopperForwardConfig) -> np.ndarray:
+    """Of each tile of one head; packed sequences count as if all were the longest."""
+    rows = np.arange(-(-problem.queries // config.rows)) * config.rows
+    low = np.zeros_like(rows) if problem.first is None else np.maximum(rows + problem.first, 0)
+    high = np.full_like(rows, problem.keys)
+    if problem.last is not None:
+        high = np.minimum(np.minimum(rows + config.rows, problem.queries) + problem.last, high)
+    return np.where(high > low, -(-high // config.columns) - low // config.columns, 0)
+
+
+def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float:
+    """The model's time; infinite for what it does not know."""
+    wide = max(problem.d, problem.d_v)
+    model = _NARROW if wide <= _NARROW.d else _BROAD
+    key = (config.consumers, config.resident, config.q_in_registers, config.early)
+    if key not in model.times:
+        return float("inf")
+    begin, step, per_key = model.times[key]
+    step += per_key * config.columns * (1 + model.per_d * ((problem.d + problem.d_v) / (2 * model.d) - 1))
+    steps, slots = steps_of(problem, config), PROCESSORS * config.resident
+    tiles = config.tiles(problem)
+    masked = problem.first is not None or problem.last is not None
+    tile = begin + float(steps.mean()) * step + masked * model.mask * config.columns / 128
+    if masked:
+        longest = float(steps.max()) * step + begin
+        time_us = max(tile * tiles / slots + model.tail * longest * min(1, tiles / slots), longest)
+    else:
+        full, left = divmod(tiles, slots)
+        # Programs that are left alone on a multiprocessor are faster.
+        part = 0.5 + 0.5 * -(-left // PROCESSORS) / config.resident if config.resident > 1 else 1
+        time_us = (full + (part if left else 0)) * tile
+    rings = 1 + model.stages * (config.stages == 3) + model.buffers * (config.q_buffers == 1)
+    time_us = (model.launch + time_us) * rings
+    return time_us * (_LONG_FACTOR if time_us > _LONG_US and config.consumers == 3 and not masked else 1)
+
+
+def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
+    """Configs of the forward, the shortest estimate first."""
+    if max(problem.d, problem.d_v) > WIDE or not min(problem.queries, problem.keys):
+        return [HopperForwardConfig(columns=WIDE_COLUMNS)]
+    return sorted(forward_configs(problem), key=lambda config: estimate_us(problem, config))

@@ -1,0 +1,75 @@
+"""Which config the forward of attention takes on Hopper, held against what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean, mean
+
+import pytest
+
+pytest.importorskip("torch")
+
+from laneloom.bench.attention_tiles import CASES, Row, config_of, problem_of, read
+from laneloom.gpu import get_gpu
+from laneloom.ops.attention.config import plan
+from laneloom.ops.attention.config_hopper import HopperForwardConfig
+from laneloom.ops.attention.plan_forward import estimate_us, forward_configs, steps_of
+from laneloom.ops.attention.problem import AttentionProblem
+
+GPU = get_gpu("sm_90a")
+MEASURED = Path(__file__).parents[2] / "results" / "h200" / "attention_tiles.csv"
+
+
+def by_case() -> dict[tuple[int, int, int, int, int], list[Row]]:
+    found: dict[tuple[int, int, int, int, int], list[Row]] = {}
+    for row in read(MEASURED):
+        found.setdefault(row.case, []).append(row)
+    return found
+
+
+def test_the_plan_takes_what_was_measured_to_be_fast():
+    regrets, ratios = [], []
+    for case, rows in by_case().items():
+        text = plan(problem_of(case), GPU).text
+        (taken,) = (row for row in rows if row.config == text)
+        regrets.append(taken.us / min(row.us for row in rows) - 1)
+        ratios.append(taken.cudnn_us / taken.us)
+    assert len(regrets) == len(CASES)
+    assert mean(regrets) < 0.02
+    assert max(regrets) < 0.1
+    assert geometric_mean(ratios) > 1.2
+    assert min(ratios) > 0.91
+
+
+def test_the_estimates_are_near_what_was_measured():
+    for case, rows in by_case().items():
+        for row in rows:
+            estimate = estimate_us(problem_of(case), config_of(row.config))
+            assert 0.5 * row.us < estimate < 1.6 * row.us, row
+
+
+def test_configs_are_read_back():
+    for row in read(MEASURED)[::50]:
+        assert config_of(row.config).text == row.config
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "first", "last", "rows", "steps"),
+    [
+        (197, 197, None, None, 128, [2, 2]), (256, 256, None, 0, 64, [1, 1, 2, 2]),
+        (200, 300, -70, 30, 64, [1, 2, 2, 2]), (128, 64, 100, None, 64, [0, 0]), (1, 5, None, None, 64, [1]),
+    ],
+)  # fmt: skip
+def test_steps_are_blocks_of_keys_that_a_tile_sees(queries, keys, first, last, rows, steps):
+    problem = AttentionProblem(1, 1, 1, queries, keys, 64, 64, "bf16", 0.1, first, last)
+    config = HopperForwardConfig(columns=128, consumers=rows // 64)
+    assert steps_of(problem, config).tolist() == steps
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (64, 40), (1000, 47), (17, 100000)])
+@pytest.mark.parametrize("d", [16, 64, 72, 128])
+def test_every_length_has_a_config(sizes, d):
+    for first, last in ((None, None), (None, 0), (-5, 3)):
+        problem = AttentionProblem(2, 4, 2, *sizes, d, d, "fp16", 0.1, first, last)
+        assert list(forward_configs(problem))
+        assert plan(problem, GPU).schedule == "hopper_forward"
