@@ -6,7 +6,7 @@ import pytest
 from hopper_compiled import GPU, compile_valid
 from sass_listing import listing_of, loops_of
 
-from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, AsyncConfig
+from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, HALF_TILES, AsyncConfig
 from laneloom.ops.matmul.plan_wide import async_configs
 from laneloom.ops.matmul.problem import MatmulProblem
 
@@ -38,6 +38,24 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
         assert sum("DMMA.16x8x8" in line for line in loop) >= 1
     assert ".shared::cluster" in code.asm if config.cluster_k > 1 else ".cluster.arrive" not in code.asm
     assert "griddepcontrol.wait" in code.asm
+
+
+@pytest.mark.parametrize(("layout", "size"), [("nn", 512), ("tt", 333)])
+@pytest.mark.parametrize("tile", list(HALF_TILES))
+def test_tiles_of_16_bits(tile, layout, size):
+    """Fragments by ldmatrix, transposed where an operand does not lie along K; lines that begin anywhere by elements."""
+    problem = MatmulProblem.contiguous(size, size, size, dtype="bf16", layout=layout)
+    config = AsyncConfig(block_m=tile[0], block_n=tile[1], block_k=64, stages=3, cluster_k=2)
+    code = compile_valid(problem, config)
+    listing = listing_of(code)
+    assert not any(line.startswith(("LDL", "STL")) for line in listing)
+    assert any("HMMA.16816.F32.BF16" in line for line in listing)
+    assert any("LDSM.16.MT88" in line for line in listing)
+    assert any("LDSM.16.M88" in line for line in listing)
+    copies = [line for line in listing if "LDGSTS" in line]
+    singles = [line for line in listing if line.startswith(("STS.U16", "@")) and "STS.U16" in line]
+    assert bool(copies) == (size == 512)
+    assert bool(singles) == (size == 333)
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("fp64", 8)])

@@ -71,11 +71,11 @@ def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
 @pytest.mark.parametrize(
     ("knobs", "kinds", "words"),
     [
-        ({}, {"dtype": "bf16"}, "fp32 or fp64 throughout"),
-        ({}, {"dtype": "fp32", "dtype_out": "bf16"}, "fp32 or fp64 throughout"),
+        ({}, {"dtype": "fp8"}, "16 bits, fp32 or fp64"),
+        ({}, {"dtype": "fp32", "dtype_out": "bf16"}, "16 bits, fp32 or fp64"),
         ({"block_m": 96}, {"dtype": "fp32"}, "tiles of 128x64, 128x32"),
         ({"block_n": 1}, {"dtype": "fp64"}, "tiles of 128x64"),
-        ({"block_k": 16}, {"dtype": "fp32"}, "slices of"),
+        ({"block_k": 8}, {"dtype": "fp32"}, "slices of"),
         ({"cluster_k": 3}, {"dtype": "fp32"}, "clusters of 1 to 8"),
         ({"stages": 1}, {"dtype": "fp32"}, "2 to 16 stages"),
         ({"split_k": 2}, {"dtype": "fp32", "batch": 3}, "parts of K of one product"),

@@ -25,8 +25,9 @@ from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.execute import schedule_of
+from ..ops.matmul.plan_half import HALF, half_configs
 from ..ops.matmul.plan_hopper import candidates
-from ..ops.matmul.plan_wide import HALF, async_configs, by_tma
+from ..ops.matmul.plan_wide import async_configs, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul_tiles import write
@@ -112,12 +113,13 @@ def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProbl
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
-    yield from async_configs(problem, gpu)
     if problem.dtype_a in HALF:
+        yield from half_configs(problem, gpu)
         skipped = ("hopper_async", "hopper") if problem.batches > 1 else ("hopper_async",)
         others = (config for config, _ in candidates(problem, gpu) if config.schedule not in skipped)
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
         return
+    yield from async_configs(problem, gpu)
     fed, _ = by_tma(problem, gpu)
     if fed.why_invalid(problem, gpu) is None:
         yield fed

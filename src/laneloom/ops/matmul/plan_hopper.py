@@ -31,6 +31,7 @@ from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
 from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
 from .plan_cluster import best_cluster, cluster_configs
+from .plan_half import half_best
 from .plan_wide import wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -56,6 +57,11 @@ SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epi
 SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
+STREAMED_ELEMENTS = 1 << 21  #: of an operand, from which on what streams it needs no estimate
+LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
+
+
+LYING = "operands where they lie, by asynchronous copies"
 
 
 @dataclass(frozen=True)
@@ -255,6 +261,39 @@ def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[Ma
         yield best[0], f"{reason}; shortest estimate, {best[1]:.1f} us"
 
 
+def _batch(
+    problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: list[tuple[AsyncConfig, float]]
+) -> Iterator[tuple[MatmulConfig, str]]:
+    """What takes a whole batch by one launch."""
+    found: list[tuple[MatmulConfig, float, str]] = [(config, time_us, LYING) for config, time_us in lying]
+    multiplications = problem.m * problem.n * problem.k
+    if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE and (best := best_cluster(problem, gpu)):
+        found.append((*best, "a batch in one launch"))
+    elif multiplications >= BATCH_MULTIPLICATIONS:
+        each = problem.one_product()
+        alone_us = problem.batches * min((time_us for _, time_us in tiled(each, gpu)), default=0.0)
+        found = [item for item in found if item[1] < alone_us]
+    for config, time_us, reason in sorted(found, key=lambda item: item[1]):
+        yield config, f"{reason}; shortest estimate, {time_us:.1f} us"
+    if multiplications < BATCH_MULTIPLICATIONS:
+        yield _plain(problem), "many small products: one launch takes them all"
+
+
+def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[MatmulConfig, str]]:
+    """What streams one operand past a few rows or columns of the other."""
+    if (rows := stream_rows(problem, gpu)) is not None:
+        yield rows, "few rows or columns: the other operand streams through registers, past mma"
+    if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
+        yield (
+            SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
+            "one row against rows of B: streamed once, multiplied by FMA",
+        )
+    if (row := stream_row(problem, gpu)) is not None:
+        yield row, "one row against B along N: streamed once, multiplied by FMA"
+    if _streams(problem, gpu, in_place):
+        yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
+
+
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """Configs for the problem with the reason for their place, best first."""
     if problem.epilogue:
@@ -268,31 +307,24 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
+    lying = half_best(problem, gpu)
     if problem.batches > 1:
-        if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE:
-            yield from _cluster(problem, gpu, "a batch in one launch")
-        if multiplications < BATCH_MULTIPLICATIONS:
-            yield _plain(problem), "many small products: one launch takes them all"
+        yield from _batch(problem, gpu, in_place, lying)
+        lying = []
     small = multiplications <= SMALL_MULTIPLICATIONS and (problem.k <= SMALL_K or min(problem.m, problem.n) == 1)
     if movable and (in_place or not small):
         one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] <= SLICE_BYTES
-        if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units:
+        thin = min(problem.m, problem.n) < LEAST_SIDE and bool(lying)
+        if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
-        if (rows := stream_rows(problem, gpu)) is not None:
-            yield rows, "few rows or columns: the other operand streams through registers, past mma"
-        if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
-            yield (
-                SkinnyConfig(block_n=4, block_k=2048, num_warps=4, stages=2, use_dot=False),
-                "one row against rows of B: streamed once, multiplied by FMA",
-            )
-        if (row := stream_row(problem, gpu)) is not None:
-            yield row, "one row against B along N: streamed once, multiplied by FMA"
-        if _streams(problem, gpu, in_place):
-            yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
+        if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS:
+            yield from _streaming(problem, gpu, in_place)
         clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
-        for config, time_us in sorted((*tiled(problem, gpu), *clusters), key=lambda pair: pair[1])[:6]:
+        for config, time_us in sorted((*tiled(problem, gpu), *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {time_us:.1f} us"
+    for config, time_us in lying:
+        yield config, f"{LYING}; shortest estimate, {time_us:.1f} us"
     if not movable or not in_place or DTYPE_BYTES[problem.dtype_a] == 1:
         large = multiplications > SMALL_MULTIPLICATIONS or problem.dtype_a not in PLAIN_DTYPES
         if large and problem.dtype_a != "fp16" and problem.dtype_a != "bf16":

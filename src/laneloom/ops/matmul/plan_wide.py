@@ -27,7 +27,6 @@ LEAST_SLICES = 2  #: of a CTA of a cluster
 LEAST_SPLIT = 4  #: slices of a CTA where K is cut further
 MOST_SPLIT = 64
 MOST_STAGES = 8
-HALF = ("bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -72,25 +71,16 @@ _PRECISE_PACE = {(128, 128): 1.03, (64, 128): 0.98, (64, 64): 0.985}
 _PRECISE_LAUNCH_US, _PRECISE_TILE_US, _PRECISE_STORED_PER_US = 1.7, 0.8, 60e3
 
 
-def _residents(dtype: str, tile: tuple[int, int]) -> tuple[int, ...]:
+def _residents(double: bool, tile: tuple[int, int]) -> tuple[int, ...]:
     """CTAs of a tile that an SM may hold at once: what registers allow, or fewer with more stages."""
-    if dtype in HALF:
-        return (2, 3) if tile == (128, 64) else (2, 4) if tile[0] * tile[1] > 1024 else (4, 8)
-    if tile == (128, 64) or (dtype == "fp64" and tile == (64, 64)):
+    if tile == (128, 64) or (double and tile == (64, 64)):
         return (2,)
-    return (3,) if dtype == "fp32" and tile[1] >= 16 else (2, 4)
-
-
-def _slices_bytes(problem: MatmulProblem, tile: tuple[int, int]) -> tuple[int, ...]:
-    """Of a slice along K."""
-    if problem.dtype_a in HALF:
-        k_bytes = problem.k * DTYPE_BYTES[problem.dtype_a]
-        return (64,) if k_bytes <= 64 else (128,) if k_bytes <= 256 else (128, 256)
-    return (128, 256) if tile[1] <= LONG_LINES else (128,)
+    return (3,) if not double and tile[1] >= 16 else (2, 4)
 
 
 def async_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
     """Every config of `hopper_async` that is worth a thought."""
+    double = problem.dtype_a == "fp64"
     size = DTYPE_BYTES[problem.dtype_a]
     for tile in TILES[problem.dtype_a]:
         for swapped in (False,) if tile[0] == tile[1] else (False, True):
@@ -99,12 +89,12 @@ def async_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                 continue  # mostly empty, or too narrow
             if tile[1] < 8 and n > tile[1]:
                 continue
-            for slice_bytes in _slices_bytes(problem, tile):
+            for slice_bytes in (128, 256) if tile[1] <= LONG_LINES else (128,):
                 base = AsyncConfig(
                     block_m=tile[0], block_n=tile[1], block_k=slice_bytes // size, stages=2, swapped=swapped,
                     resident=1,
                 )  # fmt: skip
-                yield from _cut(problem, base, gpu, _residents(problem.dtype_a, tile))
+                yield from _cut(problem, base, gpu, _residents(double, tile))
 
 
 def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu, residents: tuple[int, ...]) -> Iterator[AsyncConfig]:

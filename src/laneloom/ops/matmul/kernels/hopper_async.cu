@@ -140,13 +140,14 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
 #endif
         }
         OUT *to = c + m * s.c_m + n * s.c_n;
-        union { OUT x[C_VECTOR]; uint4 whole; } rounded;
+        union { OUT x[C_VECTOR]; uint4 all; uint2 half; u32 word; } rounded;
 #pragma unroll
         for (int v = 0; v < C_VECTOR; ++v) round_to(rounded.x[v], sum[v]);
-        if (C_VECTOR * sizeof(OUT) == 16)
-            *(uint4 *)to = rounded.whole;
-        else
-            *to = rounded.x[0];
+        constexpr int BYTES = C_VECTOR * sizeof(OUT);
+        if (C_VECTOR == 1) *to = rounded.x[0];
+        else if (BYTES == 16) *(uint4 *)to = rounded.all;
+        else if (BYTES == 8) *(uint2 *)to = rounded.half;
+        else *(u32 *)to = rounded.word;
     }
 #if CLUSTER > 1
     // Nobody leaves while another still reads its sums.

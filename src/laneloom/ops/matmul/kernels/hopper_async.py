@@ -20,10 +20,8 @@ from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ....device.split_k import ReduceLaunch
 from ..config_async import TILES
-from ..problem import DTYPE_BYTES
 from ..tma_operand import NO_TILES, kernel_source, prepare_launches
 
-STORE_BYTES = 16  #: of C at once, or one element
 _TEXTS = ("hopper_async_operands.cuh", "hopper_async_sums.cuh", "hopper_async.cu")
 _NAMES = {"fp32": "float", "fp64": "double", "bf16": "bf16", "fp16": "fp16"}
 
@@ -45,8 +43,8 @@ def code_object(problem, config, gpu) -> CodeObject:
                          TILES[kind][config.block_m, config.block_n], strict=True))  # fmt: skip
     # A result that is swapped lies along the kernel's M.
     along_m = multiplied.out.strides[2] == 1 and multiplied.out.strides[3] != 1
-    across, store = config.block_m if along_m else config.block_n, STORE_BYTES // DTYPE_BYTES[problem.dtype_out]
-    wide = along_m == config.swapped and problem.vector_out == store and across % store == 0
+    across = config.block_m if along_m else config.block_n
+    store = min(problem.vector_out, across) if along_m == config.swapped else 1
     constants = {
         "WARPS": config.num_warps, "STAGES": config.stages, "CLUSTER": config.cluster_k,
         "RESIDENT": config.resident, **{name.upper(): int(kind == name) for name in ("fp64", "bf16", "fp16")},
@@ -54,7 +52,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "A_ALONG_K": int(multiplied.a.major == "n"), "B_ALONG_K": int(multiplied.b.major == "t"),
         "A_VECTOR": multiplied.vector_a,
         "B_VECTOR": multiplied.vector_b if multiplied.b.major == "t" else min(multiplied.vector_b, config.block_n),
-        "C_ALONG_M": int(along_m), "C_VECTOR": store if wide else 1,
+        "C_ALONG_M": int(along_m), "C_VECTOR": store,
     }  # fmt: skip
     tile = {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k}
     return compile_cuda(

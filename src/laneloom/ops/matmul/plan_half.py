@@ -1,0 +1,123 @@
+"""Configs of `hopper_async` for 16 bits on Hopper, with estimates of their times. Pure.
+
+`plan_hopper` compares them with those of the schedules that TMA feeds: this one wins for small products, batches of
+them, and rows that TMA cannot read. A CTA loads and multiplies while others of its SM do; what is left alone waits.
+Fitted on one H200 to the rows of 16 bits in results/h200/tiles_wide.csv; docs/hopper-gemm.md has what it misses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...gpu import Gpu
+from .config_async import HALF_TILES, AsyncConfig
+from .config_row import CLUSTERS
+from .model_hopper import ceil_div
+from .problem import DTYPE_BYTES, MatmulProblem
+
+HALF = ("bf16", "fp16")
+TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
+MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
+LEAST_SLICES, LEAST_SPLIT = 2, 4  #: of a CTA of a cluster, and where K is cut further
+MOST_SPLIT, MOST_STAGES = 64, 8
+SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
+MOST_MULTIPLICATIONS = 1 << 31  #: of all products, up to which the others are compared with
+REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
+#: registers of a thread, with whole vectors and with single elements
+TILE_REGISTERS = {
+    (128, 64): (152, 208), (128, 32): (104, 160), (128, 16): (80, 136), (128, 8): (72, 128), (64, 64): (104, 184),
+    (64, 32): (80, 152), (64, 16): (64, 144), (32, 32): (64, 96), (32, 16): (64, 104),
+}  # fmt: skip
+#: in us, per tile: what multiplying takes of each element and k
+PACE = {
+    (128, 64): 3.85e-07, (128, 32): 3.37e-07, (128, 16): 7.89e-08, (128, 8): 7.96e-08, (64, 64): 2.8e-07,
+    (64, 32): 5.11e-07, (64, 16): 1.82e-07, (32, 32): 6.73e-07, (32, 16): 9.58e-07,
+}  # fmt: skip
+LAUNCH_US, FILL_US = 0.5414, 1.599  #: of a launch; of one that fills the SMs, so that the next one cannot begin
+PIECE_US, SINGLE_US, BYTE_US = 8.665e-05, 6.501e-05, 3.367e-06  #: a copy of several elements, of one; a byte from the L2
+MEMORY_US = 1.599e-07  #: a byte of device memory
+CTA_US, STORE_US = 0.04222, 4.177e-05  #: of an SM: a CTA, an element of its tile
+#: of a CTA alone
+ALONE, BEGIN_US, SLICE_US, WAIT_US, NARROW_US = 1.48, 0.05571, 0.03917, 0.4778, 0.701
+EXCHANGE_US, EXCHANGED_US = 1.108, 2.629e-06  #: of sums in a cluster, and of each element
+SECOND_US, SUMMED_US = 0.5068, 2.795e-06  #: a launch that adds parts, each element of a part
+
+
+def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
+    """Every config that is worth a thought."""
+    block_k = 32 if problem.k <= 32 else 64
+    for tile in TILES:
+        for swapped in (False,) if tile[0] == tile[1] else (False, True):
+            m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
+            if tile[0] > 2 * max(m, 32) or tile[1] > 2 * max(n, 8) or (tile[1] <= 16 and n > 2 * tile[1]):
+                continue  # mostly empty, or too narrow
+            base = AsyncConfig(
+                block_m=tile[0], block_n=tile[1], block_k=block_k, stages=2, swapped=swapped,
+                resident=2 if tile[0] * tile[1] > SMALL_TILE else 256 // block_k,
+            )  # fmt: skip
+            yield from _cut(problem, base, gpu)
+
+
+def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu) -> Iterator[AsyncConfig]:
+    """The config with K in parts of a cluster, in more, or whole, and with the stages that fit."""
+    slices, tiles = ceil_div(problem.k, base.block_k), base.ctas(problem)
+    stage_bytes = base.stage_bytes(problem)
+    for cluster_k in CLUSTERS:
+        if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or tiles * cluster_k > MOST_CTAS[cluster_k]):
+            break
+        splits = {1}
+        if problem.batches == 1 and cluster_k in (1, CLUSTERS[-1]):
+            fitting = base.resident * gpu.compute_units // (tiles * cluster_k)
+            splits |= {s for s in (fitting, fitting // 2)
+                       if 1 < s <= MOST_SPLIT and slices >= LEAST_SPLIT * cluster_k * s}  # fmt: skip
+        for split_k in sorted(splits):
+            of_cta = slices // (cluster_k * split_k)
+            stages = min(MOST_STAGES, of_cta + 1, gpu.lds_bytes // base.resident // stage_bytes)
+            config = base.with_knobs(cluster_k=cluster_k, split_k=split_k, stages=max(2, stages))
+            if config.why_invalid(problem, gpu) is None:
+                yield config
+
+
+def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
+    """The model's time."""
+    multiplied, parts = config.as_multiplied(problem), config.cluster_k * config.split_k
+    slices = ceil_div(ceil_div(problem.k, config.block_k), parts)
+    tile = (config.block_m, config.block_n)
+    elements, vectors = tile[0] * tile[1], (multiplied.vector_a, multiplied.vector_b)
+    single = 1 in vectors
+    along = config.block_k * slices
+    pieces = sum(side / vector for side, vector in zip(tile, vectors, strict=True) if vector > 1) * along
+    singles = sum(side for side, vector in zip(tile, vectors, strict=True) if vector == 1) * along
+    stores = 1 if problem.vector_out >= 8 else 4 if problem.vector_out == 1 else 2
+    multiplying = elements * along * PACE[tile] + pieces * PIECE_US + singles * SINGLE_US
+    multiplying += elements * stores * STORE_US + CTA_US
+    loading = sum(tile) * along * DTYPE_BYTES[problem.dtype_a] * BYTE_US
+    alone = multiplying * ALONE + slices * SLICE_US + BEGIN_US + (problem.vector_out < 8) * NARROW_US
+    if not single:
+        alone += slices / (config.stages - 1) * WAIT_US
+    if config.cluster_k > 1:
+        alone += EXCHANGE_US + elements * EXCHANGED_US
+    registers = min(TILE_REGISTERS[tile][single], REGISTERS // (128 * config.resident))
+    resident = min(REGISTERS // (128 * registers), SHARED_BYTES // (config.shared_bytes(problem) + 1024), MOST_RESIDENT)
+
+    def together(ctas: float) -> float:
+        """So many CTAs of one SM at once."""
+        return ((ctas * max(multiplying, loading)) ** 3 + alone**3) ** (1 / 3)
+
+    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), max(resident, 1))
+    time_us = LAUNCH_US + rounds * together(resident) + (together(rest) if rest else 0)
+    time_us += problem.bytes * MEMORY_US + FILL_US * min(1, rounds + rest / resident)
+    if config.split_k > 1:
+        time_us += SECOND_US + SUMMED_US * config.split_k * problem.m * problem.n
+    return time_us
+
+
+def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float]]:
+    """Configs with their estimates, the shortest first; none for what others do better."""
+    if problem.dtype_a not in HALF or problem.dtype_b != problem.dtype_a:
+        return []
+    movable = "x" not in problem.layout
+    if movable and problem.batches * problem.m * problem.n * problem.k > MOST_MULTIPLICATIONS:
+        return []
+    found = [(config, half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
+    return sorted(found, key=lambda pair: pair[1])[:3]
