@@ -43,7 +43,7 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
 @pytest.mark.parametrize(("layout", "size"), [("nn", 512), ("tt", 333)])
 @pytest.mark.parametrize("tile", list(HALF_TILES))
 def test_tiles_of_16_bits(tile, layout, size):
-    """Fragments by ldmatrix, transposed where an operand does not lie along K; lines that begin anywhere by elements."""
+    """Fragments by ldmatrix, transposed where an operand does not lie along K; single elements at odd pitches."""
     problem = MatmulProblem.contiguous(size, size, size, dtype="bf16", layout=layout)
     config = AsyncConfig(block_m=tile[0], block_n=tile[1], block_k=64, stages=3, cluster_k=2)
     code = compile_valid(problem, config)

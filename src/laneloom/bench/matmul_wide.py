@@ -1,4 +1,4 @@
-"""Measure many configs of FP32 and FP64 products on one Hopper GPU: what `ops/matmul/plan_wide.py` was fitted to.
+"""Measure many configs of `hopper_async` on one Hopper GPU: what `plan_wide.py` and `plan_half.py` were fitted to.
 
 `python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
 product listed here all configs of `hopper_async`, and what the other schedules would take, each checked against FP64,
@@ -34,6 +34,7 @@ from .matmul_tiles import write
 from .report import fill_page
 from .timing import count_sets, interleave
 
+WIDE = ("fp32", "fp64")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 #: batch, M, N, K, layout: a few rows, few tiles and a long K, short K, small products, batches, odd sizes
 PRODUCTS = (
@@ -200,12 +201,23 @@ def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
     """Markdown: what the plan takes of each product, both types in a line."""
     of_type = " us | x torch | what ran |"
     lines = [f"| batch | M x N x K | layout | FP32,{of_type} FP64,{of_type}", "|---" * 9 + "|"]
-    by_type = {dtype: {row.problem_key: row for row, _ in taken if row.dtype == dtype} for dtype in DTYPES}
+    by_type = {dtype: {row.problem_key: row for row, _ in taken if row.dtype == dtype} for dtype in WIDE}
     for batch, m, n, k, layout in PRODUCTS:
         cells = [str(batch), f"{m} x {n} x {k}", layout.upper()]
-        for dtype in DTYPES:
+        for dtype in WIDE:
             row = by_type[dtype].get((batch, m, n, k, layout))
             cells += ["", "", ""] if row is None else [f"{row.us:.2f}", f"{row.torch_us / row.us:.2f}", _words(row)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
+    """Markdown: what the plan takes of each product of 16 bits, the slowest beside torch first."""
+    lines = ["| batch | M x N x K | layout | us | x torch | what ran |", "|---" * 6 + "|"]
+    rows = [row for row, _ in taken if row.dtype in HALF]
+    for row in sorted(rows, key=lambda row: row.torch_us / row.us):
+        cells = [str(row.batch), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
+        cells += [f"{row.torch_us / row.us:.2f}", _words(row)]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -227,7 +239,7 @@ def _compile(pair: tuple[MatmulProblem, MatmulConfig]) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Measure many configs of FP32 and FP64 products on Hopper.")
+    parser = argparse.ArgumentParser(description="Measure many configs of hopper_async on Hopper.")
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
@@ -237,7 +249,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(read(arguments.render[0]))
-        fill_page(arguments.render[1], {"wide": render(taken), "wide summary": summarise(taken)})
+        tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
+        fill_page(arguments.render[1], tables)
         if arguments.readme:
             fill_page(arguments.readme, {"wide summary": summarise(taken)})
         return

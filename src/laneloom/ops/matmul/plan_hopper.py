@@ -57,7 +57,7 @@ SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epi
 SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
-STREAMED_ELEMENTS = 1 << 21  #: of an operand, from which on what streams it needs no estimate
+STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 
 
@@ -317,7 +317,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         thin = min(problem.m, problem.n) < LEAST_SIDE and bool(lying)
         if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
-        if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS:
+        if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place)
         clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
