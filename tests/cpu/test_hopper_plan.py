@@ -65,8 +65,8 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         # K of two slices; of one.
         ((13888, 9536, 112), "nt", "hopper_cluster", {}),
         ((4096, 4096, 64), "nn", "hopper", {"block_m": 128, "block_n": 64, "consumers": 1}),
-        ((127, 129, 131), "nn", "hopper_plain", {}),
-        ((1, 1, 1), "nn", "hopper_plain", {}),
+        ((127, 129, 131), "nn", "hopper_async", {}),
+        ((1, 1, 1), "nn", "hopper_async", {}),
     ],
 )
 def test_what_runs_where(sizes, layout, schedule, facts):
@@ -89,16 +89,16 @@ def test_only_the_operand_that_tma_cannot_read_is_repacked():
     assert (odd_b.repack_a, odd_b.repack_b, odd_b.tma_store) == (False, True, False)
 
 
-def test_operands_contiguous_along_neither_axis_go_by_pointers():
+def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
     strided = MatmulProblem(
         512, 512, 512, "bf16", "bf16", "bf16", (1, 1), Matrix((0, 0, 2048, 2)), Matrix((0, 0, 512, 1)),
         Matrix((0, 0, 512, 1)),
     )  # fmt: skip
-    assert plan(strided, GPU).schedule == "hopper_plain"
+    assert plan(strided, GPU).schedule == "hopper_async"
 
 
 def test_batches_take_one_launch():
-    assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_plain"
+    assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_async"
     assert plan(problem(64, 64, 64, batch=1000), GPU).schedule == "hopper_cluster"
     assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper_cluster"
 
