@@ -157,7 +157,7 @@ def attention_forward(
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
-    width, warps, wave = padded(problem.d), config.num_warps, gpu.wave
+    width, warps, wave = padded(problem.d, config.depth), config.num_warps, gpu.wave
     return {
         "D": problem.d,
         "D_V": problem.d_v,

@@ -21,6 +21,7 @@ from ....device.wmma_tiles import (
     load_fence,
     load_tile,
     multiply,
+    multiply_wmma,
     schedule_fence,
     tile_offsets,
     tile_pointers,
@@ -111,10 +112,7 @@ def _load_second(
 def _second_product(p, e_lds, acc, VERSION: gl.constexpr, K_WIDTH: gl.constexpr):
     """acc + P B1 for B1's tile in LDS, [BLOCK_M, BLOCK_N1]."""
     e = e_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_N0, BLOCK_N1]
-    if VERSION == 1:
-        return gl.amd.rdna3.wmma(p, e, acc)
-    else:
-        return gl.amd.rdna4.wmma(p, e, acc)
+    return multiply_wmma(p, e, acc, VERSION)
 
 
 @gluon.jit
