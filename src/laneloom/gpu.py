@@ -69,6 +69,11 @@ class Gpu:
             return int(self.name.removeprefix("gfx")[:-2])
         return int(self.name.removeprefix("sm_").rstrip("a")) // 10
 
+    @property
+    def generation(self) -> str:
+        """The instruction set's number as coverage has it: "gfx9", "gfx11", "gfx12"; CDNA 5's own is "gfx1250"."""
+        return self.name if self.is_cdna5 else f"gfx{self.major}"
+
     @cached_property
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""
