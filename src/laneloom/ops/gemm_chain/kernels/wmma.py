@@ -1,7 +1,7 @@
-"""Chain of two products on RDNA: P = alpha0 A0 B0 goes from the first's accumulators to the second's operand.
+"""Two products in a row on RDNA and CDNA 5: P = alpha0 A0 B0 goes from accumulators to the second product's operand.
 
 Both products run with exchanged operands (`transposed` accumulators), so that a lane ends up with neighbours of a row
-of P: on RDNA 4 that is the layout in which WMMA wants its first operand, and nothing moves. On RDNA 3 the two half
+of P: on RDNA 4 and CDNA 5 WMMA wants its first operand so, and nothing moves. On RDNA 3 the two half
 waves, which both need whole rows, exchange what they have (`v_permlanex16_b32`). P touches no LDS and no memory; A0, B0
 and B1 go through LDS, where all waves share them. Derivation and instruction counts: docs/gemm-chain.md. Source: AMD's
 RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
