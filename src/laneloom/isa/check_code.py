@@ -14,8 +14,8 @@ from .disassembly import branch_target
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
-from .parse import Listing as TypedListing
 from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instruction
+from .parse import Listing as TypedListing
 from .registers import Uses, uses
 from .vgpr_banks import number_registers
 

@@ -1,8 +1,8 @@
 """Vector instructions that CDNA 5's hardware leaves to the code between a matrix instruction and what depends on it.
 
-Matrix instructions run beside the vector unit, and nothing waits: the next matrix instruction that takes the result for
-A, B or indices, and a vector instruction that reads or overwrites the result, or overwrites A, B or indices, has to have
-so many vector instructions before it (`v_nop` is one). Transcendental ones run elsewhere and wait. Source: LLVM's hazard
+Matrix instructions run beside the vector unit, and nothing waits: a matrix instruction that takes the result for A, B
+or indices, and a vector instruction that reads or overwrites the result, or overwrites A, B or indices, has to have so
+many vector instructions before it (`v_nop` is one). Transcendental ones run elsewhere and wait. Source: LLVM's hazard
 recognizer for gfx1250, which LLVM's code goes by (tests/compile/test_check_wmma.py).
 """
 
