@@ -58,14 +58,6 @@ class Gpu:
     published: bool = True
 
     @property
-    def why_no_schedule(self) -> str:
-        """What to say where attention or a chain of products is asked for and the GPU has none."""
-        return (
-            f"gpu: laneloom has no attention or chain of its own for {self.name} ({self.family}) yet; products, and "
-            "the emulator with anybody's Triton kernel, run"
-        )
-
-    @property
     def wave(self) -> int:
         """Lanes per wave that kernels are compiled for."""
         return self.wave_sizes[0]
@@ -76,6 +68,11 @@ class Gpu:
         if self.vendor == "amd":
             return int(self.name.removeprefix("gfx")[:-2])
         return int(self.name.removeprefix("sm_").rstrip("a")) // 10
+
+    @property
+    def generation(self) -> str:
+        """The instruction set's number as coverage has it: "gfx9", "gfx11", "gfx12"; CDNA 5's own is "gfx1250"."""
+        return self.name if self.is_cdna5 else f"gfx{self.major}"
 
     @cached_property
     def emulated(self) -> bool:
@@ -89,10 +86,17 @@ class Gpu:
 
     @property
     def wmma_version(self) -> int:
-        """Triton's number of the WMMA: 1 of RDNA 3 and 3.5, 2 of RDNA 4 and 4m; 0 where there is none."""
+        """Triton's number of the WMMA: 1 of RDNA 3 and 3.5, 2 of RDNA 4 and 4m, 3 of CDNA 5; 0 where there is none."""
+        if self.is_cdna5:
+            return 3
         if self.matrix_instructions != "wmma":
             return 0
         return 2 if self.is_rdna_4m else self.major - 10
+
+    @property
+    def matrix_depth(self) -> int:
+        """Steps of K of which tiles for matrix instructions of 16 bits have a multiple."""
+        return 32 if self.is_cdna5 else 16
 
     @property
     def is_rdna_4m(self) -> bool:

@@ -7,19 +7,21 @@ import pytest
 from laneloom.codegen import cache
 from laneloom.isa.check_code import read_code
 from laneloom.isa.check_wait_states import check_wait_states
+from laneloom.isa.check_wmma import check_wmma_states
 
 _checked: set[str] = set()
 
 
 @pytest.fixture(autouse=True)
 def wait_states(monkeypatch):
-    """Code for CDNA has the wait states that the hardware leaves to it: LLVM does not see to all of them."""
+    """Code for CDNA has what the hardware leaves to it between instructions: LLVM does not see to all of it."""
     fetch = cache.fetch
 
     def fetched(key, build):
         code = fetch(key, build)
-        if (code.gpu.vendor, code.gpu.major) == ("amd", 9) and code.asm not in _checked:
-            found = [f"line {f.line}: {f.what}" for part in read_code(code.asm) for f in check_wait_states(part)]
+        check = check_wmma_states if code.gpu.is_cdna5 else check_wait_states
+        if code.gpu.family.startswith("CDNA") and code.asm not in _checked:
+            found = [f"line {f.line}: {f.what}" for part in read_code(code.asm) for f in check(part)]
             assert not found, "\n".join(found)
             _checked.add(code.asm)
         return code

@@ -8,6 +8,7 @@ import pytest
 from sass_listing import listing_of, sass_of
 
 from laneloom.codegen import CodeObject
+from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.gpu import get_gpu
 from laneloom.isa.analysis import Loop, hot_loop, loads_are_wide, order
 from laneloom.isa.listing import Instruction, Kind
@@ -82,6 +83,34 @@ def test_hot_loop_on_cdna(gpu, dtype, depth, role):
     stores = [i for i in loop.instructions if i.kind is Kind.LDS_STORE]
     stored = sum(i.width_bytes * (1 + i.mnemonic.startswith("ds_write2")) for i in stores)
     assert stored == tiles * columns * d * 2 // 256 + (2 * 4 if role == "key" else 0), "the tiles, and no weights"
+
+
+@pytest.mark.skipif(parse_version(triton_version()) < (3, 9), reason="Triton compiles for it from 3.9 on")
+@pytest.mark.parametrize("role", ROLES)
+def test_hot_loop_on_cdna_5(role):
+    """WMMA of the third version only, all of D in one program, and weights that are where the operand wants them."""
+    code = compiled("gfx1250", role, 128, "bf16")
+    check_no_spills(code)
+    loop = loop_of(code)
+    assert {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX} == {"v_wmma_f32_16x16x32_bf16"}
+    rows, columns, d = 16, 32, 128
+    tiles = {"forward": 2, "query": 3, "key": 4}[role]
+    assert loop.count(Kind.MATRIX) == tiles * rows * columns * d // (16 * 16 * 32)
+    exponentials = sum(i.mnemonic.startswith("v_exp_f32") for i in loop.instructions)
+    assert exponentials == rows * columns // 32 + (role == "forward")
+    stores = [i for i in loop.instructions if i.kind is Kind.LDS_STORE]
+    stored = sum(i.width_bytes * (1 + ("2addr" in i.mnemonic)) for i in stores)
+    assert stored == tiles * columns * d * 2 // 128 + (2 * 4 if role == "key" else 0), "the tiles, and no weights"
+    moved = [i.mnemonic for i in loop.instructions if "perm" in i.mnemonic or "swap" in i.mnemonic]
+    assert moved == ["v_permlanex16_b32"] * (2 if role == "forward" else 0), "a row's maximum and its sum alone"
+
+
+@pytest.mark.skipif(parse_version(triton_version()) < (3, 9), reason="Triton compiles for it from 3.9 on")
+@pytest.mark.parametrize("role", ROLES)
+def test_no_vector_registers_spill_on_cdna_5(role):
+    for d in (16, 512):
+        code = compiled("gfx1250", role, d)
+        assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize(("gpu", "d", "role"), [("gfx942", 256, role) for role in ROLES] + [

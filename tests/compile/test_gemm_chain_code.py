@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from laneloom.codegen import CodeObject
+from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.gpu import get_gpu
 from laneloom.isa.listing import parse_listing
 from laneloom.ops.gemm_chain.config import ChainConfig, plan
@@ -54,6 +55,17 @@ def test_p_stays_in_registers(gpu, sizes, dtype):
     else:
         assert found["v_permlanex16_b32"] == registers_of_p, "one exchange of half waves a register of P"
     assert not any("bpermute" in name for name in found)
+
+
+@pytest.mark.skipif(parse_version(triton_version()) < (3, 9), reason="Triton compiles for it from 3.9 on")
+@pytest.mark.parametrize("sizes", [KEPT, BLOCKS], ids=["keep", "blocks"])
+def test_p_stays_in_registers_on_cdna_5(sizes):
+    code, config = compiled("gfx1250", sizes)
+    assert config.keep == (sizes is KEPT)
+    found = counts(code)
+    wmma = {name: n for name, n in found.items() if "wmma" in name}
+    assert wmma == {"v_wmma_f32_16x16x32_f16": matrix_count(sizes, config) // 2}, "twice as many steps of K in each"
+    assert not any("permlane" in name or "bpermute" in name for name in found), "P is where it is wanted"
 
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])

@@ -65,13 +65,7 @@ def test_flops_and_key():
     assert half.key != whole.key
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_cdna5_is_refused(role):
-    with pytest.raises(UnsupportedError, match="no attention or chain of its own for gfx1250"):
-        plan(problem(), get_gpu("gfx1250"), role)
-
-
-@pytest.mark.parametrize("name", [name for name in GPUS if name != "gfx1250"])
+@pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("role", ROLES)
 def test_every_head_dimension_has_a_plan(name, role):
     gpu = get_gpu(name)
@@ -138,6 +132,12 @@ def test_decode_splits_the_keys_until_the_gpu_is_full():
     assert isinstance(paged, DecodeConfig)
     assert paged.columns == 16
     assert "page" in str(dataclasses.replace(paged, columns=32).why_invalid(dataclasses.replace(one, page=48), gpu))
+    assert "32 steps at once" in str(paged.why_invalid(one, get_gpu("gfx1250")))
+    for page in (0, 16, 48):
+        across = plan_decode(dataclasses.replace(one, page=page), get_gpu("gfx1250"))
+        assert isinstance(across, DecodeConfig)
+        assert across.columns == 32, "what an instruction takes, from two pages if they are small"
+        assert "from 16 on" in str(dataclasses.replace(across, columns=48).why_invalid(one, get_gpu("gfx1250")))
     with pytest.raises(UnsupportedError, match="16 to 512"):
         plan_decode(dataclasses.replace(one, d=12), gpu)
 
@@ -185,7 +185,7 @@ def test_head_dimensions_that_are_refused(d):
     ("change", "words"),
     [
         ({"rows": 48, "num_warps": 3}, "powers of two"), ({"columns": 8}, "from 16 on"), ({"num_warps": 2}, "16 rows"),
-        ({"rows": 256, "num_warps": 16}, "bytes of LDS"),
+        ({"rows": 256, "num_warps": 16}, "bytes of LDS"), ({"depth": 32}, "16 steps at once"),
     ],
 )  # fmt: skip
 def test_configs_that_cannot(change, words):

@@ -16,6 +16,7 @@ from laneloom.ops.transpose.config import FragmentsConfig, TilesConfig
 
 GPUS = ("gfx1151", "gfx1201")
 CDNA = ("gfx942", "gfx950")
+CDNA_5 = ("gfx1250",)
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,22 @@ CASES = {
         "attention/backward", _gradients, 2, Counter(wait=25, barrier=12, mask=2), step=16, gpus=CDNA
     ),
     "decoding, MFMA": Case("attention/decode", _decode, 0, Counter(wait=10, mask=2), step=12, gpus=CDNA),
+    "matmul, CDNA 5": Case(
+        "matmul/dot", _matmul(50, 37, 140), caught=Counter(wait=40, barrier=1, mask=20), step=6, gpus=CDNA_5
+    ),
+    "gemm_chain, CDNA 5": Case(
+        "gemm_chain/wmma", _gemm_chain, caught=Counter(wait=10, barrier=2, mask=4), step=8, gpus=CDNA_5
+    ),
+    "attention, CDNA 5": Case(
+        "attention/forward", _attention(False), caught=Counter(wait=8, barrier=1, mask=1), step=12, gpus=CDNA_5
+    ),
+    "attention, query's gradient, CDNA 5": Case(
+        "attention/backward", _gradients, 1, Counter(wait=15, barrier=4, mask=1), step=16, gpus=CDNA_5
+    ),
+    "attention, key's gradient, CDNA 5": Case(
+        "attention/backward", _gradients, 2, Counter(wait=20, barrier=8, mask=2), step=16, gpus=CDNA_5
+    ),
+    "decoding, CDNA 5": Case("attention/decode", _decode, 0, Counter(wait=8, mask=1), step=12, gpus=CDNA_5),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
     "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),
     "transform3d strips": Case(

@@ -15,14 +15,14 @@ from laneloom.emulator.program import Program
 
 HAND_WRITTEN = 64  # instructions; a longer program is no test of an instruction
 _found: dict[str, dict[str, tuple[int, str]]] = {}
-_running: dict[tuple[int, str], int] = {}  #: (generation, mnemonic) -> smallest program, of the test that runs
+_running: dict[tuple[str, str], int] = {}  #: (generation, mnemonic) -> smallest program, of the test that runs
 _files: set[str] = set()
 _seen: set[tuple[int, int]] = set()
 _kept: list[Program] = []  # so that ids stay theirs
 _building = 0
 
 
-def _note(generation: int, name: str, size: int) -> None:
+def _note(generation: str, name: str, size: int) -> None:
     """size: instructions of the program; 0 for a compiled kernel, which proves least."""
     before = _running.get((generation, name), 0)
     _running[generation, name] = min(size, before) if size and before else size or before
@@ -42,7 +42,7 @@ def _watched(step, program: Program, ins):
             noted = True
             part = ins
             while part is not None:
-                _note(program.gpu.major, part.mnemonic, _size(program))
+                _note(program.gpu.generation, part.mnemonic, _size(program))
                 part = part.second
         step(g)
 
@@ -70,12 +70,12 @@ def pytest_configure(config: pytest.Config) -> None:
         if (id(self), block.first) not in _seen:
             _seen.add((id(self), block.first))
             for ins in self.listing.instructions[block.first : block.last]:  # waits and branches too
-                _note(self.gpu.major, ins.mnemonic, _size(self))
+                _note(self.gpu.generation, ins.mnemonic, _size(self))
         return after
 
     def watched_decode(ins, target):
         if not _building:
-            _note(target.gpu.major, ins.name, 1)
+            _note(target.gpu.generation, ins.name, 1)
         return decode(ins, target)
 
     Program.__init__, Program.run_block, matrix.decode = init, run, watched_decode
@@ -91,7 +91,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     _files.add(report.nodeid.split("::")[0])
     if report.when == "call" and report.passed:
         for (generation, name), size in _running.items():
-            _keep(f"gfx{generation}", name, size, report.nodeid.split("[")[0])
+            _keep(generation, name, size, report.nodeid.split("[")[0])
 
 
 def _keep(generation: str, name: str, size: int, test: str) -> None:

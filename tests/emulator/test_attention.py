@@ -30,7 +30,7 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 #: of each GPU the dtype that the case matrix runs in
 TARGETS = {
     "gfx1151": torch.float16, "gfx1201": torch.bfloat16, "gfx942": torch.bfloat16, "gfx950": torch.float16,
-    "gfx90a": torch.float16, "gfx908": torch.bfloat16,
+    "gfx90a": torch.float16, "gfx908": torch.bfloat16, "gfx1250": torch.float16,
 }  # fmt: skip
 CDNA = ("gfx942", "gfx950", "gfx90a", "gfx908")
 D, D_V = 24, 40  # neither is a tile's width
@@ -178,7 +178,7 @@ def test_few_queries(gpu, queries):
         ("gfx1151", 16, 16, True), ("gfx1201", 80, 128, True), ("gfx1151", 136, 200, True),
         ("gfx1151", 512, 512, True), ("gfx1201", 264, 16, False), ("gfx1201", 160, 64, True),
         ("gfx1151", 64, 160, True), ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx942", 264, 264, True),
-        ("gfx950", 80, 16, True), ("gfx950", 512, 200, True),
+        ("gfx950", 80, 16, True), ("gfx950", 512, 200, True), ("gfx1250", 16, 40, True), ("gfx1250", 136, 512, True),
     ],
 )  # fmt: skip
 def test_head_dimensions(name, d, d_v, grad):

@@ -51,7 +51,9 @@ def check(got, q, k, v, scale, name, causal="none"):
             assert abs(lse[b, h].double().numpy() - truth.lse).max() < 2e-5
 
 
-@pytest.mark.parametrize(("name", "d"), [("gfx1151", D), ("gfx1201", D), ("gfx942", D), ("gfx950", 128)])
+@pytest.mark.parametrize(
+    ("name", "d"), [("gfx1151", D), ("gfx1201", D), ("gfx942", D), ("gfx950", 128), ("gfx1250", D)]
+)
 def test_masks_groups_and_scales(name, d):
     q, k, v = operands(2, 4, 2, 40, 75, d)
     scales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
@@ -66,7 +68,7 @@ def test_masks_groups_and_scales(name, d):
         assert [record.kernel for record in emulation.launches] == ["attention_forward"] * 2
 
 
-@pytest.mark.parametrize("name", ["gfx1151", "gfx1201", "gfx942", "gfx950"])
+@pytest.mark.parametrize("name", ["gfx1151", "gfx1201", "gfx942", "gfx950", "gfx1250"])
 def test_strict(name):
     """Waits, races, bits that nobody wrote; rows of positions, and rows that are copied."""
     q, k, v = operands(1, 2, 1, 66, 45)
@@ -79,7 +81,7 @@ def test_strict(name):
         assert torch.equal(laneloom.flash_attention(q, k, odd, **options), want)
 
 
-@pytest.mark.parametrize("name", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("name", ["gfx942", "gfx950", "gfx1250"])
 def test_every_code(name):
     """Of one key, O is V: CDNA's conversion is Triton's, exact for each of 256 codes."""
     v = torch.arange(256, dtype=torch.uint8).view(FLOAT8).view(1, 1, 1, 256)

@@ -9,14 +9,15 @@ from laneloom.errors import HazardError
 WAIT = {"asynccnt": "s_wait_asynccnt 0x0", "tensorcnt": "s_wait_tensorcnt 0x0"}
 
 
+@pytest.mark.parametrize("sender", ["global", "cluster"])
 @pytest.mark.parametrize("bits", [8, 32, 64, 128])
-def test_asynchronous_loads_and_stores(bits):
-    """Each lane's bytes from its address to its place in LDS, and from LDS to memory."""
+def test_asynchronous_loads_and_stores(bits, sender):
+    """Each lane's bytes from its address to its place in LDS, and from LDS to memory; a cluster is one workgroup."""
     image, registers = random_bytes(3)
     size = bits // 8
     body = f"""ds_store_b128 v1, v[8:11]
     {{waits}}
-    global_load_async_to_lds_b{bits} v1, v[2:3], off
+    {sender}_load_async_to_lds_b{bits} v1, v[2:3], off
     {WAIT["asynccnt"]}
     ds_load_b128 v[8:11], v1"""
     _, got = run("gfx1250", body, image, registers, strict=True)
@@ -75,16 +76,95 @@ def test_a_tile_without_its_wait():
     assert caught.value.kind == "wait"
 
 
+@pytest.mark.parametrize(("rows", "columns"), [(32, 4), (20, 4), (32, 3)])
+def test_a_tile_back_by_the_tensor_mover(rows, columns):
+    """What is outside of the tensor keeps what memory has."""
+    image, registers = random_bytes(4)
+    load = TILE.format(rows=rows, columns=columns, wait="").rsplit("\n", 3)[0]
+    body = f"ds_store_b128 v1, v[8:11]\n{{waits}}\n{load}\ntensor_store_from_lds s[8:11], s[12:19]"
+    after, _ = run("gfx1250", f"{body}\n{WAIT['tensorcnt']}", image, registers, strict=True)
+    want = image.view(np.uint32).copy()
+    want[:rows, :columns] = registers.view(np.uint32)[:rows, :columns]
+    np.testing.assert_array_equal(after.view(np.uint32), want)
+
+
+@pytest.mark.parametrize("count", [1, 3, 4, 5, 12, 1 << 40])
+def test_arrivals_at_a_barrier_in_lds(count):
+    """Of a barrier of 4 with 3 to come, each lane's own: the arrival beyond the last begins the next phase."""
+    image, registers = random_bytes(6)
+    words = image.view(np.uint64)
+    words[:, 0], words[:, 1] = 3 << 32 | 7 << 16 | 2, count
+    body = """ds_store_b64 v1, v[4:5]
+    {waits}
+    ds_atomic_barrier_arrive_rtn_b64 v[8:9], v1, v[6:7]
+    {waits}
+    ds_load_b64 v[10:11], v1
+    {waits}
+    ds_atomic_async_barrier_arrive_b64 v1
+    {waits}
+    ds_load_b64 v[4:5], v1
+    {waits}
+    global_store_b64 v1, v[4:5], s[2:3]"""
+    after, got = run("gfx1250", body, image, registers)
+    before = 3 << 32 | 7 << 16 | 2
+
+    def arrived(n):
+        return 3 << 32 | (7 - (n + 1) // 4 & 0xFFFF) << 16 | (2 - n) % 4
+
+    for lane in range(32):
+        assert got.view(np.uint64)[lane].tolist() == [before, arrived(count)]
+        assert after.view(np.uint64)[lane, 0] == arrived(count + 1)
+
+
+def test_hints_change_nothing():
+    image, registers = random_bytes(7)
+    body = """s_setprio_inc_wg 1
+    s_monitor_sleep 1
+    s_wakeup_barrier 1
+    flat_prefetch_b8 v[2:3]
+    global_prefetch_b8 v[2:3], off"""
+    after, got = run("gfx1250", body, image, registers, strict=True)
+    np.testing.assert_array_equal(after, image)
+    np.testing.assert_array_equal(got, registers)
+
+
+@pytest.mark.parametrize(("name", "width"), [
+    ("ds_load_tr4_b64", 4), ("ds_load_tr6_b96", 6), ("global_load_tr4_b64", 4), ("global_load_tr6_b96", 6),
+    ("ds_load_b64_tr_b4", 4), ("ds_load_b96_tr_b6", 6),
+])  # fmt: skip
+def test_transposed_loads_of_small_elements(name, width):
+    """Lane l gets element m = l % 16 of the 16 k of its half wave; lanes loaded all m of one k."""
+    image, registers = random_bytes(5)
+    size, space = 2 * width, name.split("_")[0]
+    put = "ds_store_b128 v1, v[4:7]\n    {waits}" if space == "ds" else ""
+    where = "v1" if space == "ds" else "v[2:3], off"
+    body = f"{put}\n    {name} v[8:{7 + size // 4}], {where}"
+    _, got = run("gfx1250", body, image, registers)
+    rows = {}  # of k
+    for lane in range(32):
+        word = int.from_bytes(image[lane, :size].tobytes(), "little")
+        k = lane % 8 + 8 * (lane // 16) + 16 * (lane // 8 % 2)
+        if width == 6:
+            k = lane % 4 + 4 * (lane // 8) + 16 * (lane // 4 % 2)
+        rows[k] = [word >> width * m & (1 << width) - 1 for m in range(16)]
+    for lane in range(32):
+        column = [rows[16 * (lane // 16) + i][lane % 16] for i in range(16)]
+        want = sum(x << width * i for i, x in enumerate(column))
+        assert got[lane, :size].tobytes() == want.to_bytes(size, "little")
+
+
 @pytest.mark.parametrize("space", ["ds", "global"])
-@pytest.mark.parametrize("width", [16, 8])
-def test_transposed_loads(space, width):
+@pytest.mark.parametrize(("tail", "width"), [("_tr16_b128", 16), ("_tr8_b64", 8), ("_b64_tr_b8", 8)])
+def test_transposed_loads(space, tail, width):
     """Lane l gets element m = l % 16 of eight k of its half wave; lanes loaded eight neighbouring m of one k."""
     image, registers = random_bytes(5)
     size = width
-    tail = {16: "16_b128 v[8:11]", 8: "8_b64 v[8:9]"}[width]
+    tail += {16: " v[8:11]", 8: " v[8:9]"}[width]
+    if space == "global":
+        tail = tail.replace("_b64_tr_b8", "_tr8_b64")
     put = "ds_store_b128 v1, v[4:7]\n    {waits}" if space == "ds" else ""
     where = "v1" if space == "ds" else "v[2:3], off"
-    _, got = run("gfx1250", f"{put}\n    {space}_load_tr{tail}, {where}", image, registers)
+    _, got = run("gfx1250", f"{put}\n    {space}_load{tail}, {where}", image, registers)
     loaded = np.ascontiguousarray(image[:, :size]).view(f"u{width // 8}")
     lanes = np.arange(32)
     of_k = lanes % 8 + 8 * (lanes // 16) if width == 16 else lanes % 4 + 4 * (lanes // 8)

@@ -75,6 +75,16 @@ def test_largest_and_smallest_of_three(cdna5, choose, kind, dtype):
     np.testing.assert_array_equal(got.vector(4, U32).view(dtype), want)
 
 
+@pytest.mark.parametrize("choose", ["min", "max"])
+def test_largest_and_smallest_number_of_three(cdna5, choose):
+    """NaN is taken only where there is no number."""
+    a, b, c = (RNG.standard_normal((3, 128)) * 9).astype(np.float16)
+    a[:8], b[4:8], c[6:8] = np.nan, np.nan, np.nan
+    got = cdna5(f"v_pk_{choose}3_num_f16 v4, v0, v1, v2", v={n: x.view(U32) for n, x in enumerate((a, b, c))})
+    function = {"min": np.fmin, "max": np.fmax}[choose]
+    np.testing.assert_array_equal(got.vector(4, U32).view(np.float16), function(function(a, b), c))
+
+
 def test_bytes_saturated_to_nibbles(cdna5):
     got = cdna5("v_sat_pk4_i4_i8 v4.l, v0\nv_sat_pk4_u4_u8 v5.h, v0", v={0: WORDS[0]})
     nibbles = np.clip(WORDS[0].view(np.int8).reshape(-1, 4), -8, 7) & 15
@@ -233,6 +243,21 @@ def test_stochastic_rounding_of_f16(cdna5, kind):
     assert set(stored) == {1.0, 1.0 + step}
     assert abs(stored.mean() - float(x)) < step / 64
     assert (got & U32(0xFFFF00FF) == 0xA5A500A5).all()
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("f16", 10), ("bf16", 7)])
+def test_stochastic_rounding_of_a_pair(cdna5, kind, bits):
+    """Down or up, up as often as the part that is cut off says; each half of the random bits serves one."""
+    x = np.array([1 + 0.3 * 2.0**-bits, -3 - 0.75 * 2.0 ** (1 - bits)], np.float32)
+    random = np.arange(4096, dtype=U32) << U32(4) | (np.arange(4096, dtype=U32)[::-1] << U32(20))
+    given = {0: np.full(4096, x[0]), 1: np.full(4096, x[1]), 2: random}
+    got = cdna5(f"v_cvt_sr_pk_{kind}_f32 v4, v0, v1, v2", v=given).vector(4, U32)
+    halves = np.ascontiguousarray(got).view(U16).reshape(-1, 2)
+    values = halves.view(np.float16).astype(np.float64) if kind == "f16" else bf16(halves)
+    for k, step in enumerate((2.0**-bits, 2.0 ** (1 - bits))):
+        low = np.floor(abs(float(x[k])) / step) * step
+        assert set(abs(values[:, k])) == {low, low + step}
+        assert abs(abs(values[:, k]).mean() - abs(float(x[k]))) < step / 64
 
 
 WIDE = ["f32", "f16", "bf16"]

@@ -16,13 +16,12 @@ from laneloom.gpu import GPUS
 
 ROOT = Path(__file__).parents[2]
 RECORDER = "PYTHONPATH=tests/emulator python -m pytest -p record_coverage tests/emulator"
-#: gfx1250's record is to be made; until then tests/emulator/test_cdna5_*.py are not counted
-EMULATED = [name for name, gpu in GPUS.items() if gpu.emulated and not gpu.is_cdna5]
+EMULATED = [name for name, gpu in GPUS.items() if gpu.emulated]
 
 
 @pytest.mark.parametrize("gpu", EMULATED)
 def test_no_instruction_lacks_a_proof(gpu):
-    known = proofs(GPUS[gpu].major)
+    known = proofs(GPUS[gpu].generation)
     bare = [name for name in instructions_of(GPUS[gpu]) if name not in known]
     assert not bare, f"no test executes these; write one, then run `{RECORDER}`"
 
@@ -57,7 +56,7 @@ def test_the_table():
     assert rows["ds_add_rtn_u32"]["test"].endswith("test_memory_instructions.py::test_lds_atomic")
     assert rows["ds_add_rtn_u32"]["proof"] == "instruction test"
     text = CliRunner().invoke(app, ["emulate", "--coverage"], catch_exceptions=False).stdout
-    row = r"^v_add_f32 +gfx1100 gfx1151 gfx1201 gfx908 gfx90a gfx942 gfx950 +tests/emulator/\S+ +instruction test"
+    row = r"^v_add_f32 +gfx1100 gfx1151 gfx1201 gfx908 gfx90a gfx942 gfx950 gfx1250 +tests/\S+ +instruction test"
     assert re.search(row, text, re.MULTILINE)
     result = CliRunner().invoke(app, ["emulate", "--coverage", "--gpu", "sm_90a"])
     assert result.exit_code == 2

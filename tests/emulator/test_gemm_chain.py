@@ -22,7 +22,7 @@ NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 BLOCKS = ChainConfig(schedule="wmma", block_m=32, block_n0=32, block_n1=32, block_k=32, num_warps=2)
 
 
-@pytest.fixture(params=["gfx1151", "gfx1201"])
+@pytest.fixture(params=["gfx1151", "gfx1201", "gfx1250"])
 def gpu(request):
     with laneloom.emulated(request.param, strict=True) as emulation:
         yield emulation
@@ -74,6 +74,21 @@ def test_wide_chains_are_two_products(gfx1201):
     assert [record.kernel for record in gfx1201.launches] == ["wmma_matmul", "wmma_matmul"]
     check(*operands(20, 24, 130, 120))
     assert gfx1201.launches[-1].kernel == "wmma_chain"
+
+
+def test_blocks_have_as_many_steps_as_an_instruction():
+    narrow = ChainConfig(schedule="wmma", block_m=16, block_n0=16, block_n1=16, block_k=32, num_warps=1)
+    a0, b0, b1 = operands(16, 16, 16, 16)
+    with laneloom.emulated("gfx1250"), pytest.raises(InvalidConfigError, match="32 steps at once"):
+        laneloom.gemm_chain(a0, b0, b1, config=narrow)
+    with laneloom.emulated("gfx1201"):
+        check(a0, b0, b1, config=narrow)
+
+
+def test_wide_chains_on_cdna_5():
+    with laneloom.emulated("gfx1250", strict=True) as emulation:
+        check(*operands(20, 24, 130, 140))
+    assert [record.kernel for record in emulation.launches] == ["matmul_dot", "matmul_dot"]
 
 
 def test_terms(gpu):

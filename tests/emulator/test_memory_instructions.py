@@ -38,8 +38,8 @@ s_load_b64 s[2:3], s[0:1], 0x0
 {waits}
 s_mov_b32 s4, s2
 s_mov_b32 s5, s3
-s_movk_i32 s6, 0x200
-s_mov_b32 s7, 0x31014000
+s_movk_i32 s6, {records}
+s_mov_b32 s7, {flags}
 v_lshlrev_b32 v1, 4, v0
 v_mov_b32 v3, s3
 v_add_co_u32 v2, vcc_lo, s2, v1
@@ -52,6 +52,8 @@ END = """
 {waits}
 global_store_b128 v1, v[8:11], s[2:3] offset:1024
 """
+# Of a buffer's resource: CDNA 5 has bits 44:7 of the bytes, and the stride where others have the format.
+RESOURCE, WIDE_RESOURCE = {"records": 0x200, "flags": 0x31014000}, {"records": 0x200 >> 7, "flags": 0}
 # How each space is addressed at the lane's 16 bytes, and how its image is put there and fetched.
 SPACES = {
     "global": ("v1, {data}s[2:3]", "", ""),
@@ -65,7 +67,7 @@ WAITS = {
     11: "s_waitcnt vmcnt(0) lgkmcnt(0)\ns_waitcnt_vscnt null, 0x0",
     12: "s_wait_loadcnt 0x0\ns_wait_storecnt 0x0\ns_wait_dscnt 0x0\ns_wait_kmcnt 0x0",
 }
-GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942")
+GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx1250")
 CASES = [(gpu, name) for gpu in GPUS for name in instructions_of(get_gpu(gpu))]
 PLAIN = re.compile(
     r"(global|flat|scratch|buffer|ds)_(load|store)_(?:(d16_hi|d16)_)?([uib])(8|16|32|64|96|128)(?:_(d16_hi|d16))?$"
@@ -74,7 +76,7 @@ PAIR = re.compile(r"ds_(load|store)_2addr_(stride64_)?b(32|64)$")
 SCALAR = re.compile(r"s_(buffer_)?load_([uib])(\d+)$")
 ATOMIC = re.compile(r"(global|flat|buffer)_atomic_(?:pk_add_(b?f16)|(\w+)_([uibf])(32|64))$")
 LDS_ATOMIC = re.compile(
-    r"ds_(?!load|store_|b?permute|swizzle|condxchg|storexchg_2)"
+    r"ds_(?!load|store_|b?permute|swizzle|condxchg|storexchg_2|atomic_)"
     r"(?:pk_add(_rtn)?_(b?f16)|(\w+?)(_rtn)?_([uibf])(32|64))$"
 )
 
@@ -87,8 +89,8 @@ def run(gpu: str, body: str, image: np.ndarray, registers: np.ndarray, strict=Fa
     """image, registers: [lane, 16] bytes at first; both after."""
     memory = np.zeros(4096, np.uint8)
     memory[:512], memory[512:1024] = image.reshape(-1), registers.reshape(-1)
-    major = get_gpu(gpu).major
-    code = (START + body + END).format(waits=WAITS[major])
+    resource = WIDE_RESOURCE if get_gpu(gpu).is_cdna5 else RESOURCE
+    code = (START + body + END).format(waits=WAITS[get_gpu(gpu).major], **resource)
     lines = "\n".join("\t" + line for line in code.strip().splitlines() if line)
     address = memory.ctypes.data
     launch(

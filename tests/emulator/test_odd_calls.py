@@ -51,6 +51,25 @@ def test_an_addend_in_another_byte_order():
     assert np.array_equal(laneloom.gemm_chain(a, b, c, addend, beta1=1.0), expected)
 
 
+def test_integers_that_no_float_holds_are_refused():
+    x, huge, q = halves(2, 2), 10**400, np.ones((1, 1, 2, 16), np.float16)
+    cache, lengths = np.ones((1, 2, 1, 16), np.float16), np.array([2], np.int32)
+    coarse = torch.ones(1, 1, 2, 16).to(torch.float8_e4m3fn)
+    calls = {
+        "alpha": lambda: laneloom.gemm(x, x, alpha=huge), "beta": lambda: laneloom.gemm(x, x, x, beta=-huge),
+        "scale_a": lambda: laneloom.gemm(x, x, scale_a=huge), "scale_b": lambda: laneloom.gemm(x, x, scale_b=huge),
+        "alpha0": lambda: laneloom.gemm_chain(x, x, x, alpha0=huge),
+        "beta1": lambda: laneloom.gemm_chain(x, x, x, x, beta1=10**5000),
+        "scale": lambda: laneloom.flash_attention(q, q, q, scale=huge),
+        "scale_q": lambda: laneloom.flash_attention(coarse, coarse, coarse, scale_q=huge),
+    }  # fmt: skip
+    for name, call in calls.items():
+        with pytest.raises(ArgumentError, match=f"^{name}: expected a number that a float holds, got an integer of"):
+            call()
+    with pytest.raises(ArgumentError, match=r"^scale: expected a number that a float holds"):
+        laneloom.attention_decode(cache, cache, cache, cache_lengths=lengths, scale=huge)
+
+
 def test_masks_are_refused():
     x = np.ma.masked_array(halves(1, 2, 8, 16), halves(1, 2, 8, 16) > 0)
     plain, lengths = halves(1, 2, 8, 16), np.array([2], np.int32)

@@ -30,6 +30,12 @@ def test_products_on_cdna_1_and_2(gpu, seed):
         Product(seed, 7, WITHOUT_UINT8).check("cpu", tensor_cores=False, flushes=gpu == "gfx90a")
 
 
+@pytest.mark.parametrize("seed", range(42, 48))
+def test_products_on_cdna_5(seed):
+    with laneloom.emulated("gfx1250", strict=True):
+        Product(seed, 7, WITHOUT_UINT8).check("cpu", tensor_cores=False)
+
+
 @pytest.mark.parametrize("seed", range(9))
 def test_attention(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
@@ -42,6 +48,12 @@ def test_attention_on_cdna(seed):
         Attention(seed, 70).check("cpu")
 
 
+@pytest.mark.parametrize("seed", range(13, 19))
+def test_attention_on_cdna_5(seed):
+    with laneloom.emulated("gfx1250", strict=True):
+        Attention(seed, 70).check("cpu")
+
+
 @pytest.mark.parametrize("seed", range(18))
 def test_transforms(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
@@ -51,6 +63,12 @@ def test_transforms(seed):
 @pytest.mark.parametrize("seed", range(18))
 def test_chains(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
+        Chain(seed, 90).check("cpu", lost=2.0**-24)
+
+
+@pytest.mark.parametrize("seed", range(18, 24))
+def test_chains_on_cdna_5(seed):
+    with laneloom.emulated("gfx1250", strict=True):
         Chain(seed, 90).check("cpu", lost=2.0**-24)
 
 

@@ -14,7 +14,8 @@ from .terminal import new_console, print_json
 if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
-_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950")  #: of each instruction set
+#: of each instruction set
+_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250")
 
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
@@ -41,7 +42,7 @@ def table(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 
     rows: dict[str, dict[str, Any]] = {}
     for gpu in gpus:
-        known = proofs(gpu.major)
+        known = proofs(gpu.generation)
         for name in instructions_of(gpu):
             row = rows.setdefault(name, {"instruction": name, "gpus": [], "test": None, "proof": "none"})
             row["gpus"].append(gpu.name)

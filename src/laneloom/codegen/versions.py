@@ -161,7 +161,7 @@ def check_layout(name: str, value: Any, gpu: Gpu) -> None:
     if not isinstance(layout, gl.amd.AMDWMMALayout):
         return
     if layout.version != gpu.wmma_version:
-        known = {1: "RDNA 3 and 3.5", 2: "RDNA 4"}
+        known = {1: "RDNA 3 and 3.5", 2: "RDNA 4", 3: "CDNA 5"}
         raise ArgumentError(
             f"{name} is a WMMA layout of version {layout.version}, which is for "
             f"{known.get(layout.version, 'another GPU')}, not for {gpu.name} ({gpu.family})"

@@ -11,7 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from .float8 import fp16_of_float8
-from .wmma_tiles import load_fence, schedule_fence, schedule_fence_wave64
+from .wmma_tiles import load_fence, multiply_wmma, schedule_fence, schedule_fence_wave64
+
+MFMA = gl.constexpr(4)  #: VERSION of the kernels: 1, 2, 3 of WMMA, 0 of NVIDIA's mma
 
 
 @gluon.jit
@@ -95,10 +97,22 @@ def load_rows(
 
 
 @gluon.jit
+def load_scattered_rows(rows, column0, WIDTH: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr):
+    """WIDTH columns from column0 of rows that begin at the pointers `rows`; beyond D as `load_rows`."""
+    c = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    if D % WIDTH != 0:
+        c = gl.where(c < D - column0, column0 + c, c % 8)
+    elif D > WIDTH:
+        c += gl.minimum(column0, D - WIDTH)
+    BYTES: gl.constexpr = rows.dtype.element_ty.primitive_bitwidth // 8
+    return gl.load(gl.max_contiguous(gl.multiple_of(rows[:, None] + c[None, :], [1, 8 * BYTES]), [1, 8]))
+
+
+@gluon.jit
 def multiplied(x, VERSION: gl.constexpr):
     """x as the matrix instructions take it: 8-bit floats as fp16, exactly. AMD only for those."""
     if x.dtype.primitive_bitwidth == 8:
-        if VERSION == 3:
+        if VERSION >= 3:
             x = x.to(gl.float16)
         else:
             x = fp16_of_float8(x)
@@ -116,7 +130,7 @@ def scale_of(scale_ptr, at):
 
 @gluon.jit
 def fence_loads(x, VERSION: gl.constexpr):
-    """x; the loads above are issued before what is below. VERSION: 1, 2 of WMMA, 3 of MFMA, 0 on NVIDIA."""
+    """x; the loads above are issued before what is below. Nothing on NVIDIA."""
     if VERSION != 0:
         x = load_fence(x)
     return x
@@ -124,10 +138,10 @@ def fence_loads(x, VERSION: gl.constexpr):
 
 @gluon.jit
 def fence_schedule(x, VERSION: gl.constexpr, CDNA: gl.constexpr = False):
-    """x; no instruction moves across. Nothing on NVIDIA, and on CDNA, where it is an instruction, only if asked."""
-    if VERSION == 1 or VERSION == 2:
+    """x; no instruction moves across. Nothing on NVIDIA; with 64 lanes, where it is an instruction, if asked."""
+    if VERSION != 0 and VERSION != MFMA:
         x = schedule_fence(x)
-    elif VERSION == 3 and CDNA:
+    elif VERSION == MFMA and CDNA:
         x = schedule_fence_wave64(x)
     return x
 
@@ -165,12 +179,10 @@ def matrix_multiply(a, b, acc, VERSION: gl.constexpr):
     """acc + a b, operands in the dot layouts of acc's."""
     if VERSION == 0:
         return mma_v2(a, b, acc)
-    elif VERSION == 1:
-        return gl.amd.rdna3.wmma(a, b, acc)
-    elif VERSION == 3:
+    elif VERSION == MFMA:
         return gl.amd.cdna3.mfma(a, b, acc)
     else:
-        return gl.amd.rdna4.wmma(a, b, acc)
+        return multiply_wmma(a, b, acc, VERSION)
 
 
 @gluon.jit
@@ -187,7 +199,8 @@ def add_product_of_rows(
     acc, a_lds, b_lds, D: gl.constexpr, ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr
 ):
     """acc + A B^T, as `product_of_rows`."""
-    STEP: gl.constexpr = 4 * K_WIDTH if VERSION == 3 else 16  # of MFMA: 16 rows by 4 groups of lanes
+    # of MFMA 4 groups of lanes; of CDNA 5's WMMA two, which have K_WIDTH neighbours twice
+    STEP: gl.constexpr = 4 * K_WIDTH if VERSION >= 3 else 16
     for step in gl.static_range((D + STEP - 1) // STEP):
         a = a_lds.slice(step * STEP, STEP, 1).load(gl.DotOperandLayout(0, ACC, K_WIDTH))  # [ROWS, STEP]
         b = b_lds.slice(step * STEP, STEP, 1).permute([1, 0])
@@ -199,6 +212,6 @@ def add_product_of_rows(
 def add_product(p, b_lds, acc, ACC: gl.constexpr, K_WIDTH: gl.constexpr, VERSION: gl.constexpr):
     """acc + p B for p [ROWS, COLUMNS] in an accumulator's layout and B [COLUMNS, OUT] in LDS."""
     # MFMA: of the operand a lane takes the 4 neighbours that it has of the accumulator, whatever an instruction's K.
-    WIDTH: gl.constexpr = 4 if VERSION == 3 else K_WIDTH
+    WIDTH: gl.constexpr = 4 if VERSION == MFMA else K_WIDTH
     a = gl.convert_layout(p, gl.DotOperandLayout(0, ACC, WIDTH))
     return matrix_multiply(a, b_lds.load(gl.DotOperandLayout(1, ACC, WIDTH)), acc, VERSION)

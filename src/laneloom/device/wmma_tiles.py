@@ -222,14 +222,22 @@ def complete(acc):
 
 
 @gluon.jit
+def multiply_wmma(a, b, acc, VERSION: gl.constexpr):
+    """acc + a b, operands in the dot layouts of acc's; VERSION: of WMMA."""
+    if VERSION == 1:
+        return gl.amd.rdna3.wmma(a, b, acc)
+    elif VERSION == 2:
+        return gl.amd.rdna4.wmma(a, b, acc)
+    else:
+        return gl.amd.gfx1250.wmma(a, b, acc)
+
+
+@gluon.jit
 def multiply(a_lds, b_lds, acc, VERSION: gl.constexpr, K_WIDTH: gl.constexpr):
     """acc + A B^T of one K-tile in LDS, [BLOCK_M, BLOCK_N]."""
     a = a_lds.load(gl.DotOperandLayout(0, acc.type.layout, K_WIDTH))  # [BLOCK_M, BLOCK_K]
     b = b_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_K, BLOCK_N]
-    if VERSION == 1:
-        return gl.amd.rdna3.wmma(a, b, acc)
-    else:
-        return gl.amd.rdna4.wmma(a, b, acc)
+    return multiply_wmma(a, b, acc, VERSION)
 
 
 @gluon.jit

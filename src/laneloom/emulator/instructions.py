@@ -33,6 +33,10 @@ from .builders import ORDERING, find_builder, is_ordering
 from .program import CONDITIONS
 
 RECORD = Path(__file__).with_name("coverage.json")
+#: of each generation, those whose tests may prove its instructions, the nearest first
+_NEAR = {
+    "gfx9": ("gfx11", "gfx12"), "gfx11": ("gfx12",), "gfx12": ("gfx11",), "gfx1250": ("gfx12", "gfx9", "gfx11"),
+}  # fmt: skip
 _WIDTHS = ("u8", "i8", "u16", "i16", "b8", "b16", "b32", "b64", "b96", "b128", "b256", "b512")
 _COUNTERS = ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt", "asynccnt",
              "tensorcnt", "xcnt", "alu", "event", "idle")  # fmt: skip
@@ -100,17 +104,17 @@ def _matrix_names() -> set[str]:
     return made | {row.name for gpu in gpus for row in instructions(gpu)}
 
 
-def proofs(generation: int) -> dict[str, Proof]:
-    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (9, 11 or 12).
+def proofs(generation: str) -> dict[str, Proof]:
+    """Mnemonic -> proof, as the last recorded run found it on GPUs of this generation (`Gpu.generation`).
 
     An instruction that no test executes on this generation is proved by another spelling of the same operation, else
     by a test on another generation: one operation stands behind both.
     """
     recorded = json.loads(RECORD.read_text(encoding="utf-8"))
-    found = {name: Proof(*entry) for name, entry in recorded.get(f"gfx{generation}", {}).items()}
-    elsewhere: dict[str, tuple[Proof, int]] = {}  #: the proof, and on which generation
-    for other in {9: (11, 12), 11: (12,), 12: (11,)}[generation]:
-        for name, entry in recorded.get(f"gfx{other}", {}).items():
+    found = {name: Proof(*entry) for name, entry in recorded.get(generation, {}).items()}
+    elsewhere: dict[str, tuple[Proof, str]] = {}  #: the proof, and on which generation
+    for other in _NEAR[generation]:
+        for name, entry in recorded.get(other, {}).items():
             elsewhere.setdefault(name, (Proof(*entry), other))
     same: dict[object, list[str]] = {}
     for name, operation in (*VECTOR.items(), *SCALAR.items()):
@@ -134,6 +138,6 @@ def proofs(generation: int) -> dict[str, Proof]:
     return found
 
 
-def _borrowed(proof: Proof, generation: int, name: str) -> Proof:
+def _borrowed(proof: Proof, generation: str, name: str) -> Proof:
     """What another generation's test proves, of the same operation under this name."""
-    return Proof(proof.test, proof.instructions, f"as {name} on gfx{generation}" if name else f"on gfx{generation}")
+    return Proof(proof.test, proof.instructions, f"as {name} on {generation}" if name else f"on {generation}")

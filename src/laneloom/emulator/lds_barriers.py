@@ -27,11 +27,8 @@ def arrive(g: Waves, wave: int, byte: int, count: int) -> int:
 def after(word: int, count: int) -> int:
     """The word after `count` arrivals."""
     pending, phase, start = word & 0xFFFF, word >> 16 & 0xFFFF, word >> 32 & 0xFFFF
-    pending -= count
-    while pending < 0:
-        pending += start + 1
-        phase = phase - 1 & 0xFFFF
-    return word & ~0xFFFFFFFF | phase << 16 | pending
+    turns, pending = divmod(pending - count, start + 1) if count > pending else (0, pending - count)
+    return word & ~0xFFFFFFFF | (phase + turns & 0xFFFF) << 16 | pending
 
 
 def _build_arrive(ins: Instruction, target: Target) -> Step:

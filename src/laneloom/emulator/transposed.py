@@ -48,9 +48,10 @@ def _cdna5_source(width: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _build(ins: Instruction, target: Target) -> Step:
-    if match := _CDNA4.match(ins.name):
+    if match := _CDNA4.match(ins.name):  # which CDNA 5's assembler takes for its own of that width
         nbytes, width = int(match[1]) // 8, int(match[2])
-        from_lane, from_place = _cdna4_source(8 * nbytes // width, target.lanes)
+        cdna5 = target.gpu.is_cdna5
+        from_lane, from_place = _cdna5_source(width) if cdna5 else _cdna4_source(8 * nbytes // width, target.lanes)
     else:
         match = _CDNA5.match(ins.name)
         assert match

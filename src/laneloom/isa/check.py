@@ -16,6 +16,7 @@ from .check_memory import check_accumulators, check_lds, check_occupancy, check_
 from .check_pairs import check_matrix_banks, check_missed, check_pairs
 from .check_wait_states import check_wait_states
 from .check_waits import check_waits
+from .check_wmma import check_wmma_states
 from .finding import Finding, Severity
 
 
@@ -68,10 +69,14 @@ def check(
 
 def _check(code: Code, counted: Any, lds_bytes: int | None, num_warps: int | None) -> Report:
     findings = [
-        *check_pairs(code), *check_missed(code), *check_matrix_banks(code), *check_waits(code),
-        *check_lds(code, counted), *check_scalar_loads(code), *check_spills(code),
-        *check_occupancy(code, lds_bytes, num_warps), *check_wait_states(code), *check_accumulators(code),
+        *check_waits(code), *check_scalar_loads(code), *check_spills(code),
+        *check_occupancy(code, lds_bytes, num_warps), *check_wait_states(code), *check_wmma_states(code),
+        *check_accumulators(code),
     ]  # fmt: skip
+    if not code.gpu.is_cdna5:  # whose pairs and banks of LDS are published nowhere
+        findings += [
+            *check_pairs(code), *check_missed(code), *check_matrix_banks(code), *check_lds(code, counted)
+        ]
     findings.sort(key=lambda f: (f.line, f.rule))
     pairs = sum(step.ins.second is not None for step in code.steps)
     return Report(code.kernel, code.gpu.name, len(code.steps), pairs, tuple(findings))

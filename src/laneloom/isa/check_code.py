@@ -8,17 +8,19 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ..errors import ArgumentError, UnsupportedError
+from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, get_gpu
 from .disassembly import branch_target
 from .handwritten import as_printed
 from .listing import Kind, Listing, parse_listing
 from .metadata import KernelMetadata, parse_metadata
 from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instruction
+from .parse import Listing as TypedListing
 from .registers import Uses, uses
+from .vgpr_banks import number_registers
 
 #: GPUs whose code is checked
-CHECKED = tuple(g.name for g in GPUS.values() if g.vendor == "amd" and not g.is_cdna5)
+CHECKED = tuple(g.name for g in GPUS.values() if g.vendor == "amd")
 ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
 _DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")
@@ -63,7 +65,7 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
 
     gpu: by default the one of the text's `.amdgcn_target`.
     Raises ArgumentError for text without instructions, without a GPU, or without that kernel; UnsupportedError for a
-    GPU that is not of RDNA 3, 3.5, 4 or CDNA 2, 3, 4.
+    GPU that is not AMD's.
     """
     text, symbols = _as_assembly(text)
     text = as_printed(text)
@@ -94,13 +96,24 @@ def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: Ker
     wave64 = re.search(r"^\s*\.amdhsa_wavefront_size32\s+0", text, re.MULTILINE)
     lanes = metadata.wave if metadata else 64 if wave64 or gpu.major == 9 else 32
     where = _sources(text)
-    steps = []
-    for i in listing.instructions:
-        typed = instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line))
-        if gpu.major == 9:
+    code = [instruction(i.mnemonic, i.operands, i.line, i.text, where.get(i.line)) for i in listing.instructions]
+    if gpu.major == 9:
+        for typed in code:
             typed.operands = tuple(_one_file(o) for o in typed.operands)
-        steps.append(Step(typed, i.kind, uses(typed, lanes)))
+    if gpu.is_cdna5:
+        code = _numbered(code, listing, name)
+    steps = [Step(typed, i.kind, uses(typed, lanes)) for typed, i in zip(code, listing.instructions, strict=True)]
     return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text)
+
+
+def _numbered(code: list[Instruction], listing: Listing, name: str | None) -> list[Instruction]:
+    """With the numbers that CDNA 5's vector registers have in the whole file."""
+    typed = TypedListing(name or "?", code, dict(listing.labels), {})
+    try:
+        number_registers(typed)
+    except EmulationError as error:
+        raise UnsupportedError(str(error)) from error
+    return typed.instructions
 
 
 def _one_file(operand: Operand) -> Operand:

@@ -19,6 +19,8 @@ ENDLESS = 64  #: counters hold at most 63
 _COUNTERS = {
     9: ("vmcnt", "lgkmcnt", "expcnt"),
     11: ("vmcnt", "lgkmcnt", "vscnt", "expcnt"),
+    # CDNA 5's; its count of translated addresses guards registers that are overwritten and is not followed
+    125: ("loadcnt", "storecnt", "dscnt", "kmcnt", "asynccnt", "tensorcnt"),
     12: ("loadcnt", "storecnt", "dscnt", "kmcnt", "samplecnt", "bvhcnt", "expcnt"),
 }
 # Operations whose counter is not modelled, or that leave this code.
@@ -28,13 +30,14 @@ _UNKNOWN = re.compile(
     r"|atomic|swappc|setpc|call|rfe|trap|prefetch|buffer_prefetch)"
 )
 _TO_LDS = re.compile(r"(global|buffer)_load_lds_")  # CDNA counts them as loads
+_COPY = re.compile(r"(global|cluster)_(load|store)_async|tensor_|cluster_load")  # CDNA 5 counts them
 _CACHE = re.compile(r"(global|buffer)_(inv|wb|wbinv|gl\d_inv)")
 State = tuple[int, ...]
 
 
 def check_waits(code: Code) -> Iterator[Finding]:
     """Waits that no path needs."""
-    names = _COUNTERS[code.gpu.major]
+    names = _COUNTERS[125 if code.gpu.is_cdna5 else code.gpu.major]
     start: dict[int, State] = {0: (0,) * len(names)}
     pending = [0]
     while pending:  # the bounds only grow, and not above ENDLESS
@@ -76,7 +79,8 @@ def _after(step: Step, state: State, names: tuple[str, ...], major: int) -> Stat
     if step.kind is Kind.WAIT:
         asked = waits(step.ins, major)
         return tuple(min(n, asked.get(c, ENDLESS)) for c, n in zip(names, state, strict=True))
-    if _UNKNOWN.match(name) and not (major == 9 and _TO_LDS.match(name)):
+    counted = (major == 9 and _TO_LDS.match(name)) or ("tensorcnt" in names and _COPY.match(name))
+    if _UNKNOWN.match(name) and not counted:
         return (ENDLESS,) * len(names)
     raised = raises(step.ins, major)
     if _CACHE.match(name):  # gfx12 counts them; on gfx11 and CDNA it is not documented

@@ -57,11 +57,15 @@ def directives(raw: bytes, gpu: Gpu, sgprs: int) -> dict[str, int]:
     told = gpu.name in ("gfx908", "gfx90a")
     places = "system_sgpr_private_segment_wavefront_offset" if told else "enable_private_segment"
     values |= _fields(rsrc2, ((places, 0, 1), *_RSRC2))
+    if gpu.is_cdna5:
+        values["user_sgpr_count"] = rsrc2 >> 1 & 63  # 32 at most
+        values["named_barrier_count"] = rsrc3 >> 14 & 7  # in fours
+    rdna = () if major < 10 else _RSRC1_RDNA[1:] if gpu.is_cdna5 else _RSRC1_RDNA  # WGPs are not halved on CDNA 5
     older = _RSRC1_TO_GFX11 if major < 12 and not gpu.is_rdna_4m else ()
-    values |= _fields(rsrc1, _RSRC1 + older + (_RSRC1_RDNA if major >= 10 else ()))
-    # Registers are counted in granules: of 4 in wave64 of RDNA and on CDNA 1, else of 8.
+    values |= _fields(rsrc1, _RSRC1 + older + rdna)
+    # Registers are counted in granules: of 4 in wave64 of RDNA and on CDNA 1, of 16 on CDNA 5, else of 8.
     narrow = gpu.is_cdna_1 or (major >= 10 and wave == 64)
-    values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (4 if narrow else 8)
+    values["next_free_vgpr"] = ((rsrc1 & 63) + 1) * (16 if gpu.is_cdna5 else 4 if narrow else 8)
     values["next_free_sgpr"] = max(1, min(sgprs, 106 if major >= 10 else 102) - 2)  # without VCC, which is reserved
     if major >= 10:
         values["wavefront_size32"] = int(wave == 32)
@@ -71,10 +75,10 @@ def directives(raw: bytes, gpu: Gpu, sgprs: int) -> dict[str, int]:
     else:
         values["accum_offset"] = ((rsrc3 & 63) + 1) * 4
         values["tg_split"] = rsrc3 >> 16 & 1
-        if preload:
-            values["user_sgpr_kernarg_preload_length"] = preload & 127
-            values["user_sgpr_kernarg_preload_offset"] = preload >> 7
         values |= _fields(properties, _PROPERTIES_CDNA)
+    if preload and (gpu.is_cdna5 or (major == 9 and not gpu.is_cdna_1)):
+        values["user_sgpr_kernarg_preload_length"] = preload & 127
+        values["user_sgpr_kernarg_preload_offset"] = preload >> 7
     return values
 
 

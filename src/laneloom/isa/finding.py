@@ -81,9 +81,10 @@ RULES: Mapping[str, Rule] = MappingProxyType({
     ),
     "missing-nops": Rule(
         Severity.ERROR,
-        "documented: AMD CDNA 3 and 4 ISA guides, required independent instructions; LLVM's hazard rules",
+        "documented: AMD CDNA 3 and 4 ISA guides, required independent instructions; LLVM's rules (alone on CDNA 5)",
         "CDNA does not wait for this by itself: what is read, or overwritten, is not yet what the code means.",
-        "Put an s_nop, or as many independent instructions, in between. Compilers do, but not for inline assembly.",
+        "Put an s_nop (CDNA 5: v_nop), or as many independent instructions, in between. Compilers do, but not for "
+        "inline assembly.",
     ),
     "accumulator-moves": Rule(
         Severity.WARNING, "derived: v_accvgpr_read and v_accvgpr_write in the hot loop",

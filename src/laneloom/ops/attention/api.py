@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..scalars import to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .arguments import aligned_copy, aligned_empty, is_direct
@@ -83,6 +84,7 @@ def flash_attention(
     seen = execute.band_of(causal, window)
     if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+    scale = None if scale is None else to_float("scale", scale)
     if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):
         name, flag = ("deterministic", deterministic) if isinstance(return_lse, bool) else ("return_lse", return_lse)
         raise ArgumentError(f"{name}: expected True or False, got {flag!r}")

@@ -20,9 +20,9 @@ MAX_LENGTH = 1 << 30  #: queries and keys: sums of two positions and of a tile f
 _D_RANGE, _D_STEP = (16, 512), 8
 
 
-def padded(d: int) -> int:
-    """The width of a tile that holds rows of d elements: the power of two from 16 on."""
-    return max(16, 1 << (d - 1).bit_length())
+def padded(d: int, depth: int = 16) -> int:
+    """The width of a tile that holds rows of d elements: the power of two from `depth` on."""
+    return max(depth, 1 << (d - 1).bit_length())
 
 
 def lds_room(gpu: Gpu) -> int:
@@ -43,6 +43,7 @@ class AttentionConfig:
     out: int  #: columns of the result that a program sums; more programs share a row where it has more
     num_warps: int  #: waves, each with rows / num_warps rows
     prefetch: bool = False  #: forward: the next keys are loaded while the values are summed
+    depth: int = 16  #: columns of a step, and of a tile's rows, that there are at least: an instruction's steps of K
 
     @property
     def schedule(self) -> str:
@@ -68,7 +69,7 @@ class AttentionConfig:
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Most LDS of a workgroup: the rows' tiles, and those of a step that are there together."""
-        width, width_v = padded(problem.d), padded(problem.d_v)
+        width, width_v = padded(problem.d, self.depth), padded(problem.d_v, self.depth)
         if self.role == "forward":
             elements = (self.rows + self.columns) * width + self.columns * self.out
         else:
@@ -91,6 +92,11 @@ class AttentionConfig:
         sizes = (self.rows, self.columns, self.out, self.num_warps)
         if any(n < 1 or n & (n - 1) for n in sizes) or min(sizes[:3]) < 16:
             return f"rows, columns and out must be powers of two from 16 on, num_warps one from 1 on, got {sizes}"
+        if self.depth != gpu.matrix_depth or self.columns < self.depth:
+            return (
+                f"{gpu.name} multiplies {gpu.matrix_depth} steps at once, which depth must be and columns have, got "
+                f"{self.depth} and {self.columns}"
+            )
         if self.rows != 16 * self.num_warps:
             return f"each wave has 16 rows, got rows={self.rows} and num_warps={self.num_warps}"
         need = self.lds_bytes(problem)
@@ -105,13 +111,12 @@ class AttentionConfig:
 def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
     own: list[Any] = []
-    if gpu.is_cdna5:
-        raise UnsupportedError(gpu.why_no_schedule)
     if problem.dtype == "fp8" and gpu.vendor != "amd":
         return float8_candidates(problem) if role == "forward" else []
     if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
-    general = _cdna_candidates if gpu.matrix_instructions == "mfma" else _general_candidates
+    own_lists = {"mfma": _cdna_candidates, "wmma3": _cdna5_candidates}
+    general = own_lists.get(gpu.matrix_instructions, _general_candidates)
     return own if role == "backward" else [*own, *general(problem, gpu, role)]
 
 
@@ -128,6 +133,18 @@ def _cdna_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[At
         AttentionConfig(role=role, rows=rows, columns=columns, out=out, num_warps=rows // 16, prefetch=rows > 16)
         for rows, columns in ((64, 32), (32, 16), (16, 16))
     ]
+
+
+def _cdna5_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:
+    """As few columns of a step as an instruction takes: up to D = 128 few registers are above v255, which take an
+    instruction each time that code turns to them (docs/attention.md counts)."""
+    width = padded({"forward": problem.d_v, "query": problem.d, "key": max(problem.d, problem.d_v)}[role])
+    out, rows = min(128 if role == "key" else 256, width), 64
+    if (problem.keys if role == "key" else problem.queries) <= 16:
+        rows = 16
+    depth = gpu.matrix_depth
+    shared = {"columns": depth, "depth": depth, "prefetch": True}
+    return [AttentionConfig(role=role, rows=rows, out=out, num_warps=rows // 16, **shared)]
 
 
 def _general_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[AttentionConfig]:

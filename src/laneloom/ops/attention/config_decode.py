@@ -77,6 +77,7 @@ class DecodeConfig:
     splits: int  #: programs that share a row's keys
     schedule: str = "decode"  #: the kernel file's name
     rows: int = _ROWS
+    depth: int = 16  #: columns of a step, and of a tile's rows, that there are at least: an instruction's steps of K
     combine_warps: int = 4
     combine_step: int = 32
 
@@ -95,7 +96,7 @@ class DecodeConfig:
 
     def lds_bytes(self, problem: DecodeProblem) -> int:
         """LDS of a program."""
-        elements = (self.rows + self.columns) * padded(problem.d) + self.columns * self.out
+        elements = (self.rows + self.columns) * padded(problem.d, self.depth) + self.columns * self.out
         return max(elements, 2 * self.rows * self.out) * DTYPE_BYTES[problem.dtype]
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
@@ -108,7 +109,12 @@ class DecodeConfig:
         sizes = (self.rows, self.columns, self.out)
         if any(n < 16 or n & (n - 1) for n in sizes):
             return f"rows, columns and out must be powers of two from 16 on, got {sizes}"
-        if problem.page % self.columns:
+        if self.depth != gpu.matrix_depth or self.columns < self.depth:
+            return (
+                f"{gpu.name} multiplies {gpu.matrix_depth} steps at once, which depth must be and columns have, got "
+                f"{self.depth} and {self.columns}"
+            )
+        if problem.page % self.columns and self.columns > self.depth:
             return f"a block of {self.columns} keys must lie within a page, got pages of {problem.page}"
         if not 1 <= self.splits <= _MOST_SPLITS:
             return f"splits must be from 1 to {_MOST_SPLITS}, got {self.splits}"
@@ -196,24 +202,25 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
 
     boxed: the copy engine can read the caches, whose strides are above 0.
     """
-    if gpu.is_cdna5:
-        raise UnsupportedError(gpu.why_no_schedule)
     if boxed and gpu.matrix_instructions == "wgmma":
         own = _plan_hopper(problem, gpu)
         if own.why_invalid(problem, gpu) is None:
             return own
     wide = max(padded(problem.d), padded(problem.d_v))
-    cdna = gpu.matrix_instructions == "mfma"  # 512 registers a lane hold all sums of a row
     most = 64 if gpu.matrix_instructions == "wmma" else 128  # beyond, blocks of 32 keys spill
-    columns = 32 if wide <= most and problem.page % 32 == 0 else 16
-    alone = DecodeConfig(columns=columns, out=padded(problem.d_v) if cdna else min(128, padded(problem.d_v)), splits=1)
+    depth = gpu.matrix_depth
+    columns = 32 if depth == 32 or (wide <= most and problem.page % 32 == 0) else 16
+    # columns whose sums, with all else, a lane's registers hold: 512 of CDNA 1 to 4, 1024 of CDNA 5
+    widest = {"mfma": 512, "wmma3": 256}.get(gpu.matrix_instructions, 128)
+    out = min(widest, padded(problem.d_v))
+    alone = DecodeConfig(columns=columns, out=out, splits=1, depth=depth)
     # No program more than run at once: the last ones would run alone.
     together = _PROGRAMS_PER_PROCESSOR
-    if cdna:
+    if gpu.family.startswith("CDNA"):
         together = min(together, max(1, gpu.lds_bytes // alone.lds_bytes(problem)))
     wanted = together * gpu.compute_units // max(alone.programs(problem), 1)
     most = max(1, problem.keys // (_LEAST_STEPS * columns))
-    config = DecodeConfig(columns=columns, out=alone.out, splits=max(1, min(wanted, most, _MOST_SPLITS)))
+    config = replace(alone, splits=max(1, min(wanted, most, _MOST_SPLITS)))
     why = config.why_invalid(problem, gpu)
     if why is not None:
         raise UnsupportedError(f"no schedule can do {problem.key} on {gpu.name}: {why}")

@@ -8,6 +8,7 @@ from typing import Any
 from triton.experimental.gluon import language as gl
 
 from ...codegen.versions import wmma_layout
+from ...device.attention_tiles import MFMA
 from ...gpu import Gpu
 from ...isa.lds_banks import BANK_BYTES, banks_of
 
@@ -69,12 +70,12 @@ def rows_shared(width: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
 
 def turned_shared(columns: int, gpu: Gpu) -> gl.SwizzledSharedLayout:
     """A tile in LDS with the step's columns as neighbours, in groups of what a lane reads: of MFMA's operand 4."""
-    return shared_layout(columns, (0, 1), _WEIGHTS_OF_MFMA if matrix_version(gpu) == 3 else VECTOR)
+    return shared_layout(columns, (0, 1), _WEIGHTS_OF_MFMA if matrix_version(gpu) == MFMA.value else VECTOR)
 
 
 def matrix_version(gpu: Gpu) -> int:
-    """1 and 2: WMMA of RDNA 3 and 4; 3: MFMA; 0: NVIDIA's mma."""
-    return 3 if gpu.matrix_instructions == "mfma" else gpu.wmma_version
+    """1, 2 and 3: WMMA of RDNA 3, RDNA 4 and CDNA 5; MFMA; 0: NVIDIA's mma."""
+    return MFMA.value if gpu.matrix_instructions == "mfma" else gpu.wmma_version
 
 
 @cache
@@ -84,10 +85,10 @@ def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int, dtype: 
     width: of the narrowest tile that scores are computed from; columns: of a step; dtype: of the operands.
     """
     version = matrix_version(gpu)
-    k_width = {0: 2, 1: 16, 2: 8, 3: 8 if width >= 32 else 4}[version]
+    k_width = {0: 2, 1: 16, 2: 8, 3: 8, 4: 8 if width >= 32 else 4}[version]
     if version == 0:
         accumulator = gl.NVMMADistributedLayout([2, 0], [num_warps, 1], [16, 8])
-    elif version == 3:
+    elif version == MFMA.value:
         # Transposed: a lane has 4 neighbours of a row, as it has them of the operand that weights become.
         generation = {"gfx908": 1, "gfx90a": 2, "gfx942": 3}.get(gpu.name, 4)
         depth = 32 if generation == 4 and min(width, columns) >= 32 else 16
@@ -96,5 +97,5 @@ def matrix_constants(gpu: Gpu, num_warps: int, width: int, columns: int, dtype: 
         layout: Any = gl.amd.AMDMFMALayout
         accumulator = layout(generation, [16, 16, depth], True, [num_warps, 1])
     else:
-        accumulator = wmma_layout(version, num_warps, 1, transposed=True)
+        accumulator = wmma_layout(version, num_warps, 1, transposed=True, instr_shape=(16, 16, gpu.matrix_depth))
     return {"VERSION": version, "ACC": accumulator, "K_WIDTH": k_width}

@@ -12,6 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
+from ..scalars import to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .config import ChainConfig, parse_config
@@ -64,7 +65,8 @@ def gemm_chain(
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
-    factors = Factors(float(alpha0), float(alpha1), float(beta1) if c1 is not None else 0.0)
+    alpha0, alpha1, beta1 = to_float("alpha0", alpha0), to_float("alpha1", alpha1), to_float("beta1", beta1)
+    factors = Factors(alpha0, alpha1, beta1 if c1 is not None else 0.0)
     torch = sys.modules.get("torch")
     if torch is not None and (
         isinstance(a0, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in (b0, b1, c1, out))

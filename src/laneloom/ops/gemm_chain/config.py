@@ -28,7 +28,7 @@ class ChainConfig:
     again.
     """
 
-    schedule: str  #: "wmma" (RDNA), "hopper", or "pair": two products through memory
+    schedule: str  #: "wmma" (RDNA, CDNA 5), "hopper", or "pair": two products through memory
     block_m: int = 64
     block_n0: int = 64
     block_n1: int = 64
@@ -67,9 +67,9 @@ class ChainConfig:
             return f"a0, b0 and b1 must be {' or '.join(OPERANDS)}, got {problem.dtype}"
         if self.schedule == "pair":
             return None
-        wanted = {"wmma": "wmma", "hopper": "wgmma"}[self.schedule]
-        if gpu.matrix_instructions != wanted:
-            return f"the schedule multiplies by {wanted}, {gpu.name} ({gpu.family}) has {gpu.matrix_instructions}"
+        wanted = {"wmma": ("wmma", "wmma3"), "hopper": ("wgmma",)}[self.schedule]
+        if gpu.matrix_instructions not in wanted:
+            return f"the schedule multiplies by {wanted[0]}, {gpu.name} ({gpu.family}) has {gpu.matrix_instructions}"
         if max(problem.m, problem.k0, problem.n0, problem.n1) > MAX_SIZE:
             return f"sizes must be at most {MAX_SIZE}, got {problem.key}"
         sizes = (self.block_m, self.block_n0, self.block_n1, self.block_k, self.num_warps)
@@ -84,6 +84,11 @@ class ChainConfig:
         if self.schedule == "wmma":
             if self.block_m < 16 * self.num_warps:
                 return f"each wave has 16 rows or more, got block_m={self.block_m} and num_warps={self.num_warps}"
+            if min(self.block_k, self.block_n0) < gpu.matrix_depth:
+                return (
+                    f"{gpu.name} multiplies {gpu.matrix_depth} steps at once, which blocks of K0 and N0 must have, got "
+                    f"block_k={self.block_k} and block_n0={self.block_n0}"
+                )
             if self.lds_bytes(problem) > gpu.lds_bytes:
                 return f"the tiles need {self.lds_bytes(problem)} bytes of LDS, {gpu.name} has {gpu.lds_bytes}"
         else:
@@ -129,9 +134,9 @@ def parse_config(text: Any) -> ChainConfig:
     return replace(ChainConfig(schedule=schedule), **knobs)  # pyright: ignore[reportArgumentType]
 
 
-def _padded(n: int, most: int) -> int:
-    """The power of two from 16 on that holds n, at most `most`."""
-    return min(most, max(16, 1 << max(0, n - 1).bit_length()))
+def _padded(n: int, most: int, least: int = 16) -> int:
+    """The power of two from `least` on that holds n, at most `most`."""
+    return min(most, max(least, 1 << max(0, n - 1).bit_length()))
 
 
 def candidates(problem: ChainProblem, gpu: Gpu) -> Iterator[tuple[ChainConfig, str]]:
@@ -139,7 +144,7 @@ def candidates(problem: ChainProblem, gpu: Gpu) -> Iterator[tuple[ChainConfig, s
     saves = _SAVING * problem.n0 >= problem.k0 + problem.n1
     if gpu.matrix_instructions == "wgmma":
         yield from _hopper(problem, gpu, saves)
-    elif gpu.matrix_instructions == "wmma":
+    elif gpu.wmma_version:
         yield from _wmma(problem, gpu, saves)
     yield ChainConfig(schedule="pair"), "two products: P is small beside the rest, too wide for registers, or unaligned"
 
@@ -152,12 +157,13 @@ _HOPPER_WIDEST = 128
 
 
 def _wmma(problem: ChainProblem, gpu: Gpu, saves: bool) -> Iterator[tuple[ChainConfig, str]]:
-    block_k = 32 if problem.k0 > 16 else 16
+    depth = gpu.matrix_depth
+    block_k = _padded(problem.k0, 32, depth)
     block_m = 64 if problem.m > 32 else _padded(problem.m, 32)
     shared = {"schedule": "wmma", "block_m": block_m, "block_k": block_k, "num_warps": block_m // 16}
     if problem.n0 <= _WMMA_WIDEST and saves:
         block_n1 = _padded(problem.n1, 64)
-        config = ChainConfig(**shared, block_n0=_padded(problem.n0, _WMMA_WIDEST), block_n1=block_n1, keep=True)
+        config = ChainConfig(**shared, block_n0=_padded(problem.n0, _WMMA_WIDEST, depth), block_n1=block_n1, keep=True)
         rows = config.programs(problem)
         # P again for other columns costs less than compute units without work
         split = max(1, min(-(-gpu.compute_units // rows), problem.n1 // max(block_n1, 2 * problem.k0)))

@@ -102,6 +102,6 @@ def constants(problem: ChainProblem, config: ChainConfig, gpu: Gpu) -> dict[str,
         "C_VEC": problem.row_vector("c1"),
         "VERSION": version,
         "K_WIDTH": 16 if version == 1 else 8,
-        "ACC": wmma_layout(version, config.num_warps, 1, transposed=True),
+        "ACC": wmma_layout(version, config.num_warps, 1, True, (16, 16, gpu.matrix_depth)),
         "OUT_STORE": rows_layout(config.block_m, config.block_n1, config.num_warps),
     }

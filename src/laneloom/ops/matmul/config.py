@@ -140,13 +140,11 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = Tr
     """What the tuner found for the product or one nearby, else the first valid candidate of the GPU's family.
 
     Pure but for the tables, which are read once in a process; without them the cost model alone decides.
-    Raises UnsupportedError if the family has no schedule, or none that can do the problem.
+    Raises UnsupportedError if no schedule can do the problem.
     """
     if use_tables and (found := import_module(".tuned", __package__).find(problem, gpu)):
         return Plan(found.config, found.reason, (), found.source)
-    family = FAMILIES.get(gpu.matrix_instructions)
-    if family is None:
-        raise UnsupportedError(gpu.why_no_schedule)
+    family = FAMILIES[gpu.matrix_instructions]
     passed_over: list[tuple[MatmulConfig, str]] = []
     for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
         why = config.why_invalid(problem, gpu)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..scalars import to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .api import addressable, addressed, arithmetic_of, dtype_name, operand_dtypes, output_dtype
@@ -82,19 +83,20 @@ def gemm(
     config = named_config(config)
     a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")
-    alpha, scale_a, scale_b = folded_scales(alpha, scale_a, scale_b)
+    alpha, scale_a, scale_b = folded_scales(to_float("alpha", alpha), scale_a, scale_b)
+    beta = to_float("beta", beta)
     operands = (a, b, c, bias, out, scale_a, scale_b)
     if torch is not None and (isinstance(a, torch.Tensor) or any(isinstance(x, torch.Tensor) for x in operands)):
         torch_gemm = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_gemm is None:
             from . import torch_gemm
         how = (precision, acc_dtype, packed)
-        return torch_gemm.gemm_tensors(operands, float(alpha), float(beta), activation, out_dtype, config, how)
+        return torch_gemm.gemm_tensors(operands, alpha, beta, activation, out_dtype, config, how)
     for name, operand in zip(OPERANDS, operands, strict=True):
         if not isinstance(operand, np.ndarray) and (name in ("a", "b") or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
     how = (precision, acc_dtype, packed)
-    arguments = (float(alpha), float(beta), activation, out_dtype, config, how)
+    arguments = (alpha, beta, activation, out_dtype, config, how)
     return _gemm_arrays(a, b, c, bias, out, scale_a, scale_b, *arguments)
 
 
@@ -102,15 +104,14 @@ def _is_number(x: Any) -> bool:
     return isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool)
 
 
-def folded_scales(alpha: Any, scale_a: Any, scale_b: Any) -> tuple[float, Any, Any]:
+def folded_scales(alpha: float, scale_a: Any, scale_b: Any) -> tuple[float, Any, Any]:
     """alpha with the scales that are numbers in it, and the other scales."""
-    alpha = float(alpha)
     if scale_a is scale_b is None:
         return alpha, None, None
     if _is_number(scale_a):
-        alpha, scale_a = alpha * float(scale_a), None
+        alpha, scale_a = alpha * to_float("scale_a", scale_a), None
     if _is_number(scale_b):
-        alpha, scale_b = alpha * float(scale_b), None
+        alpha, scale_b = alpha * to_float("scale_b", scale_b), None
     return alpha, scale_a, scale_b
 
 

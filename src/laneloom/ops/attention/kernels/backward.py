@@ -233,7 +233,8 @@ def attention_backward(
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
-    width, width_v, warps, wave = padded(problem.d), padded(problem.d_v), config.num_warps, gpu.wave
+    width, width_v = padded(problem.d, config.depth), padded(problem.d_v, config.depth)
+    warps, wave = config.num_warps, gpu.wave
     open_ends = problem.first is not None, problem.last is not None
     by_query = config.role == "query"
     return {

@@ -21,6 +21,7 @@ from ....device.attention_tiles import (
     fence_loads,
     fence_schedule,
     load_rows,
+    load_scattered_rows,
     softmax_step,
 )
 from ....gpu import Gpu
@@ -38,15 +39,24 @@ _INT32 = ("lengths_ptr", "table_ptr")
 
 
 @gluon.jit
-def _rows_of_block(base, block, stride_page, stride_row, table, COLUMNS: gl.constexpr, PAGE: gl.constexpr):
-    """Where the rows of a block of keys begin, and the first one's number there: a block lies within one page."""
+def _load_block(
+    base, block, keys, stride_page, stride_row, table, column0,
+    COLUMNS: gl.constexpr, WIDTH: gl.constexpr, D: gl.constexpr, PAGE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """A block of keys or values, [COLUMNS, WIDTH], as `load_rows` has them."""
+    row0 = block * COLUMNS
     if PAGE == 0:
-        row0 = block * COLUMNS
-        return base, row0
-    else:
-        row0 = block * COLUMNS
+        return load_rows(base, row0, keys, stride_row, column0, COLUMNS, WIDTH, D, LAYOUT)
+    elif PAGE % COLUMNS == 0:
         page = gl.load(table + row0 // PAGE).to(gl.int64)
-        return base + page * stride_page, row0 % PAGE
+        first = row0 % PAGE
+        rows = first + keys - row0
+        return load_rows(base + page * stride_page, first, rows, stride_row, column0, COLUMNS, WIDTH, D, LAYOUT)
+    else:
+        # Several pages: each row's own. CDNA 5, whose instruction takes more keys than the smallest pages have.
+        r = gl.minimum(row0 + gl.arange(0, COLUMNS, gl.SliceLayout(1, LAYOUT)), keys - 1)
+        page = gl.load(table + r // PAGE).to(gl.int64)
+        return load_scattered_rows(base + (page * stride_page + r % PAGE * stride_row), column0, WIDTH, D, LAYOUT)
 
 
 @gluon.jit(do_not_specialize=_RUNTIME)
@@ -112,17 +122,18 @@ def attention_decode(
     top = gl.full((ROWS,), float("-inf"), gl.float32, gl.SliceLayout(1, ACC))
     if step < end:
         last_block = end - 1
-        k_from, k_row = _rows_of_block(k_base, step, stride_kb * UNIT, stride_kn, table, COLUMNS, PAGE)
-        k = load_rows(k_from, k_row, k_row + keys - step * COLUMNS, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+        k = _load_block(k_base, step, keys, stride_kb * UNIT, stride_kn, table, 0, COLUMNS, WIDTH, D, PAGE, K_LOAD)
         while step < end:
             k_lds.store(k)
             # The keys are complete, and nobody reads the values before. Loads begin after: a barrier waits for all.
             cta_barrier()
-            v_from, v_row = _rows_of_block(v_base, step, stride_vb * UNIT, stride_vn, table, COLUMNS, PAGE)
-            v = load_rows(v_from, v_row, v_row + keys - step * COLUMNS, stride_vn, out0, COLUMNS, OUT, D_V, V_LOAD)
+            v = _load_block(
+                v_base, step, keys, stride_vb * UNIT, stride_vn, table, out0, COLUMNS, OUT, D_V, PAGE, V_LOAD
+            )
             ahead = gl.minimum(step + 1, last_block)
-            k_from, k_row = _rows_of_block(k_base, ahead, stride_kb * UNIT, stride_kn, table, COLUMNS, PAGE)
-            k = load_rows(k_from, k_row, k_row + keys - ahead * COLUMNS, stride_kn, 0, COLUMNS, WIDTH, D, K_LOAD)
+            k = _load_block(
+                k_base, ahead, keys, stride_kb * UNIT, stride_kn, table, 0, COLUMNS, WIDTH, D, PAGE, K_LOAD
+            )
             step = fence_loads(step, VERSION)  # the values and the next keys come while the scores are computed
             s = gl.zeros((ROWS, COLUMNS), gl.float32, ACC)
             for c0 in gl.static_range(0, D, CHUNK):
@@ -198,7 +209,7 @@ def attention_combine(
 
 
 def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[str, Any]:
-    width = padded(problem.d)
+    width = padded(problem.d, config.depth)
     return {
         "D": problem.d,
         "D_V": problem.d_v,
@@ -211,7 +222,7 @@ def _constants(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> dict[s
         "PAGE": problem.page,
         "HAS_FIRST": problem.left is not None,
         "UNIT": UNIT,
-        "CHUNK": 16 if gpu.matrix_instructions == "wmma" and width > 64 else width,
+        "CHUNK": gpu.matrix_depth if gpu.wmma_version and width > 64 else width,
         "Q_LOAD": rows_layout(config.rows, width, 1, gpu.wave),
         "K_LOAD": rows_layout(config.columns, width, 1, gpu.wave),
         "V_LOAD": turned_layout(config.columns, config.out, 1, gpu.wave, stored=False),

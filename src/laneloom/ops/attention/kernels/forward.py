@@ -2,7 +2,7 @@
 
 A program owns ROWS queries of one head, which lie in LDS, and OUT columns of the output, whose sums are registers. It
 visits the blocks of keys that its queries see: those that the mask cuts first, then the whole ones without a mask. The
-general schedule: RDNA 3 and 4 by WMMA, CDNA 2 to 4 by MFMA, NVIDIA by mma. Derivation and figures: docs/attention.md.
+general schedule: RDNA and CDNA 5 by WMMA, CDNA 1 to 4 by MFMA, NVIDIA by mma. Derivation: docs/attention.md.
 Source: Milakov and Gimelshein, arXiv:1805.02867; Dao, arXiv:2307.08691; AMD's ISA guides of RDNA 3 and 4, CDNA 3 and 4.
 """
 
@@ -157,7 +157,7 @@ def attention_forward(
 
 
 def _constants(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> dict[str, Any]:
-    width, warps, wave = padded(problem.d), config.num_warps, gpu.wave
+    width, warps, wave = padded(problem.d, config.depth), config.num_warps, gpu.wave
     return {
         "D": problem.d,
         "D_V": problem.d_v,

@@ -1,7 +1,7 @@
-"""Chain of two products on RDNA: P = alpha0 A0 B0 goes from the first's accumulators to the second's operand.
+"""Two products in a row on RDNA and CDNA 5: P = alpha0 A0 B0 goes from accumulators to the second product's operand.
 
 Both products run with exchanged operands (`transposed` accumulators), so that a lane ends up with neighbours of a row
-of P: on RDNA 4 that is the layout in which WMMA wants its first operand, and nothing moves. On RDNA 3 the two half
+of P: on RDNA 4 and CDNA 5 WMMA wants its first operand so, and nothing moves. On RDNA 3 the two half
 waves, which both need whole rows, exchange what they have (`v_permlanex16_b32`). P touches no LDS and no memory; A0, B0
 and B1 go through LDS, where all waves share them. Derivation and instruction counts: docs/gemm-chain.md. Source: AMD's
 RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
@@ -21,6 +21,7 @@ from ....device.wmma_tiles import (
     load_fence,
     load_tile,
     multiply,
+    multiply_wmma,
     schedule_fence,
     tile_offsets,
     tile_pointers,
@@ -111,10 +112,7 @@ def _load_second(
 def _second_product(p, e_lds, acc, VERSION: gl.constexpr, K_WIDTH: gl.constexpr):
     """acc + P B1 for B1's tile in LDS, [BLOCK_M, BLOCK_N1]."""
     e = e_lds.permute([1, 0]).load(gl.DotOperandLayout(1, acc.type.layout, K_WIDTH))  # [BLOCK_N0, BLOCK_N1]
-    if VERSION == 1:
-        return gl.amd.rdna3.wmma(p, e, acc)
-    else:
-        return gl.amd.rdna4.wmma(p, e, acc)
+    return multiply_wmma(p, e, acc, VERSION)
 
 
 @gluon.jit
