@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 from ...gpu import Gpu
 from .config_async import HALF_TILES, AsyncConfig
-from .config_row import CLUSTERS
 from .model_hopper import ceil_div
+from .plan_wide import cut
 from .problem import DTYPE_BYTES, MatmulProblem
 
 HALF = ("bf16", "fp16")
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
-LEAST_SLICES, LEAST_SPLIT = 2, 4  #: of a CTA of a cluster, and where K is cut further
-MOST_SPLIT, MOST_STAGES = 64, 8
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
 DOUBT = 1.15  #: on these estimates, which miss by 20%, beside those of the others
 MOST_MULTIPLICATIONS = 1 << 31  #: of all products, up to which the others are compared with
@@ -57,27 +55,7 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                 block_m=tile[0], block_n=tile[1], block_k=block_k, stages=2, swapped=swapped,
                 resident=2 if tile[0] * tile[1] > SMALL_TILE else 256 // block_k,
             )  # fmt: skip
-            yield from _cut(problem, base, gpu)
-
-
-def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu) -> Iterator[AsyncConfig]:
-    """The config with K in parts of a cluster, in more, or whole, and with the stages that fit."""
-    slices, tiles = ceil_div(problem.k, base.block_k), base.ctas(problem)
-    stage_bytes = base.stage_bytes(problem)
-    for cluster_k in CLUSTERS:
-        if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or tiles * cluster_k > MOST_CTAS[cluster_k]):
-            break
-        splits = {1}
-        if problem.batches == 1 and cluster_k in (1, CLUSTERS[-1]):
-            fitting = base.resident * gpu.compute_units // (tiles * cluster_k)
-            splits |= {s for s in (fitting, fitting // 2)
-                       if 1 < s <= MOST_SPLIT and slices >= LEAST_SPLIT * cluster_k * s}  # fmt: skip
-        for split_k in sorted(splits):
-            of_cta = slices // (cluster_k * split_k)
-            stages = min(MOST_STAGES, of_cta + 1, gpu.lds_bytes // base.resident // stage_bytes)
-            config = base.with_knobs(cluster_k=cluster_k, split_k=split_k, stages=max(2, stages))
-            if config.why_invalid(problem, gpu) is None:
-                yield config
+            yield from cut(problem, base, gpu, (base.resident,), lambda ctas, tiles: tiles * ctas <= MOST_CTAS[ctas])
 
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:

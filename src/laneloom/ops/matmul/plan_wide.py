@@ -7,7 +7,7 @@ sums cost something each. Fitted on one H200 to results/h200/tiles_wide.csv; doc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
@@ -94,15 +94,21 @@ def async_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                     block_m=tile[0], block_n=tile[1], block_k=slice_bytes // size, stages=2, swapped=swapped,
                     resident=1,
                 )  # fmt: skip
-                yield from _cut(problem, base, gpu, _residents(double, tile))
+                residents = _residents(double, tile)
+                yield from cut(problem, base, gpu, residents, lambda _, tiles: tiles < MOST_ROUNDS * gpu.compute_units)
 
 
-def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu, residents: tuple[int, ...]) -> Iterator[AsyncConfig]:
-    """The config with K in parts of a cluster, in more, or whole, and with the stages that fit."""
+def cut(
+    problem: MatmulProblem, base: AsyncConfig, gpu: Gpu, residents: tuple[int, ...], fits: Callable[[int, int], bool]
+) -> Iterator[AsyncConfig]:
+    """The config with K in parts of a cluster, in more, or whole, and with the stages that fit.
+
+    fits: whether clusters of so many CTAs are worth it for so many tiles.
+    """
     slices, tiles = ceil_div(problem.k, base.block_k), base.ctas(problem)
     stage_bytes = base.stage_bytes(problem)
     for cluster_k in CLUSTERS:
-        if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or tiles >= MOST_ROUNDS * gpu.compute_units):
+        if cluster_k > 1 and (slices < LEAST_SLICES * cluster_k or not fits(cluster_k, tiles)):
             break
         for resident in residents:
             fitting = resident * gpu.compute_units // (tiles * cluster_k)
@@ -118,7 +124,6 @@ def _cut(problem: MatmulProblem, base: AsyncConfig, gpu: Gpu, residents: tuple[i
                     cluster_k=cluster_k, split_k=split_k, resident=resident, stages=max(2, stages))
                 if config.why_invalid(problem, gpu) is None:
                     yield config
-
 
 
 def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
