@@ -37,6 +37,7 @@ class Buffer:
         self.resource = resource.index
         self.wide = target.gpu.is_cdna5  #: 57 bits of address and 45 of records share the first three registers
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
+        self.by_index = self.idxen or target.gpu.major != 9
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = soffset
         self.offset = ins.number("offset")
@@ -52,7 +53,8 @@ class Buffer:
         n = self.vaddr + int(self.idxen)
         within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
         # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
-        structured = stride > 0
+        # On gfx9 records are bytes for an instruction without an index, too (AMD's PAL, gfx9 `CalcNumRecords`).
+        structured = (stride > 0) & self.by_index
         inside = np.where(structured, index < records, within < records - scalar)
         address = self._base(g)[:, None] + scalar + within + index * stride
         shape = (g.count, g.lanes)

@@ -252,10 +252,12 @@ def defined_at_entry(listing: Listing, major: int) -> int:
     return mask | 3 << EXEC | 1 << NULL
 
 
-def check_branch(g: Waves, condition: str) -> None:
-    """A branch must not depend on undefined bits."""
+def check_branch(g: Waves, condition: str, registers: tuple[int, ...] = ()) -> None:
+    """A branch must not depend on undefined bits; registers: scalar ones that decide it."""
     shadow: Shadow = g.shadow
-    if condition.startswith("scc"):
+    if registers:
+        bad = shadow.S[list(registers)].any(axis=0)
+    elif condition.startswith("scc"):
         bad = shadow.scc
     elif condition.startswith("vcc"):
         bad = shadow.mask(g, VCC).any(axis=1)
@@ -295,11 +297,11 @@ def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> H
     return HazardError(f"{kernel}: {found.text}{place}; {describe(ins)}", found.kind)
 
 
-def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Guard], ins: Instruction, place: str) -> HazardError:
+def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: Instruction, place: str) -> HazardError:
     """A race, with both parties."""
     wave = wave_of(fault.other)
     who = "several waves" if wave is None else f"wave {wave}"
-    memory = "LDS byte" if guards[instruction_of(fault.mine)].lds else "address"
+    memory = "LDS byte" if fault.lds else "address"
     did = "wrote" if fault.wrote else "read"
     other = describe(guards[instruction_of(fault.other)].ins)
     return HazardError(

@@ -17,6 +17,7 @@ from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
 from .global_access import Access, ScalarLoad
 from .lds_direct import LdsLoad
+from .scalar_stores import ScalarStore
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .tensor_access import TensorMove
@@ -40,6 +41,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _flat_rule(ins, touched, step)
     if isinstance(step, LdsLoad):
         return _lds_load_rule(ins, step)
+    if isinstance(step, ScalarStore):
+        return _scalar_store_rule(ins, touched)
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
     if isinstance(step, BufferAccess):
@@ -133,6 +136,20 @@ def _scalar_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
         g.shadow.clean(g, touched)
         if (lacks := step.lacks_last(g, step.address(g))) is not None:
             g.shadow.put_scalar(step.destination.index + 3, np.where(lacks, U32(0xFFFFFFFF), U32(0)))
+
+    return follow
+
+
+def _scalar_store_rule(ins: Instruction, touched: Uses) -> Rule:
+    data = ins.operands[0]
+
+    def follow(g: Waves) -> None:
+        everywhere = np.ones((g.count, 1), np.bool_)
+        _require(g, data, everywhere, _STORES)
+        for o in ins.operands[1:]:
+            if o.kind == "s":
+                _require(g, o, everywhere, "the address depends on a value that nobody wrote")
+        g.shadow.clean(g, touched)
 
     return follow
 
