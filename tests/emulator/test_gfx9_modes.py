@@ -279,6 +279,55 @@ def test_without_an_index_a_buffers_records_are_bytes(strict, stride):
     np.testing.assert_array_equal(got[64:128], [*range(10), *[0] * 54])
 
 
+@BOTH
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+def test_each_word_is_in_range_or_out_of_it(strict, gpu):
+    """16 bytes from 4 times the lane's number on, of 42: the eleventh word is cut off, and out of range."""
+    inputs = np.arange(256, dtype=U32) + 1
+    resource = "s_mov_b32 s12, s4\ns_mov_b32 s13, s5\ns_movk_i32 s14, 42\ns_mov_b32 s15, 0x20000\n"
+    load = "buffer_load_dwordx4 v[20:23], v1, s[12:15], 0 offen\ns_waitcnt vmcnt(0)\n"
+    store = "v_lshlrev_b32_e32 v3, 4, v0\nglobal_store_dwordx4 v3, v[20:23], s[4:5] offset:256"
+    got = run(resource + load + "v_cmp_gt_u32_e32 vcc, 12, v0\ns_mov_b64 exec, vcc\n" + store, strict, gpu, 256, inputs)
+    want = [[lane + k + 1 if lane + k < 10 else 0 for k in range(4)] for lane in range(12)]
+    np.testing.assert_array_equal(got[64 : 64 + 48].reshape(12, 4), want)
+    if gpu == "gfx950":
+        into = "s_mov_b32 m0, 0\nbuffer_load_dwordx4 v1, s[12:15], 0 offen lds\ns_waitcnt vmcnt(0)\n"
+        back = "v_lshlrev_b32_e32 v4, 4, v0\nds_read_b128 v[20:23], v4\ns_waitcnt lgkmcnt(0)\n"
+        mask = "v_cmp_gt_u32_e32 vcc, 12, v0\ns_mov_b64 exec, vcc\n"
+        got = run(resource + into + mask + back + store, strict, gpu, 256, inputs, threads=64)
+        np.testing.assert_array_equal(got[64 : 64 + 48].reshape(12, 4), want)
+
+
+@BOTH
+def test_each_stored_word_is_in_range_or_out_of_it(strict):
+    """Lanes 8 to 11 store at words 8 to 11 of ten; what lies out of range nobody need have written."""
+    got = run("""s_mov_b32 s12, s4
+    s_mov_b32 s13, s5
+    s_movk_i32 s14, 40
+    s_mov_b32 s15, 0x20000
+    v_mov_b32_e32 v20, 5
+    v_mov_b32_e32 v21, 6
+    v_cmp_eq_u32_e32 vcc, 8, v0
+    s_mov_b64 exec, vcc
+    buffer_store_dwordx4 v[20:23], v1, s[12:15], 0 offen""", strict, words=16)  # fmt: skip
+    np.testing.assert_array_equal(got, [0] * 8 + [5, 6] + [0] * 6)
+
+
+@BOTH
+def test_an_offset_that_goes_round_is_out_of_range(strict):
+    """-4 and 8 make 4 in 32 bits; the hardware adds without cutting off."""
+    inputs = np.arange(256, dtype=U32) + 1
+    got = run("""s_mov_b32 s12, s4
+    s_mov_b32 s13, s5
+    s_movk_i32 s14, 64
+    s_mov_b32 s15, 0x20000
+    v_mov_b32_e32 v3, -4
+    buffer_load_dword v20, v3, s[12:15], 0 offen offset:8
+    s_waitcnt vmcnt(0)
+    global_store_dword v1, v20, s[4:5] offset:256""", strict, inputs=inputs, threads=64)  # fmt: skip
+    assert not got[64:128].any()
+
+
 def test_by_index_a_buffers_records_count_the_stride():
     inputs = np.arange(256, dtype=U32)
     got = run("""s_mov_b32 s12, s4

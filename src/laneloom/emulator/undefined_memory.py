@@ -6,6 +6,7 @@ LDS and scratch remember which of their bits nobody wrote; global memory counts 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -79,14 +80,21 @@ def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """What is loaded is defined."""
     data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
     addresses = _registers(ins, data)
-    buffer = Buffer(ins, target, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
+    buffer = Buffer(ins, target, *ins.operands[1:4], nbytes=4) if ins.name.startswith("buffer") else None
+    wide = buffer is not None and "_store_" in ins.name and data is not None and data.count > 1
+    if buffer is not None and wide and data is not None:
+        buffer.nbytes = 4 * data.count
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
         active = buffer(g)[1] if buffer is not None and data is not None else g.active()
         for o in addresses:
             _require(g, o, g.active(), "the address depends on a value that nobody wrote")
-        if data is not None:
+        if buffer is not None and wide and data is not None:  # each word that is in range
+            for k in range(data.count):
+                word = replace(data, index=data.index + k, count=1)
+                _require(g, word, (buffer.words_inside() > k) & g.active(), _STORES)
+        elif data is not None:
             _require(g, data, active, _STORES, parts)
         if half:
             n = ins.operands[0].index
