@@ -89,6 +89,30 @@ def test_data_that_looks_like_an_instruction_stays(monkeypatch):
     assert decoded[-1] == elf
 
 
+def test_moves_of_tensors_whose_unused_fields_are_zero():
+    """A disassembler that knows `tensor_load_to_lds` only as LLVM writes it; told is what the file has."""
+    _, elf = newer("gfx1151")
+    code = next(s for s in read_sections(elf) if s.holds_code)
+    written = bytearray(elf)
+    struct.pack_into("<3I", written, code.offset + 8, 0xD0310000, 0, 0x7C7C2824)
+
+    def decode(data: bytes) -> dict[int, tuple[str, str]]:
+        words = [struct.unpack_from("<I", data, code.offset + k)[0] for k in range(0, len(code.data) & ~3, 4)]
+        lines, k = {}, 0
+        while k < len(words):
+            known = words[k : k + 2] == [0xD0710001, 0x7C000000]
+            size = 3 if known else 1
+            text = "tensor_load_to_lds s[36:39], s[40:47]" if known else "v_nop" if k != 2 else ".long"
+            lines[code.address + 4 * k] = text, " ".join(f"{w:08X}" for w in words[k : k + size])
+            k += size
+        return lines
+
+    lines = reread(bytes(written), decode(bytes(written)), decode)
+    assert lines[code.address + 8] == ("tensor_load_to_lds s[36:39], s[40:47]", "D0310000 00000000 7C7C2824")
+    assert code.address + 12 not in lines
+    assert all(text == "v_nop" for at, (text, _) in lines.items() if at != code.address + 8)
+
+
 def test_the_objdump_that_knows_most_is_taken(tmp_path, monkeypatch):
     line = "\\t{} // 000000000100: D7000001\\n"
     for name, text in (("llvm-objdump", ".long 0xd7000001"), ("llvm-objdump-19", "v_nop")):

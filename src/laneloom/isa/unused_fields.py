@@ -2,7 +2,8 @@
 
 A VOP3 or VOP3P instruction with one or two sources has room for three. Hardware does not look at the rest. Compilers
 wrote zeros there, which name s0; since 2026 LLVM writes 128, the constant 0. Disassemblers from before take such an
-instruction for data. Its fields are cleared in a copy of the code, which is decoded again.
+instruction for data. Its fields are cleared in a copy of the code, which is decoded again. CDNA 5's moves of tensors
+have such fields as well, which LLVM sets and AMD's hand-written kernels leave at zero.
 
 Source: AMD RDNA 3 and RDNA 4 ISA guides, "Microcode Formats" (VOP3, VOP3P); which fields, from what compilers wrote.
 """
@@ -23,6 +24,9 @@ _ROUNDS = 64  # each brings the disassembler back into step somewhere; a handful
 _LOST = 1 << 62
 _UPPER_HALF = 1 << 24  # of VOP1's destination
 
+_VIMAGE, _TENSOR = 0b110100, (0xC4, 0xC5)
+_TENSOR_BITS = (0x00400001, 0x7C000000)  #: of fields without a meaning there: LLVM sets these, AMD's own code has zeros
+
 Line = tuple[str, str]
 
 
@@ -32,6 +36,16 @@ def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[in
     So are instructions of one source that write the upper half of a register, which LLVM 19 does not know either.
     Machine code is told as the file has it.
     """
+    moves = _tensor_moves(lines, held := [s for s in read_sections(elf) if s.holds_code])
+    if moves:
+        patched = bytearray(elf)
+        for at, words in moves.items():
+            place = _file_offset(held, at)
+            if place is not None:
+                struct.pack_into("<2I", patched, place, *_with(*words))
+        found = reread(bytes(patched), decode(bytes(patched)), decode)
+        told = {at: f"{first:08X} {second:08X}" for at, (first, second) in moves.items()}
+        return {at: (text, told[at] + words[17:] if at in told else words) for at, (text, words) in found.items()}
     sections = read_sections(elf)
     starts = {s.value for s in read_symbols(sections) if s.kind == FUNCTION}
     code, held = bytearray(elf), [s for s in sections if s.holds_code]
@@ -54,6 +68,21 @@ def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[in
             break
         lines = decode(bytes(code))
     return lines | {at: _as_it_was(lines[at], original[at]) for at in original if at in lines}
+
+
+def _tensor_moves(lines: Mapping[int, Line], held: list[Section]) -> dict[int, tuple[int, int]]:
+    """The first two words of each `tensor_load_to_lds` and `tensor_store_from_lds` that was taken for data."""
+    found = {}
+    for at, (text, words) in lines.items():
+        if text.startswith(".") and _file_offset(held, at) is not None and at + 4 in lines:
+            first, second = (int(w.split(" ")[0], 16) for w in (words, lines[at + 4][1]))
+            if first >> 26 == _VIMAGE and first >> 14 & 0xFF in _TENSOR and (first, second) != _with(first, second):
+                found[at] = first, second
+    return found
+
+
+def _with(first: int, second: int) -> tuple[int, int]:
+    return first | _TENSOR_BITS[0], second | _TENSOR_BITS[1]
 
 
 def _cleared(word: int) -> int:
