@@ -123,6 +123,11 @@ def test_an_indexed_use_waits_for_its_load():
         run(code, strict=True)
 
 
+def test_a_hazard_names_an_accumulation_register_as_the_text_does():
+    with pytest.raises(HazardError, match=r"reads a5 before a wait for vmcnt: .*global_load_dwordx2"):
+        run("global_load_dwordx2 a[4:5], v1, s[4:5]\nv_accvgpr_read_b32 v20, a5", strict=True)
+
+
 # -- skipping ----------------------------------------------------------------------------------------------------------
 
 

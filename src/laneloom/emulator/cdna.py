@@ -105,9 +105,14 @@ def spellings() -> set[str]:
     return names | {f"ds_read_b64_tr_b{bits}" for bits in (4, 8, 16)} | set(_EXACT)
 
 
+def first_accumulator(listing: Listing) -> int:
+    """The number of the vector register that a[0] is here."""
+    return listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
+
+
 def translate(listing: Listing, major: int) -> None:
     """Give a listing's instructions the names, and on gfx9 the register numbers, that the emulator works with."""
-    first = listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
+    first = first_accumulator(listing)
     code = listing.instructions
     mode = 0
     for k, ins in enumerate(code):

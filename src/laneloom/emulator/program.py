@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,8 @@ class Program:
         ]
         narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
         self.lanes = 32 if narrow else 64
-        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu))
+        first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
+        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu), first)
         self.targets = self._follow_mode()
         #: strict mode: by number of the instruction, of blocks that were reached
         self.guards: dict[int, Guard | IndexedGuard] = {}
@@ -126,7 +127,7 @@ class Program:
             targets.append(target)
             mode = mode_after(ins, target.mode)
             if mode != target.mode:
-                target = Target(self.gpu, self.lanes, mode)
+                target = replace(target, mode=mode)
         return targets
 
     def _cut(self) -> list[Block]:

@@ -176,10 +176,15 @@ class Guard:
 
     def _complain_wait(self, counter: str, e: UnderWay) -> None:
         hit_v, hit_s = e.registers_v & self.touched_v, e.registers_s & self.touched_s
-        name = f"v{next(bits_of(hit_v))}" if hit_v else f"s{next(bits_of(hit_s))}"
+        name = self._vector(next(bits_of(hit_v))) if hit_v else f"s{next(bits_of(hit_s))}"
         verb = "reads" if (hit_v & self.uses.reads_v) or (hit_s & self.uses.reads_s) else "overwrites"
         text = f"{verb} {name} before a wait for {counter}: {describe(e.guard.ins)} may still be under way"
         raise Found("wait", text)
+
+    def _vector(self, n: int) -> str:
+        """A vector register as the text names it."""
+        first = self.target.accumulators
+        return f"v{n}" if n < first else f"a{n - first}"
 
     def _leave_epoch(self, shadow: Shadow) -> None:
         for entries in shadow.pending.values():
