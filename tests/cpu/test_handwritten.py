@@ -33,7 +33,8 @@ s_load_b64 s[BASE+2:BASE+3], s[0:1], 0x0
 \ts_cbranch_scc0 1f
 \ts_nop 0
 1: s_nop 0
-last: s_branch done
+\tlast: s_branch done
+\t.Lbehind:
 done:
 \tglobal_store_b32 v2, v8, s[10:11] offset:BASE*2 glc
 s_endpgm
@@ -78,6 +79,7 @@ def test_operands_and_labels():
     names = [ins.name for ins in listing.instructions]
     assert names[listing.labels[back.operands[0].value]] == "s_add_i32"
     assert listing.labels[forward.operands[0].value] == names.index("s_branch") - 1
+    assert listing.labels[".Lbehind"] == listing.labels["done"]
     assert [i.line for i in listing.instructions][:2] == [8, 9]
     (code,) = read_code(WRITTEN, "gfx1151")
     assert len(code.steps) == 18

@@ -89,6 +89,38 @@ def test_data_that_looks_like_an_instruction_stays(monkeypatch):
     assert decoded[-1] == elf
 
 
+@pytest.mark.parametrize(
+    ("text", "as_llvm", "in_the_file"),
+    [("tensor_load_to_lds s[36:39], s[40:47]", (0xD0710001, 0x7C000000, 0x7C7C2824), (0xD0310000, 0, 0x7C7C2824)),
+     ("tensor_store_from_lds s[36:39], s[40:47]", (0xD0714001, 0x7C000000, 0x7C7C2824), (0xD0314000, 0, 0x7C7C2824)),
+     ("v_wmma_f32_32x16x128_f4 v[0:15], v[16:31], v[32:39], v[0:15]", (0xCC884000, 0x1C024110),
+      (0xCC880000, 0x1C024110))],
+)  # fmt: skip
+def test_instructions_of_cdna_5_whose_unused_fields_are_zero(text, as_llvm, in_the_file):
+    """A disassembler that knows one instruction only as LLVM writes it; told is what the file has."""
+    _, elf = newer("gfx1151")
+    code = next(s for s in read_sections(elf) if s.holds_code)
+    written, size = bytearray(elf), len(as_llvm)
+    struct.pack_into(f"<{size}I", written, code.offset + 8, *in_the_file)
+
+    def decode(data: bytes) -> dict[int, tuple[str, str]]:
+        words = [struct.unpack_from("<I", data, code.offset + k)[0] for k in range(0, len(code.data) & ~3, 4)]
+        lines, k = {}, 0
+        while k < len(words):
+            known = tuple(words[k : k + size]) == as_llvm
+            taken = words[k : k + (size if known else 1)]
+            name = text if known else ".long" if k == 2 else "v_nop"
+            lines[code.address + 4 * k] = name, " ".join(f"{w:08X}" for w in taken)
+            k += len(taken)
+        return lines
+
+    lines = reread(bytes(written), decode(bytes(written)), decode)
+    at = code.address + 8
+    assert lines[at] == (text, " ".join(f"{w:08X}" for w in in_the_file))
+    assert not {at + 4 * k for k in range(1, size)} & set(lines)
+    assert all(name == "v_nop" for place, (name, _) in lines.items() if place != at)
+
+
 def test_the_objdump_that_knows_most_is_taken(tmp_path, monkeypatch):
     line = "\\t{} // 000000000100: D7000001\\n"
     for name, text in (("llvm-objdump", ".long 0xd7000001"), ("llvm-objdump-19", "v_nop")):

@@ -31,6 +31,7 @@ class Target:
     gpu: Gpu
     lanes: int  #: 32 or 64
     mode: Mode = Mode()
+    accumulators: int = 1 << 16  #: number of the vector register that a[0] is here
 
 
 Builder = Callable[[Instruction, Target], Step]

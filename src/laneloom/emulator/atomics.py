@@ -210,7 +210,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         data, vaddr, resource, soffset = operands
         returns = ins.flag("glc") or "RETURN" in ins.modifiers.get("th", "")
         destination = data.index if returns else None
-        buffer = Buffer(ins, target, vaddr, resource, soffset)
+        buffer = Buffer(ins, target, vaddr, resource, soffset, dtype.itemsize)
 
         def where(g: Waves):
             address, inside = buffer(g)

@@ -31,15 +31,23 @@ def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 class Buffer:
-    """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
+    """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate.
 
-    def __init__(self, ins: Instruction, target: Target, vaddr: Operand, resource: Operand, soffset: Operand):
+    nbytes: what a lane accesses. A lane counts as in range with all of it; `words_inside` tells the words apart.
+    """
+
+    def __init__(
+        self, ins: Instruction, target: Target, vaddr: Operand, resource: Operand, soffset: Operand, nbytes: int
+    ):
         self.resource = resource.index
         self.wide = target.gpu.is_cdna5  #: 57 bits of address and 45 of records share the first three registers
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
+        self.by_index = self.idxen or target.gpu.major != 9
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = soffset
         self.offset = ins.number("offset")
+        self.nbytes = nbytes
+        self._room: np.ndarray = np.zeros((1, 1), np.int64)
 
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
@@ -52,12 +60,40 @@ class Buffer:
         n = self.vaddr + int(self.idxen)
         within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
         # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
-        structured = stride > 0
-        inside = np.where(structured, index < records, within < records - scalar)
+        # On gfx9 records are bytes for an instruction without an index, too (AMD's PAL, gfx9 `CalcNumRecords`).
+        # The offset is no sum of 32 bits: one that would come back into range by going round is out of it (LLVM,
+        # SITargetLowering::splitBufferOffsets and pull request 169230).
+        structured = (stride > 0) & self.by_index
+        whole = np.where(index < records, np.int64(self.nbytes), 0)
+        self._room = np.where(structured, whole, records - scalar - within)
+        inside = self._room >= self.nbytes
         address = self._base(g)[:, None] + scalar + within + index * stride
         shape = (g.count, g.lanes)
         inside = np.broadcast_to(inside, shape)
         return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
+
+    def words_inside(self) -> np.ndarray:
+        """How many whole words of 4 bytes of the last access are in range: each is checked for itself.
+
+        Source: LLVM's pull request 134734 (what an access across the end of a buffer does); Vulkan drivers for these
+        GPUs promise robust accesses by 4 bytes.
+        """
+        return np.clip(self._room >> 2, 0, self.nbytes >> 2)
+
+    def straddles(self) -> bool:
+        """Whether the end of the buffer lies within what some lane accesses."""
+        words = self.words_inside()
+        return self.nbytes > 4 and bool(((words > 0) & (words < self.nbytes >> 2)).any())
+
+    def gather_by_words(self, g: Waves, address: np.ndarray) -> np.ndarray:
+        """What a load gets, [wave, lane, word], 0 where a word is out of range."""
+        found = np.zeros((*address.shape, self.nbytes >> 2), U32)
+        for k in range(self.nbytes >> 2):
+            inside = (self.words_inside() > k) & g.active()
+            if inside.any():
+                words = g.memory.gather(g.memory.check(address + 4 * k, 4, inside), 4)[..., 0]
+                found[..., k] = np.where(inside, words, U32(0))
+        return found
 
     def _base(self, g: Waves) -> np.ndarray:
         """The address in the resource, of 48 bits or (CDNA 5) 57, int64 [wave]."""
@@ -94,7 +130,7 @@ class BufferAccess:
         data, vaddr, resource, soffset = ins.operands
         if data.half:
             access.half = data.half
-        self.where, self.data = Buffer(ins, target, vaddr, resource, soffset), data.index
+        self.where, self.data = Buffer(ins, target, vaddr, resource, soffset, access.nbytes), data.index
 
     def __call__(self, g: Waves) -> None:
         """Raises AccessFault where the memory refuses."""
@@ -107,6 +143,9 @@ class BufferAccess:
                 scatter_private(g, at, access.get(g, n), nbytes, g.exec)
             return
         address, inside = self.where(g)
+        if not inside.all() and self.where.straddles():
+            self._by_words(g, address)
+            return
         at = g.memory.check(address, nbytes, None if inside.all() else inside)
         if not access.load:
             g.memory.scatter(at, access.get(g, n), nbytes, inside)
@@ -115,6 +154,17 @@ class BufferAccess:
         some = inside.any()
         words = g.memory.gather(at, nbytes) if some else np.zeros((g.count, g.lanes, max(nbytes // 4, 1)), U32)
         access.put(g, n, words if inside.all() else np.where(inside[..., None], words, U32(0)))
+
+
+    def _by_words(self, g: Waves, address: np.ndarray) -> None:
+        """Where the end of the buffer lies within an access."""
+        if self.access.load:
+            self.access.put(g, self.data, self.where.gather_by_words(g, address))
+            return
+        for k in range(self.access.nbytes >> 2):
+            inside = (self.where.words_inside() > k) & g.active()
+            at = g.memory.check(address + 4 * k, 4, inside)
+            g.memory.scatter(at, g.u[self.data + k][..., None], 4, inside)
 
 
 def _build(ins: Instruction, target: Target) -> Step:

@@ -8,6 +8,7 @@ from . import (  # hostcall and tables fill the tables of alu
     atomics,
     buffer_access,
     flat_access,
+    gfx9_modes,
     global_access,
     hostcall,  # noqa: F401
     lds_access,
@@ -17,6 +18,7 @@ from . import (  # hostcall and tables fill the tables of alu
     matrix,
     mfma,
     private_access,
+    scalar_stores,
     tables,  # noqa: F401
     tensor_access,
     transposed,
@@ -57,13 +59,16 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: build_scalar(*entry, ins, t)
     if is_ordering(name):
         return build_nothing
+    if name == gfx9_modes.INDEXED:
+        return gfx9_modes.build_indexed
     if builder := wmma3.find(name):
         return builder
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     memories = (lds_access, lds_special, lds_direct, global_access, buffer_access, private_access, flat_access, atomics)
+    of_gfx9 = (scalar_stores, mfma)
     of_cdna5 = (async_access, tensor_access, lds_barriers, transposed)  # and the transposing loads of CDNA 4
-    for module in (*memories, *of_cdna5, mfma):
+    for module in (*memories, *of_cdna5, *of_gfx9):
         builder = module.find(name)
         if builder:
             return builder

@@ -15,6 +15,7 @@ from functools import cache
 
 from ..isa.parse import Instruction, Listing, Operand
 from .aliases import ALIASES
+from .gfx9_modes import indexed
 
 _WIDTHS = {"": "b32", "x2": "b64", "x3": "b96", "x4": "b128"}
 _NARROW = {"ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16"}
@@ -104,17 +105,23 @@ def spellings() -> set[str]:
     return names | {f"ds_read_b64_tr_b{bits}" for bits in (4, 8, 16)} | set(_EXACT)
 
 
+def first_accumulator(listing: Listing) -> int:
+    """The number of the vector register that a[0] is here."""
+    return listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
+
+
 def translate(listing: Listing, major: int) -> None:
     """Give a listing's instructions the names, and on gfx9 the register numbers, that the emulator works with."""
-    first = listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
+    first = first_accumulator(listing)
     code = listing.instructions
-    indexed = 0
+    mode = 0
     for k, ins in enumerate(code):
         if major == 9:
             code[k] = _translated(ins, first)
-            indexed = _index_mode(ins, indexed)
-            if indexed and ins.name.startswith("v_"):
-                code[k] = replace(code[k], name=_INDEXED.get((ins.name, indexed), "v_indexed"), written=ins.name)
+            mode = _index_mode(ins, mode)
+            if mode and ins.name.startswith("v_"):
+                move = _INDEXED.get((ins.name, mode))
+                code[k] = replace(code[k], name=move, written=ins.name) if move else indexed(code[k], mode)
         elif (name := modern(ins.name)) != ins.name:
             code[k] = replace(ins, name=name, written=ins.name)
 

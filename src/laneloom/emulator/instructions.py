@@ -25,6 +25,7 @@ from . import (
     lds_barriers,
     lds_special,
     matrix,
+    scalar_stores,
     tensor_access,
     transposed,
 )
@@ -60,7 +61,7 @@ class Proof:
 def mnemonics() -> frozenset[str]:
     """Every mnemonic that the emulator executes, of any GPU."""
     made = {*_memory_names(), *_atomic_names(), *_matrix_names(), *cdna.spellings()}
-    flow = {"s_branch", "s_endpgm", "s_barrier", "s_barrier_wait", *calls.JUMPS}
+    flow = {"s_branch", "s_endpgm", "s_barrier", "s_barrier_wait", "s_setvskip", *calls.JUMPS}
     flow |= {f"s_cbranch_{condition}" for condition in CONDITIONS}
     waits = {f"s_wait_{counter}" for counter in (*_COUNTERS, "loadcnt_dscnt", "storecnt_dscnt")}
     assert all(map(is_ordering, waits))
@@ -82,6 +83,7 @@ def _memory_names() -> set[str]:
     names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
     names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
     names |= {*async_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
+    names |= scalar_stores.NAMES
     return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 
 

@@ -30,8 +30,9 @@ class LdsLoad:
         assert match
         self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
         self.nbytes = max(self.access.nbytes, 4)  #: that a lane writes
+        self.buffer: Buffer | None = None
         if match[1] == "buffer":
-            self.source = Buffer(ins, target, *ins.operands)
+            self.source = self.buffer = Buffer(ins, target, *ins.operands, nbytes=self.access.nbytes)
         else:
             address = global_addresses(ins, ins.operands[0], ins.operands[1], target)
             self.source = lambda g: (address(g), g.active())
@@ -40,6 +41,9 @@ class LdsLoad:
         """Raises AccessFault where either memory refuses."""
         access = self.access
         address, inside = self.source(g)
+        if self.buffer is not None and not inside.all() and self.buffer.straddles():
+            self.deliver(g, g.lds, self.buffer.gather_by_words(g, address))
+            return
         at = g.memory.check(address, access.nbytes, inside)
         words = g.memory.gather(at, access.nbytes) if inside.any() else np.zeros((1, 1, 1), U32)
         words = np.where(inside[..., None], words, U32(0))

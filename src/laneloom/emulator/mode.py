@@ -115,8 +115,16 @@ def _constant(ins: Instruction, position: int) -> int:
 def flush(x: np.ndarray, kind: str) -> np.ndarray:
     """Denormals as zeros of the same sign."""
     raw = np.asarray(x).view(_FLUSHED[kind])
-    sign = raw.dtype.type(1 << (raw.dtype.itemsize * 8 - 1))
-    return np.where(raw & raw.dtype.type(_EXPONENT[kind]), raw, raw & sign).view(x.dtype)
+    integer = raw.dtype.type
+    sign = integer(1 << (raw.dtype.itemsize * 8 - 1))
+    if raw.ndim == 0:
+        return np.where(raw & integer(_EXPONENT[kind]), raw, raw & sign).view(x.dtype)
+    # Without the sign and less one, denormals are the smallest numbers and zeros the largest. Mostly there are none.
+    least = _EXPONENT[kind] & -_EXPONENT[kind]
+    place = raw << integer(1)
+    place -= integer(1)
+    denormal = place < integer(2 * least - 1)
+    return np.where(denormal, raw & sign, raw).view(x.dtype) if denormal.any() else x
 
 
 def refuse_rounding(ins: Instruction, rounding: int) -> UnknownInstructionError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
+from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
 from .mode import initial_mode, mode_after
@@ -38,7 +39,7 @@ class Code:
 
     steps: list[Step] = field(default_factory=list)
     sources: list[Instruction] = field(default_factory=list)  #: the instruction behind each step
-    guards: list[Guard] = field(default_factory=list)  #: strict mode: of each step
+    guards: list[Guard | IndexedGuard] = field(default_factory=list)  #: strict mode: of each step
 
     def append(self, ins: Instruction, step: Step) -> None:
         self.steps.append(step)
@@ -55,6 +56,7 @@ class Block:
     leave: str = "next"  #: "next", "jump", "end", "barrier", "indirect", or a branch condition such as "scc1"
     target: int = 0  #: block to jump to
     jump: calls.Jump | None = None  #: where an indirect jump goes
+    decide: tuple[int, ...] = ()  #: scalar registers that say whether vector instructions are skipped
 
     @cached_property
     def code(self) -> Code:
@@ -105,9 +107,11 @@ class Program:
         ]
         narrow = 32 in self.gpu.wave_sizes and self.listing.directive("wavefront_size32", 1)
         self.lanes = 32 if narrow else 64
-        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu))
+        first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
+        self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu), first)
         self.targets = self._follow_mode()
-        self.guards: dict[int, Guard] = {}  #: strict mode: by number of the instruction, of blocks that were reached
+        #: strict mode: by number of the instruction, of blocks that were reached
+        self.guards: dict[int, Guard | IndexedGuard] = {}
         self.blocks = self._cut()
         self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 16
 
@@ -123,21 +127,31 @@ class Program:
             targets.append(target)
             mode = mode_after(ins, target.mode)
             if mode != target.mode:
-                target = Target(self.gpu, self.lanes, mode)
+                target = replace(target, mode=mode)
         return targets
 
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
-        starts = {0, *self.listing.labels.values(), *self.places.reached(self.listing)}
+        labels = {*self.listing.labels.values(), *self.places.reached(self.listing)}
+        starts = {0, *labels}
+        behind: dict[int, int] = {}  #: s_setvskip -> where it skips to
         for i, ins in enumerate(code):
             if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or _is_barrier(ins.name):
                 starts.add(i + 1)
+            elif ins.name == "s_setvskip":
+                behind[i] = skipped_to(code, labels, i)
+                starts |= {i + 1, behind[i]}
         order = sorted(s for s in starts if s < len(code))
         number = {s: k for k, s in enumerate(order)}
         blocks = []
         for k, start in enumerate(order):
             stop = order[k + 1] if k + 1 < len(order) else len(code)
             blocks.append(self._block(code, start, stop, number))
+            if stop - 1 in behind:
+                following, skipped = number.get(stop, len(number)), number.get(behind[stop - 1], len(number))
+                skip = code[stop - 1]
+                blocks[-1].leave, blocks[-1].jump = "indirect", build_skip(skip, following, skipped)
+                blocks[-1].decide = tuple(o.index for o in skip.operands if o.kind == "s")
         if not blocks or blocks[-1].leave == "next":
             blocks.append(Block(lambda block: Code(), len(code), len(code), "end"))
         return blocks
@@ -182,8 +196,13 @@ class Program:
             leaves = block.leave != "next" and ins is body[-1]
             step = build_nothing(ins, target) if leaves else self.step_of(ins, target)
             code.append(ins, step)
-            code.guards.append(self.guards.setdefault(number, Guard(ins, number, target, step)))
+            code.guards.append(self.guards.setdefault(number, self._guard(ins, number, target, step)))
         return code
+
+    def _guard(self, ins: Instruction, number: int, target: Target, step: Step) -> Guard | IndexedGuard:
+        if ins.name != INDEXED:
+            return Guard(ins, number, target, step)
+        return IndexedGuard(ins, lambda plain: Guard(plain, number, target, self.step_of(plain, target)))
 
     def _batched(self, body: list[Instruction], targets: list[Target]) -> Code:
         """Matrix instructions wait, to be batched, until something touches their registers."""
@@ -303,7 +322,7 @@ class Program:
                     step(g)
                     guard.after(g)
                     done += 1
-                check_branch(g, block.leave)
+                check_branch(g, block.leave, block.decide)
             else:
                 for step in steps:
                     step(g)

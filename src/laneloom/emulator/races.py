@@ -55,8 +55,9 @@ def conflicts(other: np.ndarray, mine: np.ndarray) -> np.ndarray:
 class RaceFault(Exception):
     """A conflict, before anyone has put it into words."""
 
-    def __init__(self, other: int, mine: int, wave: int, lane: int, wrote: bool, address: int):
+    def __init__(self, other: int, mine: int, wave: int, lane: int, wrote: bool, address: int, lds: bool):
         super().__init__("race")
+        self.lds = lds  #: whether the address is one of LDS
         self.other, self.mine, self.wave, self.lane, self.wrote, self.address = other, mine, wave, lane, wrote, address
 
 
@@ -223,7 +224,8 @@ class _Tracked:
     def _race(self, bad, others, mine, unit, wrote: bool):
         wave, lane, k = (int(x[0]) for x in np.nonzero(bad))
         own = int(np.broadcast_to(mine, bad.shape)[wave, lane, k])
-        raise RaceFault(int(others[wave, lane, k]), own, wave, lane, wrote, self.address_of(int(unit[wave, lane, k])))
+        address, lds = self.address_of(int(unit[wave, lane, k])), isinstance(self, LocalMemory)
+        raise RaceFault(int(others[wave, lane, k]), own, wave, lane, wrote, address, lds)
 
     def address_of(self, unit: int) -> int:
         """The address of a unit, for messages."""

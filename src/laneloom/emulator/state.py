@@ -75,6 +75,11 @@ class Waves:
         whole = bool((self.s[EXEC] == full).all()) and (self.lanes == 32 or bool((self.s[EXEC + 1] == full).all()))
         self.exec = None if whole else self._unpack(EXEC)
 
+    def forget_masks(self) -> None:
+        """After scalar registers were written past this object: EXEC and the masks are read again."""
+        self._masks.clear()
+        self.refresh_exec()
+
     def _unpack(self, n: int) -> np.ndarray:
         words = self.S[n : n + self.lanes // 32].T
         octets = np.ascontiguousarray(words).view(np.uint8)

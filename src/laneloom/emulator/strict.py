@@ -176,10 +176,15 @@ class Guard:
 
     def _complain_wait(self, counter: str, e: UnderWay) -> None:
         hit_v, hit_s = e.registers_v & self.touched_v, e.registers_s & self.touched_s
-        name = f"v{next(bits_of(hit_v))}" if hit_v else f"s{next(bits_of(hit_s))}"
+        name = self._vector(next(bits_of(hit_v))) if hit_v else f"s{next(bits_of(hit_s))}"
         verb = "reads" if (hit_v & self.uses.reads_v) or (hit_s & self.uses.reads_s) else "overwrites"
         text = f"{verb} {name} before a wait for {counter}: {describe(e.guard.ins)} may still be under way"
         raise Found("wait", text)
+
+    def _vector(self, n: int) -> str:
+        """A vector register as the text names it."""
+        first = self.target.accumulators
+        return f"v{n}" if n < first else f"a{n - first}"
 
     def _leave_epoch(self, shadow: Shadow) -> None:
         for entries in shadow.pending.values():
@@ -252,10 +257,12 @@ def defined_at_entry(listing: Listing, major: int) -> int:
     return mask | 3 << EXEC | 1 << NULL
 
 
-def check_branch(g: Waves, condition: str) -> None:
-    """A branch must not depend on undefined bits."""
+def check_branch(g: Waves, condition: str, registers: tuple[int, ...] = ()) -> None:
+    """A branch must not depend on undefined bits; registers: scalar ones that decide it."""
     shadow: Shadow = g.shadow
-    if condition.startswith("scc"):
+    if registers:
+        bad = shadow.S[list(registers)].any(axis=0)
+    elif condition.startswith("scc"):
         bad = shadow.scc
     elif condition.startswith("vcc"):
         bad = shadow.mask(g, VCC).any(axis=1)
@@ -295,11 +302,11 @@ def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> H
     return HazardError(f"{kernel}: {found.text}{place}; {describe(ins)}", found.kind)
 
 
-def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Guard], ins: Instruction, place: str) -> HazardError:
+def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: Instruction, place: str) -> HazardError:
     """A race, with both parties."""
     wave = wave_of(fault.other)
     who = "several waves" if wave is None else f"wave {wave}"
-    memory = "LDS byte" if guards[instruction_of(fault.mine)].lds else "address"
+    memory = "LDS byte" if fault.lds else "address"
     did = "wrote" if fault.wrote else "read"
     other = describe(guards[instruction_of(fault.other)].ins)
     return HazardError(

@@ -6,6 +6,7 @@ LDS and scratch remember which of their bits nobody wrote; global memory counts 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
 from .global_access import Access, ScalarLoad
 from .lds_direct import LdsLoad
+from .scalar_stores import ScalarStore
 from .shadow import Found, Shadow, bits_of
 from .state import U32, Waves
 from .tensor_access import TensorMove
@@ -40,6 +42,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _flat_rule(ins, touched, step)
     if isinstance(step, LdsLoad):
         return _lds_load_rule(ins, step)
+    if isinstance(step, ScalarStore):
+        return _scalar_store_rule(ins, touched)
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
     if isinstance(step, BufferAccess):
@@ -76,14 +80,21 @@ def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """What is loaded is defined."""
     data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
     addresses = _registers(ins, data)
-    buffer = Buffer(ins, target, *ins.operands[1:4]) if ins.name.startswith("buffer") else None
+    buffer = Buffer(ins, target, *ins.operands[1:4], nbytes=4) if ins.name.startswith("buffer") else None
+    wide = buffer is not None and "_store_" in ins.name and data is not None and data.count > 1
+    if buffer is not None and wide and data is not None:
+        buffer.nbytes = 4 * data.count
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
         active = buffer(g)[1] if buffer is not None and data is not None else g.active()
         for o in addresses:
             _require(g, o, g.active(), "the address depends on a value that nobody wrote")
-        if data is not None:
+        if buffer is not None and wide and data is not None:  # each word that is in range
+            for k in range(data.count):
+                word = replace(data, index=data.index + k, count=1)
+                _require(g, word, (buffer.words_inside() > k) & g.active(), _STORES)
+        elif data is not None:
             _require(g, data, active, _STORES, parts)
         if half:
             n = ins.operands[0].index
@@ -133,6 +144,20 @@ def _scalar_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
         g.shadow.clean(g, touched)
         if (lacks := step.lacks_last(g, step.address(g))) is not None:
             g.shadow.put_scalar(step.destination.index + 3, np.where(lacks, U32(0xFFFFFFFF), U32(0)))
+
+    return follow
+
+
+def _scalar_store_rule(ins: Instruction, touched: Uses) -> Rule:
+    data = ins.operands[0]
+
+    def follow(g: Waves) -> None:
+        everywhere = np.ones((g.count, 1), np.bool_)
+        _require(g, data, everywhere, _STORES)
+        for o in ins.operands[1:]:
+            if o.kind == "s":
+                _require(g, o, everywhere, "the address depends on a value that nobody wrote")
+        g.shadow.clean(g, touched)
 
     return follow
 

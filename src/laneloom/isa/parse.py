@@ -154,13 +154,13 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
         line = _strip_comment(raw)
         if not line:
             continue
-        if line[0] not in " \t":
-            match = _LABEL.match(line)
-            if match:
-                listing.labels[match[1]] = len(listing.instructions)
-            line = line[match.end() :] if match else ""
+        if match := _LABEL.match(line.lstrip()):
+            listing.labels[match[1]] = len(listing.instructions)
+            line = line.lstrip()[match.end() :]
             if not line.strip():
                 continue
+        elif line[0] not in " \t":
+            continue
         if line.lstrip()[0] == ".":
             if match := LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.

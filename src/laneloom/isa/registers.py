@@ -18,12 +18,13 @@ _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
     r"|(global|flat)_prefetch|(global|cluster)_load_async|tensor_|s_monitor|s_wakeup|ds_atomic_async"
-    r"|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
+    r"|s_(buffer_)?store|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
     r"v_(pk_)?fmac|v_mac_|v_swmmac|v_smfmac|v_dot\dc?acc|v_dot\dc|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
     r"|v_(movrel|interp)|s_set_gpr"
 )
+_READS_DATA = re.compile(r"(s_|buffer_|s_buffer_)atomic")  # which a returned value replaces
 _SWAPS = re.compile(r"v_swap|v_permlane\w*swap")
 
 
@@ -56,7 +57,7 @@ def results(ins: Instruction) -> int:
     if _NO_RESULT.match(name) or "_load_lds_" in name:
         return 0
     if "_atomic_" in name:
-        if name.startswith("buffer"):
+        if name.startswith(("buffer", "s_")):
             return int(ins.flag("glc") or "RETURN" in ins.modifiers.get("th", ""))
         return int(len(ins.operands) > (3 if name.startswith("global") else 2))
     if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
@@ -73,7 +74,7 @@ def uses(ins: Instruction, lanes: int) -> Uses:
             continue
         mask = mask_of(operand)
         wrote = position < count
-        read = not wrote or bool(_READS_RESULT.match(ins.name)) or ("atomic" in ins.name and "buffer" in ins.name)
+        read = not wrote or bool(_READS_RESULT.match(ins.name)) or bool(_READS_DATA.match(ins.name))
         if operand.kind == "v":
             found |= Uses(mask if read else 0, mask if wrote else 0)
         else:
@@ -126,9 +127,15 @@ def is_scalar_load(ins: Instruction) -> bool:
     return re.match(r"s_(buffer_)?load", ins.name) is not None
 
 
+def is_scalar_store(ins: Instruction) -> bool:
+    """Whether it stores scalar registers to global memory, or combines them with what is there."""
+    return re.match(r"s_(buffer_)?(store|atomic)", ins.name) is not None
+
+
 def returns_in_any_order(ins: Instruction) -> bool:
-    """Scalar loads, clocks and messages that are answered may return out of order: only a wait for zero guards them."""
-    return is_scalar_load(ins) or ins.name.startswith(("s_sendmsg_rtn", "s_memtime", "s_memrealtime"))
+    """Scalar memory, clocks and answered messages may return out of order: only a wait for zero guards them."""
+    clocks = ("s_sendmsg_rtn", "s_memtime", "s_memrealtime")
+    return is_scalar_load(ins) or is_scalar_store(ins) or ins.name.startswith(clocks)
 
 
 _FIELD = re.compile(r"(vmcnt|lgkmcnt|expcnt|vscnt)\((\d+)\)")

@@ -2,7 +2,8 @@
 
 A VOP3 or VOP3P instruction with one or two sources has room for three. Hardware does not look at the rest. Compilers
 wrote zeros there, which name s0; since 2026 LLVM writes 128, the constant 0. Disassemblers from before take such an
-instruction for data. Its fields are cleared in a copy of the code, which is decoded again.
+instruction for data. Its fields are cleared in a copy of the code, which is decoded again. Some
+instructions of CDNA 5 have such fields as well, which LLVM sets and AMD's hand-written kernels leave at zero.
 
 Source: AMD RDNA 3 and RDNA 4 ISA guides, "Microcode Formats" (VOP3, VOP3P); which fields, from what compilers wrote.
 """
@@ -23,6 +24,9 @@ _ROUNDS = 64  # each brings the disassembler back into step somewhere; a handful
 _LOST = 1 << 62
 _UPPER_HALF = 1 << 24  # of VOP1's destination
 
+# Of CDNA 5: moves of tensors, and the WMMA of fp4.
+_VIMAGE, _TENSOR, _WMMA_F4 = 0b110100, (0xC4, 0xC5), 0xCC88
+
 Line = tuple[str, str]
 
 
@@ -32,6 +36,14 @@ def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[in
     So are instructions of one source that write the upper half of a register, which LLVM 19 does not know either.
     Machine code is told as the file has it.
     """
+    held = [s for s in read_sections(elf) if s.holds_code]
+    if changed := _as_llvm_writes_them(lines, held):
+        patched = bytearray(elf)
+        for at, words in changed.items():
+            struct.pack_into("<2I", patched, _file_offset(held, at) or 0, *words)
+        places = {at + more for at in changed for more in (0, 4)}
+        found = reread(bytes(patched), decode(bytes(patched)), decode)
+        return {at: (text, _original(elf, held, at, words, places)) for at, (text, words) in found.items()}
     sections = read_sections(elf)
     starts = {s.value for s in read_symbols(sections) if s.kind == FUNCTION}
     code, held = bytearray(elf), [s for s in sections if s.holds_code]
@@ -54,6 +66,33 @@ def reread(elf: bytes, lines: dict[int, Line], decode: Callable[[bytes], dict[in
             break
         lines = decode(bytes(code))
     return lines | {at: _as_it_was(lines[at], original[at]) for at in original if at in lines}
+
+
+def _as_llvm_writes_them(lines: Mapping[int, Line], held: list[Section]) -> dict[int, tuple[int, int]]:
+    """What the first two words of instructions of CDNA 5 that were taken for data have to be."""
+    found = {}
+    for at, (text, words) in lines.items():
+        if text.startswith(".") and at + 4 in lines and _file_offset(held, at) is not None:
+            before = (int(words.split(" ")[0], 16), int(lines[at + 4][1].split(" ")[0], 16))
+            if (after := _filled(*before)) != before:
+                found[at] = after
+    return found
+
+
+def _filled(first: int, second: int) -> tuple[int, int]:
+    """The words with the fields without a meaning as LLVM has them."""
+    if first >> 26 == _VIMAGE and first >> 14 & 0xFF in _TENSOR:
+        return first | 0x00400001, second | 0x7C000000
+    return (first | 1 << 14 if first >> 16 == _WMMA_F4 else first), second
+
+
+def _original(elf: bytes, held: list[Section], at: int, words: str, places: set[int]) -> str:
+    """The words of a line as the file has them, where some at `places` were changed."""
+    count = words.count(" ") + 1
+    place = _file_offset(held, at)
+    if place is None or not any(at + 4 * k in places for k in range(count)):
+        return words
+    return " ".join(f"{word:08X}" for word in struct.unpack_from(f"<{count}I", elf, place))
 
 
 def _cleared(word: int) -> int:

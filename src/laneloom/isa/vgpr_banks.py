@@ -24,32 +24,32 @@ _MODE = re.compile(r"hwreg\(\s*(HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*[,)]")
 def number_registers(listing: Listing) -> None:
     """Give every vector operand of the listing the number of its register in the whole file.
 
-    Raises EmulationError where an instruction is reached under different settings.
+    Raises EmulationError where an instruction's registers depend on the way by which it is reached.
     """
     code = listing.instructions
     if not any(ins.name == "s_set_vgpr_msb" for ins in code):
         return
-    settings = _settings(listing)
-    for k, ins in enumerate(code):
-        if settings[k]:
-            code[k] = _numbered(ins, settings[k] or 0)
+    for k, settings in enumerate(_settings(listing)):
+        forms = {setting: _numbered(code[k], setting) for setting in sorted(settings)}
+        first = next(iter(forms.values()), code[k])
+        if any(form != first for form in forms.values()):
+            raise EmulationError(
+                f"{listing.kernel}: line {code[k].line} is reached under several settings of s_set_vgpr_msb, and its "
+                f"registers depend on them: {code[k].text!r}"
+            )
+        code[k] = first
 
 
-def _settings(listing: Listing) -> list[int | None]:
-    """What holds before each instruction; None where control never comes."""
+def _settings(listing: Listing) -> list[set[int]]:
+    """What may hold before each instruction; nothing where control never comes."""
     code, labels = listing.instructions, listing.labels
-    found: list[int | None] = [None] * (len(code) + 1)
+    found: list[set[int]] = [set() for _ in code]
     work = [(at, 0) for at in {0, *listing.entries.values()}]  # a callee starts with all bits clear
     while work:
         at, setting = work.pop()
-        if at >= len(code) or found[at] == setting:
+        if at >= len(code) or setting in found[at]:
             continue
-        if found[at] is not None:
-            ins = code[at]
-            raise EmulationError(
-                f"{listing.kernel}: line {ins.line} is reached under two settings of s_set_vgpr_msb: {ins.text!r}"
-            )
-        found[at] = setting
+        found[at].add(setting)
         ins = code[at]
         if ins.name.startswith(("s_branch", "s_cbranch")):
             work.append((labels.get(str(ins.operands[0].value), len(code)), setting))
@@ -68,6 +68,8 @@ def _after(ins: Instruction, setting: int) -> int:
 
 
 def _numbered(ins: Instruction, setting: int) -> Instruction:
+    if not setting or not any(o.kind == "v" for half in (ins, ins.second) if half for o in half.operands):
+        return ins
     operands = tuple(
         replace(o, index=o.index + BANK * (setting >> 2 * role & 3)) if o.kind == "v" else o
         for o, role in zip(ins.operands, _roles(ins), strict=True)
