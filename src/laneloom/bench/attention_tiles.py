@@ -76,9 +76,9 @@ def problem_of(case: tuple[int, int, int, int, int]) -> AttentionProblem:
 
 def config_of(text: str) -> HopperForwardConfig:
     """The config of a row."""
-    values = dict(pair.split("=") for pair in text.partition(":")[2].split(","))
-    return HopperForwardConfig(**{name: value == "True" if value in ("True", "False") else int(value)
-                                  for name, value in values.items()})  # fmt: skip
+    pairs = (pair.split("=") for pair in text.partition(":")[2].split(","))
+    knobs: dict[str, Any] = {name: value == "True" if value in ("True", "False") else int(value) for name, value in pairs}
+    return HopperForwardConfig(**knobs)
 
 
 def iterate_configs(problem: AttentionProblem, gpu: Gpu) -> Iterator[HopperForwardConfig]:
