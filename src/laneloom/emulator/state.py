@@ -44,7 +44,7 @@ class Waves:
         self.undefined_lds: Any = None  #: strict mode: undefined bits of the LDS
         self.waves_per_group = 1
         self.block = 0
-        self.at_barrier = False
+        self.at_barrier = ""  #: "workgroup" or "cluster": whose barrier holds them back
         self._bind()
 
     def _bind(self) -> None:

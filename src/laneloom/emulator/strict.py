@@ -238,12 +238,12 @@ def lane_numbers(listing: Listing, gpu: Gpu) -> int:
     return 1 + listing.directive("system_vgpr_workitem_id", 0) if gpu.is_cdna_1 else 0
 
 
-def defined_at_entry(listing: Listing, major: int) -> int:
+def defined_at_entry(listing: Listing, gpu: Gpu) -> int:
     """The scalar registers that hold something when a kernel starts, as a bit mask."""
     count = listing.directive("user_sgpr_count", 2)
     mask = (1 << count) - 1
-    if major == 12:
-        mask |= 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
+    if gpu.major == 12:
+        mask |= int(gpu.is_cdna5) << TTMP + 6 | 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
     else:
         for field in SYSTEM_SGPRS:
             if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):
