@@ -11,7 +11,7 @@ from laneloom.cli import app
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
-from laneloom.errors import ArgumentError, DeadlockError, UnknownInstructionError
+from laneloom.errors import ArgumentError, DeadlockError, HazardError, UnknownInstructionError
 
 KERNEL = """
 k:
@@ -253,6 +253,44 @@ def test_refusals(grid, cluster, gpu):
         run("s_nop 0", grid, cluster, gpu=gpu)
     with pytest.raises(ArgumentError, match="1 to 16"):
         run("s_nop 0", (32,), (32,))
+
+
+# Each of two waves copies twice in code that is its own: wave w its words 32 w + l to bytes 128 w and 256 + 128 w.
+TURNS = """\ts_bfe_u32 s24, ttmp8, 0x50019
+\tv_lshlrev_b32 v6, 2, v0
+\tv_add_nc_u32 v7, 0x100, v6
+\ts_cmp_lg_u32 s24, 0
+\ts_cbranch_scc1 a
+\tglobal_load_async_to_lds_b32 v6, v6, s[2:3]
+a:
+\ts_cmp_lg_u32 s24, 1
+\ts_cbranch_scc1 b
+\tglobal_load_async_to_lds_b32 v6, v6, s[2:3]
+b:
+\ts_cmp_lg_u32 s24, 0
+\ts_cbranch_scc1 c
+\tglobal_load_async_to_lds_b32 v7, v6, s[2:3]
+c:
+\ts_cmp_lg_u32 s24, 1
+\ts_cbranch_scc1 d
+\tglobal_load_async_to_lds_b32 v7, v6, s[2:3]
+d:
+\ts_wait_asynccnt 0x1
+\ts_barrier_signal -1
+\ts_barrier_wait -1
+\tv_xor_b32 v8, 0x80, v6
+\tds_load_b32 v4, v8 offset:{place}
+\ts_wait_dscnt 0x0
+\ts_wait_asynccnt 0x0
+\tglobal_store_b32 v6, v4, s[2:3] offset:4096"""
+
+
+def test_a_wave_waits_for_its_own_copies():
+    """What the other wave copied meanwhile does not count; each reads what the other's first copy brought."""
+    got = run(f"{START}\n{TURNS.format(place=0)}", (1,), (1,), threads=64, strict=True)[1024:1088]
+    np.testing.assert_array_equal(got, np.arange(64, dtype=np.uint32) ^ 32)
+    with pytest.raises(HazardError, match="asynccnt"):
+        run(f"{START}\n{TURNS.format(place=256)}", (1,), (1,), threads=64, strict=True)
 
 
 @triton.jit

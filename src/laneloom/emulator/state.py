@@ -186,7 +186,7 @@ class Waves:
         )  # fmt: skip
         part.block, part.at_barrier = self.block, self.at_barrier
         if self.shadow is not None:
-            part.shadow = self.shadow.take(which)
+            part.shadow = self.shadow.take(which, part.ids)
         part.undefined_lds, part.waves_per_group = self.undefined_lds, self.waves_per_group
         return part
 
