@@ -7,6 +7,8 @@ lays the 4-byte words of 64 lanes side by side, so what is added to the base, as
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from ..isa.parse import Instruction, Operand
@@ -30,6 +32,9 @@ def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
     return (ids % _PLACES * 64 * nbytes).astype(U32)
 
 
+_NARROW = re.compile(r"_(?:[us]?(?=byte|short)|[uib](?=8|16))(byte|short|8|16)")
+
+
 class Buffer:
     """Addressing of a buffer instruction: 128-bit resource in SGPRs, VGPR index and offset, SGPR offset, immediate."""
 
@@ -40,6 +45,8 @@ class Buffer:
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = soffset
         self.offset = ins.number("offset")
+        narrow = _NARROW.search(ins.name)
+        self.first = 4 if narrow is None else 1 if narrow[1] in ("8", "byte") else 2  #: bytes that have to lie in range
 
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
@@ -52,8 +59,9 @@ class Buffer:
         n = self.vaddr + int(self.idxen)
         within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
         # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
+        # A word that the records end within is out of range: code masks lanes by offset -4 of 0xFFFFFFFF records.
         structured = stride > 0
-        inside = np.where(structured, index < records, within < records - scalar)
+        inside = np.where(structured, index < records, within + self.first <= records - scalar)
         address = self._base(g)[:, None] + scalar + within + index * stride
         shape = (g.count, g.lanes)
         inside = np.broadcast_to(inside, shape)
