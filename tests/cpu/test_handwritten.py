@@ -85,6 +85,43 @@ def test_operands_and_labels():
     assert len(code.steps) == 18
 
 
+INLINE = """
+k:
+\ts_mov_b32 s4, 3
+\t;;#ASMSTART
+\t  1:
+    s_sub_i32 s4, s4, 1
+\ts_cmp_eq_i32 s4, 1
+\ts_cbranch_scc0 1b
+    .Lwait_7:
+\ts_cmp_eq_i32 s4, 0
+   s_cbranch_scc1 2f
+\t  done:
+\ts_cbranch_scc1 done
+    2:
+\t;;#ASMEND
+\ts_endpgm
+\t.amdhsa_kernel k
+\t.end_amdhsa_kernel
+\t.amdgpu_metadata
+---
+amdhsa.kernels:
+  - .args:
+    .name: k
+...
+\t.end_amdgpu_metadata
+"""
+
+
+def test_labels_of_inline_assembly_are_indented():
+    listing = parse(INLINE)
+    code = listing.instructions
+    targets = [(ins.name, listing.labels[str(ins.operands[0].value)]) for ins in code if "branch" in ins.name]
+    assert targets == [("s_cbranch_scc0", 1), ("s_cbranch_scc1", 7), ("s_cbranch_scc1", 6)]
+    assert listing.labels[".Lwait_7"] == 4
+    assert as_printed(INLINE).split("\n")[-8:] == INLINE.split("\n")[-8:]
+
+
 @pytest.mark.parametrize("directive", [".macro add a", ".rept 4", ".if BASE", '.include "x.s"'])
 def test_what_must_be_expanded_is_refused(directive):
     with pytest.raises(EmulationError, match=f"line 4 uses {directive.split()[0]}, which an assembler expands"):

@@ -77,7 +77,7 @@ def problem_of(case: tuple[int, int, int, int, int]) -> AttentionProblem:
 def config_of(text: str) -> HopperForwardConfig:
     """The config of a row."""
     pairs = (pair.split("=") for pair in text.partition(":")[2].split(","))
-    knobs: dict[str, Any] = {name: value == "True" if value in ("True", "False") else int(value) for name, value in pairs}
+    knobs: dict[str, Any] = {n: value == "True" if value in ("True", "False") else int(value) for n, value in pairs}
     return HopperForwardConfig(**knobs)
 
 

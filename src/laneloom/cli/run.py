@@ -48,6 +48,10 @@ def run(
     block: Annotated[
         str | None, typer.Option("--block", metavar="N", help="Threads of a workgroup; by default what the file says.")
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="X,Y,Z", help="Workgroups of a cluster (CDNA 5); the file may say it."),
+    ] = None,
     lds: Annotated[int, typer.Option("--lds", min=0, help="Bytes of LDS beyond those that the file fixes.")] = 0,
     kernel: Annotated[str | None, typer.Option("--kernel", help="The symbol, where the file has several.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at hazards and races as well.")] = False,
@@ -75,6 +79,7 @@ def run(
     program = Program(source.text, source.gpu, kernel, strict=strict, elf=source.elf)
     described = select_kernel(source.text, program.kernel) if ".amdgpu_metadata" in source.text else None
     size = _workgroup_size(block, described, file)
+    together = _numbers(cluster, "--cluster") if cluster else list((described and described.cluster) or (1,))
     before = [g.value.copy() if g.is_array else None for g in given]
     fixed = program.listing.directive("group_segment_fixed_size")
     packed, lds_bytes = pack(given, described, program.kernel, fixed + lds)
@@ -84,7 +89,8 @@ def run(
         if g.is_array
     ]
     record = launch(
-        program, groups, packed, workgroup_size=size, lds_bytes=lds_bytes, regions=regions, seed=order
+        program, groups, packed, workgroup_size=size, lds_bytes=lds_bytes, regions=regions, seed=order,
+        cluster=together,
     )  # fmt: skip
     for g in given:
         if g.save_to is not None:

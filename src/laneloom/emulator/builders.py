@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..isa.parse import Instruction
-from . import (  # hostcall and tables fill the tables of alu
+from . import (  # cluster, hostcall and tables fill the tables of alu
     async_access,
     atomics,
     buffer_access,
+    cluster,  # noqa: F401
     flat_access,
     gfx9_modes,
     global_access,
@@ -29,7 +30,7 @@ from .alu import SCALAR, VECTOR, Builder, Step, Target, build_scalar, build_vect
 # Instructions that order, hint or delay. Waves run in order and memory is coherent here, so they change no result.
 ORDERING = frozenset(
     """s_waitcnt s_waitcnt_vscnt s_waitcnt_vmcnt s_waitcnt_expcnt s_waitcnt_lgkmcnt s_waitcnt_depctr s_delay_alu
-    s_barrier_signal s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
+    s_clause s_nop v_nop s_sleep s_sleep_var s_setprio s_version s_code_end
     s_set_inst_prefetch_distance s_inst_prefetch s_prefetch_inst s_prefetch_inst_pc_rel s_prefetch_data
     s_buffer_prefetch_data s_icache_inv s_dcache_inv s_gl1_inv buffer_gl0_inv buffer_gl1_inv global_inv global_wb
     global_wbinv buffer_inv buffer_invl2 buffer_wbl2 buffer_wbinvl1 buffer_wbinvl1_vol

@@ -123,8 +123,9 @@ class _Launcher:
                 f"{md.name} was compiled for {md.target.arch} and is launched inside emulated({emulation.gpu.name!r})"
             )
         values = self.layout.flatten(args)
+        ctas = getattr(md, "num_ctas", 1)  # a program is a cluster of so many workgroups
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
-        scratch = [np.zeros(size * gx * gy * gz, np.uint8) for size in sizes]
+        scratch = [np.zeros(size * gx * gy * gz * ctas, np.uint8) for size in sizes]
         with _without_torch_modes():
             storage = emulation.bounds == "storage"
             kernarg, regions = self.layout.pack(values, scratch, whole_words=self.whole_words, storage=storage)
@@ -134,8 +135,8 @@ class _Launcher:
         with _one_at_a_time:
             program = load(self.asm, emulation.gpu, md.name, strict=emulation.strict)
             emulation.run(
-                program, (gx, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
-                regions=regions,
+                program, (gx * ctas, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
+                regions=regions, **({"cluster": (ctas, 1, 1)} if ctas > 1 else {}),
             )  # fmt: skip
         if exit_hook is not None:
             exit_hook(launch_metadata)

@@ -53,6 +53,8 @@ def register_reader(ins: Instruction, target: Target) -> Callable[[Waves], np.nd
         words = {"HW_ID": words["HW_ID1"], "XCC_ID": lambda g: np.zeros(g.count, np.int64)}
     if target.gpu.major == 12:
         words["SHADER_CYCLES_HI"] = lambda g: np.full(g.count, g.memory.ticks >> 32)
+    if target.gpu.is_cdna5:
+        words["IB_STS2"] = lambda g: g.memory.clusters.status(g)
     numbers = {
         "4": "HW_ID", "20": "XCC_ID", "23": "HW_ID1", "29": "SHADER_CYCLES", "30": "SHADER_CYCLES_HI",
         "SHADER_CYCLES_LO": "SHADER_CYCLES",

@@ -13,13 +13,14 @@ import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
-from .buffer_access import scratch_place, scratch_resource
+from .buffer_access import scratch_place
+from .cluster import Clusters, release
 from .counters import Counters, Profile
 from .flights import Flights, starts_copy
 from .hostcall import Hostcall
+from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
 from .observer import Enough, Observer
-from .operands import PRIVATE_APERTURE, SHARED_APERTURE
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
@@ -34,8 +35,6 @@ TURNS_BEFORE_OTHERS = 2000
 # Turns of a batch without a wave ending after which the next batch starts beside it: it may be what this one waits for.
 TURNS_BEFORE_NEXT_BATCH = 16_384
 TURNS_BETWEEN_DEADLOCK_CHECKS = 4096
-# As a runtime aligns it: so many lines do scalar loads touch each time, and a predicted time is always the same.
-_KERNARG_ALIGNMENT = 256
 STACK_BYTES = 16_384  #: for calls through pointers and recursion
 POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
 
@@ -77,6 +76,7 @@ def launch(
     seed: int = 0,
     profile: bool = False,
     observer: Observer | None = None,
+    cluster: Sequence[int] = (1,),
 ) -> LaunchRecord:
     """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
 
@@ -85,6 +85,7 @@ def launch(
     between barriers, and the workgroups, in an order that it fixes.
     profile: also count, for each instruction, memory accesses, LDS bank conflicts and idle lanes (`record.profile`).
     observer: hears of every block and access in place of the profile, and chooses which workgroups run at all.
+    cluster: workgroups along each dimension that run as one cluster (CDNA 5); the grid counts workgroups all the same.
     A strict program also raises HazardError.
     Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
     """
@@ -97,7 +98,8 @@ def launch(
     if lds_bytes > program.gpu.lds_bytes:
         most = program.gpu.lds_bytes
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
-    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer)
+    clusters = Clusters(_three(cluster, "cluster"), grid3, program.gpu)
+    run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer, clusters)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
     counts = run.all_batches()
@@ -128,7 +130,9 @@ def _three(values: Sequence[int], name: str) -> tuple[int, int, int]:
 class _Run:
     """One launch while it runs."""
 
-    def __init__(self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer):
+    def __init__(
+        self, program, grid, size, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer, clusters
+    ):  # fmt: skip
         self.program: Program = program
         self.grid, self.size, self.lds_bytes = grid, size, lds_bytes
         listing = program.listing
@@ -137,8 +141,8 @@ class _Run:
         self.waves_per_group = -(-self.threads // program.lanes)
         calls_host = any(a.kind == "hidden_hostcall_buffer" for a in program.hidden_arguments)
         self.host = Hostcall() if calls_host else None
-        self.kernarg = self._with_hidden_arguments(kernarg)
-        self.packet = self._dispatch_packet()
+        self.kernarg = with_hidden_arguments(kernarg, program, grid, size, lds_bytes, self.host)
+        self.packet = dispatch_packet(grid, size, self.scratch, lds_bytes)
         everything = [
             *regions,
             Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
@@ -151,7 +155,8 @@ class _Run:
             self.memory = TrackedGlobalMemory(everything, unit, in_order(program.listing, program.gpu.major))
         else:
             self.memory = GlobalMemory(everything)
-        self.memory.host = self.host
+        self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters
+        clusters.begin(self.waves_per_group)
         self.observer: Observer | None = observer
         groups = grid[0] * grid[1] * grid[2]
         self.chosen = observer.begin(program, groups, self.waves_per_group) if observer else np.arange(groups)
@@ -165,8 +170,12 @@ class _Run:
 
     def all_batches(self) -> list[int]:
         """Execute every workgroup; wave-executions per block."""
-        per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group)
-        number = self.chosen if self.order is None else self.order.permutation(self.chosen)
+        together = self.clusters.count
+        per_batch = max(1, WAVES_PER_BATCH // self.waves_per_group // together) * together
+        if together > 1:
+            number = self.clusters.together(self.chosen, self.order)
+        else:
+            number = self.chosen if self.order is None else self.order.permutation(self.chosen)
         batches = (self._start(number[first : first + per_batch]) for first in range(0, len(number), per_batch))
         with np.errstate(all="ignore"):
             for batch in batches:
@@ -196,9 +205,12 @@ class _Run:
         x = (group % self.grid[0]).astype(U32)
         y = (group // self.grid[0] % self.grid[1]).astype(U32)
         z = (group // (self.grid[0] * self.grid[1])).astype(U32)
-        self._user_sgprs(S)
+        user_sgprs(S, listing, self.kernarg.ctypes.data, self.packet.ctypes.data, self.scratch)
         if p.gpu.major == 12:  # RDNA 4 hands the workgroup's identity over in trap registers
-            S[TTMP + 9], S[TTMP + 7], S[TTMP + 8] = x, y | (z << U32(16)), (wave.astype(U32) & U32(31)) << U32(25)
+            place, S[TTMP + 7], S[TTMP + 9] = self.clusters.registers(x, y, z)
+            S[TTMP + 8] = (wave.astype(U32) & U32(31)) << U32(25)
+            if p.gpu.is_cdna5:
+                S[TTMP + 6] = place
         else:
             at = listing.directive("user_sgpr_count", 2)
             for field, value in zip(SYSTEM_SGPRS, (x, y, z, 0, scratch_place(ids, self.scratch)), strict=True):
@@ -233,56 +245,9 @@ class _Run:
         waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
         waves.waves_per_group = self.waves_per_group
         if p.strict:
-            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu.major), max(numbers, 1))
+            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu), max(numbers, 1))
             waves.undefined_lds = UndefinedBits(len(groups), self.lds_bytes)
         return waves
-
-    def _user_sgprs(self, S: np.ndarray) -> None:
-        """The user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
-        at = 0
-        resource = sum(word << 32 * k for k, word in enumerate(scratch_resource(self.scratch)))
-        for name, size, value in (
-            ("private_segment_buffer", 4, resource),
-            ("dispatch_ptr", 2, self.packet.ctypes.data),
-            ("queue_ptr", 2, 0),
-            ("kernarg_segment_ptr", 2, self.kernarg.ctypes.data),
-            ("dispatch_id", 2, 0),
-            ("flat_scratch_init", 2, resource & 0xFFFFFFFFFFFF),
-            ("private_segment_size", 1, self.scratch),
-        ):
-            if self.program.listing.directive(f"user_sgpr_{name}", int(name == "kernarg_segment_ptr")):
-                for k in range(size):
-                    S[at + k] = value >> (32 * k) & 0xFFFFFFFF
-                at += size
-
-    def _with_hidden_arguments(self, kernarg: bytes) -> np.ndarray:
-        """The argument block with the hidden arguments that the metadata lists (LLVM AMDGPUUsage, code object V5)."""
-        hidden = self.program.hidden_arguments
-        end = max((a.offset + a.size for a in hidden), default=0)
-        # Scalar loads may fetch whole 64-byte lines past the last argument.
-        size = (max(len(kernarg), end) + 127) & ~63
-        octets = np.zeros(size + _KERNARG_ALIGNMENT, np.uint8)
-        skip = -octets.ctypes.data % _KERNARG_ALIGNMENT
-        block = octets[skip : skip + size]
-        block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
-        values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or self.grid[k] * self.size[k] > 1)}
-        values["hidden_dynamic_lds_size"] = self.lds_bytes - self.program.listing.directive("group_segment_fixed_size")
-        values["hidden_shared_base"], values["hidden_private_base"] = SHARED_APERTURE, PRIVATE_APERTURE
-        values["hidden_hostcall_buffer"] = self.host.address if self.host else 0
-        for k, axis in enumerate("xyz"):
-            values[f"hidden_block_count_{axis}"] = self.grid[k]
-            values[f"hidden_group_size_{axis}"] = self.size[k]
-        for a in hidden:
-            raw = values.get(a.kind, 0).to_bytes(8, "little")[: a.size]
-            block[a.offset : a.offset + len(raw)] = np.frombuffer(raw, np.uint8)
-        return block
-
-    def _dispatch_packet(self) -> np.ndarray:
-        """The HSA kernel dispatch packet, which kernels read for the grid's size."""
-        size, grid = self.size, self.grid
-        total = [min(g * s, 0xFFFFFFFF) for g, s in zip(grid, size, strict=True)]
-        packet = struct.pack("<6H5I", 0, 3, *size, 0, *total, self.scratch, self.lds_bytes)
-        return np.frombuffer(packet.ljust(64, b"\0"), np.uint8).copy()
 
     def name_wave(self, wave: int) -> str:
         """A wave, as messages name it."""
@@ -336,9 +301,22 @@ class _Run:
         return (0 if self.turn is None else int(self.turn[g.ids[0] % self.waves_per_group]), g.block)
 
     def _release(self, groups: list[Waves]) -> None:
-        """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on."""
-        for g in groups:
-            g.at_barrier = False
+        """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on.
+
+        With clusters, only those may that wait for their workgroup alone, or whose cluster has signalled.
+        """
+        free = groups if self.clusters.count == 1 else release(groups, self.waves_per_group)
+        if not free:
+            waiting = groups[0]
+            ins = self.program.listing.instructions[self.program.blocks[waiting.block].first - 1]
+            where = self.name_wave(int(waiting.ids[0]))
+            raise DeadlockError(
+                f"{self.program.kernel}: {where} waits for ever at its cluster's barrier, which too few workgroups "
+                f"have signalled; line {ins.line}: {ins.text!r}"
+            )
+        for g in free:
+            self.clusters.left(g.ids)
+            g.at_barrier = ""
             if self.ended:
                 for wave in g.ids:
                     if int(wave) // self.waves_per_group in self.ended:

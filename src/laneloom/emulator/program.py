@@ -19,6 +19,7 @@ from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
+from .cluster import BARRIER, barrier_id, passed
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
@@ -162,7 +163,7 @@ class Program:
         if last.name == "s_endpgm" or last.name == "s_endpgm_saved":
             block.leave = "end"
         elif _is_barrier(last.name):
-            block.leave = "barrier"
+            block.leave = "cluster" if last.name == "s_barrier_wait" and barrier_id(last) == BARRIER else "barrier"
         elif last.name in calls.JUMPS:
             block.leave = "indirect"
             block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number, self.places)
@@ -354,9 +355,14 @@ class Program:
             return []
         elif leave == "barrier":
             g.block += 1
-            g.at_barrier = not g.closed
+            g.at_barrier = "workgroup" if not g.closed else ""
+            if g.closed:
+                g.memory.clusters.left(g.ids)
             if self.strict:
                 g.shadow.epoch += 1
+        elif leave == "cluster":
+            g.block += 1
+            return passed(g)
         elif block.jump is not None:
             return calls.part(g, block.jump(g))
         else:

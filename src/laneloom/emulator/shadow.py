@@ -65,9 +65,15 @@ class Shadow:
         private = None if g.private is None else np.full(g.private.shape, 0xFF, np.uint8)
         return Shadow(V, S, np.ones(g.count, bool), np.zeros(g.count, np.int64), {}, dirty_v, dirty_s, private)
 
-    def take(self, which: np.ndarray) -> Shadow:
-        """The part for some of the waves."""
-        pending = {k: list(v) for k, v in self.pending.items()}
+    def take(self, which: np.ndarray, ids: np.ndarray) -> Shadow:
+        """The part for some of the waves, whose numbers are `ids`."""
+        pending: dict[str, list] = {}
+        for counter, entries in self.pending.items():
+            kept = [[e for e in (each.of(ids) for each in group) if e is not None] for group in entries]
+            while kept and not kept[0]:
+                del kept[0]
+            if kept:
+                pending[counter] = kept
         private = None if self.private is None else self.private[which]
         return Shadow(
             self.V[:, which], self.S[:, which], self.scc[which], self.epoch[which], pending, self.dirty_v, self.dirty_s,

@@ -44,7 +44,7 @@ class Waves:
         self.undefined_lds: Any = None  #: strict mode: undefined bits of the LDS
         self.waves_per_group = 1
         self.block = 0
-        self.at_barrier = False
+        self.at_barrier = ""  #: "workgroup" or "cluster": whose barrier holds them back
         self._bind()
 
     def _bind(self) -> None:
@@ -191,7 +191,7 @@ class Waves:
         )  # fmt: skip
         part.block, part.at_barrier = self.block, self.at_barrier
         if self.shadow is not None:
-            part.shadow = self.shadow.take(which)
+            part.shadow = self.shadow.take(which, part.ids)
         part.undefined_lds, part.waves_per_group = self.undefined_lds, self.waves_per_group
         return part
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,15 @@ class UnderWay:
     registers_s: int
     guard: Guard
     touches: list[tuple[Any, Touch]]  #: the memory, and where
+    ids: np.ndarray | None = None  #: of a copy between memory and LDS: the waves of this group whose it is
+
+    def of(self, ids: np.ndarray) -> UnderWay | None:
+        """What concerns these waves. LLVM's waits count what other waves did, in code that was theirs alone, as
+        its merge of paths does; those for copies are set by people, who know which wave copies."""
+        if self.ids is None:
+            return self
+        mine = self.ids[np.isin(self.ids, ids)]
+        return None if not len(mine) else self if len(mine) == len(self.ids) else replace(self, ids=mine)
 
 
 class Guard:
@@ -119,7 +128,8 @@ class Guard:
                 memory.doubtful = None
         if self.raises:
             loads = results(self.ins) > 0
-            entry = UnderWay(self.uses.writes_v if loads else 0, self.uses.writes_s if loads else 0, self, touches)
+            ids = g.ids if self.copies else None
+            entry = UnderWay(self.uses.writes_v if loads else 0, self.uses.writes_s if loads else 0, self, touches, ids)
             for memory, touch in touches if self.copies else ():
                 if memory is g.lds:
                     g.lds.flights.begin(touch, self.raises[0], describe(self.ins))
@@ -243,12 +253,12 @@ def lane_numbers(listing: Listing, gpu: Gpu) -> int:
     return 1 + listing.directive("system_vgpr_workitem_id", 0) if gpu.is_cdna_1 else 0
 
 
-def defined_at_entry(listing: Listing, major: int) -> int:
+def defined_at_entry(listing: Listing, gpu: Gpu) -> int:
     """The scalar registers that hold something when a kernel starts, as a bit mask."""
     count = listing.directive("user_sgpr_count", 2)
     mask = (1 << count) - 1
-    if major == 12:
-        mask |= 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
+    if gpu.major == 12:
+        mask |= int(gpu.is_cdna5) << TTMP + 6 | 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
     else:
         for field in SYSTEM_SGPRS:
             if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):

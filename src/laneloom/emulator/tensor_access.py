@@ -3,7 +3,7 @@
 A descriptor in scalar registers (tensor_descriptor.py) says where the tile is in global memory and in LDS. What lies
 outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads may leave gaps in LDS (padding); with
 gather, the rows of a 2-D tile are those that groups 2 and 3 list.
-Not here: iteration, and delivery to other workgroups of a cluster.
+A load may deliver to several workgroups of a cluster (cluster.py). Not here: iteration.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import NULL, Instruction
 from .alu import Builder, Step, Target
 from .lds_barriers import arrive
@@ -44,10 +45,12 @@ class TensorMove:
             with _of_one_wave(g, wave):
                 self._move(g, wave, d)
             if d.barrier is not None:
+                if d.receivers and g.memory.clusters.count > 1:
+                    raise UnknownInstructionError("a multicast that arrives at a barrier is not implemented")
                 arrive(g, wave, d.barrier, 1)
 
     def _move(self, g: Waves, wave: int, d: Descriptor) -> None:
-        at, inside = self._places(g, wave, d)
+        at, inside = self._places(d)
         offset = np.zeros(0, np.int64)
         if inside.any():
             address = d.address + d.nbytes * sum(
@@ -58,29 +61,38 @@ class TensorMove:
             words = np.zeros((1, inside.shape[1], max(d.nbytes // 4, 1)), U32)
             if inside.any():
                 words = np.where(inside[..., None], g.memory.gather(offset, d.nbytes), words)
-            g.lds.scatter(at, words, d.nbytes, None)
+            for place in self._in_lds(g, wave, d, g.lds, at, None):
+                g.lds.scatter(place, words, d.nbytes, None)
         elif inside.any():
-            g.memory.scatter(offset, g.lds.gather(at, d.nbytes), d.nbytes, inside)
+            for place in self._in_lds(g, wave, d, g.lds, at, inside):
+                g.memory.scatter(offset, g.lds.gather(place, d.nbytes), d.nbytes, inside)
 
-    def _places(self, g: Waves, wave: int, d: Descriptor, lds: LocalMemory | None = None):
-        """Byte offsets [1, element] into LDS, and which elements the tensor has."""
+    def _in_lds(self, g: Waves, wave: int, d: Descriptor, lds: LocalMemory, at: np.ndarray, active: np.ndarray | None):
+        """Byte offsets into `lds` of places in a workgroup's LDS, of each workgroup that takes part."""
+        one = slice(wave, wave + 1)
+        mask = np.array([d.receivers if self.load else 0], U32)
+        for _, base in g.memory.clusters.receivers(g.ids[one], g.lds_base[one], lds, mask):
+            yield lds.check(base, at, d.nbytes, active)
+
+    def _places(self, d: Descriptor) -> tuple[np.ndarray, np.ndarray]:
+        """Places [1, element] in a workgroup's LDS, and which elements the tensor has."""
         inside = np.ones(int(np.prod(d.tile, dtype=np.int64)), np.bool_)
         for place, size in zip(d.coordinates(), d.tensor, strict=True):
             inside &= place < size
         byte = d.nbytes * np.arange(len(inside), dtype=np.int64)
         if d.pad_every and self.load:
             byte += byte // d.pad_every * d.pad
-        active = None if self.load else inside[None]
-        at = (lds or g.lds).check(g.lds_base[wave : wave + 1], (d.lds + byte)[None], d.nbytes, active)
-        return at, inside[None]
+        return (d.lds + byte)[None], inside[None]
 
     def each_place(self, g: Waves, lds: LocalMemory):
         """For strict mode: the wave, its places in `lds`, which elements the tensor has, bytes of an element."""
         for wave, d in enumerate(self.descriptors(g)):
             if d.active:
+                at, inside = self._places(d)
                 with _of_one_wave(g, wave):
-                    at, inside = self._places(g, wave, d, lds)
-                yield wave, at, inside, d.nbytes
+                    found = list(self._in_lds(g, wave, d, lds, at, None if self.load else inside))
+                for place in found:
+                    yield wave, place, inside, d.nbytes
 
 
 class _of_one_wave:

@@ -43,6 +43,7 @@ class Descriptor:
     pad_every: int  #: bytes; 0: no padding
     pad: int  #: bytes
     barrier: int | None  #: byte in LDS of a barrier at which the transfer arrives
+    receivers: int  #: ranks of the workgroups of the cluster that a load delivers to, as a mask; 0: the own
 
     def coordinates(self) -> list[np.ndarray]:
         """Of every element of the tile, innermost first in the order of LDS, its place along each dimension."""
@@ -86,6 +87,7 @@ def read_descriptor(groups: list[list[int]]) -> Descriptor:
         pad_every=4 << _field(g1, 22, 3) + 1 if padded else 0,
         pad=4 * (_field(g1, 25, 7) + 1) if padded else 0,
         barrier=8 * _field(g1, 32, 16) if _field(g1, 18, 1) else None,
+        receivers=_field(g1, 0, 16),
     )
 
 

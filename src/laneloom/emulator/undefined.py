@@ -46,7 +46,8 @@ _UPWARD = re.compile(
 )
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
 _WRITES_SCC = re.compile(
-    r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk)"
+    r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk"
+    r"|barrier_signal_isfirst)"
 )
 _ONE_HALF = re.compile(r"v_(?!pk_)\w+16")
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")

@@ -1,7 +1,7 @@
 """Assembly that a person wrote, brought to the form that compilers print, line for line.
 
 LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon, integer expressions, symbols of `.set`,
-block comments, numbered labels, instructions at the start of a line or behind a label. Macros are refused.
+block comments, numbered and indented labels, instructions at the start of a line or behind a label. Macros are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ __all__ = ["as_printed"]
 _ODD_LINE = re.compile(
     r"^[ \t]*\.(?:macro|rept|irpc?|include|altmacro|if\w*)\b"
     r"|^[ \t]*(?:\.(?:set|equ|equiv)[ \t]+[A-Za-z_]\w*[ \t]*,|[A-Za-z_]\w*[ \t]*=(?!=))"
-    r"|^(?:s_|v_|ds_|global_|flat_|buffer_|scratch_)\w+(?:[ \t]|$)|^\d+:|^[.\w$@]+:[ \t]*[a-z]\w+[ \t]",
+    r"|^(?:s_|v_|ds_|global_|flat_|buffer_|scratch_)\w+(?:[ \t]|$)|^[.\w$@]+:[ \t]*[a-z]\w+[ \t]"
+    r"|^[ \t]*\d+:|^[ \t]+(?:\.L)?[\w$]+:[ \t]*$",
     re.M,
 )
 _ODD_PART = re.compile(r"\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t")
@@ -79,8 +80,8 @@ def _is_odd(text: str) -> bool:
 
 def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> str:
     label = ""
-    if match := re.match(r"[.\w$@]+:(?!:)", code):
-        label, code = match[0], code[match.end() :]
+    if match := re.match(r"([.\w$@]+:|[ \t]+(?:\.L)?[\w$]+:)(?!:)", code):
+        label, code = match[1].lstrip(), code[match.end() :]
     if not code.strip() or code.lstrip().startswith(".") or code.lstrip().startswith(tuple("0123456789-")):
         return label + code
     mnemonic, _, rest = code.strip().replace("\t", " ").partition(" ")

@@ -46,6 +46,7 @@ class KernelMetadata:
     max_workgroup_size: int  #: threads
     workgroup_processor_mode: bool  #: RDNA: the waves of a workgroup share both CUs of a WGP
     workgroup_size: tuple[int, ...] | None = None  #: the only one that the kernel admits, where it says so
+    cluster: tuple[int, ...] | None = None  #: workgroups of a cluster (CDNA 5), where the code is made for one size
     dynamic_stack: bool = False  #: the compiler could not tell how much scratch calls take
 
 
@@ -103,8 +104,15 @@ def _kernel(entry: dict[str, Any]) -> KernelMetadata:
         max_workgroup_size=int(entry.get(".max_flat_workgroup_size", 1024)),
         workgroup_processor_mode=bool(int(entry.get(".workgroup_processor_mode", 0))),
         workgroup_size=tuple(int(n) for n in required) if required else None,
+        cluster=_cluster(entry.get(".cluster_dims")),
         dynamic_stack=bool(entry.get(".uses_dynamic_stack", False)),
     )
+
+
+def _cluster(dims: Sequence[int] | None) -> tuple[int, ...] | None:
+    """LLVM writes 0, 0, 0 for none, and 1024, 1024, 1024 where the launch says how large."""
+    size = tuple(int(n) for n in dims or ())
+    return size if size and min(size) > 0 and max(size) < 1024 else None
 
 
 def _parse_block(lines: Sequence[str], at: int, indent: int) -> tuple[Any, int]:

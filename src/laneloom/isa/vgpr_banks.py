@@ -4,7 +4,7 @@ An instruction names 256 registers. `s_set_vgpr_msb` sets what is put in front o
 that follow: simm[1:0] for the first source, [3:2] the second, [5:4] the third, [7:6] the destination; the upper byte
 only repeats the former setting. The bits are a part of MODE ([13:12] destination, [15:14], [17:16], [19:18] sources),
 and `s_setreg_imm32_b32` of any field of MODE takes them from bits 19:12 of its constant as well. Source: LLVM,
-AMDGPULowerVGPREncoding and `getVGPRLoweringOperandTables`, whose comments in the text a test holds this against.
+AMDGPULowerVGPREncoding and `getVGPRLoweringOperandTables`. Scales of matrix instructions take no bits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .parse import Instruction, Listing
 from .registers import results
 
 BANK = 256  #: registers that an instruction can name
-_DESTINATION = 3
+_DESTINATION, _NONE = 3, 4  #: pairs of bits of the setting; beyond the last one are zeros
 _MODE = re.compile(r"hwreg\(\s*(HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*[,)]")
 
 
@@ -81,6 +81,8 @@ def _numbered(ins: Instruction, setting: int) -> Instruction:
 def _roles(ins: Instruction) -> list[int]:
     """Of each operand, which two bits it takes: those of source 0, 1 or 2, or of the destination (3)."""
     name, count = ins.name, results(ins)
+    if name.startswith("v_wmma_ld_scale"):
+        return [_NONE] * len(ins.operands)
     if name.startswith("buffer_"):  # data, loaded or stored, then the address
         return [_DESTINATION, *[0] * (len(ins.operands) - 1)]
     if name.startswith("ds_"):
@@ -92,7 +94,7 @@ def _roles(ins: Instruction) -> list[int]:
     places = list(range(len(ins.operands) - count))
     if "fmamk" in name:  # the constant stands between the sources and is none of them
         places = [0, 1, 1]
-    elif name.startswith(("v_wmma_scale", "v_wmma_ld_scale")):
-        places[3:] = range(len(places) - 3)  # the scales of A and of B go with A and B
+    elif name.startswith("v_wmma_scale"):
+        places[3:] = [_NONE] * (len(places) - 3)  # scales lie in the first 256
     return [_DESTINATION] * count + places
 

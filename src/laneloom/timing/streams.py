@@ -98,7 +98,7 @@ def _cut(
                 asked[place] = [per_wave[row]]
             else:
                 asked[place].append(per_wave[row])
-        if block.leave not in ("next", "end", "barrier"):
+        if block.leave not in ("next", "end", "barrier", "cluster"):
             after = trace.visits[visits[k + 1]].block if k + 1 < len(visits) else visit.block + 1
             asked[-1] = after != visit.block + 1 or None
     executed = sum(lengths[trace.visits[v].block] for v in visits)

@@ -1,0 +1,69 @@
+"""What a launch hands a kernel: the argument block with its hidden arguments, the dispatch packet, the user SGPRs."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from ..isa.parse import Listing
+from .buffer_access import scratch_resource
+from .hostcall import Hostcall
+from .operands import PRIVATE_APERTURE, SHARED_APERTURE
+from .program import Program
+
+# As a runtime aligns it: so many lines do scalar loads touch each time, and a predicted time is always the same.
+_ALIGNMENT = 256
+
+_Three = tuple[int, int, int]
+
+
+def user_sgprs(S: np.ndarray, listing: Listing, kernarg: int, packet: int, scratch: int) -> None:
+    """Fill the user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
+    at = 0
+    resource = sum(word << 32 * k for k, word in enumerate(scratch_resource(scratch)))
+    for name, size, value in (
+        ("private_segment_buffer", 4, resource),
+        ("dispatch_ptr", 2, packet),
+        ("queue_ptr", 2, 0),
+        ("kernarg_segment_ptr", 2, kernarg),
+        ("dispatch_id", 2, 0),
+        ("flat_scratch_init", 2, resource & 0xFFFFFFFFFFFF),
+        ("private_segment_size", 1, scratch),
+    ):
+        if listing.directive(f"user_sgpr_{name}", int(name == "kernarg_segment_ptr")):
+            for k in range(size):
+                S[at + k] = value >> (32 * k) & 0xFFFFFFFF
+            at += size
+
+
+def with_hidden_arguments(
+    kernarg: bytes, program: Program, grid: _Three, size: _Three, lds_bytes: int, host: Hostcall | None
+) -> np.ndarray:
+    """The argument block with the hidden arguments that the metadata lists (LLVM AMDGPUUsage, code object V5)."""
+    hidden = program.hidden_arguments
+    end = max((a.offset + a.size for a in hidden), default=0)
+    # Scalar loads may fetch whole 64-byte lines past the last argument.
+    whole = (max(len(kernarg), end) + 127) & ~63
+    octets = np.zeros(whole + _ALIGNMENT, np.uint8)
+    skip = -octets.ctypes.data % _ALIGNMENT
+    block = octets[skip : skip + whole]
+    block[: len(kernarg)] = np.frombuffer(kernarg, np.uint8)
+    values = {"hidden_grid_dims": 1 + max(k for k in range(3) if k == 0 or grid[k] * size[k] > 1)}
+    values["hidden_dynamic_lds_size"] = lds_bytes - program.listing.directive("group_segment_fixed_size")
+    values["hidden_shared_base"], values["hidden_private_base"] = SHARED_APERTURE, PRIVATE_APERTURE
+    values["hidden_hostcall_buffer"] = host.address if host else 0
+    for k, axis in enumerate("xyz"):
+        values[f"hidden_block_count_{axis}"] = grid[k]
+        values[f"hidden_group_size_{axis}"] = size[k]
+    for a in hidden:
+        raw = values.get(a.kind, 0).to_bytes(8, "little")[: a.size]
+        block[a.offset : a.offset + len(raw)] = np.frombuffer(raw, np.uint8)
+    return block
+
+
+def dispatch_packet(grid: _Three, size: _Three, scratch: int, lds_bytes: int) -> np.ndarray:
+    """The HSA kernel dispatch packet, which kernels read for the grid's size."""
+    total = [min(g * s, 0xFFFFFFFF) for g, s in zip(grid, size, strict=True)]
+    packet = struct.pack("<6H5I", 0, 3, *size, 0, *total, scratch, lds_bytes)
+    return np.frombuffer(packet.ljust(64, b"\0"), np.uint8).copy()
