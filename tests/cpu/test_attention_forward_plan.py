@@ -66,10 +66,19 @@ def test_steps_are_blocks_of_keys_that_a_tile_sees(queries, keys, first, last, r
     assert steps_of(problem, config).tolist() == steps
 
 
-@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (64, 40), (1000, 47), (17, 100000)])
+@pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (64, 40), (1000, 47), (17, 100000), (1 << 29, 1 << 29)])
 @pytest.mark.parametrize("d", [16, 64, 72, 128])
 def test_every_length_has_a_config(sizes, d):
     for first, last in ((None, None), (None, 0), (-5, 3)):
         problem = AttentionProblem(2, 4, 2, *sizes, d, d, "fp16", 0.1, first, last)
         assert list(forward_configs(problem))
         assert plan(problem, GPU).schedule == "hopper_forward"
+
+
+def test_a_sample_of_the_tiles_stands_for_all_of_a_long_sequence():
+    problem = AttentionProblem(1, 1, 1, 1 << 20, 1 << 20, 64, 64, "bf16", 0.1, None, 0)
+    config = HopperForwardConfig(columns=128, consumers=2)
+    steps = steps_of(problem, config)
+    assert len(steps) <= 1024
+    assert steps.max() == (1 << 20) // 128
+    assert abs(steps.mean() / ((1 << 20) / 256) - 1) < 0.01

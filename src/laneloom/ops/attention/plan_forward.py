@@ -18,6 +18,7 @@ from .problem import AttentionProblem
 COLUMNS = (64, 80, 112, 128, 160, 208)  #: keys of a step that are worth a thought, besides equal parts of all
 MOST_PARTS = 4
 MOST_MASKED = 208  #: of which a mask may hide half
+MOST_TILES = 1024  #: of a head that the model looks at
 WIDE, WIDE_COLUMNS = 128, 80  #: D, above which there is one config
 ROOM = 227 << 10  #: shared memory of a multiprocessor
 _LONG_US, _LONG_FACTOR = 400, 0.97  #: where power is the limit, three warpgroups draw less of it
@@ -80,8 +81,9 @@ def forward_configs(problem: AttentionProblem) -> Iterator[HopperForwardConfig]:
 
 
 def steps_of(problem: AttentionProblem, config: HopperForwardConfig) -> np.ndarray:
-    """Of each tile of one head; packed sequences count as if all were the longest."""
-    rows = np.arange(-(-problem.queries // config.rows)) * config.rows
+    """Of each tile of one head, or of MOST_TILES of them; packed sequences count as if all were the longest."""
+    tiles = -(-problem.queries // config.rows)
+    rows = np.linspace(0, tiles - 1, min(tiles, MOST_TILES)).astype(np.int64) * config.rows
     low = np.zeros_like(rows) if problem.first is None else np.maximum(rows + problem.first, 0)
     high = np.full_like(rows, problem.keys)
     if problem.last is not None:
