@@ -132,3 +132,14 @@ def test_configs_of_16_bits_can_do_what_they_are_for(sizes, layout):
         assert [time for _, time in best] == sorted(time for _, time in best)
     assert not half_best(MatmulProblem.contiguous(8192, 8192, 8192, dtype="bf16"), GPU)
     assert not half_best(MatmulProblem.contiguous(64, 64, 64, dtype="fp8"), GPU)
+
+
+@pytest.mark.parametrize("sizes", [(0, 5, 3), (5, 0, 3), (5, 3, 0)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_products_of_nothing_have_a_plan(sizes, batch):
+    for dtype in ("bf16", "fp32", "fp64"):
+        assert plan(MatmulProblem.contiguous(*sizes, dtype=dtype, batch=batch), GPU).schedule == "hopper_plain"
+
+
+def test_a_batch_of_any_number_of_small_products_takes_one_launch():
+    assert plan(MatmulProblem.contiguous(1, 70000, 3, dtype="bf16", batch=70000), GPU).schedule == "hopper_async"

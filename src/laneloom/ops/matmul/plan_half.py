@@ -20,7 +20,8 @@ TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
 DOUBT = 1.15  #: on these estimates, which miss by 20%, beside those of the others
-MOST_MULTIPLICATIONS = 1 << 31  #: of all products, up to which the others are compared with
+#: of all products up to which the others are compared with, and of one of a larger batch
+MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
 #: registers of a thread, with whole vectors and with single elements
 TILE_REGISTERS = {
@@ -96,8 +97,9 @@ def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float
     """Configs with their estimates, the shortest first; none for what others do better."""
     if problem.dtype_a not in HALF or problem.dtype_b != problem.dtype_a:
         return []
-    movable = "x" not in problem.layout
-    if movable and problem.batches * problem.m * problem.n * problem.k > MOST_MULTIPLICATIONS:
+    each = problem.m * problem.n * problem.k
+    large = each > SMALL_MULTIPLICATIONS and each * problem.batches > MOST_MULTIPLICATIONS
+    if not each * problem.batches or (large and "x" not in problem.layout):
         return []
     found = [(config, DOUBT * half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
     return sorted(found, key=lambda pair: pair[1])[:3]
