@@ -43,8 +43,9 @@ class Clusters:
         """Nobody has come to a barrier yet."""
         groups = self.grid[0] * self.grid[1] * self.grid[2]
         self._waves_per_group = waves_per_group
-        self._signals = np.zeros(groups, np.int64)  #: of each cluster, since its barrier was last complete
-        self._may_pass = np.zeros(groups * waves_per_group, np.bool_)
+        members = groups if self.count > 1 else 0
+        self._signals = np.zeros(members, np.int64)  #: of each cluster, since its barrier was last complete
+        self._may_pass = np.zeros(members * waves_per_group, np.bool_)
         self._signalled = np.zeros(groups, np.bool_)  #: workgroups one of whose waves has come to their own barrier
 
     # -- who is where --------------------------------------------------------------------------------------------------
