@@ -57,6 +57,10 @@ def run(code, gpu, *, threads=64, words=256, lds=1024, strict=True, seed=0, grou
 
 HALF = POINTER + LANE + "\tv_lshl_or_b32 v3, v9, 16, v0\n"  # nobody wrote the high half of v3
 STORE = "\tglobal_store_b32 v1, v2, s[4:5]\n"
+WAVE_0_WAITS = (
+    "\tv_readfirstlane_b32 s6, v0\n\ts_cmp_lg_u32 s6, 0\n\ts_cbranch_scc1 .L1\n"
+    "\t{wait_lds}\n\t{barrier}\n\ts_branch .L2\n.L1:\n\t{barrier}\n.L2:\n\tds_load_b32 v2, v3\n\t{wait_lds}\n"
+)
 
 # name -> (kind, buggy code, clean code)
 PAIRS = {
@@ -130,6 +134,19 @@ PAIRS = {
         "\t{wait_lds}\n" + STORE,
         POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{wait_lds}\n\t{barrier}\n"
         "\tds_load_b32 v2, v3\n\t{wait_lds}\n" + STORE,
+    ),
+    "LDS store not waited for at two barriers": (
+        "race",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{barrier}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n" + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n\t{barrier}\n\t{wait_lds}\n\t{barrier}\n"
+        "\tds_load_b32 v2, v3\n\t{wait_lds}\n" + STORE,
+    ),
+    # Wave 0 waits in code of its own: what it stored is there, what wave 1 stored may not be.
+    "LDS store that one of two waves waits for": (
+        "race",
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_xor_b32_e32 v3, 0x80, v1\n" + WAVE_0_WAITS + STORE,
+        POINTER + LANE + "\tds_store_b32 v1, v0\n\tv_and_b32_e32 v3, 0x7c, v1\n" + WAVE_0_WAITS + STORE,
     ),
     "global race in a workgroup": (
         "race",
@@ -302,6 +319,14 @@ def test_a_race_names_both_parties(gpu):
     assert "ds_store_b32" in message
     assert "ds_load_b32" in message
     assert "wave 1 of the same workgroup wrote" in message or "wave 0 of the same workgroup wrote" in message
+    assert "with no barrier between" in message
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("barriers", ["the barrier", "two barriers"])
+def test_a_race_behind_a_barrier_says_that_a_wait_is_missing(gpu, barriers):
+    with pytest.raises(HazardError, match="of the same workgroup wrote with no wait before the barrier"):
+        run(PAIRS[f"LDS store not waited for at {barriers}"][1], gpu)
 
 
 def test_a_missing_wait_names_register_counter_and_load():

@@ -55,7 +55,7 @@ def test_global_memory_is_in_order_at_a_barrier_of_one_compute_unit(gpu):
     for split in (False, True):
         with laneloom.emulated(gpu, strict=True) as emulation:
             emulation.launcher = launched
-            with pytest.raises(HazardError, match="no barrier between") if split else nullcontext():
+            with pytest.raises(HazardError, match="no wait before the barrier") if split else nullcontext():
                 reverse_kernel[(1,)](x, buffer, out, ORDERED=True, BLOCK=256)
     assert torch.equal(out, x.flip(0))
 

@@ -1,9 +1,10 @@
 """Memory that remembers who touched each unit last, and so finds accesses that no barrier orders (strict mode).
 
 A unit (4 bytes, or 2 or 1 where the program has narrower accesses) carries two tags: its last writer and its last
-reader. A tag is workgroup, epoch (barriers that the wave has passed), wave and instruction in one int64. Two accesses
-of one workgroup conflict when their epochs are equal, their waves differ and one of them writes. Writing the value that
-is already there, as replicated layouts do, is no conflict. Atomics are not tracked.
+reader. A tag is workgroup, epoch (barriers that the wave has passed), wave, whether the access was under way at a
+barrier, and instruction in one int64. Two accesses of one workgroup conflict when their epochs are equal, their waves
+differ and one of them writes. Writing the value that is already there, as replicated layouts do, is no conflict.
+Atomics are not tracked.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from .memory import GlobalMemory, LocalMemory, Region
 
 NOBODY = np.int64(-1)
 WAVE_BITS, INSTRUCTION_BITS, EPOCH_BITS = 6, 18, 14
-WAVE_SHIFT = np.int64(INSTRUCTION_BITS)
-EPOCH_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS)
-GROUP_SHIFT = np.int64(INSTRUCTION_BITS + WAVE_BITS + EPOCH_BITS)
+LATE = np.int64(1 << INSTRUCTION_BITS)  #: of an access that was under way when its wave reached a barrier
+WAVE_SHIFT = np.int64(INSTRUCTION_BITS + 1)
+EPOCH_SHIFT = np.int64(WAVE_SHIFT + WAVE_BITS)
+GROUP_SHIFT = np.int64(EPOCH_SHIFT + EPOCH_BITS)
 RECENT = 256  #: loads that are remembered to tell a replicated read from a race
-_ONE_WAVE, _ONE_EPOCH = (np.uint64(1 << bits) for bits in (INSTRUCTION_BITS, INSTRUCTION_BITS + WAVE_BITS))
+_ONE_WAVE, _ONE_EPOCH = np.uint64(1) << np.uint64(WAVE_SHIFT), np.uint64(1) << np.uint64(EPOCH_SHIFT)
+_EPOCHS = np.int64((1 << EPOCH_BITS) - 1)
 SEVERAL = np.int64((1 << WAVE_BITS) - 1)  #: the wave of a unit that several waves have read
 
 
 def tag(group: np.ndarray, epoch: np.ndarray, wave: np.ndarray, instruction: int) -> np.ndarray:
     """Tags [wave, 1] of an access by an instruction."""
-    turn = epoch & np.int64((1 << EPOCH_BITS) - 1)
-    packed = group << GROUP_SHIFT | turn << EPOCH_SHIFT | wave << WAVE_SHIFT | np.int64(instruction)
+    packed = group << GROUP_SHIFT | (epoch & _EPOCHS) << EPOCH_SHIFT | wave << WAVE_SHIFT | np.int64(instruction)
     return packed[:, None]
 
 
@@ -41,7 +43,7 @@ def instruction_of(value: int) -> int:
 
 def wave_of(value: int) -> int | None:
     """The wave in a tag; None for several."""
-    wave = int(value) >> INSTRUCTION_BITS & ((1 << WAVE_BITS) - 1)
+    wave = int(value) >> int(WAVE_SHIFT) & ((1 << WAVE_BITS) - 1)
     return None if wave == SEVERAL else wave
 
 
@@ -111,11 +113,18 @@ class Tags:
             collide &= active
         return tuple(x.reshape(shape) for x in (reads, earlier, collide, writers))
 
-    def postpone(self, touch: Touch) -> None:
-        """An access that was under way when its wave reached a barrier counts for what comes after the barrier too."""
-        later = touch.mine + (np.int64(1) << EPOCH_SHIFT)
+    def postpone(self, touch: Touch, next_epoch: np.ndarray, waves_per_group: int) -> None:
+        """An access that is under way when its wave reaches a barrier counts for what comes after the barrier too.
+
+        next_epoch: by a wave's number the epoch behind the barrier where it stands there, else -1; and -1 at the end.
+        """
+        mine = touch.mine[:, :1, :1] if touch.mine.ndim == 3 else touch.mine  # one tag a wave, spread over its lanes
+        number = (mine >> GROUP_SHIFT) * waves_per_group + (mine >> WAVE_SHIFT & SEVERAL)
+        epoch = next_epoch.take(number, mode="clip")
+        later = mine & ~(_EPOCHS << EPOCH_SHIFT) | (epoch & _EPOCHS) << EPOCH_SHIFT | LATE
+        here = np.broadcast_to(epoch >= 0, touch.unit.shape)
         array = self.writer if touch.wrote else self.reader
-        array[touch.unit] = np.broadcast_to(later, touch.unit.shape)
+        array[touch.unit[here]] = np.broadcast_to(later, touch.unit.shape)[here]
 
 
 def _as_rows(unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None):

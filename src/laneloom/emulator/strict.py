@@ -20,7 +20,7 @@ from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import Step, Target
 from .flights import starts_copy
 from .matrix import decode, is_matrix
-from .races import RaceFault, Touch, instruction_of, tag, wave_of
+from .races import LATE, RaceFault, Touch, instruction_of, tag, wave_of
 from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
 from .state import Waves
 from .undefined import rule
@@ -97,7 +97,7 @@ class Guard:
         if (shadow.busy_v & self.touched_v) or (shadow.busy_s & self.touched_s):
             self._check_pending(g)
         if self.signals:
-            self._leave_epoch(shadow)
+            self._leave_epoch(g)
         if self.matrix:
             self._check_matrix(g)
         if self.lds or self.memory or self.both:
@@ -196,13 +196,15 @@ class Guard:
         first = self.target.accumulators
         return f"v{n}" if n < first else f"a{n - first}"
 
-    def _leave_epoch(self, shadow: Shadow) -> None:
-        for entries in shadow.pending.values():
-            for group in entries:
-                for e in group:
-                    for memory, touch in e.touches:
-                        if not memory.in_order:
-                            memory.tags.postpone(touch)
+    def _leave_epoch(self, g: Waves) -> None:
+        touches = [x for entries in g.shadow.pending.values() for group in entries for e in group for x in e.touches]
+        if not touches:
+            return
+        next_epoch = np.full(int(g.ids.max()) + 2, -1)
+        next_epoch[g.ids] = g.shadow.epoch + 1
+        for memory, touch in touches:
+            if not memory.in_order:
+                memory.tags.postpone(touch, next_epoch, g.waves_per_group)
 
     # -- matrix instructions -------------------------------------------------------------------------------------------
 
@@ -318,9 +320,10 @@ def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: In
     who = "several waves" if wave is None else f"wave {wave}"
     memory = "LDS byte" if fault.lds else "address"
     did = "wrote" if fault.wrote else "read"
+    missing = "with no wait before the barrier" if int(fault.other) & int(LATE) else "with no barrier between"
     other = describe(guards[instruction_of(fault.other)].ins)
     return HazardError(
-        f"{kernel}: {memory} {fault.address:#x}, which {who} of the same workgroup {did} with no barrier between "
+        f"{kernel}: {memory} {fault.address:#x}, which {who} of the same workgroup {did} {missing} "
         f"({other}); {place}, lane {fault.lane}; {describe(ins)}",
         "race",
     )
