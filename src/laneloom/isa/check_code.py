@@ -59,6 +59,15 @@ class Code:
     metadata: KernelMetadata | None
     text: str
 
+    def blocks_before(self) -> list[list[int]]:
+        """Of each block the numbers of those that control may come from."""
+        before: list[list[int]] = [[] for _ in self.blocks]
+        for number, block in enumerate(self.blocks):
+            for after in block.next:
+                if after is not None:
+                    before[after].append(number)
+        return before
+
 
 def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None) -> tuple[Code, ...]:
     """Every kernel of a text, or the one that is named; text without kernels is one piece of code.

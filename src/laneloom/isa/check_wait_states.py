@@ -19,11 +19,7 @@ def check_wait_states(code: Code) -> Iterator[Finding]:
     if code.gpu.major != 9:
         return
     every = [acts(step, code.gpu.name) for step in code.steps]
-    before: list[list[int]] = [[] for _ in code.blocks]
-    for number, block in enumerate(code.blocks):
-        for after in block.next:
-            if after is not None:
-                before[after].append(number)
+    before = code.blocks_before()
     for number, block in enumerate(code.blocks):
         for at in range(block.first, block.last):
             own = every[at]

@@ -32,11 +32,7 @@ def check_wmma_states(code: Code) -> Iterator[Finding]:
     if not code.gpu.is_cdna5:
         return
     rows = {row.name: row for row in instructions(code.gpu)}
-    before: list[list[int]] = [[] for _ in code.blocks]
-    for number, block in enumerate(code.blocks):
-        for after in block.next:
-            if after is not None:
-                before[after].append(number)
+    before = code.blocks_before()
     for number, block in enumerate(code.blocks):
         for at in range(block.first, block.last):
             step = code.steps[at]
