@@ -1,17 +1,16 @@
 """Measure many configs of Hopper's attention forward: what the plan in `ops/attention/plan_forward.py` was fitted to.
 
 `python -m laneloom.bench.attention_tiles --out results/h200/attention_tiles.csv --jobs 16` writes one row a config of
-every case listed here, each checked against torch, all interleaved with cuDNN. `tests/cpu/test_attention_plan.py` holds
-the plan against the file.
+every case listed here, each checked against torch, all interleaved with cuDNN.
+`tests/cpu/test_attention_forward_plan.py` holds the plan against the file.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..ops.attention.plan_forward import forward_configs
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.target import active_gpu
 from .attention import Case, attend_by_torch
-from .matmul_tiles import write
+from .matmul_tiles import read_rows, write
 from .timing import count_sets, interleave
 
 #: batch, heads, length, D, causal
@@ -117,9 +116,7 @@ def measure(case: tuple[int, int, int, int, int], gpu: Gpu, *, rounds: int) -> l
 
 def read(path: Path) -> list[Row]:
     """The rows of a file that `write` made."""
-    kinds: dict[str, Any] = {field.name: int for field in fields(Row)} | {"config": str, "us": float, "cudnn_us": float}
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+    return read_rows(path, Row)
 
 
 def _compile(pair: tuple[AttentionProblem, HopperForwardConfig]) -> None:

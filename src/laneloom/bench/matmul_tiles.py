@@ -247,13 +247,17 @@ def write(path: Path, rows: Sequence[Any]) -> None:
         out.writerows(asdict(row) for row in rows)
 
 
+def read_rows(path: Path, kind: Any) -> list[Any]:
+    """The rows of a file that `write` made, of a dataclass of integers, floats and words."""
+    by_name: dict[str, type] = {"int": int, "float": float, "str": str}
+    kinds = {field.name: by_name[str(field.type)] for field in fields(kind)}
+    with path.open(encoding="utf-8", newline="") as file:
+        return [kind(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+
+
 def read(path: Path) -> list[Row]:
     """The rows of a file that `write` made."""
-    words = {"layout", "schedule", "repacked"}
-    kinds: dict[str, Any] = {field.name: str if field.name in words else int for field in fields(Row)}
-    kinds |= {"us": float, "torch_us": float}
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+    return read_rows(path, Row)
 
 
 def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:

@@ -9,10 +9,9 @@ all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.p
 from __future__ import annotations
 
 import argparse
-import csv
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import geometric_mean
@@ -30,7 +29,7 @@ from ..ops.matmul.plan_hopper import candidates
 from ..ops.matmul.plan_wide import async_configs, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
-from .matmul_tiles import write
+from .matmul_tiles import read_rows, write
 from .report import fill_page
 from .timing import count_sets, interleave
 
@@ -166,11 +165,7 @@ def measure(dtype: str, sizes: tuple[int, int, int, int, str], gpu: Gpu, *, roun
 
 def read(path: Path) -> list[Row]:
     """The rows of a file that `write` made."""
-    kinds: dict[str, Any] = {field.name: int for field in fields(Row)}
-    kinds |= dict.fromkeys(("dtype", "layout", "config"), str)
-    kinds |= dict.fromkeys(("us", "torch_us", "error", "torch_error"), float)
-    with path.open(encoding="utf-8", newline="") as file:
-        return [Row(**{name: kinds[name](value) for name, value in row.items()}) for row in csv.DictReader(file)]
+    return read_rows(path, Row)
 
 
 def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
