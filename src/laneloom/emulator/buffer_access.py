@@ -87,9 +87,9 @@ class Buffer:
 
     def gather_by_words(self, g: Waves, address: np.ndarray) -> np.ndarray:
         """What a load gets, [wave, lane, word], 0 where a word is out of range."""
-        found = np.zeros((*address.shape, self.nbytes >> 2), U32)
+        found, whole = np.zeros((*address.shape, self.nbytes >> 2), U32), self.words_inside()
         for k in range(self.nbytes >> 2):
-            inside = (self.words_inside() > k) & g.active()
+            inside = (whole > k) & g.active()
             if inside.any():
                 words = g.memory.gather(g.memory.check(address + 4 * k, 4, inside), 4)[..., 0]
                 found[..., k] = np.where(inside, words, U32(0))
@@ -155,14 +155,14 @@ class BufferAccess:
         words = g.memory.gather(at, nbytes) if some else np.zeros((g.count, g.lanes, max(nbytes // 4, 1)), U32)
         access.put(g, n, words if inside.all() else np.where(inside[..., None], words, U32(0)))
 
-
     def _by_words(self, g: Waves, address: np.ndarray) -> None:
         """Where the end of the buffer lies within an access."""
         if self.access.load:
             self.access.put(g, self.data, self.where.gather_by_words(g, address))
             return
+        whole = self.where.words_inside()
         for k in range(self.access.nbytes >> 2):
-            inside = (self.where.words_inside() > k) & g.active()
+            inside = (whole > k) & g.active()
             at = g.memory.check(address + 4 * k, 4, inside)
             g.memory.scatter(at, g.u[self.data + k][..., None], 4, inside)
 

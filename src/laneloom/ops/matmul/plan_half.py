@@ -85,7 +85,7 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
         """So many CTAs of one SM at once."""
         return ((ctas * max(multiplying, loading)) ** 3 + alone**3) ** (1 / 3)
 
-    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), max(resident, 1))
+    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), resident)
     time_us = LAUNCH_US + rounds * together(resident) + (together(rest) if rest else 0)
     time_us += problem.bytes * MEMORY_US + FILL_US * min(1, rounds + rest / resident)
     if config.split_k > 1:

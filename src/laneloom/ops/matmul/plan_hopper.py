@@ -59,8 +59,6 @@ BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launc
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
-
-
 LYING = "operands where they lie, by asynchronous copies"
 
 

@@ -1,15 +1,18 @@
 // Of hopper_async.cu: what a thread multiplies, by type.
 
 // `Step` is what a thread multiplies at once: STEP of K.
-#if FP64
-// FP64. A warp has 16 ROWS_16 x 8 COLUMNS_8 of the tile; mma m16n8k8: lane (r, q) = (lane / 4, lane % 4) has of A rows r
-// and r + 8, k = q and q + 4; of B these k, column r; of C these rows, columns 2 q and 2 q + 1.
-#define STEP 8
+#if FP64 || BF16 || FP16
+// Matrix instructions: a warp has 16 ROWS_16 x 8 COLUMNS_8 of the tile.
 #define WARP_M (16 * ROWS_16)
 #define WARP_N (8 * COLUMNS_8)
 #define WARPS_M (BLOCK_M / WARP_M)
 #define WARPS_N (BLOCK_N / WARP_N)
 #define GROUPS (WARPS / (WARPS_M * WARPS_N))
+#endif
+#if FP64
+// FP64. mma m16n8k8: lane (r, q) = (lane / 4, lane % 4) has of A rows r
+// and r + 8, k = q and q + 4; of B these k, column r; of C these rows, columns 2 q and 2 q + 1.
+#define STEP 8
 
 struct Step { double a[ROWS_16][4], b[COLUMNS_8][2]; };
 
@@ -65,14 +68,9 @@ struct Sums {
     }
 };
 #elif BF16 || FP16
-// 16 bits. A warp has 16 ROWS_16 x 8 COLUMNS_8 of the tile; mma m16n8k16, whose fragments ldmatrix reads: of what lies
+// 16 bits. mma m16n8k16, whose fragments ldmatrix reads: of what lies
 // along K as it is, else transposed.
 #define STEP 16
-#define WARP_M (16 * ROWS_16)
-#define WARP_N (8 * COLUMNS_8)
-#define WARPS_M (BLOCK_M / WARP_M)
-#define WARPS_N (BLOCK_N / WARP_N)
-#define GROUPS (WARPS / (WARPS_M * WARPS_N))
 
 struct Step { u32 a[ROWS_16][4], b[COLUMNS_8][2]; };
 
