@@ -8,10 +8,13 @@ import pytest
 
 pytest.importorskip("torch")
 
+from laneloom.bench import matmul as matmul_bench
 from laneloom.bench import records, report
 from laneloom.bench.suites import SUITES, load_suite, quick_cases
 from laneloom.bench.timing import METHOD_SINGLE, METHOD_SUSTAINED, Timing
 from laneloom.errors import ArgumentError
+from laneloom.gpu import get_gpu
+from laneloom.ops.matmul.config import plan
 
 ENVIRONMENT = records.Environment("a GPU", "1.2", "2.11", "3.6.0", "0123456789ab", False)
 
@@ -81,6 +84,16 @@ def test_a_record_is_stale_once_its_kernel_changes(tmp_path):
     source.write_text("two")
     assert fresh.is_stale([source])
     assert not records.Record(**{**vars(record()), "kernel_hash": ""}).is_stale([source])
+
+
+def test_products_that_the_plan_takes_otherwise_are_measured_again():
+    cases = list(matmul_bench.replanned_cases([record(64), record(64), record(128)]))
+    assert [(case.group, case.layout, case.dtype, case.problem.m) for case in cases] == [
+        ("square", "nn", "bf16", 64), ("square", "nn", "bf16", 128)]  # fmt: skip
+    as_planned = records.Record(**{**vars(record()), "config": {"text": plan(cases[0].problem, get_gpu("sm_90a")).text}})
+    assert not list(matmul_bench.replanned_cases([as_planned]))
+    of_the_host = records.Record(**{**vars(record()), "problem": {**record().problem, "group": "host"}})
+    assert not list(matmul_bench.replanned_cases([of_the_host]))
 
 
 def test_the_table_has_the_newest_of_each_problem():

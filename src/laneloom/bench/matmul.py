@@ -11,7 +11,7 @@ import argparse
 import math
 import multiprocessing
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .kernel_sources import config_sources
-from .records import Environment, Record, append, hash_sources, make_record, read_environment
+from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
 from .suites import load_suite
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Launch, Timing, count_sets, host_us, interleave, single_launch
 
@@ -50,6 +50,7 @@ OUTSIDE_SIZES = (
     (8192, 32000, 512), (16384, 256, 4096),
 )  # fmt: skip
 OUTSIDE = "outside"  #: the group of these
+HOST = "host"  #: the group of the host's times
 RANDOM = "random"  #: the group of `random_cases`
 MOST_MULTIPLIED = 2**37  #: M x N x K of these
 METHOD_HOST = "host: time of a warm call on the host, nothing waits for the GPU, median over rounds"
@@ -135,6 +136,16 @@ def is_replanned(record: Record) -> bool:
     except ArgumentError:
         return True
     return matmul_config.plan(case.problem, get_gpu("sm_90a")) != measured
+
+
+def replanned_cases(records: Iterable[Record]) -> Iterator[Case]:
+    """The products of records for which the plan now chooses another config, each once; not those of the host's time."""
+    found = set()
+    for p in (record.problem for record in records if is_replanned(record) and record.problem["group"] != HOST):
+        key = (str(p["group"]), str(p["layout"]), str(p["dtype"]), (int(p["m"]), int(p["n"]), int(p["k"])))
+        if key not in found:
+            found.add(key)
+            yield make_case(*key)
 
 
 def is_stale(record: Record) -> bool:
@@ -318,7 +329,7 @@ def run(
         )
     if host:
         for sizes, layout in HOST_CASES:
-            case = make_case("host", layout, "bf16", sizes)
+            case = make_case(HOST, layout, "bf16", sizes)
             timings_host = measure_host(case)
             keep(path, environment, case, METHOD_HOST, timings_host)
             ours = timings_host["laneloom"].median_us
@@ -337,11 +348,15 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true", help="time torch.compile on the bf16 squares as well")
     parser.add_argument("--outside", action="store_true", help="time bf16 products of sizes outside of the suite, too")
     parser.add_argument("--random", type=int, default=0, metavar="N", help="time N products of random sizes, too")
+    parser.add_argument("--replanned", type=Path, metavar="FILE",
+                        help="only the products of these records for which the plan has changed")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     kinds = [kind for kind in arguments.dtypes.split(",") if kind]
     cases = [*iterate_cases(kinds, arguments.layouts.split(","), outside=arguments.outside)]
     cases += random_cases(arguments.random)
+    if arguments.replanned:
+        cases = [*replanned_cases(load(arguments.replanned))]
     if arguments.jobs > 1:
         compile_ahead(cases, arguments.jobs)
     run(
