@@ -90,7 +90,8 @@ def test_products_that_the_plan_takes_otherwise_are_measured_again():
     cases = list(matmul_bench.replanned_cases([record(64), record(64), record(128)]))
     assert [(case.group, case.layout, case.dtype, case.problem.m) for case in cases] == [
         ("square", "nn", "bf16", 64), ("square", "nn", "bf16", 128)]  # fmt: skip
-    as_planned = records.Record(**{**vars(record()), "config": {"text": plan(cases[0].problem, get_gpu("sm_90a")).text}})
+    text = plan(cases[0].problem, get_gpu("sm_90a")).text
+    as_planned = records.Record(**{**vars(record()), "config": {"text": text}})
     assert not list(matmul_bench.replanned_cases([as_planned]))
     of_the_host = records.Record(**{**vars(record()), "problem": {**record().problem, "group": "host"}})
     assert not list(matmul_bench.replanned_cases([of_the_host]))

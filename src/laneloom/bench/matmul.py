@@ -139,7 +139,7 @@ def is_replanned(record: Record) -> bool:
 
 
 def replanned_cases(records: Iterable[Record]) -> Iterator[Case]:
-    """The products of records for which the plan now chooses another config, each once; not those of the host's time."""
+    """The products of records for which the plan now chooses another config, each once; no host's times."""
     found = set()
     for p in (record.problem for record in records if is_replanned(record) and record.problem["group"] != HOST):
         key = (str(p["group"]), str(p["layout"]), str(p["dtype"]), (int(p["m"]), int(p["n"]), int(p["k"])))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -24,7 +25,7 @@ from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.execute import schedule_of
-from ..ops.matmul.plan_half import HALF, half_configs
+from ..ops.matmul.plan_half import HALF, MOST_MULTIPLICATIONS, half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates
 from ..ops.matmul.plan_wide import async_configs, by_tma
 from ..ops.matmul.problem import MatmulProblem
@@ -71,9 +72,14 @@ HALF_PRODUCTS = (
     (6, 300, 500, 20, "nn"), (20, 90, 70, 110, "nt"), (1000, 7, 9, 11, "nn"), (2000, 24, 24, 8, "nn"),
     (4, 100, 1000, 1000, "nn"), (64, 1, 64, 64, "nn"), (64, 1, 2048, 64, "nt"), (16, 5, 333, 777, "nn"),
     (8, 33, 4097, 65, "nn"), (1, 4096, 10, 1000, "nn"), (1, 10, 4096, 1000, "nt"), (128, 64, 64, 256, "nn"),
-    (48, 16, 1024, 64, "nt"), (48, 16, 64, 1024, "nn"),
+    (48, 16, 1024, 64, "nt"), (48, 16, 64, 1024, "nn"), (1, 36, 1640, 699, "nn"), (1, 25, 112, 7345, "nn"),
+    (1, 64, 192, 9640, "nn"), (1, 64, 168, 6005, "nn"), (1, 49, 640, 209, "nn"), (1, 382, 256, 105, "nn"),
+    (1, 64, 321, 2528, "nn"), (1, 5, 241, 6400, "nn"), (1, 2, 2794, 384, "nn"), (1, 8, 133, 1360, "nt"),
+    (1, 64, 256, 181, "nt"), (1, 8, 78, 188, "nn"),
 )  # fmt: skip
+LIKELY = 8  #: configs of hopper_async by the model that a random product is measured with
 SLOW = 0.97  #: of torch.matmul
+MOST_ELEMENTS = 1 << 26  #: of a random product
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
@@ -105,16 +111,37 @@ class Row:
         return problem_of(self.dtype, self.problem_key)
 
 
+def random_products(count: int = 72, seed: int = 0) -> Iterator[tuple[int, int, int, int, str]]:
+    """Products of 16 bits that nobody chose: short sides, a long K, many odd rows, a third in batches."""
+    generator = random.Random(seed)
+    while count:
+        sides = []
+        for least, most in ((0, 10), (4, 13), (4, 14)):
+            step, size = generator.choice((1, 1, 8, 64)), 2 ** generator.uniform(least, most)
+            sides.append(max(round(size / step), 1) * step)
+        batch = round(2 ** generator.uniform(1, 8)) if generator.random() < 1 / 3 else 1
+        m, n, k = sides if generator.random() < 0.5 else (sides[1], sides[0], sides[2])
+        if batch * m * n * k <= MOST_MULTIPLICATIONS and batch * (m * k + k * n + m * n) <= MOST_ELEMENTS:
+            count -= 1
+            yield batch, m, n, k, generator.choice(("nn", "nt", "tn", "tt"))
+
+
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
     """One of PRODUCTS."""
     batch, m, n, k, layout = sizes
     return MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout, batch=batch)
 
 
+RANDOM = frozenset(problem_of("bf16", sizes) for sizes in random_products())
+
+
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     if problem.dtype_a in HALF:
-        yield from half_configs(problem, gpu)
+        configs = list(half_configs(problem, gpu))
+        if problem in RANDOM:
+            configs = sorted(configs, key=lambda config: half_us(problem, config, gpu))[:LIKELY]
+        yield from configs
         skipped = ("hopper_async", "hopper") if problem.batches > 1 else ("hopper_async",)
         others = (config for config, _ in candidates(problem, gpu) if config.schedule not in skipped)
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
@@ -207,13 +234,17 @@ def render(taken: Sequence[tuple[Row, list[Row]]]) -> str:
 
 
 def render_half(taken: Sequence[tuple[Row, list[Row]]]) -> str:
-    """Markdown: what the plan takes of each product of 16 bits, the slowest beside torch first."""
+    """Markdown: what the plan takes of products of 16 bits, the slowest beside torch first, then of random ones."""
     lines = ["| batch | M x N x K | layout | us | x torch | what ran |", "|---" * 6 + "|"]
-    rows = [row for row, _ in taken if row.dtype in HALF]
-    for row in sorted(rows, key=lambda row: row.torch_us / row.us):
+    rows = sorted((row for row, _ in taken if row.dtype in HALF), key=lambda row: row.torch_us / row.us)
+    for row in (row for row in rows if row.problem not in RANDOM):
         cells = [str(row.batch), f"{row.m} x {row.n} x {row.k}", row.layout.upper(), f"{row.us:.2f}"]
         cells += [f"{row.torch_us / row.us:.2f}", _words(row)]
         lines.append("| " + " | ".join(cells) + " |")
+    ratios = [(row.torch_us / row.us, row.problem_key) for row in rows if row.problem in RANDOM]
+    below = ", ".join(f"{' x '.join(map(str, key[:4]))} {ratio:.2f}" for ratio, key in ratios if ratio < SLOW) or "none"
+    mean = geometric_mean([ratio for ratio, _ in ratios])
+    lines += ["", f"Of {len(ratios)} random products: {mean:.3f} x torch.matmul on average; under {SLOW}: {below}."]
     return "\n".join(lines)
 
 
@@ -252,7 +283,8 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (HALF_PRODUCTS if dtype in HALF else PRODUCTS)]
+    half = (*HALF_PRODUCTS, *random_products())
+    every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (half if dtype in HALF else PRODUCTS)]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, pairs, chunksize=8):

@@ -19,7 +19,8 @@ HALF = ("bf16", "fp16")
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
-DOUBT = 1.15  #: on these estimates, which miss by 20%, beside those of the others
+LONG_K = 256  #: from which on single elements come in slices of 128
+DOUBT = 1.26  #: on these estimates, which miss by 20%, beside those of the others
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
@@ -30,33 +31,38 @@ TILE_REGISTERS = {
 }  # fmt: skip
 #: in us, per tile: what multiplying takes of each element and k
 PACE = {
-    (128, 64): 3.85e-07, (128, 32): 3.37e-07, (128, 16): 7.89e-08, (128, 8): 7.96e-08, (64, 64): 2.8e-07,
-    (64, 32): 5.11e-07, (64, 16): 1.82e-07, (32, 32): 6.73e-07, (32, 16): 9.58e-07,
+    (128, 64): 4.09e-07, (128, 32): 2.72e-07, (128, 16): 7.46e-08, (128, 8): 7.9e-08, (64, 64): 4.76e-07,
+    (64, 32): 6.42e-07, (64, 16): 2.31e-07, (32, 32): 8.17e-07, (32, 16): 3.95e-07,
 }  # fmt: skip
-LAUNCH_US, FILL_US = 0.5414, 1.599  #: of a launch; of one that fills the SMs, so that the next one cannot begin
-PIECE_US, SINGLE_US = 8.665e-05, 6.501e-05  #: a copy of several elements, of one
-BYTE_US = 3.367e-06  #: a byte from the L2
-MEMORY_US = 1.599e-07  #: a byte of device memory
-CTA_US, STORE_US = 0.04222, 4.177e-05  #: of an SM: a CTA, an element of its tile
+LAUNCH_US, FILL_US = 0.34, 1.476  #: of a launch; of one that fills the SMs, so that the next one cannot begin
+PIECE_US, SINGLE_US = 4.926e-05, 5.954e-05  #: a copy of several elements, of one
+BYTE_US = 3.368e-06  #: a byte from the L2
+MEMORY_US = 2.265e-07  #: a byte of device memory
+CTA_US, STORE_US = 0.06421, 3.364e-05  #: of an SM: a CTA, an element of its tile
 #: of a CTA alone
-ALONE, BEGIN_US, SLICE_US, WAIT_US, NARROW_US = 1.48, 0.05571, 0.03917, 0.4778, 0.701
-EXCHANGE_US, EXCHANGED_US = 1.108, 2.629e-06  #: of sums in a cluster, and of each element
-SECOND_US, SUMMED_US = 0.5068, 2.795e-06  #: a launch that adds parts, each element of a part
+ALONE, BEGIN_US, SLICE_US, WAIT_US, NARROW_US = 1.486, 0.0527, 0.03011, 0.4108, 0.08824
+SINGLE_WAIT_US = 0.2692  #: a slice with single elements, whose registers are waited for
+EXCHANGE_US, EXCHANGED_US = 1.083, 2.674e-06  #: of sums in a cluster, and of each element
+SECOND_US, SUMMED_US = 1.262, 2.626e-06  #: a launch that adds parts, each element of a part
 
 
 def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
     """Every config that is worth a thought."""
-    block_k = 32 if problem.k <= 32 else 64
+    single = 1 in (problem.vector_a, problem.vector_b)
     for tile in TILES:
+        small = tile[0] * tile[1] <= SMALL_TILE
+        # What goes through registers is waited for once a slice.
+        slices = (32,) if problem.k <= 32 else (64, 128) if single and small and problem.k > LONG_K else (64,)
         for swapped in (False,) if tile[0] == tile[1] else (False, True):
             m, n = (problem.n, problem.m) if swapped else (problem.m, problem.n)
             if tile[0] > 2 * max(m, 32) or tile[1] > 2 * max(n, 8) or (tile[1] <= 16 and n > 2 * tile[1]):
                 continue  # mostly empty, or too narrow
-            base = AsyncConfig(
-                block_m=tile[0], block_n=tile[1], block_k=block_k, stages=2, swapped=swapped,
-                resident=2 if tile[0] * tile[1] > SMALL_TILE else 256 // block_k,
-            )  # fmt: skip
-            yield from cut(problem, base, gpu, (base.resident,), lambda ctas, tiles: tiles * ctas <= MOST_CTAS[ctas])
+            for block_k in slices:
+                base = AsyncConfig(
+                    block_m=tile[0], block_n=tile[1], block_k=block_k, stages=2, swapped=swapped,
+                    resident=256 // block_k if small else 2,
+                )  # fmt: skip
+                yield from cut(problem, base, gpu, (base.resident,), lambda ctas, n: n * ctas <= MOST_CTAS[ctas])
 
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
@@ -74,8 +80,7 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     multiplying += elements * stores * STORE_US + CTA_US
     loading = sum(tile) * along * DTYPE_BYTES[problem.dtype_a] * BYTE_US
     alone = multiplying * ALONE + slices * SLICE_US + BEGIN_US + (problem.vector_out < 8) * NARROW_US
-    if not single:
-        alone += slices / (config.stages - 1) * WAIT_US
+    alone += slices * SINGLE_WAIT_US if single else slices / (config.stages - 1) * WAIT_US
     if config.cluster_k > 1:
         alone += EXCHANGE_US + elements * EXCHANGED_US
     registers = min(TILE_REGISTERS[tile][single], REGISTERS // (128 * config.resident))
