@@ -13,6 +13,8 @@ import pytest
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
+from laneloom.emulator import program
+
 
 class KernelCache(FileCacheManager):
     """Triton's cache without a folder for each file: to remove one takes 3 to 10 ms on some disks, 8 times a kernel."""
@@ -66,6 +68,14 @@ def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         del os.environ["LANELOOM_CACHE_DIR"]
     else:
         os.environ["LANELOOM_CACHE_DIR"] = former
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_this_file() -> Iterator[None]:
+    """What another file emulated is not needed again, and millions of its objects make every search for tensors, and
+    every collection, slower."""
+    yield
+    program._loaded.clear()
 
 
 @pytest.fixture

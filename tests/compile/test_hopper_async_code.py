@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hopper_compiled import GPU, compile_valid
+from sampled import in_turn
 from sass_listing import listing_of, loops_of
 
 from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, HALF_TILES, AsyncConfig
@@ -18,9 +19,14 @@ def multiplications(code, word):
     return next(loop for loop in loops_of(code) if any(word in line for line in loop))
 
 
-@pytest.mark.parametrize("layout", ["nn", "tt"])
 @pytest.mark.parametrize(
-    ("dtype", "tile"), [("fp32", tile) for tile in FP32_TILES] + [("fp64", tile) for tile in FP64_TILES]
+    ("dtype", "tile", "layout"),
+    [
+        (dtype, tile, layout)
+        for dtype, tiles in (("fp32", FP32_TILES), ("fp64", FP64_TILES))
+        for n, tile in enumerate(tiles)
+        for layout in in_turn(n, "nn", "tt")
+    ],
 )
 def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
     problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, layout=layout)
@@ -40,8 +46,10 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
     assert "griddepcontrol.wait" in code.asm
 
 
-@pytest.mark.parametrize(("layout", "size"), [("nn", 512), ("tt", 333)])
-@pytest.mark.parametrize("tile", list(HALF_TILES))
+@pytest.mark.parametrize(
+    ("tile", "layout", "size"),
+    [(tile, *how) for n, tile in enumerate(HALF_TILES) for how in in_turn(n, ("nn", 512), ("tt", 333))],
+)
 def test_tiles_of_16_bits(tile, layout, size):
     """Fragments by ldmatrix, transposed where an operand does not lie along K; single elements at odd pitches."""
     problem = MatmulProblem.contiguous(size, size, size, dtype="bf16", layout=layout)

@@ -1,6 +1,7 @@
 """Triton's products as code of CDNA 5 (gfx1250), in strict mode, against FP64: types, tails, transposes, MX scales."""
 
 import pytest
+from sampled import in_turn
 
 torch = pytest.importorskip("torch")
 
@@ -65,10 +66,17 @@ def judge(c, a, b):
 TL = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.int32: tl.int32}
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 128), (37, 51, 75), (1, 130, 200)])
-@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(str(t).removeprefix("torch.") for t in kind))
-def test_dot(kind, transposed, m, n, k):
+@pytest.mark.parametrize(
+    ("kind", "transposed", "sizes"),
+    [
+        pytest.param(kind, transposed, sizes, id="-".join(str(x).split(".")[-1] for x in (*kind, transposed, sizes)))
+        for of_kind, kind in enumerate(KINDS)
+        for turn, transposed in enumerate([(False, False), (True, False), (False, True)])
+        for sizes in in_turn(of_kind + turn, (64, 64, 128), (37, 51, 75), (1, 130, 200))
+    ],
+)
+def test_dot(kind, transposed, sizes):
+    m, n, k = sizes
     torch.manual_seed(3)
     a, b = operand(m, k, kind[0], transposed[0]), operand(k, n, kind[1], transposed[1])
     c = torch.full((m, n), -1 if kind[2] == torch.int32 else float("nan"), dtype=kind[2])

@@ -1,6 +1,8 @@
 """`emulated`: which driver is active when, what is refused, what an error says."""
 
+import gc
 import re
+import weakref
 
 import pytest
 
@@ -230,3 +232,18 @@ def test_programs_are_kept_within_bounds(monkeypatch):
     assert load(2) is not second
     large = load(5, length=200)
     assert list(program._loaded.values()) == [large]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_program_that_is_dropped_is_gone_at_once(strict):
+    """Without waiting for the collector, which may not come by for minutes, with millions of objects to walk over."""
+    code = "\tv_mov_b32_e32 v1, 1\n\ts_cbranch_scc0 end\n\tv_mov_b32_e32 v2, 2\nend:\n\ts_endpgm\n"
+    made = program.Program(f"k:\n{code}\t.amdhsa_kernel k\n\t.end_amdhsa_kernel\n", "gfx1151", "k", strict=strict)
+    assert [len(block.steps) for block in made.blocks] == ([2, 1, 1] if strict else [1, 1, 0])
+    gone = weakref.ref(made)
+    gc.disable()
+    try:
+        del made
+        assert gone() is None
+    finally:
+        gc.enable()

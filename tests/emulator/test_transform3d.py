@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampled import rarely
 
 torch = pytest.importorskip("torch")
 
@@ -33,7 +34,7 @@ def share(got, x, t, **options):
     return reference.worst_share(got.numpy(), x.numpy(), t.numpy(), **options)
 
 
-@pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201"])
+@pytest.mark.parametrize("gpu", [*rarely("gfx1100"), "gfx1151", "gfx1201"])
 @pytest.mark.parametrize("k", [1, 4, 6, 10])
 def test_plan_runs_in_the_emulator(gpu, k):
     x, t = random(3, k, k, k), random(k, k, seed=1)
@@ -47,7 +48,7 @@ def test_plan_runs_in_the_emulator(gpu, k):
     ("gpu", "level", "k"),
     [
         *(("gfx1151", level, 4 if level == "6" else 6) for level in ladder.LEVELS),
-        *(("gfx1100", level, 5) for level in "1235"),
+        *rarely(*(("gfx1100", level, 5) for level in "1235")),
         *(("gfx1201", level, 12) for level in "1237"),
         ("gfx1201", "5", 17),
     ],

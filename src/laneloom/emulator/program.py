@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import numpy as np
 
@@ -51,7 +52,7 @@ class Code:
 class Block:
     """Straight-line code, then one way to leave. Its closures are built when a launch first comes by."""
 
-    build: Callable[[Block], Code]
+    program: ref[Program]  #: weak: a Program that nobody holds is gone at once, and with it some kilobytes a line
     first: int  #: index of its first instruction
     last: int  #: one past its last
     leave: str = "next"  #: "next", "jump", "end", "barrier", "indirect", or a branch condition such as "scc1"
@@ -61,7 +62,9 @@ class Block:
 
     @cached_property
     def code(self) -> Code:
-        return self.build(self)
+        program = self.program()
+        assert program is not None, "a block runs as part of its program"
+        return program.build(self)
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -154,11 +157,11 @@ class Program:
                 blocks[-1].leave, blocks[-1].jump = "indirect", build_skip(skip, following, skipped)
                 blocks[-1].decide = tuple(o.index for o in skip.operands if o.kind == "s")
         if not blocks or blocks[-1].leave == "next":
-            blocks.append(Block(lambda block: Code(), len(code), len(code), "end"))
+            blocks.append(Block(ref(self), len(code), len(code), "end"))
         return blocks
 
     def _block(self, code: list[Instruction], start: int, stop: int, number: dict[int, int]) -> Block:
-        block = Block(self._build, start, stop)
+        block = Block(ref(self), start, stop)
         last = code[stop - 1]
         if last.name == "s_endpgm" or last.name == "s_endpgm_saved":
             block.leave = "end"
@@ -178,7 +181,7 @@ class Program:
                 raise UnknownInstructionError(self._where(last, f"{last.mnemonic} is not implemented"))
         return block
 
-    def _build(self, block: Block) -> Code:
+    def build(self, block: Block) -> Code:
         """The closures of a block. They live on, so Python's collector would only walk over all of them again."""
         collects = gc.isenabled()
         gc.disable()
