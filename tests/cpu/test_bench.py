@@ -93,6 +93,8 @@ def test_products_that_the_plan_takes_otherwise_are_measured_again():
     text = plan(cases[0].problem, get_gpu("sm_90a")).text
     as_planned = records.Record(**{**vars(record()), "config": {"text": text}})
     assert not list(matmul_bench.replanned_cases([as_planned]))
+    assert not list(matmul_bench.replanned_cases([record(), as_planned]))
+    assert len(list(matmul_bench.replanned_cases([as_planned, record()]))) == 1
     of_the_host = records.Record(**{**vars(record()), "problem": {**record().problem, "group": "host"}})
     assert not list(matmul_bench.replanned_cases([of_the_host]))
 

@@ -100,15 +100,18 @@ def iterate_cases(kinds: list[str], layouts: list[str], *, outside: bool = False
                     yield make_case(group, layout, kind, (m, n, k))
 
 
+def random_side(generator: random.Random, steps: Sequence[int], least: int, most: int) -> int:
+    """A size from 2^least to 2^most, even in its logarithm, a multiple of one of the steps."""
+    step, size = generator.choice(steps), 2 ** generator.uniform(least, most)
+    return max(round(size / step), 1) * step
+
+
 def random_cases(count: int, seed: int = 0) -> Iterator[Case]:
     """Products that nobody chose: M from 1, N and K from 64 to 16384, even in their logarithms, a third of each as they
     come, a third in multiples of 8, a third of 64; bf16 or fp16, NN or NT."""
     generator = random.Random(seed)
     while count:
-        sizes = []
-        for least in (0, 6, 6):
-            step, size = generator.choice((1, 8, 64)), 2 ** generator.uniform(least, 14)
-            sizes.append(max(round(size / step), 1) * step)
+        sizes = [random_side(generator, (1, 8, 64), least, 14) for least in (0, 6, 6)]
         kind, layout = generator.choice(("bf16", "fp16")), generator.choice(("nn", "nt"))
         if math.prod(sizes) <= MOST_MULTIPLIED:
             count -= 1
@@ -139,12 +142,15 @@ def is_replanned(record: Record) -> bool:
 
 
 def replanned_cases(records: Iterable[Record]) -> Iterator[Case]:
-    """The products of records for which the plan now chooses another config, each once; no host's times."""
-    found = set()
-    for p in (record.problem for record in records if is_replanned(record) and record.problem["group"] != HOST):
-        key = (str(p["group"]), str(p["layout"]), str(p["dtype"]), (int(p["m"]), int(p["n"]), int(p["k"])))
-        if key not in found:
-            found.add(key)
+    """The products for whose newest record, the last one, the plan has changed; no host's times."""
+    newest = {}
+    for record in records:
+        p = record.problem
+        if record.op == "matmul" and record.config and p["group"] != HOST:
+            sizes = (int(p["m"]), int(p["n"]), int(p["k"]))
+            newest[str(p["group"]), str(p["layout"]), str(p["dtype"]), sizes] = record
+    for key, record in newest.items():
+        if is_replanned(record):
             yield make_case(*key)
 
 
@@ -353,10 +359,11 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     kinds = [kind for kind in arguments.dtypes.split(",") if kind]
-    cases = [*iterate_cases(kinds, arguments.layouts.split(","), outside=arguments.outside)]
-    cases += random_cases(arguments.random)
     if arguments.replanned:
         cases = [*replanned_cases(load(arguments.replanned))]
+    else:
+        cases = [*iterate_cases(kinds, arguments.layouts.split(","), outside=arguments.outside)]
+        cases += random_cases(arguments.random)
     if arguments.jobs > 1:
         compile_ahead(cases, arguments.jobs)
     run(

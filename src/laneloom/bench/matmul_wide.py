@@ -30,6 +30,7 @@ from ..ops.matmul.plan_hopper import candidates
 from ..ops.matmul.plan_wide import async_configs, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .matmul import random_side
 from .matmul_tiles import read_rows, write
 from .report import fill_page
 from .timing import count_sets, interleave
@@ -115,10 +116,7 @@ def random_products(count: int = 72, seed: int = 0) -> Iterator[tuple[int, int, 
     """Products of 16 bits that nobody chose: short sides, a long K, many odd rows, a third in batches."""
     generator = random.Random(seed)
     while count:
-        sides = []
-        for least, most in ((0, 10), (4, 13), (4, 14)):
-            step, size = generator.choice((1, 1, 8, 64)), 2 ** generator.uniform(least, most)
-            sides.append(max(round(size / step), 1) * step)
+        sides = [random_side(generator, (1, 1, 8, 64), least, most) for least, most in ((0, 10), (4, 13), (4, 14))]
         batch = round(2 ** generator.uniform(1, 8)) if generator.random() < 1 / 3 else 1
         m, n, k = sides if generator.random() < 0.5 else (sides[1], sides[0], sides[2])
         if batch * m * n * k <= MOST_MULTIPLICATIONS and batch * (m * k + k * n + m * n) <= MOST_ELEMENTS:

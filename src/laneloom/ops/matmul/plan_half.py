@@ -19,7 +19,7 @@ HALF = ("bf16", "fp16")
 TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #: two are never much faster
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
-LONG_K = 256  #: from which on single elements come in slices of 128
+LONG_K = 256  #: above which slices of 128 are tried for single elements
 DOUBT = 1.26  #: on these estimates, which miss by 20%, beside those of the others
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
