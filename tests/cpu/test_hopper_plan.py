@@ -128,10 +128,11 @@ def test_batches_take_one_launch():
         ((4096, 4096, 4096), {"dtype": "fp32"}, "hopper_stream",
          {"block_n": 256, "copy_a": True, "copy_b": False, "split": True}),
         ((4096, 4096, 4096), {"dtype": "fp32", "layout": "tn"}, "hopper_stream", {"copy_a": False}),
-        ((2048, 2048, 2048), {"dtype": "fp32"}, "hopper_stream", {"split": False}),
+        ((2048, 2048, 2048), {"dtype": "fp32"}, "hopper_stream", {"copy_a": True, "split": True}),
         ((1536, 1536, 1536), {"dtype": "fp32"}, "hopper_stream", {"block_n": 128, "split": True}),
         ((512, 512, 8192), {"dtype": "fp32"}, "hopper_stream", {"block_m": 64, "split": True}),
-        ((1024, 1024, 1024), {"dtype": "fp32"}, "hopper_stream", {"block_m": 64, "block_n": 128, "split": False}),
+        ((1024, 1024, 1024), {"dtype": "fp32"}, "hopper_stream", {"block_m": 64, "lanes_a": True, "lanes_b": False}),
+        ((200, 200, 200), {"dtype": "fp32", "batch": 64}, "hopper_stream", {"lanes_a": True, "split": False}),
         ((1024, 1024, 1024), {"dtype": "fp64"}, "hopper_precise", {"block_m": 64}),
         ((2048, 2048, 2048), {"dtype": "fp64"}, "hopper_precise", {"block_m": 128, "copy_b": False}),
         ((30, 70, 333), {"dtype": "fp64"}, "hopper_async", {}),
@@ -208,7 +209,7 @@ EIGHT_PARTS = ClusterConfig(block_m=128, block_n=192, block_k=64, stages=2, clus
 LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4)
-STREAM = StreamConfig(block_m=64, block_n=64, block_k=32, stages=4)
+STREAM = StreamConfig(block_m=64, block_n=64, block_k=16, num_warps=4, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
 
 
@@ -272,6 +273,11 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (LINES, problem(1000, 1000, 1000, epilogue=Epilogue(scale_a="row")), "terms of their own"),
         (PRECISE.with_knobs(group_m=0), problem(64, 64, 64, dtype="fp64"), "group_m: expected at least 1"),
         (REGISTERS.with_knobs(group_m=0), problem(64, 64, 64, **TF32), "group_m: expected at least 1"),
+        (STREAM, problem(63, 64, 64, dtype="fp32", layout="tn"), "or copied, or brought by lanes"),
+        (STREAM, problem(64, 64, 64, dtype="fp32"), "a has to be contiguous along C's axis"),
+        (STREAM.with_knobs(num_warps=8), problem(64, 64, 64, dtype="fp32", layout="tn"), "64x64 by 4 warps"),
+        (STREAM.with_knobs(lanes_a=True, block_k=12), problem(64, 64, 64, dtype="fp32"), "8 steps of K at once"),
+        (STREAM.with_knobs(lanes_a=True, copy_a=True), problem(64, 64, 64, dtype="fp32"), "not both"),
         (STREAM.with_knobs(group_m=0), problem(64, 64, 64, dtype="fp32", layout="tn"), "group_m: expected at least 1"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
         (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),

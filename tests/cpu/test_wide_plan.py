@@ -23,7 +23,7 @@ VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
 
 @pytest.mark.parametrize(
     ("dtypes", "products", "regret", "most", "ratio"),
-    [(WIDE, 90, 0.035, 0.5, 1.05), (HALF, 159, 0.05, 0.6, 1.6)],
+    [(WIDE, 132, 0.035, 0.5, 1.07), (HALF, 159, 0.05, 0.6, 1.6)],
 )
 def test_the_plan_takes_what_was_measured_to_be_fast(dtypes, products, regret, most, ratio):
     found = planned([row for row in read(MEASURED) if row.dtype in dtypes])
@@ -44,10 +44,12 @@ def test_the_page_has_what_the_plan_takes():
 
 
 def test_its_errors_are_within_the_budget():
-    """Twice torch's error of the same product and one rounding; in FP64 torch itself is the truth."""
+    """Twice torch's error of the same product and one rounding, or, where torch cuts K more often, that of a chain of
+    K roundings: the k-th is of a sum that grew as the root of k. In FP64 torch itself is the truth."""
     for row, _ in planned(read(MEASURED)):
         if row.dtype == "fp32":
-            assert row.error <= 2 * row.torch_error + 2.0**-24, row
+            chain = (row.k / 6) ** 0.5 * 2.0**-24
+            assert row.error <= max(2 * row.torch_error + 2.0**-24, chain), row
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,8 @@ def test_its_errors_are_within_the_budget():
         ((4096, 4096, 4096), {"dtype": "fp64"}, "hopper_precise"),
         ((1, 4096, 4096), {"dtype": "fp32", "layout": "nt"}, "hopper_async"),
         ((128, 128, 20000), {"dtype": "fp64", "layout": "tn"}, "hopper_async"),
-        ((200, 200, 200), {"dtype": "fp32", "batch": 64}, "hopper_async"),
+        ((200, 200, 200), {"dtype": "fp32", "batch": 64}, "hopper_stream"),
+        ((777, 777, 777), {"dtype": "fp32"}, "hopper_stream"),
         ((256, 256, 256), {"dtype": "fp64", "batch": 16}, "hopper_precise"),
         ((16, 16, 16), {"dtype": "fp32", "batch": 4096}, "hopper_plain"),
         ((512, 512, 512), {"dtype": "fp32", "dtype_out": "bf16"}, "hopper_plain"),

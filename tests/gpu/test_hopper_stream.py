@@ -10,7 +10,7 @@ import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul import reference  # noqa: E402
 from laneloom.ops.matmul.config_stream import STREAM_TILES, StreamConfig  # noqa: E402
-from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.execute import problem_of, schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 GPU = get_gpu("sm_90a")
@@ -29,12 +29,23 @@ def operand(rows, columns, letter):
     return x if letter == "n" else x.mT
 
 
-def configure(problem, tile, *, split, programs=132, copied=False):
-    """The tile with as many stages, up to four, as fit; copies where they are needed, or of everything."""
-    in_place = problem.m % 4 == problem.n % 4 == problem.k % 4 == 0 and not copied
+def configure(problem, tile, *, split, programs=132, fed="in place"):
+    """The tile with as many stages, up to four, as fit. fed: "in place" by TMA where it reads, copied elsewhere;
+    everything "copied"; everything by "lanes"; or "mixed", A by lanes and B copied."""
+    aligned = problem.m % 4 == problem.n % 4 == problem.k % 4 == 0
+    copied = [not aligned or not along for along in (problem.a.major == "t", problem.b.major == "n")]
+    lanes = [fed == "lanes", fed == "lanes"]
+    if fed == "copied":
+        copied = [True, True]
+    elif fed == "mixed":
+        copied, lanes = [False, True], [True, False]
+    elif fed == "lanes":
+        copied = [False, False]
+    of = STREAM_TILES[tile]
     config = StreamConfig(
-        block_m=tile[0], block_n=tile[1], block_k=STREAM_TILES[tile].block_k, stages=4, split=split, programs=programs,
-        copy_a=not in_place or problem.a.major != "t", copy_b=not in_place or problem.b.major != "n",
+        block_m=tile[0], block_n=tile[1], block_k=of.block_k // 8 * 8 if any(lanes) else of.block_k,
+        num_warps=of.num_warps, stages=4, split=split, programs=programs, copy_a=copied[0], copy_b=copied[1],
+        lanes_a=lanes[0], lanes_b=lanes[1],
     )  # fmt: skip
     assert config.why_invalid(problem, GPU) is None
     return config
@@ -56,15 +67,16 @@ def judge(out, a, b):
     assert verdict.ok, verdict
 
 
+@pytest.mark.parametrize("fed", ["in place", "lanes", "mixed"])
 @pytest.mark.parametrize("sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203), (64, 64, 4)])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_every_tile_whole_and_cut(layout, sizes):
+def test_every_tile_whole_and_cut(layout, sizes, fed):
     m, n, k = sizes
     problem = MatmulProblem.contiguous(m, n, k, dtype="fp32", layout=layout)
     a, b = operand(m, k, layout[0]), operand(k, n, layout[1])
     for tile in STREAM_TILES:
         for split in (False, True):
-            config = configure(problem, tile, split=split)
+            config = configure(problem, tile, split=split, fed=fed)
             out = run(problem, config, a, b)
             judge(out, a, b)
             assert torch.equal(out, run(problem, config, a, b))
@@ -76,14 +88,35 @@ def test_shares_of_any_length(programs):
     for m, n, k in ((300, 500, 777), (128, 256, 5000), (1500, 1100, 90)):
         problem = MatmulProblem.contiguous(m, n, k, dtype="fp32", layout="tn")
         a, b = operand(m, k, "t"), operand(k, n, "n")
-        config = configure(problem, (128, 256), split=True, programs=programs, copied=True)
-        judge(run(problem, config, a, b), a, b)
+        for tile, fed in (((128, 256), "copied"), ((64, 128), "lanes"), ((64, 64), "copied")):
+            judge(run(problem, configure(problem, tile, split=True, programs=programs, fed=fed), a, b), a, b)
 
 
 def test_more_ctas_than_fit_do_not_wait_for_each_other():
     problem = MatmulProblem.contiguous(256, 256, 8192, dtype="fp32", layout="tn")
     a, b = operand(256, 8192, "t"), operand(8192, 256, "n")
-    judge(run(problem, configure(problem, (64, 64), split=True, programs=500), a, b), a, b)
+    for tile in ((64, 64), (128, 128)):
+        judge(run(problem, configure(problem, tile, split=True, programs=500), a, b), a, b)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_lanes_bring_parts_of_larger_matrices_and_batches(layout):
+    """Views with any pitch among NaN, a batch that repeats: no element beside the operands counts."""
+    m, n, k = 133, 131, 145
+    frames = [torch.full((2, 3, 170, 170), float("nan"), device="cuda") for _ in "ab"]
+    a = frames[0][..., 5 : 5 + m, 3 : 3 + k] if layout[0] == "n" else frames[0][..., 5 : 5 + k, 3 : 3 + m].mT
+    b = frames[1][:1, ..., 7 : 7 + k, 9 : 9 + n] if layout[1] == "n" else frames[1][:1, ..., 7 : 7 + n, 9 : 9 + k].mT
+    a.normal_()
+    b.normal_()
+    b = b.expand(2, 3, k, n)
+    out = torch.empty(2, 3, m, n, device="cuda")
+    problem = problem_of(a, b, out, ("fp32", "fp32", "fp32"))
+    for tile in STREAM_TILES:
+        config = configure(problem, tile, split=True, fed="lanes")
+        out.fill_(float("nan"))
+        schedule_of(config).launch(problem, config, GPU, a, b, out)
+        for got, x, y in zip(out.flatten(0, 1), a.flatten(0, 1), b.flatten(0, 1), strict=True):
+            judge(got, x, y)
 
 
 def test_graphs_are_replayed_with_the_same_number():

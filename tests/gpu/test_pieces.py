@@ -15,7 +15,7 @@ import laneloom  # noqa: E402
 from laneloom.device import pieces  # noqa: E402
 from laneloom.device.pieces import MatrixCopy, PiecesLaunch  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch  # noqa: E402
-from laneloom.ops.matmul import config_stream  # noqa: E402
+from laneloom.ops.matmul.config_stream import stream_configs  # noqa: E402
 from laneloom.ops.matmul.plan_cluster import precise  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
@@ -100,8 +100,11 @@ def test_pieces_of_views(orders):
 @pytest.mark.parametrize("pair", [("fp8", "bf8"), ("int8", "uint8"), ("fp64", "fp64"), ("fp32", "fp32")])
 def test_whole_operands_of_two_sizes_are_copied_by_one_launch(pair, launches):
     a, b = operand(333, 1027, DTYPES[pair[0]], "t", seed=1), operand(1027, 129, DTYPES[pair[1]], seed=2)
-    wide = {"fp32": config_stream.stream, "fp64": precise}.get(pair[0])  # the plan prefers what copies nothing
-    config = wide and wide(MatmulProblem.contiguous(333, 129, 1027, dtype=pair[0], layout="tn"), GPU)
+    config = None
+    if pair[0] in ("fp32", "fp64"):  # the plan prefers what copies nothing
+        problem = MatmulProblem.contiguous(333, 129, 1027, dtype=pair[0], layout="tn")
+        wide = [precise(problem, GPU)] if pair[0] == "fp64" else stream_configs(problem, GPU)
+        config = next(config for config in wide if config.copy_a and config.copy_b)
     out = laneloom.matmul(a, b, out_dtype=torch.float32 if "fp8" in pair else None, config=config)
     assert len(launches) == 1
     if pair[0] == "fp64":

@@ -107,9 +107,9 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_stream": {
-            **walk, "block_m": (64, 128), "block_n": (64, 128, 256), "block_k": (8, 12, 14, 24, 32),
-            "stages": tuple(range(2, 13)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
-            "programs": (gpu.compute_units,),
+            **walk, "block_m": (64, 128), "block_n": (64, 128, 256), "block_k": (8, 12, 14, 16, 24),
+            "num_warps": (4, 8), "stages": tuple(range(2, 13)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
+            "lanes_a": _BOTH, "lanes_b": _BOTH, "programs": (gpu.compute_units, 2 * gpu.compute_units),
         },
         "hopper_registers": {
             **walk, "block_m": (64, 128, 256), "block_n": (64, 128, 256), "block_k": (slice_elements,),

@@ -1,12 +1,14 @@
 """What can be chosen of FP32 products by FMA on Hopper, and what is. Pure.
 
-The model: a CTA multiplies its share of the slices at a pace that the tile decides; where tiles are cut along K every
-CTA has the same share, and their parts meet in memory. Fitted on one H200, 2026-11-20; docs/sgemm-ladder.md.
+The model: a CTA multiplies its share of the slices at a pace that the tile and its lanes decide; where tiles are cut
+along K every CTA has the same share, and their parts meet in memory. Fitted to results/h200/tiles_wide.csv.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any, Self
 
 from ...gpu import Gpu
@@ -15,12 +17,20 @@ from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, wh
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
-_FMA_PER_US = 128 * 1980 * 0.84  #: of one SM, in the best tile
-_TILE_US = 2.5  #: a tile's first slice and its last store
-_PART_US = 2.5  #: a part is waited for
-_PART_BYTES_PER_US = 37_000  #: and written or read again, by one SM
+_FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
+_LAUNCH_US = 4.43  #: with the first slice and the last store
+_TILE_US = 0.69  #: between a CTA's tiles
+_STORE_KB_US = 0.0256  #: of a tile
+_PART_US = 0.343  #: a part is waited for
+_PART_KB_US = 0.0225  #: and written and read again
+_ALONE = 0.732  #: times that a tile takes where an SM has one CTA of two
+#: multiplications of an SM that an element costs where lanes bring it, along its rows or turned
+_LANES_COST, _TURNED_COST = 19.8, 17.6
 _LEAST_SLICES = 4  #: of a CTA's share
 _MOST_SLICES = 1 << 31  #: of all tiles that are cut
+_MOST_STAGES = 12
+_CTA_BYTES = 1024  #: of an SM's shared memory that each CTA takes for itself
+_COPY_UNIT = 8  #: steps of K that lanes ask for at once
 
 
 @dataclass(frozen=True)
@@ -28,25 +38,33 @@ class _Tile:
     """What belongs to a tile shape."""
 
     block_k: int  #: of a slice: its code has to stay in 32 KB of instruction cache
-    pace: float  #: time of a multiplication, in units of the best tile's
+    pace: float  #: time of a multiplication
+    num_warps: int = 4
+    resident: int = 2  #: CTAs of an SM
+
+    def warps_m(self, tile: tuple[int, int]) -> int:
+        """Warps along M: of four, a warp has 64x32 or 32x32."""
+        return 1 if self.num_warps == 4 and tile[0] < tile[1] else 2
 
 
 #: by rows and columns, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256): _Tile(14, 1.0), (128, 128): _Tile(24, 1.02), (64, 128): _Tile(32, 1.16), (64, 64): _Tile(32, 1.37),
+    (128, 256): _Tile(14, 0.91, 8, 1), (128, 128): _Tile(24, 0.909, 8, 1), (64, 128): _Tile(16, 0.921),
+    (128, 64): _Tile(16, 0.972), (64, 64): _Tile(16, 1.021),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(MatmulConfig):
-    """kernels/hopper_stream.cu: FP32 by FMA; one producer warp, eight warps that multiply; tiles cut along K."""
+    """kernels/hopper_stream.cu: FP32 by FMA; four producer warps, four or eight that multiply; tiles cut along K."""
 
     schedule: str = "hopper_stream"
-    num_warps: int = 8
     stages: int
     split: bool = True  #: cut the tiles that would not fill a last round along K
     copy_a: bool = False  #: copy A first, contiguous along M
     copy_b: bool = False  #: copy B first, contiguous along N
+    lanes_a: bool = False  #: bring A element by element
+    lanes_b: bool = False  #: bring B element by element
     programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
@@ -59,8 +77,9 @@ class StreamConfig(MatmulConfig):
         return (self.block_m + self.block_n) * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
-        """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it."""
-        staging = 0 if _stores_wide(problem) else self.num_warps * 16 * self.block_n
+        """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
+        warps_m = STREAM_TILES[self.block_m, self.block_n].warps_m((self.block_m, self.block_n))
+        staging = 0 if _stores_wide(problem) else warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
         return self.stages * self.stage_bytes() + staging
 
     def tiles(self, problem: MatmulProblem) -> int:
@@ -96,19 +115,13 @@ class StreamConfig(MatmulConfig):
             return f"hopper_stream: fp32 throughout, got {problem.key}"
         if why := why_not_bare(self.schedule, problem):
             return why
-        for name, matrix, across, copied in (
-            ("a", problem.a, "t", self.copy_a), ("b", problem.b, "n", self.copy_b)
-        ):  # fmt: skip
-            if copied and problem.batches > MOST_LAUNCHES:
-                return f"hopper_stream: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
-            if not copied and not tma_reads(problem, name):
-                return f"hopper_stream: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
-            if not copied and matrix.major != across:
-                return f"hopper_stream: {name} has to be contiguous along C's axis, or copied so"
         tile = STREAM_TILES.get((self.block_m, self.block_n))
-        if tile is None or self.num_warps != 8:
-            words = ", ".join(f"{m}x{n}" for m, n in STREAM_TILES)
-            return f"hopper_stream: tiles of {words} by 8 warps, got {self.block_m}x{self.block_n}"
+        if tile is None or self.num_warps != tile.num_warps:
+            words = ", ".join(f"{m}x{n} by {tile.num_warps}" for (m, n), tile in STREAM_TILES.items())
+            return f"hopper_stream: tiles of {words} warps, got {self.block_m}x{self.block_n} by {self.num_warps}"
+        for name, copied, by_lanes in (("a", self.copy_a, self.lanes_a), ("b", self.copy_b, self.lanes_b)):
+            if why := self._why_not_fed(problem, name, copied=copied, by_lanes=by_lanes):
+                return f"hopper_stream: {why}"
         if self.block_k % 2 or not 2 <= self.block_k <= tile.block_k:
             return f"hopper_stream: an even block_k up to {tile.block_k} with this tile, got {self.block_k}"
         if self.stages < 2 or self.programs < 1:
@@ -123,36 +136,79 @@ class StreamConfig(MatmulConfig):
             return f"hopper_stream: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
         return None
 
+    def _why_not_fed(self, problem: MatmulProblem, name: str, *, copied: bool, by_lanes: bool) -> str | None:
+        matrix, across = (problem.a, "t") if name == "a" else (problem.b, "n")
+        if copied and by_lanes:
+            return f"{name} is copied or brought by lanes, not both"
+        if copied and problem.batches > MOST_LAUNCHES:
+            return f"copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
+        if by_lanes and matrix.major == "x":
+            return f"lanes bring {name} where it is contiguous along an axis"
+        if by_lanes and self.block_k % _COPY_UNIT:
+            return f"lanes bring {_COPY_UNIT} steps of K at once, got a block_k of {self.block_k}"
+        if copied or by_lanes:
+            return None
+        if not tma_reads(problem, name):
+            return f"TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied, or brought by lanes"
+        if matrix.major != across:
+            return f"{name} has to be contiguous along C's axis, or copied so, or brought by lanes"
+        return None
+
 
 def _stores_wide(problem: MatmulProblem) -> bool:
     return problem.vector_out * DTYPE_BYTES["fp32"] == TMA_BYTES
 
 
 def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
-    """The model's time of the product, without copies."""
+    """The model's time of the product, without copies: what the SM with the longest share does."""
+    shape = config.block_m, config.block_n
+    tile, area = STREAM_TILES[shape], config.block_m * config.block_n
+    kilobytes = area * DTYPE_BYTES["fp32"] / 1000
     tiles, whole, ctas = config.tiles(problem), config.whole_tiles(problem), config.ctas(problem)
-    pace = STREAM_TILES[config.block_m, config.block_n].pace
-    tile_us = config.block_m * config.block_n * problem.k * pace / _FMA_PER_US + _TILE_US
-    if whole == tiles:
-        return -(-tiles // ctas) * tile_us
-    shared = tiles - whole
-    # A tile's finisher adds the parts of all others that had a share of it.
-    parts = 1 - (-ctas // shared)
-    part_us = _PART_US + config.block_m * config.block_n * DTYPE_BYTES["fp32"] / _PART_BYTES_PER_US
-    return whole // ctas * tile_us + shared * tile_us / ctas + parts * part_us
+    slices = -(-problem.k // config.block_k)
+    lanes = sum(
+        rows * (_TURNED_COST if along_k else _LANES_COST)
+        for rows, by_lanes, along_k in (
+            (config.block_m, config.lanes_a, problem.a.major == "n"),
+            (config.block_n, config.lanes_b, problem.b.major == "t"),
+        ) if by_lanes
+    )  # fmt: skip
+    tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
+    if tile.resident > 1 and ctas <= config.programs // tile.resident:
+        tile_us *= _ALONE
+    rounds, shared = -(-whole // ctas), tiles - whole
+    time_us = _LAUNCH_US + rounds * tile_us
+    if shared:
+        share = -(-shared * slices // ctas) / slices  # of a tile, or several
+        # A tile's finisher adds the parts of all others that had a share of it.
+        time_us += share * tile_us + (-(-ctas // shared) - 1) * (_PART_US + _PART_KB_US * kilobytes)
+        rounds += max(1, share)
+    return time_us + (rounds - 1) * _TILE_US / tile.resident + rounds * _STORE_KB_US * kilobytes
 
 
-def stream(problem: MatmulProblem, gpu: Gpu) -> StreamConfig:
-    """The tile, cut or not, that takes the least time."""
-    room = gpu.lds_bytes
-    found = []
+def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
+    """Every tile, cut or not, and every way to bring what TMA does not read in rows along M and N."""
+    ways = []
+    for name, matrix, across in (("a", problem.a, "t"), ("b", problem.b, "n")):
+        if tma_reads(problem, name) and matrix.major == across:
+            ways.append(({},))
+        else:
+            ways.append(({f"copy_{name}": True}, {f"lanes_{name}": True}))
     for (block_m, block_n), tile in STREAM_TILES.items():
-        for split in (False, True):
+        room = (gpu.lds_bytes - _CTA_BYTES * (tile.resident - 1)) // tile.resident
+        for split, way_a, way_b in product((False, True), *ways):
             config = StreamConfig(
-                block_m=block_m, block_n=block_n, block_k=tile.block_k, stages=2, split=split,
-                copy_a=not tma_reads(problem, "a") or problem.a.major != "t",
-                copy_b=not tma_reads(problem, "b") or problem.b.major != "n", programs=gpu.compute_units,
+                block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=tile.num_warps, stages=2, split=split,
+                programs=gpu.compute_units * tile.resident, **way_a, **way_b,
             )  # fmt: skip
+            if split and config.whole_tiles(problem) == config.tiles(problem):
+                continue
             free = room - config.shared_bytes(problem)
-            found.append(config.with_knobs(stages=2 + min(free // config.stage_bytes(), 10)))
-    return min(found, key=lambda config: estimate_us(problem, config))
+            config = config.with_knobs(stages=2 + min(free // config.stage_bytes(), _MOST_STAGES - 2))
+            if config.why_invalid(problem, gpu) is None:
+                yield config
+
+
+def stream(problem: MatmulProblem, gpu: Gpu) -> StreamConfig | None:
+    """What takes the least time, if anything can run."""
+    return min(stream_configs(problem, gpu), key=lambda config: estimate_us(problem, config), default=None)

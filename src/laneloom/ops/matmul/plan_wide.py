@@ -15,7 +15,7 @@ from .config import MatmulConfig
 from .config_async import TILES, AsyncConfig
 from .config_cluster import PreciseConfig
 from .config_row import CLUSTERS
-from .config_stream import StreamConfig, stream
+from .config_stream import StreamConfig, stream_configs
 from .config_stream import estimate_us as stream_us
 from .model_hopper import ceil_div
 from .plan_cluster import precise
@@ -51,21 +51,21 @@ class _Model:
 
 _MODELS = {
     "fp32": _Model(
-        0.782, 144000, 1.413e-5, 46920, 3.683e6, 0.02, 2.072, 2.5, 0.2886, 1.341, 0.4097, 2.238, 0.0,
-        {(32, 32): 1.14, (64, 1): 0.909, (64, 4): 1.48, (64, 8): 1.24, (64, 16): 1.11, (64, 32): 0.962,
-         (64, 64): 0.905, (128, 1): 0.7, (128, 4): 0.7, (128, 8): 0.761, (128, 16): 1.04, (128, 32): 0.952,
-         (128, 64): 0.73},
+        0.779, 144000, 1.486e-5, 45970, 3.685e6, 0.0204, 2.069, 2.784, 0.1278, 1.697, 0.4052, 2.238, 0.0,
+        {(32, 32): 1.14, (64, 1): 0.0887, (64, 4): 0.872, (64, 8): 1.08, (64, 16): 1.09, (64, 32): 0.923,
+         (64, 64): 0.902, (128, 1): 0.0272, (128, 4): 0.0398, (128, 8): 0.628, (128, 16): 0.95, (128, 32): 0.951,
+         (128, 64): 0.716},
     ),
     "fp64": _Model(
-        0.9648, 211500, 4.771e-5, 63300, 3.947e6, 0.03388, 0.2, 1.798, 0.1277, 1.215, 0.2662, 1.165, 0.04474,
-        {(32, 32): 1.26, (64, 8): 1.5, (64, 16): 0.766, (64, 32): 1.13, (64, 64): 0.98, (128, 8): 0.75,
-         (128, 64): 0.867},
+        0.606, 210400, 4.832e-5, 62610, 3.799e6, 0.05446, 0.0786, 1.103, 0.111, 1.108, 0.2797, 1.159, 0.04965,
+        {(32, 32): 1.26, (64, 8): 1.18, (64, 16): 1.16, (64, 32): 1.14, (64, 64): 0.971, (128, 8): 0.132,
+         (128, 64): 0.869},
     ),
 }  # fmt: skip
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
-_COPY_US, _COPY_BYTES_PER_US = 2.5, 4.2e6  #: a launch that copies operands, bytes read and written
+#: a launch that copies operands, in us, and bytes that it reads and writes in one
+_COPIES = {"fp32": (4.37, 2.22e6), "fp64": (2.5, 4.2e6)}
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
-_STORE_BYTES_PER_US = 3e6  #: what the model of hopper_stream leaves out of a short K
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
 _PRECISE_PACE = {(128, 128): 1.03, (64, 128): 0.98, (64, 64): 0.985}
 _PRECISE_LAUNCH_US, _PRECISE_TILE_US, _PRECISE_STORED_PER_US = 1.7, 0.8, 60e3
@@ -157,19 +157,19 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
     elements = (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k
     if not elements:
         return 0.0
-    return problem.batches * (_COPY_US + 2 * elements * DTYPE_BYTES[problem.dtype_a] / _COPY_BYTES_PER_US)
+    launch_us, bytes_per_us = _COPIES[problem.dtype_a]
+    return problem.batches * (launch_us + 2 * elements * DTYPE_BYTES[problem.dtype_a] / bytes_per_us)
 
 
-def by_tma(problem: MatmulProblem, gpu: Gpu) -> tuple[StreamConfig | PreciseConfig, float]:
-    """What the schedule that TMA feeds takes, with its estimate. What it copies, it does product by product."""
+def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
+    """What TMA feeds, with estimates. What is copied, is copied product by product."""
     if problem.dtype_a == "fp32":
-        streamed = stream(problem, gpu)
-        each = problem.one_product() if streamed.copy_a or streamed.copy_b else problem
-        time_us = stream_us(each, streamed) * (problem.batches // each.batches)
-        time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
-        out_bytes = problem.m * problem.n * problem.batches * DTYPE_BYTES["fp32"]
-        return streamed, time_us + _copies_us(problem, streamed) + out_bytes / _STORE_BYTES_PER_US
+        for streamed in stream_configs(problem, gpu):
+            yield streamed, streamed_us(problem, streamed)
+        return
     config = precise(problem, gpu)
+    if config.why_invalid(problem, gpu) is not None:
+        return
     each = problem.one_product() if config.copy_a or config.copy_b else problem
     tile = config.block_m, config.block_n
     tiles = ceil_div(each.m, tile[0]) * ceil_div(each.n, tile[1]) * each.batches
@@ -178,7 +178,15 @@ def by_tma(problem: MatmulProblem, gpu: Gpu) -> tuple[StreamConfig | PreciseConf
     storing = tile[0] * tile[1] * DTYPE_BYTES["fp64"] / _PRECISE_STORED_PER_US
     time_us = _PRECISE_LAUNCH_US + ceil_div(tiles, gpu.compute_units) * (multiplying + storing + _PRECISE_TILE_US)
     time_us = max(time_us, each.bytes / _MODELS["fp64"].memory_per_us)
-    return config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+    yield config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+
+
+def streamed_us(problem: MatmulProblem, config: StreamConfig) -> float:
+    """The model's time of `hopper_stream`, with its copies."""
+    each = problem.one_product() if config.copy_a or config.copy_b else problem
+    time_us = stream_us(each, config) * (problem.batches // each.batches)
+    time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
+    return time_us + _copies_us(problem, config)
 
 
 def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
@@ -190,7 +198,6 @@ def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfi
         for config in async_configs(problem, gpu)
     ]
     words = f"{'fp32 by FMA' if problem.dtype_a == 'fp32' else 'fp64 by matrix instructions'}, operands by TMA"
-    fed, time_us = by_tma(problem, gpu)
-    found.append((time_us, fed, words))
+    found += [(time_us, config, words) for config, time_us in by_tma(problem, gpu)]
     for time_us, config, reason in sorted(found, key=lambda item: item[0]):
         yield config, f"{reason}; shortest estimate, {time_us:.1f} us"

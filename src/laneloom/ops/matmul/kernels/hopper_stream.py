@@ -1,8 +1,9 @@
-"""hopper_stream.cu: FP32 by FMA, operands by TMA through a ring, one producer warp, tiles cut along K to equal shares.
+"""hopper_stream.cu: FP32 by FMA, operands through a ring by TMA or by lanes, tiles cut along K to equal shares.
 
-Wins for FP32 (precision "ieee") wherever TMA can read the operands, or copies of them. An operand that is contiguous
-along K is copied first. The sums of a tile that was cut are added in the order of K, whoever computes them: the same
-inputs give the same bits. CUDA C++: the inner loop's registers and order of instructions. Hopper (sm_90a).
+Wins for FP32 (precision "ieee") but for the smallest products. What TMA does not read, or lies along K, four warps
+bring element by element, or it is copied first where there is much of it. The sums of a tile that was cut are added in
+the order of K, whoever computes them: the same inputs give the same bits. CUDA C++: the inner loop's registers and
+order of instructions. Hopper (sm_90a).
 Source: Osama, Merrill, Cecka et al., "Stream-K" (2023); NVIDIA CUTLASS, "Efficient GEMM in CUDA".
 """
 
@@ -21,6 +22,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
+from ..config_stream import STREAM_TILES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
@@ -29,16 +31,30 @@ from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_lau
 _LAUNCHES = itertools.count(secrets.randbits(62))
 
 
+#: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
+_REGISTERS = {1: (56, 224), 2: (40, 216)}
+
+
+def _fed(by_lanes: bool, *, along_k: bool) -> int:
+    return 0 if not by_lanes else 2 if along_k else 1
+
+
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
+    shape = config.block_m, config.block_n
+    tile = STREAM_TILES[shape]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
         "GROUP_M": config.group_m, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
+        "WARPS_M": tile.warps_m(shape), "WARPS_N": tile.num_warps // tile.warps_m(shape), "RESIDENT": tile.resident,
+        "PRODUCER_REGISTERS": _REGISTERS[tile.resident][0], "CONSUMER_REGISTERS": _REGISTERS[tile.resident][1],
+        "A_LANES": _fed(config.lanes_a, along_k=problem.a.major == "n"),
+        "B_LANES": _fed(config.lanes_b, along_k=problem.b.major == "t"),
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES["fp32"] == 16),
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_stream.cu"), gpu, constants=constants, num_warps=config.num_warps + 4,
-        lds_bytes=config.shared_bytes(problem), name="hopper_stream.cu",
+        kernel_source(__package__, "hopper_stream_feed.cuh", "hopper_stream.cu"), gpu, constants=constants,
+        num_warps=config.num_warps + 4, lds_bytes=config.shared_bytes(problem), name="hopper_stream.cu",
     )  # fmt: skip
 
 
@@ -54,6 +70,19 @@ def _operand(problem, config, name: str) -> TmaOperand:
     )  # fmt: skip
 
 
+class _Plain(ctypes.Structure):
+    """`Plain` of hopper_stream.cu."""
+
+    _fields_ = (
+        ("first", ctypes.c_void_p), ("outer", ctypes.c_int64), ("inner", ctypes.c_int64), ("line", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def _plain(matrix) -> _Plain:
+    outer, inner, row, column = matrix.strides
+    return _Plain(0, outer, inner, row if matrix.major == "n" else column)
+
+
 class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
@@ -66,12 +95,14 @@ class _Prepared:
             problem.m, problem.n, problem.k, problem.batch[1], config.tiles(problem), *self.a.steps, *self.b.steps,
             *problem.out.strides)  # fmt: skip
         whole = ctypes.c_int(config.whole_tiles(problem))
+        self.plain_a, self.plain_b = _plain(problem.a), _plain(problem.b)
+        arguments = (self.plain_a, self.plain_b, self.pointer, sizes, whole, self.parts, self.number)
         self.launch = CudaCall(
-            code_object(problem, config, gpu),
-            (self.a.map, self.b.map, self.pointer, sizes, whole, self.parts, self.number), device,
+            code_object(problem, config, gpu), (self.a.map, self.b.map, *arguments), device,
             ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
+        self.lanes_a, self.lanes_b = config.lanes_a, config.lanes_b
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         # Of this call alone: calls on other streams may run beside it.
@@ -79,8 +110,14 @@ class _Prepared:
         a, b = self.place(a, b)
         stream = torch.cuda.current_stream(out.device).cuda_stream
         with self.lock:  # the arguments are filled in place
-            self.a.map.set_address(a.data_ptr())
-            self.b.map.set_address(b.data_ptr())
+            if self.lanes_a:
+                self.plain_a.first = a.data_ptr()
+            else:
+                self.a.map.set_address(a.data_ptr())
+            if self.lanes_b:
+                self.plain_b.first = b.data_ptr()
+            else:
+                self.b.map.set_address(b.data_ptr())
             self.pointer.value, self.parts.value = out.data_ptr(), parts.data_ptr()
             self.number.value = next(_LAUNCHES)
             self.launch(stream)
@@ -102,6 +139,9 @@ def facts(problem, config, gpu) -> list[str]:
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
     if cut := tiles - config.whole_tiles(problem):
         lines.append(f"{cut} of them cut along K into equal shares; {config.workspace_bytes(problem)} bytes for parts")
+    for name, by_lanes in (("A", config.lanes_a), ("B", config.lanes_b)):
+        if by_lanes:
+            lines.append(f"{name} comes element by element, by four warps")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(
