@@ -9,7 +9,8 @@ from hopper_compiled import GPU, compile_valid
 from sass_listing import disassemble, loops_of
 
 from laneloom.ops.matmul.config import plan
-from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig
+from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix

@@ -12,8 +12,9 @@ from laneloom.bench.suites import load_suite
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
-from laneloom.ops.matmul.config_cluster import ClusterConfig, PreciseConfig
+from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_hopper import HopperConfig, PlainConfig, SkinnyConfig
+from laneloom.ops.matmul.config_precise import PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.config_stream import StreamConfig
 from laneloom.ops.matmul.execute import schedule_of

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -11,7 +13,9 @@ from judged_products import DTYPES, GPU, LAYOUTS, ROUNDING, assert_right, norm_e
 import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 from laneloom.ops.matmul.api import explain  # noqa: E402
-from laneloom.ops.matmul.config_cluster import PRECISE_TILES, ClusterConfig, PreciseConfig  # noqa: E402
+from laneloom.ops.matmul.config_cluster import ClusterConfig  # noqa: E402
+from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig  # noqa: E402
+from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 CLUSTERS = {
@@ -102,13 +106,30 @@ def test_fp64(layout, sizes):
     problem = MatmulProblem.contiguous(m, n, k, dtype="fp64", layout=layout)
     a, b = operand(m, k, torch.float64, layout[0], seed=1), operand(k, n, torch.float64, layout[1], seed=2)
     in_place = m % 4 == n % 4 == k % 4 == 0
-    for block_m, block_n in PRECISE_TILES:
-        for copied in (False, True):
-            config = PreciseConfig(
-                block_m=block_m, block_n=block_n, block_k=16, stages=3, copy_a=copied or not in_place,
-                copy_b=copied or not in_place)  # fmt: skip
-            # The truth has the same precision: both sums' bound.
-            assert norm_error(run_twice(problem, config, a, b), a @ b) <= 4 * k**0.5 * 2.0**-53
+    for (block_m, block_n), copied, split in itertools.product(PRECISE_TILES, (False, True), (False, True)):
+        config = PreciseConfig(
+            block_m=block_m, block_n=block_n, block_k=16, stages=3, copy_a=copied or not in_place, split=split,
+            copy_b=copied or not in_place)  # fmt: skip
+        # The truth has the same precision: both sums' bound.
+        assert norm_error(run_twice(problem, config, a, b), a @ b) <= 4 * k**0.5 * 2.0**-53
+
+
+@pytest.mark.parametrize("programs", [1, 3, 31, 132, 500])
+def test_fp64_in_shares_of_any_length_and_in_graphs(programs):
+    """Shares of a part, of one tile, of several; more CTAs than fit; a graph launches with the same number again."""
+    for m, n, k in ((300, 500, 778), (128, 256, 5000), (1500, 1100, 90)):
+        problem = MatmulProblem.contiguous(m, n, k, dtype="fp64")
+        a, b = operand(m, k, torch.float64, seed=1), operand(k, n, torch.float64, seed=2)
+        config = PreciseConfig(block_m=64, block_n=128, block_k=16, stages=3, split=True, programs=programs)
+        assert norm_error(run_twice(problem, config, a, b), a @ b) <= 4 * k**0.5 * 2.0**-53
+    out, graph = torch.empty_like(a @ b), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        schedule_of(config).launch(problem, config, GPU, a, b, out)
+    for _ in range(5):
+        a.normal_()
+        out.fill_(float("nan"))
+        graph.replay()
+        assert norm_error(out, a @ b) <= 4 * k**0.5 * 2.0**-53
 
 
 @pytest.mark.parametrize("precision", ["tf32", "3xtf32", "3xbf16"])

@@ -15,8 +15,8 @@ import laneloom  # noqa: E402
 from laneloom.device import pieces  # noqa: E402
 from laneloom.device.pieces import MatrixCopy, PiecesLaunch  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch  # noqa: E402
+from laneloom.ops.matmul.config_precise import precise_configs  # noqa: E402
 from laneloom.ops.matmul.config_stream import stream_configs  # noqa: E402
-from laneloom.ops.matmul.plan_cluster import precise  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 TORCH = {"tf32": torch.float32, **DTYPES}
@@ -103,7 +103,7 @@ def test_whole_operands_of_two_sizes_are_copied_by_one_launch(pair, launches):
     config = None
     if pair[0] in ("fp32", "fp64"):  # the plan prefers what copies nothing
         problem = MatmulProblem.contiguous(333, 129, 1027, dtype=pair[0], layout="tn")
-        wide = [precise(problem, GPU)] if pair[0] == "fp64" else stream_configs(problem, GPU)
+        wide = precise_configs(problem, GPU) if pair[0] == "fp64" else stream_configs(problem, GPU)
         config = next(config for config in wide if config.copy_a and config.copy_b)
     out = laneloom.matmul(a, b, out_dtype=torch.float32 if "fp8" in pair else None, config=config)
     assert len(launches) == 1

@@ -104,7 +104,8 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
         "hopper_cluster": _hopper_cluster(problem, gpu),
         "hopper_precise": {
             **walk, "block_m": (64, 128), "block_n": (64, 128), "block_k": (slice_elements,),
-            "stages": tuple(range(2, 9)), "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
+            "stages": tuple(range(2, 9)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
+            "programs": (gpu.compute_units,),
         },
         "hopper_stream": {
             **walk, "block_m": (64, 128), "block_n": (64, 128, 256), "block_k": (8, 12, 14, 16, 24),

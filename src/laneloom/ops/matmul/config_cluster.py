@@ -14,7 +14,6 @@ from .config_hopper import (
     TMA_BYTES,
     tma_reads,
     tma_writes,
-    why_not_bare,
     why_not_walked,
 )
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -317,54 +316,4 @@ class ClusterConfig(MatmulConfig):
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:
             return f"hopper_cluster: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
-        return None
-
-
-#: tiles of hopper_precise with the time of a multiplication in them, in units of the best tile's
-PRECISE_TILES = {(128, 128): 1.0, (64, 128): 1.05, (64, 64): 1.15}
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreciseConfig(MatmulConfig):
-    """kernels/hopper_precise.cu: FP64 by DMMA; one producer warp, eight warps that multiply."""
-
-    schedule: str = "hopper_precise"
-    num_warps: int = 8
-    stages: int
-    copy_a: bool = False  #: copy A first, contiguous along K
-    copy_b: bool = False  #: copy B first, contiguous along K
-    programs: int = 132  #: most CTAs that are launched; each walks over several tiles
-    pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
-
-    def shared_bytes(self, problem: MatmulProblem) -> int:
-        """Shared memory of one CTA."""
-        return self.stages * (self.block_m + self.block_n) * 128 + 16 * self.stages
-
-    def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
-        if gpu.matrix_instructions != "wgmma":
-            return f"hopper_precise: needs TMA, {gpu.name} has none"
-        dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_out, problem.dtype_acc}
-        if dtypes != {"fp64"}:
-            return f"hopper_precise: fp64 throughout, got {problem.key}"
-        if why := why_not_bare(self.schedule, problem):
-            return why
-        for name, copied in (("a", self.copy_a), ("b", self.copy_b)):
-            if copied and problem.batches > MOST_LAUNCHES:
-                return f"hopper_precise: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
-            if not copied and not tma_reads(problem, name):
-                return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
-        if why := why_not_walked(self, problem.m, problem.n, problem.k):
-            return why
-        if (self.block_m, self.block_n) not in PRECISE_TILES or self.num_warps != 8:
-            words = ", ".join(f"{m}x{n}" for m, n in PRECISE_TILES)
-            return f"hopper_precise: tiles of {words}, got {self.block_m}x{self.block_n}"
-        if self.block_k != 16 or self.stages < 2 or self.programs < 1:
-            return f"hopper_precise: slices of 128 bytes in 2 stages at least, got {self.block_k} elements"
-        needed = self.shared_bytes(problem)
-        if needed > gpu.lds_bytes:
-            return f"hopper_precise: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
         return None

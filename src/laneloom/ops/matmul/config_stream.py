@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config import MatmulConfig
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
+from .config_shares import SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
@@ -26,8 +25,6 @@ _PART_KB_US = 0.0225  #: and written and read again
 _ALONE = 0.732  #: times that a tile takes where an SM has one CTA of two
 #: multiplications of an SM that an element costs where lanes bring it, along its rows or turned
 _LANES_COST, _TURNED_COST = 19.8, 17.6
-_LEAST_SLICES = 4  #: of a CTA's share
-_MOST_SLICES = 1 << 31  #: of all tiles that are cut
 _MOST_STAGES = 12
 _CTA_BYTES = 1024  #: of an SM's shared memory that each CTA takes for itself
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
@@ -55,17 +52,15 @@ STREAM_TILES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamConfig(MatmulConfig):
+class StreamConfig(SharedConfig):
     """kernels/hopper_stream.cu: FP32 by FMA; four producer warps, four or eight that multiply; tiles cut along K."""
 
     schedule: str = "hopper_stream"
     stages: int
-    split: bool = True  #: cut the tiles that would not fill a last round along K
     copy_a: bool = False  #: copy A first, contiguous along M
     copy_b: bool = False  #: copy B first, contiguous along N
     lanes_a: bool = False  #: bring A element by element
     lanes_b: bool = False  #: bring B element by element
-    programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -81,31 +76,6 @@ class StreamConfig(MatmulConfig):
         warps_m = STREAM_TILES[self.block_m, self.block_n].warps_m((self.block_m, self.block_n))
         staging = 0 if _stores_wide(problem) else warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
         return self.stages * self.stage_bytes() + staging
-
-    def tiles(self, problem: MatmulProblem) -> int:
-        """Of every product of the batch."""
-        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
-
-    def whole_tiles(self, problem: MatmulProblem) -> int:
-        """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""
-        tiles = self.tiles(problem)
-        if not self.split or tiles % self.programs == 0:
-            return tiles
-        # The last full round is cut with what is left, so that a share is longer than a tile.
-        return max(tiles // self.programs - 1, 0) * self.programs
-
-    def ctas(self, problem: MatmulProblem) -> int:
-        """CTAs that are launched."""
-        tiles = self.tiles(problem)
-        if self.whole_tiles(problem) == tiles:
-            return min(self.programs, tiles)
-        return min(self.programs, max(1, tiles * -(-problem.k // self.block_k) // _LEAST_SLICES))
-
-    def workspace_bytes(self, problem: MatmulProblem) -> int:
-        """Of the parts of tiles, one for each CTA, and their flags."""
-        if self.whole_tiles(problem) == self.tiles(problem):
-            return 0
-        return self.ctas(problem) * (self.block_m * self.block_n * DTYPE_BYTES["fp32"] + 8)
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -128,9 +98,8 @@ class StreamConfig(MatmulConfig):
             return "hopper_stream: at least 2 stages and one program"
         if why := why_not_walked(self, problem.m, problem.n, problem.k):
             return why
-        slices = (self.tiles(problem) - self.whole_tiles(problem)) * -(-problem.k // self.block_k)
-        if slices >= _MOST_SLICES:
-            return f"hopper_stream: shares of less than {_MOST_SLICES} slices in all, got {slices}"
+        if why := self.why_not_shared(problem):
+            return why
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:
             return f"hopper_stream: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
@@ -188,7 +157,7 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
 
 def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
     """Every tile, cut or not, and every way to bring what TMA does not read in rows along M and N."""
-    ways = []
+    ways: list[tuple[dict[str, Any], ...]] = []
     for name, matrix, across in (("a", problem.a, "t"), ("b", problem.b, "n")):
         if tma_reads(problem, name) and matrix.major == across:
             ways.append(({},))
@@ -196,7 +165,7 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
             ways.append(({f"copy_{name}": True}, {f"lanes_{name}": True}))
     for (block_m, block_n), tile in STREAM_TILES.items():
         room = (gpu.lds_bytes - _CTA_BYTES * (tile.resident - 1)) // tile.resident
-        for split, way_a, way_b in product((False, True), *ways):
+        for split, way_a, way_b in ((split, a, b) for split in (False, True) for a in ways[0] for b in ways[1]):
             config = StreamConfig(
                 block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=tile.num_warps, stages=2, split=split,
                 programs=gpu.compute_units * tile.resident, **way_a, **way_b,

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...gpu import Gpu
-from .config_cluster import NARROWER, PIECES, PRECISE_TILES, ClusterConfig, PreciseConfig, piece_dtype
+from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .model_hopper import (
     BROKEN_FACTOR,
@@ -308,20 +308,3 @@ def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:
     """The config of the shortest estimate; None where none is valid."""
     return next(cluster_configs(problem, gpu), None)
-
-
-def precise(problem: MatmulProblem, gpu: Gpu) -> PreciseConfig:
-    """FP64 by DMMA: the tile whose rounds over all SMs take the least time."""
-
-    def cost(tile: tuple[int, int]) -> float:
-        tiles = ceil_div(problem.m, tile[0]) * ceil_div(problem.n, tile[1]) * problem.batches
-        return ceil_div(tiles, gpu.compute_units) * tile[0] * tile[1] * PRECISE_TILES[tile]
-
-    block_m, block_n = min(PRECISE_TILES, key=cost)
-    config = PreciseConfig(
-        block_m=block_m, block_n=block_n, block_k=16, stages=6, copy_a=not tma_reads(problem, "a"),
-        copy_b=not tma_reads(problem, "b"), programs=gpu.compute_units,
-    )  # fmt: skip
-    while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
-        config = config.with_knobs(stages=config.stages - 1)
-    return config

@@ -14,7 +14,7 @@ import numpy as np
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_async import AsyncConfig
-from .config_cluster import ClusterConfig, PreciseConfig
+from .config_cluster import ClusterConfig
 from .config_hopper import (
     PLAIN_DTYPES,
     REPACKED_DTYPES,
@@ -25,6 +25,7 @@ from .config_hopper import (
     tma_reads,
     tma_writes,
 )
+from .config_precise import PreciseConfig
 from .config_registers import RegistersConfig, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows

@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
+from . import config_precise, config_stream
 from .config import MatmulConfig
 from .config_async import TILES, AsyncConfig
-from .config_cluster import PreciseConfig
+from .config_precise import PreciseConfig, precise_configs
 from .config_row import CLUSTERS
 from .config_stream import StreamConfig, stream_configs
-from .config_stream import estimate_us as stream_us
 from .model_hopper import ceil_div
-from .plan_cluster import precise
 from .problem import DTYPE_BYTES, MatmulProblem
 
 LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried
@@ -66,9 +65,6 @@ _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
 #: a launch that copies operands, in us, and bytes that it reads and writes in one
 _COPIES = {"fp32": (4.37, 2.22e6), "fp64": (2.5, 4.2e6)}
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
-_DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_PRECISE_PACE = {(128, 128): 1.03, (64, 128): 0.98, (64, 64): 0.985}
-_PRECISE_LAUNCH_US, _PRECISE_TILE_US, _PRECISE_STORED_PER_US = 1.7, 0.8, 60e3
 
 
 def _residents(double: bool, tile: tuple[int, int]) -> tuple[int, ...]:
@@ -167,24 +163,21 @@ def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | Pr
         for streamed in stream_configs(problem, gpu):
             yield streamed, streamed_us(problem, streamed)
         return
-    config = precise(problem, gpu)
-    if config.why_invalid(problem, gpu) is not None:
-        return
+    for config in precise_configs(problem, gpu):
+        yield config, precise_us(problem, config)
+
+
+def precise_us(problem: MatmulProblem, config: PreciseConfig) -> float:
+    """The model's time of `hopper_precise`, with its copies."""
     each = problem.one_product() if config.copy_a or config.copy_b else problem
-    tile = config.block_m, config.block_n
-    tiles = ceil_div(each.m, tile[0]) * ceil_div(each.n, tile[1]) * each.batches
-    depth = ceil_div(each.k, config.block_k) * config.block_k
-    multiplying = tile[0] * tile[1] * depth * _PRECISE_PACE[tile] / _DMMA_PER_US
-    storing = tile[0] * tile[1] * DTYPE_BYTES["fp64"] / _PRECISE_STORED_PER_US
-    time_us = _PRECISE_LAUNCH_US + ceil_div(tiles, gpu.compute_units) * (multiplying + storing + _PRECISE_TILE_US)
-    time_us = max(time_us, each.bytes / _MODELS["fp64"].memory_per_us)
-    yield config, time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+    time_us = max(config_precise.estimate_us(each, config), each.bytes / _MODELS["fp64"].memory_per_us)
+    return time_us * (problem.batches // each.batches) + _copies_us(problem, config)
 
 
 def streamed_us(problem: MatmulProblem, config: StreamConfig) -> float:
     """The model's time of `hopper_stream`, with its copies."""
     each = problem.one_product() if config.copy_a or config.copy_b else problem
-    time_us = stream_us(each, config) * (problem.batches // each.batches)
+    time_us = config_stream.estimate_us(each, config) * (problem.batches // each.batches)
     time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
     return time_us + _copies_us(problem, config)
 

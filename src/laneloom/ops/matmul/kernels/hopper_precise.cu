@@ -1,16 +1,12 @@
 // C = alpha A B in FP64 on Hopper, by matrix instructions (DMMA). One warp fills a ring of K-slices by TMA, eight warps
-// multiply; persistent.
+// multiply; persistent, tiles cut along K to equal shares.
 //
 // Operands lie in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so
 // that a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the
 // requests.
-// device/hopper.cuh comes in front of this text.
+// device/hopper.cuh and hopper_shares.cuh come in front of this text.
 
-#define WARPS_M 2
-#define WARPS_N 4
-#define CONSUMER_WARPS (WARPS_M * WARPS_N)
 #define THREADS (32 * CONSUMER_WARPS + 128)  // registers are handed over between whole warpgroups
-#define BLOCK_K 16
 #define A_BYTES (BLOCK_M * 128)
 #define B_BYTES (BLOCK_N * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
@@ -28,15 +24,16 @@ __device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 b
     }
 }
 
-__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Sizes &s, u32 ring,
-                                        u32 full, u32 empty) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+__device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Sizes &s, int whole,
+                                        u32 ring, u32 full, u32 empty) {
     u32 stage = 0, phase = 0;
     Walk walk = begin_walk();
     Tile tile;
-    for (int item = blockIdx.x; locate(item, walk, tile, s, 0, 0); item += gridDim.x) {
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+        locate(piece.item, walk, tile, s, 0, 0);
 #pragma unroll 1
-        for (int slice = 0; slice < slices; ++slice) {
+        for (int slice = piece.first; slice < piece.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(empty + 8 * stage, phase ^ 1);
             const u32 barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
@@ -175,9 +172,34 @@ __device__ __forceinline__ void store(Sums &sums, double *c, const Sizes &s, con
         }
 }
 
+// A part lies as the lanes hold it: the n-th 16 bytes of all threads are neighbours.
+__device__ __forceinline__ void store_part(const Sums &sums, double *part) {
+    double2 *to = (double2 *)part + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                to[((i * BLOCKS_N + j) * 2 + h) * CONSUMERS] = {sums.x[i][j][2 * h], sums.x[i][j][2 * h + 1]};
+}
+
+__device__ __forceinline__ void add_part(Sums &sums, const double *part) {
+    const double2 *from = (const double2 *)part + threadIdx.x;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_M; ++i)
+#pragma unroll
+        for (int j = 0; j < BLOCKS_N; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const double2 x = __ldcg(from + ((i * BLOCKS_N + j) * 2 + h) * CONSUMERS);
+                sums.x[i][j][2 * h] += x.x, sums.x[i][j][2 * h + 1] += x.y;
+            }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, double *c,
-                      const __grid_constant__ Sizes sizes, double alpha) {
+                      const __grid_constant__ Sizes sizes, double alpha, int whole, double *parts, u64 launch) {
     extern __shared__ __align__(1024) char shared[];
     const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
@@ -194,31 +216,46 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, ring, full, empty);
+        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, ring, full, empty);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    const int slices = (sizes.K + BLOCK_K - 1) / BLOCK_K;
+    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     u32 stage = 0, phase = 0;
     Sums sums;
     const Lane place = place_lane(warp_m, warp_n, lane);
     Fragments fragments;
-    Walk walk = begin_walk();
-    Tile tile;
-    for (int item = blockIdx.x; locate(item, walk, tile, sizes, 0, 0); item += gridDim.x) {
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
         clear(sums);
         wait_barrier(full + 8 * stage, phase);
         fetch_first(fragments, shared + stage * STAGE_BYTES, place);
 #pragma unroll 1
-        for (int slice = 0; slice < slices; ++slice) {
+        for (int slice = piece.first; slice < piece.last; ++slice) {
             const u32 here = stage;
             if (++stage == STAGES) stage = 0, phase ^= 1;
-            multiply(sums, fragments, shared + here * STAGE_BYTES, shared + stage * STAGE_BYTES, slice + 1 < slices,
+            multiply(sums, fragments, shared + here * STAGE_BYTES, shared + stage * STAGE_BYTES, slice + 1 < piece.last,
                      full + 8 * stage, phase, place);
             __syncwarp();
             if (lane == 0) arrive(empty + 8 * here);
         }
+        if (piece.first > 0) {
+            store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
+            publish(flags + rank_here(), launch);
+            continue;
+        }
+        const int slices = slices_of(sizes);
+        const int shared_slices = (sizes.items - whole) * slices, end = (piece.item - whole + 1) * slices;
+        int covered = end - slices + piece.last;
+        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
+            await_part(flags + other, launch);
+            add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
+            covered = begin_of(other + 1, shared_slices);
+        }
+        Walk walk = begin_walk();
+        Tile tile;
+        locate(piece.item, walk, tile, sizes, 0, 0);
         store(sums, c + tile.outer * sizes.c_outer + tile.inner * sizes.c_inner, sizes, tile, warp_m, warp_n, lane,
               alpha);
     }

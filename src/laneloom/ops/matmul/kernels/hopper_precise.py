@@ -1,4 +1,4 @@
-"""hopper_precise.cu: FP64 by DMMA, operands by TMA through a ring, one producer warp, persistent.
+"""hopper_precise.cu: FP64 by DMMA, operands by TMA through a ring, one producer warp, tiles cut along K to shares.
 
 Wins wherever TMA can read the operands, or copies of them, and C has enough tiles; all four layouts as they lie. CUDA
 C++: the inner loop needs registers that are indexed by hand. Hopper (sm_90a).
@@ -17,23 +17,23 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
+from ..config_shares import LAUNCHES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
-
-CONSUMER_WARPS = 8
 
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     constants = {
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "GROUP_M": config.group_m,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "WARPS_M": 2, "WARPS_N": 4, "STAGES": config.stages, "GROUP_M": config.group_m,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_precise.cu"), gpu, constants=constants, num_warps=CONSUMER_WARPS + 4,
-        lds_bytes=config.shared_bytes(problem), name="hopper_precise.cu",
+        kernel_source(__package__, "hopper_shares.cuh", "hopper_precise.cu"), gpu, constants=constants,
+        num_warps=config.num_warps + 4, lds_bytes=config.shared_bytes(problem), name="hopper_precise.cu",
     )  # fmt: skip
 
 
@@ -55,29 +55,29 @@ def _operand(problem, config, name: str) -> TmaOperand:
     )  # fmt: skip
 
 
-def count_tiles(problem, config) -> int:
-    """Tiles of every product of the batch."""
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batches
-
-
 class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
         self.place = placing(self.a, self.b, pdl=config.pdl)
-        items = count_tiles(problem, config)
+        self.workspace = config.workspace_bytes(problem)
         sizes = Sizes(
-            problem.m, problem.n, problem.k, problem.batch[1], items, *self.a.steps, *self.b.steps,
+            problem.m, problem.n, problem.k, problem.batch[1], config.tiles(problem), *self.a.steps, *self.b.steps,
             *problem.out.strides)  # fmt: skip
+        whole = ctypes.c_int(config.whole_tiles(problem))
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (self.a.map, self.b.map, Pointer(), sizes, ctypes.c_double(1)), device,
-            ctas=min(items, config.programs), pdl=config.pdl,
+            code_object(problem, config, gpu),
+            (self.a.map, self.b.map, Pointer(), sizes, ctypes.c_double(1), whole, Pointer(), Pointer()), device,
+            ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        # Of this call alone: calls on other streams may run beside it.
+        parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
         a, b = self.place(a, b)
-        self.launch.launch_at(current_stream(out.get_device()), a.data_ptr(), b.data_ptr(), out.data_ptr())
+        addresses = a.data_ptr(), b.data_ptr(), out.data_ptr(), parts.data_ptr()
+        self.launch.launch_at(current_stream(out.get_device()), *addresses, next(LAUNCHES))
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
@@ -92,7 +92,9 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    lines = [f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n} by matrix instructions (DMMA)"]
+    tile = f"{config.block_m}x{config.block_n}"
+    lines = [f"{config.tiles(problem)} tiles of {tile} by matrix instructions (DMMA), {config.ctas(problem)} CTAs"]
+    lines += config.describe_cut(problem)
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(f"{name} is copied first: contiguous along K, rows of whole 128-byte lines")

@@ -1,6 +1,5 @@
-// C = A B in FP32 by FMA on Hopper. One warpgroup fills a ring of K-slices, four or eight warps multiply; persistent. Tiles
-// that would not fill a last round are cut along K, so that every CTA multiplies as many slices as any other ("stream-K").
-// Of four warps that multiply an SM holds two CTAs: one warp a scheduler keeps it half busy, and one CTA stores while the
+// C = A B in FP32 by FMA on Hopper. One warpgroup fills a ring of K-slices, four or eight warps multiply; persistent. Of four
+// warps that multiply an SM holds two CTAs: one warp a scheduler keeps it half busy, and one CTA stores while the
 // other multiplies.
 //
 // What limits: a scheduler can issue one FMA per clock. Registers lie in two banks, by their number's last bit, and each
@@ -10,9 +9,7 @@
 // elements of one k into one bank), sums begin by single moves and leave through shuffles, and what is not needed in the
 // loop is computed again. The loop is one slice, short enough for the instruction cache: 32 KB, at 16 bytes an
 // instruction.
-// device/hopper.cuh and hopper_stream_feed.cuh come in front of this text.
-// Source: Osama, Merrill, Cecka et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
-// Multiplication on the GPU".
+// device/hopper.cuh, hopper_shares.cuh and hopper_stream_feed.cuh come in front of this text.
 
 // ---- Multiplication: lane (u, v) multiplies the rows 4 u + 32 (i / 4) + i % 4 by the columns
 // 4 v + 16 (j / 4) + j % 4 of its warp's tile.
@@ -129,18 +126,7 @@ __device__ __forceinline__ void store(const Sums &sums, float *first, const Size
     }
 }
 
-// ---- The parts of a tile meet in memory.
-__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMERS) : "memory"); }
-
-// `launch` is a number that memory holds by no chance: what it was before says that nothing is there yet.
-__device__ __forceinline__ void publish(u64 *flag, u64 launch) {
-    meet_consumers();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(flag), "l"(launch) : "memory");
-    }
-}
-
+// ---- Parts.
 // A part lies as the lanes hold it: the n-th 16 bytes of all threads are neighbours.
 __device__ __forceinline__ void store_part(const Sums &sums, float *part, int lane) {
     float4 *to = (float4 *)part + threadIdx.x;
@@ -151,14 +137,7 @@ __device__ __forceinline__ void store_part(const Sums &sums, float *part, int la
 }
 
 __device__ __forceinline__ void add_part(Sums &sums, const float *part, u64 *flag, u64 launch, int lane) {
-    if (threadIdx.x == 0) {
-        u64 found;
-        do {
-            asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(found) : "l"(flag) : "memory");
-        } while (found != launch);
-        *flag = ~launch;  // a graph launches with the same number again
-    }
-    meet_consumers();
+    await_part(flag, launch);
     const float4 *from = (const float4 *)part + threadIdx.x;
 #pragma unroll
     for (int i = 0; i < THREAD_M; ++i)

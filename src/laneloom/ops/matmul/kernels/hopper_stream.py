@@ -10,8 +10,6 @@ Source: Osama, Merrill, Cecka et al., "Stream-K" (2023); NVIDIA CUTLASS, "Effici
 from __future__ import annotations
 
 import ctypes
-import itertools
-import secrets
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -22,15 +20,12 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
+from ..config_shares import LAUNCHES
 from ..config_stream import STREAM_TILES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
-#: A launch's flags hold its number once a part is there. What memory held before is no number of these, but by a chance
-#: of one in 2^62; and a part's reader writes another one, so that the same launch in a graph begins anew.
-_LAUNCHES = itertools.count(secrets.randbits(62))
-
-
+_TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (56, 224), 2: (40, 216)}
 
@@ -53,7 +48,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES["fp32"] == 16),
     }  # fmt: skip
     return compile_cuda(
-        kernel_source(__package__, "hopper_stream_feed.cuh", "hopper_stream.cu"), gpu, constants=constants,
+        kernel_source(__package__, *_TEXTS), gpu, constants=constants,
         num_warps=config.num_warps + 4, lds_bytes=config.shared_bytes(problem), name="hopper_stream.cu",
     )  # fmt: skip
 
@@ -119,7 +114,7 @@ class _Prepared:
             else:
                 self.b.map.set_address(b.data_ptr())
             self.pointer.value, self.parts.value = out.data_ptr(), parts.data_ptr()
-            self.number.value = next(_LAUNCHES)
+            self.number.value = next(LAUNCHES)
             self.launch(stream)
 
 
@@ -137,8 +132,7 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     tiles, ctas = config.tiles(problem), config.ctas(problem)
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
-    if cut := tiles - config.whole_tiles(problem):
-        lines.append(f"{cut} of them cut along K into equal shares; {config.workspace_bytes(problem)} bytes for parts")
+    lines += config.describe_cut(problem)
     for name, by_lanes in (("A", config.lanes_a), ("B", config.lanes_b)):
         if by_lanes:
             lines.append(f"{name} comes element by element, by four warps")

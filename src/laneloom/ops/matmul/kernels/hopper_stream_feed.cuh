@@ -1,8 +1,6 @@
-// Of hopper_stream.cu: which slices a CTA multiplies, and how they come to shared memory, in rows along M and N. What lies
-// so and suits TMA comes in boxes; else four warps ask for it element by element, and a row along K is turned on its way.
+// Of hopper_stream.cu: how slices come to shared memory, in rows along M and N. What lies so and suits TMA comes in boxes;
+// else four warps ask for it element by element, and a row along K is turned on its way. Behind hopper_shares.cuh.
 
-#define CONSUMER_WARPS (WARPS_M * WARPS_N)
-#define CONSUMERS (32 * CONSUMER_WARPS)
 #define THREADS (CONSUMERS + 128)  // registers are handed over between whole warpgroups
 #define A_BYTES (BLOCK_M * BLOCK_K * 4)
 #define B_BYTES (BLOCK_N * BLOCK_K * 4)
@@ -19,37 +17,6 @@
 #define FILLERS (BY_LANES ? 128 : 0)
 #define BOX_BYTES ((A_LANES ? 0 : A_BYTES) + (B_LANES ? 0 : B_BYTES))
 
-// ---- Work: of the tiles behind the first `whole`, CTA `rank` takes the slices from begin_of(rank) to begin_of(rank + 1);
-// then every gridDim.x-th of the whole ones.
-struct Piece { int item, first, last; };  // slices of a tile
-
-// Shares differ by one slice at most. All fits 32 bits: a division of 64 bits would be a call.
-__device__ __forceinline__ int begin_of(int rank, int shared_slices) {
-    const int ctas = gridDim.x;
-    return rank * (shared_slices / ctas) + min(rank, shared_slices % ctas);
-}
-
-__device__ __forceinline__ int slices_of(const Sizes &s) { return (s.K + BLOCK_K - 1) / BLOCK_K; }
-
-// A CTA that waits for a part waits for one of a lower number, which computes it before all else: whichever CTAs the GPU
-// has room for, the lowest can go on.
-__device__ __forceinline__ int rank_here() { return gridDim.x - 1 - blockIdx.x; }
-
-// The piece of number n of this CTA, if there is one. It keeps nothing from piece to piece: registers are short.
-__device__ __forceinline__ bool find_piece(int n, Piece &piece, const Sizes &s, int whole) {
-    const int slices = slices_of(s);
-    const int shared_slices = (s.items - whole) * slices;
-    const int begin = begin_of(rank_here(), shared_slices), end = begin_of(rank_here() + 1, shared_slices);
-    const int first_tile = begin / slices, tiles = (end + slices - 1) / slices - first_tile;
-    if (n < tiles) {
-        const int before = (first_tile + n) * slices;
-        piece = {whole + first_tile + n, max(begin - before, 0), min(end - before, slices)};
-        return true;
-    }
-    piece = {(int)blockIdx.x + (n - tiles) * (int)gridDim.x, 0, slices};
-    return piece.item < whole;
-}
-
 // Where the stages of the ring begin and end, and the one that comes next; a stage's barriers stand behind its operands.
 struct Ring {
     u32 at, begin, phase;
@@ -60,7 +27,6 @@ struct Ring {
     }
 };
 
-// ---- Slices.
 // An operand that lanes bring, element by element: its first, the steps of the batch's axes, and that of the axis along
 // which it is not contiguous.
 struct Plain {
