@@ -16,11 +16,12 @@ from .config_shares import SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_LAUNCH_US, _TILE_US, _STORED_PER_US = 1.7, 0.8, 60e3
-_PART_US, _PART_KB_US = 0.343, 0.0225  #: a part is waited for, written and read again
+_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.41, 0.164, 43850
+_CUT_US, _PART_US, _PART_KB_US = 1.59, 0.457, 0.00748  #: the last CTA is waited for; a part is waited for, written and read again
+_CUT_PACE = 1.1  #: what multiplying takes longer where tiles are cut
 _MOST_STAGES = 6
 #: tiles with the time of a multiplication in them, in the order in which equal costs are resolved
-PRECISE_TILES = {(128, 128): 1.03, (64, 128): 0.98, (64, 64): 0.985}
+PRECISE_TILES = {(128, 128): 0.958, (64, 128): 0.975, (64, 64): 1.034}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +78,14 @@ def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     stored_bytes = area * DTYPE_BYTES["fp64"]
     slices = -(-problem.k // config.block_k)
     tile_us = area * slices * config.block_k * pace / _DMMA_PER_US
+    tile_us *= _CUT_PACE if config.split else 1
     tiles, whole, ctas = config.tiles(problem), config.whole_tiles(problem), config.ctas(problem)
     rounds, shared = -(-whole // ctas), tiles - whole
     time_us = _LAUNCH_US + rounds * tile_us
     if shared:
         share = -(-shared * slices // ctas) / slices  # of a tile, or several
         # A tile's finisher adds the parts of all others that had a share of it.
-        time_us += share * tile_us + (-(-ctas // shared) - 1) * (_PART_US + _PART_KB_US * stored_bytes / 1000)
+        time_us += _CUT_US + share * tile_us + (-(-ctas // shared) - 1) * (_PART_US + _PART_KB_US * stored_bytes / 1000)
         rounds += max(1, share)
     return time_us + rounds * (_TILE_US + stored_bytes / _STORED_PER_US)
 

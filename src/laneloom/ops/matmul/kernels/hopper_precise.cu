@@ -228,27 +228,32 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     Fragments fragments;
     Piece piece;
     for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
+        const int slices = CUT ? uniform(piece.last - piece.first) : slices_of(sizes);
         clear(sums);
         wait_barrier(full + 8 * stage, phase);
         fetch_first(fragments, shared + stage * STAGE_BYTES, place);
 #pragma unroll 1
-        for (int slice = piece.first; slice < piece.last; ++slice) {
+        for (int slice = 0; slice < slices; ++slice) {
             const u32 here = stage;
             if (++stage == STAGES) stage = 0, phase ^= 1;
-            multiply(sums, fragments, shared + here * STAGE_BYTES, shared + stage * STAGE_BYTES, slice + 1 < piece.last,
+            multiply(sums, fragments, shared + here * STAGE_BYTES, shared + stage * STAGE_BYTES, slice + 1 < slices,
                      full + 8 * stage, phase, place);
             __syncwarp();
             if (lane == 0) arrive(empty + 8 * here);
         }
-        if (piece.first > 0) {
+        if (CUT) {
+            asm volatile("" : "+r"(n));  // the piece is computed again, not kept
+            find_piece(n, piece, sizes, whole);
+        }
+        if (CUT && piece.first > 0) {
             store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
             publish(flags + rank_here(), launch);
             continue;
         }
-        const int slices = slices_of(sizes);
-        const int shared_slices = (sizes.items - whole) * slices, end = (piece.item - whole + 1) * slices;
-        int covered = end - slices + piece.last;
-        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
+        const int of_tile = slices_of(sizes);
+        const int shared_slices = (sizes.items - whole) * of_tile, end = (piece.item - whole + 1) * of_tile;
+        int covered = end - of_tile + piece.last;
+        for (int other = rank_here() + 1; CUT && piece.last < of_tile && covered < end; ++other) {
             await_part(flags + other, launch);
             add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
             covered = begin_of(other + 1, shared_slices);

@@ -26,7 +26,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "WARPS_M": 2, "WARPS_N": 4, "STAGES": config.stages, "GROUP_M": config.group_m,
+        "WARPS_M": 2, "WARPS_N": 4, "CUT": int(config.split), "STAGES": config.stages, "GROUP_M": config.group_m,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),

@@ -6,7 +6,7 @@
 #define CONSUMER_WARPS (WARPS_M * WARPS_N)
 #define CONSUMERS (32 * CONSUMER_WARPS)
 
-// Of the tiles behind the first `whole`, CTA `rank` takes the slices from begin_of(rank) to begin_of(rank + 1);
+// With CUT, of the tiles behind the first `whole`, CTA `rank` takes the slices from begin_of(rank) to begin_of(rank + 1);
 // then every gridDim.x-th of the whole ones.
 struct Piece { int item, first, last; };  // slices of a tile
 
@@ -25,6 +25,10 @@ __device__ __forceinline__ int rank_here() { return gridDim.x - 1 - blockIdx.x; 
 // The piece of number n of this CTA, if there is one. It keeps nothing from piece to piece: registers are short.
 __device__ __forceinline__ bool find_piece(int n, Piece &piece, const Sizes &s, int whole) {
     const int slices = slices_of(s);
+    if (!CUT) {
+        piece = {(int)(blockIdx.x + n * gridDim.x), 0, slices};
+        return piece.item < s.items;
+    }
     const int shared_slices = (s.items - whole) * slices;
     const int begin = begin_of(rank_here(), shared_slices), end = begin_of(rank_here() + 1, shared_slices);
     const int first_tile = begin / slices, tiles = (end + slices - 1) / slices - first_tile;

@@ -40,7 +40,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     tile = STREAM_TILES[shape]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
-        "GROUP_M": config.group_m, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
+        "GROUP_M": config.group_m, "CUT": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "WARPS_M": tile.warps_m(shape), "WARPS_N": tile.num_warps // tile.warps_m(shape), "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": _REGISTERS[tile.resident][0], "CONSUMER_REGISTERS": _REGISTERS[tile.resident][1],
         "A_LANES": _fed(config.lanes_a, along_k=problem.a.major == "n"),
