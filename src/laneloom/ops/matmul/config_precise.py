@@ -17,7 +17,8 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
 _LAUNCH_US, _TILE_US, _STORED_PER_US = 2.41, 0.164, 43850
-_CUT_US, _PART_US, _PART_KB_US = 1.59, 0.457, 0.00748  #: the last CTA is waited for; a part is waited for, written and read again
+_CUT_US = 1.59  #: where tiles are cut, the last CTA is waited for
+_PART_US, _PART_KB_US = 0.457, 0.00748  #: a part is waited for, written and read again
 _CUT_PACE = 1.1  #: what multiplying takes longer where tiles are cut
 _MOST_STAGES = 6
 #: tiles with the time of a multiplication in them, in the order in which equal costs are resolved
