@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 from test_code_objects import by_hand, real_objdump
 
+from laneloom.cli.kernel_arguments import Given, pack
 from laneloom.codegen import assemble
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import ArgumentError
 from laneloom.isa import objdump
 from laneloom.isa.disassembly import _ranges, disassemble
+from laneloom.isa.metadata import ArgumentMetadata, KernelMetadata
 
 _KERNEL = """\t.globl {name}
 \t.p2align 8
@@ -73,6 +76,19 @@ def test_a_function_without_a_size_ends_at_the_next(monkeypatch):
     assert text.count("s_endpgm") == 1
     assert [len(ranges) for ranges in asked] == [1]
     assert disassemble(elf).text.count("s_endpgm") == 3
+
+
+@pytest.mark.parametrize("beside", ["by_value", "global_buffer"])
+def test_an_array_for_eight_bytes_by_value(beside):
+    """Tensile's metadata knows no pointers; where there are some, an array is no number of 8 bytes."""
+    array = Given("x", "f32", np.zeros(5, np.float32))
+    kinds = [ArgumentMetadata(0, 8, "by_value", "AddressA"), ArgumentMetadata(8, 8, beside, "AddressB")]
+    described = KernelMetadata("k", tuple(kinds), 16, 0, 0, 0, 0, 0, 0, 0, 32, 64, False)
+    if beside == "by_value":
+        assert pack([array, array], described, "k", 0)[0] == struct.pack("<QQ", *[array.value.ctypes.data] * 2)
+        return
+    with pytest.raises(ArgumentError, match="expects a scalar of 8 bytes as argument 0"):
+        pack([array, array], described, "k", 0)
 
 
 def test_few_ranges_are_asked_for():
