@@ -62,12 +62,12 @@ class _Counted(bytes):
 
     touched = 0
 
-    def __getitem__(self, key):
+    def __getitem__(self, key):  # pyright: ignore[reportIncompatibleMethodOverride]
         part = super().__getitem__(key)
         self.touched += len(part) if isinstance(part, bytes) else 1
         return part
 
-    def find(self, wanted, start):
+    def find(self, wanted, start):  # pyright: ignore[reportIncompatibleMethodOverride]
         place = super().find(wanted, start)
         self.touched += (place if place >= 0 else len(self)) - start
         return place
