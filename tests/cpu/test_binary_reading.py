@@ -13,6 +13,7 @@ from laneloom.isa.disassembly import _no_kernel, _pieces, disassemble
 from laneloom.isa.elf import FUNCTION, Section, Symbol, read_sections
 from laneloom.isa.halves import with_halves
 from laneloom.isa.notes import read_metadata, to_yaml, unpack
+from laneloom.isa.offload_bundle import code_objects
 from laneloom.ops.matmul.execute import code_object
 from laneloom.ops.matmul.problem import MatmulProblem
 
@@ -54,6 +55,31 @@ def test_every_note_counts():
     sections = [Section(".note", 7, 0, note(b"a", b"b") + note(b"c")), Section(".note", 7, 0, note(b"d"))]
     assert read_metadata(sections) == {"amdhsa.kernels": [{".name": n} for n in "abcd"], "t": "a"}
     assert read_metadata([]) is None
+
+
+class _Counted(bytes):
+    """Bytes that know how many of them were copied and searched."""
+
+    touched = 0
+
+    def __getitem__(self, key):  # pyright: ignore[reportIncompatibleMethodOverride]
+        part = super().__getitem__(key)
+        self.touched += len(part) if isinstance(part, bytes) else 1
+        return part
+
+    def find(self, wanted, start):  # pyright: ignore[reportIncompatibleMethodOverride]
+        place = super().find(wanted, start)
+        self.touched += (place if place >= 0 else len(self)) - start
+        return place
+
+
+def test_a_library_of_many_bundles_is_read_once():
+    """ggml's HIP back end has 140 in 1.2 GB: what stood behind each was copied, and searched for the other kind."""
+    name = b"hip-amdgcn-amd-amdhsa-unknown-gfx1151"
+    head = b"__CLANG_OFFLOAD_BUNDLE__" + struct.pack("<4Q", 1, 128, 4, len(name)) + name
+    library = _Counted(b"".join(head.ljust(128, b"\0") + struct.pack("<I", k) for k in range(100)))
+    assert code_objects(library) == [("gfx1151", struct.pack("<I", k)) for k in range(100)]
+    assert library.touched < 3 * len(library)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,7 @@ def pack(given: list[Given], described: KernelMetadata | None, kernel: str, lds_
         wants = ", ".join(f"{a.name or 'argument'} ({a.kind}, {a.size} bytes)" for a in slots)
         raise ArgumentError(f"{kernel} takes {len(slots)} arguments, {len(given)} were given with --arg: {wants}")
     block = bytearray(described.kernarg_bytes)
+    no_pointers = all(a.kind == "by_value" for a in slots)  # as in Tensile's metadata: theirs are 8 bytes by value
     for k, (g, slot) in enumerate(zip(given, slots, strict=False)):
         if slot.kind not in _TAKEN:
             raise UnsupportedError(f"{kernel} takes a {slot.kind} as argument {k}, which laneloom cannot pass")
@@ -59,6 +60,8 @@ def pack(given: list[Given], described: KernelMetadata | None, kernel: str, lds_
             piece, lds_bytes = struct.pack("<I", place), place + int(g.value)
         else:
             piece = _piece(g, slot)
+            if piece is None and g.is_array and no_pointers and slot.size == 8:
+                piece = _address(g)
             if piece is None:
                 raise ArgumentError(f"--arg {g.text}: {kernel} expects {_wanted(slot)} as argument {k}")
         block[slot.offset : slot.offset + len(piece)] = piece

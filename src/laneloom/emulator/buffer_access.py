@@ -126,7 +126,7 @@ class BufferAccess:
     """A buffer load or store; calling it executes it."""
 
     def __init__(self, ins: Instruction, target: Target):
-        access = self.access = Access(ins.name.split("_", 1)[1])
+        access = self.access = Access(ins.name.split("_", 1)[1], target.gpu)
         data, vaddr, resource, soffset = ins.operands
         if data.half:
             access.half = data.half

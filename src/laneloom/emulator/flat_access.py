@@ -43,8 +43,8 @@ class FlatAddress:
 class FlatAccess:
     """A flat load or store; calling it executes it."""
 
-    def __init__(self, ins: Instruction):
-        access = self.access = Access(ins.name.split("_", 1)[1])
+    def __init__(self, ins: Instruction, target: Target):
+        access = self.access = Access(ins.name.split("_", 1)[1], target.gpu)
         data, vaddr = ins.operands[:2] if access.load else ins.operands[1::-1]
         if data.half:
             access.half = data.half
@@ -82,7 +82,7 @@ class FlatAccess:
 
 
 def _build(ins: Instruction, target: Target) -> Step:
-    return FlatAccess(ins)
+    return FlatAccess(ins, target)
 
 
 def find(name: str) -> Builder | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
+from ..gpu import Gpu
 from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
 from .state import U32, Waves
@@ -17,10 +18,19 @@ Addresses = Callable[[Waves], np.ndarray]  #: int64 [wave, lane]
 _ACCESS = re.compile(r"(load|store)_(addtid_|d16_hi_|d16_)?([bui])(8|16|32|64|96|128)$")
 
 
-class Access:
-    """What a load or store mnemonic's tail means: bytes per lane, extension, and which half it touches."""
+def clears_other_half(gpu: Gpu) -> bool:
+    """Whether a load into one half of a register writes zeros to the other."""
+    return gpu.major == 9
 
-    def __init__(self, tail: str):
+
+class Access:
+    """What a load or store mnemonic's tail means: bytes per lane, extension, and which half it touches.
+
+    With the ECC of CDNA's memories a load into one half writes zeros to the other (LLVM's `d16PreservesUnusedBits`,
+    review D112635), which Tensile's kernels rely on; RDNA leaves it as it was.
+    """
+
+    def __init__(self, tail: str, gpu: Gpu | None = None):
         match = _ACCESS.fullmatch(tail)
         if not match:
             raise UnknownInstructionError(tail)
@@ -28,6 +38,7 @@ class Access:
         self.nbytes = int(match[4]) // 8
         self.signed = match[3] == "i"
         self.half = {"d16_hi_": "h", "d16_": "l"}.get(match[2] or "", "")
+        self.clears = gpu is not None and clears_other_half(gpu)
 
     def put(self, g: Waves, n: int, words: np.ndarray) -> None:
         """Write loaded words [wave, lane, words] to VGPRs from n on."""
@@ -38,6 +49,9 @@ class Access:
         value = extend(words[..., 0], self.nbytes, self.signed)
         if not self.half:
             g.put(n, value)
+            return
+        if self.clears:
+            g.put(n, value << U32(16) if self.half == "h" else value & U32(0xFFFF))
             return
         part = g.h[n][..., int(self.half == "h")]
         if g.exec is None:
@@ -94,7 +108,7 @@ def _word_of_lane(ins: Instruction, saddr: Operand, target: Target) -> Addresses
 
 
 def _build_global(ins: Instruction, target: Target) -> Step:
-    access = Access(ins.name.split("_", 1)[1])
+    access = Access(ins.name.split("_", 1)[1], target.gpu)
     nbytes = access.nbytes
     if "_addtid_" in ins.name:
         data, saddr = ins.operands

@@ -59,7 +59,7 @@ def _build_plain(ins: Instruction, target: Target) -> Step:
     match = _PLAIN.match(ins.name)
     assert match
     half = {"_d16_hi": "d16_hi_", "_d16": "d16_"}.get(match[4] or "", "")
-    access = Access(f"{match[1]}_{half}{match[2]}{match[3]}")
+    access = Access(f"{match[1]}_{half}{match[2]}{match[3]}", target.gpu)
     data, address = ins.operands if access.load else (ins.operands[1], ins.operands[0])
     if data.half:
         access.half = data.half

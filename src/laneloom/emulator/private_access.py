@@ -53,7 +53,7 @@ def scatter_private(g: Waves, at: np.ndarray, words: np.ndarray, nbytes: int, ac
 
 def _build_scratch(ins: Instruction, target: Target) -> Step:
     """Byte offset = VGPR + SGPR + immediate."""
-    access = Access(ins.name.split("_", 1)[1])
+    access = Access(ins.name.split("_", 1)[1], target.gpu)
     nbytes = access.nbytes
     data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
     if data.half:

@@ -16,7 +16,7 @@ from .alu import Step, Target
 from .async_access import AsyncCopy
 from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
-from .global_access import Access, ScalarLoad
+from .global_access import Access, ScalarLoad, clears_other_half
 from .lds_direct import LdsLoad
 from .scalar_stores import ScalarStore
 from .shadow import Found, Shadow, bits_of
@@ -78,7 +78,7 @@ def _registers(ins: Instruction, data: Operand | None) -> list[Operand]:
 
 def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     """What is loaded is defined."""
-    data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins)
+    data, parts, half = _data_operand(ins), _stored_bits(ins), _loaded_part(ins, target)
     addresses = _registers(ins, data)
     buffer = Buffer(ins, target, *ins.operands[1:4], nbytes=4) if ins.name.startswith("buffer") else None
     wide = buffer is not None and "_store_" in ins.name and data is not None and data.count > 1
@@ -123,8 +123,8 @@ def _stored_bits(ins: Instruction) -> int:
     return low << 16 if access.half == "h" or (data is not None and data.half == "h") else low
 
 
-def _loaded_part(ins: Instruction) -> int:
-    if "_load_" not in ins.name or "_load_tr" in ins.name:
+def _loaded_part(ins: Instruction, target: Target) -> int:
+    if "_load_" not in ins.name or "_load_tr" in ins.name or clears_other_half(target.gpu):
         return 0
     half = Access(ins.name.split("_", 1)[1]).half or ins.operands[0].half
     return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)

@@ -36,7 +36,9 @@ _MACHINES = {
 }  # fmt: skip
 _FILLERS = {struct.pack("<I", word) for word in (0, 0xBF800000, 0xBF9F0000)}  # nothing, s_nop 0, s_code_end
 _NAMES_TOLD = 8
-_BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,|s_subvector_loop\w+ \S+,)\s+(-?\d+)$")
+_RANGES = 16  # that the disassembler is asked for; it is started once for each
+# What stands behind it is a number or, where assembly has labels that are symbols, one of these.
+_BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,|s_subvector_loop\w+ \S+,)\s+\S+")
 
 
 @dataclass(frozen=True)
@@ -158,13 +160,10 @@ def _write(
     pieces = _pieces(sections, symbols, kernels)
     wanted = {k.entry for k in chosen}
     left_out = {k.entry for k in kernels} - wanted
-    # Decoding a library of many kernels takes long: name those that are wanted, where symbols tell them apart.
-    named = None
-    if left_out and all(name for _, _, name in pieces) and not any("," in name for _, _, name in pieces):
-        named = [name for start, _, name in pieces if start not in left_out]
+    ranges = _ranges(pieces, left_out) if left_out else None  # decoding a library of many kernels takes long
     lines: dict[int, objdump.Line] = {}
     for wave in sorted({wave_of(k.descriptor) for k in chosen}, reverse=True):
-        decoded = objdump.read_lines(elf, target, wave, named)
+        decoded = objdump.read_lines(elf, target, wave, ranges)
         if not lines:
             lines = dict(decoded)
             continue
@@ -202,12 +201,28 @@ def _pieces(sections: list[Section], symbols: list[Symbol], kernels: list[_Kerne
         if not section.holds_code or not section.data:
             continue
         at, last = section.address, section.address + len(section.data)
-        for start in sorted(a for a in names if at <= a < last):
+        starts = sorted(a for a in names if at <= a < last)
+        for start, following in zip(starts, [*starts[1:], last], strict=True):
             if start > at:
                 found += _unnamed(section, at, start)
-            at = max(at, min(ends.get(start, start) if ends.get(start, start) > start else last, last))
+            end = ends.get(start, start)  # people leave the size out: then it goes on to the next
+            at = max(at, min(end if end > start else following, last))
             found.append((start, at, names[start]))
         found += _unnamed(section, at, last)
+    return found
+
+
+def _ranges(pieces: list[Piece], left_out: set[int]) -> list[objdump.Range]:
+    """The addresses of everything but these kernels; of many ranges, the nearest are joined over what lies between."""
+    found: list[objdump.Range] = []
+    for before, (start, end, _) in zip([None, *pieces], pieces, strict=False):
+        if start in left_out:
+            continue
+        joins = bool(found) and before is not None and before[0] not in left_out
+        found[len(found) - joins :] = [(found[-1][0] if joins else start, end)]
+    while len(found) > _RANGES:
+        k = min(range(len(found) - 1), key=lambda k: found[k + 1][0] - found[k][1])
+        found[k : k + 2] = [(found[k][0], found[k + 1][1])]
     return found
 
 
@@ -220,9 +235,9 @@ def _unnamed(section: Section, start: int, end: int) -> list[Piece]:
 def _code(lines: dict[int, objdump.Line], pieces: list[Piece]) -> str:
     """Every piece that holds instructions, as a function; branches go to labels."""
     targets = {}
-    for at, (text, _) in lines.items():
-        if match := _BRANCH.fullmatch(text):
-            targets[at] = branch_target(at + 4, int(match[2]))
+    for at, (text, words) in lines.items():
+        if _BRANCH.fullmatch(text):
+            targets[at] = branch_target(at + 4, int(words[:8], 16) & 0xFFFF)
     labelled = set(targets.values())
     order = sorted(lines)
     out, k = [], 0

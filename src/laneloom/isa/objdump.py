@@ -20,6 +20,7 @@ _ROCM = Path("/opt/rocm/llvm/bin")
 _LINE = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):((?: [0-9a-fA-F]{8})+)")
 
 Line = tuple[str, str]  #: an instruction's text, and its words of machine code in hexadecimal
+Range = tuple[int, int]  #: first address, one past the last
 
 
 def find_objdumps() -> list[str]:
@@ -53,8 +54,8 @@ def _programs(path: str) -> Iterator[str]:
             yield full
 
 
-def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = None) -> dict[int, Line]:
-    """Address -> instruction of a linked code object for `gpu`, or of these symbols of it alone.
+def read_lines(elf: bytes, gpu: str, wave: int, ranges: Sequence[Range] | None = None) -> dict[int, Line]:
+    """Address -> instruction of a linked code object for `gpu`, or of these ranges of it alone.
 
     What none here can decode comes as `.long`. Raises UnsupportedError where no llvm-objdump knows the GPU.
     """
@@ -63,7 +64,7 @@ def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = 
         raise UnsupportedError(
             f"no llvm-objdump here to disassemble the binary: install LLVM 19 or newer or ROCm, or set {VARIABLE} to it"
         )
-    options = ["--disassemble-symbols=" + ",".join(symbols)] if symbols is not None else ["-d"]
+    options = ["-d"]
     if not gpu.startswith("gfx9"):
         # With real-true16 the halves of registers are told as the machine takes them, whatever the compiler was told.
         options.append(f"--mattr=+wavefrontsize{wave},-wavefrontsize{96 - wave},+real-true16")
@@ -73,7 +74,7 @@ def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = 
         file = Path(folder, "code.co")
         # Of gfx90a's scalar loads LLVM 14 leaves out the register that a constant offset is added to.
         for program in sorted(programs, key=_release, reverse=True):
-            decode = partial(_decode, program, options, file)
+            decode = partial(_decode, program, options, file, ranges)
             lines, complaint = decode(elf)
             if not lines:
                 complaints.append(f"{_version(program)}: {complaint}")
@@ -92,15 +93,20 @@ def read_lines(elf: bytes, gpu: str, wave: int, symbols: Sequence[str] | None = 
     )
 
 
-def _decode(program: str, options: Sequence[str], file: Path, elf: bytes) -> tuple[dict[int, Line], str]:
+def _decode(
+    program: str, options: Sequence[str], file: Path, ranges: Sequence[Range] | None, elf: bytes
+) -> tuple[dict[int, Line], str]:
     """What the program makes of a code object, and its complaint where that is nothing."""
     file.write_bytes(elf)
-    done = subprocess.run(
-        [program, *options, str(file)], capture_output=True, encoding="utf-8", errors="replace", check=False
-    )
-    lines = {} if done.returncode else _parse(done.stdout)
-    first = next((line for line in done.stderr.splitlines() if line.strip()), "printed no instruction")
-    return lines, first.strip().replace(str(file), "the code object")
+    lines, complaint = {}, "printed no instruction"
+    # By addresses, not by symbols: at a symbol inside a function, as assembly may have, the latter would stop.
+    for part in [(f"--start-address={start}", f"--stop-address={end}") for start, end in ranges or ()] or [()]:
+        done = subprocess.run(
+            [program, *options, *part, str(file)], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
+        lines |= {} if done.returncode else _parse(done.stdout)
+        complaint = next((line for line in done.stderr.splitlines() if line.strip()), complaint)
+    return lines, complaint.strip().replace(str(file), "the code object")
 
 
 def _undecodable(lines: dict[int, Line]) -> int:

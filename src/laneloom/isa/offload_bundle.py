@@ -57,23 +57,26 @@ def _code_objects(data: bytes) -> Iterator[tuple[str, bytes]]:
 
 def _bundles(data: bytes) -> Iterator[tuple[str, bytes]]:
     """The code objects of the bundles that stand behind one another in `data`."""
-    at = 0
+    at, view = 0, memoryview(data)  # a library of a gigabyte may hold hundreds: what is behind one is neither
+    place = {BUNDLE: -1, COMPRESSED: -1}  # copied nor searched again
     while at < len(data):
-        plain, compressed = data.find(BUNDLE, at), data.find(COMPRESSED, at)
-        places = [place for place in (plain, compressed) if place >= 0]
-        if not places:
+        for magic, found_at in place.items():
+            if found_at < at:
+                found_at = data.find(magic, at)
+                place[magic] = found_at if found_at >= 0 else len(data)
+        at = min(place.values())
+        if at == len(data):
             return
-        at = min(places)
-        if at == compressed:
-            bundle, nbytes = _decompress(data[at:])
-            yield from _entries(bundle)[0]
+        if at == place[COMPRESSED]:
+            bundle, nbytes = _decompress(view[at:])
+            yield from _entries(memoryview(bundle))[0]
         else:
-            found, nbytes = _entries(data[at:])
+            found, nbytes = _entries(view[at:])
             yield from found
         at += nbytes
 
 
-def _entries(bundle: bytes) -> tuple[list[tuple[str, bytes]], int]:
+def _entries(bundle: memoryview) -> tuple[list[tuple[str, bytes]], int]:
     """The code objects of one bundle, and how many bytes it takes."""
     (count,) = struct.unpack_from("<Q", bundle, len(BUNDLE))
     at = len(BUNDLE) + 8
@@ -81,16 +84,16 @@ def _entries(bundle: bytes) -> tuple[list[tuple[str, bytes]], int]:
     end = at
     for _ in range(count):
         offset, size, name_bytes = struct.unpack_from("<QQQ", bundle, at)
-        name = bundle[at + 24 : at + 24 + name_bytes].decode()
+        name = str(bundle[at + 24 : at + 24 + name_bytes], "utf-8")
         at += 24 + name_bytes
         end = max(end, at, offset + size)
         if "amdgcn" in name and size:
             target = _TARGET.search(name)
-            found.append((target[0] if target else "", bundle[offset : offset + size]))
+            found.append((target[0] if target else "", bytes(bundle[offset : offset + size])))
     return found, end
 
 
-def _decompress(data: bytes) -> tuple[bytes, int]:
+def _decompress(data: memoryview) -> tuple[bytes, int]:
     """The bundle in a compressed one, and how many bytes that takes."""
     version, method = struct.unpack_from("<HH", data, 4)
     if version not in (1, 2, 3):
@@ -107,7 +110,7 @@ def _decompress(data: bytes) -> tuple[bytes, int]:
     return _unpack_zstd(body, numbers[-1]), total
 
 
-def _unpack_zstd(body: bytes, nbytes: int) -> bytes:
+def _unpack_zstd(body: memoryview, nbytes: int) -> bytes:
     """Python has zstd from 3.14 on; before that a package may be there."""
     try:
         return importlib.import_module("compression.zstd").decompress(body)
