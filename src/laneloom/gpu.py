@@ -7,6 +7,7 @@ those of one workgroup and one wave, which is what a kernel has to fit.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,6 +103,12 @@ class Gpu:
     def is_rdna_4m(self) -> bool:
         """Whether it is RDNA 4m: gfx11's instructions, with RDNA 4's WMMA, floats of 8 bits, minimum and maximum."""
         return self.name.startswith("gfx117")
+
+    def check_triton(self, version: str) -> None:
+        """Raise UnsupportedError where Triton `version` or its LLVM does not know this GPU, which 3.9 does."""
+        known_since = (3, 9) if self.is_rdna_4m else (3, 7) if self.is_cdna5 else (0, 0)
+        if tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < known_since:
+            raise UnsupportedError(f"triton {version} does not know {self.name} ({self.family}); 3.9 does")
 
     @property
     def is_cdna_1(self) -> bool:
