@@ -88,7 +88,7 @@ def test_a_load_before_the_start_is_caught():
 
 
 def test_a_tensor_without_elements_is_called_that():
-    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="at 0x[0-9a-f]+, through a null pointer"):
+    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="through a null pointer"):
         copy_kernel[(1,)](torch.zeros(0), torch.zeros(200), 200, BLOCK=256)
 
 
