@@ -7,6 +7,7 @@ those of one workgroup and one wave, which is what a kernel has to fit.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -102,6 +103,12 @@ class Gpu:
     def is_rdna_4m(self) -> bool:
         """Whether it is RDNA 4m: gfx11's instructions, with RDNA 4's WMMA, floats of 8 bits, minimum and maximum."""
         return self.name.startswith("gfx117")
+
+    def check_triton(self, version: str) -> None:
+        """Raise UnsupportedError where Triton `version` or its LLVM does not know this GPU, which 3.9 does."""
+        known_since = (3, 9) if self.is_rdna_4m else (3, 7) if self.is_cdna5 else (0, 0)
+        if tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < known_since:
+            raise UnsupportedError(f"triton {version} does not know {self.name} ({self.family}); 3.9 does")
 
     @property
     def is_cdna_1(self) -> bool:
@@ -281,7 +288,9 @@ def get_gpu(name: str | Gpu) -> Gpu:
     key = {"sm_90": "sm_90a", "sm90": "sm_90a", "sm90a": "sm_90a", "h200": "sm_90a"}.get(key, key)
     if key in GPUS:
         return GPUS[key]
-    near = difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)
+    sold_as = re.sub(r"[^a-z0-9]", "", key)  # "rx9070" is in "Radeon RX 9070 XT"
+    near = [n for n, row in GPUS.items() if sold_as and sold_as in re.sub(r"[^a-z0-9]", "", row.product.lower())]
+    near = near or difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)
     known = ", ".join(f"{n} ({GPUS[n].family}, {GPUS[n].product})" for n in near)
     raise UnknownGpuError(f"unknown GPU {name!r}; the nearest known are {known}")
 

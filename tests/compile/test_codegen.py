@@ -18,8 +18,12 @@ from laneloom.errors import ArgumentError, CompileError, UnknownGpuError, Unsupp
 from laneloom.gpu import GPUS
 from laneloom.isa.analysis import analyze, has_spills
 
-OLD = versions.parse_version(versions.triton_version()) < (3, 9)
-AMD = [name for name, gpu in GPUS.items() if gpu.vendor == "amd" and not (OLD and gpu.is_rdna_4m)]
+VERSION = versions.parse_version(versions.triton_version())
+AMD = [
+    name
+    for name, gpu in GPUS.items()
+    if gpu.vendor == "amd" and not (VERSION < (3, 9) and gpu.is_rdna_4m) and not (VERSION < (3, 7) and gpu.is_cdna5)
+]
 WMMA = [name for name in AMD if GPUS[name].matrix_instructions == "wmma"]
 
 

@@ -311,3 +311,9 @@ def test_a_folder_that_cannot_be_written_is_found(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UnsupportedError, match="file cannot be written: Not a directory"):
         doctor._check_writable(tmp_path / "file")
+
+
+def test_a_triton_that_is_too_old_for_a_gpu_breaks_nothing(monkeypatch):
+    monkeypatch.setattr("laneloom.codegen.versions.triton_version", lambda: "3.8.0")
+    found = doctor._compiled("gfx1170")
+    assert (found.status, found.detail) == ("absent", "triton 3.8.0 does not know gfx1170 (RDNA 4m); 3.9 does")

@@ -82,3 +82,16 @@ def _run(arguments: list[str], stdout: int | io.TextIOBase = subprocess.PIPE) ->
     return subprocess.run(
         [sys.executable, "-m", "laneloom", *arguments], stdout=stdout, stderr=subprocess.PIPE, text=True
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "known"),
+    [("rx9070", "gfx1201"), ("RX 9070", "gfx1201"), ("Strix Halo", "gfx1151"), ("mi300x", "gfx942")],
+)
+def test_a_products_name_leads_to_its_gpu(asked, known):
+    assert f"the nearest known are {known} (" in sentence("explain", "matmul", "--gpu", asked)
+
+
+@pytest.mark.parametrize("name", ["kernel.co", "kernel.hsaco", "kernel.o", "kernel.s"])
+def test_a_file_that_is_not_there_is_no_operation(name):
+    assert sentence("isa", name) == f"cannot read {name}: No such file or directory"

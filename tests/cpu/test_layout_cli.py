@@ -165,6 +165,12 @@ def test_refusals(words, message):
     assert re.search(message, run("layout", *words, code=2).stderr)
 
 
+def test_a_pipe_gets_every_column_of_the_widest_rows():
+    text = run("instructions", "--gpu", "gfx1250").stdout
+    assert "\u2026" not in text
+    assert re.search(r"^v_wmma_scale_f32_16x16x128_f8f6f4 +0x\w+ .* matrix_b_reuse *$", text, re.MULTILINE)
+
+
 def test_instructions():
     text = run("instructions", "--gpu", "gfx1201", "swmmac").stdout
     assert "11 instructions of gfx1201" in text

@@ -378,6 +378,12 @@ def test_refusals(gfx1151, message):
     assert not gfx1151.launches
 
 
+@pytest.mark.parametrize("number", [np.float16, np.float32, np.int8])
+def test_a_scale_may_be_numpys(gfx1151, number):
+    q, k, v = operands(1, 1, 1, 5, 7, grad=False)
+    assert torch.equal(laneloom.flash_attention(q, k, v, scale=number(2)), laneloom.flash_attention(q, k, v, scale=2))
+
+
 def test_config_that_cannot(gfx1151):
     q, k, v = operands(1, 1, 1, 20, 20, d=512, d_v=512, grad=False)
     problem = execute.problem_of(q, k, v, "fp16", None, execute.Band())

@@ -99,6 +99,8 @@ def test_gradients_and_arrays():
     [
         ({}, {"dtype": "uint8"}, "multiplies fp16"), ({"block_k": 24}, {}, "powers of two"),
         ({"stages": 64}, {}, "bytes of LDS"), ({}, {"dtype": "fp32", "precision": "tf32"}, "full precision"),
+        ({}, {"dtype": "fp64", "dtype_out": "int32"}, "out_dtype: expected fp64 or fp32, got int32"),
+        ({}, {"dtype": "fp16", "dtype_out": "fp64"}, "out_dtype: expected fp32, fp16 or bf16, got fp64"),
     ],
 )  # fmt: skip
 def test_refusals_name_what_is_wrong(knobs, kinds, words):

@@ -87,6 +87,11 @@ def test_a_load_before_the_start_is_caught():
         early_kernel[(1,)](storage[100:], torch.zeros(1))
 
 
+def test_a_tensor_without_elements_is_called_that():
+    with laneloom.emulated("gfx1151"), pytest.raises(OutOfBoundsError, match="through a null pointer"):
+        copy_kernel[(1,)](torch.zeros(0), torch.zeros(200), 200, BLOCK=256)
+
+
 def test_a_null_pointer_is_caught():
     @triton.jit
     def chase_kernel(table_ptr, out_ptr):

@@ -77,6 +77,29 @@ def test_device_print_goes_to_stdout(gpu, capsys):
     assert all(line.startswith("pid (0, 1, 0)") and line.endswith(" -3") for line in numbers)
 
 
+@pytest.mark.parametrize("name", ["gfx1151", "gfx1201", "gfx942"])
+def test_waves_that_share_the_buffer_are_no_hazard(name, capsys):
+    with laneloom.emulated(name, strict=True):
+        print_kernel[(1, 1)](torch.arange(16, dtype=torch.int32), 0, BLOCK=16, num_warps=4)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "element" in line]
+    assert {int(line.split()[-1]) for line in lines} == set(range(16))
+
+
+@triton.jit
+def assert_twice(x_ptr):
+    x = tl.load(x_ptr + tl.arange(0, 2))
+    tl.device_print("x", x)
+    tl.device_assert(tl.load(x_ptr) > 5, "too small")
+
+
+def test_gfx1250_adds_a_functions_whole_distance(capsys):
+    with laneloom.emulated("gfx1250", strict=True) as emulation:
+        assert_twice[(1,)](torch.tensor([6, 7], dtype=torch.int32), debug=True)
+        assert emulation.launches
+        with pytest.raises(TrapError, match="too small"):
+            assert_twice[(1,)](torch.tensor([5, 7], dtype=torch.int32), debug=True)
+
+
 @triton.jit
 def count_kernel(x_ptr, BLOCK: tl.constexpr):
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -22,11 +22,18 @@ needs_new_triton = pytest.mark.skipif(OLD, reason="Triton 3.9 is the first that 
 
 @pytest.mark.skipif(not OLD, reason="this Triton knows RDNA 4m")
 def test_an_older_triton_is_refused_in_one_sentence():
-    a = torch.ones(4, 4, dtype=torch.float16)
-    with laneloom.emulated("gfx1170"), pytest.raises(UnsupportedError, match=r"does not know gfx1170 \(RDNA 4m\); 3.9"):
-        laneloom.matmul(a, a)
     with pytest.raises(UnsupportedError, match="does not know gfx1170"):
         assemble("s_endpgm", "gfx1170")
+
+
+@pytest.mark.parametrize(("name", "version"), [("gfx1170", "3.8.0"), ("gfx1250", "3.6.0")])
+def test_a_kernel_of_ones_own_is_refused_before_llvm_aborts(monkeypatch, name, version):
+    monkeypatch.setattr("triton.__version__", version)
+    with (
+        pytest.raises(UnsupportedError, match=rf"triton {version} does not know {name} \(.*\); 3.9 does"),
+        laneloom.emulated(name),
+    ):
+        pass
 
 
 @needs_new_triton

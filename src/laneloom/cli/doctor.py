@@ -75,7 +75,7 @@ def examine() -> Iterator[Finding]:
     if find_spec("triton") is not None and not _interpreting():
         with _private_caches():
             for name in GPUS:
-                yield _tried("compile", name, lambda name=name: _compile_probe(name))
+                yield _compiled(name)
             for name in _EMULATED_FOR_CHECK:
                 yield _tried("emulate", name, lambda name=name: _emulate_probe(name))
         yield _tried("cache", "laneloom", _code_cache)
@@ -195,6 +195,16 @@ def _private_caches() -> Iterator[None]:
                     del os.environ[name]
                 else:
                     os.environ[name] = value
+
+
+def _compiled(name: str) -> Finding:
+    from ..codegen import versions
+
+    try:
+        versions.check_gpu(GPUS[name])
+    except UnsupportedError as error:  # what this Triton is too old for is no fault of the machine
+        return Finding("compile", name, ABSENT, str(error))
+    return _tried("compile", name, lambda: _compile_probe(name))
 
 
 def _compile_probe(name: str) -> tuple[str, dict[str, Any]]:

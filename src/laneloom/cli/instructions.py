@@ -33,11 +33,13 @@ def instructions(
     from rich.table import Table
 
     console = new_console()
+    wide = console
     if not console.is_terminal:  # a pipe has no width: do not cut names at an assumed one
-        console = new_console(width=160)
+        console, wide = new_console(width=160), new_console(width=1000)
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("instruction", "opcode", "registers A B D", "cycles", "per CU", "VALU", "modifiers"):
-        table.add_column(name, justify="right" if name in ("opcode", "cycles", "per CU") else "left", no_wrap=True)
+        right, folds = name in ("opcode", "cycles", "per CU"), name == "modifiers"
+        table.add_column(name, justify="right" if right else "left", no_wrap=not folds, overflow="fold")
     for row in rows:
         rate = row.rate(target)
         registers = " | ".join(_registers(row, target, wave) for wave in row.waves)
@@ -46,7 +48,7 @@ def instructions(
             "" if row.cycles is None else str(row.cycles), "" if rate is None else f"{rate:g}",
             "" if row.coissue is None else ("yes" if row.coissue else "no"), " ".join(row.modifiers),
         )  # fmt: skip
-    console.print(table)
+    wide.print(table)
     waves = " | ".join(str(w) for w in rows[0].waves) if rows else ""
     console.print(
         f"\n{len(rows)} instructions of {target.name} ({target.family}). Registers that A, B and D (as C) take in each "

@@ -19,7 +19,7 @@ _LEGEND = (
     "A loop's order: G global load, L LDS load, S LDS store, W matrix instruction (W4: four in a row), F multiply-add, "
     "GS global store, BAR barrier; WAIT for global loads, LW for LDS, SW for stores, WAIT(2) for all but two."
 )
-_FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt")
+_FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt", ".co", ".hsaco", ".o")
 
 
 def isa(

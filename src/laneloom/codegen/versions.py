@@ -170,8 +170,7 @@ def check_layout(name: str, value: Any, gpu: Gpu) -> None:
 
 def check_gpu(gpu: Gpu) -> None:
     """Raise UnsupportedError where this Triton's LLVM or its own backend does not know a GPU that 3.9 does."""
-    if gpu.is_rdna_4m and parse_version(triton_version()) < (3, 9):
-        raise UnsupportedError(f"triton {triton_version()} does not know {gpu.name} ({gpu.family}); 3.9 does")
+    gpu.check_triton(triton_version())
 
 
 def assembler() -> Callable[[str, str, str], bytes]:

@@ -22,7 +22,7 @@ from .state import U64, Waves
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
 JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
-_SYMBOL = re.compile(r'"?([^"@]+)"?@(rel32|gotpcrel32)@(lo|hi)(?:\+(\d+))?')
+_SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|rel64)(?:\+(\d+))?')
 _FAR = re.compile(r"\(([^\s-]+)-([^\s-]+)\)(&4294967295|>>32)")  #: the distance of a branch that 16 bits cannot hold
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
@@ -125,8 +125,10 @@ def _resolve(
     match = _SYMBOL.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
     if match is None:
         return operand
-    target = at[match[1]] if match[2] == "rel32" else base + slots[match[1]]
+    target = at[match[1]] if match[2] != "gotpcrel32" else base + slots[match[1]]
     distance = target - origin + int(match[4] or literal) - literal
+    if match[2] is None:  # gfx1250 adds all 64 bits at once
+        return Operand("const", value=distance & 0xFFFFFFFFFFFFFFFF)
     return Operand("const", value=(distance if match[3] == "lo" else distance >> 32) & 0xFFFFFFFF)
 
 

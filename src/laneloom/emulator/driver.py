@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver as triton_driver
@@ -279,10 +280,11 @@ def emulated(
     bounds: "view" checks accesses against what the tensor that is passed can reach, "storage" against all of its
     storage, for kernels that step out of a slice on purpose (torch's block-sparse products do).
 
-    Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator lacks,
-    ArgumentError for other bounds.
+    Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator or this
+    Triton lacks, ArgumentError for other bounds.
     """
     row = emulated_gpu(gpu)
+    row.check_triton(triton.__version__)
     if bounds not in ("view", "storage"):
         raise ArgumentError(f"bounds is 'view' or 'storage', got {bounds!r}")
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)

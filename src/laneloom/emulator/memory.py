@@ -29,6 +29,9 @@ class AccessFault(Exception):
         self.text, self.wave, self.lane = text, wave, lane
 
 
+FIRST_PAGE = 4096  #: nothing is ever allocated below
+
+
 @dataclass(frozen=True)
 class Region:
     """A stretch of memory that the kernel may touch."""
@@ -113,7 +116,9 @@ class GlobalMemory:
 
     def _complain(self, address: int, nbytes: int) -> str:
         where = "this kernel has no memory arguments"
-        if self.regions:
+        if 0 <= address < FIRST_PAGE:
+            where = "through a null pointer, which is what a tensor without elements has"
+        elif self.regions:
 
             def distance(r: Region) -> int:
                 return max(r.address - address, address + nbytes - r.end, 0)

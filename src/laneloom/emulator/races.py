@@ -325,8 +325,15 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
         region = int(np.searchsorted(self._first_unit, unit, side="right")) - 1
         return int(self.starts[region]) + (unit - int(self._first_unit[region])) * self.unit_bytes
 
+    def _watched(self, address, active):
+        """The active lanes but for those in the host's buffer, of which waves take packets by atomics alone."""
+        if self.host is None:
+            return active
+        kernels_own = (address < self.host.region.address) | (address >= self.host.region.end)
+        return kernels_own if active is None else active & kernels_own
+
     def check(self, address, nbytes, active):
-        self._active = active
+        self._active = self._watched(address, active)
         return GlobalMemory.check(self, address, nbytes, active)
 
     def check_atomic(self, address, nbytes, active):
@@ -339,7 +346,7 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
         return GlobalMemory.gather(self, offset, nbytes)
 
     def scatter(self, offset, words, nbytes, active):
-        self._active = active
+        self._active = self._watched(offset + self.base, active)
         _tracked_scatter(self, GlobalMemory, offset, words, nbytes, active)
 
 

@@ -82,7 +82,7 @@ def flash_attention(
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
     """
     seen = execute.band_of(causal, window)
-    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
+    if scale is not None and not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
     scale = None if scale is None else to_float("scale", scale)
     if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):

@@ -67,7 +67,7 @@ def attention_decode(
     for name, x in operands.items():
         if not isinstance(x, kind):
             raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
-    if scale is not None and not (isinstance(scale, int | float) and -inf < scale < inf):
+    if scale is not None and not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
         raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
     scale = None if scale is None else to_float("scale", scale)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):

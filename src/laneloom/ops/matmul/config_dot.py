@@ -9,6 +9,7 @@ from typing import Any, Self
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import why_not_bare
+from .dtypes import outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 
 DTYPES = ("fp16", "bf16", "fp8", "bf8", "int8", "fp32", "fp64")
@@ -42,6 +43,9 @@ class DotConfig(MatmulConfig):
         pair = {problem.dtype_a, problem.dtype_b}
         if problem.dtype_a not in DTYPES or not (len(pair) == 1 or pair == eights):
             return f"dot: multiplies {', '.join(DTYPES)}, of 8-bit floats any pair; got {problem.key}"
+        stored = outputs(problem.dtype_a, bool(problem.epilogue))
+        if problem.dtype_out not in stored:
+            return f"out_dtype: expected {words(stored)}, got {problem.dtype_out}"
         blocks = (self.block_m, self.block_n, self.block_k)
         if any(block < 16 or block & (block - 1) for block in blocks) or self.num_warps not in (1, 2, 4, 8):
             return f"dot: blocks of powers of two from 16 up and 1 to 8 warps, got {self.text}"

@@ -118,8 +118,14 @@ class Int4:
     def pack(cls, values: Any, axis: int, signed: bool = True) -> Int4:
         """The operand of integers that fit in 4 bits; `axis` is K: -1 for the first operand, -2 for the second.
 
-        An odd K gets a zero at its end. Raises ArgumentError for a value that does not fit.
+        An odd K gets a zero at its end. Raises ArgumentError for a value that does not fit, and for values that are no
+        integers.
         """
+        kind = str(getattr(values, "dtype", type(values).__name__)).removeprefix("torch.")
+        if not kind.lstrip("<>=u").startswith("i"):
+            raise ArgumentError(f"values: expected a tensor or an array of integers, got {kind}")
+        if not -values.ndim <= axis < values.ndim:
+            raise ArgumentError(f"axis: expected one of values' {values.ndim} axes, got {axis}")
         low, high = (-8, 7) if signed else (0, 15)
         if 0 not in values.shape and not (low <= int(values.min()) and int(values.max()) <= high):
             raise ArgumentError(f"values: expected {low} to {high}, got {int(values.min())} to {int(values.max())}")
