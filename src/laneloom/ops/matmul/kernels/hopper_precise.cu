@@ -220,15 +220,14 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     u32 stage = 0, phase = 0;
     Sums sums;
     const Lane place = place_lane(warp_m, warp_n, lane);
     Fragments fragments;
-    Piece piece;
-    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
-        const int slices = CUT ? uniform(piece.last - piece.first) : slices_of(sizes);
+    Walk walk = begin_walk();
+    Tile tile;
+    const auto multiply_slices = [&](int slices) {
         clear(sums);
         wait_barrier(full + 8 * stage, phase);
         fetch_first(fragments, shared + stage * STAGE_BYTES, place);
@@ -241,27 +240,39 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
             __syncwarp();
             if (lane == 0) arrive(empty + 8 * here);
         }
-        if (CUT) {
-            asm volatile("" : "+r"(n));  // the piece is computed again, not kept
-            find_piece(n, piece, sizes, whole);
-        }
-        if (CUT && piece.first > 0) {
+    };
+    const auto store_tile = [&] {
+        store(sums, c + tile.outer * sizes.c_outer + tile.inner * sizes.c_inner, sizes, tile, warp_m, warp_n, lane,
+              alpha);
+    };
+    const int slices = slices_of(sizes);
+#if CUT
+    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
+    const int shared_slices = (sizes.items - whole) * slices;
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
+        multiply_slices(uniform(piece.last - piece.first));
+        asm volatile("" : "+r"(n));  // the piece is computed again, not kept
+        find_piece(n, piece, sizes, whole);
+        if (piece.first > 0) {
             store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
             publish(flags + rank_here(), launch);
             continue;
         }
-        const int of_tile = slices_of(sizes);
-        const int shared_slices = (sizes.items - whole) * of_tile, end = (piece.item - whole + 1) * of_tile;
-        int covered = end - of_tile + piece.last;
-        for (int other = rank_here() + 1; CUT && piece.last < of_tile && covered < end; ++other) {
+        const int end = (piece.item - whole + 1) * slices;
+        int covered = end - slices + piece.last;
+        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
             await_part(flags + other, launch);
             add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
             covered = begin_of(other + 1, shared_slices);
         }
-        Walk walk = begin_walk();
-        Tile tile;
         locate(piece.item, walk, tile, sizes, 0, 0);
-        store(sums, c + tile.outer * sizes.c_outer + tile.inner * sizes.c_inner, sizes, tile, warp_m, warp_n, lane,
-              alpha);
+        store_tile();
     }
+#else  // without pieces the loop over slices is a few instructions shorter, which is 5% in some tiles
+    for (int item = blockIdx.x; locate(item, walk, tile, sizes, 0, 0); item += gridDim.x) {
+        multiply_slices(slices);
+        store_tile();
+    }
+#endif
 }
