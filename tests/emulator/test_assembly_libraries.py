@@ -38,14 +38,48 @@ _KERNEL = """\t.globl {name}
 """
 
 
-def library(count: int) -> bytes:
+#: as Tensile jumps further than 16 bits: forward over 32 words, and back by 20 bytes to the loop's beginning
+_FAR = """	.globl {name}
+	.p2align 8
+	.type {name},@function
+{name}:
+	s_load_b64 s[2:3], s[0:1], 0x0
+	s_mov_b32 s7, {rounds}
+	v_mov_b32_e32 v1, 0
+	s_getpc_b64 s[4:5]
+	s_add_i32 s6, 0x90, 4
+	s_add_u32 s4, s4, s6
+	s_addc_u32 s5, s5, 0
+	s_setpc_b64 s[4:5]
+	.rept 32
+	s_trap 2
+	.endr
+	v_add_nc_u32_e32 v1, 2, v1
+	s_sub_u32 s7, s7, 1
+	s_cmp_eq_u32 s7, 0
+	s_cbranch_scc1 {name}_store
+	s_getpc_b64 s[4:5]
+	s_add_i32 s6, 0xffffffe8, 4
+	s_abs_i32 s6, s6
+	s_sub_u32 s4, s4, s6
+	s_subb_u32 s5, s5, 0
+	s_setpc_b64 s[4:5]
+{name}_store:
+	v_lshlrev_b32_e32 v0, 2, v0
+	s_waitcnt lgkmcnt(0)
+	global_store_b32 v0, v1, s[2:3]
+	s_endpgm
+"""
+
+
+def library(count: int, kernel: str = _KERNEL) -> bytes:
     """Kernels k0, k1, ..., of which the n-th counts to 2 n + 2."""
     code, rest = by_hand().split("\t.globl k\n")[0], by_hand().partition("\t.rodata\n")[2]
     described, _, entry = rest.partition("\t.amdgpu_metadata\n")
     head, _, entry = entry.partition("  - .args:\n")
     entry, _, tail = entry.partition("amdhsa.version:")
     names = [f"k{k}" for k in range(count)]
-    code += "".join(_KERNEL.format(name=name, rounds=k + 1) for k, name in enumerate(names)) + "\t.rodata\n"
+    code += "".join(kernel.format(name=name, rounds=k + 1) for k, name in enumerate(names)) + "\t.rodata\n"
     code += "".join(described.replace("amdhsa_kernel k", f"amdhsa_kernel {name}") for name in names)
     entries = "".join(
         "  - .args:\n" + entry.replace(".name: k", f".name: {name}").replace(".symbol: k.", f".symbol: {name}.")
@@ -55,10 +89,12 @@ def library(count: int) -> bytes:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_labels_that_are_symbols(strict):
-    """Tensile's kernels: llvm-objdump stops at each label when asked for a symbol, and names labels in branches."""
+@pytest.mark.parametrize("kernel", [_KERNEL, _FAR], ids=["labels", "far jumps"])
+def test_kernels_as_tensile_writes_them(kernel, strict):
+    """llvm-objdump stops at each label when asked for a symbol, and names labels in branches; a jump beyond 16 bits
+    is made of the address of its place and constants, and has no label at all."""
     real_objdump("gfx1151")
-    elf = library(3)
+    elf = library(3, kernel)
     for k in range(3):
         read = disassemble(elf, kernel=f"k{k}")
         program = Program(read.text, read.gpu, f"k{k}", strict=strict, elf=read.elf)

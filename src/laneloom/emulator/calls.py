@@ -26,6 +26,13 @@ _SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|rel64)(?:\+(\d
 _FAR = re.compile(r"\(([^\s-]+)-([^\s-]+)\)(&4294967295|>>32)")  #: the distance of a branch that 16 bits cannot hold
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
+_WORD = 0xFFFFFFFF
+_AHEAD = 12  #: instructions behind `s_getpc_b64` that make an address of it
+_LOW_WORDS: dict[str, Callable[..., int]] = {
+    **dict.fromkeys(("s_add_u32", "s_add_co_u32", "s_add_i32", "s_add_co_i32", "s_addk_i32"), lambda a, b: a + b),
+    **dict.fromkeys(("s_sub_u32", "s_sub_co_u32", "s_sub_i32", "s_sub_co_i32"), lambda a, b: a - b),
+    "s_abs_i32": lambda a: abs((a & _WORD) - ((a & _WORD) >> 31 << 32)), "s_mov_b32": lambda a: a,
+}  # fmt: skip
 
 
 class Places:
@@ -45,18 +52,29 @@ class Places:
         self.at = {address: index for index, address in enumerate(self.of)}
 
     def reached(self, listing: Listing) -> set[int]:
-        """Instructions that the code may jump to without a label: `s_getpc_b64` and a constant make their address."""
+        """Instructions that the code may jump to without a label: `s_getpc_b64` and constants make their address."""
         found = set()
         for index, ins in enumerate(listing.instructions):
             if ins.name != "s_getpc_b64":
                 continue
-            for other in listing.instructions[index + 1 : index + 6]:
-                if other.name in ("s_add_u32", "s_add_co_u32"):
-                    for operand in other.operands[1:]:
-                        if operand.kind == "const":
-                            low = int(operand.value) & 0xFFFFFFFF
-                            target = self.after[index] + (low - (1 << 32) if low >> 31 else low)
-                            found |= {self.at[target]} if target in self.at else set()
+            low = ins.operands[0].index
+            known, addresses = {low: self.after[index] & _WORD}, {low}  # low words of registers, and which are of code
+            for other in listing.instructions[index + 1 : index + 1 + _AHEAD]:
+                if (operation := _LOW_WORDS.get(other.name)) is None:
+                    continue
+                to, sources = other.operands[0].index, other.operands[1 if other.name != "s_addk_i32" else 0 :]
+                values = [known.get(x.index) if x.kind == "s" else x.value for x in sources]
+                if not all(isinstance(value, int) for value in values):
+                    known.pop(to, None)
+                    continue
+                known[to] = operation(*values) & _WORD
+                if any(x.kind == "s" and x.index in addresses for x in sources):
+                    addresses.add(to)
+                    distance = (known[to] - self.after[index]) & _WORD
+                    target = self.after[index] + distance - (distance >> 31 << 32)
+                    found |= {self.at[target]} if target in self.at else set()
+                else:
+                    addresses.discard(to)
         return found
 
 
