@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import sys
-from math import inf
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..scalars import to_float
 from ..target import gpu_for_arrays
 from . import execute
-from .arguments import aligned_copy, aligned_empty, is_direct
+from .arguments import aligned_copy, aligned_empty, checked_scale, is_direct
 
 _PACKED_AXES = 3
 _ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
@@ -82,9 +80,7 @@ def flash_attention(
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
     """
     seen = execute.band_of(causal, window)
-    if scale is not None and not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
-    scale = None if scale is None else to_float("scale", scale)
+    scale = checked_scale(scale)
     if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):
         name, flag = ("deterministic", deterministic) if isinstance(return_lse, bool) else ("return_lse", return_lse)
         raise ArgumentError(f"{name}: expected True or False, got {flag!r}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import numpy as np
 
 from ...emulator.arguments import ArrayArgument
+from ...errors import ArgumentError
+from ..scalars import to_float
 
 UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
 
@@ -21,6 +23,15 @@ LENGTHS = ("first_q_ptr", "first_k_ptr")  #: None where no sequences are packed
 SCALES = ("scale_q_ptr", "scale_k_ptr", "scale_v_ptr")  #: of 8-bit operands, [B, H_kv] in order; None for others
 _FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr", *SCALES)
 _TRITON = {"fp8": "fp8e4nv"}
+
+
+def checked_scale(scale: Any) -> float | None:
+    """The factor of the scores as a float; None stays. Raises ArgumentError for what is no finite number."""
+    if scale is None:
+        return None
+    if not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
+        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+    return to_float("scale", scale)
 
 
 class Tensors:

@@ -13,9 +13,8 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..scalars import to_float
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
-from .arguments import Tensors, aligned_copy, is_direct, strides_of
+from .arguments import Tensors, aligned_copy, checked_scale, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
 from .hopper import is_boxed
 
@@ -67,9 +66,7 @@ def attention_decode(
     for name, x in operands.items():
         if not isinstance(x, kind):
             raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
-    if scale is not None and not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
-    scale = None if scale is None else to_float("scale", scale)
+    scale = checked_scale(scale)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
     arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window)
