@@ -286,6 +286,8 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (PRECISE.with_knobs(block_n=64), problem(64, 64, 64, dtype="fp64"), "tiles of 128x128"),
         (PRECISE.with_knobs(block_k=32), problem(64, 64, 64, dtype="fp64"), "slices of 128 bytes"),
         (PRECISE.with_knobs(stages=8), problem(64, 64, 64, dtype="fp64"), "bytes of shared memory"),
+        (PRECISE.with_knobs(programs=0, split=True), problem(64, 64, 64, dtype="fp64"), "in 2 stages at least"),
+        (PRECISE.with_knobs(block_k=0, split=True), problem(64, 64, 64, dtype="fp64"), "slices of 128 bytes"),
     ],
 )  # fmt: skip
 def test_what_cuda_schedules_refuse(config, of, word):

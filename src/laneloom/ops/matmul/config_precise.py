@@ -58,15 +58,15 @@ class PreciseConfig(SharedConfig):
                 return f"hopper_precise: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
-        if why := why_not_walked(self, problem.m, problem.n, problem.k):
-            return why
-        if why := self.why_not_shared(problem):
-            return why
         if (self.block_m, self.block_n) not in PRECISE_TILES or self.num_warps != 8:
             words = ", ".join(f"{m}x{n}" for m, n in PRECISE_TILES)
             return f"hopper_precise: tiles of {words}, got {self.block_m}x{self.block_n}"
         if self.block_k != 16 or self.stages < 2 or self.programs < 1:
             return f"hopper_precise: slices of 128 bytes in 2 stages at least, got {self.block_k} elements"
+        if why := why_not_walked(self, problem.m, problem.n, problem.k):
+            return why
+        if why := self.why_not_shared(problem):
+            return why
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:
             return f"hopper_precise: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
@@ -80,13 +80,10 @@ def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     slices = -(-problem.k // config.block_k)
     tile_us = area * slices * config.block_k * pace / _DMMA_PER_US
     tile_us *= _CUT_PACE if config.split else 1
-    tiles, whole, ctas = config.tiles(problem), config.whole_tiles(problem), config.ctas(problem)
-    rounds, shared = -(-whole // ctas), tiles - whole
+    rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
-    if shared:
-        share = -(-shared * slices // ctas) / slices  # of a tile, or several
-        # A tile's finisher adds the parts of all others that had a share of it.
-        time_us += _CUT_US + share * tile_us + (-(-ctas // shared) - 1) * (_PART_US + _PART_KB_US * stored_bytes / 1000)
+    if share:
+        time_us += _CUT_US + share * tile_us + parts * (_PART_US + _PART_KB_US * stored_bytes / 1000)
         rounds += max(1, share)
     return time_us + rounds * (_TILE_US + stored_bytes / _STORED_PER_US)
 

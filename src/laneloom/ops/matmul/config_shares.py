@@ -50,6 +50,14 @@ class SharedConfig(MatmulConfig):
             return 0
         return self.ctas(problem) * (self.block_m * self.block_n * DTYPE_BYTES[problem.dtype_a] + _FLAG_BYTES)
 
+    def longest(self, problem: MatmulProblem) -> tuple[int, float, int]:
+        """Of the busiest CTA: whole tiles, its share of the cut ones in tiles, and the parts of others that it adds."""
+        tiles, whole, ctas = self.tiles(problem), self.whole_tiles(problem), self.ctas(problem)
+        rounds, shared, slices = -(-whole // ctas), tiles - whole, -(-problem.k // self.block_k)
+        if not shared:
+            return rounds, 0.0, 0
+        return rounds, -(-shared * slices // ctas) / slices, -(-ctas // shared) - 1
+
     def why_not_shared(self, problem: MatmulProblem) -> str | None:
         """Why tiles cannot be cut so."""
         slices = (self.tiles(problem) - self.whole_tiles(problem)) * -(-problem.k // self.block_k)

@@ -133,7 +133,6 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     shape = config.block_m, config.block_n
     tile, area = STREAM_TILES[shape], config.block_m * config.block_n
     kilobytes = area * DTYPE_BYTES["fp32"] / 1000
-    tiles, whole, ctas = config.tiles(problem), config.whole_tiles(problem), config.ctas(problem)
     slices = -(-problem.k // config.block_k)
     lanes = sum(
         rows * (_TURNED_COST if along_k else _LANES_COST)
@@ -143,14 +142,12 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
         ) if by_lanes
     )  # fmt: skip
     tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
-    if tile.resident > 1 and ctas <= config.programs // tile.resident:
+    if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
         tile_us *= _ALONE
-    rounds, shared = -(-whole // ctas), tiles - whole
+    rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
-    if shared:
-        share = -(-shared * slices // ctas) / slices  # of a tile, or several
-        # A tile's finisher adds the parts of all others that had a share of it.
-        time_us += share * tile_us + (-(-ctas // shared) - 1) * (_PART_US + _PART_KB_US * kilobytes)
+    if share:
+        time_us += share * tile_us + parts * (_PART_US + _PART_KB_US * kilobytes)
         rounds += max(1, share)
     return time_us + (rounds - 1) * _TILE_US / tile.resident + rounds * _STORE_KB_US * kilobytes
 
@@ -176,8 +173,3 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
             config = config.with_knobs(stages=2 + min(free // config.stage_bytes(), _MOST_STAGES - 2))
             if config.why_invalid(problem, gpu) is None:
                 yield config
-
-
-def stream(problem: MatmulProblem, gpu: Gpu) -> StreamConfig | None:
-    """What takes the least time, if anything can run."""
-    return min(stream_configs(problem, gpu), key=lambda config: estimate_us(problem, config), default=None)

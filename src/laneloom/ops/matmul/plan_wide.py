@@ -190,7 +190,7 @@ def wide_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfi
         (async_us(problem, config, gpu), config, "operands where they lie, by asynchronous copies")
         for config in async_configs(problem, gpu)
     ]
-    words = f"{'fp32 by FMA' if problem.dtype_a == 'fp32' else 'fp64 by matrix instructions'}, operands by TMA"
+    words = f"{'fp32 by FMA' if problem.dtype_a == 'fp32' else 'fp64 by matrix instructions'}, operands through a ring"
     found += [(time_us, config, words) for config, time_us in by_tma(problem, gpu)]
     for time_us, config, reason in sorted(found, key=lambda item: item[0]):
         yield config, f"{reason}; shortest estimate, {time_us:.1f} us"
