@@ -9,6 +9,7 @@ from . import (  # cluster, hostcall and tables fill the tables of alu
     buffer_access,
     cluster,  # noqa: F401
     flat_access,
+    format_access,
     gfx9_modes,
     global_access,
     hostcall,  # noqa: F401
@@ -66,7 +67,10 @@ def find_builder(name: str) -> Builder | None:
         return builder
     if matrix.is_matrix(name):
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
-    memories = (lds_access, lds_special, lds_direct, global_access, buffer_access, private_access, flat_access, atomics)
+    memories = (
+        lds_access, lds_special, lds_direct, global_access, buffer_access, format_access, private_access, flat_access,
+        atomics,
+    )  # fmt: skip
     of_gfx9 = (scalar_stores, mfma)
     of_cdna5 = (async_access, tensor_access, lds_barriers, transposed)  # and the transposing loads of CDNA 4
     for module in (*memories, *of_cdna5, *of_gfx9):

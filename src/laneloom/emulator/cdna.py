@@ -37,6 +37,7 @@ _EXACT = {
     "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32", "v_accvgpr_mov_b32": "v_mov_b32",
 }  # fmt: skip
 _MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)_(\w+)$")
+_FORMAT = re.compile(r"t?buffer_(load|store)_(d16_|d16_hi_)?format_(d16_|d16_hi_)?([xyzw]+)$")
 
 
 def _memory(space: str, way: str, tail: str) -> str:
@@ -65,6 +66,8 @@ def modern(name: str) -> str:
     """RDNA 3's name for a mnemonic of gfx9; the same where RDNA 3 has no other."""
     if name in _EXACT:
         return _EXACT[name]
+    if match := _FORMAT.match(name):
+        return f"buffer_{match[1]}_{match[2] or match[3] or ''}format_{match[4]}"
     if match := _MEMORY.match(name):
         return f"{match[1]}_{match[2]}_{_memory(*match.groups())}"
     if name.startswith("ds_"):
@@ -91,6 +94,11 @@ def spellings() -> set[str]:
     names = {f"{space}_load_{tail}" for space in spaces for tail in loads}
     names |= {f"{space}_store_{tail}" for space in spaces for tail in stores}
     names |= {f"{space}_atomic_{op}{wide}" for space in spaces[:3] for op in _ATOMICS for wide in ("", "_x2")}
+    formats = [(space, way, "xyzw"[:n]) for space in ("", "t") for way in ("load", "store") for n in range(1, 5)]
+    names |= {f"{space}buffer_{way}_format_{part}" for space, way, part in formats}
+    names |= {f"tbuffer_{way}_d16_format_{part}" for space, way, part in formats if space}
+    names |= {f"{space}buffer_{way}_format_d16_{part}" for space, way, part in formats}
+    names |= {f"buffer_{way}_format_d16_hi_x" for way in ("load", "store")}
     names |= {f"global_load_lds_{tail}" for tail in (*loads[:4], *_NARROW)}
     widths = ("b8", "b16", "b32", "b64", "b96", "b128")
     names |= {f"ds_write_{width}" for width in widths} | {f"ds_read_{width}" for width in widths}

@@ -21,6 +21,7 @@ from . import (
     atomics,
     calls,
     cdna,
+    format_access,
     lds_access,
     lds_barriers,
     lds_special,
@@ -83,7 +84,7 @@ def _memory_names() -> set[str]:
     names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
     names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
     names |= {*async_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
-    names |= scalar_stores.NAMES
+    names |= scalar_stores.NAMES | set(format_access.NAMES)
     return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 
 

@@ -262,8 +262,8 @@ class Program:
                 return self._dual(ins, target)
             builder = find_builder(ins.name)
             return builder(ins, target) if builder else self._unknown(ins)
-        except UnknownInstructionError:
-            return self._unknown(ins)
+        except UnknownInstructionError as error:
+            return self._unknown(ins, str(error))
         except ValueError as error:
             raise EmulationError(self._where(ins, str(error))) from error
 
@@ -294,9 +294,9 @@ class Program:
 
         return both
 
-    def _unknown(self, ins: Instruction) -> Step:
+    def _unknown(self, ins: Instruction, why: str = "") -> Step:
         where = f"{self.gpu.name} (wave{self.lanes})"
-        what = f"the emulator does not implement {ins.mnemonic} on {where}"
+        what = f"the emulator does not implement {ins.mnemonic} on {where}{f' ({why})' if ' ' in why else ''}"
         if ins.name == "undecodable":
             what = "llvm-objdump did not know this instruction; that of a newer LLVM may (LANELOOM_OBJDUMP names it)"
         message = self._where(ins, what)

@@ -19,6 +19,7 @@ from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import Step, Target
 from .flights import starts_copy
+from .global_access import clears_other_half
 from .matrix import decode, is_matrix
 from .races import LATE, RaceFault, Touch, instruction_of, tag, wave_of
 from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
@@ -179,7 +180,7 @@ class Guard:
             return bool((e.registers_v & self.uses.reads_v) or (e.registers_s & self.uses.reads_s))
         hit = e.registers_v & self.touched_v
         if hit and not hit & (hit - 1):  # one register: a load into one half leaves the other free
-            half = loaded_half(e.guard.ins)
+            half = loaded_half(e.guard.ins, self.target.gpu)
             if half and touched_half(self.ins, hit.bit_length() - 1) == {"l": "h", "h": "l"}[half]:
                 hit = 0
         return bool(hit or (e.registers_s & self.touched_s))
@@ -231,8 +232,10 @@ def describe(ins: Instruction) -> str:
     return f"line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
 
 
-def loaded_half(ins: Instruction) -> str:
+def loaded_half(ins: Instruction, gpu: Gpu) -> str:
     """ "l" or "h" where a load writes only that half of its register."""
+    if clears_other_half(gpu) or ("_format_" in ins.name and not ins.name.endswith("_format_x")):
+        return ""
     if "_d16" in ins.name:
         return "h" if "_d16_hi" in ins.name else "l"
     return ins.operands[0].half if ins.operands else ""
@@ -291,6 +294,8 @@ def unit_bytes(listing: Listing, prefixes: tuple[str, ...]) -> int:
     for ins in listing.instructions:
         if ins.name.startswith("tensor_"):  # the descriptor says how wide: half words mostly
             narrow = min(narrow, 2)
+        if "_format_" in ins.name:  # the resource says how wide
+            narrow = 1
         if ins.name.startswith(prefixes) and (match := re.search(r"_[bui](8|16)(_|$)", ins.name)):
             narrow = min(narrow, int(match[1]) // 8)
     return narrow

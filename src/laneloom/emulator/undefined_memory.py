@@ -16,6 +16,7 @@ from .alu import Step, Target
 from .async_access import AsyncCopy
 from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
+from .format_access import FormatAccess, data_bits
 from .global_access import Access, ScalarLoad, clears_other_half
 from .lds_direct import LdsLoad
 from .scalar_stores import ScalarStore
@@ -46,6 +47,8 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _scalar_store_rule(ins, touched)
     if is_scalar_load(ins):
         return _scalar_rule(ins, touched, step)
+    if isinstance(step, FormatAccess):
+        return _format_rule(ins, target, step)
     if isinstance(step, BufferAccess):
         return _buffer_rule(ins, target, touched, step)
     return _global_rule(ins, target, touched)
@@ -269,6 +272,22 @@ def _buffer_rule(ins: Instruction, target: Target, touched: Uses, step: BufferAc
     """As for the memory that the resource leads to."""
     in_global, in_scratch = _global_rule(ins, target, touched), _scratch_rule(ins, touched, step)
     return lambda g: (in_scratch if step.where.in_scratch(g) else in_global)(g)
+
+
+def _format_rule(ins: Instruction, target: Target, step: FormatAccess) -> Rule:
+    """What is loaded is defined, the other half of a register as it was or, on gfx9, cleared."""
+    data, addresses = data_bits(ins), _registers(ins, ins.operands[0])
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        for o, bits in data:
+            if not step.is_load:
+                _require(g, o, g.active(), _STORES, bits)
+            elif g.shadow.dirty_v >> o.index & 1:
+                g.shadow.put(g, o.index, U32(0), bits if step.keeps else 0xFFFFFFFF)
+
+    return follow
 
 
 def _flat_rule(ins: Instruction, touched: Uses, step: FlatAccess) -> Rule:
