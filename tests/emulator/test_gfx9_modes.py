@@ -354,3 +354,18 @@ def test_a_race_with_a_load_into_lds_names_a_byte_of_lds():
     s_waitcnt vmcnt(0)"""
     with pytest.raises(HazardError, match=r"LDS byte 0x0, which wave \d of the same workgroup wrote"):
         run(code, strict=True, threads=128, inputs=np.arange(256, dtype=U32))
+
+
+# -- halves of registers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942"])
+def test_a_load_into_one_half_takes_the_whole_register(gpu):
+    """It clears the other half, so nobody may use that before the wait."""
+    code = """v_mov_b32_e32 v20, 7
+    global_load_short_d16 v20, v1, s[4:5]
+    {wait}
+    ds_write_b16_d16_hi v1, v20"""
+    run(code.format(wait="s_waitcnt vmcnt(0)"), True, gpu)
+    with pytest.raises(HazardError, match="reads v20 before a wait"):
+        run(code.format(wait=""), True, gpu)

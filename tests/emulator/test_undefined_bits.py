@@ -143,7 +143,16 @@ v_not_b32_sdwa v8, v1 dst_sel:BYTE_3 dst_unused:UNUSED_PAD src0_sel:WORD_1
 v_pk_mov_b32 v[8:9], v[2:3], v[4:5] op_sel:[1,0]
 v_mad_f32 v8, v1, v2, v3
 """.strip().splitlines()
+#: what writes a part of its register
+GFX950 = [
+    "v_cvt_scalef32_pk_fp8_f32 v8, v1, v2, 1.0", "v_cvt_scalef32_pk_bf8_f16 v8, v1, 1.0 op_sel:[0,0,1]",
+    "v_cvt_scalef32_pk_fp4_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,1]", "v_cvt_scalef32_f16_fp8 v8, v1, 1.0 op_sel:[0,0,1]",
+    "v_cvt_scalef32_sr_fp8_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,0]", "v_cvt_sr_bf16_f32 v8, v1, v2 op_sel:[0,0,1]",
+    "v_cvt_scalef32_sr_pk_fp4_f16 v8, v1, v2, 1.0 op_sel:[0,0,0,1]", "v_cvt_sr_f16_f32 v8, v1, v2",
+    "v_cvt_pkaccum_u8_f32 v8, v1, v2",
+]  # fmt: skip
 CASES = [(code, "gfx1151") for code in VECTOR + SCALAR] + [(code, "gfx90a") for code in GFX9]
+CASES += [(code, "gfx950") for code in GFX950]
 
 
 def undefined(rng, shape) -> np.ndarray:

@@ -58,7 +58,14 @@ def _shift_and_saturate(dtype: type) -> Callable:
 
 vector("v_ashr_pk_i8_i32", "u16", "i32 i32 u32", _shift_and_saturate(np.int8))
 vector("v_ashr_pk_u8_i32", "u16", "i32 i32 u32", _shift_and_saturate(np.uint8))
-vector("v_prng_b32", "u32", "u32", lambda x: (x << U32(1)) ^ np.where(x >> U32(31), U32(197), U32(0)))
+
+
+def next_random(x: np.ndarray) -> np.ndarray:
+    """The next of a sequence of random words."""
+    return (x << U32(1)) ^ np.where(x >> U32(31), U32(197), U32(0))
+
+
+vector("v_prng_b32", "u32", "u32", next_random)
 
 
 def _swap_rows(rows: int) -> Callable[[Instruction, Target], Step]:

@@ -110,3 +110,4 @@ def _insert_byte(x: np.ndarray, place: np.ndarray, old: np.ndarray) -> np.ndarra
 
 
 vector("v_cvt_pk_u8_f32", "u32", "f32 u32 u32", _insert_byte)
+vector("v_cvt_pkaccum_u8_f32", "u32", "f32 u32 u32", _insert_byte, reads_dst=True)

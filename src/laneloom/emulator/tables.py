@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     carry,
     cdna4_alu,
+    cdna4_stochastic,
     cdna5_alu,
     cdna5_convert,
     cdna_alu,

@@ -180,6 +180,14 @@ def bits_written(ins: Instruction, major: int) -> int:
     select = [*ins.bits("op_sel", [0] * 4), 0]
     if name.startswith("v_fma_mixhi"):
         return _HIGH
+    if scaled := re.match(r"v_cvt_scalef32_(sr_)?(pk_)?(fp8|bf8|fp4)_b?f(16|32)$", name):
+        if scaled[1] or scaled[3] == "fp4":
+            return 0xFF << 8 * (select[2] + 2 * select[3])
+        return _HIGH if select[len(ins.operands) - 1] else _LOW
+    if re.match(r"v_cvt_scalef32_b?f16_(fp8|bf8)$", name):
+        return _HIGH if select[2] else _LOW
+    if re.match(r"v_cvt_sr_b?f16_f32", name):
+        return _HIGH if select[2] else _LOW
     if re.match(r"v_cvt_sr_(fp8|bf8)", name):
         byte = ins.number("byte_sel") if "byte_sel" in ins.modifiers else select[2] + 2 * select[3]
         return 0xFF << 8 * byte

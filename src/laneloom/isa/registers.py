@@ -22,7 +22,7 @@ _NO_RESULT = re.compile(
 )
 _READS_RESULT = re.compile(
     r"v_(pk_)?fmac|v_mac_|v_swmmac|v_smfmac|v_dot\dc?acc|v_dot\dc|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
-    r"|v_(movrel|interp)|s_set_gpr"
+    r"|v_(movrel|interp)|s_set_gpr|v_cvt_pkaccum"
 )
 _READS_DATA = re.compile(r"(s_|buffer_|s_buffer_)atomic")  # which a returned value replaces
 _SWAPS = re.compile(r"v_swap|v_permlane\w*swap")

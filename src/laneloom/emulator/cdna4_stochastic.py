@@ -1,0 +1,159 @@
+"""Conversions of CDNA 4 (gfx950) by stochastic rounding, and those that fill six registers with floats of 6 bits.
+
+A number over its scale lies between two of the small type: 32 random bits, as a fraction, are added to its place
+between them and the sum is cut off. Of several numbers the first takes the random bits as given, each further one what
+`v_prng_b32` makes of the former's. Source: CDNA 4 ISA guide, pseudo-code of `v_cvt_scalef32_sr_*`; that it leaves out
+how a single number is rounded, and that denormals of the small type are reached like others, is an assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..isa.catalogue import TYPES
+from ..isa.parse import Instruction, Operand
+from .alu import Step, Target, special
+from .cdna4_alu import WIDE, exponent_of, nearest, next_random
+from .float8 import SMALL_VALUES
+from .float8_convert import encoder
+from .operands import read, write
+from .state import U32, Waves
+
+U16 = np.uint16
+Encode = Callable[[np.ndarray, np.ndarray], np.ndarray]  #: float64 and random bits -> codes
+
+
+def _cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int) -> np.ndarray:
+    """x, rounded by the random bits to a multiple of the last place; fraction, lowest: bits, least normal exponent."""
+    magnitude = np.abs(x)
+    exponent = np.maximum(np.frexp(np.where(np.isfinite(magnitude), magnitude, 0))[1] - 1, lowest)
+    units = np.floor(np.ldexp(magnitude, fraction - exponent) + random / 2.0**32)
+    return np.where(np.isfinite(x), np.copysign(np.ldexp(units, exponent - fraction), x), x)
+
+
+def _stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
+    values = SMALL_VALUES[kind]
+    fraction = {"fp4": 1, "fp6": 3, "bf6": 2, "fp8": 3, "bf8": 2}[kind]
+    convert = encoder(kind, ins, target) if TYPES[kind].bits == 8 else nearest(kind)
+    lowest = int(np.log2(values[1])) + fraction  # values[1] is the last place of denormals
+    largest = np.abs(values[np.isfinite(values)]).max()
+
+    def function(x: np.ndarray, random: np.ndarray) -> np.ndarray:
+        inside = np.abs(x) <= largest
+        return convert(np.where(inside, _cut(np.where(inside, x, 0), random, fraction, lowest), x))
+
+    return function
+
+
+def _numbers(operand: Operand, wide: str, count: int, high: bool = False) -> list[Callable[[Waves], np.ndarray]]:
+    """How to read `count` numbers that follow each other in registers, as float64."""
+    widen, n = WIDE[wide][1], operand.index
+    if count == 1:
+        one = read(operand, "f32") if wide == "f32" else read(operand, "u16", high)
+        return [lambda g: widen(np.asarray(one(g)))]
+    if operand.kind == "const":
+        both = read(operand, "u32")
+        return [lambda g, k=k: widen((both(g) >> U32(16 * k)).astype(U16)) for k in range(count)]
+    if wide == "f32":
+        return [lambda g, k=k: g.f[n + k].astype(np.float64) for k in range(count)]
+    return [lambda g, k=k: widen(g.h[n + k // 2][..., k % 2]) for k in range(count)]
+
+
+def _into_byte(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
+    """One number of 8 bits, or two of 4, into the byte of the destination that op_sel picks."""
+    bits = TYPES[small].bits
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, source, seed, scale = ins.operands
+        select = ins.bits("op_sel", [0, 0, 0, 0])
+        shift, n = U32(8 * (select[2] + 2 * select[3])), destination.index
+        keep = ~(U32(0xFF) << shift)
+        convert, factor = _stochastic(small, ins, target), exponent_of(scale)
+        random, numbers = read(seed, "u32"), _numbers(source, wide, 8 // bits, bool(select[0]))
+
+        def step(g: Waves) -> None:
+            chance, byte = np.asarray(random(g)), U32(0)
+            for k, number in enumerate(numbers):
+                byte = byte | convert(number(g) / factor(g), chance) << U32(bits * k)
+                chance = next_random(chance)
+            g.put(n, (g.u[n] & keep) | byte << shift)
+
+        return step
+
+    return build
+
+
+def _into_six(small: str, wide: str, *, random: bool = False, halves: bool = False) -> Callable:
+    """32 numbers of 6 bits into six registers; halves: by turns from two rows of 16 f32."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, source, *others, scale = ins.operands
+        factor = exponent_of(scale)
+        plain, chosen = nearest(small), _stochastic(small, ins, target)
+        seed = read(others[0], "u32") if random else None
+        if halves:
+            rows = [_numbers(row, wide, 16) for row in (source, others[0])]
+            numbers = [number for pair in zip(*rows, strict=True) for number in pair]
+        else:
+            numbers = _numbers(source, wide, 32)
+
+        def step(g: Waves) -> None:
+            words = [np.zeros((g.count, g.lanes), np.uint64) for _ in range(7)]
+            chance, times = None if seed is None else np.asarray(seed(g)), factor(g)
+            for k, number in enumerate(numbers):
+                x, at = number(g) / times, 6 * k
+                if chance is None:
+                    code = plain(x)
+                else:
+                    code, chance = chosen(x, chance), next_random(chance)
+                wide_code = code.astype(np.uint64) << np.uint64(at % 32)
+                words[at // 32] |= wide_code & np.uint64(0xFFFFFFFF)
+                words[at // 32 + 1] |= wide_code >> np.uint64(32)
+            for k, word in enumerate(words[:6]):
+                g.put(destination.index + k, word.astype(U32))
+
+        return step
+
+    return build
+
+
+for _wide in WIDE:
+    for _small in ("fp8", "bf8"):
+        special(f"v_cvt_scalef32_sr_{_small}_{_wide}", _into_byte(_small, _wide))
+    special(f"v_cvt_scalef32_sr_pk_fp4_{_wide}", _into_byte("fp4", _wide))
+    for _small in ("fp6", "bf6"):
+        special(f"v_cvt_scalef32_sr_pk32_{_small}_{_wide}", _into_six(_small, _wide, random=True))
+        if _wide == "f32":
+            special(f"v_cvt_scalef32_2xpk16_{_small}_f32", _into_six(_small, _wide, halves=True))
+        else:
+            special(f"v_cvt_scalef32_pk32_{_small}_{_wide}", _into_six(_small, _wide))
+
+# -- to 16 bits --------------------------------------------------------------------------------------------------------
+
+
+def _into_half(fraction: int, lowest: int, code: Callable[[np.ndarray], np.ndarray]) -> Callable:
+    """An f32 into the half of the destination that op_sel picks; the other stays."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, source, seed = ins.operands
+        number, random = read(source, "f32"), read(seed, "u32")
+        store = write(destination, "u16", bool(ins.bits("op_sel", [0, 0, 0])[2]))
+
+        def step(g: Waves) -> None:
+            x = np.asarray(number(g), np.float64)
+            store(g, code(_cut(x, np.asarray(random(g)), fraction, lowest)))
+
+        return step
+
+    return build
+
+
+def _as_bf16(x: np.ndarray) -> np.ndarray:
+    raw = x.astype(np.float32).view(U32)
+    return np.where(np.isnan(x), raw | U32(0x400000), raw).astype(U32) >> U32(16)
+
+
+special("v_cvt_sr_f16_f32", _into_half(10, -14, lambda x: x.astype(np.float16).view(U16)))
+special("v_cvt_sr_bf16_f32", _into_half(7, -126, lambda x: _as_bf16(x).astype(U16)))
