@@ -48,6 +48,9 @@ SPECIAL = {  # the operands of instructions that have a builder of their own
     "s_sendmsg_rtn_b32": "s1, sendmsg(MSG_RTN_GET_REALTIME)",
     "s_sendmsg_rtn_b64": "s[0:1], sendmsg(MSG_RTN_GET_REALTIME)",
     "s_trap": "2",
+    "s_sethalt": "1",
+    "s_setkill": "1",
+    "s_sendmsghalt": "sendmsg(MSG_INTERRUPT)",
     "s_barrier_signal": "-1",
     "s_barrier_signal_isfirst": "-1",
 }

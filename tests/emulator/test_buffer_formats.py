@@ -175,7 +175,8 @@ def same_element(after: np.ndarray, want: np.ndarray, data: str, kind: str) -> N
     ("data", "kind", "value", "code"),
     [
         ("8", "UNORM", 0.5, 128), ("8", "UNORM", 2.0, 255), ("8", "UNORM", -1.0, 0), ("8", "UNORM", math.nan, 0),
-        ("8", "SNORM", -2.0, 0x81), ("8", "SNORM", 0.25, 32), ("8", "USCALED", 300.0, 255), ("8", "SSCALED", -200.0, 0x80),
+        ("8", "SNORM", -2.0, 0x81), ("8", "SNORM", 0.25, 32), ("8", "USCALED", 300.0, 255),
+        ("8", "SSCALED", -200.0, 0x80),
         ("16", "FLOAT", 1e6, 0x7C00), ("16", "FLOAT", 1 + 2**-11, 0x3C00), ("16", "FLOAT", 1 + 3 * 2**-11, 0x3C02),
         ("8", "UINT", 256, 255), ("8", "SINT", -129, 0x80), ("8", "SINT", 128, 0x7F), ("16", "SINT", -5, 0xFFFB),
     ],

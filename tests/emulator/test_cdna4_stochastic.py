@@ -8,7 +8,9 @@ import pytest
 U16, U32 = np.uint16, np.uint32
 RNG = np.random.default_rng(11)
 #: exponent bits, fraction bits, bias; with the codes of the largest number
-FORMATS = {"fp4": (2, 1, 1, 7), "fp6": (2, 3, 1, 31), "bf6": (3, 2, 3, 31), "fp8": (4, 3, 7, 0x7E), "bf8": (5, 2, 15, 0x7B)}
+FORMATS = {
+    "fp4": (2, 1, 1, 7), "fp6": (2, 3, 1, 31), "bf6": (3, 2, 3, 31), "fp8": (4, 3, 7, 0x7E), "bf8": (5, 2, 15, 0x7B),
+}  # fmt: skip
 WIDE = ("f32", "f16", "bf16")
 
 

@@ -37,7 +37,8 @@ ORDERING = frozenset(
     global_wbinv buffer_inv buffer_invl2 buffer_wbl2 buffer_wbinvl1 buffer_wbinvl1_vol
     s_set_gpr_idx_off s_set_gpr_idx_mode s_dcache_wb s_dcache_inv_vol s_dcache_wb_vol
     s_ttracedata s_ttracedata_imm s_incperflevel s_decperflevel s_set_vgpr_msb s_setprio_inc_wg s_monitor_sleep
-    s_wakeup_barrier global_prefetch_b8 flat_prefetch_b8""".split()
+    s_wakeup_barrier global_prefetch_b8 flat_prefetch_b8 s_wakeup s_singleuse_vdst s_prefetch_data_pc_rel ds_nop
+    s_atc_probe s_atc_probe_buffer v_pipeflush v_clrexcp""".split()
 )
 
 

@@ -155,7 +155,7 @@ def _translated(ins: Instruction, accumulators: int) -> Instruction:
     operands = tuple(_vector(o, accumulators) for o in ins.operands)
     modifiers = ins.modifiers
     if "lds" in modifiers:
-        name = name.replace("buffer_load_", "buffer_load_lds_")
+        name = re.sub("^(buffer|global)_load_", r"\1_load_lds_", name)
     if "bound_ctrl" in modifiers:  # before gfx11 the assembler reads 0 as the bit that is set
         modifiers = modifiers | {"bound_ctrl": "1"}
     if name.startswith("ds_cmpstore"):  # gfx9 has the value to compare with first

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..isa.parse import Instruction
 from . import sdwa
-from .alu import Step, Target, special, vector_readers
+from .alu import Step, Target, special, store_step, vector_readers
 from .dpp import lane_source
 from .float8 import SMALL_VALUES
 from .operands import read, write
@@ -126,9 +126,10 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
         destination, *texts = ins.operands
         convert = encoder(format_of(kind, target), ins, target)
         select = ins.bits("op_sel", [0, 0, 0])
-        a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], None)
+        source = lane_source(ins, target.lanes)
+        a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], source)
         store = write(destination, "b16", bool(select[-1]))
-        return lambda g: store(g, (convert(a(g)) | convert(b(g)) << U32(8)).astype(np.uint16))
+        return store_step(source, lambda g: (convert(a(g)) | convert(b(g)) << U32(8)).astype(np.uint16), store)
 
     return build
 
@@ -147,7 +148,8 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         largest = _VALUES[form][_FORMATS[form][2]]
         destination, *texts = ins.operands
         convert = encoder(form, ins, target)
-        value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], None)
+        source = lane_source(ins, target.lanes)
+        value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], source)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")
         else:
@@ -156,13 +158,13 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         shift, n = U32(8 * byte), destination.index
         keep = ~(U32(0xFF) << shift)
 
-        def step(g: Waves) -> None:
+        def compute(g: Waves) -> np.ndarray:
             x = np.asarray(value(g))
             raised = ((x.view(U32) + (random(g) >> U32(32 - drop))) & ~U32((1 << drop) - 1)).view(np.float32)
             raised = np.where(np.isfinite(x) & (np.abs(x) <= largest), raised, x)
-            g.put(n, (g.u[n] & keep) | (convert(raised) << shift))
+            return (g.u[n] & keep) | (convert(raised) << shift)
 
-        return step
+        return store_step(source, compute, lambda g, word: g.put(n, word))
 
     return build
 
@@ -170,5 +172,5 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
 for _kind in ("fp8", "bf8"):
     special(f"v_cvt_f32_{_kind}", _decode(_kind), dpp=True, sdwa=True)
     special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind), sdwa=True)
-    special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind))
-    special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind))
+    special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind), dpp=True)
+    special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind), dpp=True)

@@ -179,5 +179,18 @@ def _trap(ins: Instruction, target):
     return stop
 
 
+def _halt(ins: Instruction, target):
+    """A wave that stops for good: only a debugger would let it go on."""
+    if ins.name != "s_sendmsghalt" and ins.operands[0].value == 0:
+        return lambda g: None
+
+    def stop(g: Waves) -> None:
+        host = g.memory.host
+        raise Trap((host and host.complaint) or f"{ins.name} stops the wave", 0, 0)
+
+    return stop
+
+
 special("s_sendmsg", _send_message)
+special("s_sethalt s_setkill s_sendmsghalt", _halt)
 special("s_trap", _trap)

@@ -32,7 +32,7 @@ from . import (
 )
 from .alu import SCALAR, VECTOR
 from .builders import ORDERING, find_builder, is_ordering
-from .program import CONDITIONS
+from .conditions import CONDITIONS
 
 RECORD = Path(__file__).with_name("coverage.json")
 #: of each generation, those whose tests may prove its instructions, the nearest first

@@ -11,8 +11,9 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special
+from .alu import Step, Target, output_modifier, special, store_step
 from .bits import saturate, saturating
+from .dpp import lane_source
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
 from .operands import BITS, DTYPE, Read, constant_bits
@@ -94,17 +95,21 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
             if clamped is None:
                 raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
             function = clamped
+        source = lane_source(ins, target.lanes)
+        if source is not None:
+            signs = lists[2][0], lists[3][0]
+            readers[0] = source.reader(readers[0], signs if any(signs) else False)
         modify = output_modifier(ins, kind, target)
         n = destination.index
 
-        def step(g: Waves) -> None:
+        def compute(g: Waves) -> np.ndarray:
             value = function(*[r(g) for r in readers])
-            write_halves(g, n, value if modify is None else modify(value))
+            return value if modify is None else modify(value)
 
-        return step
+        return store_step(source, compute, lambda g, value: write_halves(g, n, value))
 
     assert BITS[kind] == 16
-    special(names, build)
+    special(names, build, dpp=reads_dst)  # v_pk_fmac_f16 alone is VOP2, which has DPP
 
 
 def _flushed(reader: Read, kind: str) -> Read:

@@ -7,10 +7,8 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import ref
-
-import numpy as np
 
 from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
@@ -21,6 +19,7 @@ from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .cluster import BARRIER, barrier_id, passed
+from .conditions import CONDITIONS
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
@@ -73,16 +72,6 @@ class Block:
     @property
     def sources(self) -> list[Instruction]:
         return self.code.sources
-
-
-CONDITIONS: dict[str, Callable[[Waves], Any]] = {
-    "scc0": lambda g: ~g.scc,
-    "scc1": lambda g: g.scc,
-    "vccz": lambda g: ~g.mask(106).any(axis=1),
-    "vccnz": lambda g: g.mask(106).any(axis=1),
-    "execz": lambda g: np.zeros(g.count, bool) if g.exec is None else ~g.exec.any(axis=1),
-    "execnz": lambda g: np.ones(g.count, bool) if g.exec is None else g.exec.any(axis=1),
-}
 
 
 class Program:
@@ -163,22 +152,25 @@ class Program:
     def _block(self, code: list[Instruction], start: int, stop: int, number: dict[int, int]) -> Block:
         block = Block(ref(self), start, stop)
         last = code[stop - 1]
-        if last.name == "s_endpgm" or last.name == "s_endpgm_saved":
+        if last.name.startswith("s_endpgm"):
             block.leave = "end"
         elif _is_barrier(last.name):
             block.leave = "cluster" if last.name == "s_barrier_wait" and barrier_id(last) == BARRIER else "barrier"
         elif last.name in calls.JUMPS:
             block.leave = "indirect"
-            block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number, self.places)
+            try:
+                block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number, self.places)
+            except KeyError:
+                raise EmulationError(self._where(last, "a call of an unknown label")) from None
         elif last.name.startswith(("s_branch", "s_cbranch")):
+            if last.name != "s_branch" and last.name.removeprefix("s_cbranch_") not in CONDITIONS:
+                raise UnknownInstructionError(self._where(last, f"{last.mnemonic} is not implemented"))
             label = str(last.operands[0].value)
             if label not in self.listing.labels:
                 raise EmulationError(f"{self.kernel}: line {last.line} branches to an unknown label: {last.text!r}")
             at = self.listing.labels[label]
             block.target = number.get(at, len(number))
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
-            if block.leave not in ("jump", *CONDITIONS):
-                raise UnknownInstructionError(self._where(last, f"{last.mnemonic} is not implemented"))
         return block
 
     def build(self, block: Block) -> Code:
