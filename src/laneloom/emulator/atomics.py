@@ -15,8 +15,10 @@ from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .buffer_access import Buffer
 from .flat_access import FlatAddress
+from .floating import MAX_NUM, MIN_NUM
 from .global_access import global_addresses
 from .lds_access import addresses
+from .mode import flush
 from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves
 
@@ -58,6 +60,15 @@ def _packed(kind: str) -> Combine:
     return add_bf16
 
 
+def _flushing_add(m, d):
+    """The sum of float32 where memory takes denormals for zeros, whatever the mode says."""
+    return flush(flush(m, "f32") + flush(d, "f32"), "f32")
+
+
+#: whose memory adds float32 so (LLVM, FeatureMemoryAtomicFAddF32DenormalSupport, which later ones have)
+_FLUSHING = ("gfx908", "gfx90a")
+
+
 # name -> (combination, dtype letter); the operand's width comes from the mnemonic
 OPERATIONS: dict[str, tuple[Combine, str]] = {
     "swap": (_replace, "u"), "storexchg": (_replace, "u"),
@@ -65,7 +76,7 @@ OPERATIONS: dict[str, tuple[Combine, str]] = {
     "csub": (_sub_clamp, "u"), "sub_clamp": (_sub_clamp, "u"), "cond_sub": (_cond_sub, "u"),
     "and": (np.bitwise_and, "u"), "or": (np.bitwise_or, "u"), "xor": (np.bitwise_xor, "u"),
     "inc": (_wrap_inc, "u"), "dec": (_wrap_dec, "u"),
-    "min": (np.minimum, ""), "max": (np.maximum, ""), "min_num": (np.fmin, ""), "max_num": (np.fmax, ""),
+    "min": (np.minimum, ""), "max": (np.maximum, ""), "min_num": (MIN_NUM, ""), "max_num": (MAX_NUM, ""),
     "mskor": (lambda m, d, set_bits: m & ~d | set_bits, "u"),
     "wrap": (lambda m, d, back: np.where(m >= d, m - d, m + back), "u"),
     "cmpswap": (lambda m, d, c: np.where(m == c, d, m), "u"), "cmpstore": (lambda m, d, c: np.where(m == c, d, m), "u"),
@@ -78,7 +89,7 @@ _LDS = re.compile(r"ds_(?!load|store_b|store_2)(\w+?)(_rtn)?_([uibf])(32|64)$|ds
 
 def _operation(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | None:
     if letter == "f" and name in ("min", "max"):
-        return (np.fmin if name == "min" else np.fmax), np.dtype(f"f{bits // 8}")
+        return (MIN_NUM if name == "min" else MAX_NUM), np.dtype(f"f{bits // 8}")
     if letter == "f" and name in ("cmpswap", "cmpstore"):  # compared as floats: -0 equals +0, NaN nothing
         return OPERATIONS[name][0], np.dtype(f"f{bits // 8}")
     entry = OPERATIONS.get(name)
@@ -204,6 +215,8 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
         found = _operation(match[2], match[3], int(match[4]))
         assert found
         operation = found
+        if target.gpu.name in _FLUSHING and match[2] == "add" and match[3] == "f" and match[4] == "32":
+            operation = (_flushing_add, found[1])
     dtype = operation[1]
     operands = list(ins.operands)
     if prefix == "buffer":
