@@ -32,7 +32,7 @@ def test_other_ends(name):
 
 
 def test_jumps_that_lead_nowhere():
-    with pytest.raises(EmulationError, match="a call of an unknown label; line .*s_call_b64"):
+    with pytest.raises(EmulationError, match=r"a call of an unknown label; line .*s_call_b64"):
         run_flow("gfx1151", "s_call_b64 s[8:9], 12")
     with pytest.raises(UnknownInstructionError, match="s_cbranch_join is not implemented"):
         run_flow("gfx942", "s_cbranch_join s4")
