@@ -106,7 +106,7 @@ class Gpu:
 
     def check_triton(self, version: str) -> None:
         """Raise UnsupportedError where Triton `version` or its LLVM does not know this GPU, which 3.9 does."""
-        known_since = (3, 9) if self.is_rdna_4m else (3, 7) if self.is_cdna5 else (0, 0)
+        known_since = (3, 9) if self.is_rdna_4m or self.name == "gfx1154" else (3, 7) if self.is_cdna5 else (0, 0)
         if tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < known_since:
             raise UnsupportedError(f"triton {version} does not know {self.name} ({self.family}); 3.9 does")
 
@@ -211,6 +211,7 @@ _ROWS = (
           _spec("Ryzen AI 7 350, LPDDR5X-8000 on 128 bits")),
     _rdna("gfx1153", "RDNA 3.5", "Radeon 820M (Krackan Point 2)", 2, False, 2.8, 128, _rdna3_peaks(2, 2.8),
           _spec("Ryzen AI 5 330, LPDDR5X-8000 on 128 bits")),
+    _rdna("gfx1154", "RDNA 3.5", "not announced", 16, False, 2.9, 120, {}, _LLVM, published=False),
     *(_rdna_4m(name) for name in ("gfx1170", "gfx1171", "gfx1172")),
     _rdna("gfx1200", "RDNA 4", "Radeon RX 9060 XT", 32, True, 3.13, 320, _rdna4_peaks(32, 3.13),
           _spec("Radeon RX 9060 XT"), _RDNA4_ISA),

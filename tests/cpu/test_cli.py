@@ -86,7 +86,7 @@ def test_bad_shapes_are_refused(command, shape):
 @pytest.mark.parametrize(
     ("option", "given", "expected"),
     [
-        ("--gpu", "gfx1154", "gfx1151 (RDNA 3.5"),
+        ("--gpu", "gfx1159", "gfx1154 (RDNA 3.5"),
         ("--dtype", "fp61", "fp16, bf16"),
         ("--out-dtype", "int3", "fp16, bf16"),
         ("--layout", "nx", "nn, nt, tn or tt"),

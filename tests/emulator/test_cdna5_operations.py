@@ -337,3 +337,18 @@ def test_stochastic_packed_16_bits(cdna5):
         values = bf16(got.vector(4, U16, half=half))
         assert set(values) == {1.0, 1.0 + 2.0**-7}
         assert abs(values.mean() - x[0]) < 2.0**-12
+
+
+@pytest.mark.parametrize("name", ["add_f64", "mul_f64", "fma_f64"])
+@pytest.mark.parametrize("second", ["v_dual_mov_b32 v8, v3", "v_dual_add_nc_u32 v9, v2, v3", "v_dual_fmac_f32 v9, v12, v3"])
+def test_the_second_half_of_a_pair_reads_what_was_there(cdna5, name, second):
+    """Also where the first one writes two registers."""
+    a, b, c, old = RNG.standard_normal((4, 32))
+    given = {4: a, 6: b, 10: c, 2: old, 8: RNG.standard_normal(32).astype(np.float32), 12: a.astype(np.float32)}
+    given[9] = given[8]
+    texts = "v[2:3], v[4:5], v[6:7]" + (", v[10:11]" if name == "fma_f64" else "")
+    both = cdna5(f"v_dual_{name} {texts} :: {second}", v=given)
+    first, alone = cdna5(f"v_{name} {texts}", v=given), cdna5(second.replace("v_dual_", "v_"), v=given)
+    np.testing.assert_array_equal(both.vector(2, np.float64), first.vector(2, np.float64))
+    for n in (8, 9):
+        np.testing.assert_array_equal(both.vector(n, U32), alone.vector(n, U32))

@@ -53,7 +53,7 @@ def test_the_former_driver_comes_back_after_an_error():
 
 
 def test_unknown_gpu_names_the_nearest():
-    with pytest.raises(UnknownGpuError, match="gfx1151"), laneloom.emulated("gfx1154"):
+    with pytest.raises(UnknownGpuError, match="gfx1154"), laneloom.emulated("gfx1159"):
         pass
 
 

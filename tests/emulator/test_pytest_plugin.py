@@ -245,9 +245,9 @@ def test_nothing_happens_without_the_option(tmp_path):
 
 
 def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
-    done = run_pytest(tmp_path, "def test_nothing(): ...\n", "--emulate", "gfx1154")
+    done = run_pytest(tmp_path, "def test_nothing(): ...\n", "--emulate", "gfx1159")
     assert done.returncode == 4
-    assert "gfx1151" in done.stderr
+    assert "gfx1154" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -43,7 +43,7 @@ def register_reader(ins: Instruction, target: Target) -> Callable[[Waves], np.nd
     match = _REGISTER.search(ins.text)
     if match is None:
         return None
-    name, offset, size = match[1].removeprefix("HW_REG_"), int(match[2] or 0), int(match[3] or 32)
+    name, offset, size = match[1].removeprefix("HW_REG_").removeprefix("WAVE_"), int(match[2] or 0), int(match[3] or 32)
     counts = 20 if target.gpu.major == 11 else 32  # gfx12 has the upper half in a register of its own
     words: dict[str, Callable[[Waves], np.ndarray]] = {
         "HW_ID1": lambda g: _place(g, target),

@@ -264,11 +264,11 @@ class Program:
         assert ins.second is not None
         single = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
         x, y = self.step_of(single, target), self.step_of(ins.second, target)
-        n = ins.operands[0].index
-        reads = {o.index for o in ins.second.operands[1:] if o.kind == "v"}
+        written = range(ins.operands[0].index, ins.operands[0].index + ins.operands[0].count)
+        reads = {o.index + k for o in ins.second.operands[1:] if o.kind == "v" for k in range(o.count)}
         if "fmac" in ins.second.name or "dot2acc" in ins.second.name:
             reads.add(ins.second.operands[0].index)
-        if n not in reads:
+        if reads.isdisjoint(written):
 
             def in_order(g: Waves) -> None:
                 x(g)
@@ -277,12 +277,14 @@ class Program:
             return in_order
 
         def both(g: Waves) -> None:
-            before = g.u[n].copy()
+            before = [g.u[n].copy() for n in written]
             x(g)
-            after = g.u[n].copy()
-            g.u[n][...] = before
+            after = [g.u[n].copy() for n in written]
+            for n, row in zip(written, before, strict=True):
+                g.u[n][...] = row
             y(g)
-            g.u[n][...] = after
+            for n, row in zip(written, after, strict=True):
+                g.u[n][...] = row
 
         return both
 

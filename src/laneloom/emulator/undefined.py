@@ -290,17 +290,19 @@ def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
     assert ins.second is not None
     first = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
     x, y = (rule(half, target, step) for half in (first, ins.second))
-    n = ins.operands[0].index
+    written = range(ins.operands[0].index, ins.operands[0].index + ins.operands[0].count)
 
     def follow(g: Waves) -> None:
-        before = g.shadow.V[n].copy()
+        before = [g.shadow.V[n].copy() for n in written]
         x(g)
-        after = g.shadow.V[n].copy()
-        g.shadow.V[n] = before
-        g.shadow.dirty_v |= 1 << n
+        after = [g.shadow.V[n].copy() for n in written]
+        for n, row in zip(written, before, strict=True):
+            g.shadow.V[n] = row
+            g.shadow.dirty_v |= 1 << n
         y(g)
-        g.shadow.V[n] = after
-        g.shadow.note(n)
+        for n, row in zip(written, after, strict=True):
+            g.shadow.V[n] = row
+            g.shadow.note(n)
 
     return follow
 
