@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
-from .global_access import Access, is_access
+from .global_access import Access, is_access, resource_extent
+from .memory import AccessFault
 from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves
 
@@ -28,6 +30,12 @@ def scratch_resource(nbytes: int) -> tuple[int, int, int, int]:
 def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
     """The byte of the launch's scratch that each wave's begins at."""
     return (ids % _PLACES * 64 * nbytes).astype(U32)
+
+
+class SwizzledFault(AccessFault):
+    """A resource whose elements do not lie one after another."""
+
+    error = UnknownInstructionError
 
 
 class Buffer:
@@ -48,10 +56,16 @@ class Buffer:
         self.offset = ins.number("offset")
         self.nbytes = nbytes
         self._room: np.ndarray = np.zeros((1, 1), np.int64)
+        if ins.flag("tfe"):
+            raise UnknownInstructionError("tfe, the register that says which lanes failed, is not implemented")
+        #: bits of the second word that say that elements are swizzled; CDNA 5 has other fields there
+        self.swizzles = U32(0 if self.wide else 1 << 31 if target.gpu.major == 9 else 3 << 30)
 
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
-        stride, records = (x.astype(np.int64)[:, None] for x in self._extent(g))
+        if (swizzled := g.s[self.resource + 1] & self.swizzles).any():
+            raise SwizzledFault("a buffer of swizzled elements is not implemented", int(np.flatnonzero(swizzled)[0]), 0)
+        stride, records = (x.astype(np.int64)[:, None] for x in resource_extent(g, self.resource, self.wide))
         if self.soffset.kind == "s":
             scalar = g.sv[self.soffset.index].astype(np.int64)
         else:
@@ -99,15 +113,6 @@ class Buffer:
         """The address in the resource, of 48 bits or (CDNA 5) 57, int64 [wave]."""
         low, high = g.s[self.resource], g.s[self.resource + 1]
         return low.astype(np.int64) | (high.astype(np.int64) & (0x1FFFFFF if self.wide else 0xFFFF)) << 32
-
-    def _extent(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
-        """Stride and records, [wave]. Of CDNA 5 as LLVM lowers `llvm.amdgcn.make.buffer.rsrc`."""
-        _, one, two, three = (g.s[self.resource + k] for k in range(4))
-        if not self.wide:
-            return one >> U32(16) & U32(0x3FFF), two
-        low, middle, high = (x.astype(np.int64) for x in (one >> U32(25), two, three & U32(0x3F)))
-        records = low | middle << 7 | high << 39
-        return three >> U32(12) & U32(0x3FFF), records
 
     def in_scratch(self, g: Waves) -> bool:
         """Whether the resource is that of scratch."""

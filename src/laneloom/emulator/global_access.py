@@ -134,6 +134,16 @@ def _build_global(ins: Instruction, target: Target) -> Step:
     return store
 
 
+def resource_extent(g: Waves, n: int, wide: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Stride and records of the resource in s[n:n+3], [wave]. wide: CDNA 5's, as LLVM lowers
+    `llvm.amdgcn.make.buffer.rsrc`."""
+    one, two, three = (g.s[n + k] for k in (1, 2, 3))
+    if not wide:
+        return one >> U32(16) & U32(0x3FFF), two
+    low, middle, high = (x.astype(np.int64) for x in (one >> U32(25), two, three & U32(0x3F)))
+    return three >> U32(12) & U32(0x3FFF), low | middle << 7 | high << 39
+
+
 _SCALAR = re.compile(r"s_(buffer_)?load_(?:([bui])(8|16|32|64|96|128|256|512)|dword(?:x(\d+))?)$")
 
 
@@ -151,18 +161,43 @@ class ScalarLoad:
         self.nbytes = int(match[3]) // 8 if match[3] else 4 * int(match[4] or 1)
         self.signed = match[2] == "i"
         bits = 64 if not match[1] else 57 if target.gpu.is_cdna5 else 48  # of a buffer's resource
+        self.buffer, self.wide = bool(match[1]), target.gpu.is_cdna5
         self.mask = np.int64(-1) if bits == 64 else np.int64((1 << bits) - 1)
         self.destination, self.base, self.offset = ins.operands
         self.extra = ins.number("offset")
         self.scale = np.int64(self.nbytes if ins.flag("scale_offset") else 1)
 
-    def address(self, g: Waves) -> np.ndarray:
-        """int64 [wave]"""
-        low = g.scalar64(self.base.index).view(np.int64) & self.mask
+    def _within(self, g: Waves) -> np.ndarray:
+        """The offset from the base, int64 [wave] or one for all."""
         offset = self.offset
         more = g.s[offset.index].astype(np.int64) * self.scale if offset.kind == "s" else np.int64(offset.value)
-        address = low + more + self.extra
+        return more + self.extra
+
+    def address(self, g: Waves) -> np.ndarray:
+        """int64 [wave]"""
+        address = (g.scalar64(self.base.index).view(np.int64) & self.mask) + self._within(g)
         return address & ~np.int64(3) if self.nbytes >= 4 else address
+
+    def words_inside(self, g: Waves) -> np.ndarray | None:
+        """Of a buffer: how many of the words are within its records, [wave]; None where all are."""
+        if not self.buffer:
+            return None
+        stride, records = (x.astype(np.int64) for x in resource_extent(g, self.base.index, self.wide))
+        room = np.where(stride > 0, stride * records, records) - self._within(g)
+        size = min(self.nbytes, 4)
+        inside = np.clip(room // size, 0, self.nbytes // size)
+        return None if (inside == self.nbytes // size).all() else inside
+
+    def _by_words(self, g: Waves, address: np.ndarray, inside: np.ndarray) -> np.ndarray:
+        """What a buffer gives, [wave, word]: 0 beyond its records."""
+        size = min(self.nbytes, 4)
+        words = np.zeros((g.count, self.nbytes // size), U32)
+        for k in range(self.nbytes // size):
+            part = inside > k
+            if part.any():
+                at = g.memory.check(address[:, None] + size * k, size, part[:, None])
+                words[part, k] = g.memory.gather(at, size)[part, 0, 0]
+        return words
 
     def lacks_last(self, g: Waves, address: np.ndarray) -> np.ndarray | None:
         """The waves whose fourth word alone lies outside the memory; None where there are none."""
@@ -173,8 +208,10 @@ class ScalarLoad:
 
     def __call__(self, g: Waves) -> None:
         address = self.address(g)
-        lacks = self.lacks_last(g, address)
-        if lacks is not None:
+        lacks, inside = self.lacks_last(g, address), self.words_inside(g)
+        if inside is not None:
+            words = self._by_words(g, address, inside)
+        elif lacks is not None:
             words = np.full((g.count, 4), 0xFFFFFFFF, U32)
             for part, nbytes in ((lacks, 12), (~lacks, 16)):
                 at = g.memory.check(address[:, None], nbytes, part[:, None])[part]
