@@ -93,7 +93,7 @@ def test_arrivals_at_a_barrier_in_lds(count):
     """Of a barrier of 4 with 3 to come, each lane's own: the arrival beyond the last begins the next phase."""
     image, registers = random_bytes(6)
     words = image.view(np.uint64)
-    words[:, 0], words[:, 1] = 3 << 32 | 7 << 16 | 2, count
+    words[:, 0], words[:, 1] = 3 << 32 | 5 << 29 | 2, count
     body = """ds_store_b64 v1, v[4:5]
     {waits}
     ds_atomic_barrier_arrive_rtn_b64 v[8:9], v1, v[6:7]
@@ -106,10 +106,10 @@ def test_arrivals_at_a_barrier_in_lds(count):
     {waits}
     global_store_b64 v1, v[4:5], s[2:3]"""
     after, got = run("gfx1250", body, image, registers)
-    before = 3 << 32 | 7 << 16 | 2
+    before = 3 << 32 | 5 << 29 | 2
 
     def arrived(n):
-        return 3 << 32 | (7 - (n + 1) // 4 & 0xFFFF) << 16 | (2 - n) % 4
+        return 3 << 32 | (5 - (n + 1) // 4 & 7) << 29 | (2 - n) % 4
 
     for lane in range(32):
         assert got.view(np.uint64)[lane].tolist() == [before, arrived(count)]

@@ -1,8 +1,8 @@
 """Barriers that are words of LDS (CDNA 5): 64 bits that count arrivals and phases.
 
-Bits 15:0 say how many arrivals are pending, less one; 31:16 are the phase; 47:32 what the pending count starts each
+Bits 28:0 say how many arrivals are pending, less one; 31:29 are the phase; 47:32 what the pending count starts each
 phase with. The arrival beyond the last pending one takes 1 from the phase. Kernels poll the word with ordinary loads.
-Source: rocjitsu (ROCm/rocm-systems, AMD's emulator), lds_barrier_cell.h; Gluon's `mbarrier` builds on it.
+Source: what Triton's code for Gluon's `mbarrier` tests (bit 29), and HipKittens' barriers for gfx1250.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from ..isa.parse import Instruction
 from .alu import Builder, Step, Target
 from .lds_access import addresses
 from .state import U32, U64, Waves
+
+_PENDING = (1 << 29) - 1
 
 
 def arrive(g: Waves, wave: int, byte: int, count: int) -> int:
@@ -26,9 +28,9 @@ def arrive(g: Waves, wave: int, byte: int, count: int) -> int:
 
 def after(word: int, count: int) -> int:
     """The word after `count` arrivals."""
-    pending, phase, start = word & 0xFFFF, word >> 16 & 0xFFFF, word >> 32 & 0xFFFF
+    pending, phase, start = word & _PENDING, word >> 29 & 7, word >> 32 & 0xFFFF
     turns, pending = divmod(pending - count, start + 1) if count > pending else (0, pending - count)
-    return word & ~0xFFFFFFFF | (phase + turns & 0xFFFF) << 16 | pending
+    return word & ~0xFFFFFFFF | (phase + turns & 7) << 29 | pending
 
 
 def _build_arrive(ins: Instruction, target: Target) -> Step:
