@@ -340,7 +340,9 @@ def test_stochastic_packed_16_bits(cdna5):
 
 
 @pytest.mark.parametrize("name", ["add_f64", "mul_f64", "fma_f64"])
-@pytest.mark.parametrize("second", ["v_dual_mov_b32 v8, v3", "v_dual_add_nc_u32 v9, v2, v3", "v_dual_fmac_f32 v9, v12, v3"])
+@pytest.mark.parametrize(
+    "second", ["v_dual_mov_b32 v8, v3", "v_dual_add_nc_u32 v9, v2, v3", "v_dual_fmac_f32 v9, v12, v3"]
+)
 def test_the_second_half_of_a_pair_reads_what_was_there(cdna5, name, second):
     """Also where the first one writes two registers."""
     a, b, c, old = RNG.standard_normal((4, 32))

@@ -18,10 +18,13 @@ from ..gpu import Gpu
 from ..isa.parse import Instruction
 from .alu import Step, Target, special
 from .memory import LocalMemory
+from .named_barriers import NamedBarriers, signal
 from .state import U32, Waves
 
 MOST = 16  #: workgroups of a cluster, and bits of a mask
 BARRIER = -3
+#: what holds waves back -> as messages say it
+BARRIERS = {"cluster": "its cluster's barrier", "named": "a named barrier", "workgroup": "its workgroup's barrier"}
 
 _Three = tuple[int, int, int]
 
@@ -136,27 +139,31 @@ class Clusters:
         self._signalled[ids // self._waves_per_group] = False
 
 
-def passed(g: Waves) -> list[Waves]:
-    """What becomes of waves that stand behind their cluster's barrier: some go on, others wait."""
-    free = g.memory.clusters.passing(g.ids)
+def passed(g: Waves, barrier: str) -> list[Waves]:
+    """What becomes of waves that stand behind a "cluster" or "named" barrier: some go on, others wait."""
+    free = _keeper(g, barrier).passing(g.ids)
     parts = [g] if free.all() or not free.any() else list(g.split(free))
-    parts[0].at_barrier = "" if free.any() else "cluster"
+    parts[0].at_barrier = "" if free.any() else barrier
     for part in parts[1:]:
-        part.at_barrier = "cluster"
+        part.at_barrier = barrier
     return parts
 
 
-def release(groups: list[Waves], waves_per_group: int) -> list[Waves]:
-    """Where every living wave of clusters waits at a barrier: the groups that may go on.
+def _keeper(g: Waves, barrier: str) -> Clusters | NamedBarriers:
+    return g.memory.clusters if barrier == "cluster" else g.memory.named
 
-    A workgroup's own barrier opens when none of its waves waits for the cluster. `groups` gets the parts of split ones.
+
+def release(groups: list[Waves], waves_per_group: int) -> list[Waves]:
+    """Where every living wave waits at a barrier: the groups that may go on.
+
+    A workgroup's own barrier opens when none of its waves waits for another. `groups` gets the parts of split ones.
     """
-    held = [g.ids // waves_per_group for g in groups if g.at_barrier == "cluster"]
+    held = [g.ids // waves_per_group for g in groups if g.at_barrier != "workgroup"]
     outside = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
     free = []
     for g in list(groups):
         own = g.at_barrier == "workgroup"
-        may = ~np.isin(g.ids // waves_per_group, outside) if own else g.memory.clusters.passing(g.ids)
+        may = ~np.isin(g.ids // waves_per_group, outside) if own else _keeper(g, g.at_barrier).passing(g.ids)
         if not may.any():
             continue
         if not may.all():
@@ -176,7 +183,25 @@ def barrier_id(ins: Instruction) -> int | None:
     return (int(operand.value) + 0x8000) % 0x10000 - 0x8000
 
 
+def _is_named(ins: Instruction, gpu: Gpu) -> bool:
+    number = barrier_id(ins)
+    return gpu.major == 12 and (number is None or number >= 0)
+
+
+def held_by(ins: Instruction, gpu: Gpu) -> str:
+    """Which barrier a wait is for: "cluster", "named", or "barrier" for the workgroup's."""
+    if ins.name != "s_barrier_wait":
+        return "barrier"
+    return "cluster" if barrier_id(ins) == BARRIER else "named" if _is_named(ins, gpu) else "barrier"
+
+
 def _build_signal(ins: Instruction, target: Target) -> Step:
+    if _is_named(ins, target.gpu):
+
+        def step(g: Waves) -> None:
+            signal(g, ins)
+
+        return step
     if barrier_id(ins) != BARRIER:
         return lambda g: None
     return lambda g: g.memory.clusters.signal(g.ids) if g.memory.clusters.count > 1 else None
@@ -184,6 +209,12 @@ def _build_signal(ins: Instruction, target: Target) -> Step:
 
 def _build_first(ins: Instruction, target: Target) -> Step:
     """SCC says whether the wave is the first of its workgroup to signal."""
+    if _is_named(ins, target.gpu):
+
+        def step_of_named(g: Waves) -> None:
+            g.scc[...] = signal(g, ins)
+
+        return step_of_named
 
     def step(g: Waves) -> None:
         g.scc[...] = g.memory.clusters.first(g.ids)

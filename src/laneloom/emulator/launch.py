@@ -14,12 +14,13 @@ import numpy as np
 from ..errors import ArgumentError, DeadlockError
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place
-from .cluster import Clusters, release
+from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
 from .flights import Flights, starts_copy
 from .hostcall import Hostcall
 from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
+from .named_barriers import NamedBarriers
 from .observer import Enough, Observer
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
@@ -156,6 +157,7 @@ class _Run:
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters
+        self.memory.named = NamedBarriers(self.waves_per_group)
         clusters.begin(self.waves_per_group)
         self.observer: Observer | None = observer
         groups = grid[0] * grid[1] * grid[2]
@@ -303,15 +305,16 @@ class _Run:
     def _release(self, groups: list[Waves]) -> None:
         """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on.
 
-        With clusters, only those may that wait for their workgroup alone, or whose cluster has signalled.
+        With other barriers, only those may that wait for their workgroup alone, or whose barrier is complete.
         """
-        free = groups if self.clusters.count == 1 else release(groups, self.waves_per_group)
+        simple = all(g.at_barrier == "workgroup" for g in groups)
+        free = groups if simple else release(groups, self.waves_per_group)
         if not free:
-            waiting = groups[0]
+            waiting = next((g for g in groups if g.at_barrier != "workgroup"), groups[0])
             ins = self.program.listing.instructions[self.program.blocks[waiting.block].first - 1]
             where = self.name_wave(int(waiting.ids[0]))
             raise DeadlockError(
-                f"{self.program.kernel}: {where} waits for ever at its cluster's barrier, which too few workgroups "
+                f"{self.program.kernel}: {where} waits for ever at {BARRIERS[waiting.at_barrier]}, which too few "
                 f"have signalled; line {ins.line}: {ins.text!r}"
             )
         for g in free:

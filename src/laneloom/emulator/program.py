@@ -18,7 +18,7 @@ from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
-from .cluster import BARRIER, barrier_id, passed
+from .cluster import held_by, passed
 from .conditions import CONDITIONS
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
@@ -155,7 +155,7 @@ class Program:
         if last.name.startswith("s_endpgm"):
             block.leave = "end"
         elif _is_barrier(last.name):
-            block.leave = "cluster" if last.name == "s_barrier_wait" and barrier_id(last) == BARRIER else "barrier"
+            block.leave = held_by(last, self.gpu)
         elif last.name in calls.JUMPS:
             block.leave = "indirect"
             try:
@@ -357,9 +357,9 @@ class Program:
                 g.memory.clusters.left(g.ids)
             if self.strict:
                 g.shadow.epoch += 1
-        elif leave == "cluster":
+        elif leave in ("cluster", "named"):
             g.block += 1
-            return passed(g)
+            return passed(g, leave)
         elif block.jump is not None:
             return calls.part(g, block.jump(g))
         else:
