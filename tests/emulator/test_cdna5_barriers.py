@@ -142,3 +142,19 @@ def test_phases_of_a_barrier_in_lds():
     with laneloom.emulated("gfx1250"):
         pass_on[(1,)](out, num_warps=4)
     np.testing.assert_array_equal(out.numpy(), np.arange(128) + 1000 * np.arange(3)[:, None])
+
+
+@pytest.mark.skipif(triton.__version__ < "3.9", reason="Gluon's mbarrier for CDNA 5 is Triton 3.9's")
+@pytest.mark.parametrize("seed", [0, 2])
+def test_specialized_waves(seed):
+    """Two waves fill what four empty; Triton's code has them meet at named barriers too."""
+    torch = pytest.importorskip("torch")
+    from gluon_barriers import hand_over
+
+    import laneloom
+
+    out = torch.zeros(4, 128, dtype=torch.int32)
+    with laneloom.emulated("gfx1250", seed=seed) as gpu:
+        hand_over[(1,)](out, 4, num_warps=4)
+    np.testing.assert_array_equal(out.numpy(), 3 * np.arange(128) + 1000 * np.arange(4)[:, None])
+    assert gpu.launches[-1].matching("s_barrier_join") > 0

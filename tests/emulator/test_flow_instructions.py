@@ -136,3 +136,53 @@ def test_trap_stops(gpu):
 
 def test_labels_may_look_like_registers():
     assert run("gfx1151", "s_branch a1\nv_mov_b32 v1, 1\ns_branch v2\na1:\nv_mov_b32 v1, 2\nv2:") == 2
+
+
+POLL = """
+k:
+\ts_load_b64 s[2:3], s[0:1], 0x0
+\ts_waitcnt lgkmcnt(0)
+\tv_mov_b32 v1, 0
+\tv_mov_b32 v2, 1
+\tv_readfirstlane_b32 s5, v0
+\ts_cmp_eq_u32 s4, 0
+\ts_cbranch_scc0 .Lpoll
+\ts_cmp_eq_u32 s5, 0
+\ts_cbranch_scc0 .Lother
+\ts_barrier
+\tglobal_store_b32 v1, v2, s[2:3]
+\ts_endpgm
+.Lother:
+\ts_nop 0
+\ts_barrier
+\ts_endpgm
+.Lpoll:
+\ts_sleep 1
+\tglobal_load_b32 v3, v1, s[2:3] glc
+\ts_waitcnt vmcnt(0)
+\tv_readfirstlane_b32 s6, v3
+\ts_cmp_eq_u32 s6, 1
+\ts_cbranch_scc0 .Lpoll
+\tglobal_store_b32 v1, v2, s[2:3] offset:4
+\ts_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_next_free_vgpr 8
+\t\t.amdhsa_next_free_sgpr 16
+\t\t.amdhsa_user_sgpr_count 4
+\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
+\t\t.amdhsa_wavefront_size32 1
+\t.end_amdhsa_kernel
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_workgroup_may_poll_for_what_another_stores_behind_its_barrier(seed, strict):
+    """The waves of the other one come to the barrier by different ways, and nobody else has to be there."""
+    words = np.zeros(2, np.uint32)
+    address = words.ctypes.data
+    launch(
+        Program(POLL, "gfx1151", strict=strict), [2], address.to_bytes(8, "little"), workgroup_size=64, seed=seed,
+        regions=[Region("x", address, 8, words)],
+    )  # fmt: skip
+    assert words.tolist() == [1, 1]

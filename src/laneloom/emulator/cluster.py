@@ -154,14 +154,16 @@ def _keeper(g: Waves, barrier: str) -> Clusters | NamedBarriers:
 
 
 def release(groups: list[Waves], waves_per_group: int) -> list[Waves]:
-    """Where every living wave waits at a barrier: the groups that may go on.
+    """Of the groups that wait at barriers, those that may go on.
 
-    A workgroup's own barrier opens when none of its waves waits for another. `groups` gets the parts of split ones.
+    A workgroup's own barrier opens when all of its living waves wait there. `groups` gets the parts of split ones.
     """
     held = [g.ids // waves_per_group for g in groups if g.at_barrier != "workgroup"]
     outside = np.unique(np.concatenate(held)) if held else np.zeros(0, np.int64)
     free = []
     for g in list(groups):
+        if not g.at_barrier:
+            continue
         own = g.at_barrier == "workgroup"
         may = ~np.isin(g.ids // waves_per_group, outside) if own else _keeper(g, g.at_barrier).passing(g.ids)
         if not may.any():

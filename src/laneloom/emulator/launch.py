@@ -36,6 +36,7 @@ TURNS_BEFORE_OTHERS = 2000
 # Turns of a batch without a wave ending after which the next batch starts beside it: it may be what this one waits for.
 TURNS_BEFORE_NEXT_BATCH = 16_384
 TURNS_BETWEEN_DEADLOCK_CHECKS = 4096
+TURNS_BEFORE_BARRIERS = 512  #: in which nothing splits, ends or comes to a barrier
 STACK_BYTES = 16_384  #: for calls through pointers and recursion
 POISON = 0xFFFFFFFF  #: what nobody wrote reads as: NaN in every float format, -1 as an integer
 
@@ -261,7 +262,7 @@ class _Run:
 
     def _schedule(self, groups: list[Waves], batches: Iterator[Waves]) -> None:
         """The group furthest behind runs first, so that groups which took different ways meet again and merge."""
-        streak = turns = 0
+        streak = turns = alone = 0
         seen: set[bytes] = set()
         while groups:
             ready = [g for g in groups if not g.at_barrier]
@@ -273,13 +274,18 @@ class _Run:
             g = min(ready, key=self._when)
             streak = streak + 1 if len(ready) > 1 else 0
             if streak > TURNS_BEFORE_OTHERS:
-                g = max(ready, key=self._when)
+                others = sorted(ready, key=self._when)[1:]  # each gets its turn: any of them may be what others poll for
+                g = others[streak % len(others)]
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
             if self.observer:
                 self.observer.enter(g)
             after = self.program.run_block(g, self.name_wave, self.counters)
             turns += 1
+            alone = alone + 1 if len(after) == 1 and not g.at_barrier else 0
+            if alone >= TURNS_BEFORE_BARRIERS:  # what runs may poll for what stands behind a barrier that is complete
+                self._let_go(release(groups, self.waves_per_group))
+                alone = 0
             if not after and self.program.strict and not g.closed:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
             if len(after) != 1:
@@ -317,6 +323,11 @@ class _Run:
                 f"{self.program.kernel}: {where} waits for ever at {BARRIERS[waiting.at_barrier]}, which too few "
                 f"have signalled; line {ins.line}: {ins.text!r}"
             )
+        self._let_go(free)
+        if self.order is not None:
+            self.turn = self.order.permutation(self.waves_per_group)
+
+    def _let_go(self, free: list[Waves]) -> None:
         for g in free:
             self.clusters.left(g.ids)
             g.at_barrier = ""
@@ -325,8 +336,6 @@ class _Run:
                     if int(wave) // self.waves_per_group in self.ended:
                         ins = self.program.listing.instructions[self.program.blocks[g.block].first - 1]
                         raise barrier_error(self.program.kernel, self.name_wave(int(wave)), ins)
-        if self.order is not None:
-            self.turn = self.order.permutation(self.waves_per_group)
 
     def _check_progress(self, groups: list[Waves], seen: set[bytes]) -> None:
         """Stop when the whole state of all waves and of what they wrote has been here before: it will come for ever."""
