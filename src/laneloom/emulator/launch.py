@@ -274,7 +274,7 @@ class _Run:
             g = min(ready, key=self._when)
             streak = streak + 1 if len(ready) > 1 else 0
             if streak > TURNS_BEFORE_OTHERS:
-                others = sorted(ready, key=self._when)[1:]  # each gets its turn: any of them may be what others poll for
+                others = sorted(ready, key=self._when)[1:]  # each in turn: any may be what the others poll for
                 g = others[streak % len(others)]
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
             self.counts[g.block] += g.count
