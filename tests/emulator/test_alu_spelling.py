@@ -52,6 +52,9 @@ SPECIAL = {  # the operands of instructions that have a builder of their own
     "s_setkill": "1",
     "s_sendmsghalt": "sendmsg(MSG_INTERRUPT)",
     "s_barrier_signal": "-1",
+    "s_barrier_init": "m0",
+    "s_barrier_join": "m0",
+    "s_get_barrier_state": "s1, 1",
     "s_barrier_signal_isfirst": "-1",
 }
 PATTERNS = [

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_memory_instructions import random_bytes, run
 
+from laneloom.cli.coverage import instructions_of
 from laneloom.errors import HazardError, UnknownInstructionError
 from laneloom.gpu import get_gpu
 
@@ -212,6 +213,34 @@ def test_packed_halves(gpu, count):
     codes = small[:, :count].astype(np.uint8)
     np.testing.assert_array_equal(after[:, :count], codes)
     np.testing.assert_array_equal(after[:, 4:], image[:, 4:])
+
+
+NAMES = [
+    (gpu, name)
+    for gpu in GPUS
+    for name in instructions_of(get_gpu(gpu))
+    if name.startswith(("buffer_", "tbuffer_")) and "format_" in name
+]
+
+
+@pytest.mark.parametrize(("gpu", "name"), NAMES)
+def test_every_name(gpu, name):
+    """Four unsigned bytes: each lane's, of as many components as the name has, in words or half words."""
+    image, registers = random_bytes(len(name))
+    count, half = len(name.rpartition("_")[2]), "d16" in name
+    total = (count + 1) // 2 if half else count
+    data = "v8" if total == 1 else f"v[8:{7 + total}]"
+    names = modifier(gpu, "8_8_8_8", "UINT") if name.startswith("tbuffer") else ""
+    put = f"s_mov_b32 s7, 0x{resource(gpu, '8_8_8_8', 'UINT'):x}"
+    kind = np.uint16 if half else np.uint32
+    held = registers.view(kind).reshape(32, -1)
+    places = slice(1, 2) if "_hi_" in name else slice(0, count)
+    after, got = run(gpu, f"{put}\n{name} {data}, v1, s[4:7], {soffset(gpu)} {names} offen", image, registers)
+    if "_store_" in name:
+        np.testing.assert_array_equal(after[:, :count], np.minimum(held[:, places], 255))
+        np.testing.assert_array_equal(after[:, 4:], image[:, 4:])
+    else:
+        np.testing.assert_array_equal(got.view(kind).reshape(32, -1)[:, places], image[:, :count])
 
 
 @pytest.mark.parametrize(("gpu", "way"), [(g, w) for g in ("gfx1100", "gfx942") for w in ("load", "store")])

@@ -32,8 +32,9 @@ def run(code: str, threads: int = 128, **options) -> np.ndarray:
     return run_cluster(START + code + STORE, (1,), (1,), threads=threads, **options)[:threads].reshape(-1, 32)
 
 
+@pytest.mark.parametrize("gpu", ["gfx1250", "gfx1201"])
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
-def test_two_of_four_waves_meet(seed):
+def test_two_of_four_waves_meet(seed, gpu):
     """Wave 3 hands numbers to wave 1, whose turn may come first; the others go their way."""
     code = """\ts_cmp_eq_u32 s6, 1
 \ts_cbranch_scc0 .Lmet
@@ -57,7 +58,7 @@ def test_two_of_four_waves_meet(seed):
 \ts_wait_dscnt 0x0
 .Lend:
 """
-    got = run(code, seed=seed)
+    got = run(code, seed=seed, gpu=gpu)
     np.testing.assert_array_equal(got[1], 100 + np.arange(32))
     assert not got[[0, 2, 3]].any()
 
@@ -93,7 +94,8 @@ def test_turns_of_two_waves():
     assert not got[2:].any()
 
 
-def test_what_the_state_says():
+@pytest.mark.parametrize("gpu", ["gfx1250", "gfx1201"])
+def test_what_the_state_says(gpu):
     code = """\ts_get_barrier_state s8, 1
 \ts_wait_kmcnt 0x0
 \ts_barrier_signal_isfirst 1
@@ -109,7 +111,7 @@ def test_what_the_state_says():
         f"\tv_cmp_eq_u32 vcc_lo, {lane}, v9\n\tv_mov_b32 v5, s{n}\n\tv_cndmask_b32 v4, v4, v5, vcc_lo\n"
         for lane, n in ((1, 9), (2, 10), (3, 11), (4, 12), (5, 13))
     )
-    got = run(code, threads=32)[0]
+    got = run(code, threads=32, gpu=gpu)[0]
     assert got[:6].tolist() == [0x21, 1, 0x10021, 0, 0, 0x21]
 
 
