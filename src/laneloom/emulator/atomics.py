@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction, Operand
+from ..isa.registers import results
 from .alu import Builder, Step, Target
 from .buffer_access import Buffer
 from .flat_access import FlatAddress
@@ -229,8 +230,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
             address, inside = buffer(g)
             return g.memory.check_atomic(address, dtype.itemsize, inside), inside
     else:
-        expected = 3 if prefix == "global" else 2
-        destination = operands.pop(0).index if len(operands) > expected else None
+        destination = operands.pop(0).index if results(ins) else None
         vaddr, data = operands[0], operands[1]
         saddr = operands[2] if prefix == "global" else Operand("symbol", value="off")
         address_of = global_addresses(ins, vaddr, saddr, target, dtype.itemsize)
@@ -242,7 +242,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
     if match[2] in ("cmpswap",):  # the data range holds the new value, then the one to compare with
         registers.append(data.index + dtype.itemsize // 4)
     if prefix == "flat":
-        return _flat_step(operation, registers, destination, FlatAddress(vaddr.index, ins.number("offset")))
+        return _flat_step(operation, registers, destination, FlatAddress(ins, vaddr, dtype.itemsize))
     return _step(where, operation, registers, destination, "global")
 
 

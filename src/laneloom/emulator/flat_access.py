@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..isa.parse import Instruction
+from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
 from .global_access import Access, is_access, signed_offset
 from .operands import PRIVATE_APERTURE, SHARED_APERTURE
@@ -17,14 +17,23 @@ from .state import U64, Waves
 
 
 class FlatAddress:
-    """The address of a flat instruction, and the lanes that go to each memory."""
+    """The address of a flat instruction, and the lanes that go to each memory.
 
-    def __init__(self, register: int, offset: int):
-        self.register, self.offset = register, offset
+    CDNA 5 has an SGPR pair to which 32 bits of a VGPR are added, as for global memory (`global_addresses`).
+    """
+
+    def __init__(self, ins: Instruction, vaddr: Operand, nbytes: int):
+        last = ins.operands[-1]
+        self.register, self.offset = vaddr.index, signed_offset(ins)
+        self.base = last.index if last.kind == "s" and last.index != NULL else None
+        self.scale = np.int64(nbytes if ins.flag("scale_offset") else 1)
 
     def __call__(self, g: Waves) -> np.ndarray:
         """int64 [wave, lane]."""
         n = self.register
+        if self.base is not None:
+            within = g.addresses[n].view(np.int32) * self.scale + self.offset
+            return within + g.scalar64(self.base).view(np.int64)[:, None]
         pair = g.addresses[n].astype(U64) | g.addresses[n + 1].astype(U64) << U64(32)
         return pair.view(np.int64) + self.offset
 
@@ -48,7 +57,7 @@ class FlatAccess:
         data, vaddr = ins.operands[:2] if access.load else ins.operands[1::-1]
         if data.half:
             access.half = data.half
-        self.where, self.data = FlatAddress(vaddr.index, signed_offset(ins)), data.index
+        self.where, self.data = FlatAddress(ins, vaddr, access.nbytes), data.index
 
     def __call__(self, g: Waves) -> None:
         """Raises AccessFault where any of the three memories refuses."""

@@ -59,10 +59,13 @@ def _build_scratch(ins: Instruction, target: Target) -> Step:
     if data.half:
         access.half = data.half
     offset, n = signed_offset(ins), data.index
+    scale = nbytes if ins.flag("scale_offset") else 0  # of CDNA 5
 
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
-        if vaddr.kind == "v":
+        if vaddr.kind == "v" and scale:
+            at = at + g.addresses[vaddr.index].view(np.int32) * np.int64(scale)
+        elif vaddr.kind == "v":
             at = at + g.addresses[vaddr.index]
         if saddr.kind == "s" and saddr.index != NULL:
             at = at + g.s[saddr.index].view(np.int32)[:, None]

@@ -252,6 +252,8 @@ class Program:
         try:
             if ins.second is not None:
                 return self._dual(ins, target)
+            if ins.flag("gds"):
+                raise UnknownInstructionError("GDS, a memory of the whole launch, is not modelled")
             builder = find_builder(ins.name)
             return builder(ins, target) if builder else self._unknown(ins)
         except UnknownInstructionError as error:

@@ -59,7 +59,8 @@ def results(ins: Instruction) -> int:
     if "_atomic_" in name:
         if name.startswith(("buffer", "s_")):
             return int(ins.flag("glc") or "RETURN" in ins.modifiers.get("th", ""))
-        return int(len(ins.operands) > (3 if name.startswith("global") else 2))
+        based = name.startswith("global") or ins.operands[-1].kind == "s"  # CDNA 5's flat ones have a base, too
+        return int(len(ins.operands) > 2 + based)
     if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
         return int("_rtn" in name)
     return 2 if _TWO_RESULTS.match(name) or _SWAPS.match(name) else 1
