@@ -84,3 +84,14 @@ def test_global_loads_to_lds_by_a_modifier(gpu, name, nbytes):
         octets = raw[16 * lane + 4 : 16 * lane + 4 + nbytes].tobytes()
         value = int.from_bytes(octets, "little", signed=name.startswith("s")) & 0xFFFFFFFF
         assert got[lane, :4].tobytes() == value.to_bytes(4, "little")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [("gfx90a", "scratch_load_dword off, s4 lds"), ("gfx1151", "v_mov_b32"), ("gfx1151", "ds_load_b32 v1")],
+)
+def test_operands_that_nobody_expects(gpu, text):
+    """Where the code does not come to them, they do no harm."""
+    with pytest.raises(UnknownInstructionError, match=rf"does not implement {text.split()[0]} on {gpu}"):
+        run_flow(gpu, text)
+    assert run_flow(gpu, f"v_mov_b32 v1, 5\ns_branch .Lend\n{text}\n.Lend:") == 5

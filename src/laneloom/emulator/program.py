@@ -258,7 +258,11 @@ class Program:
             return builder(ins, target) if builder else self._unknown(ins)
         except UnknownInstructionError as error:
             return self._unknown(ins, str(error))
+        except (IndexError, KeyError, AssertionError):
+            return self._unknown(ins, "with these operands")
         except ValueError as error:
+            if "to unpack" in str(error):
+                return self._unknown(ins, "with these operands")
             raise EmulationError(self._where(ins, str(error))) from error
 
     def _dual(self, ins: Instruction, target: Target) -> Step:
