@@ -61,3 +61,19 @@ def test_swizzle(execute, text, source):
     np.testing.assert_array_equal(got, DATA[source])
     got = execute(f"ds_swizzle_b32 v2, v1 {text}", v={1: DATA}, active=FEW).vector(2, np.uint32)
     np.testing.assert_array_equal(got[FEW], np.where(FEW[source], DATA[source], 0)[FEW])
+
+
+@pytest.mark.parametrize(("gpu", "span"), [("gfx1100", 32), ("gfx1170", 32), ("gfx1201", 64), ("gfx942", 64)])
+@pytest.mark.parametrize("name", ["ds_bpermute_b32", "ds_permute_b32"])
+def test_exchange_of_64_lanes(execute, gpu, span, name):
+    """Of gfx11 each half of the wave exchanges its own; others reach all lanes."""
+    rng = np.random.default_rng(5)
+    lane, other = np.arange(64), rng.permutation(64)
+    data = rng.integers(0, 1 << 32, 64).astype(np.uint32)
+    code = f"{name} v2, v0, v1 offset:4"
+    got = execute(code, gpu=gpu, lanes=64, v={0: (4 * other).astype(np.uint32), 1: data}).vector(2, np.uint32)
+    place = (other + 1) % span + lane // span * span
+    want = data[place] if name == "ds_bpermute_b32" else np.zeros(64, np.uint32)
+    if name == "ds_permute_b32":
+        want[place] = data  # the last of two that meet stays
+    np.testing.assert_array_equal(got, want)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import numpy as np
 
@@ -106,28 +107,37 @@ def _build_pair(ins: Instruction, target: Target) -> Step:
     return store
 
 
+def _exchanged_lanes(ins: Instruction, target: Target) -> Callable[[Waves], np.ndarray]:
+    """The lane that each lane's address / 4 names, modulo the wave. In waves of 64 lanes gfx11 stays within each half
+    (RDNA 3 ISA guide, DS_BPERMUTE_B32; LLVM's lowering of `llvm.amdgcn.wave.shuffle`).
+    """
+    span = min(target.lanes, 32) if target.gpu.major == 11 else target.lanes
+    first = (np.arange(target.lanes) // span * span).astype(np.int64)
+    n, offset = ins.operands[1].index, ins.number("offset")
+    return lambda g: ((g.u[n] + U32(offset)) >> U32(2)) % U32(span) + first
+
+
 def _build_bpermute(ins: Instruction, target: Target) -> Step:
-    """Each lane reads lane (address / 4) modulo the wave; an inactive source lane gives 0, or its value with fi."""
-    d, a, x = (o.index for o in ins.operands)
-    offset, fetch_inactive = ins.number("offset"), "_fi_" in ins.name
+    """Each lane reads another; an inactive source lane gives 0, or its value with fi."""
+    d, _, x = (o.index for o in ins.operands)
+    lanes, fetch_inactive = _exchanged_lanes(ins, target), "_fi_" in ins.name
 
     def step(g: Waves) -> None:
-        source = ((g.u[a] + U32(offset)) >> U32(2)) % U32(g.lanes)
         value = g.u[x]
         if g.exec is not None and not fetch_inactive:
             value = np.where(g.exec, value, U32(0))
-        g.put(d, np.take_along_axis(value, source.astype(np.int64), axis=1))
+        g.put(d, np.take_along_axis(value, lanes(g), axis=1))
 
     return step
 
 
 def _build_permute(ins: Instruction, target: Target) -> Step:
-    """Each active lane sends its data to lane (address / 4); the highest sender wins; lanes not sent to get 0."""
-    d, a, x = (o.index for o in ins.operands)
-    offset = ins.number("offset")
+    """Each active lane sends its data to another; the highest sender wins; lanes not sent to get 0."""
+    d, _, x = (o.index for o in ins.operands)
+    lanes = _exchanged_lanes(ins, target)
 
     def step(g: Waves) -> None:
-        to = (((g.u[a] + U32(offset)) >> U32(2)) % U32(g.lanes)).astype(np.int64)
+        to = lanes(g)
         out = np.zeros((g.count, g.lanes), U32)
         active = g.active()
         rows = np.arange(g.count)
