@@ -171,7 +171,7 @@ class ScalarLoad:
         """The offset from the base, int64 [wave] or one for all."""
         offset = self.offset
         more = g.s[offset.index].astype(np.int64) * self.scale if offset.kind == "s" else np.int64(offset.value)
-        return more + self.extra
+        return np.asarray(more + self.extra)
 
     def address(self, g: Waves) -> np.ndarray:
         """int64 [wave]"""
