@@ -13,7 +13,7 @@ from .dots import elements
 from .floating import multiply_dx9
 from .mode import flush
 from .operands import Read, constant_bits, modify, read_scalar
-from .rounding import add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
+from .rounding import ADD, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
 
 # -- 64 bits -----------------------------------------------------------------------------------------------------------
@@ -31,8 +31,14 @@ def _multiply_then_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarra
     return add_f16(multiply_f16(a, b), c)
 
 
-vector("v_mad_f16 v_mad_legacy_f16 v_madmk_f16 v_madak_f16", "f16", "f16 f16 f16", _multiply_then_add)
-vector("v_mac_f16", "f16", "f16 f16 f16", _multiply_then_add, reads_dst=True)
+def _rounded_twice(rounding: int) -> Callable:
+    multiply, add = MUL["f16"](rounding), ADD["f16"](rounding)
+    return lambda a, b, c: add(multiply(a, b), c)
+
+
+_TWICE = {"rounded": _rounded_twice}
+vector("v_mad_f16 v_mad_legacy_f16 v_madmk_f16 v_madak_f16", "f16", "f16 f16 f16", _multiply_then_add, **_TWICE)
+vector("v_mac_f16", "f16", "f16 f16 f16", _multiply_then_add, reads_dst=True, **_TWICE)
 
 # -- products and sums of CDNA 2 that round twice and flush denormals in every mode ------------------------------------
 
@@ -45,9 +51,10 @@ def _multiply_then_add_f32(multiply: Callable) -> Callable:
     return function
 
 
-vector("v_mad_f32 v_madmk_f32 v_madak_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply))
-vector("v_mac_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply), reads_dst=True)
-vector("v_mad_legacy_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(multiply_dx9))
+_ONCE = {"rounded": nearest_only}
+vector("v_mad_f32 v_madmk_f32 v_madak_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply), **_ONCE)
+vector("v_mac_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(np.multiply), reads_dst=True, **_ONCE)
+vector("v_mad_legacy_f32", "f32", "f32 f32 f32", _multiply_then_add_f32(multiply_dx9), **_ONCE)
 
 # -- pairs of f32 in registers of 64 bits ------------------------------------------------------------------------------
 

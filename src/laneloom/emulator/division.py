@@ -15,7 +15,7 @@ from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector
 from .carry import two_results
 from .floating import quieted
-from .rounding import fma_f32, fma_f64, scaled_fma_f32, scaled_fma_f64
+from .rounding import fma_f32, fma_f64, nearest_only, scaled_fma_f32, scaled_fma_f64
 
 _FORMAT = {  # unsigned type, fraction bits, exponent mask
     np.dtype(np.float16): (np.uint16, 10, 0x1F),
@@ -91,8 +91,9 @@ def refined(fma: Callable, scaled_fma: Callable, power: int) -> Callable:
     return function
 
 
-vector("v_div_fmas_f32", "f32", "f32 f32 f32 mask", refined(fma_f32, scaled_fma_f32, 64), implicit_vcc=True)
-vector("v_div_fmas_f64", "f64", "f64 f64 f64 mask", refined(fma_f64, scaled_fma_f64, 128), implicit_vcc=True)
+_FLAGS = {"implicit_vcc": True, "rounded": nearest_only}
+vector("v_div_fmas_f32", "f32", "f32 f32 f32 mask", refined(fma_f32, scaled_fma_f32, 64), **_FLAGS)
+vector("v_div_fmas_f64", "f64", "f64 f64 f64 mask", refined(fma_f64, scaled_fma_f64, 128), **_FLAGS)
 
 
 def fix_up(lowest: int | None) -> Callable:

@@ -28,9 +28,19 @@ def fma_dx9(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.where((a == 0) | (b == 0), c, fma_f32(a, b, c))
 
 
-vector("v_mul_dx9_zero_f32", "f32", "f32 f32", multiply_dx9)
-vector("v_fma_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9)
-vector("v_fmac_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9, reads_dst=True)
+def _dx9_rounded(operation: Callable) -> Callable:
+    """A directed product or fused sum that leaves what is added where a factor is zero."""
+
+    def rounded(rounding: int) -> Callable:
+        function = operation(rounding)
+        return lambda a, b, *c: np.where((a == 0) | (b == 0), c[0] if c else np.float32(0), function(a, b, *c))
+
+    return rounded
+
+
+vector("v_mul_dx9_zero_f32", "f32", "f32 f32", multiply_dx9, rounded=_dx9_rounded(MUL["f32"]))
+vector("v_fma_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9, rounded=_dx9_rounded(FMA["f32"]))
+vector("v_fmac_dx9_zero_f32", "f32", "f32 f32 f32", fma_dx9, reads_dst=True, rounded=_dx9_rounded(FMA["f32"]))
 
 
 # -- minimum and maximum -----------------------------------------------------------------------------------------------
