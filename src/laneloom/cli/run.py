@@ -53,6 +53,10 @@ def run(
         typer.Option("--cluster", metavar="X,Y,Z", help="Workgroups of a cluster (CDNA 5); the file may say it."),
     ] = None,
     lds: Annotated[int, typer.Option("--lds", min=0, help="Bytes of LDS beyond those that the file fixes.")] = 0,
+    bounds: Annotated[
+        str | None,
+        typer.Option("--bounds", metavar="hardware", help="Past the end of LDS loads give 0 and stores are dropped."),
+    ] = None,
     kernel: Annotated[str | None, typer.Option("--kernel", help="The symbol, where the file has several.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Stop at hazards and races as well.")] = False,
     order: Annotated[int, typer.Option("--order", min=0, help="Fixes another order of waves and workgroups.")] = 0,
@@ -71,6 +75,8 @@ def run(
     from ..isa.metadata import select_kernel
 
     groups = _numbers(grid, "--grid")
+    if bounds not in (None, "hardware"):
+        raise ArgumentError(f"--bounds takes hardware alone (by default such accesses are errors), got {bounds!r}")
     source = read_source(file, gpu, kernel)
     if source.gpu is None:
         raise ArgumentError(f"{file} has no .amdgcn_target line: say with --gpu which GPU it is for")
@@ -90,7 +96,7 @@ def run(
     ]
     record = launch(
         program, groups, packed, workgroup_size=size, lds_bytes=lds_bytes, regions=regions, seed=order,
-        cluster=together,
+        cluster=together, lds_drops=bounds == "hardware",
     )  # fmt: skip
     for g in given:
         if g.save_to is not None:

@@ -58,6 +58,11 @@ class Emulation:
         return record
 
     @property
+    def beyond(self) -> dict[str, bool]:
+        """What `launch` is told about accesses past the end of LDS, where they are no error."""
+        return {"lds_drops": True} if self.bounds == "hardware" else {}
+
+    @property
     def instructions(self) -> int:
         """Wave-instructions executed so far."""
         return sum(record.instructions for record in self.launches)
@@ -128,7 +133,7 @@ class _Launcher:
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz * ctas, np.uint8) for size in sizes]
         with _without_torch_modes():
-            storage = emulation.bounds == "storage"
+            storage = emulation.bounds != "view"
             kernarg, regions = self.layout.pack(values, scratch, whole_words=self.whole_words, storage=storage)
             regions += pointed_at(values)
         if enter_hook is not None:
@@ -137,7 +142,7 @@ class _Launcher:
             program = load(self.asm, emulation.gpu, md.name, strict=emulation.strict)
             emulation.run(
                 program, (gx * ctas, gy, gz), kernarg, workgroup_size=md.num_warps * md.warp_size, lds_bytes=md.shared,
-                regions=regions, **({"cluster": (ctas, 1, 1)} if ctas > 1 else {}),
+                regions=regions, **emulation.beyond, **({"cluster": (ctas, 1, 1)} if ctas > 1 else {}),
             )  # fmt: skip
         if exit_hook is not None:
             exit_hook(launch_metadata)
@@ -155,7 +160,7 @@ def emulate_code_object(
         regions = [extent(name, value) for name, value in pointers.items()]
     with _one_at_a_time:
         program = load(asm, emulation.gpu, kernel, strict=emulation.strict)
-        emulation.run(program, grid, kernarg, workgroup_size=workgroup_size, regions=regions)
+        emulation.run(program, grid, kernarg, workgroup_size=workgroup_size, regions=regions, **emulation.beyond)
 
 
 def _without_torch_modes() -> AbstractContextManager:
@@ -278,15 +283,16 @@ def emulated(
     between barriers, and the workgroups. No right kernel can tell.
     profile: count memory accesses, LDS bank conflicts and idle lanes of each instruction (`launches[i].profile`).
     bounds: "view" checks accesses against what the tensor that is passed can reach, "storage" against all of its
-    storage, for kernels that step out of a slice on purpose (torch's block-sparse products do).
+    storage, for kernels that step out of a slice on purpose (torch's block-sparse products do); "hardware" does so too,
+    and past the end of LDS loads give 0 and stores are dropped, as the ISA guides say.
 
     Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator or this
     Triton lacks, ArgumentError for other bounds.
     """
     row = emulated_gpu(gpu)
     row.check_triton(triton.__version__)
-    if bounds not in ("view", "storage"):
-        raise ArgumentError(f"bounds is 'view' or 'storage', got {bounds!r}")
+    if bounds not in ("view", "storage", "hardware"):
+        raise ArgumentError(f"bounds is 'view', 'storage' or 'hardware', got {bounds!r}")
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker, parse = Autotuner.__dict__["do_bench"], JITCallable.parse

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ArgumentError, DeadlockError
+from ..isa.occupancy import allocated_lds
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
@@ -79,6 +80,7 @@ def launch(
     profile: bool = False,
     observer: Observer | None = None,
     cluster: Sequence[int] = (1,),
+    lds_drops: bool = False,
 ) -> LaunchRecord:
     """Execute `program` for every workgroup of `grid` (1 to 3 dimensions) on the memory of `regions`.
 
@@ -88,6 +90,7 @@ def launch(
     profile: also count, for each instruction, memory accesses, LDS bank conflicts and idle lanes (`record.profile`).
     observer: hears of every block and access in place of the profile, and chooses which workgroups run at all.
     cluster: workgroups along each dimension that run as one cluster (CDNA 5); the grid counts workgroups all the same.
+    lds_drops: past the end of LDS loads give 0 and stores are dropped, as on a GPU; else both are OutOfBoundsError.
     A strict program also raises HazardError.
     Raises an EmulationError that names kernel, instruction, source line, workgroup, wave and lane.
     """
@@ -102,6 +105,7 @@ def launch(
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
     clusters = Clusters(_three(cluster, "cluster"), grid3, program.gpu)
     run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer, clusters)
+    run.lds_drops = lds_drops
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
     counts = run.all_batches()
@@ -169,6 +173,7 @@ class _Run:
         self.counts = [0] * len(program.blocks)
         self.order = np.random.default_rng(seed) if seed else None
         self.turn: np.ndarray | None = None  #: with a seed: when each wave of a workgroup comes, until the next barrier
+        self.lds_drops = False
         self.ended: set[int] = set()  #: strict mode: workgroups of which a wave has ended
 
     def all_batches(self) -> list[int]:
@@ -234,13 +239,16 @@ class _Run:
             S[EXEC + k] = exists[:, k]
         if p.lanes == 32:
             S[EXEC + 1] = 0
+        # What lies between the size asked for and the size given out is memory too, for those that may go beyond.
+        lds_bytes = allocated_lds(p.gpu, self.lds_bytes) if self.lds_drops else self.lds_bytes
         if p.strict:
             unit = unit_bytes(listing, ("ds_", "flat_", "global_load_async"))
-            lds = TrackedLocalMemory(len(groups), self.lds_bytes, unit)
+            lds = TrackedLocalMemory(len(groups), lds_bytes, unit)
             if any(starts_copy(ins.name) for ins in listing.instructions):
                 lds.flights = Flights(len(lds.tags.writer))
         else:
-            lds = LocalMemory(len(groups), self.lds_bytes)
+            lds = LocalMemory(len(groups), lds_bytes)
+        lds.drops = self.lds_drops
         lds.bytes[...] = 0xFF
         lds.counters = self.counters
         base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
@@ -249,7 +257,8 @@ class _Run:
         waves.waves_per_group = self.waves_per_group
         if p.strict:
             waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu), max(numbers, 1))
-            waves.undefined_lds = UndefinedBits(len(groups), self.lds_bytes)
+            waves.undefined_lds = UndefinedBits(len(groups), lds_bytes)
+            waves.undefined_lds.drops = self.lds_drops
         return waves
 
     def name_wave(self, wave: int) -> str:

@@ -43,7 +43,9 @@ def places(
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
     """Byte offsets into LDS, the lanes that take part (None: all), and of a load those that get 0 (None: none)."""
     address, active = addresses(g, n, offset), g.exec
-    nowhere = is_nowhere(address) if target.gpu.is_cdna5 else None
+    nowhere = g.lds.dropped(address)
+    if nowhere is None and target.gpu.is_cdna5:
+        nowhere = is_nowhere(address)
     if nowhere is not None:
         active = ~nowhere if active is None else active & ~nowhere
     return g.lds.check(g.lds_base, address, nbytes, active), active, nowhere

@@ -155,6 +155,7 @@ class LocalMemory:
 
     now: Any = None  #: as in GlobalMemory
     flights: Any = None  #: in strict mode: the Flights of copies that pass no register
+    drops = False  #: past the end loads give 0 and stores are dropped; else both are errors
 
     def __init__(self, workgroups: int, nbytes: int):
         self.nbytes = nbytes
@@ -178,15 +179,21 @@ class LocalMemory:
                 bad &= active
             if bad.any():
                 wave, lane = (int(x[0]) for x in np.nonzero(bad))
-                raise AccessFault(
-                    f"{nbytes}-byte LDS access at byte {int(address[wave, lane])}, outside the {self.nbytes} bytes "
-                    f"that the kernel allocates",
-                    wave,
-                    lane,
-                )
+                at = int(address[wave, lane])
+                inside = f"the {self.nbytes} bytes that the kernel allocates"
+                text = f"{nbytes}-byte LDS access at byte {at}, outside {inside}"
+                if at >= self.nbytes and not self.drops:
+                    text += "; bounds='hardware' lets loads give 0 there and drops stores"
+                raise AccessFault(text, wave, lane)
         return address + base
 
     check_atomic = check
+
+    def dropped(self, address: np.ndarray) -> np.ndarray | None:
+        """Which addresses are past the end, where that is no error; None if none is."""
+        if not self.drops or int(address.max()) < self.nbytes:
+            return None
+        return address >= self.nbytes
 
     def gather(self, offset: np.ndarray, nbytes: int) -> np.ndarray:
         """As GlobalMemory.gather."""

@@ -28,8 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--emulate-seed", type=int, default=0, metavar="N", help="Run waves and workgroups in an order that N fixes."
     )
     group.addoption(
-        "--emulate-bounds", choices=["view", "storage"], default="view",
-        help="Check accesses against the tensors that are passed, or against all of the storage behind them.",
+        "--emulate-bounds", choices=["view", "storage", "hardware"], default="view",
+        help="Check accesses against the tensors that are passed, or against all of the storage behind them; hardware "
+        "also lets loads past the end of LDS give 0 and drops stores.",
     )  # fmt: skip
 
 

@@ -26,6 +26,12 @@ class Occupancy:
     workgroups: int  #: resident on one CU, WGP or SM; 0 where not even one fits
 
 
+def allocated_lds(gpu: Gpu, lds_bytes: int) -> int:
+    """What a workgroup of an AMD GPU gets that asks for so many bytes."""
+    granule = _LDS_GRANULES_BYTES.get(gpu.name, _LDS_GRANULE_BYTES)
+    return -(-lds_bytes // granule) * granule
+
+
 def occupancy(
     gpu: Gpu,
     *,
@@ -41,8 +47,7 @@ def occupancy(
     """
     units = 2 if workgroup_processor_mode else 1
     simds = gpu.simds_per_cu * units
-    granule = _LDS_GRANULES_BYTES.get(gpu.name, _LDS_GRANULE_BYTES)
-    pool, cost = gpu.lds_bytes * units, -(-lds_bytes // granule) * granule
+    pool, cost = gpu.lds_bytes * units, allocated_lds(gpu, lds_bytes)
     if gpu.vendor == "nvidia":
         pool, cost = gpu.lds_bytes + _NVIDIA_RESERVED_BYTES, lds_bytes + _NVIDIA_RESERVED_BYTES
     fits = {
