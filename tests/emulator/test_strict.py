@@ -393,3 +393,26 @@ def test_a_load_into_one_half_leaves_the_other_free(gpu):
     run(start + "\tds_store_b16 v1, v2\n\t{wait_load}\n", gpu)
     with pytest.raises(HazardError, match="reads v2 before a wait"):
         run(start + "\tds_store_b32 v1, v2\n\t{wait_load}\n", gpu)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    ("load", "free", "waits"),
+    [
+        ("global_load_d16_hi_b16 v2, v1, s[4:5]", "v_cvt_f32_f16_e32 v3, v2", "v_cvt_f32_f16_e32 v3, v2.h"),
+        ("global_load_d16_hi_u8 v2, v1, s[4:5]", "v_cmp_lt_i16_e64 s6, -1, v2", "v_cmp_lt_i32_e64 s6, -1, v2"),
+        ("global_load_d16_hi_b16 v2, v1, s[4:5]", "v_and_b16 v3, 0x1ff, v2", "v_and_b32 v3, 0x1ff, v2"),
+        ("global_load_d16_b16 v2, v1, s[4:5]", "v_lshrrev_b16 v2, 4, v0 op_sel:[0,0,1]", "v_lshrrev_b16 v2, 4, v0"),
+        ("global_load_d16_b16 v2, v1, s[4:5]", "v_mov_b16_e64 v3.l, v2.l op_sel:[1,0]", "v_mov_b16_e64 v3.l, v2.l"),
+        ("global_load_d16_b16 v2, v1, s[4:5]", "v_fma_f16 v2, v0, v0, v0 op_sel:[0,0,0,1]", "v_fma_f16 v2, v0, v0, v0"),
+        ("global_load_d16_b16 v2, v1, s[4:5]", "ds_load_u16_d16_hi v2, v1", "ds_load_u16_d16_hi v3, v2"),
+        ("global_load_d16_hi_b16 v2, v1, s[4:5]", "ds_load_u8_d16 v2, v1", "ds_load_b32 v2, v1"),
+    ],
+)
+def test_operations_on_halves_leave_the_other_half_to_its_load(gpu, load, free, waits):
+    """As an older disassembler spells them, too: without the suffix of the half, with op_sel in its place."""
+    lds = "\tds_store_b32 v1, v0\n\t{wait_lds}\n" if "ds_load" in free else ""
+    start = POINTER + LANE + "\tv_mov_b32_e32 v2, 7\n" + lds + f"\t{load}\n"
+    run(start + f"\t{free}\n\t{{wait_load}}\n\t{{wait_lds}}\n", gpu)
+    with pytest.raises(HazardError, match="v2 before a wait"):
+        run(start + f"\t{waits}\n\t{{wait_load}}\n\t{{wait_lds}}\n", gpu)

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..errors import HazardError
 from ..gpu import Gpu
-from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing
+from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
-from .alu import Step, Target
+from .alu import VECTOR, Step, Target
 from .flights import starts_copy
 from .global_access import clears_other_half
 from .matrix import decode, is_matrix
@@ -25,8 +25,11 @@ from .races import LATE, RaceFault, Touch, instruction_of, tag, wave_of
 from .shadow import FULL, STORE_COUNTERS, Found, Shadow, bits_of
 from .state import Waves
 from .undefined import rule
+from .undefined_bits import bits_read, bits_written, sources_of
 from .undefined_memory import memory_rule
 
+_HALVES = {"l": 0xFFFF, "h": 0xFFFF0000}
+_HALVES_SINCE = 11  #: the generation from which on registers are loaded and written by halves
 _MOST_STORES = 63  #: that can be under way: one more waits until the counter, of 6 bits, has room
 
 #: in the order in which a kernel up to gfx11 gets them behind its user SGPRs (LLVM AMDGPUUsage)
@@ -242,15 +245,31 @@ def loaded_half(ins: Instruction, gpu: Gpu) -> str:
 
 
 def touched_half(ins: Instruction, register: int) -> str:
-    """ "l" or "h" where every operand that is this vector register is only that half of it; else empty."""
-    found = set()
+    """ "l" or "h" where an instruction reads and writes only that half of this vector register; else empty."""
+
+    def is_it(o: Operand) -> bool:
+        return o.kind == "v" and o.index <= register < o.index + o.count
+
+    if ins.second is not None:
+        return ""
+    if ins.name in VECTOR:
+        sources = sources_of(ins)
+        read = bits_read(ins, sources)
+        if len(read) != len(sources):
+            return ""
+        bits = [parts for o, parts in zip(sources, read, strict=True) if is_it(o)]
+        bits += [bits_written(ins, _HALVES_SINCE) for o in ins.operands[: results(ins)] if is_it(o)]
+        return next((half for half, mask in _HALVES.items() if all(b & ~mask == 0 for b in bits)), "")
     data = ins.operands[0 if ins.name.startswith("buffer") else 1] if "store" in ins.name else None
     narrow = ins.name.endswith(("_b8", "_b16")) or "_d16_hi" in ins.name
-    for o in ins.operands:
-        if o.kind == "v" and o.index <= register < o.index + o.count:
-            stored = ("h" if "_d16_hi" in ins.name else "l") if o is data and narrow else ""
-            found.add(stored or o.half)
-    return found.pop() if len(found) == 1 and ins.second is None else ""
+    found = set()
+    for k, o in enumerate(ins.operands):
+        if is_it(o):
+            moved = ("h" if "_d16_hi" in ins.name else "l") if o is data and narrow else ""
+            if "_load_" in ins.name and k == 0 and "_d16" in ins.name:
+                moved = "h" if "_d16_hi" in ins.name else "l"
+            found.add(moved or o.half)
+    return found.pop() if len(found) == 1 else ""
 
 
 def lane_numbers(listing: Listing, gpu: Gpu) -> int:
