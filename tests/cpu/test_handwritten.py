@@ -122,6 +122,31 @@ def test_labels_of_inline_assembly_are_indented():
     assert as_printed(INLINE).split("\n")[-8:] == INLINE.split("\n")[-8:]
 
 
+DISASSEMBLY = """
+k:
+\ts_mov_b32 s4, 3                                            // 000000001900: BE840083
+\ts_endpgm                                                   // 000000001904: BFB00000
+\t.amdhsa_kernel k
+\t.end_amdhsa_kernel
+\t.amdgpu_metadata
+---
+custom.config:
+  InternalSupportParams:
+    KernArgsVersion: 2
+amdhsa.kernels:
+  - .args:
+    .name: k
+...
+\t.end_amdgpu_metadata
+"""
+
+
+def test_a_key_of_the_metadata_is_no_label():
+    """hipBLASLt's files have one alone on its line; the addresses have to stay, since jumps are computed of them."""
+    assert as_printed(DISASSEMBLY) == DISASSEMBLY
+    assert [ins.address for ins in parse(DISASSEMBLY).instructions] == [0x1900, 0x1904]
+
+
 @pytest.mark.parametrize("directive", [".macro add a", ".rept 4", ".if BASE", '.include "x.s"'])
 def test_what_must_be_expanded_is_refused(directive):
     with pytest.raises(EmulationError, match=f"line 4 uses {directive.split()[0]}, which an assembler expands"):

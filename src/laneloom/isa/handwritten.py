@@ -72,6 +72,8 @@ def as_printed(text: str) -> str:
 
 
 def _is_odd(text: str) -> bool:
+    code, _, metadata = text.partition(".amdgpu_metadata\n")  # whose keys may look like labels
+    text = code + metadata.partition(".end_amdgpu_metadata")[2]
     if "/*" in text or _ODD_LINE.search(text):
         return True
     places = (m.start() for m in _ODD_PART.finditer(text))
