@@ -379,6 +379,16 @@ def test_more_moves_by_m0(execute):
     assert [machine.scalar(n)[0] for n in (5, 6, 10)] == [5, 7, 7]
 
 
+@pytest.mark.parametrize("register", ["26", "HW_REG_SCHED_MODE", "HW_REG_WAVE_SCHED_MODE"])
+def test_expert_scheduling_changes_nothing(execute, register):
+    """Of RDNA 4 and CDNA 5, where older disassemblers have no name for it; gfx11 has no such register."""
+    code = f"s_setreg_imm32_b32 hwreg({register}, 0, 2), 2\ns_mov_b32 s1, 5"
+    for gpu in ("gfx1201", "gfx1250"):
+        assert execute(code, gpu=gpu).scalar(1)[0] == 5
+    with pytest.raises(UnknownInstructionError, match="s_setreg_imm32_b32"):
+        execute(code, gpu="gfx1151")
+
+
 def test_constants_of_mode_only(execute):
     with pytest.raises(UnknownInstructionError, match="s_setreg_b32"):
         execute("s_setreg_b32 hwreg(HW_REG_TRAPSTS, 0, 4), s1", s={1: 0})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -56,8 +57,12 @@ def _follow_mode(ins: Instruction, target: Target) -> Step:
     return lambda g: None
 
 
+# What the hardware waits for by itself; older disassemblers know it by number alone.
+_SCHEDULING = re.compile(r"hwreg\(\s*(HW_REG_(WAVE_)?SCHED_MODE|26)\b")
+
+
 def _set_register(ins: Instruction, target: Target) -> Step:
-    if "HW_REG_WAVE_SCHED_MODE" in ins.text:  # what the hardware waits for by itself: no result depends on it
+    if target.gpu.major == 12 and _SCHEDULING.search(ins.text):  # no result depends on it
         return lambda g: None
     if mode_field(ins) is None:
         raise UnknownInstructionError(f"{ins.text!r} writes a hardware register other than MODE")
