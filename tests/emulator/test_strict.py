@@ -416,3 +416,38 @@ def test_operations_on_halves_leave_the_other_half_to_its_load(gpu, load, free, 
     run(start + f"\t{free}\n\t{{wait_load}}\n\t{{wait_lds}}\n", gpu)
     with pytest.raises(HazardError, match="v2 before a wait"):
         run(start + f"\t{waits}\n\t{{wait_load}}\n\t{{wait_lds}}\n", gpu)
+
+
+CALLS = """
+\ts_getpc_b64 s[8:9]
+\ts_add_u32 s8, s8, .Lfunction@rel32@lo+4
+\ts_addc_u32 s9, s9, .Lfunction@rel32@hi+12
+\tv_readfirstlane_b32 s6, v0
+\ts_cmp_eq_u32 s6, 0
+\ts_cbranch_scc1 .Lfirst
+\tglobal_load_b32 v2, v1, s[4:5]
+\t{wait_load}
+\ts_swappc_b64 s[10:11], s[8:9]
+\tglobal_store_b32 v1, v2, s[4:5]
+\ts_branch .Ldone
+.Lfirst:
+\tglobal_load_b32 v2, v1, s[4:5]
+\ts_swappc_b64 s[10:11], s[8:9]
+WAIT\tglobal_store_b32 v1, v2, s[4:5]
+\ts_branch .Ldone
+\ts_nop 0
+.Lfunction:
+\tv_add_nc_u32 v3, 1, v0
+\ts_setpc_b64 s[10:11]
+.Ldone:
+\ts_nop 0
+"""
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_each_caller_of_a_function_has_its_own_waits(gpu):
+    """Tensile's activations: one wave comes with a load under way, the other has waited and goes on to use its own."""
+    code = POINTER + LANE + CALLS
+    run(code.replace("WAIT", "\t{wait_load}\n"), gpu)
+    with pytest.raises(HazardError, match="reads v2 before a wait"):
+        run(code.replace("WAIT", ""), gpu)

@@ -220,6 +220,7 @@ def build_jump(
 
         def call(g: Waves) -> np.ndarray:
             g.set_scalar64(operands[0].index, after)
+            _enter(g, after)
             return np.full(g.count, block)
 
         return call
@@ -229,6 +230,9 @@ def build_jump(
         addresses = g.scalar64(register)
         if name == "s_swappc_b64":
             g.set_scalar64(operands[0].index, after)
+            _enter(g, after)
+        elif g.calls and (address := int(addresses[0])) in g.calls:
+            g.calls = g.calls[: len(g.calls) - 1 - g.calls[::-1].index(address)]
         targets = np.empty(g.count, np.int64)
         for address in np.unique(addresses):
             block = number.get(places.at.get(int(address), -1))
@@ -238,6 +242,12 @@ def build_jump(
         return targets
 
     return jump
+
+
+def _enter(g: Waves, after: int) -> None:
+    """Strict mode keeps waves apart that called a function from different places: they wait for what they loaded."""
+    if g.shadow is not None:
+        g.calls = (*g.calls, after)
 
 
 def part(g: Waves, targets: np.ndarray) -> list[Waves]:

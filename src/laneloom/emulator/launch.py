@@ -364,10 +364,10 @@ class _Run:
         seen.add(state.digest())
 
     def _merge(self, groups: list[Waves], ready: list[Waves]) -> tuple[list[Waves], list[Waves]]:
-        at: dict[tuple[int, int, int], list[Waves]] = {}
-        for g in ready:  # batches keep their LDS apart, and a seed the places in a workgroup
+        at: dict[tuple, list[Waves]] = {}
+        for g in ready:  # batches keep their LDS apart, a seed the places in a workgroup, strict mode its callers
             place = 0 if self.turn is None else int(g.ids[0]) % self.waves_per_group
-            at.setdefault((g.block, id(g.lds), place), []).append(g)
+            at.setdefault((g.block, id(g.lds), place, g.calls), []).append(g)
         if len(at) == len(ready):
             return groups, ready
         merged = []

@@ -26,7 +26,7 @@ class Waves:
     __slots__ = (
         "V", "S", "scc", "ids", "block", "at_barrier", "exec", "u", "i", "f", "h", "s", "sv",
         "_masks", "_exec_bits", "_twin", "addresses", "lanes", "lds", "lds_base", "memory", "closed",
-        "private", "shadow", "undefined_lds", "waves_per_group",
+        "private", "shadow", "undefined_lds", "waves_per_group", "calls",
     )  # fmt: skip
 
     def __init__(self, V, S, scc, ids, lds_base, lanes, memory, lds, closed, private=None):
@@ -43,6 +43,7 @@ class Waves:
         self.shadow: Any = None  #: strict mode's Shadow
         self.undefined_lds: Any = None  #: strict mode: undefined bits of the LDS
         self.waves_per_group = 1
+        self.calls: tuple[int, ...] = ()  #: strict mode: where the functions return to that these waves are in
         self.block = 0
         self.at_barrier = ""  #: "workgroup" or "cluster": whose barrier holds them back
         self._bind()
@@ -189,7 +190,7 @@ class Waves:
             self.V[:, which], self.S[:, which], self.scc[which], self.ids[which], self.lds_base[which],
             self.lanes, self.memory, self.lds, False, None if self.private is None else self.private[which],
         )  # fmt: skip
-        part.block, part.at_barrier = self.block, self.at_barrier
+        part.block, part.at_barrier, part.calls = self.block, self.at_barrier, self.calls
         if self.shadow is not None:
             part.shadow = self.shadow.take(which, part.ids)
         part.undefined_lds, part.waves_per_group = self.undefined_lds, self.waves_per_group
@@ -205,7 +206,7 @@ class Waves:
             np.concatenate([p.scc for p in parts]), np.concatenate([p.ids for p in parts]),
             np.concatenate([p.lds_base for p in parts]), first.lanes, first.memory, first.lds, False, private,
         )  # fmt: skip
-        whole.block, whole.at_barrier = first.block, first.at_barrier
+        whole.block, whole.at_barrier, whole.calls = first.block, first.at_barrier, first.calls
         if first.shadow is not None:
             whole.shadow = type(first.shadow).merge([p.shadow for p in parts])
         whole.undefined_lds, whole.waves_per_group = first.undefined_lds, first.waves_per_group
