@@ -17,6 +17,7 @@ from .buffer_access import scratch_place
 from .cluster import Clusters, release
 from .counters import Counters, Profile
 from .flights import Flights, starts_copy
+from .heartbeat import Heartbeat
 from .hostcall import Hostcall
 from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
@@ -102,14 +103,17 @@ def launch(
     run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer, clusters)
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
-    counts = run.all_batches()
+    try:
+        counts = run.all_batches()
+    finally:
+        run.heartbeat.end()
     record.wall_s = time.perf_counter() - began
     record.profile = run.counters.profile(counts) if isinstance(run.counters, Counters) else None
     for block, waves in zip(program.blocks, counts, strict=True):
         if waves:
             for ins in program.listing.instructions[block.first : block.last]:
                 record.executed[ins.mnemonic] = record.executed.get(ins.mnemonic, 0) + waves
-            record.instructions += waves * (block.last - block.first)
+    record.instructions = run.instructions()
     return record
 
 
@@ -164,6 +168,8 @@ class _Run:
         if self.counters:
             self.counters.watch(self.memory)
         self.counts = [0] * len(program.blocks)
+        self.heartbeat = Heartbeat(f"{program.kernel} on {program.gpu.name}", len(self.chosen))
+        self.started = 0  #: workgroups
         self.order = np.random.default_rng(seed) if seed else None
         self.turn: np.ndarray | None = None  #: with a seed: when each wave of a workgroup comes, until the next barrier
         self.ended: set[int] = set()  #: strict mode: workgroups of which a wave has ended
@@ -183,6 +189,11 @@ class _Run:
                     self._schedule(self._one_by_one(batch), batches)
         return self.counts
 
+    def instructions(self) -> int:
+        """Wave-instructions executed so far."""
+        blocks = self.program.blocks
+        return sum(n * (block.last - block.first) for block, n in zip(blocks, self.counts, strict=True))
+
     # -- start state ---------------------------------------------------------------------------------------------------
 
     def _one_by_one(self, batch: Waves) -> list[Waves]:
@@ -196,6 +207,7 @@ class _Run:
     def _start(self, groups: np.ndarray) -> Waves:
         p, listing = self.program, self.program.listing
         n = len(groups) * self.waves_per_group
+        self.started += len(groups)
         V = np.full((p.vgprs, n, p.lanes), POISON, U32)
         S = np.full((SCALAR_REGISTERS, n), POISON, U32)
         S[NULL] = 0
@@ -277,6 +289,8 @@ class _Run:
             if self.observer:
                 self.observer.enter(g)
             after = self.program.run_block(g, self.name_wave, self.counters)
+            if self.heartbeat.is_due:
+                self.heartbeat.beat(self.started, self.instructions())
             turns += 1
             if not after and self.program.strict and not g.closed:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
