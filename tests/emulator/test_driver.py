@@ -197,9 +197,10 @@ def hopeless_kernel(flag_ptr):
         pass
 
 
-def test_waiting_for_ever_is_an_error_not_a_hang():
+@pytest.mark.parametrize("warps", [1, 4])  # of four, one asks and tells the others in LDS
+def test_waiting_for_ever_is_an_error_not_a_hang(warps):
     with laneloom.emulated("gfx1151"), pytest.raises(DeadlockError, match=r"hopeless_kernel.*loops for ever"):
-        hopeless_kernel[(2,)](torch.zeros(1, dtype=torch.int32), num_warps=1)
+        hopeless_kernel[(2,)](torch.zeros(1, dtype=torch.int32), num_warps=warps)
 
 
 @triton.jit

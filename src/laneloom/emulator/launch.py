@@ -291,18 +291,17 @@ class _Run:
             after = self.program.run_block(g, self.name_wave, self.counters)
             if self.heartbeat.is_due:
                 self.heartbeat.beat(self.started, self.instructions())
-            turns += 1
+            turns = turns + 1 if sum(part.count for part in after) == g.count else 0
             if not after and self.program.strict and not g.closed:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
             if len(after) != 1:
-                turns = 0
                 groups.remove(g)
                 for part in after:
                     part.closed = self._is_closed(part)
                 groups += after
                 if self.counters and after:
                     self.counters.splits += 1
-            elif turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
+            if turns and turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
                 more = next(batches, None) if turns >= TURNS_BEFORE_NEXT_BATCH else None
                 if more is not None:
                     groups.append(more)
