@@ -129,6 +129,9 @@ def test_a_kernel_may_be_let_out_of_a_view():
     assert torch.equal(out, storage)
     with pytest.raises(ArgumentError, match="bounds is 'view' or 'storage', got 'all'"):
         laneloom.emulated("gfx1151", bounds="all").__enter__()
+    for seed in (-1, 1.5, "2", None):
+        with pytest.raises(ArgumentError, match="seed: expected a whole number"):
+            laneloom.emulated("gfx1151", seed=seed).__enter__()  # pyright: ignore[reportArgumentType]
 
 
 def test_a_view_with_stride_0_may_be_read_everywhere_in_its_storage():
