@@ -181,7 +181,7 @@ def test_amd_configs_say_what_they_cannot_do(config, problem, why):
         ("fused:speed=1", "unknown knob 'speed'"),
         ("fused:warps=many", "must be of type int"),
         ("fused:warps=4,bulk=yes", "must be of type bool"),
-        ("fused:group=2", "warps"),
+        ("fused:group=2", "config: fused needs its knob warps, such as fused:warps=4"),
     ],
 )
 def test_bad_config_texts(text, message):
