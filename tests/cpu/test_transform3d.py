@@ -181,7 +181,7 @@ def test_amd_configs_say_what_they_cannot_do(config, problem, why):
         ("fused:speed=1", "unknown knob 'speed'"),
         ("fused:warps=many", "must be of type int"),
         ("fused:warps=4,bulk=yes", "must be of type bool"),
-        ("fused:group=2", "warps"),
+        ("fused:group=2", "config: fused needs its knob warps, such as fused:warps=4"),
     ],
 )
 def test_bad_config_texts(text, message):
@@ -199,7 +199,7 @@ def test_operands_that_do_not_fit():
         ((x[..., :3], t), "coeffs: expected shape"),
         ((x, t[:3]), r"matrix: expected shape \[4, 4\] or \[3, 4, 4\], got \(3, 4\)"),
         ((x, t.float()), r"matrix: expected dtype torch\.float64"),
-        ((x, t.numpy()), "matrix: expected a torch tensor, got ndarray"),
+        ((x, t.numpy()), "matrix: expected a torch tensor, as coeffs is, got ndarray"),
         ((x, t.to(torch.complex128)), r"matrix: expected dtype torch\.float64"),
     ):
         with pytest.raises(ArgumentError, match=message):

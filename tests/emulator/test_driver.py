@@ -129,6 +129,9 @@ def test_a_kernel_may_be_let_out_of_a_view():
     assert torch.equal(out, storage)
     with pytest.raises(ArgumentError, match="bounds is 'view', 'storage' or 'hardware', got 'all'"):
         laneloom.emulated("gfx1151", bounds="all").__enter__()
+    for seed in (-1, 1.5, "2", None):
+        with pytest.raises(ArgumentError, match="seed: expected a whole number"):
+            laneloom.emulated("gfx1151", seed=seed).__enter__()  # pyright: ignore[reportArgumentType]
 
 
 def test_a_view_with_stride_0_may_be_read_everywhere_in_its_storage():
@@ -197,9 +200,10 @@ def hopeless_kernel(flag_ptr):
         pass
 
 
-def test_waiting_for_ever_is_an_error_not_a_hang():
+@pytest.mark.parametrize("warps", [1, 4])  # of four, one asks and tells the others in LDS
+def test_waiting_for_ever_is_an_error_not_a_hang(warps):
     with laneloom.emulated("gfx1151"), pytest.raises(DeadlockError, match=r"hopeless_kernel.*loops for ever"):
-        hopeless_kernel[(2,)](torch.zeros(1, dtype=torch.int32), num_warps=1)
+        hopeless_kernel[(2,)](torch.zeros(1, dtype=torch.int32), num_warps=warps)
 
 
 @triton.jit

@@ -134,6 +134,10 @@ def test_a_failing_assertion_stops_with_its_message_and_program(gpu, capsys):
     assert __file__ in str(caught.value)
     assert "x is too big" in capsys.readouterr().err
     assert x[200] == 100
+    x[128:160] = 100
+    with pytest.raises(TrapError, match="x is too big"):
+        assert_kernel[(2,)](x, BLOCK=128, debug=True)
+    assert sum(int(line[-9:-7]) for line in capsys.readouterr().err.splitlines() if line.endswith("2 lanes)")) == 32
 
 
 def test_assertions_cost_nothing_without_debug(gpu):

@@ -59,16 +59,14 @@ def emulate(
     if html is not None:
         check_writable("--html", html)
     profile = profile or html is not None
-    console = new_console(stderr=as_json)
     outcome = None
     hazard = ""
-    with console.status(f"Emulating {product.text} on {product.gpu.name}") if console.is_terminal else _Quiet():
-        try:
-            outcome = run_product(product, *random_operands(product, seed), strict=strict, seed=seed, profile=profile)
-        except HazardError as error:
-            if not as_json:
-                raise
-            hazard = str(error)
+    try:
+        outcome = run_product(product, *random_operands(product, seed), strict=strict, seed=seed, profile=profile)
+    except HazardError as error:
+        if not as_json:
+            raise
+        hazard = str(error)
     if outcome is not None and html is not None:
         from .profile_page import page
 
@@ -79,14 +77,6 @@ def emulate(
         _show(product, outcome, strict, profile, html)
     if outcome is None or not outcome.ok:
         raise typer.Exit(1)
-
-
-class _Quiet:
-    """Nothing to show while waiting: a pipe gets the result alone."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 def to_dict(product: Product, outcome: Outcome | None, strict: bool = False, hazard: str = "") -> dict[str, object]:

@@ -88,11 +88,10 @@ def parse_product(
     """The product that the words ask for. Raises ArgumentError or UnknownGpuError with one sentence."""
     check_operation(operation)
     row = get_gpu(gpu)
-    from ..ops.matmul.dtypes import DTYPE_BYTES, default_output, stored_k
+    from ..ops.matmul.dtypes import ACCUMULATORS, default_output, stored_k
     from ..verify import STORAGE
 
-    dtypes = tuple(DTYPE_BYTES)  # which of them a schedule takes, its config says
-    _check_choice("--dtype", dtype, dtypes)
+    _check_choice("--dtype", dtype, tuple(ACCUMULATORS))  # which of them a schedule takes, its config says
     if out_dtype is None:
         out_dtype = default_output(dtype, has_terms=False)
     _check_choice("--out-dtype", out_dtype, tuple(STORAGE))  # pairs of int4 are operands only

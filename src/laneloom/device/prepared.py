@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..codegen.cuda_call import CudaCall
 from ..codegen.cuda_context import make_current
 from ..codegen.triton_call import call_of, launches_are_observed
 
+if TYPE_CHECKING:
+    import torch
+
 #: the stream of torch on a device, as the driver knows it; torch without CUDA has none
-current_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
+current_stream: Callable[[int], int]
+try:
+    from torch._C import _cuda_getCurrentRawStream as current_stream
+except ImportError:  # no torch either: AMD's schedules of a file that has Hopper's too run on arrays
+
+    def current_stream(device: int) -> int:
+        return 0
 
 
 @lru_cache(maxsize=8192)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -293,6 +294,8 @@ def emulated(
     row.check_triton(triton.__version__)
     if bounds not in ("view", "storage", "hardware"):
         raise ArgumentError(f"bounds is 'view', 'storage' or 'hardware', got {bounds!r}")
+    if isinstance(seed, bool) or not isinstance(seed, Integral) or seed < 0:
+        raise ArgumentError(f"seed: expected a whole number of at least 0, got {seed!r}")
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker, parse = Autotuner.__dict__["do_bench"], JITCallable.parse

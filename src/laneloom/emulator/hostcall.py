@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import struct
 import sys
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,6 +53,7 @@ class Hostcall:
         headers[1, 0] = PACKETS  # another name of packet 0: its own would end the stack
         self._messages: dict[int, list[int]] = {}
         self._count = 0
+        self._errors: Counter[str] = Counter()  #: what lanes sent to stderr, and how many of them did
         self.complaint = ""  #: the last line sent to stderr: what an assertion says before it traps
 
     @property
@@ -78,6 +80,9 @@ class Hostcall:
                     at = payload + 8 * lane
                     self._append(words[at : at + 8])
             words[header + 2] = np.uint64(int(words[header + 2]) & ~(1 << 32))  # ready bit: the answer is there
+        for text, count in self._errors.items():  # an assertion's, of every lane where it does not hold
+            sys.stderr.write(text if count == 1 else f"{text.rstrip()} ({count} lanes)\n")
+        self._errors.clear()
 
     def _append(self, slot: np.ndarray) -> None:
         """One lane's part of a message."""
@@ -95,7 +100,7 @@ class Hostcall:
             del self._messages[number]
             text = format_printf(message[1:])
             if message[0] & 1:
-                sys.stderr.write(text)
+                self._errors[text] += 1
                 self.complaint = text.strip() or self.complaint
             else:
                 sys.stdout.write(text)

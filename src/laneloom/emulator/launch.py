@@ -18,6 +18,7 @@ from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
 from .flights import Flights, starts_copy
+from .heartbeat import Heartbeat
 from .hostcall import Hostcall
 from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
@@ -108,14 +109,17 @@ def launch(
     run.lds_drops = lds_drops
     record = LaunchRecord(program.kernel, program.gpu.name, grid3, threads, lds_bytes, asm=program.asm)
     began = time.perf_counter()
-    counts = run.all_batches()
+    try:
+        counts = run.all_batches()
+    finally:
+        run.heartbeat.end()
     record.wall_s = time.perf_counter() - began
     record.profile = run.counters.profile(counts) if isinstance(run.counters, Counters) else None
     for block, waves in zip(program.blocks, counts, strict=True):
         if waves:
             for ins in program.listing.instructions[block.first : block.last]:
                 record.executed[ins.mnemonic] = record.executed.get(ins.mnemonic, 0) + waves
-            record.instructions += waves * (block.last - block.first)
+    record.instructions = run.instructions()
     return record
 
 
@@ -171,6 +175,8 @@ class _Run:
         if self.counters:
             self.counters.watch(self.memory)
         self.counts = [0] * len(program.blocks)
+        self.heartbeat = Heartbeat(f"{program.kernel} on {program.gpu.name}", len(self.chosen))
+        self.started = 0  #: workgroups
         self.order = np.random.default_rng(seed) if seed else None
         self.turn: np.ndarray | None = None  #: with a seed: when each wave of a workgroup comes, until the next barrier
         self.lds_drops = False
@@ -191,6 +197,11 @@ class _Run:
                     self._schedule(self._one_by_one(batch), batches)
         return self.counts
 
+    def instructions(self) -> int:
+        """Wave-instructions executed so far."""
+        blocks = self.program.blocks
+        return sum(n * (block.last - block.first) for block, n in zip(blocks, self.counts, strict=True))
+
     # -- start state ---------------------------------------------------------------------------------------------------
 
     def _one_by_one(self, batch: Waves) -> list[Waves]:
@@ -204,6 +215,7 @@ class _Run:
     def _start(self, groups: np.ndarray) -> Waves:
         p, listing = self.program, self.program.listing
         n = len(groups) * self.waves_per_group
+        self.started += len(groups)
         V = np.full((p.vgprs, n, p.lanes), POISON, U32)
         S = np.full((SCALAR_REGISTERS, n), POISON, U32)
         S[NULL] = 0
@@ -290,7 +302,9 @@ class _Run:
             if self.observer:
                 self.observer.enter(g)
             after = self.program.run_block(g, self.name_wave, self.counters)
-            turns += 1
+            if self.heartbeat.is_due:
+                self.heartbeat.beat(self.started, self.instructions())
+            turns = turns + 1 if sum(part.count for part in after) == g.count else 0
             alone = alone + 1 if len(after) == 1 and not g.at_barrier else 0
             if alone >= TURNS_BEFORE_BARRIERS:  # what runs may poll for what stands behind a barrier that is complete
                 self._let_go(release(groups, self.waves_per_group))
@@ -298,14 +312,13 @@ class _Run:
             if not after and self.program.strict and not g.closed:
                 self.ended.update((g.ids // self.waves_per_group).tolist())
             if len(after) != 1:
-                turns = 0
                 groups.remove(g)
                 for part in after:
                     part.closed = self._is_closed(part)
                 groups += after
                 if self.counters and after:
                     self.counters.splits += 1
-            elif turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
+            if turns and turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
                 more = next(batches, None) if turns >= TURNS_BEFORE_NEXT_BATCH else None
                 if more is not None:
                     groups.append(more)

@@ -65,7 +65,9 @@ def attention_decode(
     kind = np.ndarray if torch is None or not isinstance(q, torch.Tensor) else torch.Tensor
     for name, x in operands.items():
         if not isinstance(x, kind):
-            raise ArgumentError(f"{name}: expected a {kind.__name__} as q is, got {type(x).__name__}")
+            known = "torch tensor" if kind is not np.ndarray else "numpy array"
+            what = "torch tensor or a numpy array" if name == "q" else f"{known}, as q is"
+            raise ArgumentError(f"{name}: expected a {what}, got {type(x).__name__}")
     scale = checked_scale(scale)
     if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
         raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")

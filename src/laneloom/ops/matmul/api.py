@@ -134,7 +134,7 @@ def addressable(array: np.ndarray) -> bool:
 
 def addressed(array: np.ndarray) -> np.ndarray:
     """The array, or a copy where a kernel cannot walk over it."""
-    return array if addressable(array) else np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+    return array if addressable(array) else np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
 def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import ArgumentError
+from ...errors import ArgumentError, UnsupportedError
 
 #: Bytes of one stored element of every dtype that a schedule may name. int4 and uint4 are stored in pairs along K, the
 #: even k in the low half of the byte.
@@ -70,9 +70,10 @@ IEEE = Arithmetic()
 
 
 def check_pair(dtype_a: str, dtype_b: str) -> None:
-    """Raise ArgumentError for operands that no product takes together, for example fp16 and fp32."""
+    """Raise UnsupportedError for operands of int32, ArgumentError for such as no product takes together, for example
+    fp16 and fp32."""
     if dtype_a not in ACCUMULATORS:
-        raise ArgumentError(f"a: expected dtype {words([*ACCUMULATORS])}, got {dtype_a}")
+        raise UnsupportedError(f"a: expected dtype {words([*ACCUMULATORS])}, got {dtype_a}")
     if dtype_b != dtype_a and frozenset({dtype_a, dtype_b}) not in MIXED:
         raise ArgumentError(f"b: expected a's dtype {dtype_a}, got {dtype_b}")
 

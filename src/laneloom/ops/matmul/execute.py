@@ -274,7 +274,7 @@ def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | 
 def _empty_like(out: Any, dtype: str, shape: Sequence[int]) -> Any:
     """Row-major fp32, fp64 or int32 on out's device."""
     name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
-    if not hasattr(out, "device"):  # an array, or one dressed for Triton
+    if isinstance(out, (np.ndarray, ArrayArgument)):
         return np.empty(shape, name)
     import torch
 

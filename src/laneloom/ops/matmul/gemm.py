@@ -199,7 +199,7 @@ def _gemm_arrays(
     ]
     a, b, bias = (None if x is None else addressed(x) for x in (a, b, bias))
     scales = [
-        None if x is None else np.ascontiguousarray(x.reshape(-1), x.dtype.newbyteorder("="))
+        None if x is None else np.array(x.reshape(-1), x.dtype.newbyteorder("="), order="C")
         for x in (scale_a, scale_b)
     ]
     addend = None if addend is None else np.broadcast_to(addressed(addend), shape)

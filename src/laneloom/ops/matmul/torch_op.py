@@ -106,6 +106,8 @@ def matmul_tensors(
     target = out
     for axis in reversed(extra):
         target = target.unsqueeze(axis)
+    if out.device != a.device:
+        raise ArgumentError(f"out: expected a tensor on {a.device}, as a is, got one on {out.device}")
     usual = target.shape == (*a.shape[:-1], b.shape[-1])
     if not usual or out.dtype != (out_dtype or _DEFAULT_OUTPUTS.get(a.dtype, a.dtype)):
         wanted = output_dtype(operand_dtypes(a, b, packed)[0], out_dtype)
@@ -144,6 +146,9 @@ def run(
     if a.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
+    for name, x in (("a", a), ("b", b), ("out", out)):
+        if x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays
+            raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {x.data_ptr():#x}")
     a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
     execute.multiply_into(a, b, out, dtypes, gpu, named_config(config), terms, arithmetic)
 

@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ...errors import ArgumentError
+import numpy as np
+
+from ...errors import ArgumentError, UnsupportedError
+from ..matmul.api import addressable, addressed
+from ..target import gpu_for_arrays
 from .config import Transform3dConfig, parse_config
 
 if TYPE_CHECKING:
     import torch
 
+    Operand = torch.Tensor | np.ndarray
+
+_DTYPES = ("float64", "float32", "complex128", "complex64")
 _ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
 
 
 def transform3d(
-    coeffs: torch.Tensor,
-    matrix: torch.Tensor,
+    coeffs: Operand,
+    matrix: Operand,
     *,
-    out: torch.Tensor | None = None,
+    out: Operand | None = None,
     transpose: bool = False,
     accumulate: bool = False,
     config: Transform3dConfig | str | None = None,
-) -> torch.Tensor:
+) -> Any:
     """R[..., a', b', c'] = sum over a, b, c of X[..., a, b, c] T0[a, a'] T1[b, b'] T2[c, c'].
 
-    coeffs: X, [..., K, K, K], float64, float32, complex128 or complex64, on the GPU that Triton drives, or on the CPU
-        inside `laneloom.emulated`. Any number of tensors, 0 included. X is copied first where a tensor [K, K, K] is not
-        dense, or where the batch axes do not flatten to one stride.
+    coeffs: X, [..., K, K, K], float64, float32, complex128 or complex64. A torch tensor on the GPU that Triton drives,
+        or on the CPU inside `laneloom.emulated`; a numpy array only there. Any number of tensors, 0 included. X is
+        copied first where a tensor [K, K, K] is not dense, or where the batch axes do not flatten to one stride.
     matrix: T, [K, K] for all three axes or [3, K, K], with any strides; of coeffs' dtype or, where that is complex, of
         its parts'.
     out: where R goes, of coeffs' shape and dtype; it may overlap coeffs (R is then made elsewhere and copied). It takes
@@ -46,13 +53,50 @@ def transform3d(
     on Hopper, without the extra `cuda`, InvalidConfigError for a config that cannot do this.
     Source: Beylkin et al., "Multiresolution quantum chemistry"; the transform of MADNESS (mtxmq).
     """
-    torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
-    if torch_op is None:
-        from . import torch_op
     if config is not None and not isinstance(config, Transform3dConfig):
         config = parse_config(config)
     for name, flag in (("transpose", transpose), ("accumulate", accumulate)):
         if not isinstance(flag, bool):
             raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
     text = None if config is None else config.text
-    return torch_op.transform_tensors(coeffs, matrix, out, transpose=transpose, accumulate=accumulate, config=text)
+    options = {"transpose": transpose, "accumulate": accumulate, "config": text}
+    if isinstance(coeffs, np.ndarray):
+        return _transform_arrays(coeffs, matrix, out, **options)
+    torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+    if torch_op is None:
+        if "torch" not in sys.modules:
+            raise ArgumentError(f"coeffs: expected a torch tensor or a numpy array, got {type(coeffs).__name__}")
+        from . import torch_op
+    return torch_op.transform_tensors(coeffs, matrix, out, **options)
+
+
+def _transform_arrays(coeffs: np.ndarray, matrix: Any, out: Any, **options: Any) -> Any:
+    """The transform of arrays, as tensors of the same memory."""
+    for name, operand in (("matrix", matrix), ("out", out)):
+        if not isinstance(operand, np.ndarray) and (name == "matrix" or operand is not None):
+            raise ArgumentError(f"{name}: expected a numpy array, as coeffs is, got {type(operand).__name__}")
+    gpu_for_arrays(coeffs=coeffs, matrix=matrix, out=out)
+    for name, operand in (("coeffs", coeffs), ("matrix", matrix)):
+        if operand.dtype.name not in _DTYPES:
+            raise UnsupportedError(f"{name}: expected dtype {', '.join(_DTYPES)}, got {operand.dtype}")
+    if out is not None and (out.shape != coeffs.shape or out.dtype != coeffs.dtype.newbyteorder("=")):
+        wanted = coeffs.dtype.newbyteorder("=")
+        raise ArgumentError(f"out: expected shape {coeffs.shape} and {wanted}, got {out.shape} and {out.dtype}")
+    if out is not None and not out.flags.writeable:
+        raise ArgumentError("out: expected an array that can be written, got a read-only one")
+    try:
+        import torch
+    except ModuleNotFoundError:
+        raise UnsupportedError("coeffs: transform3d needs torch, for numpy arrays too, and there is none") from None
+    from . import torch_op
+
+    target = out if out is None or addressable(out) else np.array(out)
+    # torch.from_numpy warns of arrays that cannot be written; none of these is written to.
+    x, factors = (torch.from_numpy(a if a.flags.writeable else a.copy()) for a in map(addressed, (coeffs, matrix)))
+    into = None if target is None else torch.from_numpy(target)
+    result = torch_op.transform_tensors(x, factors, into, **options).numpy()
+    if out is None:
+        return result
+    if target is not out:
+        out[...] = target
+    return out

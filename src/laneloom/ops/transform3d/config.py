@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -350,7 +350,7 @@ def parse_config(text: Any) -> Transform3dConfig:
             knobs[name] = value == "True"
         else:
             raise ArgumentError(f"config: knob {name} must be of type {types[name]}, got {value!r}")
-    try:
-        return kind(**knobs)
-    except TypeError as error:
-        raise ArgumentError(f"config: {error}") from None
+    for f in fields(kind):
+        if f.name in types and f.name not in knobs and f.default is MISSING:
+            raise ArgumentError(f"config: {schedule} needs its knob {f.name}, such as {schedule}:{f.name}=4")
+    return kind(**knobs)

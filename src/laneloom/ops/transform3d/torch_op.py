@@ -27,7 +27,8 @@ def transform_tensors(
     """`laneloom.transform3d` on torch tensors."""
     for name, operand in (("coeffs", coeffs), ("matrix", matrix), ("out", out)):
         if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
-            raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
+            what = "a torch tensor or a numpy array" if name == "coeffs" else "a torch tensor, as coeffs is"
+            raise ArgumentError(f"{name}: expected {what}, got {type(operand).__name__}")
     if accumulate and out is None:
         raise ArgumentError("accumulate: expected out, to which the transform is added, got none")
     if out is None and coeffs.dim() == _TENSOR_AXES + 1:  # which the operator checks
@@ -66,7 +67,8 @@ def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
             f"coeffs: expected dtype torch.float64, float32, complex128 or complex64, got {coeffs.dtype}"
         )
     if matrix.dtype not in (real, coeffs.dtype):
-        raise ArgumentError(f"matrix: expected dtype {real} or that of coeffs, {coeffs.dtype}, got {matrix.dtype}")
+        which = f"{real}, as coeffs has" if real == coeffs.dtype else f"{real} or that of coeffs, {coeffs.dtype}"
+        raise ArgumentError(f"matrix: expected dtype {which}, got {matrix.dtype}")
     if matrix.device != coeffs.device:
         raise ArgumentError(f"matrix: expected a tensor on {coeffs.device}, as coeffs is, got one on {matrix.device}")
 

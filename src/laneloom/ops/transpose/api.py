@@ -76,7 +76,7 @@ def _transpose_array(x: Any, out: Any, config: TransposeConfig | None) -> Any:
         raise ArgumentError(f"out: expected shape {shape} and {x.dtype}, got {out.shape} and {out.dtype}")
     if out is not None and not out.flags.writeable:
         raise ArgumentError("out: expected an array that can be written, got a read-only one")
-    x = x if _walkable(x) else np.ascontiguousarray(x)
+    x = x if _walkable(x) else np.array(x, order="C")
     target: Any = out
     if out is not None and _walkable(out):
         check_distinct(out)
