@@ -101,8 +101,7 @@ def launch(
     if not 1 <= threads <= 1024:
         raise ArgumentError(f"a workgroup has 1 to 1024 threads, got {threads}")
     lds_bytes = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
-    if lds_bytes > program.gpu.lds_bytes:
-        most = program.gpu.lds_bytes
+    if lds_bytes > (most := program.gpu.lds_bytes):
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
     clusters = Clusters(_three(cluster, "cluster"), grid3, program.gpu)
     run = _Run(program, grid3, size3, kernarg, lds_bytes, regions, scratch_bytes, seed, profile, observer, clusters)
@@ -306,7 +305,7 @@ class _Run:
                 self.heartbeat.beat(self.started, self.instructions())
             turns = turns + 1 if sum(part.count for part in after) == g.count else 0
             alone = alone + 1 if len(after) == 1 and not g.at_barrier else 0
-            if alone >= TURNS_BEFORE_BARRIERS:  # what runs may poll for what stands behind a barrier that is complete
+            if alone >= TURNS_BEFORE_BARRIERS:  # it may poll for what stands behind a barrier that is complete
                 self._let_go(release(groups, self.waves_per_group))
                 alone = 0
             if not after and self.program.strict and not g.closed:
