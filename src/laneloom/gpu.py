@@ -104,10 +104,14 @@ class Gpu:
         """Whether it is RDNA 4m: gfx11's instructions, with RDNA 4's WMMA, floats of 8 bits, minimum and maximum."""
         return self.name.startswith("gfx117")
 
+    @property
+    def known_since(self) -> tuple[int, int]:
+        """The first Triton, from 3.6 on, that knows this GPU."""
+        return (3, 9) if self.is_rdna_4m or self.name == "gfx1154" else (3, 7) if self.is_cdna5 else (0, 0)
+
     def check_triton(self, version: str) -> None:
         """Raise UnsupportedError where Triton `version` or its LLVM does not know this GPU, which 3.9 does."""
-        known_since = (3, 9) if self.is_rdna_4m or self.name == "gfx1154" else (3, 7) if self.is_cdna5 else (0, 0)
-        if tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < known_since:
+        if tuple(map(int, re.findall(r"[0-9]+", version)[:2])) < self.known_since:
             raise UnsupportedError(f"triton {version} does not know {self.name} ({self.family}); 3.9 does")
 
     @property

@@ -19,11 +19,7 @@ from laneloom.gpu import GPUS
 from laneloom.isa.analysis import analyze, has_spills
 
 VERSION = versions.parse_version(versions.triton_version())
-AMD = [
-    name
-    for name, gpu in GPUS.items()
-    if gpu.vendor == "amd" and not (VERSION < (3, 9) and gpu.is_rdna_4m) and not (VERSION < (3, 7) and gpu.is_cdna5)
-]
+AMD = [name for name, gpu in GPUS.items() if gpu.vendor == "amd" and gpu.known_since <= VERSION]
 WMMA = [name for name in AMD if GPUS[name].matrix_instructions == "wmma"]
 
 
