@@ -107,11 +107,12 @@ def test_an_epilogue_spills_nothing(addend, activation):
 
 def test_fp64_goes_to_dmma():
     problem = MatmulProblem.contiguous(512, 512, 512, dtype="fp64", layout="tn")
-    for block_m, block_n in PRECISE_TILES:
-        code = compiled(problem, PreciseConfig(block_m=block_m, block_n=block_n, block_k=16, stages=4))
+    for block_m, block_n, warps in PRECISE_TILES:
+        config = PreciseConfig(block_m=block_m, block_n=block_n, block_k=16, num_warps=warps, stages=4)
+        code = compiled(problem, config)
         # Of a slice, once: a warp's share of the tile in pieces of 16 by 8.
         count = code.asm.count("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64")
-        assert count == block_m // 2 // 16 * (block_n // 4 // 8)
+        assert count == block_m // 16 * (block_n // 8) // warps
         assert "fma.rn.f64" not in code.asm
 
 

@@ -106,10 +106,10 @@ def test_fp64(layout, sizes):
     problem = MatmulProblem.contiguous(m, n, k, dtype="fp64", layout=layout)
     a, b = operand(m, k, torch.float64, layout[0], seed=1), operand(k, n, torch.float64, layout[1], seed=2)
     in_place = m % 4 == n % 4 == k % 4 == 0
-    for (block_m, block_n), copied, split in itertools.product(PRECISE_TILES, (False, True), (False, True)):
+    for (block_m, block_n, warps), copied, split in itertools.product(PRECISE_TILES, (False, True), (False, True)):
         config = PreciseConfig(
-            block_m=block_m, block_n=block_n, block_k=16, stages=3, copy_a=copied or not in_place, split=split,
-            copy_b=copied or not in_place)  # fmt: skip
+            block_m=block_m, block_n=block_n, block_k=16, num_warps=warps, stages=3, copy_a=copied or not in_place,
+            split=split, copy_b=copied or not in_place)  # fmt: skip
         # The truth has the same precision: both sums' bound.
         assert norm_error(run_twice(problem, config, a, b), a @ b) <= 4 * k**0.5 * 2.0**-53
 

@@ -44,7 +44,7 @@ def configure(problem, tile, *, split, programs=132, fed="in place"):
     of = STREAM_TILES[tile]
     config = StreamConfig(
         block_m=tile[0], block_n=tile[1], block_k=of.block_k // 8 * 8 if any(lanes) else of.block_k,
-        num_warps=of.num_warps, stages=4, split=split, programs=programs, copy_a=copied[0], copy_b=copied[1],
+        num_warps=tile[2], stages=4, split=split, programs=programs, copy_a=copied[0], copy_b=copied[1],
         lanes_a=lanes[0], lanes_b=lanes[1],
     )  # fmt: skip
     assert config.why_invalid(problem, GPU) is None
@@ -88,14 +88,14 @@ def test_shares_of_any_length(programs):
     for m, n, k in ((300, 500, 777), (128, 256, 5000), (1500, 1100, 90)):
         problem = MatmulProblem.contiguous(m, n, k, dtype="fp32", layout="tn")
         a, b = operand(m, k, "t"), operand(k, n, "n")
-        for tile, fed in (((128, 256), "copied"), ((64, 128), "lanes"), ((64, 64), "copied")):
+        for tile, fed in (((128, 256, 8), "copied"), ((64, 128, 4), "lanes"), ((64, 64, 4), "copied")):
             judge(run(problem, configure(problem, tile, split=True, programs=programs, fed=fed), a, b), a, b)
 
 
 def test_more_ctas_than_fit_do_not_wait_for_each_other():
     problem = MatmulProblem.contiguous(256, 256, 8192, dtype="fp32", layout="tn")
     a, b = operand(256, 8192, "t"), operand(8192, 256, "n")
-    for tile in ((64, 64), (128, 128)):
+    for tile in ((64, 64, 4), (128, 128, 8)):
         judge(run(problem, configure(problem, tile, split=True, programs=500), a, b), a, b)
 
 
@@ -122,7 +122,7 @@ def test_lanes_bring_parts_of_larger_matrices_and_batches(layout):
 def test_graphs_are_replayed_with_the_same_number():
     a, b = operand(1536, 640, "n"), operand(640, 1536, "n")
     problem = MatmulProblem.contiguous(1536, 1536, 640, dtype="fp32")
-    config = configure(problem, (128, 128), split=True)
+    config = configure(problem, (128, 128, 8), split=True)
     out = torch.empty(1536, 1536, device="cuda")
     schedule_of(config).launch(problem, config, GPU, a, b, out)
     graph = torch.cuda.CUDAGraph()
@@ -139,7 +139,7 @@ def test_graphs_are_replayed_with_the_same_number():
 
 def test_streams_beside_each_other():
     problem = MatmulProblem.contiguous(640, 512, 1024, dtype="fp32")
-    config = configure(problem, (128, 128), split=True)
+    config = configure(problem, (128, 128, 8), split=True)
     pairs = [(operand(640, 1024, "n"), operand(1024, 512, "n")) for _ in range(4)]
     wanted = [run(problem, config, a, b).clone() for a, b in pairs]
     streams = [torch.cuda.Stream() for _ in pairs]

@@ -1,7 +1,7 @@
 """Measure many configs of `hopper_async` on one Hopper GPU: what `plan_wide.py` and `plan_half.py` were fitted to.
 
 `python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
-product listed here all configs of `hopper_async`, and what the other schedules would take, each checked against FP64,
+product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
 `--render results/h200/tiles_wide.csv docs/hopper-gemm.md --readme README.md` writes what the plan takes into the pages.
 """
@@ -27,7 +27,7 @@ from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_half import HALF, MOST_MULTIPLICATIONS, half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates
-from ..ops.matmul.plan_wide import async_configs, by_tma
+from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul import random_side
@@ -86,6 +86,7 @@ HALF_PRODUCTS = (
 LIKELY = 8  #: configs of hopper_async by the model that a random product is measured with
 SLOW = 0.97  #: of torch.matmul
 MOST_ELEMENTS = 1 << 26  #: of a random product
+MOST_ASYNC, MOST_FED = 12, 30  #: configs that FP32 and FP64 are measured with, the likely ones by the model
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
@@ -151,10 +152,9 @@ def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
         others = (config for config, _ in candidates(problem, gpu) if config.schedule not in skipped)
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
         return
-    yield from async_configs(problem, gpu)
-    fed = list(by_tma(problem, gpu))
-    least = min((time_us for _, time_us in fed), default=0.0)
-    yield from (config for config, time_us in fed if time_us <= SLOWEST * least)
+    yield from sorted(async_configs(problem, gpu), key=lambda config: async_us(problem, config, gpu))[:MOST_ASYNC]
+    fed = sorted(by_tma(problem, gpu), key=lambda pair: pair[1])[:MOST_FED]
+    yield from (config for config, time_us in fed if time_us <= SLOWEST * fed[0][1])
 
 
 def _operands(dtype: str, sizes: tuple[int, int, int, int, str]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,22 +12,43 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
-from .config_shares import SharedConfig
+from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.41, 0.164, 43850
-_CUT_US = 1.59  #: where tiles are cut, the last CTA is waited for
-_PART_US, _PART_KB_US = 0.457, 0.00748  #: a part is waited for, written and read again
-_CUT_PACE = 1.1  #: what multiplying takes longer where tiles are cut
+_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.475, 0.2329, 44140
+_CUT_US = 2.133  #: where tiles are cut, the last CTA is waited for
+_PART_US, _PART_KB_US = 0.5965, 0.003472  #: a part is waited for, written and read again
+_CUT_PACE = 1.092  #: what multiplying takes longer where tiles are cut
 _MOST_STAGES = 6
-#: tiles with the time of a multiplication in them, in the order in which equal costs are resolved
-PRECISE_TILES = {(128, 128): 0.958, (64, 128): 0.975, (64, 64): 1.034}
+LEAST_SIDE = 16  #: of C
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What belongs to a tile shape and the warps that multiply it."""
+
+    pace: float  #: time of a multiplication
+    resident: int = 1  #: CTAs of an SM
+    warps_m: int = 2  #: warps along M: a warp has two blocks of 16 rows at least, and columns in eights
+
+
+#: by rows, columns and warps, in the order in which equal costs are resolved
+PRECISE_TILES = {
+    (128, 128, 8): _Tile(1.004), (160, 96, 8): _Tile(0.966), (96, 160, 8): _Tile(0.992),
+    (128, 112, 8): _Tile(0.976, 1, 4), (64, 128, 8): _Tile(0.997), (128, 64, 8): _Tile(0.973),
+    (160, 64, 8): _Tile(0.989), (64, 96, 8): _Tile(0.975), (96, 64, 8): _Tile(0.977),
+    (128, 48, 8): _Tile(0.981, 1, 4), (64, 64, 8): _Tile(1.01), (32, 128, 8): _Tile(1.018, 1, 1),
+    (128, 32, 8): _Tile(1.073, 1, 4), (64, 32, 8): _Tile(1.224), (64, 80, 4): _Tile(1.042, 2),
+    (80, 64, 4): _Tile(1.04, 2, 1), (64, 48, 4): _Tile(1, 2), (48, 64, 4): _Tile(1.087, 2, 1),
+    (32, 96, 4): _Tile(1.12, 2, 1), (96, 32, 4): _Tile(1.128, 2), (64, 32, 4): _Tile(1.119, 2),
+    (32, 64, 4): _Tile(1.114, 2, 1), (32, 32, 4): _Tile(1.273, 2, 1), (48, 32, 4): _Tile(1.248, 2, 1),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreciseConfig(SharedConfig):
-    """kernels/hopper_precise.cu: FP64 by DMMA; one producer warp, eight warps that multiply."""
+    """kernels/hopper_precise.cu: FP64 by DMMA; one producer warp, four or eight warps that multiply."""
 
     schedule: str = "hopper_precise"
     num_warps: int = 8
@@ -40,6 +61,11 @@ class PreciseConfig(SharedConfig):
     def with_knobs(self, **knobs: Any) -> Self:
         """The same config with some knobs changed."""
         return replace(self, **knobs)
+
+    @property
+    def tile(self) -> _Tile:
+        """What belongs to its tile."""
+        return PRECISE_TILES[self.block_m, self.block_n, self.num_warps]
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
@@ -58,9 +84,9 @@ class PreciseConfig(SharedConfig):
                 return f"hopper_precise: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
-        if (self.block_m, self.block_n) not in PRECISE_TILES or self.num_warps != 8:
-            words = ", ".join(f"{m}x{n}" for m, n in PRECISE_TILES)
-            return f"hopper_precise: tiles of {words}, got {self.block_m}x{self.block_n}"
+        if (self.block_m, self.block_n, self.num_warps) not in PRECISE_TILES:
+            words = ", ".join(f"{m}x{n} by {warps}" for m, n, warps in PRECISE_TILES)
+            return f"hopper_precise: tiles of {words} warps, got {self.block_m}x{self.block_n} by {self.num_warps}"
         if self.block_k != 16 or self.stages < 2 or self.programs < 1:
             return f"hopper_precise: slices of 128 bytes in 2 stages at least, got {self.block_k} elements"
         if why := why_not_walked(self, problem.m, problem.n, problem.k):
@@ -75,10 +101,10 @@ class PreciseConfig(SharedConfig):
 
 def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
-    area, pace = config.block_m * config.block_n, PRECISE_TILES[config.block_m, config.block_n]
+    tile, area = config.tile, config.block_m * config.block_n
     stored_bytes = area * DTYPE_BYTES["fp64"]
     slices = -(-problem.k // config.block_k)
-    tile_us = area * slices * config.block_k * pace / _DMMA_PER_US
+    tile_us = area * slices * config.block_k * tile.pace * tile.resident / _DMMA_PER_US
     tile_us *= _CUT_PACE if config.split else 1
     rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
@@ -90,15 +116,19 @@ def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
 
 def precise_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[PreciseConfig]:
     """Every tile, cut or not, with the stages that fit; what TMA does not read is copied."""
-    for block_m, block_n in PRECISE_TILES:
+    if min(problem.m, problem.n) < LEAST_SIDE:
+        return  # rows that are not there cost as much: `hopper_async` has tiles for these
+    for (block_m, block_n, num_warps), tile in PRECISE_TILES.items():
+        room = (gpu.lds_bytes - CTA_BYTES * (tile.resident - 1)) // tile.resident
         for split in (False, True):
             config = PreciseConfig(
-                block_m=block_m, block_n=block_n, block_k=16, stages=_MOST_STAGES, split=split,
-                copy_a=not tma_reads(problem, "a"), copy_b=not tma_reads(problem, "b"), programs=gpu.compute_units,
+                block_m=block_m, block_n=block_n, block_k=16, num_warps=num_warps, stages=_MOST_STAGES, split=split,
+                copy_a=not tma_reads(problem, "a"), copy_b=not tma_reads(problem, "b"),
+                programs=gpu.compute_units * tile.resident,
             )  # fmt: skip
             if split and config.whole_tiles(problem) == config.tiles(problem):
                 continue
-            while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
+            while config.stages > 2 and config.shared_bytes(problem) > room:
                 config = config.with_knobs(stages=config.stages - 1)
             if config.why_invalid(problem, gpu) is None:
                 yield config

@@ -11,6 +11,7 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 LEAST_SLICES = 4  #: of a CTA's share
 MOST_SLICES = 1 << 31  #: of all tiles that are cut
+CTA_BYTES = 1024  #: of an SM's shared memory that each CTA takes for itself
 _FLAG_BYTES = 8  #: says that a part is there
 
 #: A launch's flags hold its number once a part is there. What memory held before is no number of these, but by a chance

@@ -12,42 +12,42 @@ from typing import Any, Self
 
 from ...gpu import Gpu
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
-from .config_shares import SharedConfig
+from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 4.43  #: with the first slice and the last store
-_TILE_US = 0.69  #: between a CTA's tiles
-_STORE_KB_US = 0.0256  #: of a tile
-_PART_US = 0.343  #: a part is waited for
-_PART_KB_US = 0.0225  #: and written and read again
-_ALONE = 0.732  #: times that a tile takes where an SM has one CTA of two
+_LAUNCH_US = 4.482  #: with the first slice and the last store
+_TILE_US = 0.5575  #: between a CTA's tiles
+_STORE_KB_US = 0.02597  #: of a tile
+_PART_US = 0.3428  #: a part is waited for
+_PART_KB_US = 0.02307  #: and written and read again
+_ALONE = 0.6166  #: times that a tile takes where an SM has one CTA of two
 #: multiplications of an SM that an element costs where lanes bring it, along its rows or turned
-_LANES_COST, _TURNED_COST = 19.8, 17.6
+_LANES_COST, _TURNED_COST = 32.5, 17.4
 _MOST_STAGES = 12
-_CTA_BYTES = 1024  #: of an SM's shared memory that each CTA takes for itself
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 
 
 @dataclass(frozen=True)
 class _Tile:
-    """What belongs to a tile shape."""
+    """What belongs to a tile shape and the warps that multiply it."""
 
     block_k: int  #: of a slice: its code has to stay in 32 KB of instruction cache
     pace: float  #: time of a multiplication
-    num_warps: int = 4
     resident: int = 2  #: CTAs of an SM
-
-    def warps_m(self, tile: tuple[int, int]) -> int:
-        """Warps along M: of four, a warp has 64x32 or 32x32."""
-        return 1 if self.num_warps == 4 and tile[0] < tile[1] else 2
+    warps_m: int = 2  #: warps along M: a warp's rows are a multiple of 32, its columns of 16
 
 
-#: by rows and columns, in the order in which equal costs are resolved
+#: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256): _Tile(14, 0.91, 8, 1), (128, 128): _Tile(24, 0.909, 8, 1), (64, 128): _Tile(16, 0.921),
-    (128, 64): _Tile(16, 0.972), (64, 64): _Tile(16, 1.021),
+    (128, 256, 8): _Tile(14, 0.965, 1), (128, 128, 8): _Tile(24, 0.909, 1), (96, 128, 4): _Tile(16, 1.03, 2, 1),
+    (64, 128, 4): _Tile(16, 0.922, 2, 1), (128, 64, 4): _Tile(16, 1.01), (64, 192, 4): _Tile(16, 1.035, 2, 1),
+    (192, 64, 4): _Tile(16, 1.031), (128, 64, 8): _Tile(24, 0.999, 1), (64, 128, 8): _Tile(24, 1.028, 1),
+    (64, 64, 4): _Tile(16, 1.042), (64, 64, 8): _Tile(24, 1.121, 1), (32, 128, 8): _Tile(24, 1.076, 1, 1),
+    (128, 32, 8): _Tile(24, 1.141, 1, 4), (32, 128, 4): _Tile(16, 1.093, 2, 1), (128, 32, 4): _Tile(16, 1.072),
+    (32, 192, 4): _Tile(16, 1.048, 2, 1), (192, 32, 4): _Tile(16, 1.161), (64, 32, 4): _Tile(16, 1.428),
+    (32, 64, 4): _Tile(16, 1.228, 2, 1),
 }  # fmt: skip
 
 
@@ -67,14 +67,18 @@ class StreamConfig(SharedConfig):
         """The same config with some knobs changed."""
         return replace(self, **knobs)
 
+    @property
+    def tile(self) -> _Tile:
+        """What belongs to its tile."""
+        return STREAM_TILES[self.block_m, self.block_n, self.num_warps]
+
     def stage_bytes(self) -> int:
         """Of one slice of A and of B, and its barriers."""
         return (self.block_m + self.block_n) * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
-        warps_m = STREAM_TILES[self.block_m, self.block_n].warps_m((self.block_m, self.block_n))
-        staging = 0 if _stores_wide(problem) else warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
+        staging = 0 if _stores_wide(problem) else self.tile.warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
         return self.stages * self.stage_bytes() + staging
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
@@ -85,9 +89,9 @@ class StreamConfig(SharedConfig):
             return f"hopper_stream: fp32 throughout, got {problem.key}"
         if why := why_not_bare(self.schedule, problem):
             return why
-        tile = STREAM_TILES.get((self.block_m, self.block_n))
-        if tile is None or self.num_warps != tile.num_warps:
-            words = ", ".join(f"{m}x{n} by {tile.num_warps}" for (m, n), tile in STREAM_TILES.items())
+        tile = STREAM_TILES.get((self.block_m, self.block_n, self.num_warps))
+        if tile is None:
+            words = ", ".join(f"{m}x{n} by {warps}" for m, n, warps in STREAM_TILES)
             return f"hopper_stream: tiles of {words} warps, got {self.block_m}x{self.block_n} by {self.num_warps}"
         for name, copied, by_lanes in (("a", self.copy_a, self.lanes_a), ("b", self.copy_b, self.lanes_b)):
             if why := self._why_not_fed(problem, name, copied=copied, by_lanes=by_lanes):
@@ -130,8 +134,7 @@ def _stores_wide(problem: MatmulProblem) -> bool:
 
 def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
-    shape = config.block_m, config.block_n
-    tile, area = STREAM_TILES[shape], config.block_m * config.block_n
+    tile, area = config.tile, config.block_m * config.block_n
     kilobytes = area * DTYPE_BYTES["fp32"] / 1000
     slices = -(-problem.k // config.block_k)
     lanes = sum(
@@ -160,11 +163,11 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
             ways.append(({},))
         else:
             ways.append(({f"copy_{name}": True}, {f"lanes_{name}": True}))
-    for (block_m, block_n), tile in STREAM_TILES.items():
-        room = (gpu.lds_bytes - _CTA_BYTES * (tile.resident - 1)) // tile.resident
+    for (block_m, block_n, num_warps), tile in STREAM_TILES.items():
+        room = (gpu.lds_bytes - CTA_BYTES * (tile.resident - 1)) // tile.resident
         for split, way_a, way_b in ((split, a, b) for split in (False, True) for a in ways[0] for b in ways[1]):
             config = StreamConfig(
-                block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=tile.num_warps, stages=2, split=split,
+                block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=num_warps, stages=2, split=split,
                 programs=gpu.compute_units * tile.resident, **way_a, **way_b,
             )  # fmt: skip
             if split and config.whole_tiles(problem) == config.tiles(problem):

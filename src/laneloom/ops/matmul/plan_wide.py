@@ -63,7 +63,7 @@ _MODELS = {
 }  # fmt: skip
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
 #: a launch that copies operands, in us, and bytes that it reads and writes in one
-_COPIES = {"fp32": (4.37, 2.22e6), "fp64": (2.91, 3.79e6)}
+_COPIES = {"fp32": (3.61, 2.05e6), "fp64": (3.55, 3.6e6)}
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
 
 

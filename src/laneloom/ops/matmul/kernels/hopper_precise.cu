@@ -1,5 +1,5 @@
-// C = alpha A B in FP64 on Hopper, by matrix instructions (DMMA). One warp fills a ring of K-slices by TMA, eight warps
-// multiply; persistent, tiles cut along K to equal shares.
+// C = alpha A B in FP64 on Hopper, by matrix instructions (DMMA). One warp fills a ring of K-slices by TMA, four or
+// eight warps multiply; persistent, tiles cut along K to equal shares.
 //
 // Operands lie in shared memory in panels of 16 elements, 128 bytes, of whichever axis is contiguous, swizzled by TMA so
 // that a half warp's 8-byte reads meet no bank twice. TMA asks for 128 bytes at a time: panels of 64 would be twice the
@@ -74,8 +74,11 @@ __device__ __forceinline__ constexpr int beyond(bool along_k, int s, int block) 
     return along_k ? block * 8 * 128 : s / 2 * 8 * 128 + block / 2 * BLOCK_K * 128;
 }
 
-// What one lane holds of a slice of A and B: two blocks of 16 rows of A, all columns of B, by step.
-struct Fragments { double a[2][4][2], b[BLOCKS_N][4]; };
+// What one lane holds of a slice of A and B: two blocks of 16 rows of A, all columns of B, by step. Neighbouring blocks,
+// and the last and the next slice's first, have registers of their own.
+#define A_BUFFERS (BLOCKS_M % 2 ? 3 : 2)
+static_assert(BLOCKS_M > 1 && (BLOCKS_M - 1) % A_BUFFERS != 0);
+struct Fragments { double a[A_BUFFERS][4][2], b[BLOCKS_N][4]; };
 
 // Offsets of this lane in a slice of A and of B, by `way`.
 struct Lane { int a[4], b[4]; };
@@ -84,11 +87,9 @@ __device__ __forceinline__ Lane place_lane(int warp_m, int warp_n, int lane) {
     Lane result;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const int r = lane / 4, q = lane % 4;
-        result.a[i] = beyond(!A_IS_KM, 0, warp_m * WARP_M / 8) +
-                      (A_IS_KM ? lane_offset(false, r, q, i % 2, i / 2) : lane_offset(true, r, q, i, 0));
-        result.b[i] = A_BYTES + beyond(B_IS_NK, 0, warp_n * WARP_N / 8) +
-                      (B_IS_NK ? lane_offset(true, r, q, i, 0) : lane_offset(false, r, q, i % 2, i / 2));
+        const int r = lane / 4, q = lane % 4, a = warp_m * (WARP_M / 8), b = warp_n * (WARP_N / 8);
+        result.a[i] = A_IS_KM ? lane_offset(false, r, q, i % 2, a + i / 2) : lane_offset(true, r, q, i, a);
+        result.b[i] = A_BYTES + (B_IS_NK ? lane_offset(true, r, q, i, b) : lane_offset(false, r, q, i % 2, b + i / 2));
     }
     return result;
 }
@@ -98,7 +99,7 @@ __device__ __forceinline__ void fetch_a(Fragments &f, const char *slice, const L
     for (int s = 0; s < 4; ++s)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            f.a[i % 2][s][h] =
+            f.a[i % A_BUFFERS][s][h] =
                 *(const double *)(slice + lane.a[way(!A_IS_KM, s, 2 * i + h)] + beyond(!A_IS_KM, s, 2 * i + h));
 }
 
@@ -126,7 +127,7 @@ __device__ __forceinline__ void multiply(Sums &sums, Fragments &f, const char *s
 #pragma unroll
         for (int j = 0; j < BLOCKS_N; ++j) {
             double(&c)[4] = sums.x[i][j];
-            const double(&a)[4][2] = f.a[i % 2];
+            const double(&a)[4][2] = f.a[i % A_BUFFERS];
             const double(&b)[4] = f.b[j];
             asm volatile(
                 "mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
@@ -197,7 +198,7 @@ __device__ __forceinline__ void add_part(Sums &sums, const double *part) {
             }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, double *c,
                       const __grid_constant__ Sizes sizes, double alpha, int whole, double *parts, u64 launch) {
     extern __shared__ __align__(1024) char shared[];
@@ -215,11 +216,11 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     release_successor();
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, ring, full, empty);
         return;
     }
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     u32 stage = 0, phase = 0;
     Sums sums;

@@ -21,12 +21,19 @@ from ..config_shares import LAUNCHES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
+#: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
+_REGISTERS = {1: (40, 232), 2: (40, 216)}
+
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
+    tile = config.tile
+    producer, consumer = _REGISTERS[tile.resident]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "WARPS_M": 2, "WARPS_N": 4, "CUT": int(config.split), "STAGES": config.stages, "GROUP_M": config.group_m,
+        "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "CUT": int(config.split),
+        "RESIDENT": tile.resident, "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
+        "STAGES": config.stages, "GROUP_M": config.group_m,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
         "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),

@@ -50,11 +50,15 @@ __device__ __forceinline__ u32 spread(u32 at, int k, bool along_k) { return alon
 
 // Fetch this lane's factors of step k of the slice at `at`.
 __device__ __forceinline__ void fetch(Fragments &f, const Lane &lane, u32 at, int k) {
-    const u32 b = spread(at + lane.b, WARP_N < 32 ? k : k % 4, B_LANES == 2);
+    const u32 b = spread(at + lane.b, k % 4, B_LANES == 2);
 #pragma unroll
     for (int j = 0; j < THREAD_N; j += 4) {
-        const int turned = B_LANES == 2 && WARP_N >= 32 && k % 8 >= 4 ? j ^ 4 : j;
-        read4(f.b[k % 2] + j, b + (k * BLOCK_N + column_of(turned, 0)) * 4);
+        if (WARP_N % 32) {  // its pieces do not lie in lines of their own
+            read4(f.b[k % 2] + j, spread(at + lane.b + column_of(j, 0) * 4, k, B_LANES == 2) + k * BLOCK_N * 4);
+        } else {
+            const int turned = B_LANES == 2 && k % 8 >= 4 ? j ^ 4 : j;
+            read4(f.b[k % 2] + j, b + (k * BLOCK_N + column_of(turned, 0)) * 4);
+        }
     }
     const u32 a = spread(at + lane.a, k, A_LANES == 2);
 #pragma unroll
@@ -72,7 +76,7 @@ __device__ __forceinline__ void multiply(Sums &sums, Fragments &f, const Lane &l
 #pragma unroll
         for (int turn = 0; turn < THREAD_M * THREAD_N; ++turn) {
             const int c = turn / THREAD_M, r = turn % THREAD_M;
-            const int j = c ^ c >> 1, i = c % 2 ? THREAD_M - 1 - r : r;
+            const int j = THREAD_N % 8 ? c / 4 * 4 + (c % 4 ^ c % 4 / 2) : c ^ c >> 1, i = c % 2 ? THREAD_M - 1 - r : r;
             sums.x[i][j] = fmaf(f.a[k % 2][i], f.b[k % 2][j], sums.x[i][j]);
         }
     }
@@ -93,6 +97,9 @@ __device__ __forceinline__ float4 four_of(const float *x, int lane) {
     return {of_lane(x[0], lane), of_lane(x[1], lane), of_lane(x[2], lane), of_lane(x[3], lane)};
 }
 
+// Pieces of 16 bytes of a row of C that are exchanged in shared memory, against bank conflicts: a power of two.
+#define TWISTED (WARP_N / 4 & -(WARP_N / 4))
+
 // Write a warp's sums from row m0 and column n0 on: four neighbouring lanes 64 bytes of a row. `staging`: the warp's own
 // shared memory, for a C without 16-byte pieces.
 __device__ __forceinline__ void store(const Sums &sums, float *first, const Sizes &s, int m0, int n0, int lane,
@@ -107,7 +114,7 @@ __device__ __forceinline__ void store(const Sums &sums, float *first, const Size
             const float4 x = four_of(sums.x[i] + j, from);
             const int n = n0 + column_of(j, v);
             if (!WIDE_STORE)
-                *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ (u % (WARP_N / 4))) * 16) = x;
+                *(float4 *)(staging + (i % 2 * 8 + u) * (WARP_N * 4) + ((v + j) ^ u % TWISTED) * 16) = x;
             else if (n < s.N && m0 + row_of(i, u) < s.M) *(float4 *)(row + n) = x;
         }
         if (WIDE_STORE || i % 2 == 0) continue;
@@ -121,7 +128,7 @@ __device__ __forceinline__ void store(const Sums &sums, float *first, const Size
 #pragma unroll
             for (int x = lane; x < WARP_N; x += 32)
                 if (m < s.M && n0 + x < s.N)
-                    row[(n0 + x) * s.c_n] = from[((x / 4) ^ (slot % 8 % (WARP_N / 4))) * 4 + x % 4];
+                    row[(n0 + x) * s.c_n] = from[((x / 4) ^ slot % 8 % TWISTED) * 4 + x % 4];
         }
     }
 }

@@ -21,7 +21,6 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
 from ..config_shares import LAUNCHES
-from ..config_stream import STREAM_TILES
 from ..problem import DTYPE_BYTES
 from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
@@ -36,12 +35,11 @@ def _fed(by_lanes: bool, *, along_k: bool) -> int:
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
-    shape = config.block_m, config.block_n
-    tile = STREAM_TILES[shape]
+    tile = config.tile
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
         "GROUP_M": config.group_m, "CUT": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
-        "WARPS_M": tile.warps_m(shape), "WARPS_N": tile.num_warps // tile.warps_m(shape), "RESIDENT": tile.resident,
+        "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": _REGISTERS[tile.resident][0], "CONSUMER_REGISTERS": _REGISTERS[tile.resident][1],
         "A_LANES": _fed(config.lanes_a, along_k=problem.a.major == "n"),
         "B_LANES": _fed(config.lanes_b, along_k=problem.b.major == "t"),
