@@ -88,7 +88,7 @@ def test_pieces_begin_where_lines_do(matrix, columns, count):
     [
         (SMALL, problem(17, 4096, 4096), "at most 16 rows"),
         (SMALL.with_knobs(swapped=True), problem(4096, 17, 4096), "at most 16 columns"),
-        (SMALL, problem(8, 4096, 4096, batch=2), "has 2 of 8"),
+        (SMALL.with_knobs(cluster_k=8), problem(8, 4096, 4096, batch=1 << 24), "CTAs"),
         (SMALL, problem(8, 4096, 4096, dtype="fp32"), "bf16 or fp16"),
         (SMALL, problem(8, 4097, 4096), "pieces of 4 bytes"),
         (SMALL, problem(8, 126, 4096), "128 columns or more"),

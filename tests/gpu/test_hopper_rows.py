@@ -67,6 +67,19 @@ def test_slices_of_wider_buffers():
     assert out[:, 740:].isnan().all()
 
 
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("rows", [1, 3, 8, 17, 40])
+def test_batches(rows, layout):
+    """Whole and ragged, of every alignment; one that repeats; two axes with steps of their own."""
+    for count, n, k, in ((300, 64, 64), (5, 200, 1000), (48, 100, 514), (3, 1030, 2048)):
+        a = torch.stack([operand(rows, k, torch.bfloat16, layout[0], i) for i in range(count)])
+        b = torch.stack([operand(k, n, torch.bfloat16, layout[1], i + count) for i in range(count)])
+        for x, y in ((a, b), (a, b[:1].expand(count, -1, -1)), (b.mT, a.mT)):
+            assert_right(matmul(x, y), x, y)
+    x, y = a.expand(4, *a.shape), torch.stack([b, b, b]).transpose(0, 1)[:, :1].expand(count, 4, k, n).transpose(0, 1)
+    assert_right(matmul(x, y), x, y)
+
+
 def test_one_product_after_another():
     """Programmatic dependent launch: each launch reads the rows that the one ahead wrote."""
     rotation = torch.linalg.qr(torch.randn(512, 512, device="cuda", dtype=torch.float64))[0]

@@ -18,6 +18,7 @@ EIGHTH = 8  #: rows of A that one mma takes
 PADDING = 4  #: words behind each row of a warp's sums
 MOST_REGISTERS = 65536  #: of an SM
 MOST_ROWS = 64
+MOST_CTAS = 1 << 31
 #: below, `hopper_plain` needs no launch more and is as fast
 LEAST_COLUMNS, LEAST_K = 512, 256
 FILLED = 0.79  #: of the rounds that its CTAs take: with fewer parts of K memory waits for the last ones
@@ -34,9 +35,10 @@ def pieces_of(matrix: Matrix, columns: int = 0) -> int:
 
     columns: of lines along N, the last of which a block is moved back to.
     """
-    pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
+    steps = [*matrix.strides[:2], matrix.strides[2] if matrix.major == "n" else matrix.strides[3], columns]
     for count in (8, 4, 2):
-        if matrix.major != "x" and pitch % count == columns % count == 0 and matrix.alignment >= 2 * count:
+        aligned = matrix.alignment >= 2 * count and all(step % count == 0 for step in steps)
+        if matrix.major != "x" and aligned:
             return count
     return 0
 
@@ -74,9 +76,13 @@ class RowsConfig(MatmulConfig):
         of_a = pieces_of(few.a) if few.a.major == "n" else 0
         return of_a if few.b.major == "n" else self.piece(problem) if of_a >= self.piece(problem) else 0
 
+    def blocks(self, problem: MatmulProblem) -> int:
+        """Blocks of columns of one product."""
+        return -(-self.as_multiplied(problem).n // self.block_n)
+
     def ctas(self, problem: MatmulProblem) -> int:
         """CTAs of the launch."""
-        return -(-self.as_multiplied(problem).n // self.block_n) * self.cluster_k
+        return self.blocks(problem) * problem.batches * self.cluster_k
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA: each warp's sums, and the parts of K of those that it finishes."""
@@ -89,10 +95,9 @@ class RowsConfig(MatmulConfig):
         if why := why_not_bare(self.schedule, problem):
             return why
         few = self.as_multiplied(problem)
-        if problem.batches != 1 or few.m > self.block_m:
+        if few.m > self.block_m:
             side = "columns" if self.swapped else "rows"
-            has = f"{problem.batches} of {few.m}"
-            return f"hopper_rows: one product of at most {self.block_m} {side}, the problem has {has}"
+            return f"hopper_rows: at most {self.block_m} {side}, the problem has {few.m}"
         if problem.dtype_a != problem.dtype_b or problem.dtype_a not in ("bf16", "fp16"):
             return f"hopper_rows: multiplies bf16 or fp16, got {problem.dtype_a} and {problem.dtype_b}"
         if problem.dtype_out not in FLOAT_OUTPUTS:
@@ -113,6 +118,8 @@ class RowsConfig(MatmulConfig):
             return f"hopper_rows: clusters of 1 to 8, 1 to 16 warps, powers of two, got {self.text}"
         if not (1 <= self.stages <= 4 and 1 <= self.resident <= 4 and self.ahead >= 0):
             return f"hopper_rows: 1 to 4 units in flight, 1 to 4 CTAs an SM, got {self.text}"
+        if self.ctas(problem) >= MOST_CTAS:
+            return f"hopper_rows: less than {MOST_CTAS} CTAs, got {self.ctas(problem)}"
         needed = self.shared_bytes(problem)
         if needed * self.resident > gpu.lds_bytes:
             return f"hopper_rows: {self.resident} CTAs need {needed} bytes each, {gpu.name} has {gpu.lds_bytes}"

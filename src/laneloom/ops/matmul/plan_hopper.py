@@ -33,6 +33,7 @@ from .config_stream import StreamConfig
 from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
 from .plan_cluster import best_cluster, cluster_configs
 from .plan_half import half_best
+from .plan_rows import batched_rows
 from .plan_wide import wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -265,6 +266,8 @@ def _batch(
 ) -> Iterator[tuple[MatmulConfig, str]]:
     """What takes a whole batch by one launch."""
     found: list[tuple[MatmulConfig, float, str]] = [(config, time_us, LYING) for config, time_us in lying]
+    streamed = "few rows or columns: the other operand streams through registers, past mma"
+    found += [(config, time_us, streamed) for config, time_us in batched_rows(problem, gpu)]
     multiplications = problem.m * problem.n * problem.k
     if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE and (best := best_cluster(problem, gpu)):
         found.append((*best, "a batch in one launch"))

@@ -1,4 +1,4 @@
-// C = A B for few rows: B streams once through registers, from where the tensor cores take it (mma m16n8k16).
+// C = A B for few rows, one product or many: B streams once through registers, from where the tensor cores take it (mma m16n8k16).
 //
 // mma's 16 rows are columns of B, its 8 columns rows of A, so that EIGHTS of them cover A. A warp has 64 GROUPS columns
 // of B and units of 32 of K, of which a lane has 8, quarter lane % 4. mma does not care which of K's elements stand
@@ -21,8 +21,8 @@
 #define SHARE (ROWS * COLUMNS / CLUSTER)  // sums that a CTA of the cluster finishes
 
 struct RowsSizes {
-    int M, N, K;
-    i64 a_m, a_k, b_k, b_n, c_m, c_n;
+    int M, N, K, blocks, inner;  // blocks of columns of a product, products of the inner batch
+    i64 a_m, a_k, b_k, b_n, c_m, c_n, a_outer, a_inner, b_outer, b_inner, c_outer, c_inner;
 };
 
 struct Unit {
@@ -184,7 +184,15 @@ matmul_hopper_rows(const ELEMENT *a, const ELEMENT *b, OUT_TYPE *c, const __grid
     const int first = (i64)all * rank / CLUSTER * 32;
     const int length = min((int)((i64)all * (rank + 1) / CLUSTER * 32), s.K) - first;
     // The last columns are moved back to end inside: what two CTAs share, both write, with the same bits.
-    const int block = min((int)(blockIdx.x / CLUSTER) * COLUMNS, s.N - COLUMNS);
+    int number = blockIdx.x / CLUSTER;
+#if BATCHED
+    const int product = number / s.blocks, outer = product / s.inner, inner = product - outer * s.inner;
+    number -= product * s.blocks;
+    a += outer * s.a_outer + inner * s.a_inner;
+    b += outer * s.b_outer + inner * s.b_inner;
+    c += outer * s.c_outer + inner * s.c_inner;
+#endif
+    const int block = min(number * COLUMNS, s.N - COLUMNS);
     b += block * s.b_n + first * s.b_k;
     if (AHEAD > 0) ask_ahead(b, s, length);
     const int across = warp % ACROSS, turn = warp / ACROSS;

@@ -25,8 +25,9 @@ from ..tma_operand import NO_TILES, OUTPUT_TYPES, kernel_source, prepare_launche
 
 class _Sizes(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("m", "n", "k")),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "blocks", "inner")),
         *((name, ctypes.c_int64) for name in ("a_m", "a_k", "b_k", "b_n", "c_m", "c_n")),
+        *((f"{matrix}_{axis}", ctypes.c_int64) for matrix in "abc" for axis in ("outer", "inner")),
     )  # fmt: skip
 
 
@@ -40,6 +41,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "WARPS": config.num_warps, "ACROSS": config.across, "PIECE": piece,
         "K_PIECE": piece if along_k else of_a or 8, "A_LINES": int(of_a > 0),
         "UNITS": config.stages, "CLUSTER": config.cluster_k, "RESIDENT": config.resident, "AHEAD": config.ahead,
+        "BATCHED": int(problem.batches > 1),
         "ALONG_K": int(along_k), "C_ALONG_M": int(few.out.strides[2] == 1 and few.out.strides[3] != 1),
         "ELEMENT": problem.dtype_a, "FP16": int(problem.dtype_a == "fp16"), "OUT_TYPE": out_type, "OUT_KIND": out_kind,
     }  # fmt: skip
@@ -54,7 +56,10 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         few = config.as_multiplied(problem)
-        sizes = _Sizes(few.m, few.n, few.k, *few.a.strides[2:], *few.b.strides[2:], *few.out.strides[2:])
+        sizes = _Sizes(
+            few.m, few.n, few.k, config.blocks(problem), few.batch[1],
+            *few.a.strides[2:], *few.b.strides[2:], *few.out.strides[2:],
+            *few.a.strides[:2], *few.b.strides[:2], *few.out.strides[:2])  # fmt: skip
         self.swapped = config.swapped
         self.launch = CudaCall(
             code_object(problem, config, gpu), (Pointer(), Pointer(), Pointer(), sizes), device,
