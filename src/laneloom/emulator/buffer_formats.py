@@ -66,8 +66,6 @@ class Format:
 
     def absent(self, component: int, half: bool) -> int:
         """What a register gets of a component that the format has not: 0 of X, Y and Z, 1 of W."""
-        if component < 3 and not half:
-            return 0
         return 0 if component < 3 else self.one(half)
 
     def one(self, half: bool) -> int:

@@ -15,6 +15,7 @@ LEAST_FILLED = 0.5  #: CTAs for each SM, below which K is cut
 LEAST_UNITS = 12  #: of K in a part
 MOST_CTAS = {16: 1.2, 8: 4.0}  #: for each SM with so many warps; with more CTAs four warps are enough
 WIDE_CTAS = 1.9  #: of 64 columns for each SM, from which on a long K is read in wide lines
+FEW_WIDE_CTAS = 2.5  #: of wide lines for each SM, up to which sixteen warps read them
 WIDE_UNITS = 32  #: of such a K
 SHORT_K = 2  #: rows for each unit of K, above which `hopper_async` loses less at the ends
 #: in us: a launch, a megabyte of device memory, a row of the CTAs of an SM, a ragged end of K there, parts of K
@@ -38,11 +39,10 @@ def batched_rows(problem: MatmulProblem, gpu: Gpu) -> list[tuple[RowsConfig, flo
         (c for c in CLUSTERS if products * c >= LEAST_FILLED * count or units < LEAST_UNITS * 2 * c), CLUSTERS[-1])
     of_sm, across = products * parts / count, 1
     warps = next((warps for warps, most in MOST_CTAS.items() if of_sm <= most), 4)
-    if few.n > GROUP and 0 < few.n % (2 * GROUP) <= GROUP:
-        pass  # half of the last wide lines would be read twice
-    elif few.n > GROUP and of_sm >= WIDE_CTAS and units >= WIDE_UNITS:
+    filled = few.n % (2 * GROUP) == 0 or few.n % (2 * GROUP) > GROUP  # else half of the last wide lines is read twice
+    if filled and of_sm >= WIDE_CTAS and units >= WIDE_UNITS:
         across, of_sm = 2, ceil_div(few.n, 2 * GROUP) * problem.batches * parts / count
-        warps = 16 if of_sm <= 2.5 else 8
+        warps = 16 if of_sm <= FEW_WIDE_CTAS else 8
     least = 2 if few.m > EIGHTH else 3
     while warps > 2 and units * across < least * warps * parts:
         warps //= 2
