@@ -119,7 +119,7 @@ def test_fp64_goes_to_dmma():
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_an_operand_of_tf32_in_registers(layout):
     problem = MatmulProblem.contiguous(512, 512, 512, dtype="fp32", layout=layout, precision="tf32")
-    config = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=6)
+    config = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=6, turned=layout == "nn")
     code = compiled(problem, config)
     assert set(wgmmas(code)) == {"m64n128k8.f32.tf32.tf32"}
     # Four registers for the fragment of A where a descriptor would be one.

@@ -113,8 +113,9 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
             "lanes_a": _BOTH, "lanes_b": _BOTH, "programs": (gpu.compute_units, 2 * gpu.compute_units),
         },
         "hopper_registers": {
-            **walk, "block_m": (64, 128, 256), "block_n": (64, 128, 256), "block_k": (slice_elements,),
-            "stages": tuple(range(2, 9)), "copy_other": _BOTH, "programs": (gpu.compute_units,),
+            **walk, "block_m": (16, 32, 64, 96, 128, 192, 256), "block_n": (16, 32, 64, 96, 128, 192, 256),
+            "block_k": (slice_elements,), "stages": tuple(range(2, 9)), "turned": _BOTH, "split": _BOTH,
+            "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_skinny": {
             **walk, "block_m": (16,), "block_n": _between(4, 128), "block_k": _between(16, 2048),

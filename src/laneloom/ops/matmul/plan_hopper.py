@@ -26,7 +26,7 @@ from .config_hopper import (
     tma_writes,
 )
 from .config_precise import PreciseConfig
-from .config_registers import RegistersConfig, in_registers
+from .config_registers import PIECES, RegistersConfig, cluster_us, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
@@ -255,6 +255,18 @@ def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig
         yield _plain(problem), "takes any strides"
 
 
+def _on_tensor_cores(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
+    """For FP32 in another precision."""
+    found: list[tuple[float, MatmulConfig, str]] = []
+    if (best := in_registers(problem, gpu)) is not None:
+        found.append((best[1], best[0], "an operand in registers"))
+    if (best := best_cluster(problem, gpu)) is not None:
+        estimate = cluster_us(problem, *best) if problem.precision in PIECES else best[1]
+        found.append((estimate, best[0], "both operands in shared memory"))
+    for time_us, config, reason in sorted(found, key=lambda item: item[0]):
+        yield config, f"fp32 in precision {problem.precision}, {reason}; shortest estimate, {time_us:.1f} us"
+
+
 def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[MatmulConfig, str]]:
     best = best_cluster(problem, gpu)
     if best is not None:
@@ -302,9 +314,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         yield from _cluster(problem, gpu, "applies the epilogue to the sums in registers")
     if problem.dtype_a in ("fp32", "fp64"):
         yield from _wide_types(problem, gpu)
-        if problem.precision == "tf32" and (found := in_registers(problem, gpu)) is not None:
-            yield found[0], f"an operand that is not contiguous along K, in registers; estimate {found[1]:.1f} us"
-        yield from _cluster(problem, gpu, f"{problem.dtype_a} in precision {problem.precision} on the tensor cores")
+        yield from _on_tensor_cores(problem, gpu)
         return
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout

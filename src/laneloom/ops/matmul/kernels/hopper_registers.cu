@@ -1,40 +1,84 @@
-// D = R^T S in TF32 on Hopper, R contiguous along D's rows. wgmma takes TF32 from shared memory along K only, but its first
-// operand from registers, which may be read from shared memory in any order: R's fragments are.
+// D = R S^T in TF32 on Hopper, R an operand in registers. wgmma takes TF32 from shared memory along K only, but its first
+// operand from registers: those may be read from shared memory in any order, and be cut into pieces on the way. PIECES 2:
+// x = near + rest, both TF32, and D = R.rest S.near + R.near S.rest + R.near S.near.
 //
-// One warp fills a ring of slices of 32 k by TMA: R in panels of 32 rows of D, a line of 128 bytes for each k; S in lines
-// of 32 k. Warpgroups of 64 rows of D fetch the fragments of the next slice while wgmma multiplies this one. TURNED: D is
-// C's transpose.
-// device/hopper.cuh and multiply_step(), a wgmma, come in front of this text.
+// One warp fills a ring of slices of 32 k by TMA: R in lines of 32 k, or in panels of 32 rows of D, a line of 128 bytes
+// for each k; S in lines of 32 k. The warps beside it cut S into pieces. Warpgroups of 64 rows of D fetch R's fragments
+// of the next slice while wgmma multiplies this one. TURNED: D is C's transpose.
+// device/hopper.cuh, hopper_shares.cuh and multiply_step(), a wgmma, come in front of this text.
 
-#define BLOCK_K 32
 #define R_BYTES (BLOCK_M * 128)
 #define S_BYTES (BLOCK_N * 128)
-#define STAGE_BYTES (R_BYTES + S_BYTES)
-#define CONSUMERS (BLOCK_M / 64)
-#define THREADS (128 * (CONSUMERS + 1))
-#define ACCUMULATORS (BLOCK_N / 2)
-#define PANEL_BYTES (32 * 128)  // 32 lines
+#define STAGE_BYTES (R_BYTES + PIECES * S_BYTES)
+#define SLABS (BLOCK_M / 64)
+#define THREADS (CONSUMERS + 128)
+#define SUMS (BLOCK_N / 2)              // of a thread
+#define PANEL_BYTES (32 * 128)          // 32 lines
 #define BUFFER_BYTES (2 * PANEL_BYTES)  // of 64 rows and 32 columns of D on their way out
+#define CUTTERS 96                      // threads that cut S
 
-__device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap *s_map, const Sizes &s, u32 ring,
-                                        u32 full, u32 empty) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
+struct Ring { u32 slices, full, empty, cut; };  // addresses: of the slices, and of barriers, one for each
+
+__device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap *s_map, const Sizes &s, int whole,
+                                        const Ring &ring) {
     u32 stage = 0, phase = 0;
     Walk walk = begin_walk();
     Tile tile;
-    for (int item = blockIdx.x; locate(item, walk, tile, s, 0, 0); item += gridDim.x) {
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+        locate(piece.item, walk, tile, s, 0, 0);
+        const int r_inner = tile.inner * s.a_inner, r_outer = tile.outer * s.a_outer;
 #pragma unroll 1
-        for (int slice = 0; slice < slices; ++slice) {
+        for (int slice = piece.first; slice < piece.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
-            wait_barrier(empty + 8 * stage, phase ^ 1);
-            const u32 barrier = full + 8 * stage, to = ring + stage * STAGE_BYTES;
+            wait_barrier(ring.empty + 8 * stage, phase ^ 1);
+            const u32 barrier = ring.full + 8 * stage, to = ring.slices + stage * STAGE_BYTES;
             const int k = slice * BLOCK_K;
-            expect_bytes(barrier, STAGE_BYTES);
+            expect_bytes(barrier, R_BYTES + S_BYTES);
+            if (R_ALONG_K) {
+                load_box(r_map, to, barrier, k, tile.m, r_inner, r_outer);
+            } else {
 #pragma unroll
-            for (int panel = 0; panel < BLOCK_M / 32; ++panel)
-                load_box(r_map, to + panel * PANEL_BYTES, barrier, tile.m + 32 * panel, k, tile.inner * s.a_inner,
-                         tile.outer * s.a_outer);
+                for (int panel = 0; panel < BLOCK_M / 32; ++panel)
+                    load_box(r_map, to + panel * PANEL_BYTES, barrier, tile.m + 32 * panel, k, r_inner, r_outer);
+            }
             load_box(s_map, to + R_BYTES, barrier, k, tile.n, tile.inner * s.b_inner, tile.outer * s.b_outer);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+        }
+    }
+}
+
+// The nearest TF32. Ties go away from zero. What would round to infinity is cut off, and so are infinity and NaN.
+__device__ __forceinline__ u32 near_bits(u32 bits) {
+    return (bits + (fabsf(__uint_as_float(bits)) < 0x1.ffep+127f ? 0x1000 : 0)) & 0xffffe000;
+}
+
+// wgmma ignores the last 13 bits of what it takes as TF32.
+__device__ __forceinline__ u32 rest_bits(u32 bits, u32 near) {
+    return __float_as_uint(__uint_as_float(bits) - __uint_as_float(near));
+}
+
+// Cut every slice of S: its near pieces stay in place, the rest lies behind.
+__device__ __forceinline__ void cut(const Sizes &s, int whole, char *slices, const Ring &ring, int thread) {
+    u32 stage = 0, phase = 0;
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+#pragma unroll 1
+        for (int slice = piece.first; slice < piece.last; ++slice) {
+            wait_barrier(ring.full + 8 * stage, phase);
+            uint4 *x = (uint4 *)(slices + stage * STAGE_BYTES + R_BYTES);
+#pragma unroll 2
+            for (int i = thread; i < S_BYTES / 16; i += CUTTERS) {
+                const uint4 bits = x[i];
+                const uint4 near = {near_bits(bits.x), near_bits(bits.y), near_bits(bits.z), near_bits(bits.w)};
+                x[i] = near;
+                x[i + S_BYTES / 16] = {rest_bits(bits.x, near.x), rest_bits(bits.y, near.y), rest_bits(bits.z, near.z),
+                                       rest_bits(bits.w, near.w)};
+            }
+            // These writes become visible to wgmma before the barrier says that they are there.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (thread % 32 == 0) arrive(ring.cut + 8 * stage);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
@@ -42,28 +86,28 @@ __device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap 
 
 // What one thread gives wgmma of a slice of R: registers of each step of 8 k. Lane (g, t) = (lane / 4, lane % 4) holds the
 // rows g and g + 8 of its warp's 16 at t and t + 4.
-struct Fragments { u32 x[4][4]; };
+struct Fragments { u32 near[4][4], rest[PIECES > 1 ? 4 : 1][4]; };
 
-// Which of its slab's 64 rows of D a lane holds as row g + 8 half of its warp: the 4 rows of 16 bytes beside each other
-// and those 64 bytes further, so that with the swizzle all 32 lanes read other banks.
+// Which of its slab's 64 rows of D a lane holds as row g + 8 half of its warp. Of panels: the 4 rows of 16 bytes beside
+// each other and those 64 bytes further, so that with the swizzle all 32 lanes read other banks.
 __device__ __forceinline__ int row_of(int warp, int g, int half) {
-    return warp / 2 * 32 + g / 4 * 16 + warp % 2 * 8 + half * 4 + g % 4;
+    return R_ALONG_K ? 16 * warp + g + 8 * half : warp / 2 * 32 + g / 4 * 16 + warp % 2 * 8 + half * 4 + g % 4;
 }
 
-// Where word `row` % 32 of line `line` lies in a panel whose lines TMA has swizzled.
-__device__ __forceinline__ int swizzled(int line, int row) {
-    return line * 128 + ((row % 32 / 4) ^ (line & 7)) * 16 + row % 4 * 4;
+// Where word `x` % 32 of line `line` lies in a panel whose lines TMA has swizzled.
+__device__ __forceinline__ int swizzled(int line, int x) {
+    return line * 128 + ((x % 32 / 4) ^ (line & 7)) * 16 + x % 4 * 4;
 }
 
-struct Lane { int at[4]; };  // of this lane's four registers in the first step of a slice
+struct Lane { int at[R_ALONG_K ? 2 : 4]; };  // of this lane's registers in the first step of a slice
 
 __device__ __forceinline__ Lane place_lane(int warp, int lane) {
     Lane result;
+    const int g = lane / 4, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = row_of(warp, lane / 4, i % 2);
-        result.at[i] = warp / 2 * PANEL_BYTES + swizzled(lane % 4 + i / 2 * 4, row);
-    }
+    for (int i = 0; i < (R_ALONG_K ? 2 : 4); ++i)
+        result.at[i] = R_ALONG_K ? (i ? g * 16 : row_of(warp, g, 0) * 128 + t * 4)
+                                 : warp / 2 * PANEL_BYTES + swizzled(t + i / 2 * 4, row_of(warp, g, i % 2));
     return result;
 }
 
@@ -71,7 +115,13 @@ __device__ __forceinline__ void fetch(Fragments &f, const char *slab, const Lane
 #pragma unroll
     for (int step = 0; step < 4; ++step)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) f.x[step][i] = *(const u32 *)(slab + lane.at[i] + step * 8 * 128);
+        for (int i = 0; i < 4; ++i) {
+            const int at = R_ALONG_K ? lane.at[0] + (lane.at[1] ^ (2 * step + i / 2) * 16) + i % 2 * 8 * 128
+                                     : lane.at[i] + step * 8 * 128;
+            const u32 bits = *(const u32 *)(slab + at);
+            f.near[step][i] = PIECES > 1 ? near_bits(bits) : bits;
+            if (PIECES > 1) f.rest[step][i] = rest_bits(bits, f.near[step][i]);
+        }
 }
 
 // wgmma's description of lines of 128 bytes along K, swizzled.
@@ -83,37 +133,47 @@ template <int OUTSTANDING> __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OUTSTANDING) : "memory");
 }
 
+// sums += R S^T of one slice, pieces of which are given.
+__device__ __forceinline__ void multiply_pieces(float (&acc)[SUMS], const u32 (&r)[4][4], u32 s, bool fresh) {
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+        multiply_step(acc, r[step][0], r[step][1], r[step][2], r[step][3], describe_lines(s + 32 * step),
+                      !fresh || step > 0);
+}
+
+#if TMA_STORE
 // Write 64 rows of D, 32 columns at a time: through shared memory, swizzled as the copy engine expects.
-__device__ __forceinline__ void store(float (&acc)[ACCUMULATORS], const TensorMap *c_map, const Tile &tile, int slab,
-                                      int warp, int lane, char *staging) {
+__device__ __forceinline__ void store(const float (&sums)[SUMS], const TensorMap *c_map, float *, const Sizes &,
+                                      const Tile &tile, int slab, int warp, int lane, char *staging) {
     const int g = lane / 4, t = lane % 4;
     const bool first = threadIdx.x % 128 == 0;
 #pragma unroll
-    for (int piece = 0; piece < BLOCK_N / 32; ++piece) {
+    for (int piece = 0; piece < (BLOCK_N + 31) / 32; ++piece) {
         char *buffer = staging + piece % 2 * BUFFER_BYTES;
         // The copy engine must have read this buffer's last piece before it is overwritten.
         if (first) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + slab) : "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(2 + slab) : "memory");
 #pragma unroll
-        for (int block = 0; block < 4; ++block)  // of 8 columns
+        for (int block = 0; block < 4 && 4 * piece + block < BLOCK_N / 8; ++block)  // of 8 columns
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int row = row_of(warp, g, half), j = (4 * piece + block) * 4 + 2 * half;
                 if (TURNED) {
-                    // Half of the lanes begin with the second of their two columns: no two of a warp meet in a bank.
-                    const bool second = g / 4;
-                    const float x[2] = {second ? acc[j + 1] : acc[j], second ? acc[j] : acc[j + 1]};
+                    // Of panels, half of the lanes begin with the second of their two columns: no two of a warp meet in
+                    // a bank.
+                    const bool second = !R_ALONG_K && g / 4;
+                    const float x[2] = {second ? sums[j + 1] : sums[j], second ? sums[j] : sums[j + 1]};
                     char *panel = buffer + warp / 2 * PANEL_BYTES;
                     const int column = 8 * block + 2 * t;
                     *(float *)(panel + swizzled(column + second, row)) = x[0];
                     *(float *)(panel + swizzled(column + !second, row)) = x[1];
                 } else {
-                    *(float2 *)(buffer + swizzled(row, 8 * block + 2 * t)) = make_float2(acc[j], acc[j + 1]);
+                    *(float2 *)(buffer + swizzled(row, 8 * block + 2 * t)) = make_float2(sums[j], sums[j + 1]);
                 }
             }
         // These writes become visible to the copy engine before it reads them.
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        asm volatile("bar.sync %0, 128;" ::"r"(1 + slab) : "memory");
+        asm volatile("bar.sync %0, 128;" ::"r"(2 + slab) : "memory");
         if (first) {
             const int m = tile.m + 64 * slab, n = tile.n + 32 * piece;
             const u32 from = shared_address(buffer);
@@ -127,39 +187,151 @@ __device__ __forceinline__ void store(float (&acc)[ACCUMULATORS], const TensorMa
         }
     }
 }
-
-__device__ __forceinline__ void consume(const TensorMap *c_map, const Sizes &s, const char *ring, u32 full, u32 empty,
-                                        char *staging, int slab) {
-    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    const Lane place = place_lane(warp, lane);
-    u32 stage = 0, phase = 0, held = 0;
-    float acc[ACCUMULATORS];
-    Fragments even, odd;
-
-    // Start the products of a slice. Those of the one before are then done, and it may be refilled.
-    auto multiply = [&](Fragments &f, bool fresh) {
-        wait_barrier(full + 8 * stage, phase);
-        const char *slice = ring + stage * STAGE_BYTES;
-        fetch(f, slice + slab * 2 * PANEL_BYTES, place);
-        const u32 columns = shared_address(slice + R_BYTES);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#else
+// Write 64 rows of D, each lane what it holds.
+__device__ __forceinline__ void store(const float (&sums)[SUMS], const TensorMap *, float *c, const Sizes &s,
+                                      const Tile &tile, int slab, int warp, int lane, char *) {
+    c += tile.outer * s.c_outer + tile.inner * s.c_inner;
 #pragma unroll
-        for (int step = 0; step < 4; ++step)
-            multiply_step(acc, f.x[step][0], f.x[step][1], f.x[step][2], f.x[step][3], describe_lines(columns + 32 * step),
-                          !fresh || step > 0);
+    for (int half = 0; half < 2; ++half) {
+        const int m = tile.m + 64 * slab + row_of(warp, lane / 4, half);
+#pragma unroll
+        for (int j = 2 * half; j < SUMS; j += 4) {
+            const int n = tile.n + 2 * j - 4 * half + lane % 4 * 2;
+            float *to = c + m * s.c_m + n * s.c_n;
+            if (m < s.M && n < s.N) to[0] = sums[j];
+            if (m < s.M && n + 1 < s.N) to[s.c_n] = sums[j + 1];
+        }
+    }
+}
+#endif
+
+// A part lies as the lanes hold it: the n-th 16 bytes of all threads are neighbours.
+__device__ __forceinline__ void store_part(const float (&sums)[SUMS], float *part) {
+    float4 *to = (float4 *)part + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < SUMS; j += 4) to[j / 4 * CONSUMERS] = {sums[j], sums[j + 1], sums[j + 2], sums[j + 3]};
+}
+
+__device__ __forceinline__ void add_part(float (&sums)[SUMS], const float *part) {
+    const float4 *from = (const float4 *)part + threadIdx.x;
+#pragma unroll
+    for (int j = 0; j < SUMS; j += 4) {
+        const float4 x = __ldcg(from + j / 4 * CONSUMERS);
+        sums[j] += x.x, sums[j + 1] += x.y, sums[j + 2] += x.z, sums[j + 3] += x.w;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap s_map,
+                        const __grid_constant__ TensorMap c_map, float *c, const __grid_constant__ Sizes sizes, int whole,
+                        float *parts, u64 launch) {
+    extern __shared__ __align__(1024) char shared[];
+    char *staging = shared + STAGES * STAGE_BYTES;
+    const u32 barriers = shared_address(staging + (TMA_STORE ? SLABS * 2 * BUFFER_BYTES : 0));
+    const Ring ring = {shared_address(shared), barriers, barriers + 8 * STAGES, barriers + 16 * STAGES};
+    const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; ++stage) {
+            init_barrier(ring.full + 8 * stage, 1);
+            init_barrier(ring.empty + 8 * stage, CONSUMER_WARPS);
+            if (PIECES > 1) init_barrier(ring.cut + 8 * stage, CUTTERS / 32);
+        }
+        // The copy engine must see the barriers before it signals them.
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    release_successor();
+    // Orders the loads after the kernels that wrote the operands; kernels ahead may still use what is written.
+    wait_for_predecessor();
+    if (warp >= CONSUMER_WARPS) {
+        if (SLABS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (warp == CONSUMER_WARPS) {
+            if (elect_one()) produce(&r_map, &s_map, sizes, whole, ring);
+        } else if (PIECES > 1) {
+            cut(sizes, whole, shared, ring, threadIdx.x - CONSUMERS - 32);
+        }
+        return;
+    }
+    if (SLABS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    const int slab = warp / 4;
+    staging += slab * 2 * BUFFER_BYTES;
+    const Lane place = place_lane(warp % 4, lane);
+    u32 stage = 0, phase = 0;
+    float acc[SUMS];
+    Fragments even, odd;
+#if PIECES > 1
+    float sums[SUMS];
+#else
+    float(&sums)[SUMS] = acc;
+#endif
+    // What wgmma has computed may be read now. The tensor cores cut the last bits of their sums off, so those of pieces move
+    // on after each slice.
+    const auto settle = [&] {
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) {
+            asm volatile("" : "+f"(acc[j])::"memory");
+#if PIECES > 1
+            sums[j] += acc[j];
+#endif
+        }
+    };
+    const auto release = [&](u32 done) {
+        if (lane == 0) arrive(ring.empty + 8 * done);
+    };
+    const auto begin_slice = [&](Fragments &f, bool is_there) {
+        if (is_there) wait_barrier(ring.full + 8 * stage, phase);
+        fetch(f, shared + stage * STAGE_BYTES + slab * 2 * PANEL_BYTES, place);
+    };
+    const auto columns = [&] { return ring.slices + stage * STAGE_BYTES + R_BYTES; };
+#if PIECES > 1
+    // Multiply a slice whose fragments are there, and fetch those of the next.
+    const auto multiply = [&](Fragments &f, Fragments &next, bool more) {
+        wait_barrier(ring.cut + 8 * stage, phase);
+        // Warpgroups take turns: while one waits for its products, adds them and fetches, the other one multiplies.
+        if (SLABS > 1) asm volatile("bar.sync %0, 256;" ::"r"(4 + slab) : "memory");
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        multiply_pieces(acc, f.rest, columns(), true);
+        multiply_pieces(acc, f.near, columns() + S_BYTES, false);
+        // The other one begins while the last products are still to come.
+        if (SLABS > 1) asm volatile("bar.arrive %0, 256;" ::"r"(5 - slab) : "memory");
+        multiply_pieces(acc, f.near, columns(), false);
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        const u32 here = stage;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+        begin_slice(next, more);  // without more what is fetched is not used
+        wait_products<0>();
+        release(here);
+        settle();
+    };
+    const auto multiply_slices = [&](int slices) {
+#pragma unroll
+        for (int j = 0; j < SUMS; ++j) sums[j] = 0;
+        begin_slice(even, true);
+#pragma unroll 1
+        for (int slice = 1;; slice += 2) {
+            multiply(even, odd, slice < slices);
+            if (slice >= slices) break;
+            multiply(odd, even, slice + 1 < slices);
+            if (slice + 1 >= slices) break;
+        }
+    };
+#else
+    // Start the products of a slice. Those of the one before are then done, and it may be refilled.
+    u32 held = 0;
+    const auto multiply = [&](Fragments &f, bool fresh) {
+        begin_slice(f, true);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        multiply_pieces(acc, f.near, columns(), fresh);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
         if (!fresh) {
             wait_products<1>();
-            if (lane == 0) arrive(empty + 8 * held);
+            release(held);
         }
         held = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
     };
-
-    Walk walk = begin_walk();
-    Tile tile;
-    for (int item = blockIdx.x; locate(item, walk, tile, s, 0, 0); item += gridDim.x) {
+    const auto multiply_slices = [&](int slices) {
         multiply(even, true);
         int slice = 1;
 #pragma unroll 1
@@ -169,45 +341,44 @@ __device__ __forceinline__ void consume(const TensorMap *c_map, const Sizes &s, 
         }
         if (slice < slices) multiply(odd, false);
         wait_products<0>();
-#pragma unroll
-        for (int j = 0; j < ACCUMULATORS; ++j) asm volatile("" : "+f"(acc[j])::"memory");
-        if (lane == 0) arrive(empty + 8 * held);
-        store(acc, c_map, tile, slab, warp, lane, staging);
+        settle();
+        release(held);
+    };
+#endif
+    if (PIECES > 1 && SLABS > 1 && slab == 1) asm volatile("bar.arrive 4, 256;" ::: "memory");
+    Walk walk = begin_walk();
+    Tile tile;
+    const int slices = slices_of(sizes);
+#if CUT
+    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
+    const int shared_slices = (sizes.items - whole) * slices;
+    Piece piece;
+    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
+        multiply_slices(uniform(piece.last - piece.first));
+        asm volatile("" : "+r"(n));  // the piece is computed again, not kept
+        find_piece(n, piece, sizes, whole);
+        if (piece.first > 0) {
+            store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
+            publish(flags + rank_here(), launch);
+            continue;
+        }
+        const int end = (piece.item - whole + 1) * slices;
+        int covered = end - slices + piece.last;
+        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
+            await_part(flags + other, launch);
+            add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
+            covered = begin_of(other + 1, shared_slices);
+        }
+        locate(piece.item, walk, tile, sizes, 0, 0);
+        store(sums, &c_map, c, sizes, tile, slab, warp % 4, lane, staging);
     }
+#else
+    for (int item = blockIdx.x; locate(item, walk, tile, sizes, 0, 0); item += gridDim.x) {
+        multiply_slices(slices);
+        store(sums, &c_map, c, sizes, tile, slab, warp % 4, lane, staging);
+    }
+#endif
+    if (PIECES > 1 && SLABS > 1 && slab == 0) asm volatile("bar.sync 4, 256;" ::: "memory");
     // Shared memory outlives the copy engine's reads of it.
-    if (threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap s_map,
-                        const __grid_constant__ TensorMap c_map, const __grid_constant__ Sizes sizes) {
-    extern __shared__ __align__(1024) char shared[];
-    char *staging = shared + STAGES * STAGE_BYTES;
-    const u32 ring = shared_address(shared);
-    const u32 full = shared_address(staging + CONSUMERS * 2 * BUFFER_BYTES), empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (int stage = 0; stage < STAGES; ++stage) {
-            init_barrier(full + 8 * stage, 1);
-            init_barrier(empty + 8 * stage, 4 * CONSUMERS);
-        }
-        // The copy engine must see the barriers before it signals them.
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
-    release_successor();
-    const int group = uniform(threadIdx.x / 128);
-    if (group == 0) {
-        if (CONSUMERS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
-        if (uniform(threadIdx.x / 32) == 0 && elect_one()) {
-            // Orders the loads after the kernels that wrote the operands.
-            wait_for_predecessor();
-            produce(&r_map, &s_map, sizes, ring, full, empty);
-        }
-        __syncwarp();
-    } else {
-        if (CONSUMERS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-        // Kernels ahead may still use what is written.
-        wait_for_predecessor();
-        consume(&c_map, sizes, shared, full, empty, staging + (group - 1) * 2 * BUFFER_BYTES, group - 1);
-    }
+    if (TMA_STORE && threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

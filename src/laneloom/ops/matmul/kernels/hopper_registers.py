@@ -1,81 +1,105 @@
-"""hopper_registers.cu: TF32 with the operand that is not contiguous along K in registers, so that nobody transposes it.
+"""hopper_registers.cu: FP32 on the tensor cores, one operand in registers: as TF32, or cut into two TF32 pieces there.
 
-Wins for precision "tf32" in every layout but "nt", where TMA reads that operand. Where it is B, C's transpose is
-multiplied and turned on its way out. CUDA C++: Triton has no clusters, and copies such an operand. Hopper (sm_90a).
-Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments of A.
+Wins for precision "3xtf32", whose pieces nobody writes to memory, and for "tf32" where an operand is not contiguous
+along K, or tiles are few: they are cut along K. CUDA C++: Triton copies such an operand. Hopper (sm_90a).
+Source: PTX ISA, "Asynchronous warpgroup level matrix instructions", register fragments of A; Ootomo and Yokota,
+"Recovering single precision accuracy from Tensor Cores".
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ....codegen import CodeObject
-from ....codegen.cuda_call import CudaCall, TensorMap
+from ....codegen.cuda_call import CudaCall, Pointer, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
-from ..config_registers import register_operand
+from ..config_registers import PIECES
+from ..config_shares import LAUNCHES
 from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, placing, prepare_launches
+
+
+def _r_along_k(problem, config) -> bool:
+    if config.turned:
+        return config.copy_b or problem.b.major == "t"
+    return config.copy_a or problem.a.major == "n"
 
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; a copy of an operand is a kernel of its own."""
-    rows, columns = config.tile(problem)
+    rows, columns = config.tile
     constants = {
-        "BLOCK_M": rows, "BLOCK_N": columns, "STAGES": config.stages, "CLUSTER_M": 1, "CLUSTER_N": 1,
-        "GROUP_M": config.group_m, "GROUPED": 0, "TURNED": int(register_operand(problem) == "b"),
+        "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": config.block_k, "STAGES": config.stages,
+        "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": config.group_m, "GROUPED": 0,
+        "TURNED": int(config.turned), "PIECES": PIECES[problem.precision],
+        "R_ALONG_K": int(_r_along_k(problem, config)), "TMA_STORE": int(config.by_tma(problem)),
+        "WARPS_M": 4 * (rows // 64), "WARPS_N": 1, "CUT": int(config.split),
     }  # fmt: skip
     multiply = wgmma_function("multiply_step", columns, "tf32", a_in_registers=True)
     types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
     return compile_cuda(
-        types + multiply + kernel_source(__package__, "hopper_registers.cu"), gpu, constants=constants,
-        num_warps=4 * (rows // 64 + 1), lds_bytes=config.shared_bytes(problem), name="hopper_registers.cu",
+        types + multiply + kernel_source(__package__, "hopper_shares.cuh", "hopper_registers.cu"), gpu,
+        constants=constants, num_warps=4 * (rows // 64 + 1), lds_bytes=config.shared_bytes(problem),
+        name="hopper_registers.cu",
     )  # fmt: skip
-
-
-def count_tiles(problem, config) -> int:
-    """Tiles of every product of the batch."""
-    return -(-problem.m // config.block_m) * -(-problem.n // config.block_n) * problem.batches
 
 
 class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
-        self.turned = register_operand(problem) == "b"
-        columns = config.tile(problem)[1]
+        self.turned, self.by_tma = config.turned, config.by_tma(problem)
+        rows, columns = config.tile
         outer, inner, step_k, row = problem.b.strides
-        a, b = (problem.a.strides, problem.m), ((outer, inner, row, step_k), problem.n)
-        (first, m), (second, n) = (b, a) if self.turned else (a, b)
+        a = problem.a.strides, problem.m, config.copy_a
+        b = (outer, inner, row, step_k), problem.n, config.copy_b
+        (first, m, copy_first), (second, n, copy_second) = (b, a) if self.turned else (a, b)
+        along_k = _r_along_k(problem, config)
+        # TMA rounds to TF32; what is cut into pieces comes whole.
+        dtype = "tf32" if PIECES[problem.precision] == 1 else "fp32"
         self.first = TmaOperand(
-            first, "tf32", m, problem.k, problem.batch, along_k=False, box=(32, 32), swizzle=128, copied=False,
-            pieces=1)  # fmt: skip
+            first, dtype, m, problem.k, problem.batch, along_k=along_k, box=(32, rows if along_k else 32), swizzle=128,
+            copied=copy_first, pieces=1)  # fmt: skip
         self.second = TmaOperand(
-            second, "tf32", n, problem.k, problem.batch, along_k=True, box=(32, columns), swizzle=128,
-            copied=config.copy_other, pieces=1)  # fmt: skip
+            second, dtype, n, problem.k, problem.batch, along_k=True, box=(32, columns), swizzle=128,
+            copied=copy_second, pieces=1)  # fmt: skip
         self.place = placing(self.first, self.second, pdl=config.pdl)
-        outer, inner, row, _ = problem.out.strides
-        strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
-        box = (32, 32 if self.turned else 64, 1, 1)
-        c = TensorMap("fp32", (problem.n, problem.m, *problem.batch[::-1]), strides, box, 128)
-        items = count_tiles(problem, config)
-        sizes = Sizes(m, n, problem.k, problem.batch[1], items, *self.first.steps, *self.second.steps)
+        self.workspace = config.workspace_bytes(problem)
+        outer, inner, row, column = problem.out.strides
+        if self.by_tma:
+            strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
+            box = (32, min(columns, 32) if self.turned else 64, 1, 1)
+            c_map = TensorMap("fp32", (problem.n, problem.m, *problem.batch[::-1]), strides, box, 128)
+        else:
+            c_map = self.second.map  # is not used, but has to be one
+        steps = (column, row) if self.turned else (row, column)
+        sizes = Sizes(
+            m, n, problem.k, problem.batch[1], config.tiles(problem), *self.first.steps, *self.second.steps, outer,
+            inner, *steps)  # fmt: skip
+        whole = ctypes.c_int(config.whole_tiles(problem))
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (self.first.map, self.second.map, c, sizes), device,
-            ctas=min(items, config.programs), pdl=config.pdl,
+            code_object(problem, config, gpu),
+            (self.first.map, self.second.map, c_map, Pointer(), sizes, whole, Pointer(), Pointer()), device,
+            ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        first, second = self.place(b, a) if self.turned else self.place(a, b)
-        self.launch.launch_at(current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), out.data_ptr())
+        # Of this call alone: calls on other streams may run beside it.
+        parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
+        first, second = (x.data_ptr() for x in (self.place(b, a) if self.turned else self.place(a, b)))
+        c = out.data_ptr()
+        addresses = first, second, c if self.by_tma else second, c, parts.data_ptr()
+        self.launch.launch_at(current_stream(out.get_device()), *addresses, next(LAUNCHES))
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a RegistersConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_other)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
 
 
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
@@ -85,14 +109,17 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    found = register_operand(problem)
-    name, other = ("B", "A") if found == "b" else ("A", "B")
+    name = "B" if config.turned else "A"
     lines = [
-        f"{count_tiles(problem, config)} tiles of {config.block_m}x{config.block_n}",
-        f"{name} reaches the tensor cores through registers: it is not contiguous along K",
+        f"{config.tiles(problem)} tiles of {config.block_m}x{config.block_n}, {config.ctas(problem)} CTAs",
+        f"{name} reaches the tensor cores through registers",
     ]
-    if found == "b":
+    lines += config.describe_cut(problem)
+    if config.turned:
         lines.append("C's transpose is computed, and turned on its way out")
-    if config.copy_other:
-        lines.append(f"{other} is copied first, contiguous along K")
+    if PIECES[problem.precision] > 1:
+        lines.append("both operands are cut into TF32 pieces on their way to the tensor cores")
+    for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
+        if copied:
+            lines.append(f"{name} is copied first, contiguous along K")
     return lines
