@@ -16,7 +16,8 @@ from pathlib import Path
 
 import torch
 
-from .matmul import Case, check, keep, make_case, make_inputs
+from .matmul import check, keep, make_inputs
+from .matmul_cases import Case, make_case
 from .plots import save_figure
 from .records import Record, load, read_environment
 from .report import OURS, fill_page

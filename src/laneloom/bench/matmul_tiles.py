@@ -35,7 +35,7 @@ from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.matmul.shortlist import shortlist
 from ..ops.target import active_gpu
-from .matmul import random_cases
+from .matmul_cases import random_cases
 from .timing import count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides

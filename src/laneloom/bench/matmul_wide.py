@@ -30,7 +30,7 @@ from ..ops.matmul.plan_hopper import candidates
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
-from .matmul import random_side
+from .matmul_cases import random_side
 from .matmul_tiles import read_rows, write
 from .report import fill_page
 from .timing import count_sets, interleave

@@ -199,6 +199,36 @@ def render_random(records: Iterable[Record], is_stale: Judge = never) -> str:
     return "\n".join(lines)
 
 
+def render_kinds(records: Iterable[Record]) -> str:
+    """Markdown: products of 8 bits and of FP32 on the tensor cores, the slowest of each kind first."""
+    rows = sorted(latest(records), key=lambda r: r.ratio_to_reference)
+    lines = ["| kind | M x N x K | layout | us | x sustained | error | what ran |", "|---|---|---|---|---|---|---|"]
+    for kind in dict.fromkeys(str(r.problem["dtype"]) for r in latest(records)):
+        for record in (r for r in rows if r.problem["dtype"] == kind):
+            error = f"{record.error:.1e}" if record.error else ""
+            lines.append(
+                f"| {kind} | {_sizes(record)} | {str(record.problem['layout']).upper()} | {record.median_us:.2f} "
+                f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} | {error} | {_config_words(record)} |"
+            )
+    return "\n".join(lines)
+
+
+def summarise_groups(records: Iterable[Record], groups: Mapping[str, str]) -> str:
+    """Markdown: the ratios of each group and dtype; `groups`: what its name stands for, "" for all others."""
+    records = latest(records)
+    lines = ["| products | kind | number | x torch | least | where | under 0.97 |", "|---|---|---|---|---|---|---|"]
+    for group, words in groups.items():
+        mine = [r for r in records if (r.problem["group"] if r.problem["group"] in groups else "") == group]
+        for kind in dict.fromkeys(r.problem["dtype"] for r in mine):
+            of_kind = [r for r in mine if r.problem["dtype"] == kind]
+            ratios = [r.ratio_to_reference for r in of_kind]
+            least = min(of_kind, key=lambda r: r.ratio_to_reference)
+            cells = [words, kind, len(ratios), f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}"]
+            cells += [f"{_sizes(least)} {str(least.problem['layout']).upper()}", sum(ratio < 0.97 for ratio in ratios)]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
 def render_tuned(entries: Sequence[TunedEntry]) -> str:
     """Markdown: the products of the package's table, the largest gain over the cost model's choice first."""
     dates = sorted({str(entry.provenance["date"]) for entry in entries})
@@ -329,10 +359,12 @@ def main() -> None:
     parser.add_argument("records", type=Path)
     parser.add_argument("page", type=Path)
     parser.add_argument("--picture", type=Path, help="where the picture of the squares goes, an .svg file")
+    parser.add_argument("--other", type=Path, help="records of another GPU, for the page's tables of it")
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
-    from .matmul import METHOD_HOST, OUTSIDE, RANDOM, is_stale
+    from .matmul import METHOD_HOST, is_stale
+    from .matmul_cases import KINDS, OUTSIDE, RANDOM
 
     every = load(arguments.records)
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE, RANDOM)]
@@ -353,6 +385,11 @@ def main() -> None:
         fill_page(arguments.readme, {"matmul": tables["summary"], "random": words})
     if arguments.picture is not None:
         plot_squares(records, arguments.picture)
+    if arguments.other is not None:
+        other = [r for r in load(arguments.other) if r.op == "matmul"]
+        words = {"": "the suite", OUTSIDE: "sizes outside of it", RANDOM: "random sizes", KINDS: "other kinds"}
+        kinds = render_kinds(r for r in other if r.problem["group"] == KINDS)
+        fill_page(arguments.page, {"other gpu": summarise_groups(other, words), "kinds": kinds})
 
 
 if __name__ == "__main__":
