@@ -146,9 +146,9 @@ def test_squares_are_drawn(tmp_path):
 def test_the_committed_records_can_be_read():
     from pathlib import Path
 
-    path = Path(__file__).parents[2] / "results" / "h200" / "matmul.jsonl"
-    loaded = records.load(path)
-    assert loaded
+    paths = [Path(__file__).parents[2] / "results" / gpu / "matmul.jsonl" for gpu in ("h200", "h100")]
+    loaded = [one for path in paths for one in records.load(path)]
+    assert len({one.environment.gpu for one in loaded}) == 2
     for one in loaded:
         json.dumps(vars(one)["problem"])
         assert one.error is None or one.error_budget is None or one.error <= one.error_budget

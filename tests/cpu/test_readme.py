@@ -91,8 +91,14 @@ def test_its_tables_of_measurements_are_those_of_the_pages_and_records():
     assert block(TEXT, "matmul") == block(page, "summary"), "run bench.report with --readme README.md"
     assert block(page, "random").splitlines()[0] in block(TEXT, "random"), "run bench.report with --readme README.md"
     pytest.importorskip("torch")
-    from laneloom.bench import attention_report, host_time, records
+    from laneloom.bench import attention_report, host_time, records, report_other
 
+    other = records.load(ROOT / "results" / "h100" / "matmul.jsonl")
+    groups = report_other.GROUPS
+    assert block(TEXT, "other gpu") == report_other.of_the_suite(other, groups), "run bench.report with --other"
+    assert block(page, "other gpu") == report_other.summarise_groups(other, groups), "run bench.report with --other"
+    kinds = {line.split(" | ")[0] for line in block(page, "kinds").splitlines()[2:]}
+    assert kinds == {"| fp8", "| int8", "| tf32", "| 3xtf32"}
     of = ROOT / "results" / "h200"
     summary = attention_report.render_summary(records.load(of / "attention.jsonl"))
     assert block(TEXT, "attention") == summary, "run bench.attention_report with --readme README.md"

@@ -48,7 +48,7 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
-def _config_words(record: Record) -> str:
+def config_words(record: Record) -> str:
     return _knob_words(str((record.config or {}).get("text", "")))
 
 
@@ -101,7 +101,7 @@ def render_matmul_table(records: Iterable[Record], is_stale: Judge = never) -> s
             f"| {problem['m']} x {problem['n']} x {problem['k']} | {str(problem['layout']).upper()} "
             f"| {problem['dtype']} | {record.median_us:.2f} | {record.tflops:.0f} | {record.gbs:.0f} "
             f"| {record.ratio_to_reference:.3f}{marks} "
-            f"| {f'{alone.ratio_to_reference:.3f}' if alone else ''} | {share} | {_config_words(record)} |"
+            f"| {f'{alone.ratio_to_reference:.3f}' if alone else ''} | {share} | {config_words(record)} |"
         )
     commits = ", ".join(sorted({f"{r.environment.commit}{' with changes' * r.environment.dirty}" for r in rows}))
     days = ", ".join(sorted({r.time[:10] for r in rows}))
@@ -141,7 +141,7 @@ def summarise(records: Iterable[Record], is_stale: Judge = never) -> str:
 WIDE_KINDS = ("fp32", "tf32", "3xtf32", "3xbf16", "fp64")
 
 
-def _sizes(record: Record) -> str:
+def sizes_of(record: Record) -> str:
     return "{m} x {n} x {k}".format_map(record.problem)
 
 
@@ -165,7 +165,7 @@ def render_outside(records: Iterable[Record], is_stale: Judge = never) -> str:
     """Markdown: sizes outside of the suite, both layouts in a row, with the geometric mean and the least ratio."""
     rows: dict[str, dict[str, Record]] = {}
     for record in latest(records):
-        rows.setdefault(_sizes(record), {})[str(record.problem["layout"])] = record
+        rows.setdefault(sizes_of(record), {})[str(record.problem["layout"])] = record
     ratios = [record.ratio_to_reference for pair in rows.values() for record in pair.values()]
     lines = [
         _in_a_sentence(ratios), "",
@@ -178,7 +178,7 @@ def render_outside(records: Iterable[Record], is_stale: Judge = never) -> str:
                 cells += ["", "", ""]
             else:
                 marks = " (noisy)" * record.noisy + " (stale)" * is_stale(record)
-                cells += [f"{record.median_us:.2f}", f"{record.ratio_to_reference:.3f}{marks}", _config_words(record)]
+                cells += [f"{record.median_us:.2f}", f"{record.ratio_to_reference:.3f}{marks}", config_words(record)]
         lines.append(f"| {sizes} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -193,39 +193,9 @@ def render_random(records: Iterable[Record], is_stale: Judge = never) -> str:
     for record in rows:
         marks = " (noisy)" * record.noisy + " (stale)" * is_stale(record)
         lines.append(
-            f"| {_sizes(record)} | {str(record.problem['layout']).upper()} | {record.problem['dtype']} "
-            f"| {record.median_us:.2f} | {record.ratio_to_reference:.3f}{marks} | {_config_words(record)} |"
+            f"| {sizes_of(record)} | {str(record.problem['layout']).upper()} | {record.problem['dtype']} "
+            f"| {record.median_us:.2f} | {record.ratio_to_reference:.3f}{marks} | {config_words(record)} |"
         )
-    return "\n".join(lines)
-
-
-def render_kinds(records: Iterable[Record]) -> str:
-    """Markdown: products of 8 bits and of FP32 on the tensor cores, the slowest of each kind first."""
-    rows = sorted(latest(records), key=lambda r: r.ratio_to_reference)
-    lines = ["| kind | M x N x K | layout | us | x sustained | error | what ran |", "|---|---|---|---|---|---|---|"]
-    for kind in dict.fromkeys(str(r.problem["dtype"]) for r in latest(records)):
-        for record in (r for r in rows if r.problem["dtype"] == kind):
-            error = f"{record.error:.1e}" if record.error else ""
-            lines.append(
-                f"| {kind} | {_sizes(record)} | {str(record.problem['layout']).upper()} | {record.median_us:.2f} "
-                f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} | {error} | {_config_words(record)} |"
-            )
-    return "\n".join(lines)
-
-
-def summarise_groups(records: Iterable[Record], groups: Mapping[str, str]) -> str:
-    """Markdown: the ratios of each group and dtype; `groups`: what its name stands for, "" for all others."""
-    records = latest(records)
-    lines = ["| products | kind | number | x torch | least | where | under 0.97 |", "|---|---|---|---|---|---|---|"]
-    for group, words in groups.items():
-        mine = [r for r in records if (r.problem["group"] if r.problem["group"] in groups else "") == group]
-        for kind in dict.fromkeys(r.problem["dtype"] for r in mine):
-            of_kind = [r for r in mine if r.problem["dtype"] == kind]
-            ratios = [r.ratio_to_reference for r in of_kind]
-            least = min(of_kind, key=lambda r: r.ratio_to_reference)
-            cells = [words, kind, len(ratios), f"{geometric_mean(ratios):.3f}", f"{min(ratios):.3f}"]
-            cells += [f"{_sizes(least)} {str(least.problem['layout']).upper()}", sum(ratio < 0.97 for ratio in ratios)]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 
@@ -262,11 +232,11 @@ def render_precisions(records: Iterable[Record]) -> str:
         if problem["dtype"] == "fp64":
             their_error = "the truth"
         lines.append(
-            f"| {_sizes(record)} | {str(problem['layout']).upper()} | {problem['dtype']} "
+            f"| {sizes_of(record)} | {str(problem['layout']).upper()} | {problem['dtype']} "
             f"| {record.median_us:.1f} | {record.tflops:.0f} "
             f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} "
             f"| {f'{alone.ratio_to_reference:.3f}' if alone else ''} | {record.error or 0:.1e} | {their_error} "
-            f"| {_config_words(record)} |"
+            f"| {config_words(record)} |"
         )
     return "\n".join(lines)
 
@@ -284,7 +254,7 @@ def render_variants(records: Iterable[Record]) -> str:
         if "groups" in problem:
             what += f", {problem['groups']} groups, the largest of {problem['largest']} rows"
         lines.append(
-            f"| {what} | {_sizes(record)} | {record.median_us:.1f} | {record.tflops:.0f} | {record.reference} "
+            f"| {what} | {sizes_of(record)} | {record.median_us:.1f} | {record.tflops:.0f} | {record.reference} "
             f"| {record.ratio_to_reference:.3f}{' (noisy)' * record.noisy} | {record.error or 0:.1e} |"
         )
     return "\n".join(lines)
@@ -298,7 +268,7 @@ def render_host(records: Iterable[Record], method: str) -> str:
         problem, theirs = record.problem, _alone(records, record, method, record.reference)
         their_us = theirs.median_us if theirs else math.nan
         lines.append(
-            f"| {_sizes(record)} | {str(problem['layout']).upper()} "
+            f"| {sizes_of(record)} | {str(problem['layout']).upper()} "
             f"| {record.median_us:.1f} | {their_us:.1f} | {record.median_us / their_us:.2f} |"
         )
     return "\n".join(lines)
@@ -364,7 +334,7 @@ def main() -> None:
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
     from .matmul import METHOD_HOST, is_stale
-    from .matmul_cases import KINDS, OUTSIDE, RANDOM
+    from .matmul_cases import OUTSIDE, RANDOM
 
     every = load(arguments.records)
     records = [r for r in every if r.op == "matmul" and r.problem.get("group") not in ("variants", OUTSIDE, RANDOM)]
@@ -386,10 +356,9 @@ def main() -> None:
     if arguments.picture is not None:
         plot_squares(records, arguments.picture)
     if arguments.other is not None:
-        other = [r for r in load(arguments.other) if r.op == "matmul"]
-        words = {"": "the suite", OUTSIDE: "sizes outside of it", RANDOM: "random sizes", KINDS: "other kinds"}
-        kinds = render_kinds(r for r in other if r.problem["group"] == KINDS)
-        fill_page(arguments.page, {"other gpu": summarise_groups(other, words), "kinds": kinds})
+        from . import report_other
+
+        report_other.fill(arguments.other, arguments.page, arguments.readme)
 
 
 if __name__ == "__main__":
