@@ -130,6 +130,29 @@ def test_an_operand_of_tf32_in_registers(layout):
 
 
 @pytest.mark.parametrize(
+    ("tile", "turned", "layout", "precision", "split"),
+    [
+        ((128, 128), True, "nn", "3xtf32", True), ((128, 128), False, "nt", "3xtf32", False),
+        ((128, 16), True, "nt", "3xtf32", True), ((128, 192), True, "nn", "tf32", True),
+        ((64, 256), False, "nt", "tf32", False),
+    ],
+)  # fmt: skip
+def test_tiles_in_registers_spill_nothing_and_wait_once_a_slice(tile, turned, layout, precision, split):
+    """ptxas waits behind every wgmma where it cannot follow who reads the sums; `compiled` finds spills."""
+    block_m, block_n = tile[::-1] if turned else tile
+    config = RegistersConfig(
+        block_m=block_m, block_n=block_n, block_k=32, stages=3, turned=turned, split=split)  # fmt: skip
+    problem = MatmulProblem.contiguous(300, 1028, 4096, dtype="fp32", layout=layout, precision=precision)
+    code = compiled(problem, config)
+    pieces = 3 if precision == "3xtf32" else 1
+    assert set(wgmmas(code)) == {f"m64n{tile[1]}k8.f32.tf32.tf32"}
+    sass = disassemble(code)
+    waits, products = sass.count("WARPGROUP.DEPBAR"), sass.count("HGMMA")
+    assert waits <= products // (4 * pieces) + 2
+    assert ("ld.acquire.gpu" in code.asm) == split
+
+
+@pytest.mark.parametrize(
     ("columns", "layout", "stored"),
     [(144, "nt", "st.global.v4"), (240, "nn", "st.global.v4"), (192, "nn", "tensor.4d.global")],
 )

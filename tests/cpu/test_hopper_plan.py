@@ -240,6 +240,7 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (REGISTERS.with_knobs(block_m=40), problem(64, 64, 64, **TF32), "got 128x40"),
         (REGISTERS.with_knobs(block_m=256), problem(64, 64, 64, dtype="fp32", precision="3xtf32"), "got 128x256"),
         (REGISTERS.with_knobs(stages=1), problem(64, 64, 64, **TF32), "at least 2 stages"),
+        (REGISTERS.with_knobs(block_m=256, split=True), problem(64, 64, 64, **TF32), "are not cut"),
         (REGISTERS.with_knobs(stages=8), problem(64, 64, 64, **TF32), "bytes of shared memory"),
         (CLUSTER.with_knobs(block_k=32), problem(64, 64, 64), "a K-slice has 128 bytes"),
         (CLUSTER.with_knobs(promote=1), problem(64, 64, 64), "sums a thread"),

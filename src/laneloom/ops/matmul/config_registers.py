@@ -114,6 +114,8 @@ class RegistersConfig(SharedConfig):
         if (rows, columns) not in tiles or self.num_warps != 4 or self.block_k != 32:
             words = ", ".join(f"{m}x{n}" for m, n in tiles)
             return f"hopper_registers: tiles of D of {words} in {problem.precision}, got {rows}x{columns}"
+        if self.split and columns == 256:
+            return "hopper_registers: tiles of 256 columns are not cut: their sums leave too few registers for it"
         if self.stages < 2 or self.programs < 1:
             return f"hopper_registers: at least 2 stages and a program, got {self.stages} and {self.programs}"
         if why := why_not_walked(self, problem.m, problem.n, problem.k):
