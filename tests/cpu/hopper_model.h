@@ -158,7 +158,6 @@ template <int REGISTERS> void grow_registers() {}
 template <int REGISTERS> void shrink_registers() {}
 template <int COUNT> void pin(float (&)[COUNT]) {}
 inline u32 thread_number() { return threadIdx.x; }
-
 inline u32 __shfl_sync(u32, u32 x, int from) {
   auto& mine = cta->lanes[threadIdx.x / 32];
   mine[threadIdx.x % 32][0] = x;
@@ -287,6 +286,7 @@ template <int COUNT> void add_queries(const float (&dq)[COUNT], float* sums) {
   for (int r = 0; r < COUNT; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
 }
 
+inline float to_tf32(u32 x) { return __uint_as_float(x & ~0x1fffu); }  // the tensor cores ignore the last bits
 // An element of an operand in shared memory: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout".
 inline float element(u64 descriptor, bool by_column, int row, int k) {
   const u32 from = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
@@ -296,7 +296,7 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   else at = from + row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2;
   if (descriptor >> 62 == 1) at ^= (at >> 7 & 7) << 4;
   if (ELEMENT_BYTES == 1) return widen_byte(arena[at % WINDOW]);
-  if (ELEMENT_BYTES == 4) return __uint_as_float(*(u32*)(arena + at % WINDOW) & ~0x1fffu);  // TF32
+  if (ELEMENT_BYTES == 4) return to_tf32(*(u32*)(arena + at % WINDOW));
   u16 x;
   memcpy(&x, arena + at % WINDOW, 2);
   return widen(x);
@@ -333,7 +333,7 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
   for (int q = 0; q < 4; ++q)
     for (int i = 0; i < 4 * HELD; ++i) {
       const u32 x = mine[lane / 4 * 4 + q][i / HELD] >> i % HELD * 8 * ELEMENT_BYTES;
-      rows.x[i / HELD % 2][i / HELD / 2 * (DEPTH / 2) + q * HELD + i % HELD] = HELD == 4 ? widen_float8(x & 0xff) : widen(x & 0xffff);
+      rows.x[i / HELD % 2][i / HELD / 2 * (DEPTH / 2) + q * HELD + i % HELD] = HELD == 4 ? widen_float8(x & 0xff) : HELD == 1 ? to_tf32(x) : widen(x & 0xffff);
     }
   __syncwarp();
   multiply<WIDE>(sums, [=] { return rows; }, b, b_by_row, accumulate);

@@ -1,4 +1,4 @@
-// PTX as hopper_cluster.cu and hopper_rows.cu say it, on hopper_model.h: matmul_model.py makes each `asm` statement a call of what is here.
+// PTX as hopper_cluster.cu, hopper_rows.cu and hopper_registers.cu say it, on hopper_model.h: matmul_model.py makes each `asm` statement a call of what is here.
 //
 // A tensor map is what matmul_model.py's driver encodes. A box that the copy engine writes has to begin at 16 bytes of
 // global memory, and ends behind C's edge in whole pieces of 16 bytes: both was seen on a GPU. With `late` it reads shared
@@ -16,15 +16,21 @@ inline float __shfl_sync(u32 all, float x, int from) {
   return __uint_as_float(__shfl_sync(all, y, from));
 }
 inline float __expf(float x) { return expf(x); }
+inline u32 __float_as_uint(float x) { return __float_as_int(x); }
+struct float2 { float x, y; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+template <class T> T __ldcg(const T *from) { return *from; }
+inline void __threadfence() {}
 
 namespace ptx {
 
-struct Map { u64 data, sizes[4], strides[3], box[4], element, unused[3]; };  // strides and element: bytes
+struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, unused[2]; };  // strides and element: bytes; to TF32
 
 static int shared_bytes;  // of a CTA, as launched
 static int cluster_size, ended[CTAS + 1];  // threads of each CTA, and of all
 static thread_local bool after_predecessor;
-static thread_local std::vector<std::function<void()>> open_stores, stores;
+static thread_local Group open_stores;
+static thread_local std::deque<Group> stores;
 static thread_local std::vector<u32> unfenced;  // pieces of 16 bytes that this thread wrote
 static char not_visible[CTAS][WINDOW / 16];        // to the copy engine, of each CTA
 
@@ -58,6 +64,13 @@ inline Cta& peer(u32 rank) {
   return ctas[rank];
 }
 
+// What a map of TF32 brings of an FP32: the nearest, ties away from zero; infinity and NaN as they are.
+inline void round_to_tf32(char* at) {
+  u32 x;
+  memcpy(&x, at, 4);
+  if ((x & 0x7f800000) != 0x7f800000) x = (x + 0x1000) & ~0x1fffu;
+  memcpy(at, &x, 4);
+}
 inline void load_to(Cta& to, const Map& m, u32 target, u32 barrier, int x, int y, const char* first) {
   const int bytes = m.element;
   for (int r = 0; r < (int)m.box[1]; ++r)
@@ -66,6 +79,7 @@ inline void load_to(Cta& to, const Map& m, u32 target, u32 barrier, int x, int y
       char* at = to.memory + swizzled(target, r, c * bytes);
       if (there) memcpy(at, first + r * (i64)m.strides[0] + c * bytes, bytes);
       else memset(at, 0, bytes);
+      if (m.rounds) round_to_tf32(at);
     }
   take(to, barrier, 0, -(i64)(m.box[0] * m.box[1] * bytes));
 }
@@ -101,12 +115,12 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
   if (late) open_stores.push_back(run); else run();
 }
 inline void commit_stores() {
-  stores.insert(stores.end(), open_stores.begin(), open_stores.end());
+  stores.push_back(open_stores);
   open_stores.clear();
 }
-inline void wait_for_stores() {
-  for (auto& store : stores) store();
-  stores.clear();
+template <int PENDING> void wait_for_stores() {
+  for (; (int)stores.size() > PENDING; stores.pop_front())
+    for (auto& store : stores.front()) store();
 }
 inline void show_to_copy_engine() {
   for (u32 piece : unfenced) not_visible[cta - ctas][piece] = 0;
@@ -117,6 +131,17 @@ inline void written(u32 at, u32 bytes) {
   not_visible[cta - ctas][at / 16] = 1;
   unfenced.push_back(at / 16);
 }
+// Shared memory that a kernel writes without assembly.
+template <class T> class Shared {
+  T value;
+
+public:
+  operator T() const { return value; }
+  void operator=(const T& x) {
+    written((char*)this - arena, sizeof(T));
+    value = x;
+  }
+};
 inline void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
   if (bytes % 16) fail("a bulk copy of %u bytes", bytes);
   check_shared(to, bytes, 16), check_shared(from, bytes, 16);
@@ -145,7 +170,6 @@ inline void elect_one(u32& elected) {
 inline void cluster_rank(u32& rank) { rank = ::cluster_rank(); }
 inline void cluster_meet() { meet(-1, cluster_size * blockDim.x, true, ctas[0]); }
 inline void wait_for_predecessor() { after_predecessor = true; }
-inline void warpgroup_sync(int name) { named_sync(name, 128); }
 template <class... T> void nothing(T&&...) {}
 
 // stmatrix: lane l says where row l % 8 of matrix l / 8 goes; turned, its pair of row l / 4 is one of column l / 4.
@@ -251,6 +275,24 @@ inline void cluster_wait() {
   wait_until([] { return ctas[0].meetings[-1].round != met; }, "cluster", 0);
 }
 
+// What hopper_registers.cu says: wgmma with A in registers, parts of tiles that other CTAs wrote.
+template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
+  for (int piece = threadIdx.x % 32; piece < 2 * WIDE; piece += 32) {  // of 16 bytes, two in each of B's lines
+    const u32 at = swizzled((b & 0x3fff) << 4, piece / 2, piece % 2 * 16);
+    if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
+  }
+  multiply_registers<WIDE>(sums, a, b, accumulate);
+}
+inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_wait<0>(); }
+inline void store_flag(u64* flag, u64 x) { *flag = x; }
+// CTAs run one after the other: what is not there yet never comes.
+inline void load_flag(u64& x, const u64* flag) {
+  static thread_local const u64* last;
+  static thread_local u64 found;
+  if (last == flag && found == *flag) fail("waits for ever: a flag that no CTA ahead has written");
+  last = flag, x = found = *flag;
+}
+
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
   run_grid(grid, threads, products_late, [&] {
@@ -258,7 +300,9 @@ inline void run(int grid, int threads, int cluster, int bytes, bool products_lat
     if (!stores.empty() || !open_stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
     if (!committed.empty() || !open_group.empty()) fail("wgmmas that nobody waits for");
     Lock lock;
-    ++ended[cta - ctas];
+    if (++ended[cta - ctas] == blockDim.x)
+      for (auto& [name, meeting] : cta->meetings)
+        if (name >= 0 && meeting.there) fail("a CTA ends while %u threads are at barrier %d", meeting.there, name);
     if (++ended[CTAS] == cluster_size * blockDim.x) memset(ended, 0, sizeof ended);
   }, cluster);
 }

@@ -1,5 +1,5 @@
-"""hopper_cluster.cu and hopper_rows.cu on hopper_model.h: their text with calls instead of assembly, launched by the
-kernels' own modules.
+"""hopper_cluster.cu, hopper_rows.cu and hopper_registers.cu on hopper_model.h: their text with calls instead of
+assembly, launched by the kernels' own modules.
 
 What stands for NVIDIA's driver encodes tensor maps, refuses those that the driver refuses, and runs launches in a
 process of their own, so that one that never ends is a failure like others.
@@ -22,7 +22,7 @@ from hopper_model import compiled
 
 from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import TENSOR_MAP_TYPES, CudaFunction
-from laneloom.ops.matmul.kernels import hopper_cluster, hopper_rows
+from laneloom.ops.matmul.kernels import hopper_cluster, hopper_registers, hopper_rows
 from laneloom.ops.matmul.tma_operand import ELEMENT_BYTES
 
 #: instructions, words apart by one blank, and what stands for them; their operands follow, what is written first
@@ -50,7 +50,9 @@ CALLS = {
     "ptx::copy_to_peer",
     "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];": "ptx::store_box",
     "cp.async.bulk.commit_group;": "ptx::commit_stores",
-    "cp.async.bulk.wait_group.read 0;": "ptx::wait_for_stores",
+    "cp.async.bulk.wait_group.read 0;": "ptx::wait_for_stores<0>",
+    "cp.async.bulk.wait_group.read 1;": "ptx::wait_for_stores<1>",
+    "cp.async.bulk.wait_group 0;": "ptx::wait_for_stores<0>",
     "fence.proxy.async.shared::cta;": "ptx::show_to_copy_engine",
     "griddepcontrol.launch_dependents;": "ptx::nothing",
     "griddepcontrol.wait;": "ptx::wait_for_predecessor",
@@ -58,8 +60,7 @@ CALLS = {
     "wgmma.commit_group.sync.aligned;": "wgmma_commit",
     "wgmma.wait_group.sync.aligned 0;": "wgmma_wait<0>",
     "wgmma.wait_group.sync.aligned 1;": "wgmma_wait<1>",
-    "bar.sync %0, %1;": "named_sync",
-    "bar.sync %0, 128;": "ptx::warpgroup_sync",
+    "wgmma.wait_group.sync.aligned %0;": "ptx::wait_for_products",
     "setmaxnreg.dec.sync.aligned.u32 40;": "ptx::nothing",
     "setmaxnreg.inc.sync.aligned.u32 232;": "ptx::nothing",
     "setmaxnreg.inc.sync.aligned.u32 152;": "ptx::nothing",
@@ -87,12 +88,15 @@ CALLS = {
     "barrier.cluster.arrive.relaxed.aligned;": "ptx::cluster_arrive",
     "barrier.cluster.wait.aligned;": "ptx::cluster_wait",
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": "ptx::cluster_meet",
+    "st.release.gpu.global.u64 [%0], %1;": "ptx::store_flag",
+    "ld.acquire.gpu.global.u64 %0, [%1];": "ptx::load_flag",
 }  # fmt: skip
 _WGMMA = re.compile(
     r"\{\.reg \.pred p; setp\.ne\.b32 p, %(\d+), 0; "
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(?:f32|s32)\.(\w+)\.(\w+) "
-    r"\{([%\d, ]+)\}, %(\d+), %(\d+), p(?:, 1, 1)?(?:, ([01]), ([01]))?;\}"
+    r"\{([%\d, ]+)\}, (%\d+|\{[%\d, ]+\}), %(\d+), p(?:, 1, 1)?(?:, ([01]), ([01]))?;\}"
 )
+_BARRIER = re.compile(r"bar\.(sync|arrive) (%\d|\d+), (%\d|\d+);")
 DEPTHS = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "s8": 32}  #: K of a wgmma of each type that the model has
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
 LAUNCH = """
@@ -113,6 +117,8 @@ class Kernel:
     type: str
     peers: str
     call: str
+    #: of its text, what writes shared memory without assembly, and what says to the model that it does
+    writes: tuple[tuple[str, str], ...] = ()
 
 
 CLUSTER = Kernel(
@@ -123,6 +129,14 @@ CLUSTER = Kernel(
 ROWS = Kernel(
     hopper_rows, "extern __shared__ float memory[];", "float", "CLUSTER",
     "matmul_hopper_rows(*(ELEMENT **)p[0], *(ELEMENT **)p[1], *(OUT_TYPE **)p[2], *(RowsSizes *)p[3])",
+)  # fmt: skip
+REGISTERS = Kernel(
+    hopper_registers, "extern __shared__ __align__(1024) char shared[];", "char", "1",
+    "matmul_hopper_registers(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(float **)p[3], "
+    "*(Sizes *)p[4], *(int *)p[5], *(float **)p[6], *(u64 *)p[7])",
+    (("uint4 *x = (uint4 *)(slices", "auto *x = (ptx::Shared<uint4> *)(slices"),
+     ("*(float *)(panel", "*(ptx::Shared<float> *)(panel"),
+     ("*(float2 *)(buffer", "*(ptx::Shared<float2> *)(buffer")),
 )  # fmt: skip
 
 
@@ -152,6 +166,10 @@ def _call(inside: str) -> str:
     name = CALLS.get(instruction)
     if name is not None:
         return f"{name}({', '.join(values)})"
+    if barrier := _BARRIER.fullmatch(instruction):
+        kind, *numbers = barrier.groups()
+        number, threads = (values[int(x[1:])] if x[0] == "%" else x for x in numbers)
+        return f"named_{kind}({number}, {threads})"
     wgmma = _WGMMA.fullmatch(instruction)
     assert wgmma, f"matmul_model.py knows no call for this instruction: {instruction}"
     flag, columns, depth, kind_a, kind_b, sums, a, b, a_by_column, b_by_row = wgmma.groups()
@@ -160,8 +178,10 @@ def _call(inside: str) -> str:
     count = int(columns) // 2
     assert values[:count] == [f"d[{i}]" for i in range(count)]
     assert sums == ", ".join(f"%{i}" for i in range(count))
-    a, b, flag = (values[int(x)] for x in (a, b, flag))
-    return f"multiply_shared<{columns}>(d, {a}, {a_by_column or 0}, {b}, {b_by_row or 0}, {flag})"
+    a, b, flag = ([values[int(x)] for x in re.findall(r"\d+", group)] for group in (a, b, flag))
+    if len(a) > 1:
+        return f"ptx::multiply_fragments<{columns}>(d, {{{', '.join(a)}}}, {b[0]}, {flag[0]})"
+    return f"multiply_shared<{columns}>(d, {a[0]}, {a_by_column or 0}, {b[0]}, {b_by_row or 0}, {flag[0]})"
 
 
 def with_calls(text: str) -> str:
@@ -186,9 +206,13 @@ def program(source: str, constants: dict[str, int | str], of: Kernel = CLUSTER) 
     assert text.count(of.shared) == 1
     name = re.findall(r"\w+(?=\[\];)", of.shared)[0]
     text = text.replace(of.shared, f"{of.type} *const {name} = ({of.type} *)arena;")
+    for plain, said in of.writes:
+        assert plain in text
+        text = text.replace(plain, said)
     kind = re.search(r"wgmma\.mma_async\.\S+\.(?:f32|s32)\.(\w+)\.(\w+) ", source)
     multiplied = kind[1] if kind else "f16" if constants.get("FP16") else "bf16"
-    defines = {**constants, "BF16": int(multiplied == "bf16"), "OPERAND_" + multiplied.upper(): 1}
+    of_type = {"BF16": int(multiplied == "bf16"), "OPERAND_" + multiplied.upper(): 1}
+    defines = {"ELEMENT_BYTES": 32 // DEPTHS[multiplied], **constants, **of_type}
     lines = [f"#define {key} {value}" for key, value in defines.items()]
     header = Path(__file__).with_name("matmul_model.h")
     launch = LAUNCH % {"peers": of.peers, "kernel": of.call}
@@ -230,7 +254,7 @@ class Model:
         suits &= address % 16 == 0 and all(stride % 16 == 0 and stride < 1 << 40 for stride in strides)
         suits &= all(1 <= n <= 1 << 32 for n in sizes) and all(1 <= n <= 256 for n in box) and list(box[2:]) == [1, 1]
         suits &= box[0] * size % 16 == 0 and box[0] * size <= 128
-        words = [address, *sizes, *strides, *box, size]
+        words = [address, *sizes, *strides, *box, size, kind == TENSOR_MAP_TYPES["tf32"]]
         ctypes.memmove(to, (ctypes.c_uint64 * 16)(*words), 128)
         return 0 if suits else 1
 

@@ -48,6 +48,18 @@ def laid(matrix, shape, dtype, seed):
     return data.to(DTYPES[dtype]).as_strided(shape, matrix.strides)
 
 
+def cut(copy, source):
+    """What pieces.py makes of a matrix: pieces of its elements, their sum; behind the last along K anything."""
+    rest = source.as_strided((copy.rows, copy.k), copy.strides).clone()
+    kind = torch.bfloat16 if copy.dtype == "bf16" else torch.float32
+    pieces = torch.full((copy.pieces, copy.rows, copy.pitch), torch.nan, dtype=kind)
+    for piece in pieces:
+        near = ((rest.view(torch.int32) + copy.half) & -max(2 * copy.half, 1)).view(torch.float32)
+        piece[:, : copy.k] = near
+        rest -= near
+    return pieces
+
+
 def run(problem, config, *terms, anyway=False, kernel=hopper_cluster):
     """A, B, C. Nothing but C may be written: not between its rows, not before and behind it. `anyway`: whatever the
     config says."""

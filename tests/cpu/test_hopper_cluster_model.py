@@ -14,7 +14,7 @@ from hopper_model import COMPILER
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model  # noqa: E402
-from matmul_products import check, compare, product, run, small  # noqa: E402
+from matmul_products import check, compare, cut, product, run, small  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
@@ -83,18 +83,6 @@ def test_products_early(model, name):
 def test_tf32(model):
     model()
     check(product(70, 40, 72, dtype="fp32", precision="tf32"), small(block_k=32), 2.0**-9)
-
-
-def cut(copy, source):
-    """What pieces.py makes of a matrix: pieces of its elements, their sum; behind the last along K anything."""
-    rest = source.as_strided((copy.rows, copy.k), copy.strides).clone()
-    kind = torch.bfloat16 if copy.dtype == "bf16" else torch.float32
-    pieces = torch.full((copy.pieces, copy.rows, copy.pitch), torch.nan, dtype=kind)
-    for piece in pieces:
-        near = ((rest.view(torch.int32) + copy.half) & -2 * copy.half).view(torch.float32)
-        piece[:, : copy.k] = near
-        rest -= near
-    return pieces
 
 
 @pytest.mark.parametrize(("precision", "pieces", "block_k"), [("3xtf32", 2, 32), ("3xbf16", 3, 64)])

@@ -91,9 +91,9 @@ class _Prepared:
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         # Of this call alone: calls on other streams may run beside it.
         parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
-        first, second = (x.data_ptr() for x in (self.place(b, a) if self.turned else self.place(a, b)))
-        c = out.data_ptr()
-        addresses = first, second, c if self.by_tma else second, c, parts.data_ptr()
+        first, second = self.place(b, a) if self.turned else self.place(a, b)
+        to = out if self.by_tma else second
+        addresses = [x.data_ptr() for x in (first, second, to, out, parts)]
         self.launch.launch_at(current_stream(out.get_device()), *addresses, next(LAUNCHES))
 
 

@@ -1,0 +1,81 @@
+"""hopper_registers.cu on a CPU model of Hopper's instructions: its own text and its own launch, every thread by itself.
+
+wgmma and the copy engine's reads of what it stores come as late as their waits allow, but where tiles are cut: CTAs
+wait for each other there, and run in the order in which none has to.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hopper_model import COMPILER
+
+torch = pytest.importorskip("torch")
+
+from matmul_model import REGISTERS, Model  # noqa: E402
+from matmul_products import cut  # noqa: E402
+from registers_products import check, fp32, small, tf32  # noqa: E402
+
+from laneloom.device.pieces import PiecesLaunch  # noqa: E402
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def model(folder, monkeypatch):
+    monkeypatch.setattr(PiecesLaunch, "__call__", lambda self, *sources: list(map(cut, self._copies, sources)))
+    return functools.partial(Model, folder, monkeypatch, of=REGISTERS)
+
+
+#: so many CTAs that each has one tile: see the last test
+EACH = 16
+TURNED, WIDE = small(turned=True, programs=EACH), small(128, 64)
+LATE = {
+    "a along k": (fp32(70, 40, 136), small(programs=EACH)),
+    "k smaller than a slice": (fp32(70, 40, 5), small(programs=EACH)),
+    "a batch, b repeated": (fp32(70, 40, 72, batch=(2, 2), shared="b"), small(programs=EACH)),
+    "panels of a": (fp32(70, 72, 100, "tt"), small(columns=64)),
+    "panels of a, b copied, several tiles": (fp32(140, 72, 72, "tn"), small(columns=64, copy_b=True)),
+    "turned, panels of b": (fp32(72, 76, 136, "nn"), TURNED),
+    "turned, panels of b, a copied, a batch": (
+        fp32(40, 72, 72, "tn", batch=(1, 2)), TURNED.with_knobs(copy_a=True)),
+    "turned, masked": (fp32(37, 69, 100, c_pitch=75), small(columns=16, turned=True)),
+    "128 rows, several tiles": (fp32(200, 104, 136), WIDE),
+    "128 rows, turned, masked": (fp32(45, 133, 72, "nn"), small(128, 32, turned=True)),
+    "tf32": (tf32(70, 104, 136), small(columns=64)),
+    "tf32, one slice": (tf32(70, 104, 20), small(columns=64)),
+    "tf32, panels of a, 128 rows, masked": (tf32(133, 45, 200, "tt", c_pitch=51), small(128, 16, stages=3)),
+    "tf32, turned, panels of b": (tf32(72, 140, 100, "nn"), small(128, 64, turned=True)),
+}  # fmt: skip
+#: cut along K, in three CTAs; some with whole tiles ahead
+CUT = {
+    "128 rows": (fp32(133, 72, 136), small(128, 64, split=True, programs=3)),
+    "panels of a, masked, whole tiles ahead": (
+        fp32(200, 51, 136, "tt"), small(columns=16, split=True, programs=3)),
+    "tf32, turned, a batch": (
+        tf32(40, 70, 264, "nn", batch=(1, 2)), small(turned=True, split=True, programs=3)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_products(model, name):
+    model()
+    check(*LATE[name])
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_cut_tiles(model, name):
+    problem, config = CUT[name]
+    assert config.whole_tiles(problem) < config.tiles(problem)
+    model(late=False)
+    check(problem, config)
+
+
+@pytest.mark.xfail(
+    strict=True, raises=AssertionError,
+    reason="a tile's only piece of 32 columns lies where the copy engine may still read the last tile's",
+)  # fmt: skip
+def test_staging_of_one_piece_waits_for_the_last_tile(model):
+    model()
+    check(fp32(70, 40, 136), small())
