@@ -42,6 +42,8 @@ FAULTS = {
         'asm volatile("bar.sync 4, 256;" ::: "memory");', ";", "ends while 128 threads are at barrier 4", TURNS),
     "the copy engine may see old staging": (f"{FENCE}        asm", "asm", "the copy engine reads", ONE_TILE),
     "staging is written before the copy engine has read it": ("wait_group.read 1;", "commit_group;", "wrong", TILES),
+    "staging of one piece is written before the last tile's is read": (
+        "wait_group.read 0;", "wait_group.read 1;", "wrong", (fp32(70, 40, 136), small())),
     "a CTA ends before the copy engine has read it": (
         'asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");', ";", "a CTA ends before", ONE_TILE),
     "a part is not said to be there": (
@@ -56,7 +58,7 @@ def test_faults_are_seen(model, name):
     there, instead, what, product = FAULTS[name]
 
     def change(text):
-        assert text.count(there) == 1
+        assert text.count(there) == 1, there
         text = text.replace(there, instead)
         return text.replace(*SLOW) if "before it is cut" in name else text
 

@@ -28,13 +28,11 @@ def model(folder, monkeypatch):
     return functools.partial(Model, folder, monkeypatch, of=REGISTERS)
 
 
-#: so many CTAs that each has one tile: see the last test
-EACH = 16
-TURNED, WIDE = small(turned=True, programs=EACH), small(128, 64)
+TURNED, WIDE = small(turned=True), small(128, 64)
 LATE = {
-    "a along k": (fp32(70, 40, 136), small(programs=EACH)),
-    "k smaller than a slice": (fp32(70, 40, 5), small(programs=EACH)),
-    "a batch, b repeated": (fp32(70, 40, 72, batch=(2, 2), shared="b"), small(programs=EACH)),
+    "a along k": (fp32(70, 40, 136), small()),
+    "k smaller than a slice": (fp32(70, 40, 5), small()),
+    "a batch, b repeated": (fp32(70, 40, 72, batch=(2, 2), shared="b"), small()),
     "panels of a": (fp32(70, 72, 100, "tt"), small(columns=64)),
     "panels of a, b copied, several tiles": (fp32(140, 72, 72, "tn"), small(columns=64, copy_b=True)),
     "turned, panels of b": (fp32(72, 76, 136, "nn"), TURNED),
@@ -70,12 +68,3 @@ def test_cut_tiles(model, name):
     assert config.whole_tiles(problem) < config.tiles(problem)
     model(late=False)
     check(problem, config)
-
-
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError,
-    reason="a tile's only piece of 32 columns lies where the copy engine may still read the last tile's",
-)  # fmt: skip
-def test_staging_of_one_piece_waits_for_the_last_tile(model):
-    model()
-    check(fp32(70, 40, 136), small())

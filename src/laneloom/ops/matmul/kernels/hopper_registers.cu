@@ -150,8 +150,10 @@ __device__ __forceinline__ void store(const float (&sums)[SUMS], const TensorMap
 #pragma unroll
     for (int piece = 0; piece < (BLOCK_N + 31) / 32; ++piece) {
         char *buffer = staging + piece % 2 * BUFFER_BYTES;
-        // The copy engine must have read this buffer's last piece before it is overwritten.
-        if (first) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
+        // The copy engine must have read this buffer's last piece before it is overwritten: of an odd number of pieces the
+        // last tile's newest one lies in the same buffer as this tile's first.
+        if (first && (BLOCK_N + 31) / 32 % 2) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+        else if (first) asm volatile("cp.async.bulk.wait_group.read 1;" ::: "memory");
         asm volatile("bar.sync %0, 128;" ::"r"(2 + slab) : "memory");
 #pragma unroll
         for (int block = 0; block < 4 && 4 * piece + block < BLOCK_N / 8; ++block)  // of 8 columns
