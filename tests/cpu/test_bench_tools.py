@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ import torch
 from typer.testing import CliRunner
 
 from laneloom.bench import records
-from laneloom.bench.bottleneck import GpuProfile, KernelTime, measured_bottleneck
+from laneloom.bench.bottleneck import GpuProfile, KernelTime, measured_bottleneck, predicted_bottleneck
 from laneloom.bench.changes import compare_records
 from laneloom.bench.html_report import newest, problem_words, report_page
 from laneloom.bench.plots import COLOURS, Axis, Chart
@@ -227,6 +228,16 @@ PROFILE = GpuProfile((KernelTime("k", 10.0, 1.0),), 10.0, 10.0, 3.0, 500.0, 1000
 )
 def test_the_bottleneck_follows_from_the_figures(profile, word):
     assert word in measured_bottleneck(profile)
+
+
+def test_the_figures_of_a_prediction_are_those_of_what_limits_it():
+    """Matrix instructions share their pipe with others: neither may be in use most of the time alone."""
+    kernel = SimpleNamespace(
+        limiter="matrix pipe", busy={"LDS": 0.62, "matrix": 0.59, "VALU": 0.27}, stalls={"VALU": 0.38}, rounds=1.0,
+        waves_per_simd=7,
+    )  # fmt: skip
+    told = predicted_bottleneck(SimpleNamespace(slowest=kernel))
+    assert told.startswith("matrix pipe: matrix and VALU together in use 86% of the time")
 
 
 def test_a_profile_without_a_gpu_is_predicted():
