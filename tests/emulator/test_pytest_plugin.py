@@ -73,6 +73,8 @@ def test_host_and_device_are_kept_apart():
     assert device.to("cuda") is device and device.cuda() is device and before.cpu() is before
     assert device.half().is_cuda and device.to("cuda", torch.float16).dtype == torch.float16
     assert device.to(host).device.type == "cpu" and host.to(device).is_cuda and not host.double().is_cuda
+    assert host.half().type_as(device).is_cuda and host.type_as(other=device).is_cuda
+    assert not device.type_as(host).is_cuda
     assert torch.from_numpy(before.numpy()).to(device.device).is_cuda
     with pytest.raises(AssertionError, match="device"):
         torch.testing.assert_close(before, device)
@@ -139,6 +141,7 @@ def test_streams_events_and_marks():
     y.record_stream(stream)
     torch.cuda.nvtx.range_push("part")
     torch.cuda.nvtx.range_pop()
+    assert x.is_pinned() and not torch.ones(3).is_pinned()
     assert event.query() and y.is_cuda and not x.is_cuda and torch.cuda.memory_summary() == ""
 
 
@@ -160,7 +163,9 @@ def test_what_is_loaded(tmp_path):
 def test_what_torch_says_of_the_gpu():
     assert torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
     assert torch.cuda.get_device_capability() == CAPABILITY
-    assert torch.cuda.get_device_properties(0).gcnArchName == "GPU"
+    properties = torch.cuda.get_device_properties(0)
+    assert properties.gcnArchName == "GPU" and properties.max_threads_per_block == 1024
+    assert properties.shared_memory_per_block_optin == properties.shared_memory_per_multiprocessor == 65536
     assert torch.version.hip is not None
     assert triton.runtime.driver.active.get_current_target().arch == "GPU"
 

@@ -46,7 +46,9 @@ def answers(gpu: Gpu) -> dict[str, Any]:
     properties = SimpleNamespace(
         name=product, gcnArchName=gpu.name, major=major, minor=minor, multi_processor_count=gpu.compute_units,
         total_memory=16 << 30, warp_size=gpu.wave, shared_memory_per_block=gpu.lds_bytes, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, is_integrated=False, is_multi_gpu_board=False, L2_cache_size=0,
+        shared_memory_per_block_optin=gpu.lds_bytes, shared_memory_per_multiprocessor=gpu.lds_bytes,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, is_integrated=False, is_multi_gpu_board=False,
+        L2_cache_size=0,
     )  # fmt: skip
 
     class Stream:

@@ -18,8 +18,9 @@ from .cuda_answers import accelerator_answers, always, answers, generator_class,
 from .cuda_operators import registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
+_PINNED = "_laneloom_pinned"
 _ABSENT = object()  #: where there was nothing to put back
-_MOVES = ("to", "cuda", "cpu")
+_MOVES = ("to", "cuda", "cpu", "type_as")
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 
 
@@ -117,7 +118,11 @@ def _function_mode():
                     func, -1 if host else 0
                 )
             if func is tensor.pin_memory:
-                return mark(self.on(True, tensor.clone, (args[0],), {}), True)
+                pinned = mark(self.on(True, tensor.clone, (args[0],), {}), True)
+                setattr(pinned, _PINNED, True)
+                return pinned
+            if func is tensor.is_pinned:
+                return getattr(args[0], _PINNED, False)
             if func == data_setter and is_tensor(args[1]):
                 func(*args)
                 return mark(args[0], getattr(args[1], _HOST, False))
@@ -145,11 +150,13 @@ def _function_mode():
             return mark(result, host)
 
         def move(self, func, args, kwargs, host):
-            """Tensor.to, .cuda, .cpu: copies if the device changes, and does what else was asked."""
+            """Tensor.to, .cuda, .cpu, .type_as: copies if the device changes, and does what else was asked."""
             source, rest = args[0], list(args[1:])
             kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
             target = "cuda" if func is tensor.cuda else "cpu" if func is tensor.cpu else None
-            if func is not tensor.to:
+            if "other" in kwargs:
+                rest.insert(0, kwargs.pop("other"))
+            if func in (tensor.cuda, tensor.cpu):
                 kwargs.pop("device", None)
             else:
                 spoken = kwargs.pop("device", None)
