@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,10 +21,10 @@ import torch
 from typer.testing import CliRunner
 
 from laneloom.bench import records
-from laneloom.bench.bottleneck import GpuProfile, KernelTime, measured_bottleneck
+from laneloom.bench.bottleneck import GpuProfile, KernelTime, measured_bottleneck, predicted_bottleneck
 from laneloom.bench.changes import compare_records
-from laneloom.bench.html_report import newest, report_page
-from laneloom.bench.plots import Axis, Chart
+from laneloom.bench.html_report import newest, problem_words, report_page
+from laneloom.bench.plots import COLOURS, Axis, Chart
 from laneloom.bench.products import judge
 from laneloom.bench.roofline import Ceilings, ceilings, roofline_svg
 from laneloom.bench.timing import METHOD_SUSTAINED
@@ -91,6 +92,27 @@ def test_ceilings_are_what_was_reached():
     assert limits.tflops == {"bf16": pytest.approx(2 * 128 * 64 * 64 / 1e6)}
     assert limits.gbs == pytest.approx((1 << 30) / 100e3)
     ElementTree.fromstring(roofline_svg(rows, limits))
+    # Of several GPUs, or of what only moves the operands, nothing says how fast one computes.
+    others = [record(us=1e-3, candidate="moved alone"), record(us=1e-3, problem={"dtype": "bf16", "ranks": 2})]
+    assert ceilings([*rows, *others]) == limits
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)]
+    linear = [x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in channels]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_colours_are_seen_on_white_and_on_a_dark_page(colour):
+    """A contrast of 3, as WCAG asks of pictures."""
+    assert 1.05 / (luminance(colour) + 0.05) >= 3
+    assert (luminance(colour) + 0.05) / (luminance("#12151a") + 0.05) >= 3
+
+
+def test_a_problem_names_its_sizes():
+    problem = {"dtype": "bf16", "from_s": 0.5, "group": "x", "k": 3, "m": 1, "causal": True, "gelu": False}
+    assert problem_words(record(problem=problem)) == "from_s 0.5, k 3, m 1, bf16, causal"
 
 
 @pytest.mark.parametrize("log", [True, False])
@@ -206,6 +228,16 @@ PROFILE = GpuProfile((KernelTime("k", 10.0, 1.0),), 10.0, 10.0, 3.0, 500.0, 1000
 )
 def test_the_bottleneck_follows_from_the_figures(profile, word):
     assert word in measured_bottleneck(profile)
+
+
+def test_the_figures_of_a_prediction_are_those_of_what_limits_it():
+    """Matrix instructions share their pipe with others: neither may be in use most of the time alone."""
+    kernel = SimpleNamespace(
+        limiter="matrix pipe", busy={"LDS": 0.62, "matrix": 0.59, "VALU": 0.27}, stalls={"VALU": 0.38}, rounds=1.0,
+        waves_per_simd=7,
+    )  # fmt: skip
+    told = predicted_bottleneck(SimpleNamespace(slowest=kernel))
+    assert told.startswith("matrix pipe: matrix and VALU together in use 86% of the time")
 
 
 def test_a_profile_without_a_gpu_is_predicted():

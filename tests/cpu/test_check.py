@@ -299,6 +299,8 @@ def test_refusals():
         check("", "gfx1100")
     with pytest.raises(ArgumentError, match="no kernel 'x'"):
         check("\ts_nop 0\n", "gfx1100", "x")
+    with pytest.raises(ArgumentError, match="line 2 is no AMDGCN instruction: 'hello world'"):
+        check("\ts_nop 0\n\thello world\n", "gfx1100")
 
 
 def test_command(tmp_path):

@@ -259,6 +259,14 @@ def test_isa_of_a_bad_file(assembly, tmp_path):
     assert "no 64-bit little-endian ELF file" in refusal("isa", str(binary))
     binary.write_bytes(b"\xff\xfe\x00")
     assert "neither assembly nor a code object" in refusal("isa", str(binary))
+    for text, name in [
+        ("define amdgpu_kernel void @k() {\n  ret void\n}\n", "LLVM IR"),
+        ('#blocked = #ttg.blocked<{}>\nmodule attributes {} {\n  tt.func public @k() {\n', "MLIR"),
+        (".version 8.0\n.target sm_90a\n.visible .entry k() { ret; }\n", "PTX"),
+    ]:
+        binary.write_text(text)
+        for check in [], ["--check"]:
+            assert f"is {name}, not AMDGCN assembly" in refusal("isa", str(binary), "--gpu", "gfx1100", *check)
     bare = tmp_path / "bare.s"
     bare.write_text("s_endpgm\n")
     assert "--gpu" in refusal("isa", str(bare))

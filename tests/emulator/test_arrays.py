@@ -65,6 +65,42 @@ def test_tensors_between_addresses_are_refused():
         laneloom.matmul(torch.ones(3, 3).double(), a)
 
 
+@pytest.mark.parametrize("argument", ["c", "bias"])
+def test_terms_between_addresses_are_refused(argument):
+    torch = pytest.importorskip("torch")
+    a, term = torch.ones(3, 3), off_by_a_byte(np.ones(3 if argument == "bias" else (3, 3), np.float32))
+    with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match=f"^{argument}: expected elements at"):
+        laneloom.gemm(a, a, beta=1.0, **{argument: torch.from_numpy(term)})
+
+
+def test_sequences_between_addresses_are_refused():
+    q = np.ones((3, 1, 16), np.float16)
+    ends = off_by_a_byte(np.array([0, 1, 3], np.int32))
+    with laneloom.emulated("gfx1151"), pytest.raises(ArgumentError, match=r"^cu_seqlens_q: expected elements at mult"):
+        laneloom.flash_attention(q, q, q, cu_seqlens_q=ends)
+
+
+@pytest.mark.parametrize("place", ["between addresses", "every second", "backwards"])
+def test_lengths_and_pages_that_do_not_lie_side_by_side(place):
+    torch = pytest.importorskip("torch")
+    moved = {
+        "between addresses": off_by_a_byte, "every second": lambda x: np.stack([x, 0 * x], -1)[..., 0],
+        "backwards": lambda x: x[..., ::-1].copy()[..., ::-1],
+    }[place]  # fmt: skip
+    rng = np.random.default_rng(0)
+    q, pages = (rng.standard_normal(s).astype(np.float16) for s in ((2, 1, 2, 16), (5, 16, 1, 16)))
+    lengths, table = np.array([17, 3], np.int32), np.array([[4, 0], [2, -1]], np.int32)
+    kinds = [np.asarray] if place == "backwards" else [np.asarray, torch.from_numpy]
+    with laneloom.emulated("gfx1151"):
+        expected = laneloom.attention_decode(q, pages, pages, cache_lengths=lengths, block_table=table)
+        for kind in kinds:
+            operands = map(kind, (q, pages, pages))
+            got = laneloom.attention_decode(
+                *operands, cache_lengths=kind(moved(lengths)), block_table=kind(moved(table))
+            )
+            assert np.array_equal(np.asarray(got), expected)
+
+
 def test_products_go_into_tensors_of_one_device():
     torch = pytest.importorskip("torch")
     a, out = torch.ones(3, 3), torch.empty(3, 3, device="meta")

@@ -3,6 +3,8 @@
 import pytest
 from test_memory_instructions import in_space, random_bytes, run
 
+from laneloom.errors import HazardError
+
 
 @pytest.mark.parametrize("source", ["global", "buffer"])
 @pytest.mark.parametrize("name", ["ubyte", "sbyte", "ushort", "sshort", "dword", "dwordx3", "dwordx4"])
@@ -24,6 +26,27 @@ def test_loads_to_lds(name, source):
         octets = raw[16 * lane + 4 : 16 * lane + 4 + nbytes].tobytes()
         value = int.from_bytes(octets, "little", signed=name.startswith("s")) & (1 << 8 * stride) - 1
         assert got[lane, :stride].tobytes() == value.to_bytes(stride, "little")
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx950"])
+@pytest.mark.parametrize("load", ["global_load_lds_dword v[2:3], off", "buffer_load_dword v1, s[4:7], 0 offen lds"])
+def test_a_wave_waits_for_its_own_load_to_lds(gpu, load):
+    """No register stands for the place, and no other wave reads it; an older load of two is there at vmcnt(1)."""
+    image, registers = random_bytes(3)
+    body = f"""s_movk_i32 m0, 0x100
+    {load}
+    s_movk_i32 m0, 0x200
+    {load}
+    v_lshlrev_b32_e32 v12, 2, v0
+    s_waitcnt vmcnt(1)
+    ds_read_b32 v8, v12 offset:256
+    WAIT
+    ds_read_b32 v9, v12 offset:512"""
+    run(gpu, body.replace("WAIT", "s_waitcnt vmcnt(0)"), image, registers, strict=True)
+    for early, verb in [(body, "reads"), (body.replace("ds_read_b32 v9, v12", "ds_write_b32 v12, v12"), "overwrites")]:
+        with pytest.raises(HazardError, match=f"{verb} LDS before a wait for vmcnt: line .*lds") as caught:
+            run(gpu, early.replace("WAIT", "s_nop 0"), image, registers, strict=True)
+        assert caught.value.kind == "wait"
 
 
 @pytest.mark.parametrize(("total", "width"), [(64, 16), (64, 8), (64, 4), (96, 6)])

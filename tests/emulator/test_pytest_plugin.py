@@ -13,6 +13,7 @@ from laneloom.emulator import pytest_plugin
 pytest.importorskip("torch")
 
 SUITE = """
+import numpy as np
 import pytest, torch, triton, triton.language as tl
 
 DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as the tutorials find theirs
@@ -72,6 +73,8 @@ def test_host_and_device_are_kept_apart():
     assert device.to("cuda") is device and device.cuda() is device and before.cpu() is before
     assert device.half().is_cuda and device.to("cuda", torch.float16).dtype == torch.float16
     assert device.to(host).device.type == "cpu" and host.to(device).is_cuda and not host.double().is_cuda
+    assert host.half().type_as(device).is_cuda and host.type_as(other=device).is_cuda
+    assert not device.type_as(host).is_cuda
     assert torch.from_numpy(before.numpy()).to(device.device).is_cuda
     with pytest.raises(AssertionError, match="device"):
         torch.testing.assert_close(before, device)
@@ -91,10 +94,78 @@ def test_modules_and_defaults():
         assert torch.randn(2, 2, device=0).is_cuda
 
 
+def test_parameters_live_where_they_were_put():
+    linear = torch.nn.Linear(8, 4)
+    weight = linear.weight
+    assert not weight.is_cuda and not torch.nn.Parameter(torch.ones(3)).is_cuda
+    assert linear.cuda().weight is weight and weight.is_cuda and weight.data.is_cuda
+    assert not linear.to("cpu").weight.is_cuda and not linear(torch.randn(3, 8)).is_cuda
+
+
+def test_what_numpy_made_is_copied_to_the_gpu():
+    array = np.zeros(64, np.float32)
+    for make in (torch.from_numpy, lambda a: torch.frombuffer(a, dtype=torch.float32)):
+        host = make(array)
+        one = torch.ones(64, device="cuda")
+        device = host.cuda()
+        assert not host.is_cuda and device.is_cuda
+        add(device, one, out=device)
+        assert (array == 0).all() and (device == 1).all()
+
+
+def test_autocast_casts_and_ends():
+    x = torch.randn(4, 4, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert (x @ x).dtype == torch.bfloat16
+        with torch.autocast("cuda", enabled=False):
+            assert (x @ x).dtype == torch.float32
+    assert (x @ x).dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("how", ["foreach", "fused"])
+def test_optimizers(how):
+    layer = torch.nn.Linear(4, 4, device="cuda")
+    optimizer = torch.optim.AdamW(layer.parameters(), **{how: True})
+    layer(torch.ones(2, 4, device="cuda")).sum().backward()
+    optimizer.step()
+    assert optimizer.state[layer.weight]["exp_avg"].is_cuda
+
+
+def test_streams_events_and_marks():
+    stream, event, x = torch.cuda.Stream(), torch.cuda.Event(), torch.ones(3).pin_memory()
+    with torch.cuda.stream(stream):
+        y = x.to("cuda", non_blocking=True)
+    event.record(stream)
+    torch.cuda.current_stream().wait_event(event)
+    torch.cuda.current_stream().record_event().wait()
+    y.record_stream(stream)
+    torch.cuda.nvtx.range_push("part")
+    torch.cuda.nvtx.range_pop()
+    assert x.is_pinned() and not torch.ones(3).is_pinned()
+    assert event.query() and y.is_cuda and not x.is_cuda and torch.cuda.memory_summary() == ""
+
+
+def test_a_generator_of_the_gpu():
+    drawn = []
+    for _ in "ab":
+        generator = torch.Generator(device="cuda").manual_seed(3)
+        assert isinstance(generator, torch.Generator) and generator.device.type == "cuda"
+        drawn.append(torch.rand(5, device="cuda", generator=generator))
+    assert torch.equal(*drawn) and drawn[0].is_cuda and torch.Generator().device.type == "cpu"
+
+
+def test_what_is_loaded(tmp_path):
+    torch.save({"weights": [torch.ones(3)]}, tmp_path / "x.pt")
+    for place in ("cuda", torch.device("cuda:0"), "cpu", None):
+        assert torch.load(tmp_path / "x.pt", map_location=place)["weights"][0].is_cuda == ("cuda" in str(place))
+
+
 def test_what_torch_says_of_the_gpu():
     assert torch.cuda.device_count() == 1 and torch.cuda.current_device() == 0
     assert torch.cuda.get_device_capability() == CAPABILITY
-    assert torch.cuda.get_device_properties(0).gcnArchName == "GPU"
+    properties = torch.cuda.get_device_properties(0)
+    assert properties.gcnArchName == "GPU" and properties.max_threads_per_block == 1024
+    assert properties.shared_memory_per_block_optin == properties.shared_memory_per_multiprocessor == 65536
     assert torch.version.hip is not None
     assert triton.runtime.driver.active.get_current_target().arch == "GPU"
 
@@ -220,9 +291,9 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 passed" in done.stdout
+    assert "20 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
-    assert "laneloom: gfx1201: 12 launches of 1 kernels in strict mode" in done.stdout
+    assert "laneloom: gfx1201: 14 launches of 1 kernels in strict mode" in done.stdout
 
 
 def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):
@@ -252,7 +323,11 @@ def test_an_unknown_gpu_is_refused_in_a_sentence(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("gpu", "strict", "message"), [("sm_90a", False, "is not emulated"), (None, True, "need --emulate GPU")]
+    ("gpu", "strict", "message"),
+    [
+        ("sm_90a", False, "is not emulated"), ("gfx1151,gfx942", False, "takes one GPU"),
+        (None, True, "need --emulate GPU"),
+    ],
 )
 def test_other_bad_options(gpu, strict, message):
     options = SimpleNamespace(emulate=gpu, emulate_strict=strict, emulate_seed=0, emulate_bounds="view")

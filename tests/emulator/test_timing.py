@@ -229,6 +229,10 @@ def test_command_and_timeline(tmp_path):
     for simd in {e["pid"] for e in events}:
         spans = sorted((e["ts"], e["dur"]) for e in events if e["pid"] == simd and e["name"].startswith("v_wmma"))
         assert all(a + d <= b + 1e-9 for (a, d), (b, _) in itertools.pairwise(spans))
+    # Perfetto drops bars that overlap with others of their track.
+    for track in {(e["pid"], e["tid"]) for e in events}:
+        spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if (e["pid"], e["tid"]) == track)
+        assert all(end <= start + 1e-9 for (_, end), (start, _) in itertools.pairwise(spans))
     begins = sum(e["ph"] == "b" for e in trace["traceEvents"])
     assert begins == sum(e["ph"] == "e" for e in trace["traceEvents"]) > 0
     folder = ["predict", "matmul", "--timeline", str(tmp_path), "--shape", "64,64,64"]

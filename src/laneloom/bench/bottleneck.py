@@ -116,9 +116,11 @@ def predicted_bottleneck(prediction: Prediction) -> str:
     """What limits a predicted call, and by which figures."""
     slowest = prediction.slowest
     unit, busy = max(slowest.busy.items(), key=lambda item: item[1], default=("nothing", 0.0))
+    if slowest.limiter in ("matrix pipe", "VALU pipe"):  # one unit issues to both
+        unit, busy = "matrix and VALU together", slowest.busy["matrix"] + slowest.busy["VALU"]
     reason, stall = max(slowest.stalls.items(), key=lambda item: item[1], default=("nothing", 0.0))
     return (
-        f"{slowest.limiter}: {unit} is in use {busy:.0%} of the time, waves wait {stall:.0%} of theirs for {reason}; "
+        f"{slowest.limiter}: {unit} in use {busy:.0%} of the time, waves wait {stall:.0%} of theirs for {reason}; "
         f"{slowest.waves_per_simd:g} waves per SIMD, the GPU is filled {slowest.rounds:.1f} times"
     )
 

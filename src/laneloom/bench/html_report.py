@@ -33,6 +33,7 @@ svg { min-width: 460px; width: 100%; max-width: 800px; display: block; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.4em 0; }
 th, td { padding: 3px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; text-align: right; }
 th { background: var(--soft); font-weight: 600; } th:first-child, td:first-child, .l { text-align: left; }
+.p { white-space: normal; min-width: 21em; }
 summary { cursor: pointer; padding: 6px 0; }
 .stale, .down { color: var(--bad); } .up { color: var(--good); }
 code { font-size: 0.92em; overflow-wrap: anywhere; }
@@ -161,7 +162,7 @@ def _k_sweep(records: Sequence[Record]) -> list[str]:
     """TFLOP/s of the 3-D transform over K, for each candidate of its largest batch."""
     best: dict[tuple[str, int], Record] = {}
     for r in newest(records):
-        if r.op == "transform3d" and r.flops and r.problem.get("dtype") == "fp64":
+        if r.op == "transform3d" and r.tflops and r.problem.get("dtype") == "fp64" and "ranks" not in r.problem:
             key = (r.candidate, int(r.problem["k"]))
             if key not in best or r.bytes > best[key].bytes:
                 best[key] = r
@@ -195,16 +196,19 @@ def _file_section(name: str, records: list[Record], is_stale: Callable[[Record],
                 + (f' <span class="stale">{stale} are stale.</span>' if stale else "") + "</p>"
             )  # fmt: skip
     head = ("problem", "candidate", "us", "IQR", "TFLOP/s", "GB/s", "x reference", "error/budget", "date", "method")
-    lines = ["<tr>" + "".join(f"<th>{word}</th>" for word in head) + "</tr>"]
+    heads = "".join(f'<th class="{"l" if word in ("candidate", "method") else ""}">{word}</th>' for word in head)
+    lines = [f"<tr>{heads}</tr>"]
+    several = len({r.op for r in rows}) > 1
     for r in rows:
+        problem = ": ".join(filter(None, [r.op if several else "", problem_words(r)]))
         ratio = r.ratio_to_reference
         shade = "up" if ratio > 1.01 else "down" if ratio < 0.99 else ""
         share = "" if r.error is None or not r.error_budget else f"{r.error / r.error_budget:.2f}"
         marks = '<span class="stale"> stale</span>' if is_stale and is_stale(r) else ""
         marks += " noisy" if r.noisy else ""
         cells: list[tuple[str, str]] = [
-            ("", escape(problem_words(r))), ("l", escape(r.candidate) + marks), ("", f"{r.median_us:.2f}"),
-            ("", f"{r.iqr_us:.2f}"), ("", f"{r.tflops:.1f}" if r.flops else ""),
+            ("p", escape(problem)), ("l", escape(r.candidate) + marks), ("", f"{r.median_us:.2f}"),
+            ("", f"{r.iqr_us:.2f}"), ("", f"{r.tflops:.1f}" if r.tflops else ""),
             ("", f"{r.gbs:.0f}" if r.bytes else ""),
             (shade, f"{ratio:.3f}"), ("", share), ("", r.time[:10]), ("l", escape(r.method.partition(":")[0])),
         ]  # fmt: skip
@@ -215,11 +219,12 @@ def _file_section(name: str, records: list[Record], is_stale: Callable[[Record],
 
 
 def problem_words(record: Record) -> str:
-    """A record's problem: sizes, then words."""
-    sizes = [str(v) for k, v in record.problem.items() if type(v) is int]
+    """A record's problem: sizes with their names, then words."""
+    sizes = [f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.problem.items()
+             if isinstance(v, int | float) and not isinstance(v, bool)]  # fmt: skip
     words = [str(v) for k, v in record.problem.items() if isinstance(v, str) and k not in ("group", "dtype_out")]
     words += [k for k, v in record.problem.items() if v is True]
-    return " ".join([*([" x ".join(sizes)] if sizes else []), *words])
+    return ", ".join([*sizes, *words])
 
 
 def _tuned_section() -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 WIDTH, HEIGHT = 640, 400  #: without the legend, which stands below
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 12, 48
 LEGEND_COLUMNS, LEGEND_ROW = 3, 20
+#: told apart from white and from a page's dark background
 COLOURS = ("#2563eb", "#d97706", "#059669", "#dc2626", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#6b7280",
-           "#1e3a8a", "#92400e", "#14532d", "#7f1d1d", "#a78bfa")  # fmt: skip
+           "#c026d3", "#94663b", "#0d9488", "#ea580c", "#9f7aea")  # fmt: skip
 
 
 @dataclass(frozen=True)

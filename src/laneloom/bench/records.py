@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .timing import Timing  # which needs torch; records do not
 
 SCHEMA_VERSION = 1
+_MOVERS = ("copy", "moved alone")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Record:
 
     @property
     def tflops(self) -> float:
-        return self.flops / self.median_us / 1e6
+        """0 of a candidate that only moves what the others compute with."""
+        return 0.0 if self.candidate in _MOVERS else self.flops / self.median_us / 1e6
 
     @property
     def gbs(self) -> float:

@@ -32,11 +32,13 @@ class Ceilings:
 
 
 def ceilings(records: Iterable[Record]) -> Ceilings:
-    """The most that records reached: GB/s of those beyond the caches, TFLOP/s by dtype. 0 where there is none."""
-    records = list(records)
+    """The most that records of one GPU reached: GB/s of those beyond the caches, TFLOP/s by dtype. 0 where there is
+    none.
+    """
+    records = [r for r in records if "ranks" not in r.problem]
     rates: dict[str, float] = {}
     for r in records:
-        if r.flops:
+        if r.tflops:
             dtype = dtype_of(r)
             rates[dtype] = max(rates.get(dtype, 0.0), r.tflops)
     large = [r.gbs for r in records if r.bytes >= _BEYOND_CACHES]

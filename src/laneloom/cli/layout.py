@@ -43,6 +43,10 @@ def layout(
         raise ArgumentError("give one of --element, --register and --output")
     if style in ("svg", "html") and asked:
         raise ArgumentError(f"--format {style} shows whole matrices: leave out --element, --register and --output")
+    if style == "html" and (matrix is not None or wave is not None or opsel):
+        raise ArgumentError("--format html has every matrix, wave and half: leave out --matrix, --wave and --opsel")
+    if style in ("svg", "html", "csv") and transpose:
+        raise ArgumentError(f"--transpose exchanges the rows and columns of tables, which --format {style} has none of")
     target = get_gpu(gpu)
     row = find_instruction(instruction, target)
     if style == "html":

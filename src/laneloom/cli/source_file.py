@@ -7,9 +7,17 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 
 _TARGET = re.compile(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", re.MULTILINE)
+
+#: text that is no machine code: what it is called, a line that only it has, what to do about it
+_OTHER_TEXTS = (
+    ("LLVM IR", r"^(?:define|declare)\b[^\n]*@|^target (?:triple|datalayout) =",
+     "compile it with `llc -mcpu=GPU` or laneloom.codegen.compile_llvm_ir first"),
+    ("MLIR", r"^(?:module\b[^\n]*\{$|#\w+ = #\w+\.|\s*(?:tt|gpu|llvm)\.func\b)", "compile it to assembly first"),
+    ("PTX", r"^\s*\.target\s+sm_", "laneloom reads machine code of AMD's GPUs"),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,9 @@ def read_source(target: str | Path, gpu: str | None = None, kernel: str | None =
         text = data.decode()
     except UnicodeDecodeError:
         raise ArgumentError(f"{target} is neither assembly nor a code object (ELF, or an offload bundle)") from None
+    for name, line, do in _OTHER_TEXTS:
+        if re.search(line, text, re.MULTILINE):
+            raise ArgumentError(f"{target} is {name}, not AMDGCN assembly: {do}")
     named = _TARGET.search(text)
     return Source(text, gpu or (named[1] if named else None))
 
@@ -51,6 +62,6 @@ def _disassembled(target: str | Path, data: bytes, gpu: str | None, kernel: str 
 
     try:
         found = disassemble(data, gpu, kernel)
-    except ArgumentError as error:
-        raise ArgumentError(f"{target}: {error}") from None
+    except (ArgumentError, UnsupportedError) as error:
+        raise type(error)(f"{target}: {error}") from None
     return Source(found.text, found.gpu.name, found.elf)

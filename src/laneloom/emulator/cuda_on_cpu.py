@@ -10,20 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from functools import wraps
 from typing import Any
 
-from ..errors import UnsupportedError
 from ..gpu import Gpu
+from .cuda_answers import accelerator_answers, always, answers, generator_class, nvtx_answers
 from .cuda_operators import registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
+_PINNED = "_laneloom_pinned"
 _ABSENT = object()  #: where there was nothing to put back
-_MOVES = ("to", "cuda", "cpu")
-
-
-def _no_clock(*_: Any, **__: Any):
-    raise UnsupportedError("an emulated GPU has no clock and no CUDA graphs; measure on a GPU")
+_MOVES = ("to", "cuda", "cpu", "type_as")
+_AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 
 
 def _function_mode():
@@ -37,7 +35,7 @@ def _function_mode():
     tensor = torch.Tensor
     cpu, first = torch.device("cpu"), torch.device("cuda", 0)
     device_getter, is_cuda, is_cpu = tensor.device.__get__, tensor.is_cuda.__get__, tensor.is_cpu.__get__  # type: ignore
-    get_device = tensor.get_device
+    get_device, data_setter = tensor.get_device, tensor.data.__set__  # type: ignore[attr-defined]
     moves = {getattr(tensor, name) for name in _MOVES}
     parse_to = torch._C._nn._parse_to  # type: ignore[attr-defined]
 
@@ -56,6 +54,37 @@ def _function_mode():
     class CudaOnCpu(TorchFunctionMode):
         ended = False  #: what was registered meanwhile may outlive the context
         host: bool | None = None  #: whether the call of torch that is being run computes on the host
+
+        def of_host(self, make: Any) -> Any:
+            """A function that makes tensors on the host and is none of those that modes see."""
+
+            @wraps(make)
+            def made(*args: Any, **kwargs: Any) -> Any:
+                return mark(make(*args, **kwargs), not self.ended)
+
+            return made
+
+        def parameters(self, make: Any) -> Any:
+            """`Parameter.__new__`, which no mode sees: a parameter lives where the tensor does that it is made of."""
+
+            @wraps(make)
+            def made(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+                return mark(make(cls, data, requires_grad), data is None or getattr(data, _HOST, False))
+
+            return made
+
+        def loading(self, load: Any) -> Any:
+            """`torch.load`, which puts tensors where `map_location` says if that is one device for all of them."""
+
+            @wraps(load)
+            def loaded(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+                to_gpu = isinstance(map_location, str | torch.device) and torch.device(map_location).type == "cuda"
+                found = load(f, cpu if to_gpu else map_location, *args, **kwargs)
+                for leaf in tree_leaves(found) if to_gpu else ():
+                    mark(leaf, False)
+                return found
+
+            return loaded
 
         def again(self):
             """The mode, where it is not on already."""
@@ -88,6 +117,15 @@ def _function_mode():
                 return {device_getter: cpu if host else first, is_cuda: not host, is_cpu: host}.get(
                     func, -1 if host else 0
                 )
+            if func is tensor.pin_memory:
+                pinned = mark(self.on(True, tensor.clone, (args[0],), {}), True)
+                setattr(pinned, _PINNED, True)
+                return pinned
+            if func is tensor.is_pinned:
+                return getattr(args[0], _PINNED, False)
+            if func == data_setter and is_tensor(args[1]):
+                func(*args)
+                return mark(args[0], getattr(args[1], _HOST, False))
             if func in moves:
                 return self.move(func, args, kwargs, getattr(args[0], _HOST, False))
             default = default_device.CURRENT_DEVICE  # `with torch.device("cuda")`, torch.set_default_device
@@ -107,18 +145,18 @@ def _function_mode():
             elif not inputs:
                 host = True  # a factory without a device makes host tensors
             result = self.on(host, func, args, kwargs)
-            if func.__name__ == "pin_memory":
-                return mark(result, True)
             if func.__name__ in ("__set__", "__delete__") or any(result is x for x in inputs):
                 return result
             return mark(result, host)
 
         def move(self, func, args, kwargs, host):
-            """Tensor.to, .cuda, .cpu: copies if the device changes, and does what else was asked."""
+            """Tensor.to, .cuda, .cpu, .type_as: copies if the device changes, and does what else was asked."""
             source, rest = args[0], list(args[1:])
             kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
             target = "cuda" if func is tensor.cuda else "cpu" if func is tensor.cpu else None
-            if func is not tensor.to:
+            if "other" in kwargs:
+                rest.insert(0, kwargs.pop("other"))
+            if func in (tensor.cuda, tensor.cpu):
                 kwargs.pop("device", None)
             else:
                 spoken = kwargs.pop("device", None)
@@ -145,145 +183,23 @@ def _function_mode():
     return CudaOnCpu()
 
 
-def _always(value: Any) -> Any:
-    """A function of its own for each name: torch.compile keeps a rule for each."""
-    return lambda *_, **__: value
+def _autocasting(change: Any) -> Any:
+    """A change of autocast's state for "cuda", which is then the CPU's as well: that is where torch computes."""
 
+    @wraps(change)
+    def changed(*args: Any) -> None:
+        change(*args)
+        if args[0] == "cuda" or len(args) == 1:  # a flag alone means CUDA
+            change("cpu", args[-1])
 
-def _answers(gpu: Gpu) -> dict[str, Any]:
-    """What `torch.cuda` says of the machine."""
-    import torch
-
-    major, minor = gpu.major, int(gpu.name[-2], 16)
-    product = f"{gpu.product} (emulated by laneloom)"
-    properties = SimpleNamespace(
-        name=product, gcnArchName=gpu.name, major=major, minor=minor, multi_processor_count=gpu.compute_units,
-        total_memory=16 << 30, warp_size=gpu.wave, shared_memory_per_block=gpu.lds_bytes, regs_per_multiprocessor=65536,
-        max_threads_per_multi_processor=2048, is_integrated=False, is_multi_gpu_board=False, L2_cache_size=0,
-    )  # fmt: skip
-
-    class Stream:
-        """Launches run at once, in order."""
-
-        cuda_stream, device = 0, torch.device("cuda", 0)
-
-        def __init__(self, *_: Any, **__: Any): ...
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_: Any) -> None: ...
-
-        def query(self) -> bool:
-            """Whether all is done: always."""
-            return True
-
-        def synchronize(self, *_: Any) -> None:
-            """Nothing is ever under way."""
-
-        wait_stream = wait_event = record_event = synchronize
-
-    class Generator:
-        """The state of a CUDA generator, two int64: libraries draw the seeds of their own kernels from it.
-
-        torch's functions draw from the CPU's generator all the same.
-        """
-
-        device = torch.device("cuda", 0)
-
-        def __init__(self):
-            self.state = torch.tensor([torch.initial_seed() % (1 << 63), 0])
-
-        def get_state(self) -> Any:
-            """Seed and offset, as bytes."""
-            return self.state.clone().view(torch.uint8)
-
-        def set_state(self, state: Any) -> Any:
-            """Go on from a state that `get_state` gave."""
-            self.state = state.clone().view(torch.int64)
-            return self
-
-        def manual_seed(self, seed: int) -> Any:
-            """Start again."""
-            self.state = torch.tensor([int(seed) % (1 << 63), 0])
-            return self
-
-        def initial_seed(self) -> int:
-            """The seed."""
-            return int(self.state[0])
-
-        def get_offset(self) -> int:
-            """How many numbers were drawn."""
-            return int(self.state[1])
-
-    class Device(nullcontext):
-        """The one device made current, which it always is; a class, since others test for it and inherit from it."""
-
-        def __init__(self, *_: Any):
-            super().__init__()
-
-    generator = Generator()
-
-    def seed_all(seed: int, *_: Any) -> None:
-        generator.manual_seed(seed)
-
-    silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
-              "reset_max_memory_allocated reset_accumulated_memory_stats set_stream "
-              "set_per_process_memory_fraction").split()  # fmt: skip
-    zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
-             "_exchange_device _maybe_exchange_device").split()  # fmt: skip
-    return {
-        **{name: _always(None) for name in silent},
-        **{name: _always(0) for name in zeros},
-        "manual_seed": seed_all,
-        "manual_seed_all": lambda seed, *_: seed_all(seed),
-        "initial_seed": generator.initial_seed,
-        "seed": lambda: seed_all(torch.seed()),
-        "default_generators": (generator,),
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "_lazy_init": _always(None),
-        "device_count": lambda: 1,
-        "is_bf16_supported": lambda *_, **__: True,
-        "get_device_name": lambda *_: product,
-        "get_device_capability": lambda *_: (major, minor),
-        "get_device_properties": lambda *_: properties,
-        "mem_get_info": lambda *_: (16 << 30, 16 << 30),
-        "device": Device,
-        "device_of": Device,
-        "can_device_access_peer": lambda *_: False,
-        "stream": lambda *_: nullcontext(),
-        "Stream": Stream,
-        "current_stream": lambda *_: Stream(),
-        "default_stream": lambda *_: Stream(),
-        "is_current_stream_capturing": lambda: False,
-        "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "Event": _no_clock,
-        "CUDAGraph": _no_clock,
-        "graph": _no_clock,
-    }
-
-
-def _accelerator(torch: Any) -> dict[str, Any]:
-    """What `torch.accelerator`, which speaks for whichever kind of device there is, says."""
-    return {
-        "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        **{name: _always(None) for name in ("set_device_index", "set_device_idx", "synchronize")},
-        "current_stream": lambda *_: torch.cuda.current_stream(),
-    }
+    return changed
 
 
 @contextmanager
 def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     """Inside, torch has one GPU called "cuda", whose memory is the CPU's. Everything is put back afterwards.
 
-    Only Python code of the thread that entered is affected. Not covered: `torch.Generator(device="cuda")`, and device
-    arguments that C++ code makes by itself.
+    Only Python code of the thread that entered is affected, and no device argument that C++ code makes by itself.
     """
     import torch
 
@@ -293,13 +209,20 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         with mode:  # Tensor.backward runs outside the mode that saw it called
             return run_backward(*args, **kwargs)
 
-    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
-    swapped.append((torch._C, "_cuda_getCurrentRawStream", _always(0)))  # asks the driver, where torch has it at all
-    swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
+    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in answers(gpu).items()]
+    swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
+    swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library
     swapped.append((library, "impl", registering(mode, library.impl)))
-    before = [(owner, name, getattr(owner, name, _ABSENT)) for owner, name, _ in swapped]
+    swapped += [(torch.cuda.nvtx, name, new) for name, new in nvtx_answers().items()]
+    swapped.append((torch, "Generator", generator_class(torch)))
+    swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in ("from_numpy", "frombuffer")]
+    swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
+    swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
+    swapped.append((torch, "load", mode.loading(torch.load)))
+    swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
     try:

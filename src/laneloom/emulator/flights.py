@@ -1,4 +1,5 @@
-"""Strict mode: places in LDS that an asynchronous copy or tensor transfer (CDNA 5) has yet to write, or to read.
+"""Strict mode: places in LDS that a copy past the registers has yet to write, or to read: loads straight into LDS
+(CDNA 1 to 4), asynchronous copies and tensor transfers (CDNA 5).
 
 No register stands for such a place, and the wave that started the copy is no other wave, so neither waits on registers
 nor races tell whether it has landed: until a wait for its counter says so, nobody may read what it writes, or write
@@ -18,8 +19,8 @@ _WRITES, _READS = np.uint8(1), np.uint8(2)
 
 
 def starts_copy(name: str) -> bool:
-    """Whether an instruction moves data between global memory and LDS past the registers, under its own counter."""
-    return "_async_" in name or name.startswith("tensor_")
+    """Whether an instruction moves data between global memory and LDS past the registers."""
+    return "_async_" in name or "_load_lds_" in name or name.startswith("tensor_")
 
 
 @dataclass(eq=False)

@@ -52,6 +52,8 @@ def _turn_on(config: pytest.Config, option: Any) -> None:
         if asked or seed:
             raise pytest.UsageError("--emulate-strict and --emulate-seed need --emulate GPU")
         return
+    if "," in gpu:
+        raise pytest.UsageError(f"--emulate takes one GPU, got {gpu}: run pytest once for each")
     if config.pluginmanager.has_plugin("laneloom-run"):
         return
     strict = asked or "--strict" in config.invocation_params.args

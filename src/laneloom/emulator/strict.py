@@ -74,7 +74,7 @@ class Guard:
         memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", ins.name)
         self.memory = memory[2] if memory and memory[1] != "scratch" else ""
         self.copies = starts_copy(ins.name)  #: between global memory and LDS
-        self.both = self.copies or bool(memory and (memory[1] == "flat" or "_load_lds_" in ins.name))  #: of the two
+        self.both = self.copies or bool(memory and memory[1] == "flat")  #: of the two
         self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
         self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)

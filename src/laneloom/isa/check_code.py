@@ -25,6 +25,9 @@ ACCUMULATORS = 256  #: a[n] stands for vector register 256 + n
 _SYMBOL = re.compile(r"^[0-9a-fA-F]{8,16} <([^>]+)>:")
 _DISASSEMBLED = re.compile(r"^\s+(\S.*?)\s*//\s*([0-9a-fA-F]+):")
 _BRANCH = re.compile(r"(s_c?branch\w*)\s+(-?\d+)$")
+_AMDGCN = re.compile(
+    r"(?:s|v|ds|global|flat|buffer|tbuffer|scratch|image|lds|cluster|tensor)_|exp(?:ort)?\b|undecodable\b"
+)
 _FALLS_THROUGH = ("s_cbranch", "s_call")
 _LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_rfe", "s_trap")
 
@@ -73,8 +76,8 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     """Every kernel of a text, or the one that is named; text without kernels is one piece of code.
 
     gpu: by default the one of the text's `.amdgcn_target`.
-    Raises ArgumentError for text without instructions, without a GPU, or without that kernel; UnsupportedError for a
-    GPU that is not AMD's.
+    Raises ArgumentError for text without instructions, with lines that are none of AMDGCN's, without a GPU, or without
+    that kernel; UnsupportedError for a GPU that is not AMD's.
     """
     text, symbols = _as_assembly(text)
     text = as_printed(text)
@@ -94,6 +97,9 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     for name in names or [None]:
         part = text if name in described or name is None else _only(text, name, symbols)
         listing = parse_listing(part, name if name in described else None)
+        foreign = next((i for i in listing.instructions if not _AMDGCN.match(i.mnemonic)), None)
+        if foreign is not None:
+            raise ArgumentError(f"line {foreign.line} is no AMDGCN instruction: {foreign.text[:80]!r}")
         if listing.instructions:
             codes.append(_code(part, row, name, listing, described.get(name or "")))
     if not codes:

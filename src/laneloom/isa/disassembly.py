@@ -16,7 +16,7 @@ from ..errors import ArgumentError, CompileError, UnsupportedError
 from ..gpu import GPUS, Gpu, get_gpu
 from . import objdump
 from .descriptor import DESCRIPTOR_BYTES, directives, entry_offset, wave_of
-from .elf import FUNCTION, RELOCATABLE, Section, Symbol, machine, read_sections, read_symbols
+from .elf import BROKEN, FUNCTION, RELOCATABLE, Section, Symbol, machine, read_sections, read_symbols
 from .notes import read_metadata, to_yaml
 from .offload_bundle import code_objects
 
@@ -79,11 +79,16 @@ def disassemble(source: str | Path | bytes, gpu: str | Gpu | None = None, kernel
         raise ArgumentError(f"the file holds code for {', '.join(targets)}, not for {asked.name}")
     if len({target for target, _ in fitting}) > 1:
         raise ArgumentError(f"the file holds code for {', '.join(targets)}: say with gpu (--gpu) for which")
-    row = asked or get_gpu(_runs_on(fitting[0][0])[0])
+    name = _runs_on(fitting[0][0])[0]
+    if asked is None and name not in GPUS:
+        raise UnsupportedError(f"the file holds code for {name}, which is none of `laneloom gpus`")
+    row = asked or get_gpu(name)
     try:
         return _disassemble(fitting, row, kernel)
-    except (struct.error, IndexError, CompileError) as error:
-        raise ArgumentError(f"the code object is cut off or broken: {error}") from None
+    except (ArgumentError, UnsupportedError):
+        raise
+    except (*BROKEN, CompileError) as error:
+        raise ArgumentError("the code object is cut off or broken") from error
 
 
 def target_of(elf: bytes) -> str:

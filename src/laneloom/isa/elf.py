@@ -6,6 +6,7 @@ Source: System V ABI, "Object Files"; NVIDIA's `.nv.info` records as printed by 
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from ..errors import CompileError
 MAGIC = b"\x7fELF"
 RELOCATABLE, AMDGPU = 1, 224  #: e_type of what no linker has seen; e_machine of AMD's GPUs
 FUNCTION = 2  #: kind of a symbol that is code
+#: what reading a broken file ends in: places, names and types that are not what its headers and notes say
+BROKEN = (struct.error, zlib.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, RecursionError)
 _SYMTAB, _RELA, _DYNSYM = 2, 4, 11
 _LOAD = 1
 _TEXT = 4  #: flag of a section that holds code

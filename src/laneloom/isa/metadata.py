@@ -73,7 +73,7 @@ def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
         raise ArgumentError("the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown")
     if kernel is None:
         if len(kernels) > 1:
-            raise ArgumentError(f"the assembly holds {len(kernels)} kernels ({names}): name one with kernel=")
+            raise ArgumentError(f"the assembly holds {len(kernels)} kernels ({names}): name one with kernel (--kernel)")
         return kernels[0]
     for found in kernels:
         if found.name == kernel:

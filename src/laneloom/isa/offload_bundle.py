@@ -11,8 +11,8 @@ import struct
 import zlib
 from collections.abc import Iterator
 
-from ..errors import ArgumentError, UnsupportedError
-from .elf import AMDGPU, MAGIC, machine, read_sections
+from ..errors import ArgumentError, LaneloomError, UnsupportedError
+from .elf import AMDGPU, BROKEN, MAGIC, machine, read_sections
 
 BUNDLE, COMPRESSED = b"__CLANG_OFFLOAD_BUNDLE__", b"CCOB"
 _FAT_SECTIONS = (".hip_fatbin", "__CLANG_OFFLOAD_BUNDLE__")
@@ -32,10 +32,10 @@ def code_objects(data: bytes) -> list[tuple[str, bytes]]:
     """
     try:
         found = list(_code_objects(data))
-    except (struct.error, IndexError, ValueError, zlib.error) as error:
-        if isinstance(error, ArgumentError):
-            raise
-        raise ArgumentError(f"the file is cut off or broken: {error}") from None
+    except LaneloomError:
+        raise
+    except BROKEN as error:
+        raise ArgumentError("the file is cut off or broken") from error
     if not found:
         raise ArgumentError("the file holds no code for AMD's GPUs")
     return found

@@ -59,7 +59,8 @@ def flash_attention(
     cu_seqlens_q, cu_seqlens_k: sequences of different lengths one after the other, "packed": then q is [all queries,
         H, D], k [all keys, H_kv, D], v [all keys, H_kv, D_V], O [all queries, H, D_V], LSE [H, all queries]. int32
         vectors of B + 1 elements on q's device; sequence b is the rows cu_seqlens[b] .. cu_seqlens[b + 1] - 1: from
-        0, never falling, the last one the number of rows (not checked). cu_seqlens_k is cu_seqlens_q by default.
+        0, never falling, the last one the number of rows (not checked on a GPU). By default cu_seqlens_k is
+        cu_seqlens_q.
     max_seqlen_q, max_seqlen_k: the longest sequences' lengths (longer is allowed, shorter leaves rows undefined);
         computed by default, for which the host waits.
     scale_q, scale_k, scale_v: of 8-bit operands, what each was divided by before it was rounded: a number, or fp32

@@ -72,6 +72,11 @@ def strides_of(x: Any) -> tuple[int, ...]:
     return tuple(s // x.itemsize for s in x.strides) if hasattr(x, "strides") else tuple(x.stride())
 
 
+def address_of(x: Any) -> int:
+    """Where a torch tensor or numpy array begins."""
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
+
+
 def is_direct(x: Any, address: int) -> bool:
     """Whether kernels read x [B, H, N, D] where it lies: contiguous aligned rows that are not too far apart."""
     far, unit = 1 << 23, max(UNIT, 16 // x.itemsize)

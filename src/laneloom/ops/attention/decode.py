@@ -14,7 +14,7 @@ import numpy as np
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
-from .arguments import Tensors, aligned_copy, checked_scale, is_direct, strides_of
+from .arguments import Tensors, address_of, aligned_copy, checked_scale, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
 from .hopper import is_boxed
 
@@ -47,7 +47,8 @@ def attention_decode(
         and [pages, P, H_kv, D_V], P a multiple of 16. Dtype as q; D and D_V multiples of 8 from 16 to 512. Contiguous
         last axis, other strides multiples of 8 elements, rows less than 2**23 elements apart: never copied.
     cache_lengths: int32 [B], L_b from 0 to S (not checked on a GPU). Keys beyond are not read.
-    block_table: int32 [B, most pages of a sequence], contiguous rows: key j of sequence b is row j % P of page
+        Copied, as block_table is, where its elements or those of a row do not lie side by side.
+    block_table: int32 [B, most pages of a sequence]: key j of sequence b is row j % P of page
         block_table[b, j // P].
     scale: 1 / sqrt(D) by default. window: how many keys a query sees before its own; None for all.
     return_lse: return (O, LSE), LSE [B, H, N] fp32, the log of the sum over the seen keys of exp(scale Q . K).
@@ -101,11 +102,13 @@ def prepare_decode(
     rows = (problem.batch, problem.heads, problem.queries)
     make_out, make_lse = _maker((*q.shape[:3], problem.d_v), q, q.dtype), _maker(rows, q)
     copied = not _is_direct(q)
+    copied_lengths, copied_table = (x is not None and not _has_plain_rows(x) for x in (lengths, block_table))
 
     def operands_of(q: Any, k: Any, v: Any, lengths: Any, table: Any) -> dict[str, Any]:
         return {
             "q": _copied(q) if copied else q, "k": k, "v": v, "out": make_out(), "lse": make_lse(),
-            "lengths": lengths, "table": table,
+            "lengths": _copied(lengths) if copied_lengths else lengths,
+            "table": _copied(table) if copied_table else table,
         }  # fmt: skip
 
     launch = _launch(problem, config, gpu, operands_of(q, k_cache, v_cache, lengths, block_table))
@@ -172,13 +175,15 @@ def _copied(x: Any) -> Any:
     return copy_of(x)
 
 
-def _address(x: Any) -> int:
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data_ptr()
-
-
 def _is_direct(x: Any) -> bool:
     """Whether the kernel reads x [B, N, H, D], whose rows are those of one head, where it lies."""
-    return is_direct(x.swapaxes(1, 2), _address(x))
+    return is_direct(x.swapaxes(1, 2), address_of(x))
+
+
+def _has_plain_rows(x: Any) -> bool:
+    """Whether kernels read the integers x where they lie: whole elements side by side, rows in their order."""
+    *outer, inner = (s if n > 1 else 1 for n, s in zip(x.shape, strides_of(x), strict=True))
+    return inner == 1 and min(outer, default=0) >= 0 and address_of(x) % x.itemsize == 0
 
 
 def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
@@ -214,8 +219,8 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
         raise ArgumentError(f"v_cache: expected k_cache's {tuple(k.shape[:3])} and D_V, got shape {tuple(v.shape)}")
     if heads and (not k.shape[2] or heads % k.shape[2]):
         raise ArgumentError(f"q: expected a multiple of k_cache's {k.shape[2]} heads, got {heads}")
-    if lengths.shape[0] != batch or strides_of(lengths) != (1,):
-        raise ArgumentError(f"cache_lengths: expected {batch} contiguous elements, got shape {tuple(lengths.shape)}")
+    if lengths.shape[0] != batch:
+        raise ArgumentError(f"cache_lengths: expected {batch} elements, got shape {tuple(lengths.shape)}")
     for name in ("k_cache", "v_cache"):
         if 0 not in operands[name].shape and not _is_direct(operands[name]):
             raise ArgumentError(
@@ -226,8 +231,8 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
         page, keys = k.shape[1], k.shape[1] * table.shape[1]
         if page % _PAGE_STEP or page == 0:
             raise ArgumentError(f"k_cache: expected pages of a multiple of {_PAGE_STEP} keys, got {page}")
-        if table.shape[0] != batch or (table.shape[1] > 1 and strides_of(table)[1] != 1):
-            raise ArgumentError(f"block_table: expected {batch} contiguous rows, got shape {tuple(table.shape)}")
+        if table.shape[0] != batch:
+            raise ArgumentError(f"block_table: expected {batch} rows, got shape {tuple(table.shape)}")
     return DecodeProblem(
         batch, heads, max(k.shape[2], 1), queries, keys, d, v.shape[3], _DTYPES[str(q.dtype)],
         1 / sqrt(d or 1) if scale is None else float(scale), window, page,

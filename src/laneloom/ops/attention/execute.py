@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
-from .arguments import Tensors, strides_of
+from ..target import is_emulated
+from .arguments import Tensors, address_of, strides_of
 from .config import Role, checked_config, plan_backward
 from .problem import AttentionProblem, band
 
@@ -71,7 +72,9 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
     first_k = first_q if first_k is None else first_k
     for name, x in (("cu_seqlens_q", first_q), ("cu_seqlens_k", first_k)):
         if getattr(x, "dtype", None) != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
-            raise ArgumentError(f"{name}: expected a contiguous int32 vector of sequences + 1 elements, got {x!r}")
+            raise ArgumentError(
+                f"{name}: expected a contiguous int32 vector of sequences + 1 elements, got {_described(x)}"
+            )
     if first_k.shape != first_q.shape:
         raise ArgumentError(
             f"cu_seqlens_k: expected {first_q.shape[0]} elements as cu_seqlens_q has, got {first_k.shape[0]}"
@@ -84,6 +87,12 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
         found.append(longest)
     return Packing(first_q, first_k, *found)
+
+
+def _described(x: Any) -> str:
+    if not hasattr(x, "dtype"):
+        return f"a {type(x).__name__}"
+    return f"{x.dtype} of shape {tuple(x.shape)} and strides {strides_of(x)}"
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:
@@ -114,6 +123,8 @@ def problem_of(
     if packing is None:
         first, last = band(queries, keys, *seen)
         return AttentionProblem(batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last)
+    _check_ends("cu_seqlens_q", packing.first_q, queries)
+    _check_ends("cu_seqlens_k", packing.first_k, keys)
     right = 0 if seen.causal != "none" else seen.right
     limit = max(queries + keys, 1)
     first = None if seen.left is None else -min(seen.left, limit)
@@ -122,6 +133,15 @@ def problem_of(
         packing.first_q.shape[0] - 1, *heads_and_sizes, packing.max_queries, packing.max_keys if keys else 0, d, d_v,
         dtype, scale, first, last, packed=True, bottom_right=seen.causal != "top_left",
     )  # fmt: skip
+
+
+def _check_ends(name: str, x: Any, rows: int) -> None:
+    if address_of(x) % x.itemsize:
+        raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {address_of(x):#x}")
+    if is_emulated():  # a GPU's memory is not looked at
+        ends = x.tolist()
+        if ends[0] != 0 or ends != sorted(ends) or ends[-1] > rows:
+            raise ArgumentError(f"{name}: expected numbers from 0 to the {rows} rows that never fall, got {ends}")
 
 
 def _schedule(config: Any) -> Any:

@@ -146,8 +146,9 @@ def run(
     if a.device.type != (expected := expected_device_type()):
         hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
         raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
-    for name, x in (("a", a), ("b", b), ("out", out)):
-        if x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays
+    places = {"a": a, "b": b, "out": out, "c": terms.addend, "bias": terms.bias}
+    for name, x in places.items():
+        if x is not None and x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays
             raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {x.data_ptr():#x}")
     a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
     execute.multiply_into(a, b, out, dtypes, gpu, named_config(config), terms, arithmetic)

@@ -1,0 +1,204 @@
+"""What `torch.cuda` and `torch.accelerator` say inside `cuda_on_cpu`: a machine with one GPU, which has no clock."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+from ..errors import UnsupportedError
+from ..gpu import Gpu
+
+
+def _no_clock(*_: Any, **__: Any):
+    raise UnsupportedError("an emulated GPU has no clock and no CUDA graphs; measure on a GPU")
+
+
+class Event:
+    """A place in a stream, which is reached as soon as it is recorded. It has no time."""
+
+    def __init__(self, enable_timing: bool = False, *_: Any, **__: Any):
+        if enable_timing:
+            _no_clock()
+
+    def query(self) -> bool:
+        """Whether all before it is done: always."""
+        return True
+
+    def synchronize(self, *_: Any) -> None:
+        """Nothing is ever under way."""
+
+    record = wait = synchronize
+    elapsed_time = _no_clock
+
+
+def always(value: Any) -> Any:
+    """A function of its own for each name: torch.compile keeps a rule for each."""
+    return lambda *_, **__: value
+
+
+def answers(gpu: Gpu) -> dict[str, Any]:
+    """What `torch.cuda` says of the machine."""
+    import torch
+
+    major, minor = gpu.major, int(gpu.name[-2], 16)
+    product = f"{gpu.product} (emulated by laneloom)"
+    properties = SimpleNamespace(
+        name=product, gcnArchName=gpu.name, major=major, minor=minor, multi_processor_count=gpu.compute_units,
+        total_memory=16 << 30, warp_size=gpu.wave, shared_memory_per_block=gpu.lds_bytes, regs_per_multiprocessor=65536,
+        shared_memory_per_block_optin=gpu.lds_bytes, shared_memory_per_multiprocessor=gpu.lds_bytes,
+        max_threads_per_multi_processor=2048, max_threads_per_block=1024, is_integrated=False, is_multi_gpu_board=False,
+        L2_cache_size=0,
+    )  # fmt: skip
+
+    class Stream:
+        """Launches run at once, in order."""
+
+        cuda_stream = stream_id = device_index = 0
+        device = torch.device("cuda", 0)
+
+        def __init__(self, *_: Any, **__: Any): ...
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def query(self) -> bool:
+            """Whether all is done: always."""
+            return True
+
+        def synchronize(self, *_: Any) -> None:
+            """Nothing is ever under way."""
+
+        wait_stream = wait_event = synchronize
+
+        def is_capturing(self) -> bool:
+            """Whether a CUDA graph is being recorded: never."""
+            return False
+
+        def record_event(self, event: Any = None) -> Any:
+            """An event that is reached."""
+            return event or Event()
+
+    class Generator:
+        """The state of a CUDA generator, two int64: libraries draw the seeds of their own kernels from it.
+
+        torch's functions draw from the CPU's generator all the same.
+        """
+
+        device = torch.device("cuda", 0)
+
+        def __init__(self):
+            self.state = torch.tensor([torch.initial_seed() % (1 << 63), 0])
+
+        def get_state(self) -> Any:
+            """Seed and offset, as bytes."""
+            return self.state.clone().view(torch.uint8)
+
+        def set_state(self, state: Any) -> Any:
+            """Go on from a state that `get_state` gave."""
+            self.state = state.clone().view(torch.int64)
+            return self
+
+        def manual_seed(self, seed: int) -> Any:
+            """Start again."""
+            self.state = torch.tensor([int(seed) % (1 << 63), 0])
+            return self
+
+        def initial_seed(self) -> int:
+            """The seed."""
+            return int(self.state[0])
+
+        def get_offset(self) -> int:
+            """How many numbers were drawn."""
+            return int(self.state[1])
+
+    class Device(nullcontext):
+        """The one device made current, which it always is; a class, since others test for it and inherit from it."""
+
+        def __init__(self, *_: Any):
+            super().__init__()
+
+    generator = Generator()
+
+    def seed_all(seed: int, *_: Any) -> None:
+        generator.manual_seed(seed)
+
+    silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
+              "reset_max_memory_allocated reset_accumulated_memory_stats set_stream "
+              "set_per_process_memory_fraction").split()  # fmt: skip
+    zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
+             "_exchange_device _maybe_exchange_device").split()  # fmt: skip
+    return {
+        **{name: always(None) for name in silent},
+        **{name: always(0) for name in zeros},
+        "manual_seed": seed_all,
+        "manual_seed_all": lambda seed, *_: seed_all(seed),
+        "initial_seed": generator.initial_seed,
+        "seed": lambda: seed_all(torch.seed()),
+        "default_generators": (generator,),
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "_lazy_init": always(None),
+        "device_count": lambda: 1,
+        "is_bf16_supported": lambda *_, **__: True,
+        "get_device_name": lambda *_: product,
+        "get_device_capability": lambda *_: (major, minor),
+        "get_device_properties": lambda *_: properties,
+        "mem_get_info": lambda *_: (16 << 30, 16 << 30),
+        "device": Device,
+        "device_of": Device,
+        "can_device_access_peer": lambda *_: False,
+        "stream": lambda *_: nullcontext(),
+        "Stream": Stream,
+        "current_stream": lambda *_: Stream(),
+        "default_stream": lambda *_: Stream(),
+        "is_current_stream_capturing": lambda: False,
+        "get_rng_state": lambda *_: torch.get_rng_state(),
+        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "Event": Event,
+        "memory_summary": lambda *_, **__: "",
+        "CUDAGraph": _no_clock,
+        "graph": _no_clock,
+    }
+
+
+def accelerator_answers(torch: Any) -> dict[str, Any]:
+    """What `torch.accelerator`, which speaks for whichever kind of device there is, says."""
+    return {
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        **{name: always(None) for name in ("set_device_index", "set_device_idx", "synchronize")},
+        "current_stream": lambda *_: torch.cuda.current_stream(),
+    }
+
+
+def generator_class(torch: Any) -> type:
+    """`torch.Generator` with a device of "cuda", whose numbers are those of the CPU's."""
+    known = torch.Generator
+
+    class Kind(type(known)):
+        def __instancecheck__(self, instance: Any) -> bool:
+            return isinstance(instance, known)
+
+    class Generator(known, metaclass=Kind):
+        def __new__(cls, device: Any = "cpu"):
+            made = super().__new__(cls, device="cpu")
+            made.place = torch.device("cuda", 0) if torch.device(device).type == "cuda" else torch.device("cpu")
+            return made
+
+        @property
+        def device(self) -> Any:
+            """Where it was asked for."""
+            return self.place
+
+    return Generator
+
+
+def nvtx_answers() -> dict[str, Any]:
+    """`torch.cuda.nvtx`, whose marks nobody reads."""
+    return {name: always(0) for name in ("range_push", "range_pop", "range_start", "range_end", "mark")}
