@@ -171,8 +171,19 @@ def test_operators_of_torch_that_are_replaced():
     library.impl("logspace", lambda *_, device=None, **__: torch.ones(3, device=device), "CUDA")
     assert torch.equal((-x).cpu(), 2 * host) and torch.equal(-host, host * -1)
     assert torch.logspace(2, 3, 3, device="cuda").cpu().max() == 1 and torch.logspace(2, 3, 3).min() == 100
+    library.impl("add_.Tensor", lambda x, y: x.copy_(x * 2 + y), "CUDA")
+    assert torch.equal(x.add_(1).cpu(), 2 * host + 1) and torch.equal(host.add_(1), torch.arange(1.0, 6.0))
+    assert host.int().add_(True).dtype == torch.int32 and (host.int().add_(2) == torch.arange(3, 8)).all()
     library._destroy()
-    assert torch.equal((-x).cpu(), -host)
+    assert torch.equal((-x).cpu(), -x.cpu())
+
+
+def test_generators():
+    g, host = torch.Generator(device="cuda"), torch.Generator().manual_seed(3)
+    assert g.device.type == "cuda" and host.device.type == "cpu"
+    assert isinstance(g, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+    x = torch.randn(4, device="cuda", generator=g.manual_seed(3))
+    assert x.is_cuda and torch.equal(x.cpu(), torch.randn(4, generator=host))
 
 
 def test_torch_compile_knows_every_function():
@@ -220,7 +231,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "12 passed" in done.stdout
+    assert "13 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 12 launches of 1 kernels in strict mode" in done.stdout
 

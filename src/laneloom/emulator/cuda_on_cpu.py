@@ -265,6 +265,28 @@ def _answers(gpu: Gpu) -> dict[str, Any]:
     }
 
 
+def _generator_class() -> type:
+    """`torch.Generator` that takes device="cuda" as well; functions draw from it as from one of the CPU."""
+    import torch
+
+    class AnyGenerator(type(torch._C.Generator)):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, torch._C.Generator)
+
+    class Generator(torch._C.Generator, metaclass=AnyGenerator):
+        def __new__(cls, device: Any = "cpu") -> Any:
+            where = torch.device(device)
+            if where.type != "cuda":
+                return torch._C.Generator(where)
+            made = super().__new__(cls, torch.device("cpu"))  # pyright: ignore[reportCallIssue]
+            made.device = torch.device("cuda", 0)
+            return made
+
+        device: Any = None  # pyright: ignore[reportIncompatibleMethodOverride]
+
+    return Generator
+
+
 def _accelerator(torch: Any) -> dict[str, Any]:
     """What `torch.accelerator`, which speaks for whichever kind of device there is, says."""
     return {
@@ -282,8 +304,8 @@ def _accelerator(torch: Any) -> dict[str, Any]:
 def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     """Inside, torch has one GPU called "cuda", whose memory is the CPU's. Everything is put back afterwards.
 
-    Only Python code of the thread that entered is affected. Not covered: `torch.Generator(device="cuda")`, and device
-    arguments that C++ code makes by itself.
+    Only Python code of the thread that entered is affected. Not covered: device arguments that C++ code
+    makes by itself.
     """
     import torch
 
@@ -296,6 +318,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in _answers(gpu).items()]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", _always(0)))  # asks the driver, where torch has it at all
     swapped += [(torch.accelerator, name, new) for name, new in _accelerator(torch).items()]
+    swapped.append((torch, "Generator", _generator_class()))
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library
     swapped.append((library, "impl", registering(mode, library.impl)))
