@@ -53,3 +53,29 @@ def test_what_rounds_to_nearest_alone(execute, gpu, text):
     execute(code.format(0), gpu=gpu, lanes=lanes, v={0: a, 1: a, 2: a})
     with pytest.raises(UnknownInstructionError, match="rounding to nearest only"):
         execute(code.format(5), gpu=gpu, lanes=lanes, v={0: a, 1: a, 2: a})
+
+
+def test_what_overflows_float16_stops_at_the_largest_number_where_the_mode_says_so(execute):
+    a = np.resize(np.array([7e4, -1e38, np.inf, -np.inf, 65519, 1.5, np.nan, 0], np.float32), 64)
+    h = np.resize(np.array([400, -400, np.inf, -np.inf, 0, 1.5, np.nan, -60000], np.float16), 64)
+    code = """s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1
+    v_cvt_f16_f32 v4, v0
+    v_mul_f16 v5, v1, v1
+    v_pk_mul_f16 v6, v1, v1
+    v_fma_mixlo_f16 v7, v0, 1.0, 0
+    v_exp_f16 v8, v1
+    v_rcp_f16 v9, v1
+    v_add_f32 v10, v0, v0"""
+    machine = execute(code, v={0: a, 1: h})
+    most, inf, nan = 65504, np.inf, np.nan
+    wanted = {
+        4: [most, -most, inf, -inf, 65504, 1.5, nan, 0],
+        5: [most, most, inf, inf, 0, 2.25, nan, most],
+        6: [most, most, inf, inf, 0, 2.25, nan, most],
+        7: [most, -most, inf, -inf, 65504, 1.5, nan, 0],
+        8: [most, 0, inf, 0, 1, np.float16(2**1.5), nan, 0],
+        9: [np.float16(1 / 400), np.float16(-1 / 400), 0, 0, inf, np.float16(1 / 1.5), nan, np.float16(-1 / 60000)],
+    }
+    for n, values in wanted.items():
+        np.testing.assert_array_equal(machine.vector(n, np.float16)[:8], np.array(values, np.float16), f"v{n}")
+    assert machine.vector(10, np.float32)[2] == inf

@@ -262,6 +262,14 @@ def test_an_atomic_on_two_bytes_may_touch_the_word_around_them(gpu, dtype):
     assert storage.tolist() == [0, 3, 3, 2, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx942"])
+def test_an_atomic_on_two_bytes_may_touch_the_word_around_them_where_words_have_no_suffix(gpu):
+    storage = torch.zeros(8, dtype=torch.bfloat16)
+    with laneloom.emulated(gpu, strict=True):
+        narrow_atomic_kernel[(1,)](storage[1:4], N=3)
+    assert storage.tolist() == [0, 3, 3, 2, 0, 0, 0, 0]
+
+
 # -- launches ----------------------------------------------------------------------------------------------------------
 
 

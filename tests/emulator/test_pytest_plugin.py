@@ -145,15 +145,6 @@ def test_streams_events_and_marks():
     assert event.query() and y.is_cuda and not x.is_cuda and torch.cuda.memory_summary() == ""
 
 
-def test_a_generator_of_the_gpu():
-    drawn = []
-    for _ in "ab":
-        generator = torch.Generator(device="cuda").manual_seed(3)
-        assert isinstance(generator, torch.Generator) and generator.device.type == "cuda"
-        drawn.append(torch.rand(5, device="cuda", generator=generator))
-    assert torch.equal(*drawn) and drawn[0].is_cuda and torch.Generator().device.type == "cpu"
-
-
 def test_what_is_loaded(tmp_path):
     torch.save({"weights": [torch.ones(3)]}, tmp_path / "x.pt")
     for place in ("cuda", torch.device("cuda:0"), "cpu", None):
@@ -242,8 +233,19 @@ def test_operators_of_torch_that_are_replaced():
     library.impl("logspace", lambda *_, device=None, **__: torch.ones(3, device=device), "CUDA")
     assert torch.equal((-x).cpu(), 2 * host) and torch.equal(-host, host * -1)
     assert torch.logspace(2, 3, 3, device="cuda").cpu().max() == 1 and torch.logspace(2, 3, 3).min() == 100
+    library.impl("add_.Tensor", lambda x, y: x.copy_(x * 2 + y), "CUDA")
+    assert torch.equal(x.add_(1).cpu(), 2 * host + 1) and torch.equal(host.add_(1), torch.arange(1.0, 6.0))
+    assert host.int().add_(True).dtype == torch.int32 and (host.int().add_(2) == torch.arange(3, 8)).all()
     library._destroy()
-    assert torch.equal((-x).cpu(), -host)
+    assert torch.equal((-x).cpu(), -x.cpu())
+
+
+def test_generators():
+    g, host = torch.Generator(device="cuda"), torch.Generator().manual_seed(3)
+    assert g.device.type == "cuda" and host.device.type == "cpu"
+    assert isinstance(g, torch.Generator) and isinstance(torch.default_generator, torch.Generator)
+    x = torch.randn(4, device="cuda", generator=g.manual_seed(3))
+    assert x.is_cuda and torch.equal(x.cpu(), torch.randn(4, generator=host))
 
 
 def test_torch_compile_knows_every_function():

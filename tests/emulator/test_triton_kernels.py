@@ -245,3 +245,45 @@ def test_one_program_may_wait_for_another(gpu):
     spin_kernel[(4,)](flag, out, num_warps=1)
     assert out.item() == 7
     assert flag.item() == 2
+
+
+@triton.jit
+def lock_kernel(lock_ptr, sums_ptr):
+    while tl.atomic_cas(lock_ptr, 0, 1) == 1:
+        pass
+    offs = sums_ptr + tl.arange(0, 32)
+    tl.store(offs, tl.load(offs) + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock_ptr, 0)
+
+
+@triton.jit
+def look_back_kernel(flags_ptr, sums_ptr):
+    """Each program adds to what the one before it has stored."""
+    pid = tl.program_id(0)
+    before = 0
+    if pid > 0:
+        while tl.load(flags_ptr + pid - 1, volatile=True) == 0:
+            pass
+        before = tl.load(sums_ptr + pid - 1, volatile=True)
+    tl.store(sums_ptr + pid, before + pid)
+    tl.debug_barrier()
+    tl.atomic_xchg(flags_ptr + pid, 1)
+
+
+def test_programs_that_poll_are_passed_over(gpu):
+    lock, sums = torch.zeros(1, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    lock_kernel[(16,)](lock, sums, num_warps=1)
+    assert sums.eq(16).all()
+    assert lock.item() == 0
+    flags, sums = torch.zeros(60, dtype=torch.int32), torch.zeros(60, dtype=torch.int32)
+    look_back_kernel[(60,)](flags, sums, num_warps=1)
+    assert torch.equal(sums, torch.arange(60).cumsum(0).int())
+    assert sum(launch.instructions for launch in gpu.launches) < 100_000
+
+
+def test_programs_may_poll_for_those_of_the_next_batch(gpu):
+    flag, out = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    spin_kernel[(2000,)](flag, out, num_warps=1)
+    assert out.item() == 7
+    assert gpu.launches[-1].instructions < 100_000

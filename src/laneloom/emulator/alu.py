@@ -17,6 +17,7 @@ from ..gpu import Gpu
 from ..isa.parse import EXEC, VCC, Instruction, Operand
 from . import sdwa
 from .dpp import LaneSource, lane_source
+from .float16 import stopping
 from .mode import NEAREST, Mode, flush, refuse_rounding
 from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
 from .state import U32, Waves
@@ -226,17 +227,14 @@ def _function(op: Op, ins: Instruction, target: Target) -> Callable:
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
         return op.clamped
-    if op.dst == "f16" and op.rounded is not None and target.mode.f16_overflow:
-        raise UnknownInstructionError(f"{ins.name} with MODE.FP16_OVFL set is not implemented")
     rounding = target.mode.rounding(op.dst)
-    if rounding == NEAREST or op.dst not in FLOATS:
-        return op.fn
-    if op.rounded is None:
-        return op.fn
-    try:
-        return op.rounded(rounding)
-    except NotImplementedError:
-        raise refuse_rounding(ins, rounding) from None
+    fn = op.fn
+    if rounding != NEAREST and op.dst in FLOATS and op.rounded is not None:
+        try:
+            fn = op.rounded(rounding)
+        except NotImplementedError:
+            raise refuse_rounding(ins, rounding) from None
+    return stopping(fn) if op.dst == "f16" and target.mode.f16_overflow else fn
 
 
 def _compute(fn: Callable, readers: list) -> _Compute:

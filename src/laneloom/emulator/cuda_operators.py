@@ -44,11 +44,26 @@ def _before(name: str, key: str) -> Callable | None:
     import torch
 
     try:
-        return torch.library.get_kernel(name, key).call_boxed  # pyright: ignore[reportAttributeAccessIssue]
+        kernel = torch.library.get_kernel(name, key).call_boxed  # pyright: ignore[reportAttributeAccessIssue]
     except RuntimeError:
         return None
     except AttributeError:  # torch before 2.10 cannot call it
         return None
+    schema = torch._C._get_schema(*f"{name}.".split(".")[:2])
+    tensors = {k for k, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor"}
+
+    def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """The dispatcher hands Python the number 1 where `x + 1` made it a tensor; what torch compiled wants that."""
+        like = next((x for x in args if isinstance(x, torch.Tensor)), None)
+
+        def made(k: int, x: Any) -> Any:
+            if k not in tensors or not isinstance(x, bool | int | float | complex):
+                return x
+            return torch.tensor(x, dtype=None if like is None else torch.result_type(like, x))
+
+        return kernel(keyset, *(made(k, x) for k, x in enumerate(args)), **kwargs)
+
+    return call
 
 
 def registering(mode: Any, register: Callable) -> Callable:

@@ -119,7 +119,7 @@ class _Launcher:
         movers = getattr(metadata, "tensordesc_meta", None) or ()
         self.layout = Layout(metadata.name, src.signature.items(), arguments, movers, metadata.num_warps)
         # LLVM makes an atomic on 1 or 2 bytes a loop of compare-and-swap on the word around them.
-        self.whole_words = bool(re.search(r"_atomic_cmpswap_b32\b", self.asm))
+        self.whole_words = bool(re.search(r"_atomic_cmpswap(_b32)?\s", self.asm))
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:
         if gx * gy * gz == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 U16, U32 = np.uint16, np.uint32
@@ -16,6 +18,7 @@ def _widened() -> np.ndarray:
 
 _WIDE = _widened()  #: the float32 of each of the 65,536 codes
 _OVERFLOW = 0x477FF000  #: bits of 65520, the least number that rounds to infinity
+_LARGEST = np.float16(65504)
 _SMALLEST = np.float32(2.0**-14)  #: the least normal float16, bits 0x38800000
 
 
@@ -59,3 +62,21 @@ def narrow_double(x: np.ndarray) -> np.ndarray:
     half_way = (single.view(U32) & U32(0xFFF)) == 0
     doubtful = half_way & (single != x)
     return np.where(doubtful, x.astype(np.float16), r) if doubtful.any() else r
+
+
+def stopping(fn: Callable) -> Callable:
+    """`fn` under MODE.FP16_OVFL: what overflows float16 stops at the largest number.
+
+    Infinities that come of an infinity, or of zero such as its reciprocal, stay.
+    """
+
+    def stopped(*sources: np.ndarray) -> np.ndarray:
+        result = fn(*sources)
+        overflowed = np.isinf(result)
+        for x in sources:
+            overflowed = overflowed & ~np.isinf(x)
+        if len(sources) == 1:
+            overflowed = overflowed & (sources[0] != 0)
+        return np.where(overflowed, np.copysign(_LARGEST, result), result) if overflowed.any() else result
+
+    return stopped

@@ -8,7 +8,7 @@ from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step, vector
 from .convert import to_f16
 from .dpp import lane_source
-from .float16 import widen
+from .float16 import stopping, widen
 from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
 from .operands import Read, read, write
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
@@ -72,6 +72,8 @@ def _mixed(kind: str, high: bool):
         a, b, c = (_mixed_source(*source) for source in sources)
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         convert = to_f16(target.mode.round_16_64)
+        if target.mode.f16_overflow:
+            convert = stopping(convert)
         modify = output_modifier(ins, kind, target)
         source = lane_source(ins, target.lanes)
         if source is not None:

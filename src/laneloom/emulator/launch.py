@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,6 +22,7 @@ from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
 from .named_barriers import NamedBarriers
 from .observer import Enough, Observer
+from .polling import awake, digest
 from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
@@ -33,7 +32,7 @@ from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, in_order, lan
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
 WAVES_PER_BATCH = 512
-# A group that spins (a lock, a semaphore) must not starve the one that it waits for.
+# A group that spins (a lock, a semaphore) must not starve the one that it waits for, whatever polling.py makes of it.
 TURNS_BEFORE_OTHERS = 2000
 # Turns of a batch without a wave ending after which the next batch starts beside it: it may be what this one waits for.
 TURNS_BEFORE_NEXT_BATCH = 16_384
@@ -291,7 +290,8 @@ class _Run:
                 continue
             if len(ready) > 1:
                 groups, ready = self._merge(groups, ready)
-            g = min(ready, key=self._when)
+            able = awake(ready)  #: where none is, what they poll for stands behind a barrier or in the next batch
+            g = min(able or ready, key=self._when)
             streak = streak + 1 if len(ready) > 1 else 0
             if streak > TURNS_BEFORE_OTHERS:
                 others = sorted(ready, key=self._when)[1:]  # each in turn: any may be what the others poll for
@@ -301,11 +301,12 @@ class _Run:
             if self.observer:
                 self.observer.enter(g)
             after = self.program.run_block(g, self.name_wave, self.counters)
+            g.polling.watch(g)
             if self.heartbeat.is_due:
                 self.heartbeat.beat(self.started, self.instructions())
             turns = turns + 1 if sum(part.count for part in after) == g.count else 0
             alone = alone + 1 if len(after) == 1 and not g.at_barrier else 0
-            if alone >= TURNS_BEFORE_BARRIERS:  # it may poll for what stands behind a barrier that is complete
+            if alone >= (TURNS_BEFORE_BARRIERS if able else 1):  # it may poll for what a complete barrier holds back
                 self._let_go(release(groups, self.waves_per_group))
                 alone = 0
             if not after and self.program.strict and not g.closed:
@@ -317,13 +318,12 @@ class _Run:
                 groups += after
                 if self.counters and after:
                     self.counters.splits += 1
-            if turns and turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0:
-                more = next(batches, None) if turns >= TURNS_BEFORE_NEXT_BATCH else None
-                if more is not None:
-                    groups.append(more)
-                    turns = 0
-                elif turns >= TURNS_BEFORE_NEXT_BATCH:
-                    self._check_progress(groups, seen)
+            due = turns >= TURNS_BEFORE_NEXT_BATCH and turns % TURNS_BETWEEN_DEADLOCK_CHECKS == 0
+            if (due or not able) and (more := next(batches, None)) is not None:
+                groups.append(more)
+                turns = 0
+            elif due:
+                self._check_progress(groups, seen)
 
     def _when(self, g: Waves) -> tuple[int, int]:
         """Whose turn it is: with a seed one place of the workgroup after another, else the group furthest behind."""
@@ -360,20 +360,15 @@ class _Run:
 
     def _check_progress(self, groups: list[Waves], seen: set[bytes]) -> None:
         """Stop when the whole state of all waves and of what they wrote has been here before: it will come for ever."""
-        state = hashlib.sha256()
-        for g in groups:
-            state.update(struct.pack("<qq", g.block, self.memory.version))
-            state.update(g.lds.bytes.tobytes())  # a loop that stores the same again makes no progress
-            state.update(g.V.tobytes())
-            state.update(g.S.tobytes())
-        if state.digest() in seen:
+        state = digest(groups)
+        if state in seen:
             first = min(groups, key=lambda w: w.block)
             ins = self.program.listing.instructions[self.program.blocks[first.block].first]
             raise DeadlockError(
                 f"{self.program.kernel}: {self.name_wave(int(first.ids[0]))} loops for ever without changing anything, "
                 f"near line {ins.line}: {ins.text!r}" + (f" ({ins.source})" if ins.source else "")
             )
-        seen.add(state.digest())
+        seen.add(state)
 
     def _merge(self, groups: list[Waves], ready: list[Waves]) -> tuple[list[Waves], list[Waves]]:
         at: dict[tuple, list[Waves]] = {}

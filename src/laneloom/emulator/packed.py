@@ -14,6 +14,7 @@ from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step
 from .bits import saturate, saturating
 from .dpp import lane_source
+from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
 from .operands import BITS, DTYPE, Read, constant_bits
@@ -95,6 +96,8 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
             if clamped is None:
                 raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
             function = clamped
+        if kind == "f16" and target.mode.f16_overflow:
+            function = stopping(function)
         source = lane_source(ins, target.lanes)
         if source is not None:
             signs = lists[2][0], lists[3][0]

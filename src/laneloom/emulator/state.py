@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..isa.parse import EXEC, NULL
+from .polling import Polling
 
 if TYPE_CHECKING:
     from .memory import GlobalMemory, LocalMemory
@@ -26,7 +27,7 @@ class Waves:
     __slots__ = (
         "V", "S", "scc", "ids", "block", "at_barrier", "exec", "u", "i", "f", "h", "s", "sv",
         "_masks", "_exec_bits", "_twin", "addresses", "lanes", "lds", "lds_base", "memory", "closed",
-        "private", "shadow", "undefined_lds", "waves_per_group", "calls",
+        "private", "shadow", "undefined_lds", "waves_per_group", "calls", "polling",
     )  # fmt: skip
 
     def __init__(self, V, S, scc, ids, lds_base, lanes, memory, lds, closed, private=None):
@@ -45,6 +46,7 @@ class Waves:
         self.waves_per_group = 1
         self.calls: tuple[int, ...] = ()  #: strict mode: where the functions return to that these waves are in
         self.block = 0
+        self.polling = Polling()
         self.at_barrier = ""  #: "workgroup" or "cluster": whose barrier holds them back
         self._bind()
 
@@ -191,6 +193,7 @@ class Waves:
             self.lanes, self.memory, self.lds, False, None if self.private is None else self.private[which],
         )  # fmt: skip
         part.block, part.at_barrier, part.calls = self.block, self.at_barrier, self.calls
+        part.polling = Polling(self.polling.patience)
         if self.shadow is not None:
             part.shadow = self.shadow.take(which, part.ids)
         part.undefined_lds, part.waves_per_group = self.undefined_lds, self.waves_per_group
