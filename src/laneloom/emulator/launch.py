@@ -15,7 +15,7 @@ from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
-from .flights import Flights, starts_copy
+from .flights import Flights, arrives, starts_copy
 from .heartbeat import Heartbeat
 from .hostcall import Hostcall
 from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
@@ -255,7 +255,8 @@ class _Run:
             unit = unit_bytes(listing, ("ds_", "flat_", "global_load_async"))
             lds = TrackedLocalMemory(len(groups), lds_bytes, unit)
             if any(starts_copy(ins.name) for ins in listing.instructions):
-                lds.flights = Flights(len(lds.tags.writer))
+                by_wave = any(arrives(ins.name) for ins in listing.instructions)
+                lds.flights = Flights(lds.tags, unit, self.waves_per_group, by_wave)
         else:
             lds = LocalMemory(len(groups), lds_bytes)
         lds.drops = self.lds_drops

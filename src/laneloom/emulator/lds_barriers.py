@@ -12,6 +12,7 @@ import numpy as np
 from ..isa.parse import Instruction
 from .alu import Builder, Step, Target
 from .lds_access import addresses
+from .memory import LocalMemory
 from .state import U32, U64, Waves
 
 _PENDING = (1 << 29) - 1
@@ -19,11 +20,18 @@ _PENDING = (1 << 29) - 1
 
 def arrive(g: Waves, wave: int, byte: int, count: int) -> int:
     """Count `count` arrivals of a wave at the barrier in that byte of its workgroup's LDS; the word before."""
-    at = g.lds.check(g.lds_base[wave : wave + 1], np.array([[byte]], np.int64), 8, None)
-    word = g.lds.view(8).reshape(-1)[int(at[0, 0]) // 8]
-    g.lds.view(8)[int(at[0, 0]) // 8] = after(int(word), count)
-    g.lds.version += 1
-    return int(word)
+    place = int(g.lds.check(g.lds_base[wave : wave + 1], np.array([[byte]], np.int64), 8, None)[0, 0])
+    if g.lds.flights is not None:
+        return g.lds.flights.arrive(int(g.ids[wave]), place, lambda: _count(g.lds, place, count))
+    return _count(g.lds, place, count)[0]
+
+
+def _count(lds: LocalMemory, byte: int, count: int) -> tuple[int, bool]:
+    """The word before, and whether its phase is over now."""
+    word = int(lds.view(8)[byte // 8])
+    lds.view(8)[byte // 8] = after(word, count)
+    lds.version += 1
+    return word, count > (word & _PENDING)
 
 
 def after(word: int, count: int) -> int:

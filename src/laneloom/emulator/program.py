@@ -28,6 +28,7 @@ from .races import Misaligned, RaceFault
 from .shadow import Found
 from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
+from .tested_loads import tested_loads
 
 if TYPE_CHECKING:
     from .counters import Counters
@@ -187,17 +188,18 @@ class Program:
         body, targets = self.listing.instructions[block.first : block.last], self.targets[block.first : block.last]
         if not self.strict:
             return self._batched(body if block.leave == "next" else body[:-1], targets)
-        code = Code()
+        code, tested = Code(), tested_loads(body, self.lanes)
         for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
             leaves = block.leave != "next" and ins is body[-1]
             step = build_nothing(ins, target) if leaves else self.step_of(ins, target)
             code.append(ins, step)
-            code.guards.append(self.guards.setdefault(number, self._guard(ins, number, target, step)))
+            guard = self._guard(ins, number, target, step, number - block.first in tested)
+            code.guards.append(self.guards.setdefault(number, guard))
         return code
 
-    def _guard(self, ins: Instruction, number: int, target: Target, step: Step) -> Guard | IndexedGuard:
+    def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:
         if ins.name != INDEXED:
-            return Guard(ins, number, target, step)
+            return Guard(ins, number, target, step, tested)
         return IndexedGuard(ins, lambda plain: Guard(plain, number, target, self.step_of(plain, target)))
 
     def _batched(self, body: list[Instruction], targets: list[Target]) -> Code:
@@ -350,10 +352,8 @@ class Program:
             error.add_note(self._where(block.sources[done], "while emulating"))
             raise
         leave = block.leave
-        if leave == "next":
-            g.block += 1
-        elif leave == "jump":
-            g.block = block.target
+        if leave in ("next", "jump"):
+            g.block = block.target if leave == "jump" else g.block + 1
         elif leave == "end":
             return []
         elif leave == "barrier":

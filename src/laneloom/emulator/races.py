@@ -36,6 +36,11 @@ def tag(group: np.ndarray, epoch: np.ndarray, wave: np.ndarray, instruction: int
     return packed[:, None]
 
 
+def same_access(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Where two tags are of one wave and instruction, whichever barriers it has passed in between."""
+    return ((a ^ b) & ~(_EPOCHS << EPOCH_SHIFT | LATE)) == 0
+
+
 def instruction_of(value: int) -> int:
     """The instruction in a tag."""
     return int(value) & ((1 << INSTRUCTION_BITS) - 1)

@@ -18,7 +18,7 @@ from ..gpu import Gpu
 from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import VECTOR, Step, Target
-from .flights import starts_copy
+from .flights import Flights, starts_copy
 from .global_access import clears_other_half
 from .matrix import decode, is_matrix
 from .races import LATE, RaceFault, Touch, instruction_of, tag, wave_of
@@ -62,8 +62,9 @@ class UnderWay:
 class Guard:
     """The checks of one instruction."""
 
-    def __init__(self, ins: Instruction, number: int, target: Target, step: Step):
-        self.ins, self.number, self.target = ins, number, target
+    def __init__(self, ins: Instruction, number: int, target: Target, step: Step, is_tested: bool = False):
+        """is_tested: a load from LDS on whose result the block's branch depends."""
+        self.ins, self.number, self.target, self.is_tested = ins, number, target, is_tested
         self.uses = uses(ins, target.lanes)
         self.raises = raises(ins, target.gpu.major)
         self.waits = waits(ins, target.gpu.major)
@@ -97,7 +98,7 @@ class Guard:
         """Everything that must hold when the instruction starts."""
         shadow: Shadow = g.shadow
         if self.waits:
-            self._wait(shadow)
+            self._wait(g)
         if (shadow.busy_v & self.touched_v) or (shadow.busy_s & self.touched_s):
             self._check_pending(g)
         if self.signals:
@@ -110,7 +111,11 @@ class Guard:
             for memory in self._memories(g):
                 memory.now = mine
             if g.lds.flights is not None:
-                g.lds.flights.starts_copy = self.copies
+                flights: Flights = g.lds.flights
+                flights.starts_copy, flights.is_tested = self.copies, self.is_tested
+                flights.ids, flights.epochs = g.ids, shadow.epoch
+                if self.atomic and not self.copies and (self.lds or self.both):
+                    flights.land()
         if self.follow is not None:
             self.follow(g)
         if self.writes_exec and (shadow.dirty_s >> EXEC) & 3:
@@ -144,6 +149,13 @@ class Guard:
                     del entries[0]
             g.shadow.busy_v |= entry.registers_v
             g.shadow.busy_s |= entry.registers_s
+        if g.lds.flights is not None and g.lds.flights.by_wave:
+            if self.copies:
+                g.lds.flights.settle_arrivals(self.raises[0])
+            elif self.is_tested:
+                self._forget_landed(g)
+            if g.lds.flights.polled:
+                g.lds.flights.land()
 
     def _memories(self, g: Waves) -> tuple[Any, ...]:
         """The tracked memories that the instruction works on."""
@@ -153,7 +165,8 @@ class Guard:
 
     # -- waits ---------------------------------------------------------------------------------------------------------
 
-    def _wait(self, shadow: Shadow) -> None:
+    def _wait(self, g: Waves) -> None:
+        shadow: Shadow = g.shadow
         for counter, most in self.waits.items():
             entries = shadow.pending.get(counter)
             if not entries:
@@ -161,14 +174,29 @@ class Guard:
             if most and any(e.guard.any_order for group in entries for e in group):
                 continue  # scalar loads return in any order: only a wait for zero says that one is done
             done = max(len(entries) - most, 0)
-            for e in (e for group in entries[:done] for e in group if e.guard.copies):
+            copies = [e for group in entries[:done] for e in group if e.guard.copies]
+            epoch = dict(zip(g.ids.tolist(), shadow.epoch.tolist(), strict=True)) if copies else {}
+            for e in copies:
                 for memory, touch in e.touches:
                     if memory.flights is not None:
-                        memory.flights.end(touch)
+                        memory.flights.end(touch, e.ids, epoch)
+            if copies and g.lds.flights is not None:
+                g.lds.flights.land()
             del entries[:done]
             if not entries:
                 del shadow.pending[counter]
         shadow.count_pending()
+
+    def _forget_landed(self, g: Waves) -> None:
+        """Copies that the waves have seen arrive at a barrier in LDS are done, and so are those before them."""
+        for counter in ("asynccnt", "tensorcnt"):
+            entries = g.shadow.pending.get(counter, [])
+            while entries and all(self._landed(g, e) for e in entries[0]):
+                del entries[0]
+
+    @staticmethod
+    def _landed(g: Waves, e: UnderWay) -> bool:
+        return e.ids is not None and all(g.lds.flights.landed(t, e.ids) for memory, t in e.touches if memory is g.lds)
 
     def _check_pending(self, g: Waves) -> None:
         for counter, entries in g.shadow.pending.items():

@@ -45,7 +45,7 @@ _UPWARD = re.compile(
     r"v_(mad_(co_|nc_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64|(add_nc|sub_nc|mul)_u64)|s_(add_nc|sub_nc|mul)_u64"
 )
 _TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
-_WRITES_SCC = re.compile(
+WRITES_SCC = re.compile(
     r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk"
     r"|barrier_signal_isfirst)"
 )
@@ -61,7 +61,7 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
         return indexed_rule(ins, target)
     touched = uses(ins, target.lanes)
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
-    reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(_WRITES_SCC.match(ins.name))
+    reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
     part = bits_written(ins, target.gpu.major)
 
@@ -369,7 +369,7 @@ def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
         for o in destinations:
             for k in range(o.count):
                 shadow.put_scalar(o.index + k, bits[min(k, width - 1)])
-        if _WRITES_SCC.match(ins.name):
+        if WRITES_SCC.match(ins.name):
             total = U32(0)
             for b in bits:
                 total = total | b
