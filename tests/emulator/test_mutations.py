@@ -70,13 +70,13 @@ class Watch:
         self._program = SimpleNamespace(asm=None)
         before, after, wait = Guard.before, Guard.after, Guard._wait
 
-        def watch_wait(guard, shadow):
+        def watch_wait(guard, g):
             if self._program.asm != asm:
-                return wait(guard, shadow)
-            held = {c: [e for group in entries for e in group] for c, entries in shadow.pending.items()}
-            done = wait(guard, shadow)
+                return wait(guard, g)
+            held = {c: [e for group in entries for e in group] for c, entries in g.shadow.pending.items()}
+            done = wait(guard, g)
             for counter in waits(guard.ins):
-                left = {id(e) for group in shadow.pending.get(counter, []) for e in group}
+                left = {id(e) for group in g.shadow.pending.get(counter, []) for e in group}
                 gone = [e for e in held.get(counter, []) if id(e) not in left]
                 self._released[counter] = [(guard.ins.line, e) for e in gone]
             return done
