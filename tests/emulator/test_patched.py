@@ -44,6 +44,11 @@ def entry(p):
     return found
 
 
+def assert_attention_close(got, expected):
+    """Both round weights and what comes out to fp16; where else torch rounds depends on the CPU: four roundings."""
+    assert (got - expected).double().norm() <= 4 * 2.0**-11 * expected.double().norm()
+
+
 A, B, BIAS = random(2, 9, 16), random(16, 16, seed=1), random(16, seed=2)
 Q = random(1, 2, 9, 16)
 ROUTED = {
@@ -71,7 +76,7 @@ def test_routed(gfx1201, name):
         got = ROUTED[name]()
     assert (entry(p).routed, entry(p).calls) == (True, 1)
     assert gfx1201.launches
-    torch.testing.assert_close(got, expected)
+    (assert_attention_close if "attention" in name else torch.testing.assert_close)(got, expected)
 
 
 KEPT = {
@@ -288,7 +293,7 @@ def test_inside_multi_head_attention(gfx1201):
     with laneloom.patched(always=True) as p:
         got = module(x, x, x, need_weights=False)[0]
     assert p.report().routed == 3
-    torch.testing.assert_close(got, expected)
+    assert_attention_close(got, expected)
 
 
 def test_second_derivatives_of_attention(gfx1201):
