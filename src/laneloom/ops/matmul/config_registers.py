@@ -128,6 +128,11 @@ class RegistersConfig(SharedConfig):
         return None
 
 
+def _copied(problem: MatmulProblem, config: RegistersConfig | ClusterConfig) -> int:
+    """Elements that are copied ahead."""
+    return (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k * problem.batches
+
+
 def estimate_us(problem: MatmulProblem, config: RegistersConfig) -> float:
     """The model's time: what the SM with the longest share does, or the memory, and the copies ahead."""
     model, area_kb = _MODELS[problem.precision], config.block_m * config.block_n * 4 / 1000
@@ -139,14 +144,14 @@ def estimate_us(problem: MatmulProblem, config: RegistersConfig) -> float:
         time_us += share * tile_us * model.cut_pace + max(1, share) * around_us
         time_us += model.cut + parts * (model.part + model.part_kb * area_kb)
     time_us = model.launch + (time_us**4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
-    copied = (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k * problem.batches
+    copied = _copied(problem, config)
     return time_us + (model.copy + 8 * copied / model.copied_per_us if copied else 0.0)
 
 
 def cluster_us(problem: MatmulProblem, config: ClusterConfig, estimate: float) -> float:
     """What `hopper_cluster` takes of FP32, by its model's estimate, which was fitted to 16-bit types."""
     model = _MODELS[problem.precision]
-    copied = (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k * problem.batches
+    copied = _copied(problem, config)
     time_us = ((model.cluster * estimate) ** 4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
     return time_us + (model.cluster_copy + model.cluster_copied * copied / 1e6 if copied else 0.0)
 
