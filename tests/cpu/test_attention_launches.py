@@ -31,7 +31,7 @@ from laneloom.codegen import cuda_call  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import execute, hopper_gradients, torch_op  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
-from laneloom.ops.attention.hopper import section  # noqa: E402
+from laneloom.ops.attention.hopper_gradients import waves  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_forward  # noqa: E402
 
 
@@ -62,7 +62,7 @@ def expected(operands, options, results, sums):
     all_blocks = problem.heads * sum_blocks * (1 if packing else problem.batch)
     sums_bytes, lines_bytes = all_blocks * 64 * q.shape[3] * 4, all_blocks * 2 * 64 * line_bytes
     lines, tiles = sums + sums_bytes, problem.batch * problem.kv_heads * -(-problem.keys // 128)
-    query_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * 2
+    section, wave = waves(problem, -(-problem.keys // 128), PROCESSORS // cluster)
     box = 128 // cluster
     ends = {
         "grid": (problem.batch * problem.heads * blocks, 1, 1), "block": (256, 1, 1), "shared": 0, "sums": sums,
@@ -80,8 +80,7 @@ def expected(operands, options, results, sums):
         "first_q": address_of(first_q), "first_k": address_of(first_k), "counter": COUNTER, "scale2": scale * log2(e),
         "scale": scale, "queries": problem.queries, "keys": problem.keys, "heads": problem.heads,
         "group": problem.group, "batches": problem.batch, "first": problem.first or 0, "last": problem.last or 0,
-        "section": section(problem, query_bytes, -(-problem.keys // 128) * cluster), "tiles": tiles,
-        "sum_blocks": sum_blocks,
+        "section": section, "wave": wave, "tiles": tiles, "sum_blocks": sum_blocks,
     }  # fmt: skip
     finish = ends | steps(dq=dq) | {"dq": dq.data_ptr()}
     launches = [(START, start), (f"attention_{config.schedule}", main), (FINISH, finish)]

@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
-from laneloom.ops.attention.hopper import band_constants, section, source_text  # noqa: E402
-from laneloom.ops.attention.hopper_gradients import constants_of  # noqa: E402
+from laneloom.ops.attention.hopper import band_constants, source_text  # noqa: E402
+from laneloom.ops.attention.hopper_gradients import constants_of, waves  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
@@ -33,14 +33,15 @@ LAUNCH = """
 struct Call {
   TensorMap *q, *k, *v, *g;
   const LINES* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
-  i64 s[6]; float scale2, scale; int n[10];
+  i64 s[6]; float scale2, scale; int n[11];
 };
 extern "C" void launch(int grid, int threads, int cluster, int late, const Call* c) {
   const i64* s = c->s;
   const int* n = c->n;
   run_grid(grid, threads, late, [=] {
     KERNEL(*c->q, *c->k, *c->v, *c->g, c->lines, c->sums, c->dk, c->dv, c->first_q, c->first_k, c->counter, s[0], s[1],
-           s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]);
+           s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9],
+           n[10]);
   }, cluster);
 }
 """
@@ -49,7 +50,7 @@ extern "C" void launch(int grid, int threads, int cluster, int late, const Call*
 class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "q k v g lines sums dk dv first_q first_k counter".split()),
-        ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 10),
+        ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 11),
     )  # fmt: skip
 
 
@@ -129,8 +130,8 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
     if config.pieces:
         lines = pieces(lines, q.dtype).contiguous()
     parts, tiles = -(-d // BLOCK), config.tiles(problem)
-    q_bytes = problem.queries * problem.group * (d + d_v) * 2
-    heads_together = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
+    clusters = min(2, tiles)
+    together = waves(problem, -(-problem.keys // config.rows), clusters)
     scale2, *sizes, first, last = problem.scalars()
     for late in lates:
         sums = torch.zeros(heads * sum_blocks, parts, 8, 128, 4)
@@ -142,9 +143,8 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
             *map(ctypes.addressof, maps),
             *(x.data_ptr() for x in (lines, sums, dk, dv, first_q, first_k, counter)),
             (ctypes.c_longlong * 6)(*dk.stride()[:3], *dv.stride()[:3]), scale2, problem.scale,
-            (ctypes.c_int * 10)(*sizes, problem.batch, first, last, heads_together, tiles, sum_blocks),
+            (ctypes.c_int * 11)(*sizes, problem.batch, first, last, *together, tiles, sum_blocks),
         )  # fmt: skip
-        clusters = min(2, tiles)
         library.launch(clusters * config.cluster, 32 * config.num_warps, config.cluster, late, ctypes.byref(call))
         assert counter.item() == 0
         dq = torch.zeros(1, heads, n, parts * BLOCK)

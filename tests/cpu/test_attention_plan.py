@@ -15,6 +15,7 @@ from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, lds_roo
 from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, plan_decode
 from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
 from laneloom.ops.attention.hopper import section
+from laneloom.ops.attention.hopper_gradients import waves
 from laneloom.ops.attention.problem import AttentionProblem, band
 
 ROLES = ("forward", "query", "key")
@@ -265,3 +266,18 @@ def test_float8():
         assert words in dataclasses.replace(config, **change).why_invalid(case, gpu)
     sizes = case.bytes, dataclasses.replace(case, dtype="bf16", out="").bytes
     assert sizes[0] < sizes[1] < 2 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("heads", "tiles", "want"),
+    [
+        (64, 32, (4, 128)), (16, 128, (2, 128)), (8, 64, (2, 128)), (512, 4, (32, 128)), (3, 100, (2, 200)),
+        (1, 600, (1, 150)),
+    ],
+)  # fmt: skip
+def test_the_backward_mixes_as_many_heads_as_begin_together(heads, tiles, want):
+    case = problem(128, batch=1, heads=heads, kv_heads=heads, last=0)
+    assert waves(case, tiles, 132) == want
+    assert -(-heads * tiles // want[1]) % 2 == 0, "the last wave has no second one"
+    assert waves(problem(128, batch=1, heads=heads, kv_heads=heads), tiles, 132)[1] == heads * tiles, "all are as long"
+    assert waves(case, tiles, heads * tiles) == (heads, heads * tiles), "all begin at once"

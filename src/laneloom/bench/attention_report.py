@@ -180,11 +180,16 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     parser.add_argument("--picture", type=Path, help="where the picture over lengths goes, an .svg file")
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
+    parser.add_argument("--other", type=Path, help="records of another GPU, whose tables have places of their own")
     arguments = parser.parse_args()
     records = load(arguments.records)
-    fill_page(arguments.page, {"products": render_products(records), "decode": render_decode(records)})
-    if arguments.readme is not None:
-        fill_page(arguments.readme, {"attention": render_summary(records)})
+    for prefix, found in (("", records), ("other ", load(arguments.other) if arguments.other else None)):
+        if found is None:
+            continue
+        tables = {f"{prefix}products": render_products(found), f"{prefix}decode": render_decode(found)}
+        fill_page(arguments.page, tables)
+        if arguments.readme is not None:
+            fill_page(arguments.readme, {f"{prefix}attention": render_summary(found)})
     if arguments.picture is not None:
         plot_lengths(records, arguments.picture)
 

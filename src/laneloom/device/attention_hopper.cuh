@@ -176,7 +176,7 @@ __device__ __forceinline__ void step_ring(int& stage, u32& phase) {
 
 // What a launch is about; first_q, first_k: where packed sequences begin.
 struct Sizes {
-  int queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks;
+  int queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks;
   const int *first_q, *first_k;
 };
 
@@ -204,11 +204,9 @@ template <typename Work> __device__ __forceinline__ void find_sequence(Work& w, 
 #endif
 }
 
-// The tile after this one, from a counter that all programs share. Their requests together are as many as the tiles: the last
-// one leaves the counter zero.
-__device__ __forceinline__ int next_tile(int number, int tiles, int* counter, int programs = gridDim.x) {
-  if (number >= tiles) return tiles;
-  const int taken = atomicAdd(counter, 1);
+// The next tile, from a counter that all programs share: what was `taken` from it when this tile's last loads were near, since
+// who takes it sooner may have two long ones. Each tile is one request, and the last one leaves the counter zero.
+__device__ __forceinline__ int next_tile(int taken, int tiles, int* counter, int programs = gridDim.x) {
   if (taken == tiles - 1) *counter = 0;
   return programs + taken;
 }

@@ -11,8 +11,11 @@ template <int COUNT> __device__ __forceinline__ void advance(int& stage, u32& ph
   if (++stage == COUNT) stage = 0, phase ^= 1;
 }
 
+// step: blocks of queries are visited from the last one down, by every second wave of tiles from the first one up. With a causal mask
+// a wave's longest tiles come first, and who is done with a short one takes a long one: so the first wave begins together at the last
+// block and the second one ends together there, each block's readers and its sums of dQ meet in the L2, and all are done at once.
 struct Work {
-  int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end;
+  int batch, head, key0, queries, keys, q_first, k_first, first, last, begin, end, step;
 };
 
 __device__ __forceinline__ Work locate(int number, const Sizes& n) {
@@ -24,8 +27,11 @@ __device__ __forceinline__ Work locate(int number, const Sizes& n) {
   const int high = HAS_FIRST ? min(key_last - w.first + 1, w.queries) : w.queries;
   w.begin = low / BLOCK;
   w.end = high > low && w.key0 < w.keys ? (high + BLOCK - 1) / BLOCK : w.begin;
+  w.step = number / n.wave % 2 ? 1 : -1;
   return w;
 }
+
+__device__ __forceinline__ int first_visited(const Work& w) { return w.step > 0 ? w.begin : w.end - 1; }
 
 // Where sums and lines of a head's queries begin, in blocks.
 __device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes& n) {

@@ -75,7 +75,7 @@ __device__ __forceinline__ bool listen(Work& w, Shared* shared, int& slot, u32& 
   auto same = [](int x) { return (int)__shfl_sync(~0u, x, 0); };
   w.batch = same(from->batch), w.head = same(from->head), w.key0 = same(from->key0), w.keys = same(from->keys);
   w.q_first = same(from->q_first), w.k_first = same(from->k_first), w.first = same(from->first), w.last = same(from->last);
-  w.begin = same(from->begin), w.end = same(from->end);
+  w.begin = same(from->begin), w.end = same(from->end), w.step = same(from->step);
   if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));
   if (++slot == 2) slot = 0, phase ^= 1;
   return w.batch >= 0;
@@ -86,18 +86,16 @@ __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar
                ::"r"(target), "l"(from), "n"(LINE_BYTES), "r"(bar) : "memory");
 }
 
-// The thread that fetches: tiles, their keys and values, blocks of Q and dO from the last one down, which all tiles that begin
-// together share in the L2. A tile's first blocks come before its values and keys, whose places are free only when the tile before
+// The thread that fetches: tiles, their keys and values, blocks of Q and dO. A tile's first blocks come before its values and keys, whose places are free only when the tile before
 // has its last dP and dQ.
 __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                       const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes,
                                       const char* lines, int* counter) {
   const u32 k_full = shared_address(&shared->k_full), v_full = shared_address(&shared->v_full);
-  int stage = 0, slot = 0, number = blockIdx.x, ahead = 0;  // ahead: blocks before values and keys
+  int stage = 0, slot = 0, ahead = 0;  // ahead: blocks before values and keys
   u32 phase = 0, tile_phase = 0, kv_phase = 0;
   prefetch_map(q_map), prefetch_map(k_map), prefetch_map(v_map), prefetch_map(g_map);
-  while (true) {
-    const int next = next_tile(number, sizes.tiles, counter);
+  for (int number = blockIdx.x;; number = next_tile(atomicAdd(counter, 1), sizes.tiles, counter)) {
     Work w;
     w.batch = -1;
     if (number < sizes.tiles) w = locate(number, sizes);
@@ -106,12 +104,11 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
     barrier_arrive(shared_address(&shared->tile_full[slot]));
     advance<2>(slot, tile_phase);
     if (number >= sizes.tiles) return;
-    number = next;
     const int batch = PACKED ? 0 : w.batch, steps = (w.end - w.begin) * sizes.group;
     if (steps == 0) continue;
     const int first = min(ahead, steps);
     ahead = STAGES - 1;
-    int head = w.head * sizes.group, block = w.end - 1;
+    int head = w.head * sizes.group, block = first_visited(w);
 #pragma unroll 1
     for (int step = 0; step <= steps; ++step) {
       if (step == first) {
@@ -142,7 +139,7 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
       for (int c = 0; c < CHUNKS(D_V); ++c)
         load_box(at.g + (stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
       advance<STAGES>(stage, phase);
-      if (++head == (w.head + 1) * sizes.group) head = w.head * sizes.group, --block;
+      if (++head == (w.head + 1) * sizes.group) head = w.head * sizes.group, block += w.step;
     }
   }
 }

@@ -14,9 +14,9 @@ from ...codegen.wgmma import wgmma_function
 from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
-from .hopper import band_constants, boxes, counter, processors, section, source_text
+from .hopper import band_constants, boxes, counter, processors, source_text
 from .hopper_launch import starts_of
-from .problem import DTYPE_BYTES, AttentionProblem
+from .problem import AttentionProblem
 
 BLOCK = 64  #: queries of a step
 _SUMS_BYTES = 64 * 64 * 4  #: dQ's sums of a block, 64 columns of them
@@ -73,6 +73,25 @@ def _load(
     return load_function(code_object(problem, config, gpu), device)
 
 
+def waves(problem: AttentionProblem, tiles_per_head: int, programs: int) -> tuple[int, int]:
+    """Heads of keys in a section, whose tiles are mixed with the longest first, and tiles in a wave.
+
+    Under a mask as many heads as give every program a tile, since what they read and add up then meets in the L2, but
+    two of them, since sums that all programs want at once wait for each other; and an even number of waves, of which
+    the second evens out what the first leaves (attention_hopper_backward.cuh).
+    """
+    heads = problem.batch * problem.kv_heads
+    tiles = max(1, heads * tiles_per_head)
+    if problem.first is None and problem.last is None and not problem.packed:
+        return 1, tiles
+    if 2 * tiles <= 3 * programs:
+        return max(1, heads), tiles
+    count = 2 * round(tiles / (2 * programs))
+    section = max(-(-heads // count), min(heads, 2))
+    mixed = section * tiles_per_head
+    return section, -(-mixed // max(1, round(mixed * count / tiles)))
+
+
 def prepare(
     problem: AttentionProblem, config: Any, gpu: Gpu, tensors: Tensors, code_object: Callable[..., CodeObject]
 ) -> Callable[[dict[str, Any]], None]:
@@ -106,18 +125,18 @@ def prepare(
     start = CudaCall(start_code, (*pointers, *strides, *end_sizes), device, ctas=owners, pdl=True)
 
     tiles = config.tiles(problem)
-    q_bytes = problem.queries * problem.group * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    heads = section(problem, q_bytes, -(-problem.keys // config.rows) * config.cluster)
+    programs = processors(device) // config.cluster
+    mixed = waves(problem, -(-problem.keys // config.rows), programs)
     box = config.rows // config.cluster
     scale2, *sizes, first, last = problem.scalars()
     maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, BLOCK), (k, box), (v, box), (g, BLOCK))]
     pointers = [Pointer() for _ in ("lines", "sums", "dk", "dv", "first_q", "first_k", "counter")]
     strides = map(c_int64, (*dk.stride()[:3], *dv.stride()[:3]))
-    integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, heads, tiles, sum_blocks)
+    integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, *mixed, tiles, sum_blocks)
     scalars = (c_float(scale2), c_float(problem.scale), *map(c_int32, integers))
     main = CudaCall(
         main_code, (*maps, *pointers, *strides, *scalars), device,
-        ctas=config.cluster * min(tiles, processors(device) // config.cluster),  # the kernel says that it is a cluster
+        ctas=config.cluster * min(tiles, programs),  # the kernel says that it is a cluster
         pdl=True,
     )  # fmt: skip
 

@@ -44,10 +44,10 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       wgmma_commit();
       wgmma_wait<0>();
       pin(s);
-      int block = w.end - 1, head = 0, before = -1;  // before: the head of the block whose dQ comes next, one step late
+      int block = first_visited(w), head = 0, before = -1;  // before: the head of the block whose dQ comes next, one step late
       // Where the last block's dQ went. Moved on before the additions, and not touched after them: that would wait for them.
-      const int to_block = -(sizes.group - 1) * sizes.sum_blocks - 1;
-      float* sums = dq_sums + ((first_block(w, w.head * sizes.group, sizes) + w.end - 1 - to_block) * DQ_PARTS +
+      const int to_block = w.step - (sizes.group - 1) * sizes.sum_blocks;
+      float* sums = dq_sums + ((first_block(w, w.head * sizes.group, sizes) + block - to_block) * DQ_PARTS +
                                (DQ_PARTS == 2 ? slab : 0)) * SUMS + thread % 128 * 4;
 #pragma unroll 1
       for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
@@ -117,7 +117,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         pin(s);
         ++step;
         before = head;
-        if (++head == sizes.group) head = 0, --block;
+        if (++head == sizes.group) head = 0, block += w.step;
       }
       const u32 turn = (step - 1) % 2;
       barrier_wait(shared_address(&shared->ds_full[turn]), (step - 1) / 2 % 2);
@@ -142,11 +142,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_backward(
     const __grid_constant__ TensorMap g_map, const char* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
   set_up(&storage, at, WARPS, WARPS);
   await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it

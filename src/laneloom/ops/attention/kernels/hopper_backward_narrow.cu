@@ -24,7 +24,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
     if (w.begin >= w.end) continue;
     barrier_wait(shared_address(&shared->k_full), kv_phase);
     kv_phase ^= 1;
-    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + w.end - 1) * SUMS + threadIdx.x % 128 * 4;
+    float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + first_visited(w)) * SUMS + threadIdx.x % 128 * 4;
     int head = 0;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
@@ -40,7 +40,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
       if (left == 1) release(&shared->k_empty);
       add_queries(dq, sums);
       sums += (i64)sizes.sum_blocks * SUMS;
-      if (++head == sizes.group) head = 0, sums -= ((i64)sizes.group * sizes.sum_blocks + 1) * SUMS;
+      if (++head == sizes.group) head = 0, sums -= ((i64)sizes.group * sizes.sum_blocks - w.step) * SUMS;
       ++step;
     }
   }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       barrier_wait(shared_address(&shared->v_full), kv_phase);
       barrier_wait(shared_address(&shared->k_full), kv_phase);
       kv_phase ^= 1;
-      int block = w.end - 1, head = 0;
+      int block = first_visited(w), head = 0;
 #pragma unroll 1
       for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
         const u32 q_now = at.q + stage * Q_BYTES, g_now = at.g + stage * G_BYTES;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         release(&shared->g_empty[stage]);
         advance<STAGES>(stage, phase);
         ++step;
-        if (++head == sizes.group) head = 0, --block;
+        if (++head == sizes.group) head = 0, block += w.step;
       }
     }
     write_sums(dk, dv, to, w, key_slab + warp * 16, at.ds + (slab * 64 + warp * 16) * 128, shared, step, lane);
@@ -136,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) attention_hopper_backward_n
     const __grid_constant__ TensorMap g_map, const char* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
   set_up(&storage, at, WARPS + 4, 4);
   await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it

@@ -57,21 +57,20 @@ __device__ __forceinline__ int hear_tile_as_warp(Shared* shared, int& slot, u32&
 __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                         const TensorMap* g_map, const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes,
                                         const float* lines, int* counter) {
-  int stage = 0, g_stage = 0, slot = 0, next = blockIdx.x / 2;
+  int stage = 0, g_stage = 0, slot = 0;
   u32 phase = 0, g_phase = 0, tile_phase = 0, kv_phase = 0;
-  while (true) {
+  for (int next = blockIdx.x / 2;; next = rank == 0 ? next_tile(atomicAdd(counter, 1), sizes.tiles, counter, gridDim.x / 2) : 0) {
     barrier_expect(shared_address(&shared->tile_full[slot]), 4);
     if (rank == 0) {
       barrier_wait(shared_address(&shared->tile_empty[slot]), tile_phase ^ 1);
       for (u32 to = 0; to < 2; ++to) send_word(&shared->tile[slot], next, &shared->tile_full[slot], to);
-      next = next_tile(next, sizes.tiles, counter, gridDim.x / 2);
     }
     const int number = hear_tile(shared, slot, tile_phase);
     if (number >= sizes.tiles) return;
     const Work w = locate(number, sizes);
     if (w.begin >= w.end) continue;
     const int batch = PACKED ? 0 : w.batch;
-    int head = w.head * sizes.group, block = w.begin;
+    int head = w.head * sizes.group, block = first_visited(w);
     const u32 full = shared_address(&shared->kv_full);
     const int key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
     barrier_wait(shared_address(&shared->kv_empty), kv_phase ^ 1);
@@ -100,7 +99,7 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
       for (int c = rank; c < CHUNKS(D_V); c += 2)
         load_box_for_both(at.g + (g_stage * CHUNKS(D_V) + c) * BLOCK * 128, g_map, g_full, c * 64, row, head, batch);
       advance<STAGES>(stage, phase), advance<G_STAGES>(g_stage, g_phase);
-      if (++block == w.end) block = w.begin, ++head;
+      if (++head == (w.head + 1) * sizes.group) head = w.head * sizes.group, block += w.step;
     }
   }
 }
@@ -201,7 +200,7 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
     issue_block<V_STEPS>(t, at.g + g_stage * G_BYTES, at.v);
     wgmma_wait<1>();
     pin(s);
-    int block = w.begin;
+    int block = first_visited(w), head = 0;
     float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + block) * (PARTS * SUMS) + rank * SUMS + thread * 4;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
@@ -255,10 +254,10 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
       if (lane == 0) arrive_at(&shared->ds_empty[turn], 1 - rank);
       if (PARTS % 2 == 0 || rank == 0) add_queries(dq[MY_PARTS - 1], sums + (MY_PARTS - 1) * 2 * SUMS);
       ++number_of;
-      sums += PARTS * SUMS;
-      if (++block == w.end) {
-        block = w.begin;
-        sums += (i64)(sizes.sum_blocks - (w.end - w.begin)) * (PARTS * SUMS);
+      sums += (i64)sizes.sum_blocks * (PARTS * SUMS);
+      if (++head == sizes.group) {
+        head = 0, block += w.step;
+        sums += (w.step - (i64)sizes.group * sizes.sum_blocks) * (PARTS * SUMS);
       }
     }
     wgmma_wait<0>();
@@ -326,7 +325,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
     const __grid_constant__ TensorMap g_map, const float* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -336,7 +335,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
   at.ds = at.p + 2 * DS_BYTES, at.other_ds = at.ds + 2 * DS_BYTES;
   at.q = at.other_ds + 2 * DS_BYTES, at.g = at.q + STAGES * Q_BYTES;
   const u32 rank = cluster_rank();
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
   if (threadIdx.x == 0) {
     init_buffers(&shared->kv_full, &shared->kv_empty, 1, 4);
     init_buffers(shared->q_full, shared->q_empty, STAGES, 16);

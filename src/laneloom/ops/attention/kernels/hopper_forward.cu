@@ -30,9 +30,7 @@ __device__ __forceinline__ void produce(
     const Sizes& sizes, int* counter) {
   int k_stage = 0, v_stage = 0, q_buffer = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
-  int number = blockIdx.x;
-  while (true) {
-    const int next = next_tile(number, sizes.tiles, counter);
+  for (int number = blockIdx.x, taken;; number = next_tile(taken, sizes.tiles, counter)) {
     Work w;
     w.batch = -1;
     if (number < sizes.tiles) w = locate(number, sizes);
@@ -40,11 +38,13 @@ __device__ __forceinline__ void produce(
     if (number >= sizes.tiles) return;
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
+    if (blocks < 3) taken = atomicAdd(counter, 1);
     // The scores need a block's keys one step before the sum needs its values.
     int key = w.k_first + w.end * COLUMNS;
 #pragma unroll 1
     for (int i = 0; i <= blocks && blocks > 0; ++i) {
       key -= COLUMNS;
+      if (i > 0 && i == blocks - 2) taken = atomicAdd(counter, 1);
       if (i < blocks) {
         const u32 full = shared_address(&shared->k_full[k_stage]);
         barrier_wait(shared_address(&shared->k_empty[k_stage]), k_phase ^ 1);
@@ -65,7 +65,6 @@ __device__ __forceinline__ void produce(
       }
       if (i == 0) load_queries<CHUNKS(D), 64, SLAB_BYTES>(q_tile, q_map, shared, w, batch, q_buffer, q_phase);
     }
-    number = next;
   }
 }
 
@@ -272,7 +271,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
   const u32 q_tile = (shared_address(memory) + 1023) & ~1023u;  // swizzled tiles begin at multiples of 1024
   const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
   const u32 v_tile = k_tile + STAGES * K_BYTES;
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, 0, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, 0, tiles, 0, first_q, first_k};
   const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   if (threadIdx.x == 0) {
     init_buffers(shared->q_full[0], shared->q_empty[0], Q_BUFFERS * CONSUMERS, 4);

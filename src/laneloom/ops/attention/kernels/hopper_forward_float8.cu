@@ -54,9 +54,7 @@ __device__ __forceinline__ void produce(
     const Sizes& sizes, int* counter) {
   int k_stage = 0, v_stage = 0, q_buffer = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
-  int number = blockIdx.x;
-  while (true) {
-    const int next = next_tile(number, sizes.tiles, counter);
+  for (int number = blockIdx.x, taken;; number = next_tile(taken, sizes.tiles, counter)) {
     Work w;
     w.batch = -1;
     if (number < sizes.tiles) w = locate(number, sizes);
@@ -64,10 +62,12 @@ __device__ __forceinline__ void produce(
     if (number >= sizes.tiles) return;
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
     const int blocks = w.row0 < w.queries ? w.end - w.begin : 0;
+    if (blocks < 3) taken = atomicAdd(counter, 1);
     int key = w.k_first + w.end * COLUMNS;
 #pragma unroll 1
     for (int i = 0; i < blocks; ++i) {
       key -= COLUMNS;
+      if (i > 0 && i == blocks - 2) taken = atomicAdd(counter, 1);
       const u32 k_full = shared_address(&shared->k_full[k_stage]), v_full = shared_address(&shared->v_full[v_stage]);
       barrier_wait(shared_address(&shared->k_empty[k_stage]), k_phase ^ 1);
       barrier_expect(k_full, K_BYTES);
@@ -81,7 +81,6 @@ __device__ __forceinline__ void produce(
       load_box(v_tile + v_stage * V_BYTES, v_map, v_full, 0, key, kv_head, batch);
       step_ring(v_stage, v_phase);
     }
-    number = next;
   }
 }
 
@@ -278,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), 1) attention
   const u32 k_tile = q_tile + Q_BUFFERS * CONSUMERS * SLAB_BYTES;
   const u32 v_tile = k_tile + STAGES * K_BYTES;
   const u32 t_tile = v_tile + STAGES * V_BYTES;
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, tiles, 0, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, 0, tiles, 0, first_q, first_k};
   const Output to = {out, lse, out_batch, out_head, out_row, lse_batch, lse_head};
   const Scales scales = {scale_q, scale_k, scale_v, scale_q_batch, scale_q_head, scale_k_batch, scale_k_head, scale_v_batch,
                          scale_v_head, v_number};
