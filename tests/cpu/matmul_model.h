@@ -284,15 +284,6 @@ template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 
   multiply_registers<WIDE>(sums, a, b, accumulate);
 }
 inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_wait<0>(); }
-inline void store_flag(u64* flag, u64 x) { *flag = x; }
-// CTAs run one after the other: what is not there yet never comes.
-inline void load_flag(u64& x, const u64* flag) {
-  static thread_local const u64* last;
-  static thread_local u64 found;
-  if (last == flag && found == *flag) fail("waits for ever: a flag that no CTA ahead has written");
-  last = flag, x = found = *flag;
-}
-
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
   run_grid(grid, threads, products_late, [&] {

@@ -62,7 +62,8 @@ CALLS = {
     "wgmma.wait_group.sync.aligned 1;": "wgmma_wait<1>",
     "wgmma.wait_group.sync.aligned %0;": "ptx::wait_for_products",
     "setmaxnreg.dec.sync.aligned.u32 40;": "ptx::nothing",
-    "setmaxnreg.inc.sync.aligned.u32 232;": "ptx::nothing",
+    "setmaxnreg.dec.sync.aligned.u32 %0;": "ptx::nothing",
+    "setmaxnreg.inc.sync.aligned.u32 %0;": "ptx::nothing",
     "setmaxnreg.inc.sync.aligned.u32 152;": "ptx::nothing",
     "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};": "ptx::store_matrices",
     "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};": "ptx::store_turned_matrices",
@@ -88,8 +89,6 @@ CALLS = {
     "barrier.cluster.arrive.relaxed.aligned;": "ptx::cluster_arrive",
     "barrier.cluster.wait.aligned;": "ptx::cluster_wait",
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": "ptx::cluster_meet",
-    "st.release.gpu.global.u64 [%0], %1;": "ptx::store_flag",
-    "ld.acquire.gpu.global.u64 %0, [%1];": "ptx::load_flag",
 }  # fmt: skip
 _WGMMA = re.compile(
     r"\{\.reg \.pred p; setp\.ne\.b32 p, %(\d+), 0; "
@@ -133,8 +132,9 @@ ROWS = Kernel(
 REGISTERS = Kernel(
     hopper_registers, "extern __shared__ __align__(1024) char shared[];", "char", "1",
     "matmul_hopper_registers(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(float **)p[3], "
-    "*(Sizes *)p[4], *(int *)p[5], *(float **)p[6], *(u64 *)p[7])",
-    (("uint4 *x = (uint4 *)(slices", "auto *x = (ptx::Shared<uint4> *)(slices"),
+    "*(Sizes *)p[4], *(int *)p[5])",
+    (("uint4 *x", "ptx::Shared<uint4> *x"), ("x = (uint4 *)(slices", "x = (ptx::Shared<uint4> *)(slices"),
+     ("uint4 *panel", "ptx::Shared<uint4> *panel"),
      ("*(float *)(panel", "*(ptx::Shared<float> *)(panel"),
      ("*(float2 *)(buffer", "*(ptx::Shared<float2> *)(buffer")),
 )  # fmt: skip

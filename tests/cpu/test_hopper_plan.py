@@ -139,18 +139,17 @@ def test_batches_take_one_launch():
         ((30, 70, 333), {"dtype": "fp64"}, "hopper_async", {}),
         ((300, 300, 300), {"dtype": "int8", "dtype_out": "int32", "layout": "tn"}, "hopper_cluster", {"copy_a": True}),
         ((3000, 3000, 3000), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_cluster", {"pieces": 2, "promote": 1}),
-        ((512, 512, 512), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_registers", {"split": False}),
-        ((16, 4096, 4096), {"dtype": "fp32", "precision": "3xtf32", "layout": "nt"}, "hopper_registers",
-         {"turned": True, "split": True}),
-        ((100, 1000, 10000), {"dtype": "fp32", "precision": "tf32"}, "hopper_registers", {"split": True}),
+        ((512, 512, 512), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_registers", {"split_k": 1}),
+        ((16, 4096, 4096), {"dtype": "fp32", "precision": "3xtf32"}, "hopper_registers", {"split_k": 4}),
+        ((100, 1000, 10000), {"dtype": "fp32", "precision": "tf32"}, "hopper_registers", {"split_k": 8}),
         ((512, 512, 512), {"dtype": "fp32", "precision": "3xbf16"}, "hopper_cluster", {"pieces": 3, "block_k": 64}),
         ((512, 512, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_registers", {"turned": True}),
         ((2048, 1024, 512), {"dtype": "fp32", "precision": "tf32", "layout": "tn"}, "hopper_registers",
-         {"copy_a": False, "copy_b": True, "turned": False}),
+         {"copy_a": False, "copy_b": False}),
         ((2048, 2048, 512), {"dtype": "fp32", "precision": "tf32", "layout": "tt"}, "hopper_registers",
          {"block_m": 128, "block_n": 256}),
         ((2048, 2048, 512), {"dtype": "fp32", "precision": "tf32", "layout": "nt"}, "hopper_cluster", {}),
-        ((333, 130, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_cluster", {"copy_b": True}),
+        ((333, 130, 512), {"dtype": "fp32", "precision": "tf32"}, "hopper_registers", {"copy_b": True}),
         ((4095, 4097, 4099), {"dtype": "fp32"}, "hopper_stream", {"block_m": 128, "block_n": 128}),
         ((512, 512, 512), {"dtype": "fp8", "dtype_out": "bf16"}, "hopper_cluster", {"copy_a": False, "copy_b": True}),
         ((333, 129, 517), {"dtype": "fp8", "dtype_out": "fp32"}, "hopper_cluster", {"copy_a": True, "copy_b": True}),
@@ -214,7 +213,7 @@ EIGHT_PARTS = ClusterConfig(block_m=128, block_n=192, block_k=64, stages=2, clus
 LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4, turned=True)
-UPRIGHT = REGISTERS.with_knobs(turned=False)
+UPRIGHT = REGISTERS.with_knobs(block_n=16, turned=False)
 STREAM = StreamConfig(block_m=64, block_n=64, block_k=16, num_warps=4, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
 
@@ -231,13 +230,14 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(block_m=96), problem(64, 64, 64), "64 or 128 rows each"),
         (CLUSTER.with_knobs(block_n=260, tma_store=False), problem(64, 64, 64), "a multiple of 8 up to 256"),
         (REGISTERS, problem(64, 64, 64), "bare products of fp32 in precision tf32"),
-        (REGISTERS, problem(64, 64, 64, layout="tn", **TF32), "wgmma takes a along K only"),
-        (UPRIGHT, problem(64, 64, 64, layout="tn", **TF32), "wgmma takes b along K only"),
+        (REGISTERS.with_knobs(block_m=16), problem(64, 64, 64, layout="tn", **TF32), "turns a in panels of 32 columns"),
+        (UPRIGHT, problem(64, 64, 64, layout="tn", **TF32), "turns b in panels of 32 columns"),
         (REGISTERS.with_knobs(copy_a=True), problem(64, 64, 64, layout="tn", batch=1000, **TF32), "256 products"),
         (REGISTERS.with_knobs(block_m=40), problem(64, 64, 64, **TF32), "got 128x40"),
         (REGISTERS.with_knobs(block_m=256), problem(64, 64, 64, dtype="fp32", precision="3xtf32"), "got 128x256"),
         (REGISTERS.with_knobs(stages=1), problem(64, 64, 64, **TF32), "at least 2 stages"),
-        (REGISTERS.with_knobs(block_m=256, split=True), problem(64, 64, 64, **TF32), "are not cut"),
+        (REGISTERS.with_knobs(split_k=3), problem(64, 64, 64, **TF32), "leave one of them none of K"),
+        (REGISTERS.with_knobs(split_k=2), problem(64, 64, 64, batch=2, **TF32), "parts of K of one product"),
         (REGISTERS.with_knobs(stages=8), problem(64, 64, 64, **TF32), "bytes of shared memory"),
         (CLUSTER.with_knobs(block_k=32), problem(64, 64, 64), "a K-slice has 128 bytes"),
         (CLUSTER.with_knobs(promote=1), problem(64, 64, 64), "sums a thread"),

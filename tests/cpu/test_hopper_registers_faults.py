@@ -25,7 +25,7 @@ WAIT, RELEASE = "wait_products<0>();\n", "        release(here);\n"
 ONE_TILE, TILES = (fp32(64, 64, 136), small(columns=64)), (fp32(140, 72, 136), small(columns=64))
 TWO_SLICES = fp32(64, 64, 64), small(columns=64)
 TURNS = fp32(128, 64, 136), small(128, 64)
-CUT = fp32(64, 64, 264), small(columns=64, split=True)
+PANELS = fp32(64, 64, 136, "tn"), small(columns=64)
 
 #: what is wrong: what stands in the kernel's text, what instead, what is said of it, of which product
 FAULTS = {
@@ -46,11 +46,14 @@ FAULTS = {
         "wait_group.read 0;", "wait_group.read 1;", "wrong", (fp32(70, 40, 136), small())),
     "a CTA ends before the copy engine has read it": (
         'asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");', ";", "a CTA ends before", ONE_TILE),
-    "a part is not said to be there": (
-        "            publish(flags + rank_here(), launch);\n", "", "no CTA ahead has written", CUT),
+    "a block is turned before the one in its place has been read": (
+        "        __syncwarp();\n#pragma unroll", "#pragma unroll", "wrong", PANELS),
 }  # fmt: skip
-#: so that what does not wait for the cutters is ahead of them
-SLOW = "uint4 *x = (uint4 *)", "usleep(50000);\n            uint4 *x = (uint4 *)"
+#: what is late, so that what does not wait for it is ahead of it
+SLOW = {
+    "before it is cut": ("uint4 *x = (uint4 *)", "usleep(50000);\n            uint4 *x = (uint4 *)"),
+    "in its place": ("u32 block[4][4];", "if (lane == 5) usleep(50000);\n        u32 block[4][4];"),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -60,8 +63,10 @@ def test_faults_are_seen(model, name):
     def change(text):
         assert text.count(there) == 1, there
         text = text.replace(there, instead)
-        return text.replace(*SLOW) if "before it is cut" in name else text
+        for words, (plain, late) in SLOW.items():
+            text = text.replace(plain, late) if words in name else text
+        return text
 
-    model(change=change, late=not product[1].split, seconds=1 if "ever" in what else 20)
+    model(change=change, seconds=1 if "ever" in what else 20)
     with pytest.raises(AssertionError, match=what):
         check(*product)

@@ -1,7 +1,6 @@
 """hopper_registers.cu on a CPU model of Hopper's instructions: its own text and its own launch, every thread by itself.
 
-wgmma and the copy engine's reads of what it stores come as late as their waits allow, but where tiles are cut: CTAs
-wait for each other there, and run in the order in which none has to.
+wgmma and the copy engine's reads of what it stores come as late as their waits allow.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 from matmul_model import REGISTERS, Model  # noqa: E402
 from matmul_products import cut  # noqa: E402
-from registers_products import check, fp32, small, tf32  # noqa: E402
+from registers_products import SUMMED, check, fp32, small, tf32  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 
@@ -25,11 +24,13 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 @pytest.fixture
 def model(folder, monkeypatch):
     monkeypatch.setattr(PiecesLaunch, "__call__", lambda self, *sources: list(map(cut, self._copies, sources)))
+    for name, stand_in in SUMMED.items():
+        monkeypatch.setattr(name, stand_in)
     return functools.partial(Model, folder, monkeypatch, of=REGISTERS)
 
 
 TURNED, WIDE = small(turned=True), small(128, 64)
-LATE = {
+PRODUCTS = {
     "a along k": (fp32(70, 40, 136), small()),
     "k smaller than a slice": (fp32(70, 40, 5), small()),
     "a batch, b repeated": (fp32(70, 40, 72, batch=(2, 2), shared="b"), small()),
@@ -39,32 +40,24 @@ LATE = {
     "turned, panels of b, a copied, a batch": (
         fp32(40, 72, 72, "tn", batch=(1, 2)), TURNED.with_knobs(copy_a=True)),
     "turned, masked": (fp32(37, 69, 100, c_pitch=75), small(columns=16, turned=True)),
+    "panels of both": (fp32(70, 72, 100, "tn"), small(columns=64)),
+    "turned, panels of both, a batch": (fp32(104, 72, 72, "tn", batch=(1, 2)), TURNED),
+    "128 rows, panels of both": (fp32(132, 100, 136, "tn"), small(128, 96)),
     "128 rows, several tiles": (fp32(200, 104, 136), WIDE),
     "128 rows, turned, masked": (fp32(45, 133, 72, "nn"), small(128, 32, turned=True)),
     "tf32": (tf32(70, 104, 136), small(columns=64)),
     "tf32, one slice": (tf32(70, 104, 20), small(columns=64)),
     "tf32, panels of a, 128 rows, masked": (tf32(133, 45, 200, "tt", c_pitch=51), small(128, 16, stages=3)),
     "tf32, turned, panels of b": (tf32(72, 140, 100, "nn"), small(128, 64, turned=True)),
-}  # fmt: skip
-#: cut along K, in three CTAs; some with whole tiles ahead
-CUT = {
-    "128 rows": (fp32(133, 72, 136), small(128, 64, split=True, programs=3)),
-    "panels of a, masked, whole tiles ahead": (
-        fp32(200, 51, 136, "tt"), small(columns=16, split=True, programs=3)),
-    "tf32, turned, a batch": (
-        tf32(40, 70, 264, "nn", batch=(1, 2)), small(turned=True, split=True, programs=3)),
+    "tf32, panels of both": (tf32(72, 140, 100, "tn"), small(128, 64)),
+    "parts of k, 128 rows": (fp32(133, 72, 136), small(128, 64, split_k=2)),
+    "parts of k, masked, panels of a, several tiles": (fp32(200, 51, 136, "tt"), small(columns=16, split_k=3)),
+    "parts of k, panels of both, c in wide rows": (fp32(68, 36, 264, "tn", c_pitch=43), small(split_k=5)),
+    "tf32, parts of k, turned": (tf32(40, 70, 264, "nn"), small(turned=True, split_k=3)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_products(model, name):
     model()
-    check(*LATE[name])
-
-
-@pytest.mark.parametrize("name", CUT)
-def test_cut_tiles(model, name):
-    problem, config = CUT[name]
-    assert config.whole_tiles(problem) < config.tiles(problem)
-    model(late=False)
-    check(problem, config)
+    check(*PRODUCTS[name])

@@ -114,7 +114,7 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
         },
         "hopper_registers": {
             **walk, "block_m": (16, 32, 64, 96, 128, 192, 256), "block_n": (16, 32, 64, 96, 128, 192, 256),
-            "block_k": (slice_elements,), "stages": tuple(range(2, 9)), "turned": _BOTH, "split": _BOTH,
+            "block_k": (slice_elements,), "stages": tuple(range(2, 9)), "turned": _BOTH, "split_k": _between(1, 64),
             "copy_a": _BOTH, "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_skinny": {

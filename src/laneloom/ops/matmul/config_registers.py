@@ -1,7 +1,7 @@
 """What can be chosen of FP32 products on Hopper's tensor cores with an operand in registers, and what is. Pure.
 
-The model: a CTA multiplies its share of the slices at a pace that the tile decides; where tiles are cut along K, their
-parts meet in memory. docs/hopper-gemm.md.
+The model: CTAs multiply tiles, or parts of K of them, in rounds at a pace that the tile decides; a second launch adds
+parts up. docs/hopper-gemm.md.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from itertools import product
 from typing import Any, Self
 
 from ...gpu import Gpu
+from .config import MatmulConfig
 from .config_cluster import ClusterConfig
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
-from .config_shares import SharedConfig
 from .problem import MatmulProblem
 
 PIECES = {"tf32": 1, "3xtf32": 2}  #: of each operand, by precision
 _SLICE_BYTES = 128
 _MOST_STAGES = 8
+_COPY_S = {False: {"copy_b": True}, True: {"copy_a": True}}  #: by whether C is turned
+_LEAST_SLICES = 4  #: of a part of K
+_MOST_ROUNDS = 3  #: of CTAs with parts of K
 
 
 @dataclass(frozen=True)
@@ -27,13 +30,13 @@ class _Model:
     """What a product takes in one precision. Times in us."""
 
     pace: dict[tuple[int, int], float]  #: clocks of a slice, by rows and columns of D in a tile
+    turned: float  #: what a slice takes longer whose S is turned
+    parted: float  #: and one of a part of K
     launch: float
     tile: float  #: a tile's first slice and its last store
     store_kb: float  #: of a tile
-    cut: float  #: the last CTA is waited for
-    cut_pace: float  #: what a slice takes longer where tiles are cut
-    part: float  #: a part of a tile is waited for, written and read again
-    part_kb: float
+    sums: float  #: the launch that adds up parts of K
+    summed_per_us: float  #: bytes of parts
     copy: float  #: a launch that copies operands
     copied_per_us: float  #: bytes that it reads and writes
     memory_per_us: float  #: bytes of device memory
@@ -44,32 +47,35 @@ class _Model:
 
 
 _CLOCKS_PER_US = 1755
-#: fitted on one H100, 2026-11-25, to 600 pairs of product and config each, 64 products: what it prefers is slower than
-#: the fastest by 1.4% and 0.8%. Tiles in the order in which equal costs are resolved
+_CLUSTER_PARTS = 1.21  #: what `hopper_cluster` takes longer than its model says where a cluster has parts of K
+_TURN_CLOCKS = 8.4  #: of a slice of S, for each column of D: three warps cannot turn it faster
+#: fitted on one H100, 2026-11-25, to 730 pairs of product and config each, 68 products: what it prefers is slower than
+#: the fastest by 1.5% and 0.9%. Tiles in the order in which equal costs are resolved
 _MODELS = {
     "tf32": _Model(
-        {(128, 256): 1029, (128, 192): 782, (128, 128): 763, (128, 96): 675, (128, 64): 568, (128, 32): 453,
-         (128, 16): 445, (64, 256): 793, (64, 192): 754, (64, 128): 494, (64, 96): 494, (64, 64): 312, (64, 32): 357,
-         (64, 16): 349},
-        1.589, 0.2216, 0.0119, 1.745, 1.341, 0.5941, 0.02452, 1.401, 2.009e6, 2.51e6, 1.011, 3.887, 0.5773,
+        {(128, 256): 1104, (128, 192): 810, (128, 128): 667, (128, 96): 690, (128, 64): 614, (128, 32): 446,
+         (128, 16): 451, (64, 256): 849, (64, 192): 609, (64, 128): 484, (64, 96): 419, (64, 64): 319, (64, 32): 361,
+         (64, 16): 234},
+        1.05, 1.079, 1.566, 0.2215, 0.01205, 1.947, 2.059e6, 1.389, 2.006e6, 2.632e6, 1.035, 3.866, 0.677,
     ),
     "3xtf32": _Model(
-        {(128, 128): 1928, (128, 96): 1524, (128, 64): 1204, (128, 32): 847, (128, 16): 786, (64, 128): 1534,
-         (64, 96): 1195, (64, 64): 885, (64, 32): 569, (64, 16): 539},
-        1.38, 0.5534, 0.003207, 2.089, 1.112, 0.2313, 0.0226, 1.312, 2.048e6, 2.212e6, 0.9448, 5.596, 1.12,
+        {(128, 128): 2044, (128, 96): 1618, (128, 64): 1242, (128, 32): 924, (128, 16): 773, (64, 128): 1538,
+         (64, 96): 1198, (64, 64): 880, (64, 32): 594, (64, 16): 536},
+        1.123, 0.9463, 1.388, 0.5622, 0.003221, 1.623, 1.769e6, 1.309, 2.037e6, 2.455e6, 0.8204, 8.579, 2.593,
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistersConfig(SharedConfig):
+class RegistersConfig(MatmulConfig):
     """kernels/hopper_registers.cu: D = R S^T with R in registers. R is A and C = D, or B, and C is D's transpose."""
 
     schedule: str = "hopper_registers"
     num_warps: int = 4  #: of one warpgroup that multiplies
     stages: int  #: K-slices of 128 bytes in the ring
     turned: bool = False  #: R is B
-    split: bool = False  #: cut the tiles that would not fill a last round along K
+    split_k: int = 1  #: parts of K, which a second launch adds up
+    programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
     copy_a: bool = False  #: copy A first, contiguous along K
     copy_b: bool = False  #: copy B first, contiguous along K
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
@@ -83,9 +89,22 @@ class RegistersConfig(SharedConfig):
         """Rows and columns of D in one tile."""
         return (self.block_n, self.block_m) if self.turned else (self.block_m, self.block_n)
 
+    def tiles(self, problem: MatmulProblem) -> int:
+        """Of every product of the batch."""
+        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
+
+    def slices(self, problem: MatmulProblem) -> int:
+        """Of K, in a part of it."""
+        slices = -(-problem.k // self.block_k)
+        return -(-slices // self.split_k)
+
+    def ctas(self, problem: MatmulProblem) -> int:
+        """CTAs that are launched."""
+        return min(self.programs, self.tiles(problem) * self.split_k)
+
     def by_tma(self, problem: MatmulProblem) -> bool:
-        """Whether TMA writes C: 32 columns of D at a time, or as many lines of C."""
-        return tma_writes(problem) and (self.turned or self.tile[1] >= 32)
+        """Whether TMA writes C, or its parts: 32 columns of D at a time, or as many lines of C."""
+        return (self.split_k > 1 or tma_writes(problem)) and (self.turned or self.tile[1] >= 32)
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
@@ -107,25 +126,34 @@ class RegistersConfig(SharedConfig):
                 return f"hopper_registers: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_registers: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
-            if not copied and not along_k and (name == "b") != self.turned:
-                return f"hopper_registers: wgmma takes {name} along K only, or copied first"
+            if not copied and not along_k and (name == "b") != self.turned and self.tile[1] % 32:
+                return f"hopper_registers: turns {name} in panels of 32 columns of D, or has it copied along K first"
         rows, columns = self.tile
         tiles = _MODELS[problem.precision].pace
         if (rows, columns) not in tiles or self.num_warps != 4 or self.block_k != 32:
             words = ", ".join(f"{m}x{n}" for m, n in tiles)
             return f"hopper_registers: tiles of D of {words} in {problem.precision}, got {rows}x{columns}"
-        if self.split and columns == 256:
-            return "hopper_registers: tiles of 256 columns are not cut: their sums leave too few registers for it"
+        if self.split_k > 1 and problem.batches > 1:
+            return f"hopper_registers: parts of K of one product, got {self.split_k} of {problem.batches} products"
+        if self.split_k > 1 and self.split_k * problem.m * (problem.n + 3) >= 1 << 31:
+            return f"hopper_registers: {self.split_k} parts of C have 2^31 elements or more"
+        each = self.slices(problem)
+        if self.split_k < 1 or (self.split_k - 1) * each * self.block_k >= max(problem.k, 1):
+            return f"hopper_registers: {self.split_k} parts of {each} slices leave one of them none of K = {problem.k}"
         if self.stages < 2 or self.programs < 1:
             return f"hopper_registers: at least 2 stages and a program, got {self.stages} and {self.programs}"
         if why := why_not_walked(self, problem.m, problem.n, problem.k):
-            return why
-        if why := self.why_not_shared(problem):
             return why
         needed = self.shared_bytes(problem)
         if needed > gpu.lds_bytes:
             return f"hopper_registers: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
         return None
+
+
+def along_k(problem: MatmulProblem, config: RegistersConfig) -> tuple[bool, bool]:
+    """Whether R and S reach shared memory in lines along K."""
+    a, b = config.copy_a or problem.a.major == "n", config.copy_b or problem.b.major == "t"
+    return (b, a) if config.turned else (a, b)
 
 
 def _copied(problem: MatmulProblem, config: RegistersConfig | ClusterConfig) -> int:
@@ -136,14 +164,16 @@ def _copied(problem: MatmulProblem, config: RegistersConfig | ClusterConfig) -> 
 def estimate_us(problem: MatmulProblem, config: RegistersConfig) -> float:
     """The model's time: what the SM with the longest share does, or the memory, and the copies ahead."""
     model, area_kb = _MODELS[problem.precision], config.block_m * config.block_n * 4 / 1000
-    tile_us = -(-problem.k // config.block_k) * model.pace[config.tile] / _CLOCKS_PER_US
     around_us = model.tile + model.store_kb * area_kb
-    rounds, share, parts = config.longest(problem)
-    time_us = rounds * (tile_us + around_us)
-    if share:
-        time_us += share * tile_us * model.cut_pace + max(1, share) * around_us
-        time_us += model.cut + parts * (model.part + model.part_kb * area_kb)
+    rounds = -(-config.tiles(problem) * config.split_k // config.programs)
+    clocks = model.pace[config.tile]
+    if not along_k(problem, config)[1]:
+        clocks = max(clocks * model.turned, _TURN_CLOCKS * config.tile[1])
+    clocks *= model.parted if config.split_k > 1 else 1
+    time_us = rounds * (config.slices(problem) * clocks / _CLOCKS_PER_US + around_us)
     time_us = model.launch + (time_us**4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
+    if config.split_k > 1:
+        time_us += model.sums + 4 * config.split_k * problem.m * problem.n / model.summed_per_us
     copied = _copied(problem, config)
     return time_us + (model.copy + 8 * copied / model.copied_per_us if copied else 0.0)
 
@@ -152,34 +182,43 @@ def cluster_us(problem: MatmulProblem, config: ClusterConfig, estimate: float) -
     """What `hopper_cluster` takes of FP32, by its model's estimate, which was fitted to 16-bit types."""
     model = _MODELS[problem.precision]
     copied = _copied(problem, config)
-    time_us = ((model.cluster * estimate) ** 4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
+    estimate *= model.cluster * (_CLUSTER_PARTS if config.cluster_k > 1 else 1)
+    time_us = (estimate**4 + (problem.bytes / model.memory_per_us) ** 4) ** 0.25
     return time_us + (model.cluster_copy + model.cluster_copied * copied / 1e6 if copied else 0.0)
 
 
+def _parts(problem: MatmulProblem, config: RegistersConfig, gpu: Gpu) -> list[int]:
+    """Parts of K that fill one round of CTAs or a few, and none."""
+    slices, found = -(-problem.k // config.block_k), {1}
+    for rounds in range(1, _MOST_ROUNDS + 1):
+        parts = min(rounds * gpu.compute_units // config.tiles(problem), slices // _LEAST_SLICES)
+        if parts > 1:
+            found.add(-(-slices // -(-slices // parts)))  # none of them empty
+    return sorted(found)
+
+
 def registers_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[RegistersConfig]:
-    """Every tile, upright and turned, cut or not, with the stages that fit; what TMA or wgmma does not read, copied."""
+    """Every tile, upright and turned, with and without parts of K that fill rounds of CTAs, with the stages that fit;
+    what TMA or wgmma does not read, copied."""
     if problem.precision not in PIECES:
         return
-    for (rows, columns), turned, split in product(_MODELS[problem.precision].pace, (False, True), (False, True)):
+    for (rows, columns), turned in product(_MODELS[problem.precision].pace, (False, True)):
         m, n = (problem.n, problem.m) if turned else (problem.m, problem.n)
         if rows >= 2 * max(m, 64) or columns >= 2 * max(n, 16):
             continue  # half of it would be empty
         config = RegistersConfig(
             block_m=columns if turned else rows, block_n=rows if turned else columns, block_k=32, stages=_MOST_STAGES,
-            turned=turned, split=split, programs=gpu.compute_units,
-            copy_a=not tma_reads(problem, "a") or (turned and problem.a.major != "n"),
-            copy_b=not tma_reads(problem, "b") or (not turned and problem.b.major != "t"),
+            turned=turned, programs=gpu.compute_units,
+            copy_a=not tma_reads(problem, "a"), copy_b=not tma_reads(problem, "b"),
         )  # fmt: skip
-        if split:
-            # Parts of one length, so that CTAs ask for the same lines at the same time: the L2 gives them more then.
-            parts = gpu.compute_units // config.tiles(problem)
-            if parts < 2:
-                continue
-            config = config.with_knobs(programs=parts * config.tiles(problem))
-        while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
-            config = config.with_knobs(stages=config.stages - 1)
-        if config.why_invalid(problem, gpu) is None:
-            yield config
+        # S is turned on its way or, along K first, copied.
+        copied = [config] if along_k(problem, config)[1] else [config, config.with_knobs(**_COPY_S[turned])]
+        for whole, parts in product(copied, _parts(problem, config, gpu)):
+            split = whole.with_knobs(split_k=parts)
+            while split.stages > 2 and split.shared_bytes(problem) > gpu.lds_bytes:
+                split = split.with_knobs(stages=split.stages - 1)
+            if split.why_invalid(problem, gpu) is None:
+                yield split
 
 
 def in_registers(problem: MatmulProblem, gpu: Gpu) -> tuple[RegistersConfig, float] | None:

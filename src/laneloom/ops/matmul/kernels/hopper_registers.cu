@@ -2,47 +2,69 @@
 // operand from registers: those may be read from shared memory in any order, and be cut into pieces on the way. PIECES 2:
 // x = near + rest, both TF32, and D = R.rest S.near + R.near S.rest + R.near S.near.
 //
-// One warp fills a ring of slices of 32 k by TMA: R in lines of 32 k, or in panels of 32 rows of D, a line of 128 bytes
-// for each k; S in lines of 32 k. The warps beside it cut S into pieces. Warpgroups of 64 rows of D fetch R's fragments
-// of the next slice while wgmma multiplies this one. TURNED: D is C's transpose.
-// device/hopper.cuh, hopper_shares.cuh and multiply_step(), a wgmma, come in front of this text.
+// One warp fills a ring of slices of 32 k by TMA: each operand in lines of 32 k, or in panels of 32 rows or columns of D,
+// a line of 128 bytes for each k. The warps beside it turn S's panels into lines of 32 k and cut S into pieces.
+// Warpgroups of 64 rows of D fetch R's fragments of the next slice while wgmma multiplies this one. TURNED: D is C's
+// transpose. SPLIT: tiles are cut along K; C has a part of the sums behind the other, which the next launch adds up.
+// device/hopper.cuh and multiply_step(), a wgmma, come in front of this text.
 
 #define R_BYTES (BLOCK_M * 128)
 #define S_BYTES (BLOCK_N * 128)
 #define STAGE_BYTES (R_BYTES + PIECES * S_BYTES)
 #define SLABS (BLOCK_M / 64)
-#define THREADS (CONSUMERS + 128)
+#define CONSUMER_WARPS (4 * SLABS)
+#define THREADS (32 * CONSUMER_WARPS + 128)
 #define SUMS (BLOCK_N / 2)              // of a thread
 #define PANEL_BYTES (32 * 128)          // 32 lines
 #define BUFFER_BYTES (2 * PANEL_BYTES)  // of 64 rows and 32 columns of D on their way out
-#define CUTTERS 96                      // threads that cut S
+#define CUTTERS 96                      // threads that turn and cut S
+#define CUT (PIECES > 1 || !S_ALONG_K)  // whether anything of that is to be done
 
 struct Ring { u32 slices, full, empty, cut; };  // addresses: of the slices, and of barriers, one for each
 
-__device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap *s_map, const Sizes &s, int whole,
+struct Share { int item, part, first, last; };  // a tile, and slices of it
+
+// The share of number n of this CTA, if there is one: `each` slices of a tile. The same ones of all tiles are neighbours,
+// so that CTAs which run at the same time ask for the same lines.
+__device__ __forceinline__ bool find_share(int n, Share &share, const Sizes &s, int each) {
+    const int slices = (s.K + BLOCK_K - 1) / BLOCK_K, number = blockIdx.x + n * gridDim.x;
+    if (!SPLIT) {
+        share = {number, 0, 0, slices};
+        return number < s.items;
+    }
+    const int part = number / s.items, first = part * each;
+    share = {number - part * s.items, part, first, min(first + each, slices)};
+    return first < slices;
+}
+
+__device__ __forceinline__ void load_panels(const TensorMap *map, u32 to, u32 barrier, int count, int x, int k, int inner,
+                                            int outer) {
+#pragma unroll
+    for (int panel = 0; panel < count; ++panel)
+        load_box(map, to + panel * PANEL_BYTES, barrier, x + 32 * panel, k, inner, outer);
+}
+
+__device__ __forceinline__ void produce(const TensorMap *r_map, const TensorMap *s_map, const Sizes &s, int each,
                                         const Ring &ring) {
     u32 stage = 0, phase = 0;
     Walk walk = begin_walk();
     Tile tile;
-    Piece piece;
-    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
-        locate(piece.item, walk, tile, s, 0, 0);
+    Share share;
+    for (int n = 0; find_share(n, share, s, each); ++n) {
+        locate(share.item, walk, tile, s, 0, 0);
         const int r_inner = tile.inner * s.a_inner, r_outer = tile.outer * s.a_outer;
+        const int s_inner = tile.inner * s.b_inner, s_outer = tile.outer * s.b_outer;
 #pragma unroll 1
-        for (int slice = piece.first; slice < piece.last; ++slice) {
+        for (int slice = share.first; slice < share.last; ++slice) {
             // A barrier's first phase counts as complete when the other parity is asked for: the ring starts empty.
             wait_barrier(ring.empty + 8 * stage, phase ^ 1);
             const u32 barrier = ring.full + 8 * stage, to = ring.slices + stage * STAGE_BYTES;
             const int k = slice * BLOCK_K;
             expect_bytes(barrier, R_BYTES + S_BYTES);
-            if (R_ALONG_K) {
-                load_box(r_map, to, barrier, k, tile.m, r_inner, r_outer);
-            } else {
-#pragma unroll
-                for (int panel = 0; panel < BLOCK_M / 32; ++panel)
-                    load_box(r_map, to + panel * PANEL_BYTES, barrier, tile.m + 32 * panel, k, r_inner, r_outer);
-            }
-            load_box(s_map, to + R_BYTES, barrier, k, tile.n, tile.inner * s.b_inner, tile.outer * s.b_outer);
+            if (R_ALONG_K) load_box(r_map, to, barrier, k, tile.m, r_inner, r_outer);
+            else load_panels(r_map, to, barrier, BLOCK_M / 32, tile.m, k, r_inner, r_outer);
+            if (S_ALONG_K) load_box(s_map, to + R_BYTES, barrier, k, tile.n, s_inner, s_outer);
+            else load_panels(s_map, to + R_BYTES, barrier, BLOCK_N / 32, tile.n, k, s_inner, s_outer);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
     }
@@ -58,22 +80,56 @@ __device__ __forceinline__ u32 rest_bits(u32 bits, u32 near) {
     return __float_as_uint(__uint_as_float(bits) - __uint_as_float(near));
 }
 
-// Cut every slice of S: its near pieces stay in place, the rest lies behind.
-__device__ __forceinline__ void cut(const Sizes &s, int whole, char *slices, const Ring &ring, int thread) {
-    u32 stage = 0, phase = 0;
-    Piece piece;
-    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+__device__ __forceinline__ void write_pieces(uint4 *x, uint4 bits) {
+    if (PIECES == 1) {
+        *x = bits;
+        return;
+    }
+    const uint4 near = {near_bits(bits.x), near_bits(bits.y), near_bits(bits.z), near_bits(bits.w)};
+    *x = near;
+    x[S_BYTES / 16] = {rest_bits(bits.x, near.x), rest_bits(bits.y, near.y), rest_bits(bits.z, near.z),
+                       rest_bits(bits.w, near.w)};
+}
+
+// A half of each panel of S in turn to lines along K, in place: a lane turns 4 k x 4 columns. Block (k / 4, column / 4) of
+// a panel goes to where (column / 4, k / 4) was, which a lane of the same warp has. 8 lanes that load or store together
+// have blocks of one diagonal, k / 4 ^ column / 4, so that with the swizzle they meet in no bank.
+__device__ __forceinline__ void turn(uint4 *x, int thread) {
+    const int lane = thread % 32, along = lane % 8;
 #pragma unroll 1
-        for (int slice = piece.first; slice < piece.last; ++slice) {
+    for (int half = thread / 32; half < BLOCK_N / 16; half += CUTTERS / 32) {
+        const int across = along ^ (lane / 8 + half % 2 * 4);
+        uint4 *panel = x + half / 2 * (PANEL_BYTES / 16);
+        u32 block[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int line = 4 * along + i;
+            const uint4 bits = panel[line * 8 + (across ^ line % 8)];
+            block[i][0] = bits.x, block[i][1] = bits.y, block[i][2] = bits.z, block[i][3] = bits.w;
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int line = 4 * across + i;
+            write_pieces(panel + line * 8 + (along ^ line % 8), {block[0][i], block[1][i], block[2][i], block[3][i]});
+        }
+    }
+}
+
+// Make every slice of S what wgmma takes: lines along K, its near pieces in place, the rest behind.
+__device__ __forceinline__ void cut(const Sizes &s, int each, char *slices, const Ring &ring, int thread) {
+    u32 stage = 0, phase = 0;
+    Share share;
+    for (int n = 0; find_share(n, share, s, each); ++n) {
+#pragma unroll 1
+        for (int slice = share.first; slice < share.last; ++slice) {
             wait_barrier(ring.full + 8 * stage, phase);
             uint4 *x = (uint4 *)(slices + stage * STAGE_BYTES + R_BYTES);
+            if (!S_ALONG_K) {
+                turn(x, thread);
+            } else {
 #pragma unroll 2
-            for (int i = thread; i < S_BYTES / 16; i += CUTTERS) {
-                const uint4 bits = x[i];
-                const uint4 near = {near_bits(bits.x), near_bits(bits.y), near_bits(bits.z), near_bits(bits.w)};
-                x[i] = near;
-                x[i + S_BYTES / 16] = {rest_bits(bits.x, near.x), rest_bits(bits.y, near.y), rest_bits(bits.z, near.z),
-                                       rest_bits(bits.w, near.w)};
+                for (int i = thread; i < S_BYTES / 16; i += CUTTERS) write_pieces(x + i, x[i]);
             }
             // These writes become visible to wgmma before the barrier says that they are there.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -88,15 +144,15 @@ __device__ __forceinline__ void cut(const Sizes &s, int whole, char *slices, con
 // rows g and g + 8 of its warp's 16 at t and t + 4.
 struct Fragments { u32 near[4][4], rest[PIECES > 1 ? 4 : 1][4]; };
 
+// Where word `x` % 32 of line `line` lies in a panel whose lines TMA has swizzled.
+__device__ __forceinline__ int swizzled(int line, int x) {
+    return line * 128 + ((x % 32 / 4) ^ (line & 7)) * 16 + x % 4 * 4;
+}
+
 // Which of its slab's 64 rows of D a lane holds as row g + 8 half of its warp. Of panels: the 4 rows of 16 bytes beside
 // each other and those 64 bytes further, so that with the swizzle all 32 lanes read other banks.
 __device__ __forceinline__ int row_of(int warp, int g, int half) {
     return R_ALONG_K ? 16 * warp + g + 8 * half : warp / 2 * 32 + g / 4 * 16 + warp % 2 * 8 + half * 4 + g % 4;
-}
-
-// Where word `x` % 32 of line `line` lies in a panel whose lines TMA has swizzled.
-__device__ __forceinline__ int swizzled(int line, int x) {
-    return line * 128 + ((x % 32 / 4) ^ (line & 7)) * 16 + x % 4 * 4;
 }
 
 struct Lane { int at[R_ALONG_K ? 2 : 4]; };  // of this lane's registers in the first step of a slice
@@ -124,20 +180,17 @@ __device__ __forceinline__ void fetch(Fragments &f, const char *slab, const Lane
         }
 }
 
-// wgmma's description of lines of 128 bytes along K, swizzled.
-__device__ __forceinline__ u64 describe_lines(u32 address) {
-    return (u64)(1u << 30 | 1024 >> 4) << 32 | (1u << 16 | address >> 4);
-}
-
 template <int OUTSTANDING> __device__ __forceinline__ void wait_products() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(OUTSTANDING) : "memory");
 }
 
 // sums += R S^T of one slice, pieces of which are given.
 __device__ __forceinline__ void multiply_pieces(float (&acc)[SUMS], const u32 (&r)[4][4], u32 s, bool fresh) {
+    // wgmma's description of lines of 128 bytes along K, swizzled.
+    const auto describe = [](u32 at) { return (u64)(1u << 30 | 1024 >> 4) << 32 | (1u << 16 | at >> 4); };
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-        multiply_step(acc, r[step][0], r[step][1], r[step][2], r[step][3], describe_lines(s + 32 * step),
+        multiply_step(acc, r[step][0], r[step][1], r[step][2], r[step][3], describe(s + 32 * step),
                       !fresh || step > 0);
 }
 
@@ -208,26 +261,9 @@ __device__ __forceinline__ void store(const float (&sums)[SUMS], const TensorMap
 }
 #endif
 
-// A part lies as the lanes hold it: the n-th 16 bytes of all threads are neighbours.
-__device__ __forceinline__ void store_part(const float (&sums)[SUMS], float *part) {
-    float4 *to = (float4 *)part + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < SUMS; j += 4) to[j / 4 * CONSUMERS] = {sums[j], sums[j + 1], sums[j + 2], sums[j + 3]};
-}
-
-__device__ __forceinline__ void add_part(float (&sums)[SUMS], const float *part) {
-    const float4 *from = (const float4 *)part + threadIdx.x;
-#pragma unroll
-    for (int j = 0; j < SUMS; j += 4) {
-        const float4 x = __ldcg(from + j / 4 * CONSUMERS);
-        sums[j] += x.x, sums[j + 1] += x.y, sums[j + 2] += x.z, sums[j + 3] += x.w;
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_constant__ TensorMap s_map,
-                        const __grid_constant__ TensorMap c_map, float *c, const __grid_constant__ Sizes sizes, int whole,
-                        float *parts, u64 launch) {
+                        const __grid_constant__ TensorMap c_map, float *c, const __grid_constant__ Sizes sizes, int each) {
     extern __shared__ __align__(1024) char shared[];
     char *staging = shared + STAGES * STAGE_BYTES;
     const u32 barriers = shared_address(staging + (TMA_STORE ? SLABS * 2 * BUFFER_BYTES : 0));
@@ -237,7 +273,7 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(ring.full + 8 * stage, 1);
             init_barrier(ring.empty + 8 * stage, CONSUMER_WARPS);
-            if (PIECES > 1) init_barrier(ring.cut + 8 * stage, CUTTERS / 32);
+            if (CUT) init_barrier(ring.cut + 8 * stage, CUTTERS / 32);
         }
         // The copy engine must see the barriers before it signals them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -247,15 +283,15 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     // Orders the loads after the kernels that wrote the operands; kernels ahead may still use what is written.
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
-        if (SLABS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
+        if (SLABS == 2) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S_ALONG_K ? 40 : 56));
         if (warp == CONSUMER_WARPS) {
-            if (elect_one()) produce(&r_map, &s_map, sizes, whole, ring);
-        } else if (PIECES > 1) {
-            cut(sizes, whole, shared, ring, threadIdx.x - CONSUMERS - 32);
+            if (elect_one()) produce(&r_map, &s_map, sizes, each, ring);
+        } else if (CUT) {
+            cut(sizes, each, shared, ring, threadIdx.x - 32 * CONSUMER_WARPS - 32);
         }
         return;
     }
-    if (SLABS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
+    if (SLABS == 2) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S_ALONG_K ? 232 : 224));
     const int slab = warp / 4;
     staging += slab * 2 * BUFFER_BYTES;
     const Lane place = place_lane(warp % 4, lane);
@@ -323,6 +359,7 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     u32 held = 0;
     const auto multiply = [&](Fragments &f, bool fresh) {
         begin_slice(f, true);
+        if (CUT) wait_barrier(ring.cut + 8 * stage, phase);
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply_pieces(acc, f.near, columns(), fresh);
         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
@@ -350,36 +387,13 @@ matmul_hopper_registers(const __grid_constant__ TensorMap r_map, const __grid_co
     if (PIECES > 1 && SLABS > 1 && slab == 1) asm volatile("bar.arrive 4, 256;" ::: "memory");
     Walk walk = begin_walk();
     Tile tile;
-    const int slices = slices_of(sizes);
-#if CUT
-    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
-    const int shared_slices = (sizes.items - whole) * slices;
-    Piece piece;
-    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
-        multiply_slices(uniform(piece.last - piece.first));
-        asm volatile("" : "+r"(n));  // the piece is computed again, not kept
-        find_piece(n, piece, sizes, whole);
-        if (piece.first > 0) {
-            store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
-            publish(flags + rank_here(), launch);
-            continue;
-        }
-        const int end = (piece.item - whole + 1) * slices;
-        int covered = end - slices + piece.last;
-        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
-            await_part(flags + other, launch);
-            add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
-            covered = begin_of(other + 1, shared_slices);
-        }
-        locate(piece.item, walk, tile, sizes, 0, 0);
+    Share share;
+    for (int n = 0; find_share(n, share, sizes, each); ++n) {
+        multiply_slices(uniform(share.last - share.first));
+        locate(share.item, walk, tile, sizes, 0, 0);
+        if (SPLIT) tile.inner = share.part;
         store(sums, &c_map, c, sizes, tile, slab, warp % 4, lane, staging);
     }
-#else
-    for (int item = blockIdx.x; locate(item, walk, tile, sizes, 0, 0); item += gridDim.x) {
-        multiply_slices(slices);
-        store(sums, &c_map, c, sizes, tile, slab, warp % 4, lane, staging);
-    }
-#endif
     if (PIECES > 1 && SLABS > 1 && slab == 0) asm volatile("bar.sync 4, 256;" ::: "memory");
     // Shared memory outlives the copy engine's reads of it.
     if (TMA_STORE && threadIdx.x % 128 == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");

@@ -19,31 +19,26 @@ from ....codegen.cuda_call import CudaCall, Pointer, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
-from ..config_registers import PIECES
-from ..config_shares import LAUNCHES
+from ....device.split_k import ReduceLaunch
+from ..config_registers import PIECES, along_k
 from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, placing, prepare_launches
-
-
-def _r_along_k(problem, config) -> bool:
-    if config.turned:
-        return config.copy_b or problem.b.major == "t"
-    return config.copy_a or problem.a.major == "n"
 
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; a copy of an operand is a kernel of its own."""
     rows, columns = config.tile
+    r_along_k, s_along_k = along_k(problem, config)
     constants = {
         "BLOCK_M": rows, "BLOCK_N": columns, "BLOCK_K": config.block_k, "STAGES": config.stages,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUP_M": config.group_m, "GROUPED": 0,
         "TURNED": int(config.turned), "PIECES": PIECES[problem.precision],
-        "R_ALONG_K": int(_r_along_k(problem, config)), "TMA_STORE": int(config.by_tma(problem)),
-        "WARPS_M": 4 * (rows // 64), "WARPS_N": 1, "CUT": int(config.split),
+        "R_ALONG_K": int(r_along_k), "S_ALONG_K": int(s_along_k), "TMA_STORE": int(config.by_tma(problem)),
+        "SPLIT": int(config.split_k > 1),
     }  # fmt: skip
     multiply = wgmma_function("multiply_step", columns, "tf32", a_in_registers=True)
     types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
     return compile_cuda(
-        types + multiply + kernel_source(__package__, "hopper_shares.cuh", "hopper_registers.cu"), gpu,
+        types + multiply + kernel_source(__package__, "hopper_registers.cu"), gpu,
         constants=constants, num_warps=4 * (rows // 64 + 1), lds_bytes=config.shared_bytes(problem),
         name="hopper_registers.cu",
     )  # fmt: skip
@@ -59,42 +54,50 @@ class _Prepared:
         a = problem.a.strides, problem.m, config.copy_a
         b = (outer, inner, row, step_k), problem.n, config.copy_b
         (first, m, copy_first), (second, n, copy_second) = (b, a) if self.turned else (a, b)
-        along_k = _r_along_k(problem, config)
+        r_along_k, s_along_k = along_k(problem, config)
         # TMA rounds to TF32; what is cut into pieces comes whole.
         dtype = "tf32" if PIECES[problem.precision] == 1 else "fp32"
         self.first = TmaOperand(
-            first, dtype, m, problem.k, problem.batch, along_k=along_k, box=(32, rows if along_k else 32), swizzle=128,
-            copied=copy_first, pieces=1)  # fmt: skip
+            first, dtype, m, problem.k, problem.batch, along_k=r_along_k,
+            box=(32, rows if r_along_k else 32), swizzle=128, copied=copy_first, pieces=1)  # fmt: skip
         self.second = TmaOperand(
-            second, dtype, n, problem.k, problem.batch, along_k=True, box=(32, columns), swizzle=128,
+            second, dtype, n, problem.k, problem.batch, along_k=s_along_k,
+            box=(32, columns if s_along_k else 32), swizzle=128,
             copied=copy_second, pieces=1)  # fmt: skip
         self.place = placing(self.first, self.second, pdl=config.pdl)
-        self.workspace = config.workspace_bytes(problem)
         outer, inner, row, column = problem.out.strides
+        batch = problem.batch
+        if config.split_k > 1:  # a part behind the other, in lines that TMA writes
+            row, column = -(-problem.n // 4) * 4, 1
+            outer, inner, batch = 0, problem.m * row, (1, config.split_k)
+        self.parts = (config.split_k, problem.m, row) if config.split_k > 1 else None
+        self.reduce = ReduceLaunch(pdl=config.pdl)
+        self.shape, self.strides = (problem.m, problem.n), problem.out.strides[2:]
         if self.by_tma:
             strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
             box = (32, min(columns, 32) if self.turned else 64, 1, 1)
-            c_map = TensorMap("fp32", (problem.n, problem.m, *problem.batch[::-1]), strides, box, 128)
+            c_map = TensorMap("fp32", (problem.n, problem.m, *batch[::-1]), strides, box, 128)
         else:
             c_map = self.second.map  # is not used, but has to be one
         steps = (column, row) if self.turned else (row, column)
         sizes = Sizes(
             m, n, problem.k, problem.batch[1], config.tiles(problem), *self.first.steps, *self.second.steps, outer,
             inner, *steps)  # fmt: skip
-        whole = ctypes.c_int(config.whole_tiles(problem))
         self.launch = CudaCall(
             code_object(problem, config, gpu),
-            (self.first.map, self.second.map, c_map, Pointer(), sizes, whole, Pointer(), Pointer()), device,
+            (self.first.map, self.second.map, c_map, Pointer(), sizes, ctypes.c_int(config.slices(problem))), device,
             ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         # Of this call alone: calls on other streams may run beside it.
-        parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
+        to = out if self.parts is None else torch.empty(self.parts, dtype=torch.float32, device=out.device)
         first, second = self.place(b, a) if self.turned else self.place(a, b)
-        to = out if self.by_tma else second
-        addresses = [x.data_ptr() for x in (first, second, to, out, parts)]
-        self.launch.launch_at(current_stream(out.get_device()), *addresses, next(LAUNCHES))
+        mapped = to if self.by_tma else second
+        self.launch.launch_at(
+            current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), mapped.data_ptr(), to.data_ptr())
+        if self.parts is not None:
+            self.reduce(to, out.as_strided(self.shape, self.strides))
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
@@ -109,16 +112,19 @@ def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
 
 def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
-    name = "B" if config.turned else "A"
+    name, other = "BA" if config.turned else "AB"
     lines = [
         f"{config.tiles(problem)} tiles of {config.block_m}x{config.block_n}, {config.ctas(problem)} CTAs",
         f"{name} reaches the tensor cores through registers",
     ]
-    lines += config.describe_cut(problem)
+    if config.split_k > 1:
+        lines.append(f"K in {config.split_k} parts, summed in their order by a second launch")
     if config.turned:
         lines.append("C's transpose is computed, and turned on its way out")
     if PIECES[problem.precision] > 1:
         lines.append("both operands are cut into TF32 pieces on their way to the tensor cores")
+    if not along_k(problem, config)[1]:
+        lines.append(f"{other} is turned to lines along K in shared memory")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(f"{name} is copied first, contiguous along K")
