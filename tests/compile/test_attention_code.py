@@ -195,7 +195,8 @@ def test_hopper_forward(d, last):
     config = plan(problem, gpu)
     assert config.schedule == "hopper_forward"
     code = code_object(problem, gpu)
-    assert code.vgpr_spills == 0
+    # Beside three warpgroups the thread that loads has 32 registers: and reads the number of tiles again, once a tile.
+    assert code.vgpr_spills <= (1 if config.consumers == 3 else 0)
     assert code.lds_bytes + 2048 <= gpu.lds_bytes
     steps_of_d, steps_of_columns = -(-d // 16), config.columns // 16
     values = code.asm.count(f"m64n{d}k16.f32.bf16.bf16")
@@ -203,6 +204,7 @@ def test_hopper_forward(d, last):
     assert values == 2 * steps_of_columns + (3 * steps_of_d if config.columns == d else 0)
     ops = sass_of(code)
     products = [i for i, op in enumerate(ops) if op.startswith("HGMMA") and ".F32." in op]
+    assert not [op for op in ops[: products[-1]] if op.startswith(("STL", "LDL"))], "of those that multiply"
     assert len(products) == 3 * steps_of_d + 2 * steps_of_columns
     # The loop's: its scores, then its values, all issued before the first wait.
     loop = products[steps_of_d : 2 * steps_of_d + steps_of_columns]
