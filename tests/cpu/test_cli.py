@@ -191,9 +191,8 @@ def test_explain_json():
     assert result.exit_code == 0
     shown = json.loads(result.stdout)
     assert list(shown) == [
-        "gpu", "shape", "dtype", "out_dtype", "layout", "schedule", "config", "knobs", "source", "reason", "facts",
-        "passed_over",
-        "patched",
+        "gpu", "shape", "dtype", "out_dtype", "layout", "precision", "schedule", "config", "knobs", "source",
+        "reason", "facts", "passed_over", "patched",
     ]  # fmt: skip
     assert (shown["gpu"], shown["shape"], shown["dtype"], shown["out_dtype"], shown["layout"]) == (
         "gfx1100", [4096, 4096, 4097], "fp16", "fp32", "nn",
@@ -203,6 +202,17 @@ def test_explain_json():
     # Rows of 4097 elements are loaded one element at a time, for which the largest tiles are refused.
     assert shown["passed_over"]
     assert all(set(entry) == {"config", "why"} for entry in shown["passed_over"])
+
+
+@pytest.mark.parametrize("command", ["explain", "isa"])
+def test_precision_of_fp32(command):
+    words = (command, "matmul", "--gpu", "sm_90a", "--shape", "64,64,20000", "--layout", "tn", "--precision", "3xtf32")
+    assert "precision: '3xtf32' is for fp32 operands" in refusal(*words)
+    if command == "explain":
+        shown = json.loads(run(*words, "--dtype", "fp32", "--json").stdout)
+        assert (shown["precision"], shown["schedule"]) == ("3xtf32", "hopper_registers")
+        assert "B is turned to lines along K in shared memory" in shown["facts"]
+        assert "precision 3xtf32" in run(*words, "--dtype", "fp32").stdout
 
 
 def test_explain_text_gives_the_refused_configs():

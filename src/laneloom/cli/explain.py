@@ -7,7 +7,7 @@ from importlib import resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Product, Shape, parse_product
+from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Precision, Product, Shape, parse_product
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -22,13 +22,14 @@ def explain(
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
+    precision: Precision = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which schedule and knobs a product gets, and why.
 
     Nothing is compiled or run.
     """
-    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
+    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision)
     from ..ops.matmul import api
 
     explanation = api.explain(product.problem(), gpu=product.gpu)
@@ -48,6 +49,8 @@ def patched_decisions(product: Product) -> dict[str, Decision]:
     from ..ops.matmul import tuned
 
     shipped = resources.files("laneloom").joinpath("pytorch", "measured", f"{product.gpu.name}.json").is_file()
+    if product.precision != "ieee":
+        return {}
     measured = shipped or any(entry.torch_us for entry in tuned.entries(product.gpu.name))
     if not measured or product.dtype != product.dtype_out or 0 in product.shape or find_spec("torch") is None:
         return {}
@@ -73,6 +76,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
         "dtype": product.dtype,
         "out_dtype": product.dtype_out,
         "layout": product.layout,
+        "precision": product.precision,
         "schedule": explanation.config.schedule,
         "config": explanation.config.text,
         "knobs": knobs_of(explanation),

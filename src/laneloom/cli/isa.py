@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from .product import AsJson, Dtype, Layout, OutDtype, Shape, compile_product, parse_product
+from .product import AsJson, Dtype, Layout, OutDtype, Precision, Shape, compile_product, parse_product
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def isa(
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
+    precision: Precision = None,
     kernel: Annotated[
         str | None, typer.Option("--kernel", help="The symbol to show of a file that holds several kernels.")
     ] = None,
@@ -64,13 +65,13 @@ def isa(
             return
         code = _code_object(source, target, kernel)
     else:
-        product = parse_product(target, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout)
+        product = parse_product(target, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout, precision)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
         chosen, code = compile_product(product)
         asked = {
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
-            "layout": product.layout, "config": chosen.text,
+            "layout": product.layout, "precision": product.precision, "config": chosen.text,
         }  # fmt: skip
     if check:
         _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)

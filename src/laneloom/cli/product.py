@@ -33,6 +33,9 @@ OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="Of C, such as
 Layout = Annotated[
     str, typer.Option("--layout", help="nn, nt, tn or tt: how A and B are stored; t is the transpose in memory.")
 ]
+Precision = Annotated[
+    str | None, typer.Option("--precision", help="Of fp32 operands: tf32, 3xtf32, 3xbf16; else full precision.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -47,6 +50,7 @@ class Product:
     dtype: str
     dtype_out: str
     layout: str
+    precision: str = "ieee"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -58,7 +62,8 @@ class Product:
         """The product in words."""
         out = "" if self.dtype_out == self.dtype else f" to {self.dtype_out}"
         layout = "" if self.layout == "nn" else f", layout {self.layout}"
-        return f"{self.m} x {self.n} x {self.k}, {self.dtype}{out}{layout}"
+        precision = "" if self.precision == "ieee" else f", precision {self.precision}"
+        return f"{self.m} x {self.n} x {self.k}, {self.dtype}{out}{layout}{precision}"
 
     def problem(self) -> MatmulProblem:
         """The problem of densely stored operands. Raises ArgumentError for a product that no kernel is launched for."""
@@ -67,7 +72,7 @@ class Product:
         if 0 in self.shape:
             raise ArgumentError(f"--shape: {self.text} has nothing to multiply, so no kernel runs")
         return MatmulProblem.contiguous(
-            *self.shape, dtype=self.dtype, dtype_out=self.dtype_out, layout=self.layout
+            *self.shape, dtype=self.dtype, dtype_out=self.dtype_out, layout=self.layout, precision=self.precision
         )
 
 
@@ -84,11 +89,12 @@ def parse_product(
     dtype: str,
     out_dtype: str | None = None,
     layout: str = "nn",
+    precision: str | None = None,
 ) -> Product:
     """The product that the words ask for. Raises ArgumentError or UnknownGpuError with one sentence."""
     check_operation(operation)
     row = get_gpu(gpu)
-    from ..ops.matmul.dtypes import ACCUMULATORS, default_output, stored_k
+    from ..ops.matmul.dtypes import ACCUMULATORS, check_arithmetic, default_output, stored_k
     from ..verify import STORAGE
 
     _check_choice("--dtype", dtype, tuple(ACCUMULATORS))  # which of them a schedule takes, its config says
@@ -99,7 +105,7 @@ def parse_product(
     sizes = parse_shape(shape)
     if stored_k(2, dtype) == 1 and sizes[2] % 2:
         raise ArgumentError(f"--shape: expected an even K, as {dtype} comes in pairs along it, got {sizes[2]}")
-    return Product(row, *sizes, dtype, out_dtype, layout)
+    return Product(row, *sizes, dtype, out_dtype, layout, check_arithmetic(dtype, precision, None).precision)
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:

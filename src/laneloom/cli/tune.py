@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError, UnsupportedError
-from .product import AsJson, Operation, OutDtype
+from .product import AsJson, Operation, OutDtype, Precision
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -32,9 +32,7 @@ def tune(
     gpu: Annotated[
         str | None, typer.Option("--gpu", help="By default this machine's; another of AMD is tuned by prediction.")
     ] = None,
-    precision: Annotated[
-        str | None, typer.Option("--precision", help="Of fp32 operands: tf32, 3xtf32, 3xbf16; else full precision.")
-    ] = None,
+    precision: Precision = None,
     trials: Annotated[int, typer.Option("--trials", min=1, help="Configs to try, an earlier run's included.")] = 100,
     quick: Annotated[bool, typer.Option("--quick", help="Search tiles, waves, stages and order only.")] = False,
     jobs: Annotated[int | None, typer.Option("--jobs", min=1, help="Processes that compile and verify.")] = None,
@@ -88,8 +86,6 @@ def tune(
 def _parse(
     operation: str, shape: str, dtype: str, out_dtype: str | None, layout: str, gpu: str | None, precision: str | None
 ) -> tuple[MatmulProblem, Gpu, bool]:
-    from ..ops.matmul.dtypes import check_arithmetic
-    from ..ops.matmul.problem import MatmulProblem
     from ..ops.target import active_gpu
     from .product import check_operation, parse_product
 
@@ -100,14 +96,10 @@ def _parse(
         here = None
     if gpu is None and here is None:
         raise ArgumentError("--gpu: this machine has no GPU; name one to tune it by prediction, such as gfx1151")
-    product = parse_product(operation, gpu or (here.name if here else ""), shape, dtype, out_dtype, layout)
+    product = parse_product(operation, gpu or (here.name if here else ""), shape, dtype, out_dtype, layout, precision)
     if 0 in product.shape:
         raise ArgumentError(f"--shape: {product.text} has nothing to multiply")
-    how = check_arithmetic(dtype, precision, None)
-    problem = MatmulProblem.contiguous(
-        *product.shape, dtype=dtype, dtype_out=out_dtype, layout=layout, precision=how.precision
-    )
-    return problem, product.gpu, here is not None and here.name == product.gpu.name
+    return product.problem(), product.gpu, here is not None and here.name == product.gpu.name
 
 
 def _evaluator(
