@@ -99,9 +99,14 @@ def test_its_tables_of_measurements_are_those_of_the_pages_and_records():
     assert block(page, "other gpu") == report_other.summarise_groups(other, groups), "run bench.report with --other"
     kinds = {line.split(" | ")[0] for line in block(page, "kinds").splitlines()[2:]}
     assert kinds == {"| fp8", "| int8", "| tf32", "| 3xtf32"}
+    attention = (ROOT / "docs" / "attention.md").read_text()
+    for prefix, gpu in (("", "h200"), ("other ", "h100")):
+        found = records.load(ROOT / "results" / gpu / "attention.jsonl")
+        again = "run bench.attention_report with --other and --readme"
+        assert block(TEXT, f"{prefix}attention") == attention_report.render_summary(found), again
+        assert block(attention, f"{prefix}products") == attention_report.render_products(found), again
+        assert block(attention, f"{prefix}decode") == attention_report.render_decode(found), again
     of = ROOT / "results" / "h200"
-    summary = attention_report.render_summary(records.load(of / "attention.jsonl"))
-    assert block(TEXT, "attention") == summary, "run bench.attention_report with --readme README.md"
     host = host_time.render(records.load(of / "host_time.jsonl"))
     assert block((ROOT / "docs" / "pytorch.md").read_text(), "host_time") == host, "run bench.host_time with --page"
 
