@@ -8,7 +8,7 @@ OLD_TRITON ?= triton==3.6.0
 # What makes the site; nothing else needs it.
 DOCS ?= "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29"
 # CUDA C++ goes through NVRTC, whatever Triton there is.
-BY_NVRTC := $(foreach name,async cuda row rows,tests/compile/test_hopper_$(name)_code.py)
+BY_NVRTC := $(foreach name,async attention cuda row rows stream,tests/compile/test_hopper_$(name)_code.py)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OLD_PIP := $(VENV)-old/bin/python -m pip install --quiet --disable-pip-version-check
@@ -28,7 +28,7 @@ test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-old-triton: $(VENV)-old/dev.stamp
-	OMP_NUM_THREADS=1 $(VENV)-old/bin/python -m pytest -n 2 --dist loadfile tests/compile $(BY_NVRTC:%=--ignore=%)
+	OMP_NUM_THREADS=1 LANELOOM_TESTS=covering $(VENV)-old/bin/python -m pytest -n 2 tests/compile $(BY_NVRTC:%=--ignore=%)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import uuid
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import sampled
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
 
@@ -50,6 +52,29 @@ def streams_without_a_driver() -> None:
             torch._C._cuda_getCurrentRawStream = lambda device: 0
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked `turning` and `covering`, the cases that these leave."""
+    if sampled.EVERYTHING:
+        return
+    tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    left_out = set()
+    for name, cases in tests.items():
+        kept = cases
+        if (marker := cases[0].get_closest_marker("turning")) is not None:
+            kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], *marker.args)]
+        marker = cases[0].get_closest_marker("covering")
+        if marker is not None or sampled.COVERING:
+            together = 1 if sampled.COVERING else marker.kwargs.get("together", 1)
+            kept = [kept[n] for n in sampled.covering([case.callspec.params for case in kept], together)]
+        left_out |= set(cases).difference(kept)
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Modules and tests stay for the whole run: walking them again and again takes a tenth of its processor time."""
     gc.collect()
@@ -59,9 +84,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One cache of CodeObjects for the whole run, so that no test reads or writes the user's."""
+    """One cache of CodeObjects for the whole run and all its processes, so that no test reads or writes the user's."""
     former = os.environ.get("LANELOOM_CACHE_DIR")
-    path = tmp_path_factory.mktemp("laneloom-cache")
+    path = tmp_path_factory.getbasetemp()
+    path = (path.parent if "PYTEST_XDIST_WORKER" in os.environ else path) / "laneloom-cache"
     os.environ["LANELOOM_CACHE_DIR"] = str(path)
     yield path
     if former is None:

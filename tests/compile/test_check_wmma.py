@@ -23,7 +23,7 @@ def errors(text):
 
 @pytest.mark.parametrize("role", ["forward", "query", "key"])
 def test_attention(role):
-    problem = AttentionProblem(2, 4, 2, 512, 512, 256, 256, "fp16", 0.1, last=0)
+    problem = AttentionProblem(2, 4, 2, 512, 512, 128, 128, "bf16", 128**-0.5, last=0)  # of test_attention_code too
     text = code_object(problem, GPU, role).asm
     assert not errors(text)
     assert errors(re.sub(r"^\tv_nop.*$", "", text, flags=re.MULTILINE))

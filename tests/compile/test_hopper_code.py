@@ -27,6 +27,7 @@ def compiled(problem, config):
     return code
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_both_majors_of_both_operands_go_to_wgmma(layout, dtype):

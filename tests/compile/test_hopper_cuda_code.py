@@ -6,6 +6,7 @@ import re
 
 import pytest
 from hopper_compiled import GPU, compile_valid
+from sampled import rarely
 from sass_listing import disassemble, loops_of
 
 from laneloom.ops.matmul.config import plan
@@ -225,9 +226,10 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
 @pytest.mark.parametrize(
     ("knobs", "options"),
     [
-        ({"block_m": 128, "block_n": 256, "hold_back": 2, "tiles_n": 5}, {}),
+        ({"block_m": 128, "block_n": 256, "hold_back": 2, "tiles_n": 5, "swapped": True}, {}),
         ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10, "cluster_m": 2}, {}),
-        ({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7}, {}),
+        *rarely(({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7}, {})),
+        ({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7, "swapped": True}, {}),
         ({"block_m": 128, "block_n": 208, "hold_back": 2, "tiles_n": 6, "tma_store": False}, {}),
         ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10},
          {"epilogue": Epilogue(scaled=True, bias=("n", 1), dtype_bias="bf16", activation="gelu")}),
@@ -235,15 +237,13 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
          {"dtype": "fp32", "precision": "3xtf32"}),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("swapped", [False, True])
-def test_tiles_of_two_widths_are_two_loops_without_further_waits(knobs, options, swapped):
+def test_tiles_of_two_widths_are_two_loops_without_further_waits(knobs, options):
     """One loop for both, and ptxas waits behind every wgmma."""
     size = knobs["tiles_n"] * (knobs["block_n"] - 8) + 16
     problem = MatmulProblem.contiguous(size, size, 512, **{"dtype": "bf16", "layout": "nt", **options})
-    config = ClusterConfig(**{"block_k": 64, "stages": 4, **knobs, "swapped": swapped})
-    if options and swapped:
-        assert config.why_invalid(problem, GPU) is not None, "neither terms nor pieces are turned"
-        return
+    config = ClusterConfig(**{"block_k": 64, "stages": 4, **knobs})
+    if options:
+        assert config.with_knobs(swapped=True).why_invalid(problem, GPU), "neither terms nor pieces are turned"
     code, even = compiled(problem, config), compiled(problem, config.with_knobs(tiles_n=0))
     widths = {int(re.search(r"n(\d+)k", name)[1]) for name in wgmmas(code)}
     assert widths == {config.block_n, config.block_n - 8}

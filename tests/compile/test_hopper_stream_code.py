@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from sampled import sampled
 from sass_listing import loops_of
 
+from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import execute
 from laneloom.ops.matmul.config_stream import STREAM_TILES, StreamConfig, stream_configs
@@ -28,7 +30,13 @@ def sass(problem: MatmulProblem, tile: tuple[int, int, int], *, lanes: bool = Fa
     assert config.why_invalid(problem, GPU) is None
     code = execute.code_object(problem, GPU, config)
     assert code.spills == 0
+    check_resident(tile, code)
     return loops_of(code)
+
+
+def check_resident(tile: tuple[int, int, int], code: CodeObject) -> None:
+    """As many CTAs as the tile says have registers in an SM."""
+    assert STREAM_TILES[tile].resident * 32 * (tile[2] + 4) * code.vgprs <= 65536
 
 
 def multiplying(loops: list[list[str]]) -> list[str]:
@@ -69,15 +77,15 @@ def check_loop(loop: list[str], tile: tuple[int, int, int], addresses: int) -> N
         assert count_conflicts(loop) / fmas < 0.18
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("tile", STREAM_TILES, ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")
 @pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (1021, 1023, 1024)], ids=["aligned", "odd"])
 def test_the_loop(tile, sizes):
-    if tile[0] * tile[1] <= 4096 and sizes[0] % 4:
-        pytest.skip("the same loop as of the other tiles")
     loops = sass(MatmulProblem.contiguous(*sizes, dtype="fp32", layout="tn"), tile)
     check_loop(multiplying(loops), tile, 24)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("tile", [tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0],
                          ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")  # fmt: skip
@@ -93,12 +101,11 @@ def test_lanes_bring_elements_by_one_copy_each(tile, layout):
 
 
 def test_two_ctas_fit_an_sm_where_four_warps_multiply():
-    for tile, of in STREAM_TILES.items():
-        problem = MatmulProblem.contiguous(777, 777, 777, dtype="fp32")
-        every = stream_configs(problem, GPU)
-        mine = [config for config in every if (config.block_m, config.block_n, config.num_warps) == tile]
-        for config in mine:
-            code = execute.code_object(problem, GPU, config)
-            threads = 32 * (tile[2] + 4)
-            assert of.resident * threads * code.vgprs <= 65536
-            assert of.resident * (config.shared_bytes(problem) + 1024) <= GPU.lds_bytes + 1024
+    """Those of whole tiles have their registers checked wherever they are compiled; here are some that cut tiles."""
+    problem = MatmulProblem.contiguous(777, 777, 777, dtype="fp32")
+    every = list(stream_configs(problem, GPU))
+    for config in every:
+        resident = STREAM_TILES[config.block_m, config.block_n, config.num_warps].resident
+        assert resident * (config.shared_bytes(problem) + 1024) <= GPU.lds_bytes + 1024
+    for config in sampled([config for config in every if config.split], every=13):
+        check_resident((config.block_m, config.block_n, config.num_warps), execute.code_object(problem, GPU, config))

@@ -37,6 +37,7 @@ def check(code: CodeObject, loop: Loop) -> None:
     assert order(loop).count("BAR") == (2 if code.num_warps > 1 else 0)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_large_tile(gpu, layout):
@@ -90,6 +91,7 @@ def test_transposed_operand_is_stored_to_lds_in_wide_pieces(gpu):
     assert widths == {8, 16}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 @pytest.mark.parametrize("layout", ["nt", "nn"])
 def test_unaligned_operands_do_not_spill(gpu, layout):
@@ -102,6 +104,7 @@ def test_unaligned_operands_do_not_spill(gpu, layout):
     assert not any(i.width_bytes < 16 for i in loop.instructions if i.kind is Kind.LDS_LOAD)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_the_plan_for_large_products_has_wide_accesses_only(gpu, layout):
@@ -129,9 +132,13 @@ RDNA_4 = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
-@pytest.mark.parametrize("dtypes", INSTRUCTIONS, ids=lambda dtypes: "_".join(filter(None, dtypes)))
-def test_each_dtype_has_its_instruction(gpu, dtypes):
+@pytest.mark.parametrize(
+    ("dtypes", "gpu"),
+    [(dtypes, gpu) for n, dtypes in enumerate(INSTRUCTIONS)
+     for gpu in (("gfx1151", "gfx1201") if dtypes in RDNA_4 else in_turn(n, "gfx1151", "gfx1201"))],
+    ids=lambda value: value if isinstance(value, str) else "_".join(filter(None, value)),
+)  # fmt: skip
+def test_each_dtype_has_its_instruction(dtypes, gpu):
     a, b, acc = dtypes
     problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=a, dtype_b=b, dtype_acc=acc, layout="nt")
     code = code_object(problem, get_gpu(gpu))

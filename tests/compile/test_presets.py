@@ -46,6 +46,7 @@ def loop_lds(name: str) -> int:
     return code_object(problem, get_gpu(GPU), replace(config, stores="direct")).lds_bytes
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_no_preset_spills(name, gpu):

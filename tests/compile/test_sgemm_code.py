@@ -31,6 +31,7 @@ def loop_of(step: str, problem=WHOLE, gpu: str = "gfx1100"):
     return loop
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("problem", "gpu"),
     [(WHOLE, "gfx1100"), *((RAGGED, gpu) for gpu in GPUS)],

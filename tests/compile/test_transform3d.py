@@ -63,6 +63,7 @@ def compile_level_amd(gpu, k, level):
     )  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("k", [6, 20, 32])
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx90a", "gfx942", *rarely("gfx950")])
 def test_amd_levels_put_what_they_say_where_they_say(gpu, k):
@@ -157,6 +158,7 @@ def test_fused_kernel_takes_complex_tensors_as_they_lie(k):
     assert "st.global.v2.f64" in code.asm
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex64"])
 @pytest.mark.parametrize("k", [1, 7, 13, 22, 30, 33])
 def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):

@@ -46,6 +46,7 @@ def breaks_up_loads(lines: list[str], at: int) -> bool:
     return all(re.match(r"\t(global|buffer|flat|s)_load", line) for line in (code[0][-1], code[1][0]))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", CDNA)
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_compiled_products(gpu: str, dtype: str):

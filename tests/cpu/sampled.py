@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import TypeVar
+from zlib import crc32
 
 EVERYTHING = os.environ.get("LANELOOM_TESTS") == "all"
+COVERING = os.environ.get("LANELOOM_TESTS") == "covering"  #: every test runs as if it were marked so
 
 Case = TypeVar("Case")
 
 
-def sampled(cases: Iterable[Case], first: int = 0) -> list[Case]:
-    """Every second case from number `first`; all of them with LANELOOM_TESTS=all."""
-    return list(cases) if EVERYTHING else list(cases)[first::2]
+def sampled(cases: Iterable[Case], first: int = 0, every: int = 2) -> list[Case]:
+    """Every second case, or every n-th, from number `first`; all of them with LANELOOM_TESTS=all."""
+    return list(cases) if EVERYTHING else list(cases)[first::every]
 
 
 def rarely(*cases: Case) -> tuple[Case, ...]:
@@ -24,3 +28,35 @@ def rarely(*cases: Case) -> tuple[Case, ...]:
 def in_turn(n: int, *cases: Case) -> tuple[Case, ...]:
     """What the n-th of some kernels runs of cases that all have: one of them, in turn."""
     return cases if EVERYTHING else (cases[n % len(cases)],)
+
+
+def covering(cases: Sequence[Mapping[str, object]], together: int = 1) -> list[int]:
+    """Numbers of cases (value by axis) that have every value of every axis, or every pair of values with together=2.
+
+    Greedy: next is the case that brings most of what is missing, then the one whose values were seen least, so that
+    the values of a short axis take turns beside those of a long one.
+    """
+    parts = [
+        [tuple((axis, repr(case[axis])) for axis in axes) for axes in combinations(case, min(together, len(case)))]
+        for case in cases
+    ]
+    seen: Counter[tuple[tuple[str, str], ...]] = Counter()
+    missing = {part for case in parts for part in case}
+    chosen = []
+    while missing:
+        n = max(range(len(cases)), key=lambda n: (len(missing.intersection(parts[n])), -sum(seen[p] for p in parts[n])))
+        chosen.append(n)
+        seen.update(parts[n])
+        missing.difference_update(parts[n])
+    return sorted(chosen)
+
+
+def turning(test: str, cases: Sequence[Mapping[str, object]], axis: str, count: int = 1) -> list[int]:
+    """Numbers of cases with `count` of the values that an axis has; which ones is the test's name's to say, so that a
+    file's tests take turns."""
+    if axis not in cases[0]:
+        return list(range(len(cases)))
+    values = list(dict.fromkeys(repr(case[axis]) for case in cases))
+    first = crc32(test.encode())
+    kept = {values[(first + n * len(values) // count) % len(values)] for n in range(min(count, len(values)))}
+    return [n for n, case in enumerate(cases) if repr(case[axis]) in kept]

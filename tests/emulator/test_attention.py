@@ -149,6 +149,7 @@ MASKS = {
 TURNS = {"gfx1201": 1, **{name: n for n, name in enumerate(CDNA)}}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "mask"),
     [

@@ -66,6 +66,7 @@ def judge(c, a, b):
 TL = {torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64, torch.int32: tl.int32}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("kind", "transposed", "sizes"),
     [
@@ -117,6 +118,7 @@ def small_floats(kind, rows, k):
     return values.view(torch.uint8), values.double()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kinds", [(a, b) for a in ("e4m3", "e5m2", "e2m1") for b in ("e4m3", "e5m2", "e2m1")])
 @pytest.mark.parametrize("k", [128, 256])
 def test_dot_scaled(kinds, k):

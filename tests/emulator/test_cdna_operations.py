@@ -20,6 +20,7 @@ def gpu(request):
         yield emulation
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize(
     ("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53)]
 )
@@ -90,6 +91,7 @@ DTYPES = {
 }
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("kind", range(4))
 @pytest.mark.parametrize("turned", [False, True])
 def test_tl_dot(gpu, kind, turned):

@@ -67,6 +67,7 @@ def test_denormals_that_cdna_2_takes_for_zeros_are_in_the_budget():
     assert emulate("--gpu", "gfx90a", "--shape", "100,200,300", "--out-dtype", "fp32")["ok"]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize(("dtype", "out"), [("bf16", "bf16"), ("bf16", "fp32"), ("fp16", "bf16")])
 def test_layouts_and_bf16_without_torch(layout, dtype, out):

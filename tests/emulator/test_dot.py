@@ -41,6 +41,7 @@ def assert_right(out, a, b):
     assert error <= BUDGETS[out.dtype], float(error)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int8, torch.float32, torch.float64])
 def test_products_of_every_type_and_layout(dtype, layout):

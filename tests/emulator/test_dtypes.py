@@ -54,6 +54,7 @@ def check(a, b, got, accumulator: str = "fp32") -> None:
     assert verdict.ok, verdict
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize(("dtype_a", "dtype_b"), PAIRS, ids=str)
 def test_int8(gpu, dtype_a, dtype_b):
     for (m, n, k), layout in CASES[PAIRS.index((dtype_a, dtype_b))]:
@@ -65,6 +66,7 @@ def test_int8(gpu, dtype_a, dtype_b):
     assert {record.kernel for record in gpu.launches} == {"wmma_matmul"}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("signs", [(True, True), (True, False), (False, True), (False, False)])
 def test_int4(gpu, signs):
     for m, n, k in ((33, 31, 67),) if signs[0] else ((32, 48, 160),):
@@ -79,6 +81,7 @@ def gfx1151():
         yield emulation
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("dtype_a", [FP8, BF8], ids=str)
 @pytest.mark.parametrize("dtype_b", [FP8, BF8], ids=str)
 def test_float8(gpu, dtype_a, dtype_b):
@@ -89,6 +92,7 @@ def test_float8(gpu, dtype_a, dtype_b):
         check(a, b, got)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [FP8, BF8], ids=str)
 def test_every_code_of_a_float8(gpu, dtype):
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)[:, None]
@@ -97,6 +101,7 @@ def test_every_code_of_a_float8(gpu, dtype):
     assert torch.equal(got.isnan(), codes.float().isnan())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sums_in_halves(gpu, dtype):
     name = "fp16" if dtype == torch.float16 else "bf16"
@@ -122,6 +127,7 @@ def test_sums_in_halves_of_several_tiles_a_wave(gfx1151, rows, columns):
     assert torch.equal(got.float(), (2 - want).relu())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_dequantised(gpu, kind):
     m, n, k = 37, 50, 70
@@ -228,6 +234,7 @@ def test_refusals(gfx1151, kind, message, call):
     assert gfx1151.launches == []
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_multiply_adds(gpu, dtype):
     """FP32 and FP64: ragged and whole tiles, every layout, every term, FP64 held to FP64."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampled import in_turn
 
 import laneloom
 from laneloom import verify
@@ -39,6 +40,7 @@ def check(got: torch.Tensor, a, b, *, c=None, bias=None, **numbers) -> None:
     assert verdict.ok, verdict
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("gpu", "activation"),
     [("gfx1100", "gelu"), *((gpu, activation) for gpu in ("gfx1151", "gfx1201") for activation in ACTIVATIONS)],
@@ -55,7 +57,8 @@ def test_all_terms(gpu, activation):
 @pytest.mark.parametrize("config", [SMALL, WmmaConfig(block_m=128, block_n=128, block_k=32)], ids=["64", "128"])
 def test_pieces_of_the_epilogue(gfx1151, config):
     """A tile is stored in as many pieces as keep its terms in registers; ragged in both directions."""
-    for out_dtype, add_dtype in ((torch.float16, torch.float32), (torch.float32, torch.bfloat16)):
+    dtypes = (torch.float16, torch.float32), (torch.float32, torch.bfloat16)
+    for out_dtype, add_dtype in in_turn(config is SMALL, *dtypes):
         a, b, c, bias = random(130, 40), random(40, 264), random(130, 264, dtype=add_dtype), random(264)
         got = laneloom.gemm(a, b, c, beta=2, bias=bias, activation="silu", out_dtype=out_dtype, config=config)
         check(got, a, b, c=c, beta=2, bias=bias, activation="silu")

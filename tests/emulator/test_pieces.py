@@ -59,6 +59,7 @@ def test_any_sizes_and_strides(sizes, orders):
     assert_pieces_add_up("tf32", 2, 2.0**-22, sources)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("orders", ["kr", "rs", "nk"])
 @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype != "tf32"])
 def test_whole_elements_of_every_size_keep_their_bits(dtype, orders):

@@ -89,6 +89,7 @@ def test_a_wait_deleted_from_the_assembly_is_reported_at_the_python_line(gpu):
     assert f"{__file__}:{scale_kernel.fn.__code__.co_firstlineno + 4}" in str(caught.value)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", GPUS[:3])
 @pytest.mark.parametrize(("m", "n", "k"), [(128, 128, 64), (100, 77, 33), (1, 300, 50), (65, 1, 129)])
 def test_matmul_is_clean(gpu, m, n, k):

@@ -1,4 +1,4 @@
-"""Triton kernels as a stranger writes them, unchanged, through Triton's own JIT, as code of three GPUs."""
+"""Triton kernels as a stranger writes them, unchanged, through Triton's own JIT, as code of five GPUs in turn."""
 
 import pytest
 
@@ -10,6 +10,8 @@ import triton.language as tl  # noqa: E402
 import laneloom  # noqa: E402
 
 GPUS = ["gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx1250"]
+
+pytestmark = pytest.mark.turning("gpu", 2)
 
 
 @pytest.fixture(params=GPUS)
@@ -76,6 +78,7 @@ def softmax_kernel(x_ptr, out_ptr, stride_x, stride_out, n, BLOCK: tl.constexpr)
     tl.store(out_ptr + row * stride_out + columns, e / tl.sum(e, axis=0), mask=columns < n)
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize(("rows", "n"), [(1, 1), (7, 100), (33, 781), (5, 1024)])
 @pytest.mark.parametrize("num_warps", [1, 4, 8])
 def test_softmax(gpu, rows, n, num_warps):

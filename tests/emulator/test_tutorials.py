@@ -15,6 +15,7 @@ import laneloom  # noqa: E402
 from laneloom.codegen.versions import parse_version, triton_version  # noqa: E402
 from laneloom.errors import HazardError  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu", 2)
 EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
 
@@ -92,6 +93,7 @@ def matmul_kernel(
     tl.store(c_tile, acc.to(c_ptr.dtype.element_ty), mask=(offs_m[:, None] < M) & (offs_n[None, :] < N))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("dtype", "activation"), [(torch.float16, leaky_relu), (torch.bfloat16, None)])
 def test_matmul_in_groups(gpu, dtype, activation):
     m, n, k = 150, 90, 75
@@ -237,6 +239,7 @@ LIBRARY = {
 ULPS = {"asin": 4, "erf": 16, "tanh": 5, "log1p": 2, "expm1": 3, "sin": 4, "pow": 16}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("which", LIBRARY)
 def test_libdevice(gpu, which):
     x, out = torch.rand(500) * 1.9 - 0.95, poisoned(500)
@@ -279,6 +282,7 @@ def attention_kernel(
     tl.store(lse_ptr + head * n + offs_m, top + tl.log2(total), mask=offs_m < n)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_forward(gpu, causal):
     h, n, d = 2, 75, 32
@@ -375,6 +379,7 @@ def device_persistent_kernel(
     persistent_kernel(a, b, c, M, N, K, PROGRAMS, BM, BN, BK)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("where", ["host", "device"])
 def test_persistent_matmul_with_descriptors(gpu, where):
     m, n, k = 100, 72, 56

@@ -111,6 +111,7 @@ FUNCTIONS = {
 }  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("name", "incoming"),
     [

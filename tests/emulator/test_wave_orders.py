@@ -16,6 +16,7 @@ ORDERS = 50 if os.environ.get("LANELOOM_ALL_ORDERS") else 2
 CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several kernels of one call need one run
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("name", "gpu"), [(name, gpu) for name in CALLS.values() for gpu in CASES[name].gpus])
 def test_no_order_of_waves_changes_the_result(name, gpu):
     call = CASES[name].make()
