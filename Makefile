@@ -25,10 +25,10 @@ demo: $(VENV)/core.stamp
 	$(BIN)/laneloom demo
 
 test: $(VENV)/dev.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
 
 test-old-triton: $(VENV)-old/dev.stamp
-	OMP_NUM_THREADS=1 LANELOOM_TESTS=covering $(VENV)-old/bin/python -m pytest -n 2 tests/compile $(BY_NVRTC:%=--ignore=%)
+	OMP_NUM_THREADS=1 LANELOOM_TESTS=covering $(VENV)-old/bin/python -m pytest -n 2 --dist worksteal tests/compile $(BY_NVRTC:%=--ignore=%)
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests

@@ -7,6 +7,7 @@ scaled by what was summed, and one rounding of the output.
 from __future__ import annotations
 
 import pytest
+from sampled import rarely
 
 import laneloom
 import laneloom.pytorch
@@ -58,7 +59,7 @@ def test_masks_groups_and_scales(name, d):
     q, k, v = operands(2, 4, 2, 40, 75, d)
     scales = [torch.rand(2, 2) + 0.5 for _ in range(3)]
     each = [x.double().repeat_interleave(2, 1) for x in scales]
-    with laneloom.emulated(name) as emulation:
+    with laneloom.emulated(name, strict=True, seed=5) as emulation:
         got = laneloom.flash_attention(
             q, k, v, causal=True, return_lse=True, **dict(zip(SCALES, scales, strict=True)))
         check(got, q, k, v.double() * scales[2].double()[..., None, None], d**-0.5 * each[0] * each[1], "bf16",
@@ -68,7 +69,7 @@ def test_masks_groups_and_scales(name, d):
         assert [record.kernel for record in emulation.launches] == ["attention_forward"] * 2
 
 
-@pytest.mark.parametrize("name", ["gfx1151", "gfx1201", "gfx942", "gfx950", "gfx1250"])
+@pytest.mark.parametrize("name", ["gfx1201", "gfx942", "gfx1250", *rarely("gfx1151", "gfx950")])
 def test_strict(name):
     """Waits, races, bits that nobody wrote; rows of positions, and rows that are copied."""
     q, k, v = operands(1, 2, 1, 66, 45)

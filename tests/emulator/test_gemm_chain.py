@@ -16,7 +16,7 @@ from laneloom.ops.gemm_chain.config import ChainConfig
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+pytestmark = [pytest.mark.usefixtures("poisoned_allocations"), pytest.mark.turning("gpu")]
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 BLOCKS = ChainConfig(schedule="wmma", block_m=32, block_n0=32, block_n1=32, block_k=32, num_warps=2)
@@ -53,6 +53,7 @@ def check(a0, b0, b1, c1=None, **words):
     return d1
 
 
+@pytest.mark.turning("gpu", 3)
 @pytest.mark.covering
 @pytest.mark.parametrize("sizes", [
     (1, 1, 1, 1), (3, 5, 7, 2), (67, 37, 45, 70), (64, 32, 64, 64), (65, 33, 31, 129), (3000, 8, 16, 8),
@@ -63,6 +64,7 @@ def test_shapes_that_keep_p(gpu, sizes):
     assert [record.kernel for record in gpu.launches] == ["wmma_chain"]
 
 
+@pytest.mark.turning("gpu", 3)
 @pytest.mark.covering
 @pytest.mark.parametrize("sizes", [(33, 70, 97, 31), (64, 32, 64, 64), (31, 16, 33, 40)])
 def test_shapes_block_by_block(gpu, sizes):

@@ -40,6 +40,7 @@ def assert_pieces_add_up(kind, count, left, sources):
         assert_adds_up(pieces, x, kind, left)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("kind", "count", "left"), IN_PIECES)
 @pytest.mark.parametrize("orders", ["kr", "rk", "kk", "rr"])
 def test_pieces_add_up_to_both_operands(kind, count, left, orders):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampled import sampled
+from sampled import in_turn, sampled
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -53,15 +53,14 @@ def test_whole_vectors(name):
         check(name, 136, 72, 200)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_small_and_transposed(name):
+@pytest.mark.parametrize(("turn", "name"), enumerate(SCHEDULES))
+def test_small_and_transposed(turn, name):
     with laneloom.emulated("gfx1100", strict=True, seed=7):
-        check(name, 1, 1, 1)
-        check(name, 128, 128, 64, "tt")
-        check(name, 128, 136, 48, "tn")
+        for m, n, k, layout in in_turn(turn, (128, 128, 64, "tt"), (1, 1, 1, "nn"), (128, 136, 48, "tn")):
+            check(name, m, n, k, layout)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", sampled(SCHEDULES, first=1))
 def test_epilogues(name):
     a, b = operands(130, 72, 40)
     c = np.random.default_rng(0).standard_normal((130, 72)).astype(np.float32)

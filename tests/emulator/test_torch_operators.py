@@ -154,6 +154,7 @@ def label(x):
     return x if isinstance(x, str) else "_".join(map(str, x))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("name", "positions"), BATCHED, ids=label)
 def test_vmap(name, positions, recwarn):
     """The values of a call for each element, whatever axis is batched, in few launches."""

@@ -34,6 +34,7 @@ def share(got, x, t, **options):
     return reference.worst_share(got.numpy(), x.numpy(), t.numpy(), **options)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", [*rarely("gfx1100"), "gfx1151", "gfx1201"])
 @pytest.mark.parametrize("k", [1, 4, 6, 10])
 def test_plan_runs_in_the_emulator(gpu, k):
@@ -44,6 +45,7 @@ def test_plan_runs_in_the_emulator(gpu, k):
     assert len(run.launches) == (1 if k in (1, 4) else 3)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("gpu", "level", "k"),
     [
@@ -79,6 +81,7 @@ def complex_random(*shape, seed=0, dtype=torch.complex128):
     return torch.complex(random(*shape, seed=seed), random(*shape, seed=seed + 50)).to(dtype)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.complex128, torch.complex64])
 @pytest.mark.parametrize("real_matrix", [True, False])
 def test_complex(dtype, real_matrix):

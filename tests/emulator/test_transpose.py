@@ -49,6 +49,7 @@ def test_shapes(gfx1151, shape):
     assert [record.kernel for record in gfx1151.launches] == (["transpose_tiles"] if 0 not in shape else [])
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("config", [None, LANES], ids=["plan", "lanes"])
@@ -58,6 +59,7 @@ def test_element_sizes_and_tile_edges(gpu, config, size):
         check(bits(2, 33, 31, size=size), config)  # one more and one less, unaligned rows
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("by", "dtype"), [
     ("iu8", torch.int8), ("iu8", torch.int16), ("f16", torch.float16), ("bf16", torch.bfloat16), ("lanes", torch.int8),
