@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 import sampled
@@ -36,7 +38,10 @@ def pytest_configure(config: pytest.Config) -> None:
     Triton keys its cache by source, not by file: another checkout's cache would bring that one's paths into messages.
     """
     cache = getattr(config, "cache", None)  # pytest -p no:cacheprovider has none
-    if cache is not None:
+    if cache is None:
+        checkout = crc32(str(config.rootpath).encode())
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(tempfile.gettempdir(), f"laneloom-triton-{checkout:08x}")
+    else:
         os.environ["TRITON_CACHE_DIR"] = str(cache.mkdir("triton"))
     knobs.cache.manager_class = KernelCache
     streams_without_a_driver()

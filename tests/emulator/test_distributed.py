@@ -354,7 +354,8 @@ def outcomes(request, tmp_path_factory):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed.tensor", "laneloom"])  # imported once for all processes
     processes = [context.Process(target=run_checks, args=(rank, ranks, port, path)) for rank in range(ranks)]
     for process in processes:
         process.start()
