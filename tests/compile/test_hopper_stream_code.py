@@ -87,7 +87,7 @@ def test_the_loop(tile, sizes):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-@pytest.mark.parametrize("tile", [tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0],
+@pytest.mark.parametrize("tile", sampled(tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0),
                          ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")  # fmt: skip
 def test_lanes_bring_elements_by_one_copy_each(tile, layout):
     """Nothing is turned in registers: what lies along K is spread over the banks by its address."""

@@ -49,6 +49,7 @@ def count(found, name):
     return Counter(found)[name]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("orders", ["k", "r", "kk", "rr", "kr", "rk"])
 @pytest.mark.parametrize(("kind", "copied", "pieces"), [("tf32", torch.float32, 2), ("bf16", torch.bfloat16, 3)])
 def test_fp32_comes_and_its_pieces_go_in_vectors(kind, copied, pieces, orders):
@@ -62,6 +63,7 @@ def test_fp32_comes_and_its_pieces_go_in_vectors(kind, copied, pieces, orders):
     assert len(found) <= 22 * elements
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("order", "kr")
 @pytest.mark.parametrize("dtype", ["uint8", "fp8", "fp16", "fp32", "fp64"])
 def test_whole_elements_of_every_size_go_in_vectors(dtype, order):

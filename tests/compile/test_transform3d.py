@@ -88,6 +88,7 @@ def compile_chained(gpu, k):
     )  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("k", [4, 8, 16])
 @pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx908"])
 def test_chained_kernel_on_rdna_and_cdna_1_uses_fp64_fma_and_does_not_spill(gpu, k):

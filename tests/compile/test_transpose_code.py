@@ -43,6 +43,7 @@ def test_tiles_through_lds(gpu, size):
     assert widths(code, *memory) == {16}, "whole 16 bytes on all four ways"
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_tiles_between_lanes(gpu, size):

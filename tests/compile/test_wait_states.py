@@ -13,6 +13,7 @@ import random
 import re
 
 import pytest
+from sampled import sampled
 
 from laneloom.codegen import versions
 from laneloom.gpu import get_gpu
@@ -179,7 +180,7 @@ def compiled(lines: list[str], gpu: str, tmp_path) -> list[str]:
 @pytest.mark.parametrize("gpu", CDNA)
 def test_random_programs(gpu: str, tmp_path):
     nops = caught = clean = programs = 0
-    for seed in range(25):
+    for seed in sampled(range(25)):
         program = Program(seed, gpu)
         lines = compiled([program.line() for _ in range(40)], gpu, tmp_path)
         whole = missing("\n".join(lines), gpu)
@@ -192,6 +193,6 @@ def test_random_programs(gpu: str, tmp_path):
     # The rest: a C of many registers, of which LLVM sees the last writer alone; and registers written in between.
     # On CDNA 1 LLVM takes the passes of any matrix instruction before for those of the one that is depended on.
     first = gpu == "gfx908"
-    assert nops > (120 if first else 300)
+    assert nops > 12 * programs / (2.5 if first else 1)
     assert caught >= (0.95 if first else 0.98) * nops
     assert clean >= programs - 3

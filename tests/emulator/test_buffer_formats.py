@@ -96,6 +96,7 @@ def same(got: np.ndarray, want: np.ndarray, is_float: bool) -> None:
     assert ((got[nan] & 0x7FFFFFFF) > 0x7F800000).all()
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("data", "kind"), CASES)
 def test_typed_load(gpu, data, kind):
@@ -132,6 +133,7 @@ def test_format_of_the_resource(gpu, count):
     np.testing.assert_array_equal(got.view(np.uint32).reshape(32, 4), want)
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("data", "kind"), CASES)
 def test_store_brings_back_what_was_loaded(gpu, data, kind):

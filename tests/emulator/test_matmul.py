@@ -52,6 +52,7 @@ SHAPES = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: "x".join(map(str, shape)))
 def test_shapes(gpu, shape):
     m, n, k = shape
@@ -60,6 +61,7 @@ def test_shapes(gpu, shape):
     assert [record.kernel for record in gpu.launches] == (["wmma_matmul"] if m and n and k else [])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(63, 65, 31), (64, 64, 64), (65, 63, 97)])
 def test_around_the_tile(gpu, shape):
     m, n, k = shape
@@ -67,6 +69,7 @@ def test_around_the_tile(gpu, shape):
     check(a, b, laneloom.matmul(a, b, config=SMALL))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("layout", "lds"),
     [*((layout, "swizzled") for layout in ("nn", "nt", "tn", "tt")), ("nn", "padded"), ("tn", "padded")],
@@ -96,6 +99,7 @@ def test_configs(name, config):
             check(a, b, laneloom.matmul(a, b, config=config))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_dtypes(gpu, dtype, out_dtype):
@@ -172,6 +176,7 @@ def test_out_may_overlap_an_operand(gfx1151):
     check(before, before.T, a)
 
 
+@pytest.mark.turning("gpu")
 def test_nothing_leaks_from_beyond_the_operands(gpu):
     """NaN and infinity around, in the padding of, and after the views that are multiplied."""
     store = torch.full((80, 80), torch.nan, dtype=torch.float16)
@@ -303,6 +308,7 @@ def test_torch_compile(gfx1151):
     assert torch.equal(torch.compile(function, fullgraph=True, backend="eager", dynamic=True)(a, b), expected)
 
 
+@pytest.mark.turning("gpu")
 def test_numpy(gpu):
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((2, 33, 20), (20, 17)))

@@ -253,6 +253,7 @@ def atomic_bytes(letter: str, bits: int, packed: str | None, exact) -> tuple[np.
     return image.copy(), registers.copy()
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("returns", [False, True])
 @pytest.mark.parametrize(("gpu", "name"), cases(ATOMIC))
 def test_global_atomic(gpu, name, returns, exact):
