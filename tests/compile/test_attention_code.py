@@ -149,6 +149,7 @@ def test_decode_on_cdna(gpu, page):
     assert loop.count(Kind.MATRIX) == 2 * 16 * config.columns * 128 // (16 * 16 * depth)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("page", [0, 16])
 @pytest.mark.parametrize("gpu", [*rarely("gfx1100"), "gfx1151", "gfx1201"])
 def test_decode_on_rdna(gpu, page):

@@ -45,6 +45,7 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("of", PROBLEMS, ids=lambda of: of.key)
 @pytest.mark.parametrize("quick", [False, True])
 def test_what_is_proposed_of_clusters_is_valid_and_of_others_refused_with_a_sentence(of, quick):

@@ -24,6 +24,7 @@ def copy(kernel: str, seed: int, *constants) -> None:
     np.testing.assert_array_equal(out.numpy(), a.numpy())
 
 
+@pytest.mark.covering(together=2)
 @new_triton
 @orders
 @kinds
@@ -32,6 +33,7 @@ def test_waves_that_wait_for_the_phase(threads_too, by_tensor, seed):
     copy("ring", seed, by_tensor, threads_too, "")
 
 
+@pytest.mark.covering(together=2)
 @new_triton
 @orders
 @kinds

@@ -59,7 +59,7 @@ def test_element_sizes_and_tile_edges(gpu, config, size):
         check(bits(2, 33, 31, size=size), config)  # one more and one less, unaligned rows
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize(("by", "dtype"), [
     ("iu8", torch.int8), ("iu8", torch.int16), ("f16", torch.float16), ("bf16", torch.bfloat16), ("lanes", torch.int8),
