@@ -255,8 +255,23 @@ def test_torch_compile_knows_every_function():
 
 
 def test_there_is_no_clock():
-    with pytest.raises(Exception, match="no clock"):
-        torch.cuda.Event(enable_timing=True)
+    for make in (torch.cuda.Event, torch.Event):
+        with pytest.raises(Exception, match="no clock"):
+            make(enable_timing=True)
+    for make in (torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
+        with pytest.raises(Exception, match="no CUDA graphs"):
+            make()
+
+
+def test_what_serving_libraries_ask_when_they_are_imported():
+    # vLLM's and transformers' annotations, unsloth's table of streams, vLLM's accounts of memory
+    assert torch.cuda.CUDAGraph | None and issubclass(torch.cuda.graph, object)
+    assert torch.cuda.device(0).idx == 0 and isinstance(torch.cuda.ExternalStream(0), torch.Stream)
+    torch.Event("cuda").record(torch.Stream(device="cuda"))
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == torch.accelerator.max_memory_allocated() == 0
+    assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+    torch.accelerator.empty_cache()
+    assert torch.cuda.get_device_properties(0).clock_rate > 1e6 and torch.cuda.current_stream().priority == 0
 """
 
 RACE = """
@@ -293,7 +308,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 passed" in done.stdout
+    assert "21 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 14 launches of 1 kernels in strict mode" in done.stdout
 

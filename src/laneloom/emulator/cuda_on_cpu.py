@@ -14,7 +14,7 @@ from functools import wraps
 from typing import Any
 
 from ..gpu import Gpu
-from .cuda_answers import accelerator_answers, always, answers, generator_class, nvtx_answers
+from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers
 from .cuda_operators import registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
@@ -209,7 +209,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         with mode:  # Tensor.backward runs outside the mode that saw it called
             return run_backward(*args, **kwargs)
 
-    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in answers(gpu).items()]
+    torch_cuda = answers(gpu)
+    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in torch_cuda.items()]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
@@ -217,6 +218,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((library, "impl", registering(mode, library.impl)))
     swapped += [(torch.cuda.nvtx, name, new) for name, new in nvtx_answers().items()]
     swapped.append((torch, "Generator", generator_class(torch)))
+    swapped += [(torch, "Stream", torch_cuda["Stream"]), (torch, "Event", PlacedEvent)]
     swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in ("from_numpy", "frombuffer")]
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
