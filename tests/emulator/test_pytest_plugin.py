@@ -240,6 +240,16 @@ def test_operators_of_torch_that_are_replaced():
     assert torch.equal((-x).cpu(), -x.cpu())
 
 
+def test_products_of_wider_types():  # torch has them for CUDA alone
+    a, c = torch.randn(2, 3, 4, device="cuda").bfloat16(), torch.randn(2, 3, 3, device="cuda")
+    wide = a.float()
+    found = torch.baddbmm(c, a, a.mT, out_dtype=torch.float32, beta=2)
+    assert found.is_cuda and torch.allclose(found, 2 * c + wide @ wide.mT)
+    out = torch.empty(3, 3, device="cuda")
+    assert torch.mm(a[0], a[1].mT, out_dtype=torch.float32, out=out) is out
+    assert torch.allclose(out, wide[0] @ wide[1].mT)
+
+
 def test_generators():
     g, host = torch.Generator(device="cuda"), torch.Generator().manual_seed(3)
     assert g.device.type == "cuda" and host.device.type == "cpu"
@@ -308,7 +318,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "21 passed" in done.stdout
+    assert "22 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 14 launches of 1 kernels in strict mode" in done.stdout
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..gpu import Gpu
 from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers
-from .cuda_operators import registering
+from .cuda_operators import products_of_wider_types, registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
 _PINNED = "_laneloom_pinned"
@@ -224,6 +224,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
     swapped.append((torch, "load", mode.loading(torch.load)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
+    products = products_of_wider_types()
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
@@ -232,6 +233,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             yield
     finally:
         mode.ended = True
+        products._destroy()
         for owner, name, old in before:
             if old is _ABSENT:
                 delattr(owner, name)
