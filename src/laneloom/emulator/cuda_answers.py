@@ -40,6 +40,15 @@ class PlacedEvent(Event):
         super().__init__(enable_timing)
 
 
+class Device(nullcontext):
+    """The one device made current, which it always is; a class, since others test for it and inherit from it."""
+
+    idx = prev_idx = 0
+
+    def __init__(self, *_: Any):
+        super().__init__()
+
+
 class CUDAGraph:
     """A class, since others write `CUDAGraph | None`; there is none to be had."""
 
@@ -130,14 +139,6 @@ def answers(gpu: Gpu) -> dict[str, Any]:
             """How many numbers were drawn."""
             return int(self.state[1])
 
-    class Device(nullcontext):
-        """The one device made current, which it always is; a class, since others test for it and inherit from it."""
-
-        idx = prev_idx = 0
-
-        def __init__(self, *_: Any):
-            super().__init__()
-
     generator = Generator()
 
     def seed_all(seed: int, *_: Any) -> None:
@@ -198,6 +199,7 @@ def accelerator_answers(torch: Any) -> dict[str, Any]:
         "device_count": lambda: 1,
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
+        "device_index": Device,
         **{name: always(None) for name in silent},
         **{name: always(0) for name in zeros},
         "memory_stats": lambda *_: Counter(),
