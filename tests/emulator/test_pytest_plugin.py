@@ -75,6 +75,7 @@ def test_host_and_device_are_kept_apart():
     assert device.to(host).device.type == "cpu" and host.to(device).is_cuda and not host.double().is_cuda
     assert host.half().type_as(device).is_cuda and host.type_as(other=device).is_cuda
     assert not device.type_as(host).is_cuda
+    assert device.to("meta").is_meta and device.to(torch.device("meta"), torch.int8, copy=True).dtype == torch.int8
     assert torch.from_numpy(before.numpy()).to(device.device).is_cuda
     with pytest.raises(AssertionError, match="device"):
         torch.testing.assert_close(before, device)

@@ -151,7 +151,7 @@ def _function_mode():
 
         def move(self, func, args, kwargs, host):
             """Tensor.to, .cuda, .cpu, .type_as: copies if the device changes, and does what else was asked."""
-            source, rest = args[0], list(args[1:])
+            source, rest, asked = args[0], list(args[1:]), kwargs
             kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
             target = "cuda" if func is tensor.cuda else "cpu" if func is tensor.cpu else None
             if "other" in kwargs:
@@ -172,7 +172,7 @@ def _function_mode():
                 if spoken is not None:
                     target = "cuda" if isinstance(spoken, int) else torch.device(spoken).type
             if target not in (None, "cpu", "cuda"):
-                return func(*args, **{**kwargs, "device": target})
+                return func(*args, **asked)
             to_host = host if target is None else target == "cpu"
             kwargs = {name: value for name, value in kwargs.items() if value is not None}
             result = self.on(to_host, tensor.to, (source,), kwargs) if kwargs else source
