@@ -75,6 +75,7 @@ def test_host_and_device_are_kept_apart():
     assert device.to(host).device.type == "cpu" and host.to(device).is_cuda and not host.double().is_cuda
     assert host.half().type_as(device).is_cuda and host.type_as(other=device).is_cuda
     assert not device.type_as(host).is_cuda
+    assert device.to("meta").is_meta and device.to(torch.device("meta"), torch.int8, copy=True).dtype == torch.int8
     assert torch.from_numpy(before.numpy()).to(device.device).is_cuda
     with pytest.raises(AssertionError, match="device"):
         torch.testing.assert_close(before, device)
@@ -240,6 +241,16 @@ def test_operators_of_torch_that_are_replaced():
     assert torch.equal((-x).cpu(), -x.cpu())
 
 
+def test_products_of_wider_types():  # torch has them for CUDA alone
+    a, c = torch.randn(2, 3, 4, device="cuda").bfloat16(), torch.randn(2, 3, 3, device="cuda")
+    wide = a.float()
+    found = torch.baddbmm(c, a, a.mT, out_dtype=torch.float32, beta=2)
+    assert found.is_cuda and torch.allclose(found, 2 * c + wide @ wide.mT)
+    out = torch.empty(3, 3, device="cuda")
+    assert torch.mm(a[0], a[1].mT, out_dtype=torch.float32, out=out) is out
+    assert torch.allclose(out, wide[0] @ wide[1].mT)
+
+
 def test_generators():
     g, host = torch.Generator(device="cuda"), torch.Generator().manual_seed(3)
     assert g.device.type == "cuda" and host.device.type == "cpu"
@@ -255,8 +266,25 @@ def test_torch_compile_knows_every_function():
 
 
 def test_there_is_no_clock():
-    with pytest.raises(Exception, match="no clock"):
-        torch.cuda.Event(enable_timing=True)
+    for make in (torch.cuda.Event, torch.Event):
+        with pytest.raises(Exception, match="no clock"):
+            make(enable_timing=True)
+    for make in (torch.cuda.CUDAGraph, lambda: torch.cuda.graph(None)):
+        with pytest.raises(Exception, match="no CUDA graphs"):
+            make()
+
+
+def test_what_serving_libraries_ask_when_they_are_imported():
+    # vLLM's and transformers' annotations, unsloth's table of streams, vLLM's accounts of memory
+    assert torch.cuda.CUDAGraph | None and issubclass(torch.cuda.graph, object)
+    assert torch.cuda.device(0).idx == 0 and isinstance(torch.cuda.ExternalStream(0), torch.Stream)
+    torch.Event("cuda").record(torch.Stream(device="cuda"))
+    assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == torch.accelerator.max_memory_allocated() == 0
+    assert torch.accelerator.get_memory_info() == torch.cuda.mem_get_info()
+    torch.accelerator.empty_cache()
+    with torch.accelerator.device_index(0):  # around every launch of vLLM's
+        pass
+    assert torch.cuda.get_device_properties(0).clock_rate > 1e6 and torch.cuda.current_stream().priority == 0
 """
 
 RACE = """
@@ -293,7 +321,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 passed" in done.stdout
+    assert "22 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 14 launches of 1 kernels in strict mode" in done.stdout
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,28 @@ class Event:
     elapsed_time = _no_clock
 
 
+class PlacedEvent(Event):
+    """`torch.Event`, which names its device first."""
+
+    def __init__(self, device: Any = None, *, enable_timing: bool = False, **__: Any):
+        super().__init__(enable_timing)
+
+
+class Device(nullcontext):
+    """The one device made current, which it always is; a class, since others test for it and inherit from it."""
+
+    idx = prev_idx = 0
+
+    def __init__(self, *_: Any):
+        super().__init__()
+
+
+class CUDAGraph:
+    """A class, since others write `CUDAGraph | None`; there is none to be had."""
+
+    __init__ = _no_clock
+
+
 def always(value: Any) -> Any:
     """A function of its own for each name: torch.compile keeps a rule for each."""
     return lambda *_, **__: value
@@ -48,13 +71,15 @@ def answers(gpu: Gpu) -> dict[str, Any]:
         total_memory=16 << 30, warp_size=gpu.wave, shared_memory_per_block=gpu.lds_bytes, regs_per_multiprocessor=65536,
         shared_memory_per_block_optin=gpu.lds_bytes, shared_memory_per_multiprocessor=gpu.lds_bytes,
         max_threads_per_multi_processor=2048, max_threads_per_block=1024, is_integrated=False, is_multi_gpu_board=False,
-        L2_cache_size=0,
+        L2_cache_size=0, clock_rate=int(gpu.clock_ghz * 1e6), uuid=f"laneloom-{gpu.name}",
+        pci_domain_id=0, pci_bus_id=0, pci_device_id=0,
     )  # fmt: skip
 
     class Stream:
         """Launches run at once, in order."""
 
-        cuda_stream = stream_id = device_index = 0
+        cuda_stream = stream_id = device_index = priority = 0
+        device_type = 1
         device = torch.device("cuda", 0)
 
         def __init__(self, *_: Any, **__: Any): ...
@@ -114,12 +139,6 @@ def answers(gpu: Gpu) -> dict[str, Any]:
             """How many numbers were drawn."""
             return int(self.state[1])
 
-    class Device(nullcontext):
-        """The one device made current, which it always is; a class, since others test for it and inherit from it."""
-
-        def __init__(self, *_: Any):
-            super().__init__()
-
     generator = Generator()
 
     def seed_all(seed: int, *_: Any) -> None:
@@ -127,9 +146,9 @@ def answers(gpu: Gpu) -> dict[str, Any]:
 
     silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
               "reset_max_memory_allocated reset_accumulated_memory_stats set_stream "
-              "set_per_process_memory_fraction").split()  # fmt: skip
+              "set_per_process_memory_fraction set_sync_debug_mode").split()  # fmt: skip
     zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
-             "_exchange_device _maybe_exchange_device").split()  # fmt: skip
+             "_exchange_device _maybe_exchange_device get_sync_debug_mode current_blas_handle").split()  # fmt: skip
     return {
         **{name: always(None) for name in silent},
         **{name: always(0) for name in zeros},
@@ -146,12 +165,16 @@ def answers(gpu: Gpu) -> dict[str, Any]:
         "get_device_name": lambda *_: product,
         "get_device_capability": lambda *_: (major, minor),
         "get_device_properties": lambda *_: properties,
+        "memory_stats": lambda *_: Counter(),  # 0 for every name
+        "memory_snapshot": lambda *_: [],
+        "get_per_process_memory_fraction": lambda *_: 1.0,
         "mem_get_info": lambda *_: (16 << 30, 16 << 30),
         "device": Device,
         "device_of": Device,
         "can_device_access_peer": lambda *_: False,
         "stream": lambda *_: nullcontext(),
         "Stream": Stream,
+        "ExternalStream": Stream,
         "current_stream": lambda *_: Stream(),
         "default_stream": lambda *_: Stream(),
         "is_current_stream_capturing": lambda: False,
@@ -159,20 +182,28 @@ def answers(gpu: Gpu) -> dict[str, Any]:
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
         "Event": Event,
         "memory_summary": lambda *_, **__: "",
-        "CUDAGraph": _no_clock,
-        "graph": _no_clock,
+        "CUDAGraph": CUDAGraph,
+        "graph": type("graph", (CUDAGraph,), {}),
+        "graph_pool_handle": lambda: (0, 0),
     }
 
 
 def accelerator_answers(torch: Any) -> dict[str, Any]:
     """What `torch.accelerator`, which speaks for whichever kind of device there is, says."""
+    silent = ("set_device_index set_device_idx synchronize set_stream empty_cache empty_host_cache "
+              "reset_peak_memory_stats reset_accumulated_memory_stats").split()  # fmt: skip
+    zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved".split()
     return {
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "is_available": lambda: True,
         "device_count": lambda: 1,
         "current_device_index": lambda: 0,
         "current_device_idx": lambda: 0,
-        **{name: always(None) for name in ("set_device_index", "set_device_idx", "synchronize")},
+        "device_index": Device,
+        **{name: always(None) for name in silent},
+        **{name: always(0) for name in zeros},
+        "memory_stats": lambda *_: Counter(),
+        "get_memory_info": lambda *_: (16 << 30, 16 << 30),
         "current_stream": lambda *_: torch.cuda.current_stream(),
     }
 

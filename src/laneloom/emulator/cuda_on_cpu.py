@@ -14,8 +14,8 @@ from functools import wraps
 from typing import Any
 
 from ..gpu import Gpu
-from .cuda_answers import accelerator_answers, always, answers, generator_class, nvtx_answers
-from .cuda_operators import registering
+from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers
+from .cuda_operators import products_of_wider_types, registering
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
 _PINNED = "_laneloom_pinned"
@@ -151,7 +151,7 @@ def _function_mode():
 
         def move(self, func, args, kwargs, host):
             """Tensor.to, .cuda, .cpu, .type_as: copies if the device changes, and does what else was asked."""
-            source, rest = args[0], list(args[1:])
+            source, rest, asked = args[0], list(args[1:]), kwargs
             kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
             target = "cuda" if func is tensor.cuda else "cpu" if func is tensor.cpu else None
             if "other" in kwargs:
@@ -172,7 +172,7 @@ def _function_mode():
                 if spoken is not None:
                     target = "cuda" if isinstance(spoken, int) else torch.device(spoken).type
             if target not in (None, "cpu", "cuda"):
-                return func(*args, **{**kwargs, "device": target})
+                return func(*args, **asked)
             to_host = host if target is None else target == "cpu"
             kwargs = {name: value for name, value in kwargs.items() if value is not None}
             result = self.on(to_host, tensor.to, (source,), kwargs) if kwargs else source
@@ -209,7 +209,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         with mode:  # Tensor.backward runs outside the mode that saw it called
             return run_backward(*args, **kwargs)
 
-    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in answers(gpu).items()]
+    torch_cuda = answers(gpu)
+    swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in torch_cuda.items()]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
@@ -217,11 +218,13 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((library, "impl", registering(mode, library.impl)))
     swapped += [(torch.cuda.nvtx, name, new) for name, new in nvtx_answers().items()]
     swapped.append((torch, "Generator", generator_class(torch)))
+    swapped += [(torch, "Stream", torch_cuda["Stream"]), (torch, "Event", PlacedEvent)]
     swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in ("from_numpy", "frombuffer")]
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
     swapped.append((torch, "load", mode.loading(torch.load)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
+    products = products_of_wider_types()
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
@@ -230,6 +233,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
             yield
     finally:
         mode.ended = True
+        products._destroy()
         for owner, name, old in before:
             if old is _ABSENT:
                 delattr(owner, name)

@@ -3,6 +3,7 @@
 To torch's dispatcher those are CPU tensors, so that `custom_op(device_types="cuda")` or `Library.impl(..., "CUDA")`
 would never be reached, and replacements of torch's own operators (FlagGems) would go unused without a word. Each such
 registration is therefore made for the CPU's key as well, by a kernel that hands host tensors on to what was there.
+Some operators torch itself has for CUDA alone.
 (https://docs.pytorch.org/docs/stable/library.html#torch.library.get_kernel)
 """
 
@@ -64,6 +65,28 @@ def _before(name: str, key: str) -> Callable | None:
         return kernel(keyset, *(made(k, x) for k, x in enumerate(args)), **kwargs)
 
     return call
+
+
+def products_of_wider_types() -> Any:
+    """`torch.mm(a, b, out_dtype=torch.float32)` and its kin, of which torch has kernels for CUDA alone: a library."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    for name in ("mm", "bmm", "addmm", "baddbmm"):
+        product = getattr(torch.ops.aten, name)
+        if "dtype" not in product.overloads():  # torch before 2.8
+            continue
+
+        def widened(*args: Any, product: Any = product.default, **scales: Any) -> Any:
+            *tensors, dtype = args
+            return product(*(x.to(dtype) for x in tensors), **scales)
+
+        def into(*args: Any, out: Any, widened: Any = widened, **scales: Any) -> Any:
+            return out.copy_(widened(*args, **scales))
+
+        library.impl(f"{name}.dtype", widened, "CPU")
+        library.impl(f"{name}.dtype_out", into, "CPU")
+    return library
 
 
 def registering(mode: Any, register: Callable) -> Callable:
