@@ -62,6 +62,7 @@ CALLS = {
     "wgmma.wait_group.sync.aligned 1;": "wgmma_wait<1>",
     "wgmma.wait_group.sync.aligned %0;": "ptx::wait_for_products",
     "setmaxnreg.dec.sync.aligned.u32 40;": "ptx::nothing",
+    "setmaxnreg.inc.sync.aligned.u32 232;": "ptx::nothing",
     "setmaxnreg.dec.sync.aligned.u32 %0;": "ptx::nothing",
     "setmaxnreg.inc.sync.aligned.u32 %0;": "ptx::nothing",
     "setmaxnreg.inc.sync.aligned.u32 152;": "ptx::nothing",
