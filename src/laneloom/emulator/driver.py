@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,22 @@ class _Utils:
         """Nothing was loaded."""
 
 
+#: inline assembly in LLVM IR: its text, its constraints
+_INLINE = re.compile(r'\basm (?:sideeffect |alignstack |inteldialect |unwind )*"((?:[^"\\]|\\.)*)", "([^"]*)"')
+
+
+def _check_inline(ir: str, kernel: str) -> None:
+    """LLVM says of an NVIDIA register's letter that it has no such register, and leaves the result undefined: Triton
+    takes the code all the same. Raises EmulationError."""
+    for text, constraints in _INLINE.findall(ir):
+        letters = (word.lstrip("=+&*%") for word in constraints.split(","))
+        if letter := next((x for x in letters if x in ("f", "d", "h", "l", "q")), None):
+            raise EmulationError(
+                f"{kernel}: its inline assembly {text!r} is NVIDIA's: {letter!r} is no register of an AMD GPU, so that "
+                "LLVM leaves its result undefined"
+            )
+
+
 @lru_cache(maxsize=1024)
 def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[int, int, str], ...]]:
     """The assembly of a kernel in Triton's cache, and its arguments' (offset, size, kind)."""
@@ -101,8 +118,9 @@ def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[in
     path = next((p for f, p in files.items() if f.endswith(".amdgcn")), None)
     if path is None:
         raise EmulationError(f"Triton's cache holds no assembly of {kernel!r}; clear it and try again")
-    with open(path) as file:
-        asm = file.read()
+    if (ir := next((p for f, p in files.items() if f.endswith(".llir")), None)) is not None:
+        _check_inline(Path(ir).read_text(), kernel)
+    asm = Path(path).read_text()
     found = next(k for k in parse_metadata(asm) if k.name == kernel)
     return asm, tuple((a.offset, a.size, a.kind) for a in found.arguments)
 
