@@ -53,6 +53,7 @@ PRODUCTS = {
     "parts of k, 128 rows": (fp32(133, 72, 136), small(128, 64, split_k=2)),
     "parts of k, masked, panels of a, several tiles": (fp32(200, 51, 136, "tt"), small(columns=16, split_k=3)),
     "parts of k, panels of both, c in wide rows": (fp32(68, 36, 264, "tn", c_pitch=43), small(split_k=5)),
+    "parts of k, a batch": (fp32(40, 36, 136, batch=(1, 2)), small(split_k=3)),
     "tf32, parts of k, turned": (tf32(40, 70, 264, "nn"), small(turned=True, split_k=3)),
 }  # fmt: skip
 

@@ -102,6 +102,11 @@ class RegistersConfig(MatmulConfig):
         """CTAs that are launched."""
         return min(self.programs, self.tiles(problem) * self.split_k)
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch goes product by product: copies and parts of K are of one."""
+        return self.copy_a or self.copy_b or self.split_k > 1
+
     def by_tma(self, problem: MatmulProblem) -> bool:
         """Whether TMA writes C, or its parts: 32 columns of D at a time, or as many lines of C."""
         return (self.split_k > 1 or tma_writes(problem)) and (self.turned or self.tile[1] >= 32)
@@ -133,8 +138,8 @@ class RegistersConfig(MatmulConfig):
         if (rows, columns) not in tiles or self.num_warps != 4 or self.block_k != 32:
             words = ", ".join(f"{m}x{n}" for m, n in tiles)
             return f"hopper_registers: tiles of D of {words} in {problem.precision}, got {rows}x{columns}"
-        if self.split_k > 1 and problem.batches > 1:
-            return f"hopper_registers: parts of K of one product, got {self.split_k} of {problem.batches} products"
+        if self.split_k > 1 and problem.batches > MOST_LAUNCHES:
+            return f"hopper_registers: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
         if self.split_k > 1 and self.split_k * problem.m * (problem.n + 3) >= 1 << 31:
             return f"hopper_registers: {self.split_k} parts of C have 2^31 elements or more"
         each = self.slices(problem)
@@ -163,6 +168,8 @@ def _copied(problem: MatmulProblem, config: RegistersConfig | ClusterConfig) -> 
 
 def estimate_us(problem: MatmulProblem, config: RegistersConfig) -> float:
     """The model's time: what the SM with the longest share does, or the memory, and the copies ahead."""
+    if problem.batches > 1 and config.one_by_one:
+        return problem.batches * estimate_us(problem.one_product(), config)
     model, area_kb = _MODELS[problem.precision], config.block_m * config.block_n * 4 / 1000
     around_us = model.tile + model.store_kb * area_kb
     rounds = -(-config.tiles(problem) * config.split_k // config.programs)
@@ -190,8 +197,9 @@ def cluster_us(problem: MatmulProblem, config: ClusterConfig, estimate: float) -
 def _parts(problem: MatmulProblem, config: RegistersConfig, gpu: Gpu) -> list[int]:
     """Parts of K that fill one round of CTAs or a few, and none."""
     slices, found = -(-problem.k // config.block_k), {1}
+    tiles = config.tiles(problem) // problem.batches
     for rounds in range(1, _MOST_ROUNDS + 1):
-        parts = min(rounds * gpu.compute_units // config.tiles(problem), slices // _LEAST_SLICES)
+        parts = min(rounds * gpu.compute_units // tiles, slices // _LEAST_SLICES)
         if parts > 1:
             found.add(-(-slices // -(-slices // parts)))  # none of them empty
     return sorted(found)

@@ -102,7 +102,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a RegistersConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
 
 
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:
