@@ -367,30 +367,22 @@ def test_a_big_grid_takes_no_more_memory_than_a_small_one():
     assert peaks[250_000] <= peaks[10_000] + 16 * 250_000
 
 
+@triton.jit
+def assembly_kernel(x_ptr, out_ptr, TEXT: tl.constexpr, REGISTERS: tl.constexpr):
+    i = tl.arange(0, 64)
+    x = tl.load(x_ptr + i)
+    tl.store(out_ptr + i, tl.inline_asm_elementwise(TEXT, REGISTERS, [x], tl.float32, is_pure=True, pack=1))
+
+
 def test_nvidias_inline_assembly_is_refused_not_garbage(gpu):
     """LLVM says "could not allocate output register for constraint 'f'" and gives code all the same."""
-
-    @triton.jit
-    def tanh_kernel(x_ptr, out_ptr):
-        i = tl.arange(0, 64)
-        x = tl.load(x_ptr + i)
-        y = tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
-        tl.store(out_ptr + i, y)
-
     out = torch.full((64,), 7.0)
-    with pytest.raises(EmulationError, match=r"tanh_kernel: its inline assembly 'tanh.approx.*'f' is no register"):
-        tanh_kernel[(1,)](torch.randn(64), out)
+    with pytest.raises(EmulationError, match=r"assembly_kernel: its inline assembly 'tanh.approx.*'f' is no register"):
+        assembly_kernel[(1,)](torch.randn(64), out, TEXT="tanh.approx.f32 $0, $1;", REGISTERS="=f,f")
     assert (out == 7).all()
 
 
 def test_amds_inline_assembly_runs(gpu):
-    @triton.jit
-    def negate_kernel(x_ptr, out_ptr):
-        i = tl.arange(0, 64)
-        x = tl.load(x_ptr + i)
-        y = tl.inline_asm_elementwise("v_xor_b32 $0, 0x80000000, $1", "=v,v", [x], tl.float32, is_pure=True, pack=1)
-        tl.store(out_ptr + i, y)
-
     x, out = torch.randn(64), torch.zeros(64)
-    negate_kernel[(1,)](x, out)
+    assembly_kernel[(1,)](x, out, TEXT="v_xor_b32 $0, 0x80000000, $1", REGISTERS="=v,v")
     assert torch.equal(out, -x)

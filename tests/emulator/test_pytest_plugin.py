@@ -330,10 +330,11 @@ def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):
     loose = run_pytest(tmp_path, RACE, "--emulate", "gfx1151")
     assert "1 failed, 1 passed" in loose.stdout
     assert "bytes past the end of argument 'x_ptr' (24 bytes)" in loose.stdout
-    strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", "--strict", "-k", "race")  # --emulate-strict: above
-    assert "1 failed" in strict.stdout
-    assert "HazardError: racy_kernel" in strict.stdout
-    assert "test_suite.py:8" in strict.stdout
+    for option in ("--emulate-strict", "--strict"):
+        strict = run_pytest(tmp_path, RACE, "--emulate", "gfx1151", option, "-k", "race")
+        assert "1 failed" in strict.stdout
+        assert "HazardError: racy_kernel" in strict.stdout
+        assert "test_suite.py:8" in strict.stdout
 
 
 def test_nothing_happens_without_the_option(tmp_path):

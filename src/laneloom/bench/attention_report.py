@@ -183,9 +183,8 @@ def main() -> None:
     parser.add_argument("--other", type=Path, help="records of another GPU, whose tables have places of their own")
     arguments = parser.parse_args()
     records = load(arguments.records)
-    for prefix, found in (("", records), ("other ", load(arguments.other) if arguments.other else None)):
-        if found is None:
-            continue
+    others = {} if arguments.other is None else {"other ": load(arguments.other)}
+    for prefix, found in {"": records, **others}.items():
         tables = {f"{prefix}products": render_products(found), f"{prefix}decode": render_decode(found)}
         fill_page(arguments.page, tables)
         if arguments.readme is not None:

@@ -49,14 +49,12 @@ def patched_decisions(product: Product) -> dict[str, Decision]:
     from ..ops.matmul import tuned
 
     shipped = resources.files("laneloom").joinpath("pytorch", "measured", f"{product.gpu.name}.json").is_file()
-    if product.precision != "ieee":
-        return {}
     measured = shipped or any(entry.torch_us for entry in tuned.entries(product.gpu.name))
     if not measured or product.dtype != product.dtype_out or 0 in product.shape or find_spec("torch") is None:
         return {}
     from ..pytorch.routing import DTYPES, Request, product_part, weigh
 
-    if product.dtype not in DTYPES.values():
+    if product.dtype not in DTYPES.values() or product.precision != "ieee":
         return {}
     request = Request(product.text, (product_part(product.dtype, product.layout, 1, *product.shape),))
     return {name: weigh(request, product.gpu, captured=name == "captured") for name in ("eager", "captured")}

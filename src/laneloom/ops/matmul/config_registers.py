@@ -12,9 +12,9 @@ from itertools import product
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config import MatmulConfig
 from .config_cluster import ClusterConfig
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
+from .config_shares import TiledConfig
 from .problem import MatmulProblem
 
 PIECES = {"tf32": 1, "3xtf32": 2}  #: of each operand, by precision
@@ -67,7 +67,7 @@ _MODELS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class RegistersConfig(MatmulConfig):
+class RegistersConfig(TiledConfig):
     """kernels/hopper_registers.cu: D = R S^T with R in registers. R is A and C = D, or B, and C is D's transpose."""
 
     schedule: str = "hopper_registers"
@@ -88,10 +88,6 @@ class RegistersConfig(MatmulConfig):
     def tile(self) -> tuple[int, int]:
         """Rows and columns of D in one tile."""
         return (self.block_n, self.block_m) if self.turned else (self.block_m, self.block_n)
-
-    def tiles(self, problem: MatmulProblem) -> int:
-        """Of every product of the batch."""
-        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
 
     def slices(self, problem: MatmulProblem) -> int:
         """Of K, in a part of it."""

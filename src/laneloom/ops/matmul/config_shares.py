@@ -19,16 +19,20 @@ _FLAG_BYTES = 8  #: says that a part is there
 LAUNCHES = itertools.count(secrets.randbits(62))
 
 
-@dataclass(frozen=True, kw_only=True)
-class SharedConfig(MatmulConfig):
-    """A config whose tiles that would not fill a last round are cut along K into equal shares, if it says so."""
-
-    split: bool = True  #: cut the tiles that would not fill a last round along K
-    programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
+class TiledConfig(MatmulConfig):
+    """A config of tiles of C that stand where they are, one behind the other."""
 
     def tiles(self, problem: MatmulProblem) -> int:
         """Of every product of the batch."""
         return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedConfig(TiledConfig):
+    """A config whose tiles that would not fill a last round are cut along K into equal shares, if it says so."""
+
+    split: bool = True  #: cut the tiles that would not fill a last round along K
+    programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
 
     def whole_tiles(self, problem: MatmulProblem) -> int:
         """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""
