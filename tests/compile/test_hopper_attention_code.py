@@ -26,8 +26,7 @@ def test_hopper_forward(d, last):
     config = plan(problem, gpu)
     assert config.schedule == "hopper_forward"
     code = code_object(problem, gpu)
-    # Beside three warpgroups the thread that loads has 32 registers: and reads the number of tiles again, once a tile.
-    assert code.vgpr_spills <= (1 if config.consumers == 3 else 0)
+    assert code.vgpr_spills == 0
     assert code.lds_bytes + 2048 <= gpu.lds_bytes
     steps_of_d, steps_of_columns = -(-d // 16), config.columns // 16
     values = code.asm.count(f"m64n{d}k16.f32.bf16.bf16")

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul.config import plan  # noqa: E402
 from laneloom.ops.matmul.config_registers import in_registers, registers_configs  # noqa: E402
 from laneloom.ops.matmul.kernels import hopper_registers  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
@@ -77,6 +78,22 @@ def test_batches(layout, precision):
         a = a.mT.contiguous().mT
     if layout[1] == "t":
         b = b.mT.contiguous().mT
+    truth = a.double() @ b.double()
+    out = laneloom.matmul(a, b, precision=precision)
+    assert norm_error(out, truth) <= budget(a, b, truth, precision)
+    assert torch.equal(out, laneloom.matmul(a, b, precision=precision))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "3xtf32"])
+def test_a_batch_with_parts_of_k(precision):
+    """Few tiles and a long K: product by product, each in parts."""
+    a = torch.stack([operand(64, 50000, "t", s) for s in range(4)])
+    b = torch.stack([operand(50000, 64, "n", s) for s in range(4, 8)])
+    a = a.mT.contiguous().mT
+    problem = MatmulProblem.contiguous(64, 64, 50000, dtype="fp32", layout="tn", batch=4, precision=precision)
+    config = plan(problem, GPU)
+    assert config.schedule == "hopper_registers"
+    assert config.split_k > 1
     truth = a.double() @ b.double()
     out = laneloom.matmul(a, b, precision=precision)
     assert norm_error(out, truth) <= budget(a, b, truth, precision)

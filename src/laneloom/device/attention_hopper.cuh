@@ -207,7 +207,7 @@ template <typename Work> __device__ __forceinline__ void find_sequence(Work& w, 
 // The next tile, from a counter that all programs share: what was `taken` from it when this tile's last loads were near, since
 // who takes it sooner may have two long ones. Each tile is one request, and the last one leaves the counter zero.
 __device__ __forceinline__ int next_tile(int taken, int tiles, int* counter, int programs = gridDim.x) {
-  if (taken == tiles - 1) *counter = 0;
+  if (taken + 1 == tiles) *counter = 0;
   return programs + taken;
 }
 
