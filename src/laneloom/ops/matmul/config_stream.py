@@ -17,14 +17,17 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 4.482  #: with the first slice and the last store
-_TILE_US = 0.5575  #: between a CTA's tiles
-_STORE_KB_US = 0.02597  #: of a tile
-_PART_US = 0.3428  #: a part is waited for
-_PART_KB_US = 0.02307  #: and written and read again
-_ALONE = 0.6166  #: times that a tile takes where an SM has one CTA of two
+_LAUNCH_US = 1.855  #: with the first slice and the last store
+_TILE_US = 0.8475  #: between a CTA's tiles
+_STORE_KB_US = 0.05048  #: of a tile
+_NARROW_KB_US = 0.0285  #: where rows of C do not allow 16 bytes at a time
+_PART_US = 1.017  #: a part is waited for
+_PART_KB_US = 0.02534  #: and written and read again
+_MEMORY_PER_US = 3.378e6  #: bytes of device memory
+_SECOND_US, _SECOND_MB_US = 0.8442, 0.4017  #: a second launch that adds up parts of K
+_ALONE = 0.737  #: times that a tile takes where an SM has one CTA of two
 #: multiplications of an SM that an element costs where lanes bring it, along its rows or turned
-_LANES_COST, _TURNED_COST = 32.5, 17.4
+_LANES_COST, _TURNED_COST = 23.88, 16.3
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 
@@ -41,24 +44,23 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256, 8): _Tile(14, 0.965, 1), (128, 128, 8): _Tile(24, 0.909, 1), (96, 128, 4): _Tile(16, 1.03, 2, 1),
-    (64, 128, 4): _Tile(16, 0.922, 2, 1), (128, 64, 4): _Tile(16, 1.01), (64, 192, 4): _Tile(16, 1.035, 2, 1),
-    (192, 64, 4): _Tile(16, 1.031), (128, 64, 8): _Tile(24, 0.999, 1), (64, 128, 8): _Tile(24, 1.028, 1),
-    (64, 64, 4): _Tile(16, 1.042), (64, 64, 8): _Tile(24, 1.121, 1), (32, 128, 8): _Tile(24, 1.076, 1, 1),
-    (128, 32, 8): _Tile(24, 1.141, 1, 4), (32, 128, 4): _Tile(16, 1.093, 2, 1), (128, 32, 4): _Tile(16, 1.072),
-    (32, 192, 4): _Tile(16, 1.048, 2, 1), (192, 32, 4): _Tile(16, 1.161), (64, 32, 4): _Tile(16, 1.428),
-    (32, 64, 4): _Tile(16, 1.228, 2, 1),
+    (128, 256, 8): _Tile(14, 0.9909, 1), (128, 128, 8): _Tile(24, 0.8977, 1), (96, 128, 4): _Tile(16, 1.124, 2, 1),
+    (64, 128, 4): _Tile(16, 0.9569, 2, 1), (128, 64, 4): _Tile(16, 1.04), (64, 192, 4): _Tile(16, 1.073, 2, 1),
+    (192, 64, 4): _Tile(16, 1.04), (128, 64, 8): _Tile(24, 1.082, 1), (64, 128, 8): _Tile(24, 1.052, 1),
+    (64, 64, 4): _Tile(16, 1.095), (64, 64, 8): _Tile(24, 1.153, 1), (32, 128, 8): _Tile(24, 1.142, 1, 1),
+    (128, 32, 8): _Tile(24, 1.259, 1, 4), (32, 128, 4): _Tile(16, 1.098, 2, 1), (128, 32, 4): _Tile(16, 1.225),
+    (32, 192, 4): _Tile(16, 1.103, 2, 1), (192, 32, 4): _Tile(16, 1.24), (64, 32, 4): _Tile(16, 1.376),
+    (32, 64, 4): _Tile(16, 1.249, 2, 1),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig(SharedConfig):
-    """kernels/hopper_stream.cu: FP32 by FMA; four producer warps, four or eight that multiply; tiles cut along K."""
+    """kernels/hopper_stream.cu: FP32 by FMA; four producer warps, four or eight that multiply; tiles cut along K. What
+    is copied first, lies along M or N then."""
 
     schedule: str = "hopper_stream"
     stages: int
-    copy_a: bool = False  #: copy A first, contiguous along M
-    copy_b: bool = False  #: copy B first, contiguous along N
     lanes_a: bool = False  #: bring A element by element
     lanes_b: bool = False  #: bring B element by element
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
@@ -78,7 +80,7 @@ class StreamConfig(SharedConfig):
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
-        staging = 0 if _stores_wide(problem) else self.tile.warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
+        staging = 0 if self.stores_wide(problem) else self.tile.warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
         return self.stages * self.stage_bytes() + staging
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
@@ -128,15 +130,11 @@ class StreamConfig(SharedConfig):
         return None
 
 
-def _stores_wide(problem: MatmulProblem) -> bool:
-    return problem.vector_out * DTYPE_BYTES["fp32"] == TMA_BYTES
-
-
 def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     """The model's time of the product, without copies: what the SM with the longest share does."""
     tile, area = config.tile, config.block_m * config.block_n
     kilobytes = area * DTYPE_BYTES["fp32"] / 1000
-    slices = -(-problem.k // config.block_k)
+    slices = config.slices(problem)
     lanes = sum(
         rows * (_TURNED_COST if along_k else _LANES_COST)
         for rows, by_lanes, along_k in (
@@ -152,11 +150,16 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     if share:
         time_us += share * tile_us + parts * (_PART_US + _PART_KB_US * kilobytes)
         rounds += max(1, share)
-    return time_us + (rounds - 1) * _TILE_US / tile.resident + rounds * _STORE_KB_US * kilobytes
+    stored_us = (_STORE_KB_US + (0 if config.stores_wide(problem) else _NARROW_KB_US)) * kilobytes
+    time_us += (rounds - 1) * _TILE_US / tile.resident + rounds * stored_us
+    time_us = (time_us**4 + (problem.bytes / _MEMORY_PER_US) ** 4) ** 0.25
+    if config.split_k > 1:
+        time_us += _SECOND_US + _SECOND_MB_US * config.added_megabytes(problem)
+    return time_us
 
 
 def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
-    """Every tile, cut or not, and every way to bring what TMA does not read in rows along M and N."""
+    """Every tile, cut or not or in parts of K, and every way to bring what TMA does not read in rows along M and N."""
     ways: list[tuple[dict[str, Any], ...]] = []
     for name, matrix, across in (("a", problem.a, "t"), ("b", problem.b, "n")):
         if tma_reads(problem, name) and matrix.major == across:
@@ -174,5 +177,6 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
                 continue
             free = room - config.shared_bytes(problem)
             config = config.with_knobs(stages=2 + min(free // config.stage_bytes(), _MOST_STAGES - 2))
-            if config.why_invalid(problem, gpu) is None:
-                yield config
+            for each in (config, *(config.in_parts(problem) if not split else ())):
+                if each.why_invalid(problem, gpu) is None:
+                    yield each

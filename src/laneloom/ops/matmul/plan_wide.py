@@ -16,6 +16,7 @@ from .config import MatmulConfig
 from .config_async import TILES, AsyncConfig
 from .config_precise import PreciseConfig, precise_configs
 from .config_row import CLUSTERS
+from .config_shares import added_up
 from .config_stream import StreamConfig, stream_configs
 from .model_hopper import ceil_div
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -50,20 +51,20 @@ class _Model:
 
 _MODELS = {
     "fp32": _Model(
-        0.779, 144000, 1.486e-5, 45970, 3.685e6, 0.0204, 2.069, 2.784, 0.1278, 1.697, 0.4052, 2.238, 0.0,
-        {(32, 32): 1.14, (64, 1): 0.0887, (64, 4): 0.872, (64, 8): 1.08, (64, 16): 1.09, (64, 32): 0.923,
-         (64, 64): 0.902, (128, 1): 0.0272, (128, 4): 0.0398, (128, 8): 0.628, (128, 16): 0.95, (128, 32): 0.951,
-         (128, 64): 0.716},
+        0.7701, 141800, 0.0003064, 51540, 3.415e6, 0.02173, 0.6642, 2.458, 0.1988, 1.163, 0.2628, 0.9985, 0.0,
+        {(32, 32): 1.04, (64, 1): 0.0893, (64, 4): 1.52, (64, 8): 0.99, (64, 16): 1.28, (64, 32): 0.908,
+         (64, 64): 0.889, (128, 1): 0.0272, (128, 4): 0.0391, (128, 8): 0.708, (128, 16): 0.984,
+         (128, 32): 0.829, (128, 64): 0.849},
     ),
     "fp64": _Model(
-        0.606, 210400, 4.832e-5, 62610, 3.799e6, 0.05446, 0.0786, 1.103, 0.111, 1.108, 0.2797, 1.159, 0.04965,
-        {(32, 32): 1.26, (64, 8): 1.18, (64, 16): 1.16, (64, 32): 1.14, (64, 64): 0.971, (128, 8): 0.132,
-         (128, 64): 0.869},
+        0.7918, 367200, 0.0002338, 68120, 3.324e6, 0.04835, 0.08055, 1.494, 0.1411, 0.8108, 0.2578, 0.9127, 0.04743,
+        {(32, 32): 1.89, (64, 8): 1.38, (64, 16): 0.567, (64, 32): 0.735, (64, 64): 1.07,
+         (128, 8): 0.129, (128, 64): 0.872},
     ),
 }  # fmt: skip
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
 #: a launch that copies operands, in us, and bytes that it reads and writes in one
-_COPIES = {"fp32": (3.61, 2.05e6), "fp64": (3.55, 3.6e6)}
+_COPIES = {"fp32": (3.841, 2.679e6), "fp64": (3.632, 4.243e6)}
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
 
 
@@ -145,7 +146,7 @@ def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     if config.cluster_k > 1:
         time_us += model.exchange + model.exchange_kb * tile[0] * tile[1] * size / 1000
     if config.split_k > 1:
-        time_us += model.second + model.second_mb * config.split_k * problem.m * problem.n * size / 1e6
+        time_us += model.second + model.second_mb * added_up(config.split_k) * problem.m * problem.n * size / 1e6
     return time_us
 
 
@@ -158,7 +159,7 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
 
 
 def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
-    """What TMA feeds, with estimates. What is copied, is copied product by product."""
+    """What TMA feeds, with estimates. What is copied or in parts of K goes product by product."""
     if problem.dtype_a == "fp32":
         for streamed in stream_configs(problem, gpu):
             yield streamed, streamed_us(problem, streamed)
@@ -169,16 +170,16 @@ def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | Pr
 
 def precise_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     """The model's time of `hopper_precise`, with its copies."""
-    each = problem.one_product() if config.copy_a or config.copy_b else problem
-    time_us = max(config_precise.estimate_us(each, config), each.bytes / _MODELS["fp64"].memory_per_us)
-    return time_us * (problem.batches // each.batches) + _copies_us(problem, config)
+    each = problem.one_product() if config.one_by_one else problem
+    time_us = config_precise.estimate_us(each, config) * (problem.batches // each.batches)
+    return time_us + _copies_us(problem, config)
 
 
 def streamed_us(problem: MatmulProblem, config: StreamConfig) -> float:
     """The model's time of `hopper_stream`, with its copies."""
-    each = problem.one_product() if config.copy_a or config.copy_b else problem
+    each = problem.one_product() if config.one_by_one else problem
     time_us = config_stream.estimate_us(each, config) * (problem.batches // each.batches)
-    time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN else 1
+    time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN * config.split_k else 1
     return time_us + _copies_us(problem, config)
 
 

@@ -25,12 +25,12 @@ __device__ __forceinline__ void load_operand(const TensorMap *map, u32 to, u32 b
 }
 
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Sizes &s, int whole,
-                                        u32 ring, u32 full, u32 empty) {
+                                        int parts, u32 ring, u32 full, u32 empty) {
     u32 stage = 0, phase = 0;
     Walk walk = begin_walk();
     Tile tile;
     Piece piece;
-    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+    for (int n = 0; find_piece(n, piece, s, whole, parts); ++n) {
         locate(piece.item, walk, tile, s, 0, 0);
 #pragma unroll 1
         for (int slice = piece.first; slice < piece.last; ++slice) {
@@ -200,7 +200,8 @@ __device__ __forceinline__ void add_part(Sums &sums, const double *part) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map, double *c,
-                      const __grid_constant__ Sizes sizes, double alpha, int whole, double *parts, u64 launch) {
+                      const __grid_constant__ Sizes sizes, double alpha, int whole, int parts, double *workspace,
+                      u64 launch) {
     extern __shared__ __align__(1024) char shared[];
     const u32 ring = shared_address(shared), full = ring + STAGES * STAGE_BYTES, empty = full + 8 * STAGES;
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
@@ -217,7 +218,7 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, ring, full, empty);
+        if (warp == CONSUMER_WARPS && elect_one()) produce(&a_map, &b_map, sizes, whole, parts, ring, full, empty);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
@@ -248,23 +249,23 @@ matmul_hopper_precise(const __grid_constant__ TensorMap a_map, const __grid_cons
     };
     const int slices = slices_of(sizes);
 #if CUT
-    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
+    u64 *flags = (u64 *)(workspace + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int shared_slices = (sizes.items - whole) * slices;
     Piece piece;
-    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
+    for (int n = 0; find_piece(n, piece, sizes, whole, parts); ++n) {
         multiply_slices(uniform(piece.last - piece.first));
         asm volatile("" : "+r"(n));  // the piece is computed again, not kept
-        find_piece(n, piece, sizes, whole);
-        if (piece.first > 0) {
-            store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N));
+        find_piece(n, piece, sizes, whole, parts);
+        if (CUT == SHARES && piece.first > 0) {
+            store_part(sums, workspace + (i64)rank_here() * (BLOCK_M * BLOCK_N));
             publish(flags + rank_here(), launch);
             continue;
         }
         const int end = (piece.item - whole + 1) * slices;
         int covered = end - slices + piece.last;
-        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
+        for (int other = rank_here() + 1; CUT == SHARES && piece.last < slices && covered < end; ++other) {
             await_part(flags + other, launch);
-            add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N));
+            add_part(sums, workspace + (i64)other * (BLOCK_M * BLOCK_N));
             covered = begin_of(other + 1, shared_slices);
         }
         locate(piece.item, walk, tile, sizes, 0, 0);

@@ -18,8 +18,8 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_shares import LAUNCHES
-from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
+from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
+from .shares import Output
 
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (40, 232), 2: (40, 216)}
@@ -31,12 +31,12 @@ def code_object(problem, config, gpu) -> CodeObject:
     producer, consumer = _REGISTERS[tile.resident]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
-        "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "CUT": int(config.split),
+        "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "CUT": config.cut,
         "RESIDENT": tile.resident, "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
         "STAGES": config.stages, "GROUP_M": config.group_m,
         "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "A_IS_KM": int(not _along_k(problem, config, "a")), "B_IS_NK": int(_along_k(problem, config, "b")),
-        "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES[problem.dtype_out] == 16),
+        "WIDE_STORE": int(config.stores_wide(problem)),
     }  # fmt: skip
     return compile_cuda(
         kernel_source(__package__, "hopper_shares.cuh", "hopper_precise.cu"), gpu, constants=constants,
@@ -68,28 +68,24 @@ class _Prepared:
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
         self.place = placing(self.a, self.b, pdl=config.pdl)
-        self.workspace = config.workspace_bytes(problem)
-        sizes = Sizes(
-            problem.m, problem.n, problem.k, problem.batch[1], config.tiles(problem), *self.a.steps, *self.b.steps,
-            *problem.out.strides)  # fmt: skip
-        whole = ctypes.c_int(config.whole_tiles(problem))
+        self.output = output = Output(problem, config, self.a.steps, self.b.steps)
+        arguments = (output.sizes, ctypes.c_double(1), *output.cut, Pointer(), Pointer())
         self.launch = CudaCall(
-            code_object(problem, config, gpu),
-            (self.a.map, self.b.map, Pointer(), sizes, ctypes.c_double(1), whole, Pointer(), Pointer()), device,
+            code_object(problem, config, gpu), (self.a.map, self.b.map, Pointer(), *arguments), device,
             ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        # Of this call alone: calls on other streams may run beside it.
-        parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
+        written, parts = self.output.place(out)
         a, b = self.place(a, b)
-        addresses = a.data_ptr(), b.data_ptr(), out.data_ptr(), parts.data_ptr()
+        addresses = a.data_ptr(), b.data_ptr(), written.data_ptr(), parts.data_ptr()
         self.launch.launch_at(current_stream(out.get_device()), *addresses, next(LAUNCHES))
+        self.output.finish(written, out)
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a PreciseConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
 
 
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:

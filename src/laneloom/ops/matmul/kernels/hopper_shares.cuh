@@ -1,13 +1,17 @@
-// Of hopper_stream.cu and hopper_precise.cu: tiles that would not fill a last round are cut along K, so that every CTA
-// multiplies as many slices as any other ("stream-K"), and the parts of a tile meet in memory.
+// Of hopper_stream.cu and hopper_precise.cu: which slices of which tiles a CTA multiplies. Tiles that would not fill a last
+// round are cut along K, so that every CTA multiplies as many slices as any other ("stream-K"), and the parts of a tile
+// meet in memory; or all tiles are cut into the same parts, which lie side by side for a second launch to add up.
 // Source: Osama, Merrill, Cecka et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix
 // Multiplication on the GPU".
 
 #define CONSUMER_WARPS (WARPS_M * WARPS_N)
 #define CONSUMERS (32 * CONSUMER_WARPS)
 
-// With CUT, of the tiles behind the first `whole`, CTA `rank` takes the slices from begin_of(rank) to begin_of(rank + 1);
-// then every gridDim.x-th of the whole ones.
+// What CUT can be, or 0. SHARES: of the tiles behind the first `whole`, CTA `rank` takes the slices from begin_of(rank) to
+// begin_of(rank + 1); then every gridDim.x-th of the whole ones. PARTS: the parts of K stand where a batch's products do.
+#define SHARES 1
+#define PARTS 2
+
 struct Piece { int item, first, last; };  // slices of a tile
 
 // Shares differ by one slice at most. All fits 32 bits: a division of 64 bits would be a call.
@@ -23,11 +27,16 @@ __device__ __forceinline__ int slices_of(const Sizes &s) { return (s.K + BLOCK_K
 __device__ __forceinline__ int rank_here() { return gridDim.x - 1 - blockIdx.x; }
 
 // The piece of number n of this CTA, if there is one. It keeps nothing from piece to piece: registers are short.
-__device__ __forceinline__ bool find_piece(int n, Piece &piece, const Sizes &s, int whole) {
+__device__ __forceinline__ bool find_piece(int n, Piece &piece, const Sizes &s, int whole, int parts) {
     const int slices = slices_of(s);
     if (!CUT) {
         piece = {(int)(blockIdx.x + n * gridDim.x), 0, slices};
         return piece.item < s.items;
+    }
+    if (CUT == PARTS) {
+        const int item = blockIdx.x + n * gridDim.x, part = item / (s.items / parts), most = (slices + parts - 1) / parts;
+        piece = {item, part * most, min(part * most + most, slices)};
+        return item < s.items;
     }
     const int shared_slices = (s.items - whole) * slices;
     const int begin = begin_of(rank_here(), shared_slices), end = begin_of(rank_here() + 1, shared_slices);

@@ -159,7 +159,7 @@ __device__ __forceinline__ void add_part(Sums &sums, const float *part, u64 *fla
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
              const __grid_constant__ Plain a, const __grid_constant__ Plain b, float *c,
-             const __grid_constant__ Sizes sizes, int whole, float *parts, u64 launch) {
+             const __grid_constant__ Sizes sizes, int whole, int parts, float *workspace, u64 launch) {
     extern __shared__ __align__(1024) char shared[];
     Ring ring = {shared_address(shared), shared_address(shared), 0};
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
@@ -176,18 +176,18 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     wait_for_predecessor();
     if (warp >= CONSUMER_WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        produce(&a_map, &b_map, a, b, sizes, whole, ring);
+        produce(&a_map, &b_map, a, b, sizes, whole, parts, ring);
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    u64 *flags = (u64 *)(parts + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
+    u64 *flags = (u64 *)(workspace + (i64)gridDim.x * (BLOCK_M * BLOCK_N));
     const int warp_m = warp / WARPS_N, warp_n = warp % WARPS_N;
     Sums sums;
     const Lane place = place_lane(warp_m, warp_n, lane);
     Fragments fragments;
     Piece piece;
     wait_barrier(ring.at + FULL, ring.phase);
-    for (int n = 0; find_piece(n, piece, sizes, whole); ++n) {
+    for (int n = 0; find_piece(n, piece, sizes, whole, parts); ++n) {
         clear(sums);
         fetch(fragments, place, ring.at, 0);  // again: the last store had no registers for them
 #pragma unroll 1
@@ -199,17 +199,17 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
             if (lane == 0) arrive(here + EMPTY);
         }
         asm volatile("" : "+r"(n));  // the piece is computed again, not kept
-        find_piece(n, piece, sizes, whole);
-        if (piece.first > 0) {
-            store_part(sums, parts + (i64)rank_here() * (BLOCK_M * BLOCK_N), lane);
+        find_piece(n, piece, sizes, whole, parts);
+        if (CUT == SHARES && piece.first > 0) {
+            store_part(sums, workspace + (i64)rank_here() * (BLOCK_M * BLOCK_N), lane);
             publish(flags + rank_here(), launch);
             continue;
         }
         const int slices = slices_of(sizes);
         const int shared_slices = (sizes.items - whole) * slices, end = (piece.item - whole + 1) * slices;
         int covered = end - slices + piece.last;
-        for (int other = rank_here() + 1; piece.last < slices && covered < end; ++other) {
-            add_part(sums, parts + (i64)other * (BLOCK_M * BLOCK_N), flags + other, launch, lane);
+        for (int other = rank_here() + 1; CUT == SHARES && piece.last < slices && covered < end; ++other) {
+            add_part(sums, workspace + (i64)other * (BLOCK_M * BLOCK_N), flags + other, launch, lane);
             covered = begin_of(other + 1, shared_slices);
         }
         Walk walk = begin_walk();

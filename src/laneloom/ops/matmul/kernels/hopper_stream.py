@@ -20,9 +20,9 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
-from ..config_shares import LAUNCHES
-from ..problem import DTYPE_BYTES
-from ..tma_operand import Sizes, TmaOperand, kernel_source, placing, prepare_launches
+from ..config_shares import LAUNCHES, SHARES
+from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
+from .shares import Output
 
 _TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
@@ -38,12 +38,12 @@ def code_object(problem, config, gpu) -> CodeObject:
     tile = config.tile
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
-        "GROUP_M": config.group_m, "CUT": 1, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
+        "GROUP_M": config.group_m, "CUT": config.cut or SHARES, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": _REGISTERS[tile.resident][0], "CONSUMER_REGISTERS": _REGISTERS[tile.resident][1],
         "A_LANES": _fed(config.lanes_a, along_k=problem.a.major == "n"),
         "B_LANES": _fed(config.lanes_b, along_k=problem.b.major == "t"),
-        "WIDE_STORE": int(problem.vector_out * DTYPE_BYTES["fp32"] == 16),
+        "WIDE_STORE": int(config.stores_wide(problem)),
     }  # fmt: skip
     return compile_cuda(
         kernel_source(__package__, *_TEXTS), gpu, constants=constants,
@@ -83,13 +83,9 @@ class _Prepared:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
         self.place = placing(self.a, self.b, pdl=config.pdl)
         self.pointer, self.parts, self.number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
-        self.workspace = config.workspace_bytes(problem)
-        sizes = Sizes(
-            problem.m, problem.n, problem.k, problem.batch[1], config.tiles(problem), *self.a.steps, *self.b.steps,
-            *problem.out.strides)  # fmt: skip
-        whole = ctypes.c_int(config.whole_tiles(problem))
+        self.output = output = Output(problem, config, self.a.steps, self.b.steps)
         self.plain_a, self.plain_b = _plain(problem.a), _plain(problem.b)
-        arguments = (self.plain_a, self.plain_b, self.pointer, sizes, whole, self.parts, self.number)
+        arguments = (self.plain_a, self.plain_b, self.pointer, output.sizes, *output.cut, self.parts, self.number)
         self.launch = CudaCall(
             code_object(problem, config, gpu), (self.a.map, self.b.map, *arguments), device,
             ctas=config.ctas(problem), pdl=config.pdl,
@@ -98,8 +94,7 @@ class _Prepared:
         self.lanes_a, self.lanes_b = config.lanes_a, config.lanes_b
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        # Of this call alone: calls on other streams may run beside it.
-        parts = torch.empty(self.workspace, dtype=torch.uint8, device=out.device) if self.workspace else out
+        written, parts = self.output.place(out)
         a, b = self.place(a, b)
         stream = torch.cuda.current_stream(out.device).cuda_stream
         with self.lock:  # the arguments are filled in place
@@ -111,14 +106,15 @@ class _Prepared:
                 self.plain_b.first = b.data_ptr()
             else:
                 self.b.map.set_address(b.data_ptr())
-            self.pointer.value, self.parts.value = out.data_ptr(), parts.data_ptr()
+            self.pointer.value, self.parts.value = written.data_ptr(), parts.data_ptr()
             self.number.value = next(LAUNCHES)
             self.launch(stream)
+        self.output.finish(written, out)
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a StreamConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
 
 
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:

@@ -82,13 +82,13 @@ __device__ __forceinline__ void ask(u32 slot, const Plain &x, const Tile &tile, 
 }
 
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Plain &a, const Plain &b,
-                                        const Sizes &s, int whole, Ring ring) {
+                                        const Sizes &s, int whole, int parts, Ring ring) {
     const bool boxes = BOX_BYTES > 0 && uniform(threadIdx.x / 32) == CONSUMER_WARPS && elect_one();
     if (!BY_LANES && !boxes) return;
     Walk walk = begin_walk();
     Tile tile;
     Piece piece;
-    for (int n = 0; find_piece(n, piece, s, whole); ++n) {
+    for (int n = 0; find_piece(n, piece, s, whole, parts); ++n) {
         locate(piece.item, walk, tile, s, 0, 0);
 #pragma unroll 1
         for (int slice = piece.first; slice < piece.last; ++slice) {

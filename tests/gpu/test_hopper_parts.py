@@ -1,0 +1,91 @@
+"""FP32 by FMA and FP64 by DMMA with K in parts that a second launch adds up, on a real Hopper GPU."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.matmul import reference  # noqa: E402
+from laneloom.ops.matmul.config import plan  # noqa: E402
+from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.plan_wide import by_tma  # noqa: E402
+from laneloom.ops.matmul.problem import MatmulProblem, Matrix  # noqa: E402
+
+GPU = get_gpu("sm_90a")
+GUARD = 1024  #: elements on both sides of a poisoned output
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
+SIZES = [(64, 64, 4096), (133, 77, 1001), (16, 300, 2000), (257, 129, 999), (520, 96, 640)]
+
+
+@pytest.fixture(autouse=True)
+def hopper():
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a Hopper GPU")
+    torch.manual_seed(0)
+
+
+def operand(rows, columns, letter, dtype):
+    shape = (rows, columns) if letter == "n" else (columns, rows)
+    x = torch.randn(shape, device="cuda", dtype=DTYPES[dtype])
+    return x if letter == "n" else x.mT
+
+
+def judge(out, a, b, dtype):
+    verdict = reference.judge(*(x.double().cpu().numpy() for x in (out, a, b)), dtype)
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "layout"), itertools.product(DTYPES, SIZES, ("nn", "nt", "tn", "tt"))
+)
+def test_parts_of_every_length(dtype, sizes, layout):
+    """Some of all configs in parts, with all CTAs and with three, into C as it lies and as its transpose does."""
+    m, n, k = sizes
+    problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout)
+    a, b = operand(m, k, layout[0], dtype), operand(k, n, layout[1], dtype)
+    every = [config for config, _ in by_tma(problem, GPU) if config.split_k > 1]
+    turned = replace(problem, out=Matrix((0, 0, 1, m)))
+    for config in random.Random(str((dtype, sizes, layout))).sample(every, min(4, len(every))):
+        for tried, asked in ((config, problem), (replace(config, programs=3), problem), (config, turned)):
+            buffer = torch.full((m * n + 2 * GUARD,), float("nan"), device="cuda", dtype=DTYPES[dtype])
+            results = []
+            for _ in range(2):
+                buffer.fill_(float("nan"))
+                out = buffer[GUARD:-GUARD].as_strided((m, n), asked.out.strides[2:], GUARD)
+                schedule_of(tried).launch(asked, tried, GPU, a, b, out)
+                assert torch.cat([buffer[:GUARD], buffer[-GUARD:]]).isnan().all(), "written outside of C"
+                results.append(out.clone())
+            judge(results[0], a, b, dtype)
+            assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_batch_goes_product_by_product(dtype):
+    a = torch.stack([operand(50000, 64, "n", dtype) for _ in range(3)]).mT
+    b = torch.stack([operand(50000, 64, "n", dtype) for _ in range(3)])
+    problem = MatmulProblem.contiguous(64, 64, 50000, dtype=dtype, layout="tn", batch=3)
+    assert plan(problem, GPU).split_k > 1
+    out = laneloom.matmul(a, b)
+    for one, x, y in zip(out, a, b, strict=True):
+        judge(one, x, y, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_graph_gives_the_same_bits(dtype):
+    a, b = operand(100, 6000, "n", dtype), operand(6000, 260, "t", dtype)
+    once, out = laneloom.matmul(a, b), torch.empty(100, 260, device="cuda", dtype=DTYPES[dtype])
+    assert plan(MatmulProblem.contiguous(100, 260, 6000, dtype=dtype, layout="nt"), GPU).split_k > 1
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        laneloom.matmul(a, b, out=out)
+    for _ in range(3):
+        out.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(out, once)
