@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd
+from math import gcd, prod
 from typing import Any, Self
 
 from ...gpu import Gpu
@@ -58,6 +58,7 @@ class ClusterConfig(MatmulConfig):
     line: int = 0  #: bytes; tiles take rows of A that begin alike within such a line, at whole ones; 0: any rows
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
     programs: int = 132  #: most CTAs that are launched; each walks over several tiles
+    split_k: int = 1  #: parts of K, which a second launch adds up
     fetched: int = 0  #: slices that the L2 is asked for before the kernel ahead in the stream has ended
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
@@ -100,8 +101,30 @@ class ClusterConfig(MatmulConfig):
             b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
         )  # fmt: skip
 
+    @property
+    def one_by_one(self) -> bool:
+        """Whether a batch goes product by product: copies and parts of K are of one."""
+        return self.copy_a or self.copy_b or self.split_k > 1
+
+    def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
+        """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
+        return self.split_k, problem.m, -(-problem.n // 4) * 4
+
+    def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
+        """The problem that the kernel is given: parts of K of one product stand where a batch's outer products do,
+        perhaps rows `in_classes` where its inner ones do."""
+        if self.split_k == 1:
+            return self.in_classes(problem)
+        _, rows, columns = self.parts_shape(problem)
+        return replace(
+            problem, batch=(self.split_k, 1), dtype_out=problem.dtype_sums, epilogue=None,
+            a=replace(problem.a, strides=(0, 0, *problem.a.strides[2:])),
+            b=replace(problem.b, strides=(0, 0, *problem.b.strides[2:])),
+            out=Matrix((rows * columns, 0, columns, 1)),
+        )  # fmt: skip
+
     def tiles(self, problem: MatmulProblem) -> int:
-        """Items of work: tiles of a whole cluster, of every product of the batch, perhaps `in_classes`."""
+        """Items of work: tiles of a whole cluster, of every product of the batch, perhaps `as_launched`."""
         m, n = (problem.n, problem.m) if self.swapped else (problem.m, problem.n)
         right = -(-(self.tiles_n or -(-n // self.block_n)) // self.cluster_n)
         return -(-m // (self.block_m * self.cluster_m)) * right * problem.batches
@@ -211,9 +234,9 @@ class ClusterConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_cluster: needs wgmma and TMA, {gpu.name} has {gpu.matrix_instructions}"
-        if why := self.why_not_in_classes(problem):
+        if why := self.why_not_in_classes(problem) or self._why_not_split(problem):
             return why
-        problem = self.in_classes(problem)
+        problem = self.as_launched(problem)
         multiplied = self.as_multiplied(problem)
         return (
             self.why_not_swapped(problem)
@@ -234,6 +257,20 @@ class ClusterConfig(MatmulConfig):
         e = problem.epilogue
         if problem.m % classes or (e and (e.scale_a == "row" or (e.bias and e.bias[0] == "m"))):
             return f"hopper_cluster: {classes} equal classes of rows, without terms of their own, got M = {problem.m}"
+        return None
+
+    def _why_not_split(self, problem: MatmulProblem) -> str | None:
+        """Why K cannot be cut into parts that a second launch adds up."""
+        if self.split_k == 1:
+            return None
+        if problem.epilogue or self.grouped or self.line:
+            return "hopper_cluster: a second launch adds up bare products, neither of groups nor of rows in classes"
+        if not 1 <= self.split_k * self.cluster_k <= -(-problem.k // self.block_k):
+            return f"hopper_cluster: {self.split_k} parts of K have a slice or more each, got K = {problem.k}"
+        if problem.batches > MOST_LAUNCHES:
+            return f"hopper_cluster: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
+        if prod(self.parts_shape(problem)) >= 1 << 31:
+            return f"hopper_cluster: {self.split_k} parts of C have 2^31 elements or more"
         return None
 
     def why_not_swapped(self, problem: MatmulProblem) -> str | None:

@@ -26,6 +26,12 @@ _FLAG_BYTES = 8  #: says that a part is there
 LAUNCHES = itertools.count(secrets.randbits(62))
 
 
+def handy(parts: int) -> int:
+    """So many parts of K, or a few less: many are added up as a power of two of them."""
+    power = 1 << parts.bit_length() - 1
+    return power if MANY_PARTS < parts <= NEAR_POWER * power else parts
+
+
 def added_up(parts: int) -> int:
     """Parts of K whose time it takes to add `parts` of them up."""
     return parts if parts <= MANY_PARTS else 1 << (parts - 1).bit_length()
@@ -138,11 +144,7 @@ class SharedConfig(TiledConfig):
             parts = min(ctas // tiles, slices // LEAST_SLICES)
             if parts < 2:
                 continue
-            # Many parts are added up as a power of two of them: no more than that, if it is near.
-            power = 1 << parts.bit_length() - 1
-            if parts > MANY_PARTS and parts <= NEAR_POWER * power:
-                parts = power
-            length = -(-slices // parts)
+            length = -(-slices // handy(parts))
             found.add(-(-slices // length))  # of equal length, but the last
         for parts in sorted(found):
             yield replace(self, split=False, split_k=parts)

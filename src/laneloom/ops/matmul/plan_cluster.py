@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 from ...gpu import Gpu
 from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
+from .config_shares import added_up, handy
 from .model_hopper import (
     BROKEN_FACTOR,
     HIDDEN_HELD,
@@ -53,6 +54,9 @@ PANEL_BYTES = 2048  #: of C that a warp stages at a time: 128 of each of its 16 
 BARRIER_BYTES = 16  #: of a stage
 MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product, that are asked for ahead of time
 FETCHED_US = 0.3  #: that it saves between two launches
+#: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
+PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
+SECOND_US, SECOND_MB_US = 0.5, 0.8  #: that launch, and a megabyte of parts
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
 #: 2% faster. Smaller slices take more: 8 x 4096 x 512 by 64x8 tiles 3.4 us with 7, 3.0 with 14
 SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
@@ -105,7 +109,7 @@ class _Multiplied:
     @staticmethod
     def by(config: ClusterConfig, problem: MatmulProblem) -> _Multiplied:
         """What `config` multiplies for `problem`, whatever its tile."""
-        multiplied = config.as_multiplied(config.in_classes(problem))
+        multiplied = config.as_multiplied(config.as_launched(problem))
         kind = piece_dtype(multiplied, config, "a")
         size, size_out = 4 if kind == "tf32" else DTYPE_BYTES[kind], DTYPE_BYTES[problem.dtype_out]
         factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
@@ -280,13 +284,13 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
     columns = config.block_n // config.cluster_k
     # Every program walks over an equal share of the tiles: a cluster that does not fit would begin when others end.
     config = config.with_knobs(programs=int(clusters_at_once(config.peers, gpu)) * config.peers)
-    rounds = config.tiles(config.in_classes(problem)) * config.peers / config.programs
+    rounds = config.tiles(config.as_launched(problem)) * config.peers / config.programs
     broken = problem.out.strides[2] * DTYPE_BYTES[problem.dtype_out] % SECTOR_BYTES
     # The copy engine is slow to write rows that break sectors: 3% at 1000 cubed, where nothing hides it.
     masked = broken and rounds <= 1 and not config.swapped
     config = config.with_knobs(tma_store=config.stores_by_tma(problem) and not masked)
 
-    multiplied = config.as_multiplied(config.in_classes(problem))
+    multiplied = config.as_multiplied(config.as_launched(problem))
     empty = config.with_knobs(panels=0, stages=0)
     panels, stages = _panels_and_stages(
         gpu.lds_bytes - empty.shared_bytes(problem), config.stage_bytes(multiplied), 4 * config.consumers,
@@ -303,6 +307,25 @@ def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
     idle = 2 * config.tiles(problem) * config.peers <= config.programs
     small = slices <= MOST_FETCHED and problem.bytes <= MOST_FETCHED_BYTES
     return slices if idle and small and not (config.copy_a or config.copy_b or config.line) else 0
+
+
+def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
+    """Configs with K in parts that a second launch adds up, with the time of both: the best of each number of parts."""
+    tiles = ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
+    block_k = SLICE_BYTES // DTYPE_BYTES[problem.dtype_a]
+    slices = ceil_div(problem.k, block_k)
+    numbers = {
+        handy(min(round(share * gpu.compute_units / tiles), slices // LEAST_SLICES_OF_PART)) for share in PARTS_SHARES
+        if share * gpu.compute_units >= tiles and slices >= LEAST_SLICES_OF_PART
+    }
+    for number in sorted(numbers - {1}):
+        split = ClusterConfig(block_m=128, block_n=128, block_k=block_k, stages=2, split_k=number)
+        part = replace(split.as_launched(problem), k=ceil_div(slices, number) * block_k)
+        if (best := best_cluster(part, gpu)) is not None:
+            config = best[0].with_knobs(split_k=number)
+            added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.m * problem.n / 1e6
+            if config.why_invalid(problem, gpu) is None:
+                yield config, best[1] + SECOND_US + SECOND_MB_US * added
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

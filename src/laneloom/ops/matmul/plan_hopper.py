@@ -31,7 +31,7 @@ from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
 from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
-from .plan_cluster import best_cluster, cluster_configs
+from .plan_cluster import best_cluster, cluster_configs, cluster_parts
 from .plan_half import half_best
 from .plan_rows import batched_rows
 from .plan_wide import wide_configs
@@ -331,7 +331,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place)
-        clusters = islice(cluster_configs(problem, gpu), 4) if in_place and problem.batches == 1 else ()
+        alone = in_place and problem.batches == 1
+        clusters = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu)) if alone else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
         for config, time_us in sorted((*tiled(problem, gpu), *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {time_us:.1f} us"

@@ -17,11 +17,14 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
+import torch
+
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
+from ....device.split_k import ReduceLaunch
 from ..config_cluster import NARROWER, piece_dtype
 from ..config_hopper import adds_lines, tma_writes
 from ..problem import DTYPE_BYTES
@@ -41,6 +44,7 @@ _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine t
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
 _INDEX_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
+SUMS = {"fp32": torch.float32, "int32": torch.int32}
 _SCALES = {None: 0, "tensor": 1, "row": 2, "column": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 
@@ -70,7 +74,7 @@ def _tail(config, whole: int) -> int:
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
-    problem = config.in_classes(problem)
+    problem = config.as_launched(problem)
     multiplied = config.as_multiplied(problem)
     a, b = piece_dtype(multiplied, config, "a"), piece_dtype(multiplied, config, "b")
     a_is_km, b_is_nk = _is_km(multiplied, config), _is_nk(multiplied, config)
@@ -80,6 +84,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
+        "K_PARTS": config.split_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
@@ -135,7 +140,7 @@ class _Prepared:
     """All that does not depend on the addresses, computed once per device."""
 
     def __init__(self, problem, config, gpu, device: int) -> None:
-        of_call, problem = problem, config.in_classes(problem)
+        of_call, problem = problem, config.as_launched(problem)
         multiplied = config.as_multiplied(problem)
         self.swapped = config.swapped
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
@@ -183,6 +188,11 @@ class _Prepared:
             ctas=most if config.grouped else min(items * peers, most), cluster=peers, pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
+        self.parts = None
+        if config.split_k > 1:
+            self.parts, self.dtype = config.parts_shape(problem), SUMS[problem.dtype_out]
+            self.reduce = ReduceLaunch(pdl=config.pdl)
+            self.shape, self.strides = (of_call.m, of_call.n), of_call.out.strides[2:]
 
     def __call__(
         self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
@@ -190,16 +200,18 @@ class _Prepared:
         if self.swapped:
             a, b = b, a
         a, b = self.place(a, b)
+        # Of this call alone: calls on other streams may run beside it.
+        written = out if self.parts is None else torch.empty(self.parts, dtype=self.dtype, device=out.device)
         stream = current_stream(out.get_device())
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())
             self.b.map.set_address(b.data_ptr())
             if self.b_tail is not None:
                 self.b_tail.map.set_address(b.data_ptr())
-            self.pointer.value = out.data_ptr()
+            self.pointer.value = written.data_ptr()
             if self.c is not None and self.c_tail is not None:
-                self.c.set_address(out.data_ptr())
-                self.c_tail.set_address(out.data_ptr())
+                self.c.set_address(written.data_ptr())
+                self.c_tail.set_address(written.data_ptr())
             terms = self.terms
             if alpha is not None:
                 terms.alpha = alpha
@@ -214,11 +226,13 @@ class _Prepared:
             if group_ends is not None:
                 self.sizes.group_ends = group_ends.data_ptr()
             self.launch(stream)
+        if self.parts is not None:
+            self.reduce(written, out.as_strided(self.shape, self.strides))
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a ClusterConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.copy_a or config.copy_b)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
 
 
 def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:
@@ -230,9 +244,11 @@ def facts(problem, config, gpu) -> list[str]:
     """What sizes and strides made of the launch, as sentences."""
     owner = f", each by a cluster of {config.peers}," if config.peers > 1 else ""
     lines = [
-        f"{config.tiles(config.in_classes(problem))} tiles of {config.block_m * config.cluster_m}x"
+        f"{config.tiles(config.as_launched(problem))} tiles of {config.block_m * config.cluster_m}x"
         f"{config.block_n * config.cluster_n}{owner} on at most {config.programs} programs"
     ]
+    if config.split_k > 1:
+        lines.append(f"K in {config.split_k} parts, summed in their order by a second launch")
     if config.swapped:
         lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
     if config.tiles_n:

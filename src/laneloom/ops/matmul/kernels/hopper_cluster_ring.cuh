@@ -29,10 +29,16 @@ struct Rank {
 // rows begin where a line of memory does. Those rows are of one class, which is a product of the batch here.
 __device__ __forceinline__ int before_k(const Tile &tile) { return LINE ? tile.inner * LINE_STEP % LINE : 0; }
 
-// The slices of a CTA's part of K.
+// The slices of a CTA's part of K. With K_PARTS > 1 clusters have parts of K as well, which stand where a batch's outer
+// products do.
 __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32 part) {
     const int slices = (s.K + before_k(tile) + BLOCK_K - 1) / BLOCK_K;
+#if K_PARTS > 1
+    const int share = tile.outer * CLUSTER_K + part, shares = K_PARTS * CLUSTER_K;
+    return slices / shares * share + min(share, slices % shares);
+#else
     return slices * part / CLUSTER_K;
+#endif
 }
 
 // The lower half of wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of
