@@ -22,18 +22,6 @@ def fp32(m, n, k, layout="nt", precision="3xtf32", **rest):
     return product(m, n, k, layout, dtype="fp32", precision=precision, **rest)
 
 
-def summed(_, parts, out):
-    out.copy_(parts[..., : out.shape[1]].sum(0))
-
-
-def shared(*shape, **rest):
-    """Memory that a launch's process writes for this one."""
-    return torch.zeros(*shape, **rest).share_memory_()
-
-
-#: what stands for the launch that adds up parts of K, and for where these lie
-SUMMED = {"laneloom.device.split_k.ReduceLaunch.__call__": summed, "torch.empty": shared}
-
 tf32 = functools.partial(fp32, precision="tf32")
 
 

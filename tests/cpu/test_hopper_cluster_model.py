@@ -14,7 +14,7 @@ from hopper_model import COMPILER
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model  # noqa: E402
-from matmul_products import check, compare, cut, product, run, small  # noqa: E402
+from matmul_products import SUMMED, check, compare, cut, product, run, small  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
 @pytest.fixture
 def model(folder, monkeypatch):
+    for name, stand_in in SUMMED.items():
+        monkeypatch.setattr(name, stand_in)
     return functools.partial(Model, folder, monkeypatch)
 
 
@@ -59,6 +61,10 @@ CASES = {
     "parts of k, b shared": (product(100, 24, 328, "nt"), small(cluster_m=2, cluster_k=2, programs=4)),
     "parts of k, a shared, swapped": (
         product(60, 64, 328, "nn"), small(cluster_n=2, cluster_k=2, swapped=True, programs=4)),
+    "k cut twice": (product(60, 24, 328, "nt"), small(cluster_k=2, split_k=2, programs=4)),
+    "parts of k for a second launch": (product(133, 45, 328, "tn"), small(split_k=3, programs=4, tma_store=False)),
+    "parts of k, clusters, a batch": (product(70, 104, 200, "nn", batch=(1, 2)), small(cluster_n=2, split_k=4)),
+    "parts of k, int8": (product(70, 40, 656, dtype="int8", out="int32"), small(block_k=128, split_k=5)),
     "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
     "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),
     "batch, hold_back": (product(70, 40, 328, "nt", batch=(1, 3)), small(hold_back=3)),

@@ -13,8 +13,8 @@ from hopper_model import COMPILER
 torch = pytest.importorskip("torch")
 
 from matmul_model import REGISTERS, Model  # noqa: E402
-from matmul_products import cut  # noqa: E402
-from registers_products import SUMMED, check, fp32, small, tf32  # noqa: E402
+from matmul_products import SUMMED, cut  # noqa: E402
+from registers_products import check, fp32, small, tf32  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 

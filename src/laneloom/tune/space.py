@@ -29,8 +29,10 @@ from ..ops.matmul.plan_cluster import (
     MOST_STAGES,
     ROWS,
     best_cluster,
+    cluster_parts,
     uneven_numbers,
 )
+from ..ops.matmul.plan_wide import by_tma
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
 from ..ops.matmul.shortlist import shortlist
@@ -93,6 +95,8 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
     size = DTYPE_BYTES[problem.dtype_a]
     slice_elements = 128 // (2 if problem.precision == "3xbf16" else size)
     walk = {"group_m": (1, 4, 8, 16), "pdl": _BOTH}
+    wide = by_tma(problem, gpu) if problem.dtype_a in ("fp32", "fp64") and problem.precision == "ieee" else ()
+    parts = (1, *sorted({config.split_k for config, _ in wide} - {1}))
     return {
         "hopper": {
             **walk, "block_m": (64, 128, 256), "block_n": _between(16, 256),
@@ -104,12 +108,13 @@ def _hopper(problem: MatmulProblem, gpu: Gpu) -> Space:
         "hopper_cluster": _hopper_cluster(problem, gpu),
         "hopper_precise": {
             **walk, "block_m": (64, 128), "block_n": (64, 128), "block_k": (slice_elements,),
-            "stages": tuple(range(2, 9)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
-            "programs": (gpu.compute_units,),
+            "stages": tuple(range(2, 9)), "split": _BOTH, "split_k": parts, "copy_a": _BOTH,
+            "copy_b": _BOTH, "programs": (gpu.compute_units,),
         },
         "hopper_stream": {
             **walk, "block_m": (64, 128), "block_n": (64, 128, 256), "block_k": (8, 12, 14, 16, 24),
-            "num_warps": (4, 8), "stages": tuple(range(2, 13)), "split": _BOTH, "copy_a": _BOTH, "copy_b": _BOTH,
+            "num_warps": (4, 8), "stages": tuple(range(2, 13)), "split": _BOTH, "split_k": parts,
+            "copy_a": _BOTH, "copy_b": _BOTH,
             "lanes_a": _BOTH, "lanes_b": _BOTH, "programs": (gpu.compute_units, 2 * gpu.compute_units),
         },
         "hopper_registers": {
@@ -158,6 +163,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
     least = min(LEAST_COLUMNS, -(-min(problem.m, problem.n) // 16) * 8)
     slices = -(-problem.k // planned.block_k)
     return {
+        "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),
         "promote": (1, 2, 4) if planned.promote else (0,),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),

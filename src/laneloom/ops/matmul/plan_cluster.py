@@ -15,7 +15,7 @@ import numpy as np
 from ...gpu import Gpu
 from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
-from .config_shares import added_up, handy
+from .config_shares import MANY_PARTS, added_up, handy
 from .model_hopper import (
     BROKEN_FACTOR,
     HIDDEN_HELD,
@@ -56,7 +56,9 @@ MOST_FETCHED, MOST_FETCHED_BYTES = 8, 2 << 20  #: slices, and bytes of a product
 FETCHED_US = 0.3  #: that it saves between two launches
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
-SECOND_US, SECOND_MB_US = 0.5, 0.8  #: that launch, and a megabyte of parts
+SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
+LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
+MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
 #: 2% faster. Smaller slices take more: 8 x 4096 x 512 by 64x8 tiles 3.4 us with 7, 3.0 with 14
 SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
@@ -311,6 +313,10 @@ def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
 
 def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
     """Configs with K in parts that a second launch adds up, with the time of both: the best of each number of parts."""
+    short, long = sorted((problem.m, problem.n))
+    few = ceil_div(short, LEAST_COLUMNS) * ceil_div(long, LEAST_COLUMNS) <= gpu.compute_units // 2
+    if not (few or problem.k >= LONG_K * long) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
+        return
     tiles = ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
     block_k = SLICE_BYTES // DTYPE_BYTES[problem.dtype_a]
     slices = ceil_div(problem.k, block_k)
@@ -325,7 +331,7 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
             config = best[0].with_knobs(split_k=number)
             added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.m * problem.n / 1e6
             if config.why_invalid(problem, gpu) is None:
-                yield config, best[1] + SECOND_US + SECOND_MB_US * added
+                yield config, best[1] + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

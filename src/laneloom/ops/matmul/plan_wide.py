@@ -18,7 +18,7 @@ from .config_precise import PreciseConfig, precise_configs
 from .config_row import CLUSTERS
 from .config_shares import added_up
 from .config_stream import StreamConfig, stream_configs
-from .model_hopper import ceil_div
+from .model_hopper import SECTOR_BYTES, ceil_div
 from .problem import DTYPE_BYTES, MatmulProblem
 
 LONG_LINES = 16  #: columns of a tile up to which slices of 256 bytes are tried
@@ -151,11 +151,15 @@ def async_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
 
 
 def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> float:
-    elements = (config.copy_a * problem.m + config.copy_b * problem.n) * problem.k
-    if not elements:
+    size = DTYPE_BYTES[problem.dtype_a]
+    moved = 0.0
+    for copied, matrix, rows in ((config.copy_a, problem.a, problem.m), (config.copy_b, problem.b, problem.n)):
+        read = SECTOR_BYTES if matrix.major == "x" else size  # for each element
+        moved += copied * rows * problem.k * (size + read)
+    if not moved:
         return 0.0
     launch_us, bytes_per_us = _COPIES[problem.dtype_a]
-    return problem.batches * (launch_us + 2 * elements * DTYPE_BYTES[problem.dtype_a] / bytes_per_us)
+    return problem.batches * (launch_us + moved / bytes_per_us)
 
 
 def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
