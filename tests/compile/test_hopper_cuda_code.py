@@ -117,6 +117,13 @@ def test_fp64_goes_to_dmma():
         assert "fma.rn.f64" not in code.asm
 
 
+def test_parts_of_k_in_fp64_spill_nothing():
+    problem = MatmulProblem.contiguous(160, 160, 5000, dtype="fp64")
+    for block_m, block_n, warps in PRECISE_TILES:
+        config = PreciseConfig(block_m=block_m, block_n=block_n, block_k=16, num_warps=warps, stages=4, split_k=7)
+        compiled(problem, config)
+
+
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_an_operand_of_tf32_in_registers(layout):
     problem = MatmulProblem.contiguous(512, 512, 512, dtype="fp32", layout=layout, precision="tf32")
@@ -173,6 +180,8 @@ def test_tiles_of_any_width_are_stored_in_pieces_of_16_bytes(columns, layout, st
         ({"block_m": 256, "block_n": 160, "tma_store": False}, "nt", "st.global.v4"),
         ({"block_m": 128, "block_n": 128, "cluster_k": 2}, "nn", "cp.async.bulk.shared::cluster.shared::cta"),
         ({"block_m": 192, "block_n": 96, "consumers": 3, "cluster_k": 2, "swapped": True}, "nn", "stmatrix"),
+        ({"block_m": 128, "block_n": 160, "split_k": 3, "cluster_n": 2}, "nn", "cp.async.bulk.tensor.4d.global.shared"),
+        ({"block_m": 128, "block_n": 128, "split_k": 2, "cluster_k": 2}, "nt", "cp.async.bulk.tensor.4d.global.shared"),
     ],
 )  # fmt: skip
 def test_the_largest_tiles_the_transpose_and_parts_of_k(knobs, layout, word):

@@ -85,6 +85,19 @@ def test_the_loop(tile, sizes):
     check_loop(multiplying(loops), tile, 24)
 
 
+def test_parts_of_k_have_the_loop_of_whole_tiles():
+    problem = MatmulProblem.contiguous(128, 128, 9000, dtype="fp32", layout="tn")
+    for tile in ((64, 128, 4), (128, 128, 8)):
+        of = STREAM_TILES[tile]
+        config = StreamConfig(
+            block_m=tile[0], block_n=tile[1], block_k=of.block_k, num_warps=tile[2], stages=4, split=False, split_k=9)
+        assert config.why_invalid(problem, GPU) is None
+        code = execute.code_object(problem, GPU, config)
+        assert code.spills == 0
+        check_resident(tile, code)
+        check_loop(multiplying(loops_of(code)), tile, 24)
+
+
 @pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("tile", sampled(tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0),

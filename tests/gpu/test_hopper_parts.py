@@ -1,4 +1,4 @@
-"""FP32 by FMA and FP64 by DMMA with K in parts that a second launch adds up, on a real Hopper GPU."""
+"""Products with K in parts that a second launch adds up, on a real Hopper GPU: FP32 by FMA, FP64 by DMMA, wgmma."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul import reference  # noqa: E402
 from laneloom.ops.matmul.config import plan  # noqa: E402
 from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.plan_cluster import cluster_parts  # noqa: E402
 from laneloom.ops.matmul.plan_wide import by_tma  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix  # noqa: E402
 
 GPU = get_gpu("sm_90a")
 GUARD = 1024  #: elements on both sides of a poisoned output
+FP8 = torch.float8_e4m3fn
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 SIZES = [(64, 64, 4096), (133, 77, 1001), (16, 300, 2000), (257, 129, 999), (520, 96, 640)]
 
@@ -64,6 +66,38 @@ def test_parts_of_every_length(dtype, sizes, layout):
                 results.append(out.clone())
             judge(results[0], a, b, dtype)
             assert torch.equal(*results)
+
+
+def narrow(rows, columns, letter, dtype):
+    """Small whole numbers in a type that wgmma takes."""
+    shape = (rows, columns) if letter == "n" else (columns, rows)
+    x = torch.randint(-3, 4, shape, device="cuda").to({"bf16": torch.bfloat16, "int8": torch.int8}.get(dtype, FP8))
+    return x if letter == "n" else x.mT
+
+
+@pytest.mark.parametrize(("dtype", "out", "layouts"), [
+    ("bf16", "bf16", ("nn", "nt", "tn", "tt")), ("bf16", "fp32", ("nn",)), ("int8", "int32", ("nt",)),
+    ("fp8", "bf16", ("nt",)),
+])  # fmt: skip
+@pytest.mark.parametrize("sizes", [(64, 64, 20000), (200, 136, 8192), (304, 312, 5008), (16, 24, 65536)])
+def test_parts_on_the_tensor_cores(sizes, dtype, out, layouts):
+    """Products of small whole numbers are exact: nothing is left out, and nothing counted twice."""
+    m, n, k = sizes
+    kinds = {"bf16": torch.bfloat16, "fp32": torch.float32, "int32": torch.int32}
+    for layout in layouts:
+        problem = MatmulProblem.contiguous(m, n, k, dtype=dtype, dtype_out=out, layout=layout)
+        a, b = narrow(m, k, layout[0], dtype), narrow(k, n, layout[1], dtype)
+        truth = a.double() @ b.double()
+        found = [config for config, _ in cluster_parts(problem, GPU)]
+        assert found
+        for config in found:
+            buffer = torch.full((m * n + 2 * GUARD,), 77, device="cuda", dtype=kinds[out])
+            written = buffer[GUARD:-GUARD].view(m, n)
+            for _ in range(2):
+                written.fill_(77)
+                schedule_of(config).launch(problem, config, GPU, a, b, written)
+                assert torch.equal(written, truth.to(kinds[out])), config.text
+            assert (torch.cat([buffer[:GUARD], buffer[-GUARD:]]) == 77).all(), "written outside of C"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
