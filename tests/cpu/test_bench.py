@@ -86,6 +86,16 @@ def test_a_record_is_stale_once_its_kernel_changes(tmp_path):
     assert not records.Record(**{**vars(record()), "kernel_hash": ""}).is_stale([source])
 
 
+def test_a_record_stays_fresh_where_sources_gave_the_same_machine_code(tmp_path, monkeypatch):
+    """From change to change, each of which was compared with the one before it."""
+    source = tmp_path / "kernel.cu"
+    source.write_text("// three")
+    now = records.hash_sources([source])
+    monkeypatch.setattr(records, "_same_code", lambda: {"one": "two", "two": now, "other": "two'", now: "one"})
+    assert not records.Record(**{**vars(record()), "kernel_hash": "one"}).is_stale([source])
+    assert records.Record(**{**vars(record()), "kernel_hash": "other"}).is_stale([source])
+
+
 def test_products_that_the_plan_takes_otherwise_are_measured_again():
     cases = list(matmul_bench.replanned_cases([record(64), record(64), record(128)]))
     assert [(case.group, case.layout, case.dtype, case.problem.m) for case in cases] == [

@@ -17,7 +17,7 @@ from laneloom.ops.matmul.plan_half import HALF, half_best, half_configs
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
 GPU = get_gpu("sm_90a")
-MEASURED = Path(__file__).parents[2] / "results" / "h200" / "tiles_wide.csv"
+MEASURED = Path(__file__).parents[2] / "results" / "h100" / "tiles_wide.csv"
 VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
 
 

@@ -1,10 +1,9 @@
 """Measure many configs of `hopper_async` on one Hopper GPU: what `plan_wide.py` and `plan_half.py` were fitted to.
 
-`python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --dtypes fp32 fp64 --jobs 16` writes one row a
-config: of every product listed here the likely configs of `hopper_async` and of the other schedules, each checked
-against FP64, all interleaved with torch.matmul in full precision. `--render results/h200/tiles_wide.csv
-results/h100/tiles_wide.csv --readme README.md` writes what the plan takes into the pages, and
-`tests/cpu/test_wide_plan.py` holds the plan against the files.
+`python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --jobs 16` writes one row a config: of every
+product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
+all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
+`--render results/h100/tiles_wide.csv docs/hopper-gemm.md --readme README.md` writes what the plan takes into the pages.
 """
 
 from __future__ import annotations
@@ -206,12 +205,6 @@ def read(path: Path) -> list[Row]:
     return read_rows(path, Row)
 
 
-def read_all(paths: Sequence[Path]) -> list[Row]:
-    """The rows of several files: of each type those of the last file that has any."""
-    of_type = {row.dtype: rows for rows in map(read, paths) for row in rows}
-    return [row for dtype, rows in of_type.items() for row in rows if row.dtype == dtype]
-
-
 def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
     """The row of what the plan takes with all rows of its product, for products of which it was measured."""
     of: dict[MatmulProblem, list[Row]] = {}
@@ -286,18 +279,16 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of hopper_async on Hopper.")
     parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--render", type=Path, nargs="+", metavar="CSV",
-                        help="fill --page from files: each type from the last that has it")
-    parser.add_argument("--page", type=Path, default=Path("docs/hopper-gemm.md"))
+    parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     arguments = parser.parse_args()
     if arguments.render:
-        taken = planned(read_all(arguments.render))
+        taken = planned(read(arguments.render[0]))
         tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
-        fill_page(arguments.page, tables)
+        fill_page(arguments.render[1], tables)
         if arguments.readme:
             fill_page(arguments.readme, {"wide summary": summarise(taken)})
         return
