@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import triton.backends.nvidia as nvidia
+from rich.console import Console
+from rich.progress import track
 
 # Absolute: this file is also run, by its path, with another version of the package.
 from laneloom.bench.kernel_sources import config_sources
@@ -31,6 +33,8 @@ from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig
 from laneloom.ops.matmul.execute import schedule_of
 
+#: where what the package needs may lie, beside itself
+OTHERS = [path for path in sys.path if Path(path).is_dir() and not Path(path, "laneloom").is_dir()]
 NOTED = Path(__file__).with_name("same_code.json")
 
 
@@ -70,24 +74,26 @@ def digests(paths: list[Path], hashes: set[str]) -> dict[str, str]:
         json.dumps([r.config, r.problem], sort_keys=True): r for r in _measured(paths) if r.kernel_hash in hashes
     }
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        return dict(zip(records, pool.map(_digest, records.values(), chunksize=4), strict=True))
+        found = track(pool.imap(_digest, records.values()), "compiling", len(records), console=Console(stderr=True))
+        return dict(zip(records, found, strict=True))
 
 
-def compare(rev: str, paths: list[Path]) -> None:
-    """Note the changes since `rev` that left the code alone."""
+def compare(rev: str, paths: list[Path], package: Path | None) -> None:
+    """Note the changes since `rev`, whose package may lie in a folder, that left the code alone."""
     root, noted = Path(__file__).parents[3], json.loads(NOTED.read_text(encoding="utf-8"))
     changed = {(_schedule(r), r.kernel_hash) for r in _measured(paths) if r.is_stale(config_sources(_schedule(r)))}
     with tempfile.TemporaryDirectory() as folder:
-        archive = subprocess.run(["git", "-C", root, "archive", rev, "src"], check=True, capture_output=True).stdout
-        subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
+        if package is None:
+            packed = subprocess.run(["git", "-C", root, "archive", rev, "src"], check=True, capture_output=True).stdout
+            subprocess.run(["tar", "-x", "-C", folder], input=packed, check=True)
 
-        def run(package: Path, *options: str) -> Any:
+        def run(place: Path, *options: str) -> Any:
             command = [sys.executable, "-P", __file__, *options, rev, *map(str, paths)]
-            environment = os.environ | {"PYTHONPATH": str(package)}
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(place), *OTHERS])}
             said = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
             return json.loads(said)
 
-        old = Path(folder) / "src"
+        old = package or Path(folder) / "src"
         sources = run(old, "--sources", *sorted({schedule for schedule, _ in changed}), "--")
         known = [(schedule, before) for schedule, before in sorted(changed) if sources[schedule] == before]
         then, now = (run(place, "--digest", *(h for _, h in known), "--") for place in (old, root / "src"))
@@ -106,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Find changes of kernels that left the machine code alone.")
     parser.add_argument("rev", help="the commit before them")
     parser.add_argument("records", type=Path, nargs="+")
+    parser.add_argument("--package", type=Path, help="the src folder of that commit, where there is no git")
     parser.add_argument("--sources", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--digest", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -114,7 +121,7 @@ def main() -> None:
     elif arguments.digest:
         print(json.dumps(digests(arguments.records, set(arguments.digest))))
     else:
-        compare(arguments.rev, arguments.records)
+        compare(arguments.rev, arguments.records, arguments.package)
 
 
 if __name__ == "__main__":
