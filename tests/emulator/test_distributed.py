@@ -5,6 +5,7 @@ One group of processes for each size makes all checks, because starting them is 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ from sampled import rarely
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as multiprocessing  # noqa: E402
+import triton  # noqa: E402
 
 import laneloom  # noqa: E402
 
@@ -327,8 +329,21 @@ CHECKS = {
 }  # fmt: skip
 
 
+def compile_one_by_one(path):
+    """Ranks launch the same kernels at the same time: the first compiles, the others find it in Triton's cache."""
+    compile_kernel = triton.compiler.compile
+
+    def compile_alone(*args, **options):
+        with open(path, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return compile_kernel(*args, **options)
+
+    triton.compiler.compile = compile_alone
+
+
 def run_checks(rank, ranks, port, path):
     torch.set_num_threads(1)
+    compile_one_by_one(f"{path}.lock")
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     outcomes = {}
     with laneloom.emulated("gfx1151"):
