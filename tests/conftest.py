@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
@@ -44,9 +45,14 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         os.environ["TRITON_CACHE_DIR"] = str(cache.mkdir("triton"))
     knobs.cache.manager_class = KernelCache
+
+
+def pytest_collectstart() -> None:
+    """Not where xdist only hands out tests: that process needs no torch, and workers start when it is configured."""
     streams_without_a_driver()
 
 
+@functools.cache
 def streams_without_a_driver() -> None:
     """torch built for CUDA asks the driver for a stream; without a GPU, Hopper's kernels run on a CPU model, which has
     none. Before laneloom keeps the function."""
@@ -70,6 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         kept = cases
         if (marker := cases[0].get_closest_marker("turning")) is not None:
             kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], *marker.args)]
+        elif sampled.COVERING:
+            kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], "gpu")]
         marker = cases[0].get_closest_marker("covering")
         if marker is not None or sampled.COVERING:
             together = 1 if sampled.COVERING else marker.kwargs.get("together", 1)
