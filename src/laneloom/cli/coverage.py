@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
 #: of each instruction set
-_ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250")
+ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250")
 
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (?:instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
@@ -67,7 +67,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else _ONE_EACH)]
+    chosen = [emulated_gpu(name) for name in ((gpu,) if gpu else ONE_EACH)]
     rows = table(chosen)
     if as_json:
         print_json(rows)
