@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,20 @@ class UnderWay:
         return None if not len(mine) else self if len(mine) == len(self.ids) else replace(self, ids=mine)
 
 
+@cache
+def _access(name: str) -> tuple[bool, str, bool, bool, bool]:
+    """Of an instruction: whether it touches LDS, what it does to memory, whether it copies between them, touches both,
+    is an atomic."""
+    lds = name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", name)
+    memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", name)
+    copies = starts_copy(name)
+    return (
+        lds, memory[2] if memory and memory[1] != "scratch" else "", copies,
+        copies or bool(memory and memory[1] == "flat"),
+        "atomic" in name or (lds and not re.match(r"ds_(load|store)_", name)),
+    )  # fmt: skip
+
+
 class Guard:
     """The checks of one instruction."""
 
@@ -71,12 +86,8 @@ class Guard:
         self.touched_v = self.uses.reads_v | self.uses.writes_v
         self.touched_s = self.uses.reads_s | self.uses.writes_s
         self.signals = ins.name in ("s_barrier", "s_barrier_signal")
-        self.lds = ins.name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", ins.name)
-        memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", ins.name)
-        self.memory = memory[2] if memory and memory[1] != "scratch" else ""
-        self.copies = starts_copy(ins.name)  #: between global memory and LDS
-        self.both = self.copies or bool(memory and memory[1] == "flat")  #: of the two
-        self.atomic = "atomic" in ins.name or (self.lds and not re.match(r"ds_(load|store)_", ins.name))
+        #: copies: between global memory and LDS; both: touches the two
+        self.lds, self.memory, self.copies, self.both, self.atomic = _access(ins.name)
         self.any_order = returns_in_any_order(ins)
         self.follow = self._rule(step)
         self.writes_exec = bool(self.uses.writes_s >> EXEC & 3)

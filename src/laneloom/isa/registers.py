@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 
 from .parse import EXEC, M0, NULL, VCC, Instruction, Operand
 
@@ -54,7 +55,8 @@ def results(ins: Instruction) -> int:
     name = ins.name
     if name.startswith("v_cmpx"):  # gfx9 writes the mask to a register beside EXEC
         return int(len(ins.operands) > 2)
-    if _NO_RESULT.match(name) or "_load_lds_" in name:
+    usual = _usual_results(name)
+    if usual == 0:
         return 0
     if "_atomic_" in name:
         if name.startswith(("buffer", "s_")):
@@ -63,34 +65,51 @@ def results(ins: Instruction) -> int:
         return int(len(ins.operands) > 2 + based)
     if name.startswith("ds_") and not re.match(r"ds_(load|read|bpermute|permute|swizzle|consume|append)", name):
         return int("_rtn" in name)
+    return usual
+
+
+@cache
+def _usual_results(name: str) -> int:
+    if _NO_RESULT.match(name) or "_load_lds_" in name:
+        return 0
     return 2 if _TWO_RESULTS.match(name) or _SWAPS.match(name) else 1
+
+
+@cache
+def _reads_results(name: str) -> bool:
+    return bool(_READS_RESULT.match(name) or _READS_DATA.match(name))
 
 
 def uses(ins: Instruction, lanes: int) -> Uses:
     """Registers that an instruction, or both halves of a dual-issue pair, reads and writes."""
-    count = results(ins)
-    found = Uses()
+    name, count = ins.name, results(ins)
+    reads_results = _reads_results(name)
+    reads_v = writes_v = reads_s = writes_s = 0  # one record at the end: strict mode asks this of every instruction
     for position, operand in enumerate(ins.operands):
-        if operand.kind not in ("v", "s") or (operand.kind == "s" and operand.index == NULL):
-            continue
-        mask = mask_of(operand)
-        wrote = position < count
-        read = not wrote or bool(_READS_RESULT.match(ins.name)) or bool(_READS_DATA.match(ins.name))
         if operand.kind == "v":
-            found |= Uses(mask if read else 0, mask if wrote else 0)
-        else:
-            found |= Uses(0, 0, mask if read else 0, mask if wrote else 0)
+            mask = mask_of(operand)
+            if position < count:
+                writes_v |= mask
+            if position >= count or reads_results:
+                reads_v |= mask
+        elif operand.kind == "s" and operand.index != NULL:
+            mask = mask_of(operand)
+            if position < count:
+                writes_s |= mask
+            if position >= count or reads_results:
+                reads_s |= mask
     pair = lanes // 32
     vcc, exec_ = ((1 << pair) - 1) << VCC, ((1 << pair) - 1) << EXEC
-    name = ins.name
     if name.startswith(("v_div_fmas", "s_cbranch_vcc")) or (name.startswith("v_cndmask") and len(ins.operands) == 3):
-        found |= Uses(reads_s=vcc)
+        reads_s |= vcc
     if name in ("s_set_gpr_idx_on", "s_set_gpr_idx_idx"):
-        found |= Uses(writes_s=1 << M0)
+        writes_s |= 1 << M0
     if name.startswith("v_cmpx"):
-        found |= Uses(writes_s=exec_)
+        writes_s |= exec_
     if "saveexec" in name or "wrexec" in name:
-        found |= Uses(reads_s=exec_, writes_s=exec_)
+        reads_s |= exec_
+        writes_s |= exec_
+    found = Uses(reads_v, writes_v, reads_s, writes_s)
     return found | uses(ins.second, lanes) if ins.second is not None else found
 
 
@@ -135,6 +154,8 @@ def is_scalar_store(ins: Instruction) -> bool:
 
 def returns_in_any_order(ins: Instruction) -> bool:
     """Scalar memory, clocks and answered messages may return out of order: only a wait for zero guards them."""
+    if not ins.name.startswith("s_"):
+        return False
     clocks = ("s_sendmsg_rtn", "s_memtime", "s_memrealtime")
     return is_scalar_load(ins) or is_scalar_store(ins) or ins.name.startswith(clocks)
 
