@@ -43,8 +43,12 @@ def covering(cases: Sequence[Mapping[str, object]], together: int = 1) -> list[i
     seen: Counter[tuple[tuple[str, str], ...]] = Counter()
     missing = {part for case in parts for part in case}
     chosen = []
+    left = list(range(len(cases)))
     while missing:
-        n = max(range(len(cases)), key=lambda n: (len(missing.intersection(parts[n])), -sum(seen[p] for p in parts[n])))
+        brings = {n: len(missing.intersection(parts[n])) for n in left}
+        left = [n for n in left if brings[n]]
+        most = max(brings.values())
+        n = min((n for n in left if brings[n] == most), key=lambda n: sum(seen[part] for part in parts[n]))
         chosen.append(n)
         seen.update(parts[n])
         missing.difference_update(parts[n])
