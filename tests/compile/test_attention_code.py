@@ -61,6 +61,7 @@ def test_hot_loop(gpu, dtype, role):
     assert role == "key" or loads_are_wide(loop)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("gpu", "dtype", "depth", "role"),
     [
@@ -124,6 +125,7 @@ def test_no_vector_registers_spill_on_cdna_5(role, d):
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("gpu", "d", "role"),
     [

@@ -38,7 +38,7 @@ def matrix_count(sizes, config) -> int:
     return (first + rows * config.block_n1 * config.block_n0) // 16**3
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("sizes", [KEPT, BLOCKS], ids=["keep", "blocks"])
 @pytest.mark.parametrize("gpu", [*rarely("gfx1100"), "gfx1151", "gfx1201"])

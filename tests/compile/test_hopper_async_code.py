@@ -19,6 +19,7 @@ def multiplications(code, word):
     return next(loop for loop in loops_of(code) if any(word in line for line in loop))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("dtype", "tile", "layout"),
     [

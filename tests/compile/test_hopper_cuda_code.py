@@ -213,6 +213,7 @@ def test_tiles_of_one_class_of_rows_multiply_as_any(knobs, layout):
     assert code.asm != getattr(usual, "asm", None)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("knobs", "epilogue"),
     [
@@ -268,6 +269,7 @@ def test_a_panel_that_is_not_whole_is_stored_by_tma():
         assert "st.global" not in compiled(problem, config).asm
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("knobs", [{}, {"cluster_m": 2, "swapped": True}, {"cluster_k": 2, "tma_store": False}])
 @pytest.mark.parametrize("layout", ["nn", "tt"])
 def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(layout, knobs):

@@ -17,6 +17,7 @@ def compiled(config, m=8, n=4096, k=4096, **options):
     return compile_valid(MatmulProblem.contiguous(m, n, k, **{"dtype": "bf16", **options}), config)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("layout", ["nn", "nt"])
 @pytest.mark.parametrize(
@@ -32,7 +33,7 @@ def test_operands_are_read_in_the_widest_pieces_behind_the_wait(n, k, load, coun
     assert f"mma.sync.aligned.m16n8k16.row.col.f32.{'bf16.bf16' if dtype == 'bf16' else 'f16.f16'}.f32" in after
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("m", [1, 8, 16, 24, 33, 40])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize(("n", "k"), [(4098, 4098), (14140, 6044)])

@@ -50,6 +50,7 @@ def test_the_intended_instruction(gpu, dtype, layout):
     assert matrix_overlap(loop) > (0 if early else 0.3)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("gpu", "dtype", "layout"), [case for case in CASES if case[0] != "gfx90a"])
 def test_every_lds_access_of_the_hot_loop_is_without_conflicts(gpu, dtype, layout):
     problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=dtype, layout=layout)

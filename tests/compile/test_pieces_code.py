@@ -76,6 +76,7 @@ def test_whole_elements_of_every_size_go_in_vectors(dtype, order):
     assert {name for name in found if name.startswith("STG")} == {"STG.E.128"}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("orders", ["kk", "kr"])
 @pytest.mark.parametrize("place", [{"rows": 999, "k": 519}, {"offset": 1}])
 def test_what_no_vector_begins_at_is_loaded_one_by_one_and_stored_in_vectors(place, orders):

@@ -106,6 +106,7 @@ def test_the_prefetch_is_in_flight_during_the_multiplications(step):
     assert order(loop_of("sgemm_k3")).index("F") < order(loop_of("sgemm_k3")).index("G")
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("step", ["sgemm_k6", "sgemm_k7", "sgemm_k8"])
 def test_eight_waves_fit_a_simd_and_all_pairs_are_legal(step, gpu):

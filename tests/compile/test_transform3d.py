@@ -26,6 +26,7 @@ def compile_rows(gpu, k, dtype="fp64", dot=False):
     return compile_kernel(rows.rows_kernel, gpu=gpu, signature=pointers | sizes, constants=constants, attrs=())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("gpu", [*rarely("gfx1100"), "gfx1151", "gfx1201", "gfx90a", "gfx942", *rarely("gfx950")])
 @pytest.mark.parametrize("k", [6, 16])
 def test_rows_kernel_uses_fp64_fma(gpu, k):

@@ -34,6 +34,7 @@ def widths(code: CodeObject, *kinds: Kind) -> set[int]:
     return {i.width_bytes for i in parse_listing(code.asm).instructions if i.kind in kinds}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_tiles_through_lds(gpu, size):
@@ -59,6 +60,7 @@ def test_tiles_between_lanes(gpu, size):
     assert found["v_perm_b32"] >= loads * insides
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("by", "size", "matrix", "each"), [
     ("iu8", 1, "v_wmma_i32_16x16x16_iu8", 1), ("iu8", 2, "v_wmma_i32_16x16x16_iu8", 2),
     ("f16", 2, "v_wmma_f16_16x16x16_f16", 1), ("bf16", 2, "v_wmma_f32_16x16x16_bf16", 1),
@@ -76,6 +78,7 @@ def test_product_with_the_identity(gpu, by, size, matrix, each):
     assert widths(code, Kind.GLOBAL_STORE) == {8 * size}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_fragments_between_lanes(gpu, size):

@@ -15,6 +15,7 @@ from laneloom.ops.matmul.problem import MatmulProblem
 GPU = get_gpu("sm_90a")
 
 
+@pytest.mark.covering(together=2)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("precision", ["ieee", "3xtf32", "tf32"])

@@ -113,6 +113,7 @@ def test_every_row_is_multiplied_once(case):
     assert outside == 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("where", [0, 8, -1])
 def test_an_infinity_meets_no_zero_that_is_not_in_b(case, where):
     n, k, multiply = case

@@ -92,6 +92,7 @@ def in_registers(codes: np.ndarray, first: int = 0) -> dict[int, np.ndarray]:
     return {first + k: words[:, k] for k in range(words.shape[1])}
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("kind", ["fp6", "bf6"])
 def test_32_numbers_at_random(cdna3, wide, kind):
@@ -108,6 +109,7 @@ def test_32_numbers_at_random(cdna3, wide, kind):
         assert row == want
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", ["fp6", "bf6"])
 @pytest.mark.parametrize("wide", WIDE)
 def test_32_numbers_to_nearest(cdna3, wide, kind):

@@ -20,7 +20,7 @@ def gpu(request):
         yield emulation
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize(
     ("dtype", "bits"), [(torch.float16, 11), (torch.bfloat16, 8), (torch.float32, 24), (torch.float64, 53)]
 )
@@ -40,6 +40,7 @@ def test_matmul(gpu, dtype, bits, sizes):
         assert gpu.launches[-1].matching("v_mfma") > 0
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_8_bit_floats(gpu, dtype):
     a, b = torch.randn(33, 70).to(dtype), torch.randn(21, 70).to(dtype).T
@@ -54,6 +55,7 @@ def test_8_bit_floats(gpu, dtype):
         laneloom.matmul(torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(4, 4).to(torch.float8_e5m2))
 
 
+@pytest.mark.turning("gpu", 2)
 def test_int8_gemm_with_terms(gpu):
     a, b = torch.randint(-128, 128, (2, 40, 40), dtype=torch.int8)
     assert torch.equal(laneloom.matmul(a, b, out_dtype=torch.int32), (a.int() @ b.int()))
@@ -63,6 +65,7 @@ def test_int8_gemm_with_terms(gpu):
     assert (got.double() - want).abs().max() <= 2.0**-10 * want.abs().max()
 
 
+@pytest.mark.turning("gpu", 2)
 def test_transform_and_transpose(gpu):
     x, matrix = torch.randn(3, 6, 6, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     want = torch.einsum("bijk,il,jm,kn->blmn", x, matrix, matrix, matrix)
@@ -91,7 +94,7 @@ DTYPES = {
 }
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("kind", range(4))
 @pytest.mark.parametrize("turned", [False, True])
 def test_tl_dot(gpu, kind, turned):

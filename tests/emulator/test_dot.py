@@ -51,6 +51,7 @@ def test_products_of_every_type_and_layout(dtype, layout):
     assert "matmul_dot" in session.launches[0].kernel
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("first", EIGHTS)
 @pytest.mark.parametrize("second", EIGHTS)
 def test_pairs_of_8_bit_floats(first, second):

@@ -55,7 +55,7 @@ def check(a, b, got, accumulator: str = "fp32") -> None:
     assert verdict.ok, verdict
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize(("dtype_a", "dtype_b"), PAIRS, ids=str)
 def test_int8(gpu, dtype_a, dtype_b):
     for (m, n, k), layout in CASES[PAIRS.index((dtype_a, dtype_b))]:
@@ -82,7 +82,7 @@ def gfx1151():
         yield emulation
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype_a", [FP8, BF8], ids=str)
 @pytest.mark.parametrize("dtype_b", [FP8, BF8], ids=str)
 def test_float8(gpu, dtype_a, dtype_b):

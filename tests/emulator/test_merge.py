@@ -10,7 +10,7 @@ from laneloom.pytorch.merge import merge_parts  # noqa: E402
 U16, U32 = 2.0**-11, 2.0**-24
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942", "gfx90a"])
 @pytest.mark.parametrize("in_place", [False, True])

@@ -47,12 +47,14 @@ def test_pieces_add_up_to_both_operands(kind, count, left, orders):
     assert_pieces_add_up(kind, count, left, [numbers(70, 100, orders[0], "cpu"), numbers(33, 68, orders[1], "cpu")])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("kind", "count", "left"), IN_PIECES)
 @pytest.mark.parametrize("order", "kr")
 def test_pieces_add_up_to_a_single_operand(kind, count, left, order):
     assert_pieces_add_up(kind, count, left, [numbers(129, 66, order, "cpu")])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("orders", ["kr", "nk", "ss", "rn"])
 @pytest.mark.parametrize("sizes", [((1, 129), (65, 1)), ((64, 128), (3, 31)), ((7, 260), (131, 5))])
 def test_any_sizes_and_strides(sizes, orders):

@@ -27,6 +27,7 @@ def test_products(seed):
         Product(seed, 7, KINDS).check("cpu", tensor_cores=False)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("seed", sampled(range(36, 42), every=4))
 @pytest.mark.parametrize("gpu", ["gfx908", "gfx90a"])
 def test_products_on_cdna_1_and_2(gpu, seed):

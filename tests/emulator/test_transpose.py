@@ -49,7 +49,7 @@ def test_shapes(gfx1151, shape):
     assert [record.kernel for record in gfx1151.launches] == (["transpose_tiles"] if 0 not in shape else [])
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("config", [None, LANES], ids=["plan", "lanes"])

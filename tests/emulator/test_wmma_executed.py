@@ -200,6 +200,7 @@ def key_count(row, wave):
 CASES = [(row, gpu, wave) for gpu in ("gfx1151", "gfx1201") for row in instructions(gpu) for wave in row.waves]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize(("row", "gpu", "wave"), CASES, ids=lambda x: getattr(x, "name", str(x)))
 def test_equals_the_exact_product(row, gpu, wave):
     rng = np.random.default_rng(row.opcode * wave)
