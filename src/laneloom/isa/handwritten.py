@@ -23,9 +23,11 @@ _ODD_LINE = re.compile(
     r"|^[ \t]*\d+:|^[ \t]+(?:\.L)?[\w$]+:[ \t]*$",
     re.M,
 )
-_ODD_PART = re.compile(r"\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t")
+_ODD_INSTRUCTION = re.compile(
+    r"[ \t]+[a-z]\w+[ \t][^;/]*?"
+    r"(?:\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t)"
+)
 _HIGH_REGISTER = re.compile(r" /\*v(?:\d+|\[\d+:\d+\])(?:\.[lh])?\*/")
-_INSTRUCTION = re.compile(r"[ \t]+[a-z]\w+[ \t][^;/]*$")
 _EXPANDED = re.compile(r"^\s*\.(macro|rept|irpc?|include|altmacro|if\w*)\b")
 _SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w*)\s*=(?!=))\s*(.+?)\s*$")
 _NUMBERED = re.compile(r"^\s*(\d+):")
@@ -76,8 +78,7 @@ def _is_odd(text: str) -> bool:
     text = code + metadata.partition(".end_amdgpu_metadata")[2]
     if "/*" in text or _ODD_LINE.search(text):
         return True
-    places = (m.start() for m in _ODD_PART.finditer(text))
-    return any(_INSTRUCTION.match(text, text.rfind("\n", 0, at) + 1, at) for at in places)
+    return any(map(_ODD_INSTRUCTION.match, text.split("\n")))
 
 
 def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> str:
