@@ -10,7 +10,7 @@ from typing import TypeVar
 from zlib import crc32
 
 EVERYTHING = os.environ.get("LANELOOM_TESTS") == "all"
-COVERING = os.environ.get("LANELOOM_TESTS") == "covering"  #: every test runs as if it were marked so
+COVERING = os.environ.get("LANELOOM_TESTS") == "covering"  #: every test runs as if it were marked so, on one GPU
 
 Case = TypeVar("Case")
 
