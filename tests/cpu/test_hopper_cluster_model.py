@@ -64,6 +64,7 @@ CASES = {
     "k cut twice": (product(60, 24, 328, "nt"), small(cluster_k=2, split_k=2, programs=4)),
     "parts of k for a second launch": (product(133, 45, 328, "tn"), small(split_k=3, programs=4, tma_store=False)),
     "parts of k, clusters, a batch": (product(70, 104, 200, "nn", batch=(1, 2)), small(cluster_n=2, split_k=4)),
+    "parts of k, products one by one": (product(40, 40, 136, "nt", batch=(2, 2), shared="b"), small(split_k=2)),
     "parts of k, int8": (product(70, 40, 656, dtype="int8", out="int32"), small(block_k=128, split_k=5)),
     "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
     "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),

@@ -14,7 +14,7 @@ import laneloom  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.matmul import reference  # noqa: E402
 from laneloom.ops.matmul.config import plan  # noqa: E402
-from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
+from laneloom.ops.matmul.execute import problem_of, schedule_of  # noqa: E402
 from laneloom.ops.matmul.plan_cluster import cluster_parts  # noqa: E402
 from laneloom.ops.matmul.plan_wide import by_tma  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix  # noqa: E402
@@ -100,15 +100,41 @@ def test_parts_on_the_tensor_cores(sizes, dtype, out, layouts):
             assert (torch.cat([buffer[:GUARD], buffer[-GUARD:]]) == 77).all(), "written outside of C"
 
 
+@pytest.mark.parametrize("in_line", [True, False])
+@pytest.mark.parametrize("layout", ["tn", "nt"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_batch_goes_product_by_product(dtype):
-    a = torch.stack([operand(50000, 64, "n", dtype) for _ in range(3)]).mT
-    b = torch.stack([operand(50000, 64, "n", dtype) for _ in range(3)])
-    problem = MatmulProblem.contiguous(64, 64, 50000, dtype=dtype, layout="tn", batch=3)
-    config = next(config for config, _ in by_tma(problem, GPU) if config.split_k > 1)
-    out = laneloom.matmul(a, b, config=config)
-    for one, x, y in zip(out, a, b, strict=True):
+def test_a_batch_in_one_launch_or_product_by_product(dtype, layout, in_line):
+    """C's products behind each other, or with room between them."""
+    a = torch.randn((3, 6000, 72) if layout[0] == "t" else (3, 72, 6000), device="cuda", dtype=DTYPES[dtype])
+    b = torch.randn((3, 6000, 40) if layout[1] == "n" else (3, 40, 6000), device="cuda", dtype=DTYPES[dtype])
+    a, b = a.mT if layout[0] == "t" else a, b if layout[1] == "n" else b.mT
+    out = torch.full((3, 72 if in_line else 80, 40), float("nan"), device="cuda", dtype=DTYPES[dtype])
+    problem = problem_of(a, b, out[:, :72], (dtype,) * 3)
+    in_parts = (config for config, _ in by_tma(problem, GPU) if config.split_k > 1)
+    config = next(config for config in in_parts if not (config.copy_a or config.copy_b))
+    assert config.one_by_one(problem) == (not in_line)
+    laneloom.matmul(a, b, out=out[:, :72], config=config)
+    for one, x, y in zip(out[:, :72], a, b, strict=True):
         judge(one, x, y, dtype)
+    assert in_line or out[:, 72:].isnan().all(), "written outside of C"
+
+
+@pytest.mark.parametrize("in_line", [True, False])
+@pytest.mark.parametrize("layout", ["nn", "tn", "nt"])
+def test_a_batch_on_the_tensor_cores(layout, in_line):
+    of_a, of_b = (6000, 72) if layout[0] == "t" else (72, 6000), (6000, 40) if layout[1] == "n" else (40, 6000)
+    a, b = (torch.stack([narrow(*size, "n", "bf16") for _ in range(3)]) for size in (of_a, of_b))
+    a, b = a.mT if layout[0] == "t" else a, b if layout[1] == "n" else b.mT
+    out = torch.full((3, 72 if in_line else 80, 40), 77, device="cuda", dtype=torch.bfloat16)
+    problem = problem_of(a, b, out[:, :72], ("bf16",) * 3)
+    found = next(cluster_parts(problem.one_product(), GPU))[0]
+    assert found.one_by_one(problem) == (not in_line)
+    assert in_line == bool(list(cluster_parts(problem, GPU)))
+    for config in [found, *(config for config, _ in cluster_parts(problem, GPU))]:
+        out.fill_(77)
+        laneloom.matmul(a, b, out=out[:, :72], config=config)
+        assert torch.equal(out[:, :72], (a.double() @ b.double()).bfloat16())
+        assert in_line or (out[:, 72:] == 77).all(), "written outside of C"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -101,26 +101,31 @@ class ClusterConfig(MatmulConfig):
             b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
         )  # fmt: skip
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether a batch goes product by product: copies and parts of K are of one."""
-        return self.copy_a or self.copy_b or self.split_k > 1
+    def one_by_one(self, problem: MatmulProblem) -> bool:
+        """Whether a batch goes product by product: copies are of one, and parts of K of those whose rows of C stand in
+        one line."""
+        in_line = problem.batches == 1 or problem.out.strides[1] == problem.m * problem.out.strides[2]
+        return self.copy_a or self.copy_b or (self.split_k > 1 and not (in_line and problem.batch[0] == 1))
 
     def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
         """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
-        return self.split_k, problem.m, -(-problem.n // 4) * 4
+        rows = problem.m if self.one_by_one(problem) else problem.batches * problem.m
+        return self.split_k, rows, -(-problem.n // 4) * 4
 
     def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
-        """The problem that the kernel is given: parts of K of one product stand where a batch's outer products do,
-        perhaps rows `in_classes` where its inner ones do."""
+        """The problem that the kernel is given: parts of K stand where a batch's outer products do, perhaps rows
+        `in_classes` where its inner ones do."""
         if self.split_k == 1:
             return self.in_classes(problem)
         _, rows, columns = self.parts_shape(problem)
+        batches = 1 if self.one_by_one(problem) else problem.batches
+        a, b = (
+            replace(matrix, strides=(0, matrix.strides[1] if batches > 1 else 0, *matrix.strides[2:]))
+            for matrix in (problem.a, problem.b)
+        )
         return replace(
-            problem, batch=(self.split_k, 1), dtype_out=problem.dtype_sums, epilogue=None,
-            a=replace(problem.a, strides=(0, 0, *problem.a.strides[2:])),
-            b=replace(problem.b, strides=(0, 0, *problem.b.strides[2:])),
-            out=Matrix((rows * columns, 0, columns, 1)),
+            problem, batch=(self.split_k, batches), dtype_out=problem.dtype_sums, epilogue=None, a=a, b=b,
+            out=Matrix((rows * columns, problem.m * columns, columns, 1)),
         )  # fmt: skip
 
     def tiles(self, problem: MatmulProblem) -> int:
@@ -267,7 +272,7 @@ class ClusterConfig(MatmulConfig):
             return "hopper_cluster: a second launch adds up bare products, neither of groups nor of rows in classes"
         if not 1 <= self.split_k * self.cluster_k <= -(-problem.k // self.block_k):
             return f"hopper_cluster: {self.split_k} parts of K have a slice or more each, got K = {problem.k}"
-        if problem.batches > MOST_LAUNCHES:
+        if self.one_by_one(problem) and problem.batches > MOST_LAUNCHES:
             return f"hopper_cluster: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
         if prod(self.parts_shape(problem)) >= 1 << 31:
             return f"hopper_cluster: {self.split_k} parts of C have 2^31 elements or more"

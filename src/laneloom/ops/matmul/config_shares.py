@@ -64,10 +64,11 @@ class SharedConfig(TiledConfig):
         """Whether the kernel stores 16 bytes at a time: where C's rows allow it, and parts of K."""
         return self.split_k > 1 or problem.vector_out * DTYPE_BYTES[problem.dtype_out] == TMA_BYTES
 
-    @property
-    def one_by_one(self) -> bool:
-        """Whether a batch goes product by product: copies and parts of K are of one."""
-        return self.copy_a or self.copy_b or self.split_k > 1
+    def one_by_one(self, problem: MatmulProblem) -> bool:
+        """Whether a batch goes product by product: copies are of one, and parts of K of those whose rows of C stand in
+        one line."""
+        in_line = problem.batches == 1 or problem.out.strides[1] == problem.m * problem.out.strides[2]
+        return self.copy_a or self.copy_b or (self.split_k > 1 and not (in_line and problem.batch[0] == 1))
 
     def whole_tiles(self, problem: MatmulProblem) -> int:
         """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""
@@ -92,7 +93,8 @@ class SharedConfig(TiledConfig):
     def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
         """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
         pieces = 16 // DTYPE_BYTES[problem.dtype_a]
-        return self.split_k, problem.m, -(-problem.n // pieces) * pieces
+        rows = problem.m if self.one_by_one(problem) else problem.batches * problem.m
+        return self.split_k, rows, -(-problem.n // pieces) * pieces
 
     def added_megabytes(self, problem: MatmulProblem) -> float:
         """What it takes to add parts of K up, as memory that is read."""
@@ -130,7 +132,7 @@ class SharedConfig(TiledConfig):
             return f"{self.schedule}: K in parts or in equal shares, got split_k={self.split_k}, split={self.split}"
         if (self.split_k - 1) * self.slices(problem) * self.block_k >= problem.k:
             return f"{self.schedule}: {self.split_k} parts of whole slices leave some of K = {problem.k} empty"
-        if problem.batches > MOST_LAUNCHES:
+        if self.one_by_one(problem) and problem.batches > MOST_LAUNCHES:
             return f"{self.schedule}: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
         if math.prod(self.parts_shape(problem)) >= 1 << 31:
             return f"{self.schedule}: {self.split_k} parts of C have 2^31 elements or more"
@@ -138,7 +140,8 @@ class SharedConfig(TiledConfig):
 
     def in_parts(self, problem: MatmulProblem) -> Iterator[Self]:
         """The same with K in as many parts as fill half of the CTAs, all, or two rounds of them."""
-        tiles, slices = self.tiles(problem.one_product()), -(-problem.k // self.block_k)
+        each = problem.one_product() if replace(self, split=False, split_k=2).one_by_one(problem) else problem
+        tiles, slices = self.tiles(each), -(-problem.k // self.block_k)
         found = set()
         for ctas in (self.programs // 2, self.programs, 2 * self.programs):
             parts = min(ctas // tiles, slices // LEAST_SLICES)

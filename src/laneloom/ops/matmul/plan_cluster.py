@@ -314,10 +314,10 @@ def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
 def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
     """Configs with K in parts that a second launch adds up, with the time of both: the best of each number of parts."""
     short, long = sorted((problem.m, problem.n))
-    few = ceil_div(short, LEAST_COLUMNS) * ceil_div(long, LEAST_COLUMNS) <= gpu.compute_units // 2
-    if not (few or problem.k >= LONG_K * long) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
+    few = problem.batches * ceil_div(short, LEAST_COLUMNS) * ceil_div(long, LEAST_COLUMNS) <= gpu.compute_units // 2
+    if not (few or (problem.k >= LONG_K * long and problem.batches == 1)) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
         return
-    tiles = ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
+    tiles = problem.batches * ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
     block_k = SLICE_BYTES // DTYPE_BYTES[problem.dtype_a]
     slices = ceil_div(problem.k, block_k)
     numbers = {
@@ -326,10 +326,12 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
     }
     for number in sorted(numbers - {1}):
         split = ClusterConfig(block_m=128, block_n=128, block_k=block_k, stages=2, split_k=number)
+        if problem.batches > 1 and split.one_by_one(problem):
+            return
         part = replace(split.as_launched(problem), k=ceil_div(slices, number) * block_k)
         if (best := best_cluster(part, gpu)) is not None:
             config = best[0].with_knobs(split_k=number)
-            added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.m * problem.n / 1e6
+            added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.batches * problem.m * problem.n / 1e6
             if config.why_invalid(problem, gpu) is None:
                 yield config, best[1] + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
 

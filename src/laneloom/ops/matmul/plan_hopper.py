@@ -283,6 +283,7 @@ def _batch(
     multiplications = problem.m * problem.n * problem.k
     if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE and (best := best_cluster(problem, gpu)):
         found.append((*best, "a batch in one launch"))
+        found += [(*pair, "a batch in one launch, K in parts") for pair in cluster_parts(problem, gpu)]
     elif multiplications >= BATCH_MULTIPLICATIONS:
         each = problem.one_product()
         alone_us = problem.batches * min((time_us for _, time_us in tiled(each, gpu)), default=0.0)

@@ -163,7 +163,7 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
 
 
 def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
-    """What TMA feeds, with estimates. What is copied or in parts of K goes product by product."""
+    """What TMA feeds, with estimates. What is copied goes product by product."""
     if problem.dtype_a == "fp32":
         for streamed in stream_configs(problem, gpu):
             yield streamed, streamed_us(problem, streamed)
@@ -174,14 +174,14 @@ def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | Pr
 
 def precise_us(problem: MatmulProblem, config: PreciseConfig) -> float:
     """The model's time of `hopper_precise`, with its copies."""
-    each = problem.one_product() if config.one_by_one else problem
+    each = problem.one_product() if config.one_by_one(problem) else problem
     time_us = config_precise.estimate_us(each, config) * (problem.batches // each.batches)
     return time_us + _copies_us(problem, config)
 
 
 def streamed_us(problem: MatmulProblem, config: StreamConfig) -> float:
     """The model's time of `hopper_stream`, with its copies."""
-    each = problem.one_product() if config.one_by_one else problem
+    each = problem.one_product() if config.one_by_one(problem) else problem
     time_us = config_stream.estimate_us(each, config) * (problem.batches // each.batches)
     time_us *= _LONG_CHAIN_FACTOR if problem.k > _LONG_CHAIN * config.split_k else 1
     return time_us + _copies_us(problem, config)

@@ -190,9 +190,9 @@ class _Prepared:
         self.lock = threading.Lock()
         self.parts = None
         if config.split_k > 1:
-            self.parts, self.dtype = config.parts_shape(problem), SUMS[problem.dtype_out]
+            self.parts, self.dtype = config.parts_shape(of_call), SUMS[problem.dtype_out]
             self.reduce = ReduceLaunch(pdl=config.pdl)
-            self.shape, self.strides = (of_call.m, of_call.n), of_call.out.strides[2:]
+            self.shape, self.strides = (self.parts[1], of_call.n), of_call.out.strides[2:]
 
     def __call__(
         self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
@@ -232,7 +232,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a ClusterConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one(problem))
 
 
 def launch(problem, config, gpu, a, b, out, *terms: Any) -> None:

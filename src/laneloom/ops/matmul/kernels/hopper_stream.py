@@ -114,7 +114,7 @@ class _Prepared:
 
 def prepare(problem, config, gpu) -> Callable[..., None]:
     """What runs `config` (a StreamConfig) on tensors that lie as `problem` says, call after call, on one device."""
-    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one)
+    return prepare_launches(_Prepared, problem, config, gpu, copied=config.one_by_one(problem))
 
 
 def launch(problem, config, gpu, a: Any, b: Any, out: Any) -> None:

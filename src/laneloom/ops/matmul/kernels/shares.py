@@ -16,12 +16,12 @@ class Output:
     def __init__(self, problem, config, a_steps: tuple[int, int], b_steps: tuple[int, int]) -> None:
         self.workspace, self.dtype = config.workspace_bytes(problem), None
         strides = problem.out.strides
-        if config.split_k > 1:  # parts of K stand where a batch's products do
+        if config.split_k > 1:  # parts of K stand where a batch's outer products do
             self.dtype = {"fp32": torch.float32, "fp64": torch.float64}[problem.dtype_out]
-            self.shape, self.strides = (problem.m, problem.n), strides[2:]
             self.parts = (_, rows, columns) = config.parts_shape(problem)
+            self.shape, self.strides = (rows, problem.n), strides[2:]
             self.reduce = ReduceLaunch(pdl=config.pdl)
-            strides = (rows * columns, 0, columns, 1)
+            strides = (rows * columns, problem.m * columns, columns, 1)
         items = config.tiles(problem) * config.split_k
         self.sizes = Sizes(
             problem.m, problem.n, problem.k, problem.batch[1], items, *a_steps, *b_steps, *strides)  # fmt: skip
