@@ -8,7 +8,8 @@ do on a GPU. `torch.cuda` answers as a machine with one GPU would, except that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
@@ -23,6 +24,7 @@ _PINNED = "_laneloom_pinned"
 _ABSENT = object()  #: where there was nothing to put back
 _MOVES = ("to", "cuda", "cpu", "type_as")
 _MADE_ON_HOST = ("from_numpy", "frombuffer", "get_rng_state")
+_on: list[Any] = []  #: the modes of the contexts that are open
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 
 
@@ -224,6 +226,24 @@ def _function_mode():
     return CudaOnCpu()
 
 
+def is_on() -> bool:
+    """Whether a `cuda_on_cpu` is open."""
+    return bool(_on)
+
+
+def warn_of_host(kernel: str, arguments: Iterable[tuple[str, str, Any]]) -> None:
+    """Warn of pointers (name, Triton type, tensor) to the host's memory, which Triton refuses where there is a GPU."""
+    for name, kind, value in arguments if _on else ():
+        if not kind.startswith("*") or not getattr(value, _HOST, False) or getattr(value, _PINNED, False):
+            continue
+        if value.numel():
+            warnings.warn(
+                f"{kernel}: {name} is a tensor on the host; the emulator reads it, where Triton on a GPU says that it "
+                "'cannot be accessed from Triton (cpu tensor?)'",
+                stacklevel=2,
+            )
+
+
 def _autocasting(change: Any) -> Any:
     """A change of autocast's state for "cuda", which is then the CPU's as well: that is where torch computes."""
 
@@ -282,10 +302,12 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
+    _on.append(mode)
     try:
         with mode:
             yield
     finally:
+        _on.remove(mode)
         mode.ended = True
         products._destroy()
         for owner, name, old in before:

@@ -30,6 +30,7 @@ from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.metadata import parse_metadata
 from .arguments import ArrayArgument, Layout, extent
+from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
 from .program import Program, load
@@ -168,6 +169,7 @@ class _Launcher:
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz * ctas, np.uint8) for size in sizes]
         with _without_torch_modes():
+            warn_of_host(md.name, values)
             storage = emulation.bounds != "view"
             kernarg, regions = self.layout.pack(values, scratch, whole_words=self.whole_words, storage=storage)
             regions += pointed_at(values)
@@ -261,7 +263,7 @@ class EmulatedDriver(DriverBase):
         """Where kernels' tensors live."""
         import torch
 
-        return torch.device("cpu")
+        return torch.device("cuda", 0) if is_on() else torch.device("cpu")
 
     def get_device_interface(self):
         """Triton's testing code asks this for synchronisation and for clocks."""
