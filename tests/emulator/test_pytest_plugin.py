@@ -254,6 +254,32 @@ def test_tensors_in_wrappers():
     torch.testing.assert_close(out, 2 * x.to(torch.int32))
 
 
+class Halved(torch.Tensor):  # as quantized weights are made
+    @staticmethod
+    def __new__(cls, inside):
+        return torch.Tensor._make_wrapper_subclass(cls, inside.shape, dtype=inside.dtype, device=inside.device)
+
+    def __init__(self, inside):
+        self.inside = inside
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        from torch.utils._python_dispatch import return_and_correct_aliasing
+
+        if func is torch.ops.aten.detach.default:
+            return return_and_correct_aliasing(func, args, kwargs, cls(args[0].inside.detach()))
+        return func(*(2 * x.inside if isinstance(x, cls) else x for x in args), **(kwargs or {}))
+
+
+def test_wrapper_subclasses():
+    for device in ("cpu", "cuda"):
+        half = Halved(torch.ones(3, 4, device=device))
+        weight = torch.nn.Parameter(half)
+        assert half.device.type == weight.device.type == device
+        y = torch.nn.functional.linear(torch.ones(2, 4, device=device), weight.detach())
+        assert y.device.type == device and (y == 8).all()
+
+
 def test_operators_registered_for_cuda():
     x, host = torch.arange(5.0, device="cuda"), torch.arange(5.0)
 
@@ -380,7 +406,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "27 passed" in done.stdout
+    assert "28 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
 

@@ -78,6 +78,19 @@ def _function_mode():
 
             return made
 
+        def wrapper(self, make: Any) -> Any:
+            """`Tensor._make_wrapper_subclass`: the device of what it makes has to be that of the tensors inside."""
+
+            @wraps(make)
+            def made(*args: Any, **kwargs: Any) -> Any:
+                device = torch.device(kwargs.get("device") or cpu)
+                if device.type == "cuda":
+                    kwargs["device"] = cpu
+                # Below the dispatcher the mode is off, where tensors of the GPU say "cpu" as well.
+                return mark(make(*args, **kwargs), device.type == "cpu" and any(x is self for x in mode_stack()))
+
+            return made
+
         def parameters(self, make: Any) -> Any:
             """`Parameter.__new__`, which no mode sees: a parameter lives where the tensor does that it is made of."""
 
@@ -293,6 +306,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped += [(torch, "Stream", torch_cuda["Stream"]), (torch, "Event", PlacedEvent)]
     swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in _MADE_ON_HOST]
     swapped.append((torch.Tensor, "__new__", mode.constructor(torch.Tensor.__new__)))
+    wrapper = mode.wrapper(torch.Tensor._make_wrapper_subclass)  # type: ignore[attr-defined]
+    swapped.append((torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper)))
     swapped += tensor_types(torch, mode.put)
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
