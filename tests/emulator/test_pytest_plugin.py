@@ -262,6 +262,9 @@ class Halved(torch.Tensor):  # as quantized weights are made
     def __init__(self, inside):
         self.inside = inside
 
+    def __tensor_flatten__(self):
+        return ["inside"], None
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args, kwargs=None):
         from torch.utils._python_dispatch import return_and_correct_aliasing
@@ -275,7 +278,7 @@ def test_wrapper_subclasses():
     for device in ("cpu", "cuda"):
         half = Halved(torch.ones(3, 4, device=device))
         weight = torch.nn.Parameter(half)
-        assert half.device.type == weight.device.type == device
+        assert half.device.type == weight.device.type == weight.inside.device.type == device
         y = torch.nn.functional.linear(torch.ones(2, 4, device=device), weight.detach())
         assert y.device.type == device and (y == 8).all()
 

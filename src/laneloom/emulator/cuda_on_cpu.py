@@ -53,6 +53,8 @@ def _function_mode():
                     setattr(leaf, _HOST, True)
                 elif hasattr(leaf, _HOST):
                     delattr(leaf, _HOST)
+                if hasattr(leaf, "__tensor_flatten__"):  # a wrapper: what is inside was made below the mode
+                    mark([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]], host)
         return result
 
     class CudaOnCpu(TorchFunctionMode):
@@ -86,8 +88,11 @@ def _function_mode():
                 device = torch.device(kwargs.get("device") or cpu)
                 if device.type == "cuda":
                     kwargs["device"] = cpu
+                wrapped = make(*args, **kwargs)
                 # Below the dispatcher the mode is off, where tensors of the GPU say "cpu" as well.
-                return mark(make(*args, **kwargs), device.type == "cpu" and any(x is self for x in mode_stack()))
+                if device.type == "cpu" and any(x is self for x in mode_stack()):
+                    setattr(wrapped, _HOST, True)
+                return wrapped
 
             return made
 
