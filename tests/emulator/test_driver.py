@@ -103,6 +103,16 @@ def test_a_null_pointer_is_caught():
         chase_kernel[(1,)](table, torch.zeros(1))
 
 
+def test_a_pointer_may_be_given_as_a_number():
+    x, out = torch.randn(64), torch.zeros(64)
+    with laneloom.emulated("gfx1151"):
+        compiled = copy_kernel.warmup(x, out, 64, BLOCK=64, grid=(1,))
+        compiled[(1, 1, 1)](x.data_ptr(), out.data_ptr(), 64, 64)
+        assert torch.equal(out, x)
+        with pytest.raises(OutOfBoundsError, match="past the end of argument 'out_ptr -> "):
+            compiled[(1, 1, 1)](x, out[8:].data_ptr(), 64, 64)
+
+
 def test_strided_views_may_be_read_everywhere_they_reach():
     base = torch.randn(50, 40)
     view = base[3:40:2, 5:30:3]

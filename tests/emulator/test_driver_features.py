@@ -382,6 +382,14 @@ def test_nvidias_inline_assembly_is_refused_not_garbage(gpu):
     assert (out == 7).all()
 
 
+def test_inline_assembly_of_bytes_is_refused_not_garbage(gpu):
+    """LLVM has no register for a vector of bytes, and gives code without the assembly."""
+    x, out = torch.arange(64, dtype=torch.int8), torch.full((64,), 7.0)
+    with pytest.raises(EmulationError, match=r"no register for an operand of its inline assembly 'v_mov_b32.*i8"):
+        assembly_kernel[(1,)](x, out, TEXT="v_mov_b32 $0, $1", REGISTERS="=v,v")
+    assert (out == 7).all()
+
+
 def test_amds_inline_assembly_runs(gpu):
     x, out = torch.randn(64), torch.zeros(64)
     assembly_kernel[(1,)](x, out, TEXT="v_xor_b32 $0, 0x80000000, $1", REGISTERS="=v,v")

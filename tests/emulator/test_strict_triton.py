@@ -147,3 +147,23 @@ def test_a_replica_that_comes_too_late_must_reach_no_memory(gpu):
         with laneloom.emulated(gpu, strict=True, seed=seed):
             sum_in_place_kernel[(1,)](x, BLOCK=64, num_warps=4)
         assert torch.equal(x, torch.arange(64, dtype=torch.float32) - 2016)
+
+
+@triton.jit
+def scatter_kernel(out_ptr, index_ptr, value_ptr, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(out_ptr + tl.load(index_ptr + offsets), tl.load(value_ptr + offsets), mask=offsets != 5)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int32, torch.int64])
+def test_two_lanes_of_one_store_may_write_one_value_alone(gpu, dtype):
+    index, value, out = torch.arange(32), torch.arange(32).to(dtype), torch.zeros(32, dtype=dtype)
+    index[5], index[9], value[9] = 0, 3, 3  # a lane that the mask turns off, and one that agrees
+    with laneloom.emulated(gpu, strict=True):
+        scatter_kernel[(2,)](out, index, value, BLOCK=32)  # both programs write the same
+        assert out[[0, 3]].tolist() == [0, 3]
+        value[9] = 4
+        with pytest.raises(HazardError, match="different values from two lanes of one store") as caught:
+            scatter_kernel[(1,)](out, index, value, BLOCK=32)
+    assert caught.value.kind == "race"

@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import UnsupportedError
 from ..gpu import Gpu
 
+_RUNTIME = "cudaProfilerStart cudaProfilerStop cudaHostRegister cudaHostUnregister".split()  #: all of them succeed
+
 
 def _no_clock(*_: Any, **__: Any):
     raise UnsupportedError("an emulated GPU has no clock and no CUDA graphs; measure on a GPU")
@@ -21,6 +23,13 @@ class Event:
     def __init__(self, enable_timing: bool = False, *_: Any, **__: Any):
         if enable_timing:
             _no_clock()
+
+    @property
+    def device(self) -> Any:
+        """The GPU."""
+        import torch
+
+        return torch.device("cuda", 0)
 
     def query(self) -> bool:
         """Whether all before it is done: always."""
@@ -45,7 +54,8 @@ class Device(nullcontext):
 
     idx = prev_idx = 0
 
-    def __init__(self, *_: Any):
+    def __init__(self, device: Any = None):
+        only_one(device)
         super().__init__()
 
 
@@ -53,6 +63,32 @@ class CUDAGraph:
     """A class, since others write `CUDAGraph | None`; there is none to be had."""
 
     __init__ = _no_clock
+
+
+class MemPool:
+    """A pool of memory; allocations take no notice of it."""
+
+    id, allocator = (0, 1), None
+
+    def __init__(self, *_: Any, **__: Any): ...
+
+    def use_count(self) -> int:
+        """How many use it."""
+        return 1
+
+    def snapshot(self, *_: Any, **__: Any) -> list:
+        """Its segments."""
+        return []
+
+
+def only_one(device: Any) -> None:
+    """Raises RuntimeError for a device of CUDA that is not the first."""
+    if isinstance(device, str):
+        index = device.removeprefix("cuda:") if device.startswith("cuda:") else 0
+    else:
+        index = getattr(device, "index", device) if getattr(device, "type", "cuda") == "cuda" else 0
+    if index is not None and int(index) > 0:
+        raise RuntimeError(f"CUDA error: invalid device ordinal: cuda:{index} of a machine that has cuda:0 alone")
 
 
 def always(value: Any) -> Any:
@@ -144,7 +180,14 @@ def answers(gpu: Gpu) -> dict[str, Any]:
     def seed_all(seed: int, *_: Any) -> None:
         generator.manual_seed(seed)
 
-    silent = ("synchronize empty_cache set_device reset_peak_memory_stats init ipc_collect "
+    def of_first(value: Any) -> Any:
+        def answer(device: Any = None) -> Any:
+            only_one(device)
+            return value
+
+        return answer
+
+    silent = ("synchronize empty_cache check_error reset_peak_memory_stats init ipc_collect "
               "reset_max_memory_allocated reset_accumulated_memory_stats set_stream "
               "set_per_process_memory_fraction set_sync_debug_mode").split()  # fmt: skip
     zeros = ("current_device memory_allocated max_memory_allocated memory_reserved max_memory_reserved "
@@ -156,15 +199,22 @@ def answers(gpu: Gpu) -> dict[str, Any]:
         "manual_seed_all": lambda seed, *_: seed_all(seed),
         "initial_seed": generator.initial_seed,
         "seed": lambda: seed_all(torch.seed()),
+        "seed_all": lambda: seed_all(torch.seed()),
         "default_generators": (generator,),
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "_lazy_init": always(None),
         "device_count": lambda: 1,
         "is_bf16_supported": lambda *_, **__: True,
-        "get_device_name": lambda *_: product,
-        "get_device_capability": lambda *_: (major, minor),
-        "get_device_properties": lambda *_: properties,
+        "set_device": of_first(None),
+        "get_device_name": of_first(product),
+        "get_device_capability": of_first((major, minor)),
+        "get_device_properties": of_first(properties),
+        "get_arch_list": lambda: [gpu.name],
+        "get_gencode_flags": lambda: "",
+        "cudart": always(SimpleNamespace(**{name: always(0) for name in _RUNTIME})),
+        "MemPool": MemPool,
+        "use_mem_pool": lambda *_, **__: nullcontext(),
         "memory_stats": lambda *_: Counter(),  # 0 for every name
         "memory_snapshot": lambda *_: [],
         "get_per_process_memory_fraction": lambda *_: 1.0,
@@ -180,6 +230,8 @@ def answers(gpu: Gpu) -> dict[str, Any]:
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda *_: torch.get_rng_state(),
         "set_rng_state": lambda state, *_: torch.set_rng_state(state),
+        "get_rng_state_all": lambda: [torch.get_rng_state()],
+        "set_rng_state_all": lambda states: torch.set_rng_state(*states),
         "Event": Event,
         "memory_summary": lambda *_, **__: "",
         "CUDAGraph": CUDAGraph,
@@ -193,6 +245,10 @@ def accelerator_answers(torch: Any) -> dict[str, Any]:
     silent = ("set_device_index set_device_idx synchronize set_stream empty_cache empty_host_cache "
               "reset_peak_memory_stats reset_accumulated_memory_stats").split()  # fmt: skip
     zeros = "memory_allocated max_memory_allocated memory_reserved max_memory_reserved".split()
+
+    def is_dtype(x: Any) -> bool:
+        return isinstance(x, torch.dtype)
+
     return {
         "current_accelerator": lambda *_, **__: torch.device("cuda"),
         "is_available": lambda: True,
@@ -205,6 +261,7 @@ def accelerator_answers(torch: Any) -> dict[str, Any]:
         "memory_stats": lambda *_: Counter(),
         "get_memory_info": lambda *_: (16 << 30, 16 << 30),
         "current_stream": lambda *_: torch.cuda.current_stream(),
+        "get_device_capability": lambda *_: {"supported_dtypes": {x for x in vars(torch).values() if is_dtype(x)}},
     }
 
 

@@ -8,19 +8,23 @@ do on a GPU. `torch.cuda` answers as a machine with one GPU would, except that i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 from ..gpu import Gpu
-from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers
-from .cuda_operators import products_of_wider_types, registering
+from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers, only_one
+from .cuda_operators import histogram_of_integers, products_of_wider_types, registering
+from .cuda_types import name_of, named, tensor_types
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
 _PINNED = "_laneloom_pinned"
 _ABSENT = object()  #: where there was nothing to put back
 _MOVES = ("to", "cuda", "cpu", "type_as")
+_MADE_ON_HOST = ("from_numpy", "frombuffer", "get_rng_state")
+_on: list[Any] = []  #: the modes of the contexts that are open
 _AUTOCAST = ("set_autocast_enabled", "set_autocast_dtype")
 
 
@@ -49,11 +53,14 @@ def _function_mode():
                     setattr(leaf, _HOST, True)
                 elif hasattr(leaf, _HOST):
                     delattr(leaf, _HOST)
+                if hasattr(leaf, "__tensor_flatten__"):  # a wrapper: what is inside was made below the mode
+                    mark([getattr(leaf, name) for name in leaf.__tensor_flatten__()[0]], host)
         return result
 
     class CudaOnCpu(TorchFunctionMode):
         ended = False  #: what was registered meanwhile may outlive the context
         host: bool | None = None  #: whether the call of torch that is being run computes on the host
+        put = staticmethod(mark)  #: notes where what is in a result lives
 
         def of_host(self, make: Any) -> Any:
             """A function that makes tensors on the host and is none of those that modes see."""
@@ -61,6 +68,31 @@ def _function_mode():
             @wraps(make)
             def made(*args: Any, **kwargs: Any) -> Any:
                 return mark(make(*args, **kwargs), not self.ended)
+
+            return made
+
+        def constructor(self, make: Any) -> Any:
+            """`Tensor.__new__`, as above: `torch.Tensor(2, 3)` and `torch.Tensor([1, 2])` are on the host."""
+
+            @wraps(make)
+            def made(*args: Any, **kwargs: Any) -> Any:
+                return mark(make(*args, **kwargs), all(getattr(x, _HOST, False) for x in args if is_tensor(x)))
+
+            return made
+
+        def wrapper(self, make: Any) -> Any:
+            """`Tensor._make_wrapper_subclass`: the device of what it makes has to be that of the tensors inside."""
+
+            @wraps(make)
+            def made(*args: Any, **kwargs: Any) -> Any:
+                device = torch.device(kwargs.get("device") or cpu)
+                if device.type == "cuda":
+                    kwargs["device"] = cpu
+                wrapped = make(*args, **kwargs)
+                # Below the dispatcher the mode is off, where tensors of the GPU say "cpu" as well.
+                if device.type == "cpu" and any(x is self for x in mode_stack()):
+                    setattr(wrapped, _HOST, True)
+                return wrapped
 
             return made
 
@@ -109,6 +141,8 @@ def _function_mode():
 
         def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = dict(kwargs or {})
+            if func is torch.device and args and isinstance(args[0], int):
+                return torch.device("cuda", args[0])
             if func is torch.device or func is parse_to:  # nn.Module.to asks what its arguments mean
                 return func(*args, **kwargs)
             inputs = [x for x in tree_leaves((args, kwargs)) if is_tensor(x)]
@@ -126,19 +160,33 @@ def _function_mode():
             if func == data_setter and is_tensor(args[1]):
                 func(*args)
                 return mark(args[0], getattr(args[1], _HOST, False))
+            if func in (tensor.numpy, tensor.__array__) and not host and device_getter(args[0]).type == "cpu":
+                if not kwargs.pop("force", False):
+                    raise TypeError(
+                        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host "
+                        "memory first."
+                    )
+                return tensor.numpy(args[0].detach().clone(), force=True)
+            if func is tensor.type and (asked := self.by_type(func, args, kwargs, host)) is not NotImplemented:
+                return asked
+            if func in (torch.histc, tensor.histc) and not host and not args[0].is_floating_point():
+                return mark(histogram_of_integers(*args, **kwargs), False)
             if func in moves:
                 return self.move(func, args, kwargs, getattr(args[0], _HOST, False))
             default = default_device.CURRENT_DEVICE  # `with torch.device("cuda")`, torch.set_default_device
             if default is not None and kwargs.get("device") is None and func in default_device._device_constructors():
                 kwargs["device"] = default
             wanted = [x for x in (*args, kwargs.get("device")) if isinstance(x, torch.device)]
-            named = kwargs.get("device")
-            if isinstance(named, str | int):
-                wanted.append(torch.device(named) if isinstance(named, str) else first)
+            spoken = kwargs.get("device")
+            if isinstance(spoken, str | int):
+                wanted.append(torch.device(spoken) if isinstance(spoken, str) else torch.device("cuda", spoken))
+            for device in wanted:
+                only_one(device)
             args = tuple(cpu if isinstance(x, torch.device) and x.type == "cuda" else x for x in args)
             if wanted and wanted[-1].type == "cuda" and "device" in kwargs:
                 kwargs["device"] = cpu
-            if kwargs.get("pin_memory"):
+            pinned = kwargs.get("pin_memory")
+            if pinned:
                 kwargs["pin_memory"] = False
             if wanted:
                 host = wanted[-1].type == "cpu"
@@ -147,7 +195,17 @@ def _function_mode():
             result = self.on(host, func, args, kwargs)
             if func.__name__ in ("__set__", "__delete__") or any(result is x for x in inputs):
                 return result
+            if pinned and is_tensor(result):
+                setattr(result, _PINNED, True)
             return mark(result, host)
+
+        def by_type(self, func, args, kwargs, host):
+            """Tensor.type, which tells a tensor's type, or converts to one, on another device if the type says so."""
+            kind = args[1] if len(args) > 1 else kwargs.get("dtype")
+            if kind is None:
+                return NotImplemented if host else name_of(args[0].dtype) or NotImplemented
+            asked = named(torch, kind)
+            return NotImplemented if asked is None else self.move(tensor.to, (args[0], *asked), {}, host)
 
         def move(self, func, args, kwargs, host):
             """Tensor.to, .cuda, .cpu, .type_as: copies if the device changes, and does what else was asked."""
@@ -157,10 +215,12 @@ def _function_mode():
             if "other" in kwargs:
                 rest.insert(0, kwargs.pop("other"))
             if func in (tensor.cuda, tensor.cpu):
-                kwargs.pop("device", None)
+                only_one(kwargs.pop("device", rest[0] if rest and func is tensor.cuda else None))
             else:
                 spoken = kwargs.pop("device", None)
-                if rest and isinstance(rest[0], str | torch.device | int):
+                if rest and rest[0] is None:
+                    rest.pop(0)
+                elif rest and isinstance(rest[0], str | torch.device | int):
                     spoken = rest.pop(0)
                 elif rest and is_tensor(rest[0]):
                     kwargs["dtype"] = rest[0].dtype
@@ -170,6 +230,7 @@ def _function_mode():
                 if len(rest) > 1:  # non_blocking, copy
                     kwargs["copy"] = rest[1]
                 if spoken is not None:
+                    only_one(spoken)
                     target = "cuda" if isinstance(spoken, int) else torch.device(spoken).type
             if target not in (None, "cpu", "cuda"):
                 return func(*args, **asked)
@@ -181,6 +242,24 @@ def _function_mode():
             return result if result is source else mark(result, to_host)
 
     return CudaOnCpu()
+
+
+def is_on() -> bool:
+    """Whether a `cuda_on_cpu` is open."""
+    return bool(_on)
+
+
+def warn_of_host(kernel: str, arguments: Iterable[tuple[str, str, Any]]) -> None:
+    """Warn of pointers (name, Triton type, tensor) to the host's memory, which Triton refuses where there is a GPU."""
+    for name, kind, value in arguments if _on else ():
+        if not kind.startswith("*") or not getattr(value, _HOST, False) or getattr(value, _PINNED, False):
+            continue
+        if value.numel():
+            warnings.warn(
+                f"{kernel}: {name} is a tensor on the host; the emulator reads it, where Triton on a GPU says that it "
+                "'cannot be accessed from Triton (cpu tensor?)'",
+                stacklevel=2,
+            )
 
 
 def _autocasting(change: Any) -> Any:
@@ -195,6 +274,13 @@ def _autocasting(change: Any) -> Any:
     return changed
 
 
+def _scattered(tensor: Any, devices: Any, *_: Any) -> tuple[Any]:
+    """What DataParallel asks for, over the one GPU."""
+    for device in devices:
+        only_one(device)
+    return (tensor.cuda(),)
+
+
 @contextmanager
 def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     """Inside, torch has one GPU called "cuda", whose memory is the CPU's. Everything is put back afterwards.
@@ -202,6 +288,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     Only Python code of the thread that entered is affected, and no device argument that C++ code makes by itself.
     """
     import torch
+    from torch.nn.parallel import _functions as parallel
 
     mode, run_backward = _function_mode(), torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
@@ -211,6 +298,9 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
 
     torch_cuda = answers(gpu)
     swapped: list[tuple[Any, str, Any]] = [(torch.cuda, name, new) for name, new in torch_cuda.items()]
+    for part in (torch.cuda.memory, torch.cuda.random, torch.cuda.streams, torch.cuda.profiler):
+        swapped += [(part, name, new) for name, new in torch_cuda.items() if name in vars(part)]
+    swapped += [(torch._C, "_scatter", _scattered), (parallel, "_get_stream", only_one)]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
@@ -219,7 +309,11 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped += [(torch.cuda.nvtx, name, new) for name, new in nvtx_answers().items()]
     swapped.append((torch, "Generator", generator_class(torch)))
     swapped += [(torch, "Stream", torch_cuda["Stream"]), (torch, "Event", PlacedEvent)]
-    swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in ("from_numpy", "frombuffer")]
+    swapped += [(torch, name, mode.of_host(getattr(torch, name))) for name in _MADE_ON_HOST]
+    swapped.append((torch.Tensor, "__new__", mode.constructor(torch.Tensor.__new__)))
+    wrapper = mode.wrapper(torch.Tensor._make_wrapper_subclass)  # type: ignore[attr-defined]
+    swapped.append((torch.Tensor, "_make_wrapper_subclass", staticmethod(wrapper)))
+    swapped += tensor_types(torch, mode.put)
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
     swapped.append((torch, "load", mode.loading(torch.load)))
@@ -228,10 +322,12 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
         setattr(owner, name, new)
+    _on.append(mode)
     try:
         with mode:
             yield
     finally:
+        _on.remove(mode)
         mode.ended = True
         products._destroy()
         for owner, name, old in before:

@@ -89,6 +89,18 @@ def products_of_wider_types() -> Any:
     return library
 
 
+def histogram_of_integers(x: Any, bins: int = 100, min: float = 0, max: float = 0, *, out: Any = None) -> Any:
+    """`torch.histc` of integers, which the CPU's refuses."""
+    low, high = int(min), int(max)
+    if low == high and x.numel():
+        low, high = int(x.min()), int(x.max())
+    if low == high:
+        low, high = low - 1, high + 1
+    inside = x[(x >= low) & (x <= high)].long()
+    found = ((inside - low) * bins // (high - low)).clamp_(max=bins - 1).bincount(minlength=bins).to(x.dtype)
+    return found if out is None else out.copy_(found)
+
+
 def registering(mode: Any, register: Callable) -> Callable:
     """`torch.library.Library.impl` inside `cuda_on_cpu`. register: the method as it was."""
     import torch

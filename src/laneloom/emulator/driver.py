@@ -30,6 +30,7 @@ from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
 from ..isa.metadata import parse_metadata
 from .arguments import ArrayArgument, Layout, extent
+from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
 from .pointers import pointed_at
 from .program import Program, load
@@ -95,19 +96,35 @@ class _Utils:
         """Nothing was loaded."""
 
 
-#: inline assembly in LLVM IR: its text, its constraints
-_INLINE = re.compile(r'\basm (?:sideeffect |alignstack |inteldialect |unwind )*"((?:[^"\\]|\\.)*)", "([^"]*)"')
+#: inline assembly in LLVM IR: its text, its constraints, its operands; and in the listing
+_INLINE = re.compile(
+    r'\basm (?:sideeffect |alignstack |inteldialect |unwind )*"((?:[^"\\]|\\.)*)", "([^"]*)"(?:\((.*?)\) #|)'
+)
+_WRITTEN = re.compile(r";;#ASMSTART\n(.*?);;#ASMEND", re.DOTALL)
+_REPLACED = re.compile(r"\\\$(?:\d+|\\\{.*?\\\})|\\\$\\\$")  #: an operand in a text, after re.escape
 
 
-def _check_inline(ir: str, kernel: str) -> None:
-    """LLVM says of an NVIDIA register's letter that it has no such register, and leaves the result undefined: Triton
-    takes the code all the same. Raises EmulationError."""
-    for text, constraints in _INLINE.findall(ir):
+def _check_inline(ir: str, asm: str, kernel: str) -> None:
+    """Where LLVM finds no register for an operand, it says so, leaves the result undefined, and Triton takes the code
+    all the same: of an NVIDIA register's letter, and of types such as <4 x i8>. Raises EmulationError."""
+    patterns = {}
+    for text, constraints, operands in _INLINE.findall(ir):
         letters = (word.lstrip("=+&*%") for word in constraints.split(","))
         if letter := next((x for x in letters if x in ("f", "d", "h", "l", "q")), None):
             raise EmulationError(
                 f"{kernel}: its inline assembly {text!r} is NVIDIA's: {letter!r} is no register of an AMD GPU, so that "
                 "LLVM leaves its result undefined"
+            )
+        plain = re.sub(r"\\([0-9A-F]{2})", lambda code: chr(int(code[1], 16)), text)
+        if plain.strip():
+            patterns[text, operands] = re.compile(_REPLACED.sub(".*", re.escape(" ".join(plain.split()))))
+    written = [" ".join(text.split()) for text in _WRITTEN.findall(asm)]
+    for (text, operands), pattern in patterns.items():
+        others = [line for line in written if not any(p.fullmatch(line) for p in patterns.values())]
+        if not others and not any(pattern.fullmatch(line) for line in written):
+            raise EmulationError(
+                f"{kernel}: LLVM has no register for an operand of its inline assembly {text!r} ({operands}) and "
+                "leaves its result undefined; pass numbers of 16, 32 or 64 bits"
             )
 
 
@@ -118,9 +135,9 @@ def _assembly(digest: str, group: str, kernel: str) -> tuple[str, tuple[tuple[in
     path = next((p for f, p in files.items() if f.endswith(".amdgcn")), None)
     if path is None:
         raise EmulationError(f"Triton's cache holds no assembly of {kernel!r}; clear it and try again")
-    if (ir := next((p for f, p in files.items() if f.endswith(".llir")), None)) is not None:
-        _check_inline(Path(ir).read_text(), kernel)
     asm = Path(path).read_text()
+    if (ir := next((p for f, p in files.items() if f.endswith(".llir")), None)) is not None:
+        _check_inline(Path(ir).read_text(), asm, kernel)
     found = next(k for k in parse_metadata(asm) if k.name == kernel)
     return asm, tuple((a.offset, a.size, a.kind) for a in found.arguments)
 
@@ -152,6 +169,7 @@ class _Launcher:
         sizes = (getattr(md, f"{kind}_scratch_size", 0) or 0 for kind in ("global", "profile"))
         scratch = [np.zeros(size * gx * gy * gz * ctas, np.uint8) for size in sizes]
         with _without_torch_modes():
+            warn_of_host(md.name, values)
             storage = emulation.bounds != "view"
             kernarg, regions = self.layout.pack(values, scratch, whole_words=self.whole_words, storage=storage)
             regions += pointed_at(values)
@@ -245,7 +263,7 @@ class EmulatedDriver(DriverBase):
         """Where kernels' tensors live."""
         import torch
 
-        return torch.device("cpu")
+        return torch.device("cuda", 0) if is_on() else torch.device("cpu")
 
     def get_device_interface(self):
         """Triton's testing code asks this for synchronisation and for clocks."""

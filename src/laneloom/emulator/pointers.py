@@ -23,13 +23,13 @@ _WORDS = ("i64", "u64", "*i64", "*u64")
 
 
 def pointed_at(values: Sequence[Argument]) -> list[Region]:
-    """What the launch's 64-bit integer arguments, scalars or tensors, point to.
+    """What the launch's 64-bit integer arguments, scalars or tensors, point to, and pointers that are given as numbers.
 
     An address at which live CPU tensors start may reach what they can; one inside a tensor, its storage.
     """
     holders: dict[int, str] = {}
     for name, kind, value in values:
-        if kind in _WORDS:
+        if kind in _WORDS or kind.startswith("*"):
             for address in _addresses(name, kind, value):
                 holders.setdefault(address, name)
     torch = sys.modules.get("torch")
@@ -56,8 +56,10 @@ def pointed_at(values: Sequence[Argument]) -> list[Region]:
 
 
 def _addresses(name: str, kind: str, value: Any) -> list[int]:
-    if kind.startswith("*"):
-        if not hasattr(value, "data_ptr"):
+    if value is None:
+        return []
+    if kind.startswith("*") and hasattr(value, "data_ptr"):
+        if kind not in _WORDS:
             return []
         region = extent(name, value)
         words = window(region.address, region.nbytes).view(np.int64) if region.nbytes else np.empty(0, np.int64)

@@ -364,9 +364,20 @@ def _tracked_scatter(memory, plain, offset, words, nbytes, active) -> None:
     changed = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)
     collide = memory.watch_store(offset, nbytes, changed)
     plain.scatter(memory, offset, words, nbytes, active)
-    if collide is None:
+    # In LDS nobody asks about lanes of one wave: reductions leave a sum in several, not always rounded alike, and store
+    # it from each.
+    if collide is None and plain is LocalMemory:
         return
-    lost = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)[..., None] & collide
-    if lost.any():
-        unit, mine, _ = memory._spread(offset, nbytes)
-        memory._race(lost, memory.tags.writer[unit], mine, unit, True)
+    lost = (plain.gather(memory, offset, nbytes) != meant).any(axis=-1)
+    if memory._active is not None:
+        lost &= memory._active
+    if not lost.any():
+        return
+    unit, mine, _ = memory._spread(offset, nbytes)
+    writers, bad = memory.tags.writer[unit], np.zeros(unit.shape, np.bool_)
+    if collide is not None:
+        bad |= lost[..., None] & collide
+    if plain is GlobalMemory:
+        bad |= (lost & (writers == mine).all(axis=-1))[..., None]
+    if bad.any():
+        memory._race(bad, writers, mine, unit, True)

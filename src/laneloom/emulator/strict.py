@@ -379,6 +379,9 @@ def as_error(kernel: str, found: Found, ins: Instruction, name_wave: Namer) -> H
 
 def race_error(kernel: str, fault: RaceFault, guards: Mapping[int, Any], ins: Instruction, place: str) -> HazardError:
     """A race, with both parties."""
+    if fault.other == fault.mine:
+        text = f"{kernel}: address {fault.address:#x} gets different values from two lanes of one store"
+        return HazardError(f"{text}; {place}, lane {fault.lane}; {describe(ins)}", "race")
     wave = wave_of(fault.other)
     who = "several waves" if wave is None else f"wave {wave}"
     memory = "LDS byte" if fault.lds else "address"
