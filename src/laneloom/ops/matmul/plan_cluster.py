@@ -315,7 +315,8 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
     """Configs with K in parts that a second launch adds up, with the time of both: the best of each number of parts."""
     short, long = sorted((problem.m, problem.n))
     few = problem.batches * ceil_div(short, LEAST_COLUMNS) * ceil_div(long, LEAST_COLUMNS) <= gpu.compute_units // 2
-    if not (few or (problem.k >= LONG_K * long and problem.batches == 1)) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
+    alone = problem.batches == 1 and problem.k >= LONG_K * long
+    if not (few or alone) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
         return
     tiles = problem.batches * ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
     block_k = SLICE_BYTES // DTYPE_BYTES[problem.dtype_a]
