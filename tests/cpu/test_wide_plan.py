@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, mean
 
@@ -10,10 +11,13 @@ import pytest
 pytest.importorskip("torch")
 
 from laneloom.bench.matmul_wide import WIDE, planned, read, render, render_half, summarise
+from laneloom.device import split_k
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig, plan
 from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, AsyncConfig
+from laneloom.ops.matmul.config_shares import MANY_PARTS, in_line
 from laneloom.ops.matmul.plan_half import HALF, half_best, half_configs
+from laneloom.ops.matmul.plan_wide import by_tma
 from laneloom.ops.matmul.problem import MatmulProblem, Matrix
 
 GPU = get_gpu("sm_90a")
@@ -136,6 +140,31 @@ def test_configs_of_16_bits_can_do_what_they_are_for(sizes, layout):
         assert [time for _, time in best] == sorted(time for _, time in best)
     assert not half_best(MatmulProblem.contiguous(8192, 8192, 8192, dtype="bf16"), GPU)
     assert not half_best(MatmulProblem.contiguous(64, 64, 64, dtype="fp8"), GPU)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp64"])
+@pytest.mark.parametrize("sizes", [(64, 64, 100000), (300, 200, 7777), (17, 40, 1 << 20), (1000, 30, 640)])
+@pytest.mark.parametrize("batch", [1, 5])
+def test_parts_of_k_are_all_of_it(sizes, dtype, batch):
+    """As many slices each, but the last; more than one launch adds up at a time are near a power of two below them."""
+    assert split_k.MOST_UNROLLED == MANY_PARTS
+    problem = MatmulProblem.contiguous(*sizes, dtype=dtype, layout="nt", batch=batch)
+    found = [config for config, _ in by_tma(problem, GPU) if config.split_k > 1]
+    assert found
+    for config in found:
+        each, all_of_it = config.slices(problem), -(-problem.k // config.block_k)
+        assert 0 < all_of_it - each * (config.split_k - 1) <= each
+        rows = problem.m * (1 if config.one_by_one(problem) else batch)
+        assert config.workspace_bytes(problem) >= config.split_k * rows * problem.n * (4 if dtype == "fp32" else 8)
+
+
+@pytest.mark.parametrize(("shape", "strides", "line"), [
+    ((1, 5), (0, 6000, 40, 1), True), ((1, 5), (0, 6040, 40, 1), False), ((1, 1), (0, 0, 40, 1), True),
+    ((2, 5), (30000, 6000, 40, 1), False), ((1, 5), (0, 150, 1, 750), True),
+])  # fmt: skip
+def test_rows_of_a_batch_are_in_line_where_one_step_leads_from_each_to_the_next(shape, strides, line):
+    problem = MatmulProblem.contiguous(150, 40, 3000, dtype="fp32")
+    assert in_line(replace(problem, batch=shape, out=Matrix(strides))) == line
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 3), (5, 0, 3), (5, 3, 0)])

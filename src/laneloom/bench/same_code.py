@@ -82,6 +82,9 @@ def compare(rev: str, paths: list[Path], package: Path | None) -> None:
     """Note the changes since `rev`, whose package may lie in a folder, that left the code alone."""
     root, noted = Path(__file__).parents[3], json.loads(NOTED.read_text(encoding="utf-8"))
     changed = {(_schedule(r), r.kernel_hash) for r in _measured(paths) if r.is_stale(config_sources(_schedule(r)))}
+    if not changed:
+        print("no record is stale")
+        return
     with tempfile.TemporaryDirectory() as folder:
         if package is None:
             packed = subprocess.run(["git", "-C", root, "archive", rev, "src"], check=True, capture_output=True).stdout

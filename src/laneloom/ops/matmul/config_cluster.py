@@ -16,6 +16,7 @@ from .config_hopper import (
     tma_writes,
     why_not_walked,
 )
+from .config_shares import in_line
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
@@ -102,10 +103,8 @@ class ClusterConfig(MatmulConfig):
         )  # fmt: skip
 
     def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Whether a batch goes product by product: copies are of one, and parts of K of those whose rows of C stand in
-        one line."""
-        in_line = problem.batches == 1 or problem.out.strides[1] == problem.m * problem.out.strides[2]
-        return self.copy_a or self.copy_b or (self.split_k > 1 and not (in_line and problem.batch[0] == 1))
+        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
+        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
 
     def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
         """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""

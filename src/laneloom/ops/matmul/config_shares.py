@@ -37,6 +37,12 @@ def added_up(parts: int) -> int:
     return parts if parts <= MANY_PARTS else 1 << (parts - 1).bit_length()
 
 
+def in_line(problem: MatmulProblem) -> bool:
+    """Whether the rows of all products of a batch stand in one line in C: one launch adds up their parts of K."""
+    behind = problem.batches == 1 or problem.out.strides[1] == problem.m * problem.out.strides[2]
+    return problem.batch[0] == 1 and behind
+
+
 class TiledConfig(MatmulConfig):
     """A config of tiles of C that stand where they are, one behind the other."""
 
@@ -65,10 +71,8 @@ class SharedConfig(TiledConfig):
         return self.split_k > 1 or problem.vector_out * DTYPE_BYTES[problem.dtype_out] == TMA_BYTES
 
     def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Whether a batch goes product by product: copies are of one, and parts of K of those whose rows of C stand in
-        one line."""
-        in_line = problem.batches == 1 or problem.out.strides[1] == problem.m * problem.out.strides[2]
-        return self.copy_a or self.copy_b or (self.split_k > 1 and not (in_line and problem.batch[0] == 1))
+        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
+        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
 
     def whole_tiles(self, problem: MatmulProblem) -> int:
         """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""

@@ -15,7 +15,7 @@ import numpy as np
 from ...gpu import Gpu
 from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
-from .config_shares import MANY_PARTS, added_up, handy
+from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
     BROKEN_FACTOR,
     HIDDEN_HELD,
@@ -318,6 +318,8 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
     alone = problem.batches == 1 and problem.k >= LONG_K * long
     if not (few or alone) or short < LEAST_COLUMNS < MOST_OF_FEW_ROWS < long:
         return
+    if problem.batches > 1 and not in_line(problem):
+        return
     tiles = problem.batches * ceil_div(problem.m, PARTS_TILE) * ceil_div(problem.n, PARTS_TILE)
     block_k = SLICE_BYTES // DTYPE_BYTES[problem.dtype_a]
     slices = ceil_div(problem.k, block_k)
@@ -327,8 +329,6 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
     }
     for number in sorted(numbers - {1}):
         split = ClusterConfig(block_m=128, block_n=128, block_k=block_k, stages=2, split_k=number)
-        if problem.batches > 1 and split.one_by_one(problem):
-            return
         part = replace(split.as_launched(problem), k=ceil_div(slices, number) * block_k)
         if (best := best_cluster(part, gpu)) is not None:
             config = best[0].with_knobs(split_k=number)
