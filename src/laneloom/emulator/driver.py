@@ -259,6 +259,8 @@ class EmulatedDriver(DriverBase):
         """What Triton compiles for."""
         return GPUTarget("hip", self.emulation.gpu.name, self.emulation.gpu.wave)
 
+    memory_of = "cpu"  #: the type of torch device in whose memory kernels' tensors are, whatever it is called
+
     def get_active_torch_device(self):  # pyright: ignore[reportIncompatibleMethodOverride]
         """Where kernels' tensors live."""
         import torch

@@ -18,8 +18,8 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_shares import LAUNCHES
+from ..output_shares import Output
 from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
-from .shares import Output
 
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (40, 232), 2: (40, 216)}

@@ -21,8 +21,8 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
 from ..config_shares import LAUNCHES, SHARES
+from ..output_shares import Output
 from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
-from .shares import Output
 
 _TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given

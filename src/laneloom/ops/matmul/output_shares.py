@@ -6,8 +6,8 @@ import ctypes
 
 import torch
 
-from ....device.split_k import ReduceLaunch
-from ..tma_operand import Sizes
+from ...device.split_k import ReduceLaunch
+from .tma_operand import Sizes
 
 
 class Output:
