@@ -56,5 +56,5 @@ def gpu_for_arrays(**operands: Any) -> Gpu:
 def expected_device_type() -> str:
     """The type of the torch device whose tensors the active driver takes: "cpu" inside `laneloom.emulated`."""
     # Under `pytest --emulate` the emulator's driver says "cuda:0", as a GPU's does; tensors are the CPU's there too.
-    said = getattr(driver.active, "memory_of", None) or driver.active.get_active_torch_device().type
-    return str(said)
+    active: Any = driver.active
+    return getattr(active, "memory_of", None) or active.get_active_torch_device().type
