@@ -40,6 +40,7 @@ def test_a_schedule_depends_on_what_runs_on_the_gpu():
         "codegen/wgmma.py", "device/hopper.cuh", "device/split_k.py", f"{of}_cluster.cu", f"{of}_cluster_epilogue.cuh",
         f"{of}_cluster_ring.cuh", f"{of}_cluster_store.cuh",
     }  # fmt: skip
+    assert "device/split_k.py" in names("hopper_stream") & names("hopper_precise"), "adds up parts of K"
     assert names("hopper") == {"device/hopper.py", "device/repack.py", "device/split_k.py", f"{of}.py"}
 
 

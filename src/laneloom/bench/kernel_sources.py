@@ -17,8 +17,8 @@ from ..ops.matmul.config import SCHEDULES
 PACKAGE = Path(__file__).parents[1]
 KERNELS = PACKAGE / "ops/matmul/kernels"
 _DEVICE = PACKAGE / "device"
-_SHARED = (PACKAGE / "ops/matmul/tma_operand.py", PACKAGE / "codegen/wgmma.py")
-_WRITERS = _SHARED[1:]  #: write the text of device functions
+_WRITERS = (PACKAGE / "codegen/wgmma.py",)  #: write the text of device functions
+_SHARED = (*(PACKAGE / f"ops/matmul/{name}.py" for name in ("tma_operand", "parts_of_k")), *_WRITERS)
 _DEVICE_FUNCTION = re.compile(r"^@(triton|gluon)\.jit\b", re.MULTILINE)
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import gcd
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config import MatmulConfig
 from .config_hopper import (
     FLOAT_OUTPUTS,
     MOST_LAUNCHES,
@@ -16,7 +15,7 @@ from .config_hopper import (
     tma_writes,
     why_not_walked,
 )
-from .config_shares import in_line
+from .config_shares import PartsConfig
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
@@ -36,7 +35,7 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterConfig(MatmulConfig):
+class ClusterConfig(PartsConfig):
     """kernels/hopper_cluster.cu: clusters share loads by multicast; one producer warp, one to three warpgroups."""
 
     schedule: str = "hopper_cluster"
@@ -101,15 +100,6 @@ class ClusterConfig(MatmulConfig):
             problem, m=problem.m // classes, batch=(problem.batches, classes), a=split(problem.a, True),
             b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
         )  # fmt: skip
-
-    def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
-        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
-
-    def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
-        """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
-        rows = problem.m if self.one_by_one(problem) else problem.batches * problem.m
-        return self.split_k, rows, -(-problem.n // 4) * 4
 
     def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
         """The problem that the kernel is given: parts of K stand where a batch's outer products do, perhaps rows
@@ -271,11 +261,7 @@ class ClusterConfig(MatmulConfig):
             return "hopper_cluster: a second launch adds up bare products, neither of groups nor of rows in classes"
         if not 1 <= self.split_k * self.cluster_k <= -(-problem.k // self.block_k):
             return f"hopper_cluster: {self.split_k} parts of K have a slice or more each, got K = {problem.k}"
-        if self.one_by_one(problem) and problem.batches > MOST_LAUNCHES:
-            return f"hopper_cluster: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
-        if prod(self.parts_shape(problem)) >= 1 << 31:
-            return f"hopper_cluster: {self.split_k} parts of C have 2^31 elements or more"
-        return None
+        return self.why_not_added_up(problem)
 
     def why_not_swapped(self, problem: MatmulProblem) -> str | None:
         """Why the transpose of C cannot be what is computed."""

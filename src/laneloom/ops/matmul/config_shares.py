@@ -43,6 +43,32 @@ def in_line(problem: MatmulProblem) -> bool:
     return problem.batch[0] == 1 and behind
 
 
+class PartsConfig(MatmulConfig):
+    """A config that may cut K into parts for a second launch to add up, and copy operands first."""
+
+    split_k: int
+    copy_a: bool
+    copy_b: bool
+
+    def one_by_one(self, problem: MatmulProblem) -> bool:
+        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
+        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
+
+    def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
+        """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
+        pieces = 16 // DTYPE_BYTES[problem.dtype_sums]
+        rows = problem.m if self.one_by_one(problem) else problem.batches * problem.m
+        return self.split_k, rows, -(-problem.n // pieces) * pieces
+
+    def why_not_added_up(self, problem: MatmulProblem) -> str | None:
+        """Why a second launch cannot add the parts up."""
+        if self.one_by_one(problem) and problem.batches > MOST_LAUNCHES:
+            return f"{self.schedule}: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
+        if math.prod(self.parts_shape(problem)) >= 1 << 31:
+            return f"{self.schedule}: {self.split_k} parts of C have 2^31 elements or more"
+        return None
+
+
 class TiledConfig(MatmulConfig):
     """A config of tiles of C that stand where they are, one behind the other."""
 
@@ -52,7 +78,7 @@ class TiledConfig(MatmulConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedConfig(TiledConfig):
+class SharedConfig(TiledConfig, PartsConfig):
     """A config whose tiles that would not fill a last round are cut along K into equal shares, if it says so."""
 
     split: bool = True  #: cut the tiles that would not fill a last round along K
@@ -69,10 +95,6 @@ class SharedConfig(TiledConfig):
     def stores_wide(self, problem: MatmulProblem) -> bool:
         """Whether the kernel stores 16 bytes at a time: where C's rows allow it, and parts of K."""
         return self.split_k > 1 or problem.vector_out * DTYPE_BYTES[problem.dtype_out] == TMA_BYTES
-
-    def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
-        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
 
     def whole_tiles(self, problem: MatmulProblem) -> int:
         """Tiles that one CTA each multiplies: full rounds of them. The others are cut along K."""
@@ -93,12 +115,6 @@ class SharedConfig(TiledConfig):
         """Of K, in a part of it."""
         slices = -(-problem.k // self.block_k)
         return -(-slices // self.split_k)
-
-    def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
-        """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
-        pieces = 16 // DTYPE_BYTES[problem.dtype_a]
-        rows = problem.m if self.one_by_one(problem) else problem.batches * problem.m
-        return self.split_k, rows, -(-problem.n // pieces) * pieces
 
     def added_megabytes(self, problem: MatmulProblem) -> float:
         """What it takes to add parts of K up, as memory that is read."""
@@ -136,15 +152,11 @@ class SharedConfig(TiledConfig):
             return f"{self.schedule}: K in parts or in equal shares, got split_k={self.split_k}, split={self.split}"
         if (self.split_k - 1) * self.slices(problem) * self.block_k >= problem.k:
             return f"{self.schedule}: {self.split_k} parts of whole slices leave some of K = {problem.k} empty"
-        if self.one_by_one(problem) and problem.batches > MOST_LAUNCHES:
-            return f"{self.schedule}: parts of K of at most {MOST_LAUNCHES} products, got {problem.batches}"
-        if math.prod(self.parts_shape(problem)) >= 1 << 31:
-            return f"{self.schedule}: {self.split_k} parts of C have 2^31 elements or more"
-        return None
+        return self.why_not_added_up(problem)
 
     def in_parts(self, problem: MatmulProblem) -> Iterator[Self]:
         """The same with K in as many parts as fill half of the CTAs, all, or two rounds of them."""
-        each = problem.one_product() if replace(self, split=False, split_k=2).one_by_one(problem) else problem
+        each = problem.one_product() if self.copy_a or self.copy_b or not in_line(problem) else problem
         tiles, slices = self.tiles(each), -(-problem.k // self.block_k)
         found = set()
         for ctas in (self.programs // 2, self.programs, 2 * self.programs):

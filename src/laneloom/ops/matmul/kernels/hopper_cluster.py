@@ -17,16 +17,14 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
-import torch
-
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
-from ....device.split_k import ReduceLaunch
 from ..config_cluster import NARROWER, piece_dtype
 from ..config_hopper import adds_lines, tma_writes
+from ..parts_of_k import Parts
 from ..problem import DTYPE_BYTES
 from ..tma_operand import (
     ELEMENT_BYTES,
@@ -44,7 +42,6 @@ _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine t
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
 _INDEX_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
-SUMS = {"fp32": torch.float32, "int32": torch.int32}
 _SCALES = {None: 0, "tensor": 1, "row": 2, "column": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
 
@@ -188,11 +185,7 @@ class _Prepared:
             ctas=most if config.grouped else min(items * peers, most), cluster=peers, pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
-        self.parts = None
-        if config.split_k > 1:
-            self.parts, self.dtype = config.parts_shape(of_call), SUMS[problem.dtype_out]
-            self.reduce = ReduceLaunch(pdl=config.pdl)
-            self.shape, self.strides = (self.parts[1], of_call.n), of_call.out.strides[2:]
+        self.parts = Parts(of_call, config, config.parts_shape(of_call)) if config.split_k > 1 else None
 
     def __call__(
         self, a, b, out, add=None, bias=None, alpha=None, beta=None, scale_a=None, scale_b=None, group_ends=None
@@ -200,8 +193,7 @@ class _Prepared:
         if self.swapped:
             a, b = b, a
         a, b = self.place(a, b)
-        # Of this call alone: calls on other streams may run beside it.
-        written = out if self.parts is None else torch.empty(self.parts, dtype=self.dtype, device=out.device)
+        written = out if self.parts is None else self.parts.allocate(out.device)
         stream = current_stream(out.get_device())
         with self.lock:  # the arguments are filled in place
             self.a.map.set_address(a.data_ptr())
@@ -227,7 +219,7 @@ class _Prepared:
                 self.sizes.group_ends = group_ends.data_ptr()
             self.launch(stream)
         if self.parts is not None:
-            self.reduce(written, out.as_strided(self.shape, self.strides))
+            self.parts.add_up(written, out)
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:

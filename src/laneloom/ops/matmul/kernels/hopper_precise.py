@@ -18,7 +18,7 @@ from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import current_stream, prepared_on
 from ..config_shares import LAUNCHES
-from ..output_shares import Output
+from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
 
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given

@@ -19,8 +19,8 @@ from ....codegen.cuda_call import CudaCall, Pointer, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream, prepared_on
-from ....device.split_k import ReduceLaunch
 from ..config_registers import PIECES, along_k
+from ..parts_of_k import Parts
 from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, placing, prepare_launches
 
 
@@ -70,9 +70,7 @@ class _Prepared:
         if config.split_k > 1:  # a part behind the other, in lines that TMA writes
             row, column = -(-problem.n // 4) * 4, 1
             outer, inner, batch = 0, problem.m * row, (1, config.split_k)
-        self.parts = (config.split_k, problem.m, row) if config.split_k > 1 else None
-        self.reduce = ReduceLaunch(pdl=config.pdl)
-        self.shape, self.strides = (problem.m, problem.n), problem.out.strides[2:]
+        self.parts = Parts(problem, config, (config.split_k, problem.m, row)) if config.split_k > 1 else None
         if self.by_tma:
             strides = [step * 4 or UNUSED_PITCH for step in (row, inner, outer)]
             box = (32, min(columns, 32) if self.turned else 64, 1, 1)
@@ -90,14 +88,13 @@ class _Prepared:
         )  # fmt: skip
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        # Of this call alone: calls on other streams may run beside it.
-        to = out if self.parts is None else torch.empty(self.parts, dtype=torch.float32, device=out.device)
+        to = out if self.parts is None else self.parts.allocate(out.device)
         first, second = self.place(b, a) if self.turned else self.place(a, b)
         mapped = to if self.by_tma else second
         self.launch.launch_at(
             current_stream(out.get_device()), first.data_ptr(), second.data_ptr(), mapped.data_ptr(), to.data_ptr())
         if self.parts is not None:
-            self.reduce(to, out.as_strided(self.shape, self.strides))
+            self.parts.add_up(to, out)
 
 
 def prepare(problem, config, gpu) -> Callable[..., None]:

@@ -21,7 +21,7 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
 from ..config_shares import LAUNCHES, SHARES
-from ..output_shares import Output
+from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
 
 _TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
