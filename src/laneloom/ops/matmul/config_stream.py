@@ -17,17 +17,17 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 1.855  #: with the first slice and the last store
-_TILE_US = 0.8475  #: between a CTA's tiles
-_STORE_KB_US = 0.05048  #: of a tile
-_NARROW_KB_US = 0.0285  #: where rows of C do not allow 16 bytes at a time
-_PART_US = 1.017  #: a part is waited for
-_PART_KB_US = 0.02534  #: and written and read again
-_MEMORY_PER_US = 3.378e6  #: bytes of device memory
-_SECOND_US, _SECOND_MB_US = 0.8442, 0.4017  #: a second launch that adds up parts of K
-_ALONE = 0.737  #: times that a tile takes where an SM has one CTA of two
-#: multiplications of an SM that an element costs where lanes bring it, along its rows or turned
-_LANES_COST, _TURNED_COST = 23.88, 16.3
+_LAUNCH_US = 1.561  #: with the first slice and the last store
+_TILE_US = 0.8716  #: between a CTA's tiles
+_STORE_KB_US = 0.05057  #: of a tile
+_NARROW_KB_US = 0.03288  #: where rows of C do not allow 16 bytes at a time
+_PART_US = 0.9972  #: a part is waited for
+_PART_KB_US = 0.02704  #: and written and read again
+_MEMORY_PER_US = 4.021e6  #: bytes of device memory
+_SECOND_US, _SECOND_MB_US = 1.027, 0.3256  #: a second launch that adds up parts of K
+_ALONE = 0.7509  #: times that a tile takes where an SM has one CTA of two
+#: multiplications of an SM that an element costs where lanes bring it, along its rows, along K or in boxes
+_LANES_COST, _ALONG_K_COST, _TURNED_COST = 25.13, 19.76, 11.9
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 
@@ -44,13 +44,13 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256, 8): _Tile(14, 0.9909, 1), (128, 128, 8): _Tile(24, 0.8977, 1), (96, 128, 4): _Tile(16, 1.124, 2, 1),
-    (64, 128, 4): _Tile(16, 0.9569, 2, 1), (128, 64, 4): _Tile(16, 1.04), (64, 192, 4): _Tile(16, 1.073, 2, 1),
-    (192, 64, 4): _Tile(16, 1.04), (128, 64, 8): _Tile(24, 1.082, 1), (64, 128, 8): _Tile(24, 1.052, 1),
-    (64, 64, 4): _Tile(16, 1.095), (64, 64, 8): _Tile(24, 1.153, 1), (32, 128, 8): _Tile(24, 1.142, 1, 1),
-    (128, 32, 8): _Tile(24, 1.259, 1, 4), (32, 128, 4): _Tile(16, 1.098, 2, 1), (128, 32, 4): _Tile(16, 1.225),
-    (32, 192, 4): _Tile(16, 1.103, 2, 1), (192, 32, 4): _Tile(16, 1.24), (64, 32, 4): _Tile(16, 1.376),
-    (32, 64, 4): _Tile(16, 1.249, 2, 1),
+    (128, 256, 8): _Tile(14, 0.9771, 1), (128, 128, 8): _Tile(24, 0.9127, 1), (96, 128, 4): _Tile(16, 1.107, 2, 1),
+    (64, 128, 4): _Tile(16, 0.9219, 2, 1), (128, 64, 4): _Tile(16, 1.004), (64, 192, 4): _Tile(16, 1.001, 2, 1),
+    (192, 64, 4): _Tile(16, 1.006), (128, 64, 8): _Tile(24, 1.169, 1), (64, 128, 8): _Tile(24, 1.116, 1),
+    (64, 64, 4): _Tile(16, 1.066), (64, 64, 8): _Tile(24, 1.438, 1), (32, 128, 8): _Tile(24, 1.308, 1, 1),
+    (128, 32, 8): _Tile(24, 1.347, 1, 4), (32, 128, 4): _Tile(16, 1.123, 2, 1), (128, 32, 4): _Tile(16, 1.211),
+    (32, 192, 4): _Tile(16, 1.155, 2, 1), (192, 32, 4): _Tile(16, 1.266), (64, 32, 4): _Tile(16, 1.538),
+    (32, 64, 4): _Tile(16, 1.341, 2, 1),
 }  # fmt: skip
 
 
@@ -61,8 +61,8 @@ class StreamConfig(SharedConfig):
 
     schedule: str = "hopper_stream"
     stages: int
-    lanes_a: bool = False  #: bring A element by element
-    lanes_b: bool = False  #: bring B element by element
+    lanes_a: bool = False  #: lanes bring A: turned, where TMA reads it and it lies along K, else element by element
+    lanes_b: bool = False  #: lanes bring B so
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -74,14 +74,32 @@ class StreamConfig(SharedConfig):
         """What belongs to its tile."""
         return STREAM_TILES[self.block_m, self.block_n, self.num_warps]
 
-    def stage_bytes(self) -> int:
-        """Of one slice of A and of B, and its barriers."""
-        return (self.block_m + self.block_n) * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES
+    @property
+    def by_lanes(self) -> str:
+        """Names of the operands that lanes bring."""
+        return "a" * self.lanes_a + "b" * self.lanes_b
+
+    def along_k(self, problem: MatmulProblem, name: str) -> bool:
+        """Whether an operand is contiguous along K and not along C's axis."""
+        return problem.a.major == "n" if name == "a" else problem.b.major == "t"
+
+    def turns(self, problem: MatmulProblem, name: str) -> bool:
+        """Whether an operand comes in boxes along K, which lanes turn."""
+        return name in self.by_lanes and self.along_k(problem, name) and tma_reads(problem, name)
+
+    def boxes(self, problem: MatmulProblem, name: str) -> bool:
+        """Whether TMA reads an operand or its copy."""
+        return name not in self.by_lanes or self.turns(problem, name)
+
+    def stage_bytes(self, problem: MatmulProblem) -> int:
+        """Of one slice of A and of B, perhaps as they came as well, and its barriers."""
+        rows = self.block_m * (1 + self.turns(problem, "a")) + self.block_n * (1 + self.turns(problem, "b"))
+        return rows * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
         staging = 0 if self.stores_wide(problem) else self.tile.warps_m * 16 * self.block_n * DTYPE_BYTES["fp32"]
-        return self.stages * self.stage_bytes() + staging
+        return self.stages * self.stage_bytes(problem) + staging
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -135,13 +153,12 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     tile, area = config.tile, config.block_m * config.block_n
     kilobytes = area * DTYPE_BYTES["fp32"] / 1000
     slices = config.slices(problem)
-    lanes = sum(
-        rows * (_TURNED_COST if along_k else _LANES_COST)
-        for rows, by_lanes, along_k in (
-            (config.block_m, config.lanes_a, problem.a.major == "n"),
-            (config.block_n, config.lanes_b, problem.b.major == "t"),
-        ) if by_lanes
-    )  # fmt: skip
+    lanes = 0.0
+    for name, rows in (("a", config.block_m), ("b", config.block_n)):
+        if config.turns(problem, name):
+            lanes += rows * _TURNED_COST
+        elif name in config.by_lanes:
+            lanes += rows * (_ALONG_K_COST if config.along_k(problem, name) else _LANES_COST)
     tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
     if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
         tile_us *= _ALONE
@@ -176,7 +193,7 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
             if split and config.whole_tiles(problem) == config.tiles(problem):
                 continue
             free = room - config.shared_bytes(problem)
-            config = config.with_knobs(stages=2 + min(free // config.stage_bytes(), _MOST_STAGES - 2))
+            config = config.with_knobs(stages=2 + min(free // config.stage_bytes(problem), _MOST_STAGES - 2))
             for each in (config, *(config.in_parts(problem) if not split else ())):
                 if each.why_invalid(problem, gpu) is None:
                     yield each

@@ -40,27 +40,22 @@ __device__ __forceinline__ Lane place_lane(int warp_m, int warp_n, int lane) {
     return place;
 }
 
-__device__ __forceinline__ void read4(float *to, u32 from) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3]) : "r"(from) : "memory");
-}
-
 // Where a lane's factors lie whose piece of 16 bytes is `at` in step k: rows that came along K are spread over the banks.
 __device__ __forceinline__ u32 spread(u32 at, int k, bool along_k) { return along_k ? at ^ k % 8 * 16 : at; }
 
 // Fetch this lane's factors of step k of the slice at `at`.
 __device__ __forceinline__ void fetch(Fragments &f, const Lane &lane, u32 at, int k) {
-    const u32 b = spread(at + lane.b, k % 4, B_LANES == 2);
+    const u32 b = spread(at + lane.b, k % 4, B_LANES >= ALONG_K);
 #pragma unroll
     for (int j = 0; j < THREAD_N; j += 4) {
         if (WARP_N % 32) {  // its pieces do not lie in lines of their own
-            read4(f.b[k % 2] + j, spread(at + lane.b + column_of(j, 0) * 4, k, B_LANES == 2) + k * BLOCK_N * 4);
+            read4(f.b[k % 2] + j, spread(at + lane.b + column_of(j, 0) * 4, k, B_LANES >= ALONG_K) + k * BLOCK_N * 4);
         } else {
-            const int turned = B_LANES == 2 && k % 8 >= 4 ? j ^ 4 : j;
+            const int turned = B_LANES >= ALONG_K && k % 8 >= 4 ? j ^ 4 : j;
             read4(f.b[k % 2] + j, b + (k * BLOCK_N + column_of(turned, 0)) * 4);
         }
     }
-    const u32 a = spread(at + lane.a, k, A_LANES == 2);
+    const u32 a = spread(at + lane.a, k, A_LANES >= ALONG_K);
 #pragma unroll
     for (int i = 0; i < THREAD_M; i += 4) read4(f.a[k % 2] + i, a + (k * BLOCK_M + row_of(i, 0)) * 4);
 }
@@ -165,7 +160,8 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     const int warp = uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; ++stage) {
-            init_barrier(ring.at + stage * STAGE_BYTES + FULL, FILLERS + (BOX_BYTES > 0));
+            init_barrier(ring.at + stage * STAGE_BYTES + FULL, FILLERS);
+            if (TURNS) init_barrier(ring.at + stage * STAGE_BYTES + RAW, 1);
             init_barrier(ring.at + stage * STAGE_BYTES + EMPTY, CONSUMER_WARPS);
         }
         // The copy engine must see the barriers before it signals them.

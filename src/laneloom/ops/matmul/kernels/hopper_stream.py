@@ -1,7 +1,7 @@
 """hopper_stream.cu: FP32 by FMA, operands through a ring by TMA or by lanes, tiles cut along K to equal shares.
 
-Wins for FP32 (precision "ieee") but for the smallest products. What TMA does not read, or lies along K, four warps
-bring element by element, or it is copied first where there is much of it. The sums of a tile that was cut are added in
+Wins for FP32 (precision "ieee") but for the smallest products. What lies along K comes by TMA as well and is turned in
+shared memory; what TMA does not read, four warps bring element by element; or either is copied first. The sums of a tile that was cut are added in
 the order of K, whoever computes them: the same inputs give the same bits. CUDA C++: the inner loop's registers and
 order of instructions. Hopper (sm_90a).
 Source: Osama, Merrill, Cecka et al., "Stream-K" (2023); NVIDIA CUTLASS, "Efficient GEMM in CUDA".
@@ -27,22 +27,27 @@ from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
 _TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (56, 224), 2: (40, 216)}
+_REGISTERS_TURNED = (48, 208)  #: where both operands are turned, of two CTAs
 
 
-def _fed(by_lanes: bool, *, along_k: bool) -> int:
-    return 0 if not by_lanes else 2 if along_k else 1
+def _fed(problem, config, name: str) -> int:
+    """A_LANES or B_LANES: 0 as it lies, by elements along its rows or along K, or turned."""
+    if name not in config.by_lanes:
+        return 0
+    return 3 if config.turns(problem, name) else 2 if config.along_k(problem, name) else 1
 
 
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     tile = config.tile
+    turn_both = all(config.turns(problem, name) for name in "ab")
+    producer, consumer = _REGISTERS_TURNED if turn_both and tile.resident > 1 else _REGISTERS[tile.resident]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
         "GROUP_M": config.group_m, "CUT": config.cut or SHARES, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
-        "PRODUCER_REGISTERS": _REGISTERS[tile.resident][0], "CONSUMER_REGISTERS": _REGISTERS[tile.resident][1],
-        "A_LANES": _fed(config.lanes_a, along_k=problem.a.major == "n"),
-        "B_LANES": _fed(config.lanes_b, along_k=problem.b.major == "t"),
+        "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
+        "A_LANES": _fed(problem, config, "a"), "B_LANES": _fed(problem, config, "b"),
         "WIDE_STORE": int(config.stores_wide(problem)),
     }  # fmt: skip
     return compile_cuda(
@@ -57,9 +62,11 @@ def _operand(problem, config, name: str) -> TmaOperand:
     else:
         outer, inner, step_k, row = problem.b.strides
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
+    turned = config.turns(problem, name)
     return TmaOperand(
-        strides, "fp32", rows, problem.k, problem.batch, along_k=False, box=(block, config.block_k), swizzle=0,
-        copied=copied, pieces=1,
+        strides, "fp32", rows, problem.k, problem.batch, along_k=turned,
+        box=(config.block_k, block) if turned else (block, config.block_k),
+        swizzle=64 if turned and config.block_k == 16 else 0, copied=copied, pieces=1,
     )  # fmt: skip
 
 
@@ -91,21 +98,21 @@ class _Prepared:
             ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
-        self.lanes_a, self.lanes_b = config.lanes_a, config.lanes_b
+        self.boxes_a, self.boxes_b = (config.boxes(problem, name) for name in "ab")
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         written, parts = self.output.place(out)
         a, b = self.place(a, b)
         stream = torch.cuda.current_stream(out.device).cuda_stream
         with self.lock:  # the arguments are filled in place
-            if self.lanes_a:
-                self.plain_a.first = a.data_ptr()
-            else:
+            if self.boxes_a:
                 self.a.map.set_address(a.data_ptr())
-            if self.lanes_b:
-                self.plain_b.first = b.data_ptr()
             else:
+                self.plain_a.first = a.data_ptr()
+            if self.boxes_b:
                 self.b.map.set_address(b.data_ptr())
+            else:
+                self.plain_b.first = b.data_ptr()
             self.pointer.value, self.parts.value = written.data_ptr(), parts.data_ptr()
             self.number.value = next(LAUNCHES)
             self.launch(stream)
@@ -127,9 +134,9 @@ def facts(problem, config, gpu) -> list[str]:
     tiles, ctas = config.tiles(problem), config.ctas(problem)
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
     lines += config.describe_cut(problem)
-    for name, by_lanes in (("A", config.lanes_a), ("B", config.lanes_b)):
-        if by_lanes:
-            lines.append(f"{name} comes element by element, by four warps")
+    for name in config.by_lanes:
+        turned = "in boxes, which three warps turn" if config.turns(problem, name) else "element by element, by four warps"
+        lines.append(f"{name.upper()} comes {turned}")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(
