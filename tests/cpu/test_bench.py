@@ -91,9 +91,18 @@ def test_a_record_stays_fresh_where_sources_gave_the_same_machine_code(tmp_path,
     source = tmp_path / "kernel.cu"
     source.write_text("// three")
     now = records.hash_sources([source])
-    monkeypatch.setattr(records, "_same_code", lambda: {"one": "two", "two": now, "other": "two'", now: "one"})
-    assert not records.Record(**{**vars(record()), "kernel_hash": "one"}).is_stale([source])
-    assert records.Record(**{**vars(record()), "kernel_hash": "other"}).is_stale([source])
+    changes = {"one": "two", "two": now, "other": "two'", now: "one"}
+    noted = {before: {"after": after} for before, after in changes.items()}
+    noted["two"]["but"] = ["tile:8"]
+    monkeypatch.setattr(records, "_same_code", lambda: noted)
+
+    def stale(kernel_hash, config):
+        return records.Record(**{**vars(record()), "kernel_hash": kernel_hash, "config": config}).is_stale([source])
+
+    assert not stale("one", {"text": "tile:4"})
+    assert not stale("one", None)
+    assert stale("one", {"text": "tile:8"}), "its code was another one"
+    assert stale("other", {"text": "tile:4"})
 
 
 def test_products_that_the_plan_takes_otherwise_are_measured_again():

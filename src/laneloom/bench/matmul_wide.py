@@ -3,7 +3,8 @@
 `python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --jobs 16` writes one row a config: of every
 product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
-`--render results/h100/tiles_wide.csv docs/hopper-gemm.md --readme README.md` writes what the plan takes into the pages.
+`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
+the plan takes into the pages.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul_cases import random_side
 from .matmul_tiles import read_rows, write
-from .report import fill_page
+from .report import fill_pages
 from .timing import count_sets, interleave
 
 WIDE = ("fp32", "fp64")
@@ -279,7 +280,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of hopper_async on Hopper.")
     parser.add_argument("--out", type=Path, help="CSV file to write")
-    parser.add_argument("--render", type=Path, nargs=2, metavar=("CSV", "PAGE"), help="fill a page from a file")
+    parser.add_argument("--render", type=Path, nargs="+", metavar=("CSV", "PAGE"), help="fill pages from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
@@ -288,9 +289,9 @@ def main() -> None:
     if arguments.render:
         taken = planned(read(arguments.render[0]))
         tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
-        fill_page(arguments.render[1], tables)
+        fill_pages(arguments.render[1:], tables)
         if arguments.readme:
-            fill_page(arguments.readme, {"wide summary": summarise(taken)})
+            fill_pages([arguments.readme], {"wide summary": summarise(taken)})
         return
     if arguments.out is None:
         parser.error("--out or --render")

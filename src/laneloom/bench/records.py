@@ -76,20 +76,23 @@ class Record:
     def is_stale(self, sources: Iterable[str | Path]) -> bool:
         """Whether the kernel's `sources` differ from those that were measured, in more than what left the machine code
         as it was (same_code.json; never for somebody else's kernel)."""
-        return bool(self.kernel_hash) and _now(self.kernel_hash) != hash_sources(sources)
+        text = (self.config or {}).get("text", "")
+        return bool(self.kernel_hash) and newest_sources(self.kernel_hash, text) != hash_sources(sources)
 
 
 @cache
-def _same_code() -> dict[str, str]:
+def _same_code() -> dict[str, dict[str, Any]]:
     noted = json.loads(Path(__file__).with_name("same_code.json").read_text(encoding="utf-8"))
-    return {entry["before"]: entry["after"] for entry in noted}
+    return {entry["before"]: entry for entry in noted}
 
 
-def _now(kernel_hash: str) -> str:
-    """The hash of the newest sources that give the same machine code as those of `kernel_hash`."""
+def newest_sources(kernel_hash: str, config: str = "") -> str:
+    """The hash of the newest sources that give the same machine code as those of `kernel_hash`, of a config as text."""
     seen = {kernel_hash}
-    while (after := _same_code().get(kernel_hash, kernel_hash)) not in seen:
-        kernel_hash = after
+    while entry := _same_code().get(kernel_hash):
+        if entry["after"] in seen or config in entry.get("but", ()):
+            break
+        kernel_hash = entry["after"]
         seen.add(kernel_hash)
     return kernel_hash
 

@@ -274,18 +274,25 @@ def render_host(records: Iterable[Record], method: str) -> str:
     return "\n".join(lines)
 
 
-def fill_page(page: Path, tables: Mapping[str, str]) -> None:
-    """Replace what stands between `<!-- name -->` and `<!-- end of name -->` on a Markdown page.
+def fill_pages(pages: Sequence[Path], tables: Mapping[str, str]) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- end of name -->` on the Markdown pages that have the place.
 
-    Raises KeyError for a name that the page has no place for.
+    Raises KeyError for a name that no page has a place for.
     """
-    text = page.read_text(encoding="utf-8")
+    texts = {page: page.read_text(encoding="utf-8") for page in pages}
     for name, table in tables.items():
         place = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
-        if not place.search(text):
-            raise KeyError(f"{page} has no place named {name!r}")
-        text = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)
-    page.write_text(text, encoding="utf-8")
+        if not any(place.search(text) for text in texts.values()):
+            raise KeyError(f"{', '.join(map(str, pages))}: no place named {name!r}")
+        for page, text in texts.items():
+            texts[page] = place.sub(lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text)
+    for page, text in texts.items():
+        page.write_text(text, encoding="utf-8")
+
+
+def fill_page(page: Path, tables: Mapping[str, str]) -> None:
+    """`fill_pages` of one."""
+    fill_pages([page], tables)
 
 
 def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", layout: str = "nn") -> None:
@@ -325,11 +332,11 @@ def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", 
 
 def main() -> None:
     """Fill a page's tables and draw its picture from a file of records."""
-    parser = argparse.ArgumentParser(description="Fill docs/hopper-gemm.md from results/h200/matmul.jsonl.")
+    parser = argparse.ArgumentParser(description="Fill the pages of matmul on Hopper from results/h200/matmul.jsonl.")
     parser.add_argument("records", type=Path)
-    parser.add_argument("page", type=Path)
+    parser.add_argument("pages", type=Path, nargs="+", help="each table goes where a page has a place for it")
     parser.add_argument("--picture", type=Path, help="where the picture of the squares goes, an .svg file")
-    parser.add_argument("--other", type=Path, help="records of another GPU, for the page's tables of it")
+    parser.add_argument("--other", type=Path, help="records of another GPU, for the pages' tables of it")
     parser.add_argument("--readme", type=Path, help="a page with a place for the summary")
     arguments = parser.parse_args()
     # Only to mark stale figures, and it needs torch.
@@ -348,9 +355,9 @@ def main() -> None:
         "random": render_random((r for r in every if r.problem.get("group") == RANDOM), is_stale),
         "tuned": render_tuned(shipped_entries("sm_90a")),
     }  # fmt: skip
-    fill_page(arguments.page, tables)
+    fill_pages(arguments.pages, tables)
     if arguments.readme is not None:
-        words = "[Of random sizes](docs/hopper-gemm.md#random-sizes) from 1 to 16384: "
+        words = "[Of random sizes](docs/hopper-gemm-products.md#random-sizes) from 1 to 16384: "
         words += tables["random"].partition("\n")[0]
         fill_page(arguments.readme, {"matmul": tables["summary"], "random": words})
     if arguments.picture is not None:
@@ -358,7 +365,7 @@ def main() -> None:
     if arguments.other is not None:
         from . import report_other
 
-        report_other.fill(arguments.other, arguments.page, arguments.readme)
+        report_other.fill(arguments.other, arguments.pages, arguments.readme)
 
 
 if __name__ == "__main__":

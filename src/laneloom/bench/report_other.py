@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .matmul_cases import KINDS, OUTSIDE, RANDOM
 from .records import Record, load
-from .report import config_words, fill_page, geometric_mean, latest, sizes_of
+from .report import config_words, fill_pages, geometric_mean, latest, sizes_of
 
 GROUPS = {"": "the suite", OUTSIDE: "sizes outside of it", RANDOM: "random sizes", KINDS: "other kinds"}
 
@@ -55,10 +55,10 @@ def of_the_suite(records: Sequence[Record], groups: Iterable[str]) -> str:
     return f"{', '.join(f'{kind} {mean:.2f}' for kind, mean in means.items())}; the least of {len(suite)} {least:.3f}."
 
 
-def fill(records: Path, page: Path, readme: Path | None) -> None:
-    """Put the tables into a page, and a sentence into README."""
+def fill(records: Path, pages: Sequence[Path], readme: Path | None) -> None:
+    """Put the tables into the pages that have their places, and a sentence into README."""
     every = [record for record in load(records) if record.op == "matmul"]
     kinds = render_kinds(record for record in every if record.problem["group"] == KINDS)
-    fill_page(page, {"other gpu": summarise_groups(every, GROUPS), "kinds": kinds})
+    fill_pages(pages, {"other gpu": summarise_groups(every, GROUPS), "kinds": kinds})
     if readme is not None:
-        fill_page(readme, {"other gpu": of_the_suite(every, GROUPS)})
+        fill_pages([readme], {"other gpu": of_the_suite(every, GROUPS)})

@@ -1,9 +1,9 @@
-"""Which changes of kernels' sources left the machine code of all that was measured with them as it was.
+"""Which changes of kernels' sources left the machine code of what was measured with them as it was.
 
 `python -m laneloom.bench.same_code REV results/h200/matmul.jsonl results/h100/matmul.jsonl` takes the matmul records
 of these files that were measured with REV's sources, compiles each one's config with REV's package and with this one,
-and compares the instructions and registers that ptxas made. A change that altered none of them is written into
-same_code.json, and `Record.is_stale` takes the sources of before for those of now.
+and compares the instructions and registers that ptxas made. A change is written into same_code.json, with the configs
+whose code it altered, unless that is each; for the others `Record.is_stale` takes the sources of before for today's.
 """
 
 from __future__ import annotations
@@ -79,12 +79,15 @@ def digests(paths: list[Path], hashes: set[str]) -> dict[str, str]:
 
 
 def compare(rev: str, paths: list[Path], package: Path | None) -> None:
-    """Note the changes since `rev`, whose package may lie in a folder, that left the code alone."""
+    """Note the changes since `rev`, whose package may lie in a folder, that left code alone."""
     root, noted = Path(__file__).parents[3], json.loads(NOTED.read_text(encoding="utf-8"))
     changed = {(_schedule(r), r.kernel_hash) for r in _measured(paths) if r.is_stale(config_sources(_schedule(r)))}
     if not changed:
         print("no record is stale")
         return
+    # Not at the top: the package of before may not have it.
+    from laneloom.bench.records import newest_sources
+
     with tempfile.TemporaryDirectory() as folder:
         if package is None:
             packed = subprocess.run(["git", "-C", root, "archive", rev, "src"], check=True, capture_output=True).stdout
@@ -98,15 +101,20 @@ def compare(rev: str, paths: list[Path], package: Path | None) -> None:
 
         old = package or Path(folder) / "src"
         sources = run(old, "--sources", *sorted({schedule for schedule, _ in changed}), "--")
-        known = [(schedule, before) for schedule, before in sorted(changed) if sources[schedule] == before]
+        known = [pair for pair in sorted(changed) if sources[pair[0]] == newest_sources(pair[1])]
+        if not known:
+            print(f"what is stale was so at {rev} already")
+            return
         then, now = (run(place, "--digest", *(h for _, h in known), "--") for place in (old, root / "src"))
-    for schedule, before in known:
+    for schedule in sorted({schedule for schedule, _ in known}):
         keys = [key for key in then if json.loads(key)[0]["text"].startswith(f"{schedule}:")]
-        differ = sum(then[key] != now[key] for key in keys)
-        print(f"{schedule}: {len(keys)} configs, the code of {differ} differs", flush=True)
-        if not differ:
+        differ = [key for key in keys if then[key] != now[key]]
+        print(f"{schedule}: {len(keys)} configs, the code of {len(differ)} differs", flush=True)
+        if len(differ) < len(keys):
             after = hash_sources(config_sources(schedule))
-            noted.append({"schedule": schedule, "before": before, "after": after, "since": rev, "configs": len(keys)})
+            entry = {"schedule": schedule, "before": sources[schedule], "after": after, "since": rev}
+            but = sorted({json.loads(key)[0]["text"] for key in differ})
+            noted.append({**entry, "configs": len(keys), **({"but": but} if but else {})})
     NOTED.write_text(json.dumps(noted, indent=1) + "\n", encoding="utf-8")
 
 

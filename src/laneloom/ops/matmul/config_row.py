@@ -75,7 +75,7 @@ def stream_row(problem: MatmulProblem, gpu: Gpu) -> RowConfig | None:
     """The config for one row against many columns that lie along N; None for any other problem.
 
     Memory serves all CTAs alike, so their number has to be near a multiple of that of SMs, or else well below it, or
-    rows are read in wide pieces by as many CTAs as there may be. Measured at 20 sizes; docs/hopper-gemm.md, "Tried".
+    rows are read in wide pieces by as many CTAs as there may be. Measured at 20 sizes; docs/hopper-gemm-tried.md.
     """
     if problem.m != 1 or problem.b.major != "n" or problem.n < LEAST_COLUMNS or problem.k < LEAST_K:
         return None

@@ -133,7 +133,7 @@ def stream_rows(problem: MatmulProblem, gpu: Gpu) -> RowsConfig | None:
     """The config for few rows, or few columns, and many of the other in lines that TMA cannot read, or where it is
     faster than TMA; None for any other problem.
 
-    Measured at 20 sizes; docs/hopper-gemm.md, "Tried".
+    Measured at 20 sizes; docs/hopper-gemm-tried.md.
     """
     swapped = problem.n < problem.m
     few = problem.transposed() if swapped else problem

@@ -17,17 +17,17 @@ from .problem import DTYPE_BYTES, MatmulProblem
 
 _BARRIER_BYTES = 128  #: behind a stage's operands
 _FMA_PER_US = 128 * 1980 * 0.84  #: of one SM
-_LAUNCH_US = 1.561  #: with the first slice and the last store
-_TILE_US = 0.8716  #: between a CTA's tiles
-_STORE_KB_US = 0.05057  #: of a tile
-_NARROW_KB_US = 0.03288  #: where rows of C do not allow 16 bytes at a time
-_PART_US = 0.9972  #: a part is waited for
-_PART_KB_US = 0.02704  #: and written and read again
-_MEMORY_PER_US = 4.021e6  #: bytes of device memory
-_SECOND_US, _SECOND_MB_US = 1.027, 0.3256  #: a second launch that adds up parts of K
-_ALONE = 0.7509  #: times that a tile takes where an SM has one CTA of two
+_LAUNCH_US = 1.538  #: with the first slice and the last store
+_TILE_US = 0.8759  #: between a CTA's tiles
+_STORE_KB_US = 0.05312  #: of a tile
+_NARROW_KB_US = 0.03872  #: where rows of C do not allow 16 bytes at a time
+_PART_US = 0.9887  #: a part is waited for
+_PART_KB_US = 0.02839  #: and written and read again
+_MEMORY_PER_US = 4.376e6  #: bytes of device memory
+_SECOND_US, _SECOND_MB_US = 1.171, 0.284  #: a second launch that adds up parts of K
+_ALONE = 0.7376  #: times that a tile takes where an SM has one CTA of two
 #: multiplications of an SM that an element costs where lanes bring it, along its rows, along K or in boxes
-_LANES_COST, _ALONG_K_COST, _TURNED_COST = 25.13, 19.76, 11.9
+_LANES_COST, _ALONG_K_COST, _TURNED_COST = 25.09, 18.35, 12.39
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 
@@ -44,13 +44,13 @@ class _Tile:
 
 #: by rows, columns and warps, in the order in which equal costs are resolved
 STREAM_TILES = {
-    (128, 256, 8): _Tile(14, 0.9771, 1), (128, 128, 8): _Tile(24, 0.9127, 1), (96, 128, 4): _Tile(16, 1.107, 2, 1),
-    (64, 128, 4): _Tile(16, 0.9219, 2, 1), (128, 64, 4): _Tile(16, 1.004), (64, 192, 4): _Tile(16, 1.001, 2, 1),
-    (192, 64, 4): _Tile(16, 1.006), (128, 64, 8): _Tile(24, 1.169, 1), (64, 128, 8): _Tile(24, 1.116, 1),
-    (64, 64, 4): _Tile(16, 1.066), (64, 64, 8): _Tile(24, 1.438, 1), (32, 128, 8): _Tile(24, 1.308, 1, 1),
-    (128, 32, 8): _Tile(24, 1.347, 1, 4), (32, 128, 4): _Tile(16, 1.123, 2, 1), (128, 32, 4): _Tile(16, 1.211),
-    (32, 192, 4): _Tile(16, 1.155, 2, 1), (192, 32, 4): _Tile(16, 1.266), (64, 32, 4): _Tile(16, 1.538),
-    (32, 64, 4): _Tile(16, 1.341, 2, 1),
+    (128, 256, 8): _Tile(14, 0.9862, 1), (128, 128, 8): _Tile(24, 0.9188, 1), (96, 128, 4): _Tile(16, 1.116, 2, 1),
+    (64, 128, 4): _Tile(16, 0.9319, 2, 1), (128, 64, 4): _Tile(16, 1), (64, 192, 4): _Tile(16, 1.011, 2, 1),
+    (192, 64, 4): _Tile(16, 1.016), (128, 64, 8): _Tile(24, 1.175, 1), (64, 128, 8): _Tile(24, 1.128, 1),
+    (64, 64, 4): _Tile(16, 1.071), (64, 64, 8): _Tile(24, 1.464, 1), (32, 128, 8): _Tile(24, 1.339, 1, 1),
+    (128, 32, 8): _Tile(24, 1.335, 1, 4), (32, 128, 4): _Tile(16, 1.137, 2, 1), (128, 32, 4): _Tile(16, 1.218),
+    (32, 192, 4): _Tile(16, 1.164, 2, 1), (192, 32, 4): _Tile(16, 1.273), (64, 32, 4): _Tile(16, 1.567),
+    (32, 64, 4): _Tile(16, 1.377, 2, 1),
 }  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """Which schedule a product runs as on Hopper. Pure: a table of tiles, ranked by `model_hopper`, and a few rules for
-products with one short side; docs/hopper-gemm.md has what was measured and what was tried."""
+products with one short side; docs/hopper-gemm.md has what was measured."""
 
 from __future__ import annotations
 

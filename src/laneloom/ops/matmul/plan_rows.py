@@ -1,7 +1,7 @@
 """Configs of `hopper_rows` for batches of few rows, or few columns, with estimates of their times. Pure.
 
 What a product streams is read once, so that memory decides: CTAs for about every SM, as many warps as may load at once.
-Measured at 32 batches on one H200; docs/hopper-gemm.md, "Tried".
+Measured at 32 batches on one H200; docs/hopper-gemm-tried.md.
 """
 
 from __future__ import annotations

@@ -51,10 +51,10 @@ class _Model:
 
 _MODELS = {
     "fp32": _Model(
-        1.008, 152600, 0.000295, 54140, 3.263e6, 0.02159, 0.6753, 2.886, 0.2615, 1.023, 0.2398, 1.017, 0.0,
-        {(32, 32): 0.988, (64, 1): 0.0894, (64, 4): 2.04, (64, 8): 1.09, (64, 16): 1.29, (64, 32): 0.831,
-         (64, 64): 0.857, (128, 1): 0.0272, (128, 4): 0.0388, (128, 8): 0.719, (128, 16): 0.871,
-         (128, 32): 0.834, (128, 64): 0.841},
+        1.075, 148000, 0.000294, 54290, 3.283e6, 0.02156, 0.651, 2.922, 0.2817, 0.9611, 0.2256, 1.02, 0.0,
+        {(32, 32): 0.989, (64, 1): 0.0896, (64, 4): 2.26, (64, 8): 1.13, (64, 16): 1.28, (64, 32): 0.832,
+         (64, 64): 0.876, (128, 1): 0.0272, (128, 4): 0.0387, (128, 8): 0.726, (128, 16): 0.796,
+         (128, 32): 0.832, (128, 64): 0.825},
     ),
     "fp64": _Model(
         0.7918, 367200, 0.0002338, 68120, 3.324e6, 0.04835, 0.08055, 1.494, 0.1411, 0.8108, 0.2578, 0.9127, 0.04743,
@@ -63,8 +63,9 @@ _MODELS = {
     ),
 }  # fmt: skip
 _TINY = 1 << 12  #: multiplications of a product that plain loads finish sooner
-#: a launch that copies operands, in us, and bytes that it reads and writes in one
-_COPIES = {"fp32": (3.96, 2.144e6), "fp64": (3.632, 4.243e6)}
+#: a launch that copies operands, in us, and bytes that it reads and writes in one, within the L2 and beyond
+_COPIES = {"fp32": (3.635, 3.212e6, 1.781e6), "fp64": (3.632, 4.243e6, 4.243e6)}
+_COPIED_IN_L2 = 40_000_000  #: bytes
 _LONG_CHAIN, _LONG_CHAIN_FACTOR = 8192, 1.05  #: K of one chain of sums, whose error decides where times are alike
 
 
@@ -158,8 +159,9 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
         moved += copied * rows * problem.k * (size + read)
     if not moved:
         return 0.0
-    launch_us, bytes_per_us = _COPIES[problem.dtype_a]
-    return problem.batches * (launch_us + moved / bytes_per_us)
+    launch_us, in_l2, beyond = _COPIES[problem.dtype_a]
+    copied_us = min(moved, _COPIED_IN_L2) / in_l2 + max(moved - _COPIED_IN_L2, 0) / beyond
+    return problem.batches * (launch_us + copied_us)
 
 
 def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:

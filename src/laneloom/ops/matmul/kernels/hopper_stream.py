@@ -1,9 +1,9 @@
 """hopper_stream.cu: FP32 by FMA, operands through a ring by TMA or by lanes, tiles cut along K to equal shares.
 
 Wins for FP32 (precision "ieee") but for the smallest products. What lies along K comes by TMA as well and is turned in
-shared memory; what TMA does not read, four warps bring element by element; or either is copied first. The sums of a tile that was cut are added in
-the order of K, whoever computes them: the same inputs give the same bits. CUDA C++: the inner loop's registers and
-order of instructions. Hopper (sm_90a).
+shared memory; what TMA does not read, four warps bring element by element; or either is copied first. The sums of a
+tile that was cut are added in the order of K, whoever computes them: the same inputs give the same bits. CUDA C++: the
+inner loop's registers and order of instructions. Hopper (sm_90a).
 Source: Osama, Merrill, Cecka et al., "Stream-K" (2023); NVIDIA CUTLASS, "Efficient GEMM in CUDA".
 """
 
@@ -135,8 +135,8 @@ def facts(problem, config, gpu) -> list[str]:
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
     lines += config.describe_cut(problem)
     for name in config.by_lanes:
-        turned = "in boxes, which three warps turn" if config.turns(problem, name) else "element by element, by four warps"
-        lines.append(f"{name.upper()} comes {turned}")
+        how = "in boxes that three warps turn" if config.turns(problem, name) else "element by element, by four warps"
+        lines.append(f"{name.upper()} comes {how}")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(
