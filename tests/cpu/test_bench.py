@@ -92,7 +92,7 @@ def test_a_record_stays_fresh_where_sources_gave_the_same_machine_code(tmp_path,
     source.write_text("// three")
     now = records.hash_sources([source])
     changes = {"one": "two", "two": now, "other": "two'", now: "one"}
-    noted = {before: {"after": after} for before, after in changes.items()}
+    noted: dict[str, dict[str, object]] = {before: {"after": after} for before, after in changes.items()}
     noted["two"]["but"] = ["tile:8"]
     monkeypatch.setattr(records, "_same_code", lambda: noted)
 
