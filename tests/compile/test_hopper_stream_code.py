@@ -20,12 +20,12 @@ CACHE_BYTES = 32 << 10  #: where longer loops became slow on one H200
 INSTRUCTION_BYTES = 16
 
 
-def sass(problem: MatmulProblem, tile: tuple[int, int, int], *, lanes: str = "") -> list[list[str]]:
+def sass(problem: MatmulProblem, tile: tuple[int, int, int], *, lanes: bool = False) -> list[list[str]]:
     """The loops; without lanes what TMA cannot read is copied."""
     of = STREAM_TILES[tile]
     config = StreamConfig(
-        block_m=tile[0], block_n=tile[1], block_k=of.block_k, num_warps=tile[2], stages=3, lanes_a="a" in lanes,
-        lanes_b="b" in lanes, copy_a=not lanes and problem.m % 4 > 0, copy_b=not lanes and problem.n % 4 > 0,
+        block_m=tile[0], block_n=tile[1], block_k=of.block_k, num_warps=tile[2], stages=4, lanes_a=lanes,
+        lanes_b=lanes, copy_a=not lanes and problem.m % 4 > 0, copy_b=not lanes and problem.n % 4 > 0,
     )  # fmt: skip
     assert config.why_invalid(problem, GPU) is None
     code = execute.code_object(problem, GPU, config)
@@ -65,9 +65,9 @@ def count_conflicts(loop: list[str]) -> int:
     return conflicts
 
 
-def check_loop(loop: list[str], tile: tuple[int, int, int], addresses: int) -> None:
+def check_loop(loop: list[str], tile: tuple[int, int, int], addresses: int, block_k: int | None = None) -> None:
     of = STREAM_TILES[tile]
-    rows, columns, k = tile[0] // of.warps_m // 8, tile[1] * of.warps_m // tile[2] // 4, of.block_k
+    rows, columns, k = tile[0] // of.warps_m // 8, tile[1] * of.warps_m // tile[2] // 4, block_k or of.block_k
     fmas = sum(line.startswith("FFMA") for line in loop)
     assert fmas == rows * columns * k
     assert sum(line.startswith("LDS.128") for line in loop) == (rows + columns) // 4 * k
@@ -104,7 +104,7 @@ def test_parts_of_k_have_the_loop_of_whole_tiles():
                          ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")  # fmt: skip
 def test_lanes_bring_elements_by_one_copy_each(tile, layout):
     """Nothing is turned in registers: what lies along K is spread over the banks by its address."""
-    loops = sass(MatmulProblem.contiguous(777, 777, 777, dtype="fp32", layout=layout), tile, lanes="ab")
+    loops = sass(MatmulProblem.contiguous(777, 777, 777, dtype="fp32", layout=layout), tile, lanes=True)
     check_loop(multiplying(loops), tile, 40)
     of = STREAM_TILES[tile]
     copies = sum(tile[:2]) * of.block_k // 128  # of each of 128 lanes, for a slice
@@ -117,17 +117,25 @@ def test_lanes_bring_elements_by_one_copy_each(tile, layout):
 @pytest.mark.parametrize(("layout", "lanes"), [("nn", "a"), ("tt", "b"), ("nt", "ab")])
 @pytest.mark.parametrize("tile", sampled(tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0),
                          ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")  # fmt: skip
-def test_lanes_turn_boxes_along_k(tile, layout, lanes):
-    """16 bytes are read and four words written, unrolled; those that multiply have the loop of what lies in rows."""
-    loops = sass(MatmulProblem.contiguous(768, 768, 768, dtype="fp32", layout=layout), tile, lanes=lanes)
-    check_loop(multiplying(loops), tile, 50 if tile[1] == 192 else 33)
-    turning = min((loop for loop in loops if any(line.startswith("STS") for line in loop)), key=len)
-    read, written = (sum(line.split()[0] in names for line in turning) for names in (("LDS.128",), ("STS", "@!P0 STS")))
-    rows = sum(tile["ab".index(name)] for name in lanes)
-    blocks = sum(-(-tile["ab".index(name)] // 16 // 3) for name in lanes)
-    assert read == blocks * (STREAM_TILES[tile].block_k // 8), f"{rows} rows, by three warps"
+def test_boxes_along_k_are_turned_or_read_so(tile, layout, lanes):
+    """Turned: 16 bytes are read and four words written, unrolled. Either way those that multiply have the loop of what lies
+    in rows, and A of small tiles is read by nobody else."""
+    problem = MatmulProblem.contiguous(768, 768, 768, dtype="fp32", layout=layout)
+    config = next(
+        config for config in stream_configs(problem, GPU)
+        if (config.block_m, config.block_n, config.num_warps) == tile and config.by_lanes == lanes and not config.cut
+    )  # fmt: skip
+    code = execute.code_object(problem, GPU, config)
+    assert code.spills == 0
+    check_resident(tile, code)
+    loops = loops_of(code)
+    check_loop(multiplying(loops), tile, 50 if tile[1] == 192 else 33, config.block_k)
+    turned = [tile["ab".index(name)] for name in lanes if config.turns(problem, name)]
+    assert turned or (lanes == "a" and config.lane_sums <= 32)
+    turning = [loop for loop in loops if any(line.split()[0] == "STS" for line in loop)]
+    reads = sum(line.startswith("LDS.128") for line in min(turning, key=len)) if turning else 0
+    assert reads == sum(-(-rows // 16 // 3) for rows in turned) * (config.block_k // 8), "by three warps"
     assert not any("LDGSTS" in line for loop in loops for line in loop)
-    assert written <= 4 * read
 
 
 def test_two_ctas_fit_an_sm_where_four_warps_multiply():

@@ -26,10 +26,11 @@ _PART_KB_US = 0.02839  #: and written and read again
 _MEMORY_PER_US = 4.376e6  #: bytes of device memory
 _SECOND_US, _SECOND_MB_US = 1.171, 0.284  #: a second launch that adds up parts of K
 _ALONE = 0.7376  #: times that a tile takes where an SM has one CTA of two
-#: multiplications of an SM that an element costs where lanes bring it, along its rows, along K or in boxes
-_LANES_COST, _ALONG_K_COST, _TURNED_COST = 25.09, 18.35, 12.39
+#: multiplications of an SM that an element costs where lanes bring it, along its rows, along K, turned, or read along K
+_LANES_COST, _ALONG_K_COST, _TURNED_COST, _READ_COST = 25.09, 18.35, 12.39, 4.0
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
+_READ_K, _READ_SUMS = 16, 32  #: steps of a slice, and most sums of a lane, whose A is read along K
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,9 @@ class StreamConfig(SharedConfig):
 
     schedule: str = "hopper_stream"
     stages: int
-    lanes_a: bool = False  #: lanes bring A: turned, where TMA reads it and it lies along K, else element by element
-    lanes_b: bool = False  #: lanes bring B so
+    #: lanes bring A: what TMA reads along K is turned, or multiplied so in small tiles, else element by element
+    lanes_a: bool = False
+    lanes_b: bool = False  #: lanes bring B: turned or element by element
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
 
     def with_knobs(self, **knobs: Any) -> Self:
@@ -75,6 +77,11 @@ class StreamConfig(SharedConfig):
         return STREAM_TILES[self.block_m, self.block_n, self.num_warps]
 
     @property
+    def lane_sums(self) -> int:
+        """Of a lane that multiplies."""
+        return self.block_m * self.block_n // (32 * self.num_warps)
+
+    @property
     def by_lanes(self) -> str:
         """Names of the operands that lanes bring."""
         return "a" * self.lanes_a + "b" * self.lanes_b
@@ -83,18 +90,20 @@ class StreamConfig(SharedConfig):
         """Whether an operand is contiguous along K and not along C's axis."""
         return problem.a.major == "n" if name == "a" else problem.b.major == "t"
 
-    def turns(self, problem: MatmulProblem, name: str) -> bool:
-        """Whether an operand comes in boxes along K, which lanes turn."""
-        return name in self.by_lanes and self.along_k(problem, name) and tma_reads(problem, name)
-
     def boxes(self, problem: MatmulProblem, name: str) -> bool:
         """Whether TMA reads an operand or its copy."""
-        return name not in self.by_lanes or self.turns(problem, name)
+        return name not in self.by_lanes or (self.along_k(problem, name) and tma_reads(problem, name))
+
+    def turns(self, problem: MatmulProblem, name: str) -> bool:
+        """Whether an operand comes in boxes along K, which lanes turn. A of small tiles is read along K."""
+        read_along_k = name == "a" and self.block_k == _READ_K and self.lane_sums <= _READ_SUMS
+        return name in self.by_lanes and self.boxes(problem, name) and not read_along_k
 
     def stage_bytes(self, problem: MatmulProblem) -> int:
         """Of one slice of A and of B, perhaps as they came as well, and its barriers."""
         rows = self.block_m * (1 + self.turns(problem, "a")) + self.block_n * (1 + self.turns(problem, "b"))
-        return rows * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES
+        as_it_lies = self.lanes_a and self.boxes(problem, "a") and not self.turns(problem, "a")
+        return rows * self.block_k * DTYPE_BYTES["fp32"] + (4 * _BARRIER_BYTES if as_it_lies else _BARRIER_BYTES)
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
@@ -157,6 +166,8 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     for name, rows in (("a", config.block_m), ("b", config.block_n)):
         if config.turns(problem, name):
             lanes += rows * _TURNED_COST
+        elif name in config.by_lanes and config.boxes(problem, name):
+            lanes += rows * _READ_COST
         elif name in config.by_lanes:
             lanes += rows * (_ALONG_K_COST if config.along_k(problem, name) else _LANES_COST)
     tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
@@ -190,6 +201,8 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
                 block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=num_warps, stages=2, split=split,
                 programs=gpu.compute_units * tile.resident, **way_a, **way_b,
             )  # fmt: skip
+            if config.lanes_a and config.boxes(problem, "a") and config.lane_sums <= _READ_SUMS:
+                config = config.with_knobs(block_k=_READ_K)
             if split and config.whole_tiles(problem) == config.tiles(problem):
                 continue
             free = room - config.shared_bytes(problem)

@@ -24,17 +24,22 @@ __device__ __forceinline__ int lane_of(int u, int v) {
     return PAIRED ? v % 2 + u % 4 * 2 + v / 2 * 8 + u / 4 * 16 : u + 8 * v;
 }
 
-__device__ __forceinline__ int row_of(int i, int u) { return 4 * u + i / 4 * 32 + i % 4; }
+__device__ __forceinline__ int row_of(int i, int u) {
+    return A_LANES == AS_IT_LIES ? u + 8 * i : 4 * u + i / 4 * 32 + i % 4;
+}
 __device__ __forceinline__ int column_of(int j, int v) { return 4 * v + j / 4 * 16 + j % 4; }
 
-// What one lane holds of A and B between steps: this k and the next.
-struct Fragments { float a[2][THREAD_M], b[2][THREAD_N]; };
+// What one lane holds of A and B between steps: this k and the next, of an A that is read along K these four and the next.
+#define A_STEPS (A_LANES == AS_IT_LIES ? 4 : 1)
+struct Fragments { float a[2][THREAD_M * A_STEPS], b[2][THREAD_N]; };
 
 // Offsets of this lane in a slice of A and of B.
 struct Lane { u32 a, b; };
 
 __device__ __forceinline__ Lane place_lane(int warp_m, int warp_n, int lane) {
-    Lane place = {(warp_m * WARP_M + row_of(0, lane_u(lane))) * 4u,
+    const int u = lane_u(lane);
+    Lane place = {(warp_m * WARP_M + row_of(0, u)) * 4u * (A_LANES == AS_IT_LIES ? BLOCK_K : 1) +
+                      (A_LANES == AS_IT_LIES ? u / 2 % 4 * 16 : 0),
                   A_BYTES + (warp_n * WARP_N + column_of(0, lane_v(lane))) * 4u};
     asm volatile("" : "+r"(place.a), "+r"(place.b));  // kept, not computed again
     return place;
@@ -55,24 +60,39 @@ __device__ __forceinline__ void fetch(Fragments &f, const Lane &lane, u32 at, in
             read4(f.b[k % 2] + j, b + (k * BLOCK_N + column_of(turned, 0)) * 4);
         }
     }
-    const u32 a = spread(at + lane.a, k, A_LANES >= ALONG_K);
+    if (A_LANES == AS_IT_LIES) return;
+    const u32 a = spread(at + lane.a, k, A_LANES == ALONG_K || A_LANES == TURNED);
 #pragma unroll
     for (int i = 0; i < THREAD_M; i += 4) read4(f.a[k % 2] + i, a + (k * BLOCK_M + row_of(i, 0)) * 4);
+}
+
+// Fetch this lane's factors of A at the steps from k on of the slice at `at`, every fourth row from `first` on.
+__device__ __forceinline__ void fetch_four(Fragments &f, const Lane &lane, u32 at, int k, int first) {
+    const u32 a = at + (lane.a ^ k * 4);
+#pragma unroll
+    for (int i = first; i < THREAD_M; i += 4) read4(f.a[k / 4 % 2] + 4 * i, a + i * 8 * BLOCK_K * 4);
 }
 
 // Multiply the slice at `at`, whose first factors are there, and fetch those of the next slice once it is full.
 __device__ __forceinline__ void multiply(Sums &sums, Fragments &f, const Lane &lane, u32 at, const Ring &next) {
 #pragma unroll
     for (int k = 0; k < BLOCK_K; ++k) {
-        if (k == BLOCK_K - 1) wait_barrier(next.at + FULL, next.phase);
+        if (k == BLOCK_K - A_STEPS) wait_barrier(next.at + FULL, next.phase);
         if (k < BLOCK_K - 1) fetch(f, lane, at, k + 1);
         else fetch(f, lane, next.at, 0);
+        if (A_LANES == AS_IT_LIES) {
+            if (k < BLOCK_K - 4) fetch_four(f, lane, at, k / 4 * 4 + 4, k % 4);
+            else fetch_four(f, lane, next.at, 0, k % 4);
+        }
         // Down a column and up the next one, so that the turn keeps a factor too.
 #pragma unroll
         for (int turn = 0; turn < THREAD_M * THREAD_N; ++turn) {
             const int c = turn / THREAD_M, r = turn % THREAD_M;
-            const int j = THREAD_N % 8 ? c / 4 * 4 + (c % 4 ^ c % 4 / 2) : c ^ c >> 1, i = c % 2 ? THREAD_M - 1 - r : r;
-            sums.x[i][j] = fmaf(f.a[k % 2][i], f.b[k % 2][j], sums.x[i][j]);
+            int j = THREAD_N % 8 ? c / 4 * 4 + (c % 4 ^ c % 4 / 2) : c ^ c >> 1, i = c % 2 ? THREAD_M - 1 - r : r;
+            // All elements of A lie in one bank then: one is kept along a row. With 64 sums and more ptxas finds no
+            // such order, and turned boxes are faster.
+            if (A_LANES == AS_IT_LIES) i = turn / THREAD_N, j = i % 2 ? THREAD_N - 1 - turn % THREAD_N : turn % THREAD_N;
+            sums.x[i][j] = fmaf(f.a[k / A_STEPS % 2][i * A_STEPS + k % A_STEPS], f.b[k % 2][j], sums.x[i][j]);
         }
     }
 }
@@ -186,6 +206,8 @@ matmul_hopper_stream(const __grid_constant__ TensorMap a_map, const __grid_const
     for (int n = 0; find_piece(n, piece, sizes, whole, parts); ++n) {
         clear(sums);
         fetch(fragments, place, ring.at, 0);  // again: the last store had no registers for them
+#pragma unroll
+        for (int row = 0; A_LANES == AS_IT_LIES && row < 4; ++row) fetch_four(fragments, place, ring.at, 0, row);
 #pragma unroll 1
         for (int left = piece.last - piece.first; left; --left) {
             const u32 here = ring.at;

@@ -1,9 +1,9 @@
 """hopper_stream.cu: FP32 by FMA, operands through a ring by TMA or by lanes, tiles cut along K to equal shares.
 
 Wins for FP32 (precision "ieee") but for the smallest products. What lies along K comes by TMA as well and is turned in
-shared memory; what TMA does not read, four warps bring element by element; or either is copied first. The sums of a
-tile that was cut are added in the order of K, whoever computes them: the same inputs give the same bits. CUDA C++: the
-inner loop's registers and order of instructions. Hopper (sm_90a).
+shared memory, or read so where tiles are small; what TMA does not read, four warps bring element by element; or either
+is copied first. The sums of a tile that was cut are added in the order of K, whoever computes them: the same inputs
+give the same bits. CUDA C++: the inner loop's registers and order of instructions. Hopper (sm_90a).
 Source: Osama, Merrill, Cecka et al., "Stream-K" (2023); NVIDIA CUTLASS, "Efficient GEMM in CUDA".
 """
 
@@ -31,10 +31,12 @@ _REGISTERS_TURNED = (48, 208)  #: where both operands are turned, of two CTAs
 
 
 def _fed(problem, config, name: str) -> int:
-    """A_LANES or B_LANES: 0 as it lies, by elements along its rows or along K, or turned."""
+    """A_LANES or B_LANES: 0 in rows along M or N, by elements along its rows or along K, turned, or read along K."""
     if name not in config.by_lanes:
         return 0
-    return 3 if config.turns(problem, name) else 2 if config.along_k(problem, name) else 1
+    if config.boxes(problem, name):
+        return 3 if config.turns(problem, name) else 4
+    return 2 if config.along_k(problem, name) else 1
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -62,11 +64,11 @@ def _operand(problem, config, name: str) -> TmaOperand:
     else:
         outer, inner, step_k, row = problem.b.strides
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
-    turned = config.turns(problem, name)
+    along_k = name in config.by_lanes and config.boxes(problem, name)
     return TmaOperand(
-        strides, "fp32", rows, problem.k, problem.batch, along_k=turned,
-        box=(config.block_k, block) if turned else (block, config.block_k),
-        swizzle=64 if turned and config.block_k == 16 else 0, copied=copied, pieces=1,
+        strides, "fp32", rows, problem.k, problem.batch, along_k=along_k,
+        box=(config.block_k, block) if along_k else (block, config.block_k),
+        swizzle=64 if along_k and config.block_k == 16 else 0, copied=copied, pieces=1,
     )  # fmt: skip
 
 
@@ -135,6 +137,8 @@ def facts(problem, config, gpu) -> list[str]:
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
     lines += config.describe_cut(problem)
     for name in config.by_lanes:
+        if config.boxes(problem, name) and not config.turns(problem, name):
+            continue
         how = "in boxes that three warps turn" if config.turns(problem, name) else "element by element, by four warps"
         lines.append(f"{name.upper()} comes {how}")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):

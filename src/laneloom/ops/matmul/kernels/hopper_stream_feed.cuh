@@ -1,5 +1,5 @@
 // Of hopper_stream.cu: how slices come to shared memory, in rows along M and N. What lies so and suits TMA comes in boxes;
-// what suits TMA but lies along K comes in boxes too, which three warps turn; else four warps ask for elements, and a row
+// what suits TMA but lies along K comes in boxes too, which three warps turn, or an A that is read so; else four warps ask for elements, and a row
 // along K is turned on its way. Behind hopper_shares.cuh.
 
 #define THREADS (CONSUMERS + 128)  // registers are handed over between whole warpgroups
@@ -10,7 +10,7 @@
 #define FULL (RAW_B + (B_LANES == TURNED ? B_BYTES : 0))  // and its barriers
 #define EMPTY (FULL + 8)
 #define RAW (FULL + 16)
-#define STAGE_BYTES (FULL + 128)
+#define STAGE_BYTES (FULL + (A_LANES == AS_IT_LIES ? 512 : 128))  // what the copy engine twists begins at 512 bytes
 #define WARP_M (BLOCK_M / WARPS_M)
 #define WARP_N (BLOCK_N / WARPS_N)
 #define THREAD_M (WARP_M / 8)
@@ -21,11 +21,12 @@
 #define ALONG_ROWS 1
 #define ALONG_K 2
 #define TURNED 3
+#define AS_IT_LIES 4  // A, along K: who multiplies reads four steps at once
 #define BY_ELEMENTS(lanes) (lanes == ALONG_ROWS || lanes == ALONG_K)
 #define ASKS (BY_ELEMENTS(A_LANES) || BY_ELEMENTS(B_LANES))
 #define TURNS (A_LANES == TURNED || B_LANES == TURNED)
 #define TURNERS 3  // warps: all that bring operands but the one that asks for boxes
-#define BOX_BYTES ((A_LANES ? 0 : A_BYTES) + (B_LANES ? 0 : B_BYTES))
+#define BOX_BYTES ((A_LANES % AS_IT_LIES ? 0 : A_BYTES) + (B_LANES ? 0 : B_BYTES))
 #define RAW_BYTES (FULL - RAW_A)
 #define FILLERS ((ASKS ? 128 : 0) + (TURNS ? TURNERS : 0) + (BOX_BYTES > 0))
 
@@ -141,6 +142,7 @@ __device__ __forceinline__ void load(const TensorMap *map, u32 to, u32 turned, c
                                      int outer) {
     if (!LANES) load_box(map, to, ring.at + FULL, row, k, inner, outer);
     if (LANES == TURNED) load_box(map, turned, ring.at + RAW, k, row, inner, outer);
+    if (LANES == AS_IT_LIES) load_box(map, to, ring.at + FULL, k, row, inner, outer);
 }
 
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map, const Plain &a, const Plain &b,
