@@ -118,8 +118,8 @@ def test_lanes_bring_elements_by_one_copy_each(tile, layout):
 @pytest.mark.parametrize("tile", sampled(tile for tile in STREAM_TILES if STREAM_TILES[tile].block_k % 8 == 0),
                          ids=lambda tile: f"{tile[0]}x{tile[1]}x{tile[2]}")  # fmt: skip
 def test_boxes_along_k_are_turned_or_read_so(tile, layout, lanes):
-    """Turned: 16 bytes are read and four words written, unrolled. Either way those that multiply have the loop of what lies
-    in rows, and A of small tiles is read by nobody else."""
+    """Turned: 16 bytes are read and four words written, unrolled. Either way those that multiply have the loop of what
+    lies in rows, and A of small tiles is read by nobody else."""
     problem = MatmulProblem.contiguous(768, 768, 768, dtype="fp32", layout=layout)
     config = next(
         config for config in stream_configs(problem, GPU)
