@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,11 +16,12 @@ from laneloom.isa.lds_banks import access_cycles
 from laneloom.ops.matmul import execute
 from laneloom.ops.matmul.api import explain
 from laneloom.ops.matmul.config import MatmulConfig, plan, plan_with_reasons
+from laneloom.ops.matmul.config_hopper import tma_writes
 from laneloom.ops.matmul.config_wmma import WmmaConfig, needs_wide_offsets
 from laneloom.ops.matmul.launch_wmma import constants
 from laneloom.ops.matmul.layouts_wmma import load_layout, shared_layout
 from laneloom.ops.matmul.plan_wmma import TILES, operand_traffic
-from laneloom.ops.matmul.problem import MatmulProblem, Matrix
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
 GFX1151 = get_gpu("gfx1151")
 RDNA = [name for name, gpu in GPUS.items() if gpu.matrix_instructions == "wmma"]
@@ -323,3 +325,15 @@ def test_plan_chooses_the_tile_order_that_asks_least_of_memory():
     few = plan(dense(4096, 4096, 4096), GFX1151)
     assert isinstance(few, WmmaConfig)
     assert (few.order, few.group_m) == ("grouped", 8)
+
+
+def test_one_product_of_a_batch_begins_where_any_may():
+    """One row has no pitch that would say so."""
+    whole = MatmulProblem.contiguous(1, 64, 224, dtype="fp32", batch=3)
+    terms = Epilogue(addend=Matrix((0, 66, 64, 1)), dtype_addend="fp32")
+    problem = replace(whole, out=Matrix((0, 67, 67, 1)), b=Matrix((0, 1 << 14, 64, 1)), epilogue=terms)
+    one = problem.one_product()
+    assert (one.a.alignment, one.b.alignment, one.out.alignment, one.epilogue.addend.alignment) == (16, 16, 4, 8)
+    assert one.batches == one.vector_out == 1
+    assert not tma_writes(one)
+    assert one.one_product() is one

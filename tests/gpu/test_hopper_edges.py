@@ -68,3 +68,17 @@ def test_nothing_is_written_beside_out(m, n, k, dtype):
     buffer = torch.full((m * n + 64,), float("nan"), dtype=a.dtype, device="cuda")
     assert_right(laneloom.matmul(a, b, out=buffer[: m * n].view(m, n)), a, b, sums=sums)
     assert buffer[m * n :].isnan().all()
+
+
+@pytest.mark.parametrize("precision", ["tf32", "3xtf32", "3xbf16"])
+@pytest.mark.parametrize("pad", [1, 3])
+def test_batches_of_rows_that_begin_anywhere(pad, precision):
+    """Operands that are copied go product by product, and each row of C begins where the batch's stride says."""
+    for m, n, k, turned in ((1, 64, 224, False), (632, 1, 64, True), (1, 1536, 371, False), (528, 1, 25, True)):
+        a, b = (torch.randn(3, *shape, 2, device="cuda")[..., 0] for shape in ((m, k), (k, n)))
+        buffer = torch.full((3, *((n, m + pad) if turned else (m, n + pad))), float("nan"), device="cuda")
+        out = buffer[..., :m].mT if turned else buffer[..., :n]
+        laneloom.matmul(a, b, out=out, precision=precision)
+        for got, x, y in zip(out, a, b, strict=True):
+            assert_right(got, x, y, "tf32" if precision == "tf32" else "ieee", sums=2.0**-18)
+        assert buffer[..., -pad:].isnan().all()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
+from math import gcd, prod
 
 from ...errors import ArgumentError
 from .dtypes import ACCUMULATORS, DTYPE_BYTES, default_output, stored_k
@@ -141,8 +141,19 @@ class MatmulProblem:
         )  # fmt: skip
 
     def one_product(self) -> MatmulProblem:
-        """One product of the batch."""
-        return replace(self, batch=(1, 1))
+        """Any product of the batch: its matrices are as aligned as those of all of them."""
+        if self.batches == 1:
+            return self
+
+        def any_of(matrix: Matrix, dtype: str) -> Matrix:
+            steps = (stride * DTYPE_BYTES[dtype] for stride in matrix.strides[:2])
+            return replace(matrix, alignment=gcd(matrix.alignment, *steps))
+
+        e = self.epilogue
+        if e is not None and e.addend is not None:
+            e = replace(e, addend=any_of(e.addend, e.dtype_addend))
+        a, b = any_of(self.a, self.dtype_a), any_of(self.b, self.dtype_b)
+        return replace(self, batch=(1, 1), a=a, b=b, out=any_of(self.out, self.dtype_out), epilogue=e)
 
     @property
     def dtype_sums(self) -> str:
