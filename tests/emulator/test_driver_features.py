@@ -168,17 +168,6 @@ def test_reinterpreted_tensors(gpu):
     assert torch.equal(out, x.view(torch.int32))
 
 
-def test_an_argument_without_strides_is_refused(gpu):
-    class Handle:
-        dtype = torch.float32
-
-        def data_ptr(self):
-            return 64
-
-    with pytest.raises(ArgumentError, match="x_ptr is a Handle; a pointer argument needs"):
-        optional_kernel[(1,)](Handle(), None, torch.zeros(32), N=32)
-
-
 @triton.jit
 def indirect_kernel(table_ptr, out_ptr, N: tl.constexpr):
     pid = tl.program_id(0)
