@@ -322,6 +322,20 @@ def test_operators_of_torch_that_are_replaced():
     assert torch.equal((-x).cpu(), -x.cpu())
 
 
+def test_operators_that_hand_on_to_torch():
+    x, library = torch.arange(5.0, device="cuda"), torch.library.Library("aten", "IMPL")
+    composite = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
+
+    def copied(x, *, dtype=None, device=None, **_):
+        device = x.device if device is None else device
+        return torch.ops.aten._to_copy.default.redispatch(composite, x, dtype=dtype, device=device)
+
+    library.impl("_to_copy", copied, "CUDA")
+    y = x.to(torch.float64)
+    library._destroy()
+    assert y.is_cuda and y.dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(5.0).double())
+
+
 def test_products_of_wider_types():  # torch has them for CUDA alone
     a, c = torch.randn(2, 3, 4, device="cuda").bfloat16(), torch.randn(2, 3, 3, device="cuda")
     wide = a.float()
@@ -409,7 +423,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "28 passed" in done.stdout
+    assert "29 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
 

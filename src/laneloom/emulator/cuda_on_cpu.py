@@ -96,6 +96,16 @@ def _function_mode():
 
             return made
 
+        def redispatching(self, redispatch: Any) -> Any:
+            """`OpOverload.redispatch`, which no mode sees: to torch's own kernels the GPU's memory is the CPU's."""
+
+            @wraps(redispatch)
+            def redispatched(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+                args = tuple(self.as_known(x) for x in args)
+                return redispatch(op, keyset, *args, **{name: self.as_known(x) for name, x in kwargs.items()})
+
+            return redispatched
+
         def parameters(self, make: Any) -> Any:
             """`Parameter.__new__`, which no mode sees: a parameter lives where the tensor does that it is made of."""
 
@@ -131,6 +141,10 @@ def _function_mode():
         def as_asked(self, argument: Any) -> Any:
             """A device argument as it was before the mode made it the CPU."""
             return first if isinstance(argument, torch.device) and argument.type == "cpu" else argument
+
+        def as_known(self, argument: Any) -> Any:
+            """A device argument as torch's compiled kernels take it."""
+            return cpu if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
         def on(self, host: bool, func: Any, args: Any, kwargs: Any) -> Any:
             before, self.host = self.host, host
@@ -182,7 +196,7 @@ def _function_mode():
                 wanted.append(torch.device(spoken) if isinstance(spoken, str) else torch.device("cuda", spoken))
             for device in wanted:
                 only_one(device)
-            args = tuple(cpu if isinstance(x, torch.device) and x.type == "cuda" else x for x in args)
+            args = tuple(self.as_known(x) for x in args)
             if wanted and wanted[-1].type == "cuda" and "device" in kwargs:
                 kwargs["device"] = cpu
             pinned = kwargs.get("pin_memory")
@@ -317,6 +331,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
     swapped.append((torch, "load", mode.loading(torch.load)))
+    overload = torch._ops.OpOverload
+    swapped.append((overload, "redispatch", mode.redispatching(overload.redispatch)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
     products = products_of_wider_types()
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
