@@ -360,6 +360,18 @@ def test_torch_compile_knows_every_function():
     assert torch.cuda.synchronize in rules.get_torch_obj_rule_map()
 
 
+def test_torch_compile_sees_where_tensors_live():
+    def places(x, host):
+        y, twice = x + torch.ones(4, device=x.device), host * 2
+        said = [(t.is_cuda, t.is_cpu, t.device.type, t.device.index, t.get_device()) for t in (x, y, host, twice)]
+        return said, y if y.is_cuda and not twice.is_cuda else x
+
+    x, host = torch.ones(4, device="cuda"), torch.ones(4)
+    said, y = torch.compile(places, backend="eager", fullgraph=True)(x, host)
+    assert said == places(x, host)[0] == [(True, False, "cuda", 0, 0)] * 2 + [(False, True, "cpu", None, -1)] * 2
+    assert y.is_cuda and (y == 2).all()
+
+
 def test_there_is_no_clock():
     for make in (torch.cuda.Event, torch.Event):
         with pytest.raises(Exception, match="no clock"):
@@ -423,7 +435,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "29 passed" in done.stdout
+    assert "30 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
 

@@ -17,6 +17,7 @@ from typing import Any
 from ..gpu import Gpu
 from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers, only_one
 from .cuda_operators import histogram_of_integers, products_of_wider_types, registering
+from .cuda_traced import compiling
 from .cuda_types import name_of, named, tensor_types
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
@@ -335,9 +336,15 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((overload, "redispatch", mode.redispatching(overload.redispatch)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
     products = products_of_wider_types()
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
-    for owner, name, new in swapped:
+    before: list[tuple[Any, str, Any]] = []
+
+    def swap(owner: Any, name: str, new: Any) -> None:
+        before.append((owner, name, vars(owner).get(name, _ABSENT)))
         setattr(owner, name, new)
+
+    for owner, name, new in swapped:
+        swap(owner, name, new)
+    swap(torch, "compile", compiling(torch.compile, _HOST, is_on, swap))
     _on.append(mode)
     try:
         with mode:
@@ -346,7 +353,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         _on.remove(mode)
         mode.ended = True
         products._destroy()
-        for owner, name, old in before:
+        for owner, name, old in reversed(before):
             if old is _ABSENT:
                 delattr(owner, name)
             else:
