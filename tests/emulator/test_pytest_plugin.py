@@ -372,6 +372,12 @@ def test_torch_compile_sees_where_tensors_live():
     assert y.is_cuda and (y == 2).all()
 
 
+def test_gradients_through_torch_compile():
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    torch.compile(lambda x: (x * x).sum(), backend="aot_eager")(x).backward()
+    assert x.grad.is_cuda and (x.grad == 2).all()
+
+
 def test_there_is_no_clock():
     for make in (torch.cuda.Event, torch.Event):
         with pytest.raises(Exception, match="no clock"):
@@ -435,7 +441,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "30 passed" in done.stdout
+    assert "31 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
 

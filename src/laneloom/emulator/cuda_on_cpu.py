@@ -289,6 +289,14 @@ def _autocasting(change: Any) -> Any:
     return changed
 
 
+def _traces() -> bool:
+    """Whether torch.compile traces: its tensors stand for others, and their storage knows that it is the CPU's."""
+    import torch
+
+    key = torch._C._TorchDispatchModeKey  # type: ignore[attr-defined]
+    return any(torch._C._get_dispatch_mode(k) is not None for k in (key.PROXY, key.FAKE))  # type: ignore[attr-defined]
+
+
 def _scattered(tensor: Any, devices: Any, *_: Any) -> tuple[Any]:
     """What DataParallel asks for, over the one GPU."""
     for device in devices:
@@ -308,6 +316,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     mode, run_backward = _function_mode(), torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
+        if _traces():
+            return run_backward(*args, **kwargs)
         with mode:  # Tensor.backward runs outside the mode that saw it called
             return run_backward(*args, **kwargs)
 
