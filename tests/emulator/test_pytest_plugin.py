@@ -378,6 +378,13 @@ def test_gradients_through_torch_compile():
     assert x.grad.is_cuda and (x.grad == 2).all()
 
 
+def test_inductor_writes_triton():
+    x = torch.arange(100.0, device="cuda")
+    y = torch.compile(lambda x: x * 2 + 1)(x)
+    assert y.is_cuda and torch.equal(y, x * 2 + 1)
+    assert triton.runtime.driver.active.emulation.launches[-1].kernel.startswith("triton_poi_fused")
+
+
 def test_there_is_no_clock():
     for make in (torch.cuda.Event, torch.Event):
         with pytest.raises(Exception, match="no clock"):
@@ -441,9 +448,9 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "31 passed" in done.stdout
+    assert "32 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
-    assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
+    assert "laneloom: gfx1201: 17 launches of 2 kernels in strict mode" in done.stdout
 
 
 def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -327,6 +327,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         swapped += [(part, name, new) for name, new in torch_cuda.items() if name in vars(part)]
     swapped += [(torch._C, "_scatter", _scattered), (parallel, "_get_stream", only_one)]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
+    swapped.append((torch._C, "_cuda_cudaCachingAllocator_is_enabled", always(False)))  # Inductor: no CUDA graphs
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library
@@ -345,16 +346,12 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     overload = torch._ops.OpOverload
     swapped.append((overload, "redispatch", mode.redispatching(overload.redispatch)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
+    stack = ExitStack()
+    swapped.append((torch, "compile", compiling(torch.compile, mode, _HOST, stack)))
     products = products_of_wider_types()
-    before: list[tuple[Any, str, Any]] = []
-
-    def swap(owner: Any, name: str, new: Any) -> None:
-        before.append((owner, name, vars(owner).get(name, _ABSENT)))
-        setattr(owner, name, new)
-
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
-        swap(owner, name, new)
-    swap(torch, "compile", compiling(torch.compile, _HOST, is_on, swap))
+        setattr(owner, name, new)
     _on.append(mode)
     try:
         with mode:
@@ -362,8 +359,9 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     finally:
         _on.remove(mode)
         mode.ended = True
+        stack.close()
         products._destroy()
-        for owner, name, old in reversed(before):
+        for owner, name, old in before:
             if old is _ABSENT:
                 delattr(owner, name)
             else:
