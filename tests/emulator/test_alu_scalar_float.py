@@ -33,6 +33,16 @@ def test_scalar_floats(execute):
     assert [machine.scalar(n, np.float32)[0] for n in (0, 1, 4)] == [-0.25, 2.0, 4.0]
 
 
+@pytest.mark.parametrize(("ieee", "want"), [(1, 0x7FC00123), (0, 0x3F800000)])
+def test_extrema_of_a_signalling_nan(execute, ieee, want):
+    """Made quiet in gfx11.5's IEEE mode; without it the other operand wins, as on gfx12."""
+    given = {2: np.array([0x7F800123], np.uint32), 4: np.array([1], np.float32)}
+    mode = f".amdhsa_ieee_mode {ieee}"
+    code = "s_max_f32 s0, s2, s4\ns_min_f32 s1, s4, s2"
+    machine = execute(code, gpu="gfx1151", s=given, directives=mode)
+    assert [int(machine.scalar(n)[0]) for n in (0, 1)] == [want] * 2
+
+
 @pytest.mark.parametrize("kind", ["f32", "f16"])
 def test_float_compares(execute, kind):
     dtype = {"f32": np.float32, "f16": np.float16}[kind]

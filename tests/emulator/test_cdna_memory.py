@@ -3,7 +3,7 @@
 import pytest
 from test_memory_instructions import in_space, random_bytes, run
 
-from laneloom.errors import HazardError
+from laneloom.errors import HazardError, OutOfBoundsError
 
 
 @pytest.mark.parametrize("source", ["global", "buffer"])
@@ -47,6 +47,28 @@ def test_a_wave_waits_for_its_own_load_to_lds(gpu, load):
         with pytest.raises(HazardError, match=f"{verb} LDS before a wait for vmcnt: line .*lds") as caught:
             run(gpu, early.replace("WAIT", "s_nop 0"), image, registers, strict=True)
         assert caught.value.kind == "wait"
+
+
+@pytest.mark.parametrize("gpu", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("load", ["global_load_lds_dword v[10:11], off", "buffer_load_dword v1, s[4:7], 0 offen lds"])
+def test_a_wave_whose_load_to_lds_is_turned_off(gpu, load, strict):
+    """Triton gives it an M0 out of any LDS: nothing is fetched, from whatever address, and nothing written."""
+    image, registers = random_bytes(3)
+    body = f"""v_mov_b32 v10, 0x100
+    v_mov_b32 v11, 0
+    v_lshlrev_b32_e32 v12, 2, v0
+    ds_write_b32 v12, v0 offset:32
+    s_waitcnt lgkmcnt(0)
+    s_mov_b32 m0, 0x7fffffff
+    {load}
+    s_waitcnt vmcnt(0)
+    ds_read_b32 v8, v12 offset:32"""
+    _, got = run(gpu, body, image, registers, strict=strict)
+    assert got[:, :4].copy().view("u4").ravel().tolist() == list(range(32))
+    if "global" in load:
+        with pytest.raises(OutOfBoundsError):
+            run(gpu, body.replace("0x7fffffff", "32"), image, registers, strict=strict)
 
 
 @pytest.mark.parametrize(("total", "width"), [(64, 16), (64, 8), (64, 4), (96, 6)])

@@ -113,6 +113,20 @@ def test_a_pointer_may_be_given_as_a_number():
             compiled[(1, 1, 1)](x, out[8:].data_ptr(), 64, 64)
 
 
+def test_a_pointer_may_have_an_address_and_a_type_alone():
+    x, out = torch.randn(64), torch.zeros(64)
+
+    class Pointer:
+        def __init__(self, tensor):
+            self.dtype, self.data_ptr = tensor.dtype, tensor.data_ptr
+
+    with laneloom.emulated("gfx1151"):
+        copy_kernel[(1,)](Pointer(x), Pointer(out), 64, BLOCK=64)
+        assert torch.equal(out, x)
+        with pytest.raises(OutOfBoundsError, match="past the end of argument 'out_ptr -> "):
+            copy_kernel[(1,)](Pointer(x), Pointer(out[8:]), 64, BLOCK=64)
+
+
 def test_strided_views_may_be_read_everywhere_they_reach():
     base = torch.randn(50, 40)
     view = base[3:40:2, 5:30:3]

@@ -322,6 +322,20 @@ def test_operators_of_torch_that_are_replaced():
     assert torch.equal((-x).cpu(), -x.cpu())
 
 
+def test_operators_that_hand_on_to_torch():
+    x, library = torch.arange(5.0, device="cuda"), torch.library.Library("aten", "IMPL")
+    composite = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
+
+    def copied(x, *, dtype=None, device=None, **_):
+        device = x.device if device is None else device
+        return torch.ops.aten._to_copy.default.redispatch(composite, x, dtype=dtype, device=device)
+
+    library.impl("_to_copy", copied, "CUDA")
+    y = x.to(torch.float64)
+    library._destroy()
+    assert y.is_cuda and y.dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(5.0).double())
+
+
 def test_products_of_wider_types():  # torch has them for CUDA alone
     a, c = torch.randn(2, 3, 4, device="cuda").bfloat16(), torch.randn(2, 3, 3, device="cuda")
     wide = a.float()
@@ -344,6 +358,31 @@ def test_torch_compile_knows_every_function():
     import torch._dynamo.trace_rules as rules
 
     assert torch.cuda.synchronize in rules.get_torch_obj_rule_map()
+
+
+def test_torch_compile_sees_where_tensors_live():
+    def places(x, host):
+        y, twice = x + torch.ones(4, device=x.device), host * 2
+        said = [(t.is_cuda, t.is_cpu, t.device.type, t.device.index, t.get_device()) for t in (x, y, host, twice)]
+        return said, y if y.is_cuda and not twice.is_cuda else x
+
+    x, host = torch.ones(4, device="cuda"), torch.ones(4)
+    said, y = torch.compile(places, backend="eager", fullgraph=True)(x, host)
+    assert said == places(x, host)[0] == [(True, False, "cuda", 0, 0)] * 2 + [(False, True, "cpu", None, -1)] * 2
+    assert y.is_cuda and (y == 2).all()
+
+
+def test_gradients_through_torch_compile():
+    x = torch.ones(4, device="cuda", requires_grad=True)
+    torch.compile(lambda x: (x * x).sum(), backend="aot_eager")(x).backward()
+    assert x.grad.is_cuda and (x.grad == 2).all()
+
+
+def test_inductor_writes_triton():
+    x = torch.arange(100.0, device="cuda")
+    y = torch.compile(lambda x: x * 2 + 1)(x)
+    assert y.is_cuda and torch.equal(y, x * 2 + 1)
+    assert triton.runtime.driver.active.emulation.launches[-1].kernel.startswith("triton_poi_fused")
 
 
 def test_there_is_no_clock():
@@ -409,9 +448,9 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, text, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "28 passed" in done.stdout
+    assert "32 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
-    assert "laneloom: gfx1201: 16 launches of 1 kernels in strict mode" in done.stdout
+    assert "laneloom: gfx1201: 17 launches of 2 kernels in strict mode" in done.stdout
 
 
 def test_strict_finds_a_race_and_every_mode_an_overrun(tmp_path):

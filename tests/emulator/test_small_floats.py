@@ -168,6 +168,8 @@ def test_minimum_and_maximum_of_three_give_nan(cdna3):
 
 def test_pairs_of_16_bit_floats(cdna3):
     f = RNG.standard_normal((2, 64)).astype(np.float32)
+    nan = cdna3("v_cvt_pk_f16_f32 v4, v0, v1", "gfx950", v={0: np.full(64, 0x7FA00000, U32), 1: f[0]})
+    assert (nan.vector(4, np.uint16) == 0x7F00).all()  # a signalling NaN comes out quiet
     code = "v_cvt_pk_f16_f32 v4, v0, v1\nv_cvt_pk_bf16_f32 v5, v0, v1\nv_cvt_f32_bf16_e32 v6, v5"
     got = cdna3(code, "gfx950", v=dict(enumerate(f)))
     np.testing.assert_array_equal(halves(got.vector(4, U32)).view(np.float16), f.T.astype(np.float16))

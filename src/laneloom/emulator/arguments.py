@@ -64,8 +64,8 @@ def extent(name: str, tensor: Any, storage: bool = False) -> Region:
         device = _memory_device(tensor, base)
         if device.type != "cpu":
             raise ArgumentError(f"{name} is on {device}; kernels inside `emulated` take CPU tensors")
-    shaped = tensor if hasattr(tensor, "shape") and not hasattr(base, "data_ptr") else base  # triton.reinterpret wraps
-    if shaped is None or not all(hasattr(shaped, name) for name in ("shape", "stride", "element_size")):
+    shaped = _shaped(tensor)
+    if shaped is None:
         kind = type(tensor).__name__
         raise ArgumentError(
             f"{name} is a {kind}; a pointer argument needs shape, stride() and element_size() as torch has"
@@ -80,6 +80,13 @@ def extent(name: str, tensor: Any, storage: bool = False) -> Region:
     low = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s < 0)
     high = sum((n - 1) * s for n, s in zip(shape, strides, strict=True) if s > 0)
     return Region(name, tensor.data_ptr() + low * size, (high - low + 1) * size, tensor)
+
+
+def _shaped(tensor: Any) -> Any:
+    """What has the shape of a tensor-like argument: itself, or the tensor that `triton.reinterpret` has wrapped."""
+    base = getattr(tensor, "base", None)
+    shaped = tensor if hasattr(tensor, "shape") and not hasattr(base, "data_ptr") else base
+    return shaped if all(hasattr(shaped, name) for name in ("shape", "stride", "element_size")) else None
 
 
 def _memory_device(tensor: Any, base: Any) -> Any:
@@ -140,6 +147,8 @@ class Layout:
                 yield from self._flatten([(f"{name}[{k}]", t) for k, t in enumerate(kind)], value, movers)
             elif match := _DESCRIPTOR.match(kind):
                 yield from self._take_apart(name, match[1], value, next(movers, None))
+            elif kind.startswith("*") and hasattr(value, "data_ptr") and _shaped(value) is None:
+                yield name, kind, value.data_ptr()  # all that Triton asks of a pointer: an address and a type
             elif kind != "constexpr":
                 yield name, kind, value
 

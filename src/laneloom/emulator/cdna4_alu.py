@@ -13,6 +13,7 @@ from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, special, vector
 from .bits import saturate
+from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
@@ -108,7 +109,7 @@ def _to_pair(convert: Callable) -> Callable[[Instruction, Target], Step]:
 
 
 special("v_cvt_pk_bf16_f32", _to_pair(to_bf16))
-special("v_cvt_pk_f16_f32", _to_pair(lambda x: x.astype(np.float16)))
+special("v_cvt_pk_f16_f32", _to_pair(to_f16()))
 vector("v_cvt_f32_bf16", "f32", "u16", bf16_to_f32)
 packed("v_pk_minimum3_f16", "f16", 3, lambda a, b, c: MINIMUM(MINIMUM(a, b), c))
 packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))

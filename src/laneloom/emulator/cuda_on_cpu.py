@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 from ..gpu import Gpu
 from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers, only_one
 from .cuda_operators import histogram_of_integers, products_of_wider_types, registering
+from .cuda_traced import compiling
 from .cuda_types import name_of, named, tensor_types
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
@@ -96,6 +97,16 @@ def _function_mode():
 
             return made
 
+        def redispatching(self, redispatch: Any) -> Any:
+            """`OpOverload.redispatch`, which no mode sees: to torch's own kernels the GPU's memory is the CPU's."""
+
+            @wraps(redispatch)
+            def redispatched(op: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+                args = tuple(self.as_known(x) for x in args)
+                return redispatch(op, keyset, *args, **{name: self.as_known(x) for name, x in kwargs.items()})
+
+            return redispatched
+
         def parameters(self, make: Any) -> Any:
             """`Parameter.__new__`, which no mode sees: a parameter lives where the tensor does that it is made of."""
 
@@ -131,6 +142,10 @@ def _function_mode():
         def as_asked(self, argument: Any) -> Any:
             """A device argument as it was before the mode made it the CPU."""
             return first if isinstance(argument, torch.device) and argument.type == "cpu" else argument
+
+        def as_known(self, argument: Any) -> Any:
+            """A device argument as torch's compiled kernels take it."""
+            return cpu if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
         def on(self, host: bool, func: Any, args: Any, kwargs: Any) -> Any:
             before, self.host = self.host, host
@@ -182,7 +197,7 @@ def _function_mode():
                 wanted.append(torch.device(spoken) if isinstance(spoken, str) else torch.device("cuda", spoken))
             for device in wanted:
                 only_one(device)
-            args = tuple(cpu if isinstance(x, torch.device) and x.type == "cuda" else x for x in args)
+            args = tuple(self.as_known(x) for x in args)
             if wanted and wanted[-1].type == "cuda" and "device" in kwargs:
                 kwargs["device"] = cpu
             pinned = kwargs.get("pin_memory")
@@ -274,6 +289,14 @@ def _autocasting(change: Any) -> Any:
     return changed
 
 
+def _traces() -> bool:
+    """Whether torch.compile traces: its tensors stand for others, and their storage knows that it is the CPU's."""
+    import torch
+
+    key = torch._C._TorchDispatchModeKey  # type: ignore[attr-defined]
+    return any(torch._C._get_dispatch_mode(k) is not None for k in (key.PROXY, key.FAKE))  # type: ignore[attr-defined]
+
+
 def _scattered(tensor: Any, devices: Any, *_: Any) -> tuple[Any]:
     """What DataParallel asks for, over the one GPU."""
     for device in devices:
@@ -293,6 +316,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     mode, run_backward = _function_mode(), torch.autograd._engine_run_backward  # type: ignore[attr-defined]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
+        if _traces():
+            return run_backward(*args, **kwargs)
         with mode:  # Tensor.backward runs outside the mode that saw it called
             return run_backward(*args, **kwargs)
 
@@ -302,6 +327,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
         swapped += [(part, name, new) for name, new in torch_cuda.items() if name in vars(part)]
     swapped += [(torch._C, "_scatter", _scattered), (parallel, "_get_stream", only_one)]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
+    swapped.append((torch._C, "_cuda_cudaCachingAllocator_is_enabled", always(False)))  # Inductor: no CUDA graphs
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library
@@ -317,7 +343,11 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped.append((torch.Tensor, "record_stream", always(None)))  # launches run at once
     swapped.append((torch.nn.Parameter, "__new__", mode.parameters(torch.nn.Parameter.__new__)))
     swapped.append((torch, "load", mode.loading(torch.load)))
+    overload = torch._ops.OpOverload
+    swapped.append((overload, "redispatch", mode.redispatching(overload.redispatch)))
     swapped += [(torch, name, _autocasting(getattr(torch, name))) for name in _AUTOCAST]
+    stack = ExitStack()
+    swapped.append((torch, "compile", compiling(torch.compile, mode, _HOST, stack)))
     products = products_of_wider_types()
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
@@ -329,6 +359,7 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     finally:
         _on.remove(mode)
         mode.ended = True
+        stack.close()
         products._destroy()
         for owner, name, old in before:
             if old is _ABSENT:

@@ -26,7 +26,8 @@ def addresses(g: Waves, n: int, offset: int) -> np.ndarray:
     return (address + U32(offset) if offset else address).astype(np.int64)
 
 
-#: Triton's address of lanes that a mask leaves out, on CDNA 5: out of any LDS, where stores are lost and loads give 0.
+#: Triton's address of lanes that a mask leaves out, on CDNA 5, and of waves that load nothing to LDS, on CDNA 3
+#: and 4: out of any LDS, where stores are lost and loads give 0.
 NOWHERE = 0x7FFFFFFF
 _OFFSETS = 1 << 16  #: that an instruction can add to it
 

@@ -2,7 +2,8 @@
 
 Lane l's data lands at M0 (its low 16 bits on gfx942, whose LDS has 64 KiB) + the instruction's offset + l times the
 bytes of a lane, counted from the first byte of the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1
-and 2 bytes, extended, 4 are written).
+and 2 bytes, extended, 4 are written). Triton turns a wave off by an M0 of 0x7fffffff: the hardware drops such a load
+before it fetches anything.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from ..isa.parse import M0, Instruction
 from .alu import Builder, Step, Target
 from .buffer_access import Buffer
 from .global_access import Access, extend, global_addresses
+from .lds_access import is_nowhere
 from .memory import LocalMemory
 from .state import U32, Waves
 
@@ -41,6 +43,8 @@ class LdsLoad:
         """Raises AccessFault where either memory refuses."""
         access = self.access
         address, inside = self.source(g)
+        if (nowhere := self.nowhere(g, g.lds)) is not None:
+            inside = inside & ~nowhere
         if self.buffer is not None and not inside.all() and self.buffer.straddles():
             self.deliver(g, g.lds, self.buffer.gather_by_words(g, address))
             return
@@ -51,11 +55,24 @@ class LdsLoad:
             words = extend(words[..., 0], access.nbytes, access.signed)[..., None]
         self.deliver(g, g.lds, words)
 
+    def places(self, g: Waves) -> np.ndarray:
+        """Where in the workgroup's LDS the lanes' data land."""
+        return (g.s[M0] & self.reach).astype(np.int64)[:, None] + self.offset + self.nbytes * np.arange(g.lanes)
+
+    def nowhere(self, g: Waves, lds: LocalMemory) -> np.ndarray | None:
+        """The lanes whose load is dropped; None if none is."""
+        waves, past = is_nowhere(g.s[M0].astype(np.int64)), lds.dropped(self.places(g))
+        if waves is None:
+            return past
+        return waves[:, None] if past is None else waves[:, None] | past
+
     def deliver(self, g: Waves, lds: LocalMemory, words: np.ndarray) -> None:
         """Write `words`, or what broadcasts to them, to the lanes' places."""
-        at = (g.s[M0] & self.reach).astype(np.int64)[:, None] + self.offset + self.nbytes * np.arange(g.lanes)
-        at = lds.check(g.lds_base, at, self.nbytes, g.exec)
-        lds.scatter(at, np.broadcast_to(words, (g.count, g.lanes, self.nbytes // 4)), self.nbytes, g.exec)
+        active = g.exec
+        if (nowhere := self.nowhere(g, lds)) is not None:
+            active = np.broadcast_to(g.active() & ~nowhere, (g.count, g.lanes))
+        at = lds.check(g.lds_base, self.places(g), self.nbytes, active)
+        lds.scatter(at, np.broadcast_to(words, (g.count, g.lanes, self.nbytes // 4)), self.nbytes, active)
 
 
 def _build(ins: Instruction, target: Target) -> Step:

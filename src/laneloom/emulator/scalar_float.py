@@ -7,17 +7,24 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Step, Target, scalar, special
+from .alu import Op, Step, Target, build_scalar, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
 from .convert import to_f16, to_integer
 from .float16 import widen
-from .floating import MAX_NUM, MAXIMUM, MIN_NUM, MINIMUM
+from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import ZERO
 from .operands import read_scalar
 from .rounding import ADD, FMA, MUL, SUB, fma_f16, fma_f32, round_to
 from .state import Waves
 from .transcendental import FUNCTIONS, half, single
+
+
+def _by_mode(kind: str, ieee: Callable, num: Callable) -> Callable[[Instruction, Target], Step]:
+    """A builder that takes the NaN rule from the mode: gfx11.5's IEEE bit, which gfx12 does not have."""
+    chosen = {True: Op(kind, (kind, kind), ieee), False: Op(kind, (kind, kind), num)}
+    return lambda ins, target: build_scalar(chosen[target.mode.ieee and target.gpu.major < 12], "", ins, target)
+
 
 _INTEGRAL: dict[str, Callable] = {"trunc": np.trunc, "ceil": np.ceil, "floor": np.floor, "rndne": np.rint}
 for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
@@ -26,8 +33,9 @@ for _kind, _fma in (("f32", fma_f32), ("f16", fma_f16)):
     scalar(f"s_sub_{_kind}", _kind, _two, np.subtract, rounded=SUB[_kind])
     scalar(f"s_mul_{_kind}", _kind, _two, np.multiply, rounded=MUL[_kind])
     scalar(f"s_fmac_{_kind}", _kind, _three, _fma, reads_dst=True, rounded=FMA[_kind])
-    scalar(f"s_max_{_kind} s_max_num_{_kind}", _kind, _two, MAX_NUM)
-    scalar(f"s_min_{_kind} s_min_num_{_kind}", _kind, _two, MIN_NUM)
+    for _name, _ieee, _num in (("max", MAX_IEEE, MAX_NUM), ("min", MIN_IEEE, MIN_NUM)):
+        scalar(f"s_{_name}_num_{_kind}", _kind, _two, _num)
+        special(f"s_{_name}_{_kind}", _by_mode(_kind, _ieee, _num))
     scalar(f"s_maximum_{_kind}", _kind, _two, MAXIMUM)
     scalar(f"s_minimum_{_kind}", _kind, _two, MINIMUM)
     for _name, _function in _INTEGRAL.items():

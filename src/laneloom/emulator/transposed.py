@@ -1,8 +1,10 @@
-"""Loads that transpose on the way to the registers: from LDS on CDNA 4, from LDS and global memory on CDNA 5.
+"""Loads that transpose on the way to the registers: from LDS on CDNA 4, global memory on RDNA 4, both on CDNA 5.
 
 Each lane names a row of neighbouring elements and gets a column of what lanes loaded together. Sources: CDNA 4 ISA
 guide; for CDNA 5 the tests of AMD's emulator (ROCm/rocm-systems, rocjitsu, "Gfx1250MemoryIsaTranspose"), and for 8 and
-16 bits Triton's products (tests/emulator/test_cdna5_dots.py).
+16 bits Triton's products (tests/emulator/test_cdna5_dots.py). RDNA 4's `global_load_tr_b64` and `_b128`, which CDNA 5's
+assembler takes for its own of 8 and 16 bits, move the same elements: the lanes of 16 bits were published as seen on
+gfx1201, and kernels that run there address the 8-bit one so; in waves of 64 lanes nobody says which.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction
 from .alu import Builder, Step, Target
 from .global_access import global_addresses
@@ -19,6 +22,7 @@ from .state import U32, Waves
 
 _CDNA4 = re.compile(r"ds_load_b(64|96)_tr_b(4|6|8|16)$")
 _CDNA5 = re.compile(r"(ds|global)_load_tr(4_b64|6_b96|8_b64|16_b128)$")
+_RDNA4 = {"global_load_tr_b64": "global_load_tr8_b64", "global_load_tr_b128": "global_load_tr16_b128"}
 
 
 def _cdna4_source(each: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +57,9 @@ def _build(ins: Instruction, target: Target) -> Step:
         cdna5 = target.gpu.is_cdna5
         from_lane, from_place = _cdna5_source(width) if cdna5 else _cdna4_source(8 * nbytes // width, target.lanes)
     else:
-        match = _CDNA5.match(ins.name)
+        if target.lanes != 32:
+            raise UnknownInstructionError("which lanes exchange what in a wave of 64 lanes is not documented")
+        match = _CDNA5.match(_RDNA4.get(ins.name, ins.name))
         assert match
         width, bits = (int(n) for n in match[2].split("_b"))
         nbytes = bits // 8
@@ -91,6 +97,7 @@ def _build(ins: Instruction, target: Target) -> Step:
 #: every such instruction
 NAMES = (
     *(f"ds_load_b{total}_tr_b{bits}" for total, bits in ((64, 4), (64, 8), (64, 16), (96, 6))),
+    *_RDNA4,
     *(f"{space}_load_tr{tail}" for space in ("ds", "global") for tail in ("4_b64", "6_b96", "8_b64", "16_b128")),
 )
 
