@@ -27,7 +27,7 @@ test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
 
 test-old-triton: $(VENV)-old/dev.stamp
-	OMP_NUM_THREADS=1 LANELOOM_TESTS=covering $(VENV)-old/bin/python -m pytest -n 2 --dist worksteal tests/compile
+	OMP_NUM_THREADS=1 LANELOOM_TESTS=kernels $(VENV)-old/bin/python -m pytest -n 2 --dist worksteal tests/compile
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check src tests
