@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from sampled import rarely
 
 pytest.importorskip("cuda.bindings.nvrtc")
 
@@ -18,7 +19,7 @@ from laneloom.ops.attention.kernels import hopper_decode
 from laneloom.ops.attention.problem import AttentionProblem
 
 
-@pytest.mark.parametrize(("d", "last"), [(128, None), (128, 0), (64, 0), (256, None)])
+@pytest.mark.parametrize(("d", "last"), [(128, 0), (64, 0), (256, None), *rarely((128, None))])
 def test_hopper_forward(d, last):
     """The softmax begins between the wait for the scores and the wait for the values, and nothing is spilled."""
     gpu = get_gpu("sm_90a")

@@ -38,6 +38,7 @@ def check(code: CodeObject, loop: Loop) -> None:
 
 
 @pytest.mark.covering
+@pytest.mark.turning("layout", 2)
 @pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_large_tile(gpu, layout):
@@ -108,6 +109,7 @@ def test_unaligned_operands_do_not_spill(gpu, layout):
 
 @pytest.mark.covering
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.turning("layout", 2)
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 def test_the_plan_for_large_products_has_wide_accesses_only(gpu, layout):
     """LDS loads and stores and global loads 16 bytes wide, and at least as many matrix instructions as LDS loads."""

@@ -19,7 +19,7 @@ ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx9
 
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
-_nowhere: set[str] = set()  #: what the assembler knows of no GPU; to look for names like it takes nine tenths of the time
+_nowhere: set[str] = set()  #: names that no GPU has; nine tenths of the time goes to finding others like them
 
 
 @cache
