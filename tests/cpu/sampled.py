@@ -27,6 +27,13 @@ def rarely(*cases: Case) -> tuple[Case, ...]:
     return cases if EVERYTHING else ()
 
 
+def without(cases: Iterable[Case], *left_out: Case) -> list[Case]:
+    """The cases but those all of whose branches others of the list take together; these too with LANELOOM_TESTS=all."""
+    given = list(cases)
+    assert set(left_out) <= set(given)
+    return [case for case in given if EVERYTHING or case not in left_out]
+
+
 def in_turn(n: int, *cases: Case) -> tuple[Case, ...]:
     """What the n-th of some kernels runs of cases that all have: one of them, in turn."""
     return cases if EVERYTHING else (cases[n % len(cases)],)
