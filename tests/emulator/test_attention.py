@@ -155,7 +155,9 @@ TURNS = {"gfx1201": 1, **{name: n for n, name in enumerate(CDNA)}}
         for name in TARGETS
         for n, mask in enumerate(MASKS)
         # gfx1151 with all, gfx1201 and gfx1250 with every second one in turn, CDNA with two masks each
-        if n % {"gfx1151": 1, "gfx1201": 2, "gfx1250": 2}.get(name, 4) == TURNS.get(name, 0) or EVERYTHING
+        if (n % {"gfx1151": 1, "gfx1201": 2, "gfx1250": 2}.get(name, 4) == TURNS.get(name, 0)
+        and mask not in ("top-left", "window", "ahead"))  # those of packed sequences
+        or EVERYTHING
     ],
 )
 def test_masks_lengths_and_groups(name, mask):
@@ -168,6 +170,7 @@ def test_masks_lengths_and_groups(name, mask):
         assert ran == ["attention_forward", "attention_backward", "attention_backward"]
 
 
+@pytest.mark.turning("gpu", 3)
 @pytest.mark.covering
 @pytest.mark.parametrize("queries", [1, 16])
 def test_few_queries(gpu, queries):
@@ -181,8 +184,9 @@ def test_few_queries(gpu, queries):
     ("name", "d", "d_v", "grad"),
     [
         ("gfx1151", 16, 16, True), ("gfx1201", 80, 128, True), ("gfx1151", 512, 512, False),
-        ("gfx1201", 264, 16, False), ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx950", 80, 16, True),
-        ("gfx950", 512, 200, True), ("gfx1250", 16, 40, True), ("gfx1250", 136, 512, False),
+        ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx1250", 16, 40, True),
+        *rarely(("gfx1201", 264, 16, False), ("gfx950", 80, 16, True), ("gfx950", 512, 200, True)),
+        *rarely(("gfx1250", 136, 512, False)),
         *rarely(("gfx1151", 136, 200, True), ("gfx942", 264, 264, True), ("gfx1151", 512, 512, True)),
         *rarely(("gfx1201", 160, 64, True), ("gfx1151", 64, 160, True), ("gfx1250", 136, 512, True)),
     ],
@@ -194,8 +198,8 @@ def test_head_dimensions(name, d, d_v, grad):
 
 @pytest.mark.parametrize(
     ("name", "d"),
-    [("gfx942", 128), ("gfx950", 16), ("gfx950", 256),
-     *rarely(("gfx942", 24), ("gfx950", 24), ("gfx950", 64), ("gfx950", 128))],
+    [("gfx942", 128), ("gfx950", 16), ("gfx950", 64),
+     *rarely(("gfx942", 24), ("gfx950", 24), ("gfx950", 128), ("gfx950", 256))],
 )  # fmt: skip
 def test_reads_of_lds_on_cdna(name, d):
     """No bank conflicts in any read of a tile, and strictly right: rows are permuted differently for each width."""
@@ -226,7 +230,7 @@ def test_gfx1100():
         check(*operands(1, 2, 1, 40, 40, grad=False), causal=True)
 
 
-@pytest.mark.parametrize("name", ["gfx1151", "gfx942", "gfx1250", *rarely("gfx1201", "gfx950", "gfx90a", "gfx908")])
+@pytest.mark.parametrize("name", ["gfx1151", "gfx1250", *rarely("gfx942", "gfx1201", "gfx950", "gfx90a", "gfx908")])
 def test_strict(name):
     """Waits, races, bits that nobody wrote, barriers; waves and workgroups in another order give the same bits."""
     q, k, v = operands(1, 2, 1, 66, 45, dtype=TARGETS[name])
