@@ -155,6 +155,7 @@ def test_dequantised(gpu, kind):
     assert all(record.kernel == "wmma_matmul" for record in gpu.launches)
 
 
+@pytest.mark.turning("gpu")
 def test_scales_turn_with_the_product(gpu):
     """A result that is contiguous along M is the transpose's product; batches share the scales."""
     a, b, scale_a, scale_b = floats(3, 20, 16), floats(16, 24), torch.rand(20) + 1, torch.rand(24) + 1

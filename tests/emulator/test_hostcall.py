@@ -15,6 +15,8 @@ import triton.language as tl  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.errors import TrapError  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu")
+
 
 @pytest.fixture(params=["gfx1100", "gfx1151", "gfx1201", "gfx90a"])
 def gpu(request):

@@ -16,7 +16,7 @@ from laneloom.ops.matmul.config_wmma import WmmaConfig
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+pytestmark = [pytest.mark.usefixtures("poisoned_allocations"), pytest.mark.turning("gpu")]
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 SMALL = WmmaConfig(block_m=64, block_n=64, block_k=32)
@@ -176,7 +176,6 @@ def test_out_may_overlap_an_operand(gfx1151):
     check(before, before.T, a)
 
 
-@pytest.mark.turning("gpu")
 def test_nothing_leaks_from_beyond_the_operands(gpu):
     """NaN and infinity around, in the padding of, and after the views that are multiplied."""
     store = torch.full((80, 80), torch.nan, dtype=torch.float16)
@@ -308,7 +307,6 @@ def test_torch_compile(gfx1151):
     assert torch.equal(torch.compile(function, fullgraph=True, backend="eager", dynamic=True)(a, b), expected)
 
 
-@pytest.mark.turning("gpu")
 def test_numpy(gpu):
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((2, 33, 20), (20, 17)))
