@@ -160,7 +160,7 @@ def test_decode_on_rdna(gpu, page):
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("role", ["query", "key"])
+@pytest.mark.parametrize("role", ["query", *rarely("key")])
 @pytest.mark.parametrize(("gpu", "dtype", "products"), [("gfx942", "bf16", 16), *rarely(("gfx950", "fp16", 8))])
 def test_first_product_of_the_backward_on_cdna(gpu, dtype, products, role):
     """All of it stands above the wait for the second tile."""
@@ -168,7 +168,7 @@ def test_first_product_of_the_backward_on_cdna(gpu, dtype, products, role):
     assert sum(map(int, re.findall(r"\bW(\d+)", above.replace("W ", "W1 ") + " "))) == products, above
 
 
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("gpu", ["gfx1151", *rarely("gfx1201")])
 def test_loads_run_under_the_matrix_instructions(gpu):
     """The values come while the scores are computed, the next keys while the values are summed."""
     loop = loop_of(compiled(gpu, "forward", 64))

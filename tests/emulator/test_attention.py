@@ -230,7 +230,7 @@ def test_gfx1100():
         check(*operands(1, 2, 1, 40, 40, grad=False), causal=True)
 
 
-@pytest.mark.parametrize("name", ["gfx1151", "gfx1250", *rarely("gfx942", "gfx1201", "gfx950", "gfx90a", "gfx908")])
+@pytest.mark.parametrize("name", ["gfx1151", *rarely("gfx1250", "gfx942", "gfx1201", "gfx950", "gfx90a", "gfx908")])
 def test_strict(name):
     """Waits, races, bits that nobody wrote, barriers; waves and workgroups in another order give the same bits."""
     q, k, v = operands(1, 2, 1, 66, 45, dtype=TARGETS[name])
@@ -347,7 +347,9 @@ def test_nothing_beyond_the_output_is_written(gfx1151):
 
 def test_operator(gfx1151):
     q, k, v = operands(1, 2, 1, 20, 30)
-    torch.library.opcheck(torch.ops.laneloom.flash_attention.default, (q, k, v, "bottom_right", None, 9, None))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
+    arguments = (q, k, v, "bottom_right", None, 9, None)
+    torch.library.opcheck(torch.ops.laneloom.flash_attention.default, arguments, test_utils=tests)
 
 
 def test_second_derivatives_are_refused(gfx1151):

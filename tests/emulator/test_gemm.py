@@ -211,10 +211,13 @@ def test_second_derivatives(gfx1151):
 def test_torch_operator(gfx1151):
     a, b, c, bias = (random(*s).requires_grad_() for s in ((6, 5), (5, 4), (6, 4), (4,)))
     operator = torch.ops.laneloom.gemm.default
-    torch.library.opcheck(operator, (a, b, c, bias, 2.0, 0.5, "gelu", torch.float32, SMALL.text))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
+    arguments = (a, b, c, bias, 2.0, 0.5, "gelu", torch.float32, SMALL.text)
+    torch.library.opcheck(operator, arguments, test_utils=tests)
     out = torch.zeros(6, 4, dtype=torch.float16)
     a, b, c, bias = (x.detach() for x in (a, b, c, bias))
-    torch.library.opcheck(torch.ops.laneloom.gemm_out.default, (a, b, out, c, bias, 1.0, 0.5, "relu"))
+    arguments = (a, b, out, c, bias, 1.0, 0.5, "relu")
+    torch.library.opcheck(torch.ops.laneloom.gemm_out.default, arguments, test_utils=tests)
 
 
 def test_torch_compile(gfx1151):
