@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from own_kernels import CASES  # noqa: E402
+from own_kernels import CASES, turn  # noqa: E402
 from sampled import in_turn  # noqa: E402
 
 import laneloom  # noqa: E402
@@ -19,7 +19,7 @@ CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several k
 
 @pytest.mark.parametrize(
     ("name", "gpu"),
-    [(name, gpu) for n, name in enumerate(CASES) if name in CALLS.values() for gpu in in_turn(n, *CASES[name].gpus)],
+    [(name, gpu) for name in CALLS.values() for gpu in in_turn(turn(name), *CASES[name].gpus)],
 )  # the GPU of test_mutations.py: what it compiles is compiled once
 def test_no_order_of_waves_changes_the_result(name, gpu):
     call = CASES[name].make()
