@@ -25,8 +25,8 @@ def multiplications(code, word):
     [
         (dtype, tile, layout)
         for dtype, tiles in (("fp32", FP32_TILES), ("fp64", FP64_TILES))
-        for n, tile in sampled(enumerate(tiles))
-        for layout in in_turn(n // 2, "nn", "tt")
+        for n, tile in sampled(enumerate(tiles), every=3)
+        for layout in in_turn(n, "nn", "tt")
     ],
 )
 def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
@@ -49,7 +49,8 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
 
 @pytest.mark.parametrize(
     ("tile", "layout", "size"),
-    [(tile, *how) for n, tile in sampled(enumerate(HALF_TILES)) for how in in_turn(n // 2, ("nn", 512), ("tt", 333))],
+    [(tile, *how) for n, tile in sampled(enumerate(HALF_TILES), every=3)
+     for how in in_turn(n, ("nn", 512), ("tt", 333))],
 )
 def test_tiles_of_16_bits(tile, layout, size):
     """Fragments by ldmatrix, transposed where an operand does not lie along K; single elements at odd pitches."""
