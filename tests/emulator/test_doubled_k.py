@@ -87,7 +87,7 @@ def test_nan_and_infinity():
     assert torch.equal(got.isinf(), truth.isinf())
 
 
-@pytest.mark.parametrize(("dtype", "out"), [("int8", "int32"), ("fp8", "fp32"), ("bf8", "bf16")])
+@pytest.mark.parametrize(("dtype", "out"), [("int8", "int32"), ("bf8", "bf16"), *rarely(("fp8", "fp32"))])
 def test_loads_are_16_bytes_and_half_as_many(dtype, out):
     problem = MatmulProblem.contiguous(512, 512, 512, dtype=dtype, dtype_out=out, layout="nt")
     found = {}

@@ -261,7 +261,7 @@ def test_terms_of_fp64_without_a_product(gfx1151):
     assert torch.equal(got, c * (1 / 3))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, *rarely(torch.float32)], ids=str)
 def test_gradients_of_long_floats(gfx1151, dtype):
     a, b = (floats(5, 7, dtype=dtype).requires_grad_(), floats(7, 4, dtype=dtype).requires_grad_())
     got = laneloom.gemm(a, b, alpha=0.5, activation="silu")
