@@ -38,6 +38,7 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
         ("gfx1201", torch.float16, 32, "top_left", (10, None)),
         ("gfx1151", torch.float16, 32, False, (6, 4)), ("gfx90a", torch.float16, 32, "top_left", (None, 3)),
         *rarely(("gfx942", torch.bfloat16, 32, True, None), ("gfx908", torch.float16, 32, False, None)),
+        *rarely(("gfx950", torch.bfloat16, 128, True, None)),
         ("gfx950", torch.bfloat16, 32, True, None), ("gfx1250", torch.float16, 32, "top_left", (10, None)),
     ],
 )  # fmt: skip
