@@ -240,7 +240,7 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
         ({"block_m": 128, "block_n": 256, "hold_back": 2, "tiles_n": 5, "swapped": True}, {}),
         *rarely(({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10, "cluster_m": 2}, {})),
         *rarely(({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7}, {})),
-        ({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7, "swapped": True}, {}),
+        *rarely(({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7, "swapped": True}, {})),
         *rarely(({"block_m": 128, "block_n": 208, "hold_back": 2, "tiles_n": 6, "tma_store": False}, {})),
         ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10},
          {"epilogue": Epilogue(scaled=True, bias=("n", 1), dtype_bias="bf16", activation="gelu")}),

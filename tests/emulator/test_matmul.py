@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampled import EVERYTHING
 
 import laneloom
 from laneloom import verify
@@ -272,9 +273,10 @@ def test_gradients(gfx1151):
     gradients_agree(random(16, 24), random(24, 40))
     gradients_agree(random(16, 24, dtype=torch.bfloat16), random(24, 40, dtype=torch.bfloat16), torch.float32)
     gradients_agree(random(2, 1, 16, 24), random(3, 24, 8))
-    gradients_agree(random(3, 16, 24), random(24, 8))
     gradients_agree(random(24), random(24, 8))
-    gradients_agree(random(24), random(24))
+    if EVERYTHING:
+        gradients_agree(random(3, 16, 24), random(24, 8))
+        gradients_agree(random(24), random(24))
 
 
 def test_second_derivatives(gfx1151):
