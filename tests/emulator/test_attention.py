@@ -144,21 +144,12 @@ MASKS = {
     "narrow": (False, (0, 1)), "causal-window": (True, (20, None)), "top-left-window": ("top_left", (9, 40)),
     "ahead": (False, (None, 3)),
 }  # fmt: skip
-TURNS = {"gfx1201": 1, **{name: n for n, name in enumerate(CDNA)}}
+MASKED = {"gfx1151": "all", "gfx1201": "causal", "gfx942": "narrow", "gfx950": "causal-window",
+          "gfx1250": "top-left-window"}  # fmt: skip
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize(
-    ("name", "mask"),
-    [
-        (name, mask)
-        for name in TARGETS
-        for n, mask in enumerate(MASKS)
-        # gfx1151 with all, gfx1201 and gfx1250 with every second one in turn, CDNA with two masks each
-        if (n % {"gfx1151": 1, "gfx1201": 2, "gfx1250": 2}.get(name, 4) == TURNS.get(name, 0)
-        and mask not in ("top-left", "window", "ahead") and name != "gfx90a")  # those of packed sequences
-        or EVERYTHING
-    ],
+@pytest.mark.parametrize(  # other masks and GPUs: of packed sequences
+    ("name", "mask"), [(x, mask) for x in TARGETS for mask in MASKS if EVERYTHING or MASKED.get(x) == mask]
 )
 def test_masks_lengths_and_groups(name, mask):
     causal, window = MASKS[mask]
@@ -198,8 +189,7 @@ def test_head_dimensions(name, d, d_v, grad):
 
 @pytest.mark.parametrize(
     ("name", "d"),
-    [("gfx942", 24), ("gfx950", 64),
-     *rarely(("gfx942", 128), ("gfx950", 16), ("gfx950", 24), ("gfx950", 128), ("gfx950", 256))],
+    [("gfx942", 24), ("gfx950", 64), *rarely(("gfx942", 128), *(("gfx950", d) for d in (16, 24, 128, 256)))],
 )  # fmt: skip
 def test_reads_of_lds_on_cdna(name, d):
     """No bank conflicts in any read of a tile, and strictly right: rows are permuted differently for each width."""
@@ -348,8 +338,8 @@ def test_nothing_beyond_the_output_is_written(gfx1151):
 def test_operator(gfx1151):
     q, k, v = operands(1, 2, 1, 20, 30)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
-    arguments = (q, k, v, "bottom_right", None, 9, None)
-    torch.library.opcheck(torch.ops.laneloom.flash_attention.default, arguments, test_utils=tests)
+    operator, arguments = torch.ops.laneloom.flash_attention.default, (q, k, v, "bottom_right", None, 9, None)
+    torch.library.opcheck(operator, arguments, test_utils=tests)
 
 
 def test_second_derivatives_are_refused(gfx1151):
