@@ -20,6 +20,8 @@ from triton.runtime.cache import FileCacheManager
 
 from laneloom.emulator import program
 
+COMPILE_TIER = Path(__file__).parent / "compile"
+
 
 class KernelCache(FileCacheManager):
     """Triton's cache without a folder for each file: to remove one takes 3 to 10 ms on some disks, 8 times a kernel."""
@@ -74,8 +76,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     for name, cases in tests.items():
         kept = cases
-        if sampled.KERNELS:
-            kept = [kept[n] for n in sampled.of_kernels(name, [case.callspec.params for case in kept])]
+        if sampled.KERNELS or COMPILE_TIER in cases[0].path.parents:
+            axes = sampled.NAMING if sampled.KERNELS else (*sampled.NAMING, *sampled.DTYPES)
+            kept = [kept[n] for n in sampled.of_kernels(name, [case.callspec.params for case in kept], axes)]
         if (marker := cases[0].get_closest_marker("turning")) is not None:
             kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], *marker.args)]
         if (marker := cases[0].get_closest_marker("covering")) is not None:

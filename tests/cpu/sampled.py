@@ -13,6 +13,7 @@ EVERYTHING = os.environ.get("LANELOOM_TESTS") == "all"
 KERNELS = os.environ.get("LANELOOM_TESTS") == "kernels"  #: every test runs on each kernel once
 #: axes whose values are kernels, or what a compiler says in its own words
 NAMING = ("role", "name", "step", "level", "schedule", "instruction", "message")
+DTYPES = ("dtype", "dtypes", "kind")
 
 Case = TypeVar("Case")
 
@@ -75,10 +76,10 @@ def turning(test: str, cases: Sequence[Mapping[str, object]], axis: str, count: 
     return [n for n, case in enumerate(cases) if repr(case[axis]) in kept]
 
 
-def of_kernels(test: str, cases: Sequence[Mapping[str, object]]) -> list[int]:
+def of_kernels(test: str, cases: Sequence[Mapping[str, object]], axes: Sequence[str] = NAMING) -> list[int]:
     """Numbers of cases with every value once of the axes that name a kernel, one case where none does; tests begin at
-    different cases, so that a file's tests have different GPUs, dtypes and sizes."""
+    different cases, so that a file's tests have different GPUs, tiles and sizes."""
     first = crc32(test.encode()) % len(cases)
     order = [*range(first, len(cases)), *range(first)]
-    named = [{axis: value for axis, value in cases[n].items() if axis in NAMING} for n in order]
+    named = [{axis: value for axis, value in cases[n].items() if axis in axes} for n in order]
     return sorted(order[n] for n in covering(named))
