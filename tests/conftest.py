@@ -20,6 +20,8 @@ from triton.runtime.cache import FileCacheManager
 
 from laneloom.emulator import program
 
+COMPILE_TIER = Path(__file__).parent / "compile"
+
 
 class KernelCache(FileCacheManager):
     """Triton's cache without a folder for each file: to remove one takes 3 to 10 ms on some disks, 8 times a kernel."""
@@ -64,7 +66,7 @@ def streams_without_a_driver() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked `turning` and `covering`, the cases that these leave."""
+    """The cases that the marks `turning` and `covering` leave, or those of each kernel once."""
     if sampled.EVERYTHING:
         return
     tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
@@ -74,13 +76,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     for name, cases in tests.items():
         kept = cases
+        if sampled.KERNELS or COMPILE_TIER in cases[0].path.parents:
+            axes = sampled.NAMING if sampled.KERNELS else (*sampled.NAMING, *sampled.DTYPES)
+            kept = [kept[n] for n in sampled.of_kernels(name, [case.callspec.params for case in kept], axes)]
         if (marker := cases[0].get_closest_marker("turning")) is not None:
             kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], *marker.args)]
-        elif sampled.COVERING:
-            kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], "gpu")]
-        marker = cases[0].get_closest_marker("covering")
-        if marker is not None or sampled.COVERING:
-            together = 1 if sampled.COVERING else marker.kwargs.get("together", 1)
+        if (marker := cases[0].get_closest_marker("covering")) is not None:
+            together = marker.kwargs.get("together", 1)
             kept = [kept[n] for n in sampled.covering([case.callspec.params for case in kept], together)]
         left_out |= set(cases).difference(kept)
     if left_out:

@@ -116,8 +116,8 @@ def test_hot_loop_on_cdna_5(role):
 @pytest.mark.parametrize(
     ("role", "d"),
     [
-        ("forward", 512), ("query", 16), ("key", 512),
-        *rarely(("forward", 16), ("query", 512), ("key", 16)),
+        ("query", 16), ("key", 512),
+        *rarely(("forward", 16), ("query", 512), ("key", 16), ("forward", 512)),
     ],
 )  # fmt: skip
 def test_no_vector_registers_spill_on_cdna_5(role, d):
@@ -129,9 +129,9 @@ def test_no_vector_registers_spill_on_cdna_5(role, d):
 @pytest.mark.parametrize(
     ("gpu", "d", "role"),
     [
-        ("gfx942", 256, "query"), ("gfx942", 256, "key"), ("gfx908", 512, "key"), ("gfx90a", 256, "key"),
-        ("gfx942", 512, "forward"), ("gfx950", 512, "key"),
-        *rarely(("gfx942", 256, "forward"), ("gfx950", 512, "forward")),
+        ("gfx942", 256, "query"), ("gfx908", 512, "key"),
+        *rarely(("gfx950", 512, "forward"), ("gfx942", 256, "key"), ("gfx90a", 256, "key"), ("gfx950", 512, "key")),
+        *rarely(("gfx942", 256, "forward"), ("gfx942", 512, "forward")),
     ],
 )  # fmt: skip
 def test_no_spills_on_cdna(gpu, d, role):
@@ -160,15 +160,15 @@ def test_decode_on_rdna(gpu, page):
     assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
 
 
-@pytest.mark.parametrize("role", ["query", "key"])
-@pytest.mark.parametrize(("gpu", "dtype", "products"), [("gfx942", "bf16", 16), ("gfx950", "fp16", 8)])
+@pytest.mark.parametrize("role", ["query", *rarely("key")])
+@pytest.mark.parametrize(("gpu", "dtype", "products"), [("gfx942", "bf16", 16), *rarely(("gfx950", "fp16", 8))])
 def test_first_product_of_the_backward_on_cdna(gpu, dtype, products, role):
     """All of it stands above the wait for the second tile."""
     above = order(loop_of(compiled(gpu, role, 128, dtype))).split(" WAIT S")[0]
     assert sum(map(int, re.findall(r"\bW(\d+)", above.replace("W ", "W1 ") + " "))) == products, above
 
 
-@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+@pytest.mark.parametrize("gpu", ["gfx1151", *rarely("gfx1201")])
 def test_loads_run_under_the_matrix_instructions(gpu):
     """The values come while the scores are computed, the next keys while the values are summed."""
     loop = loop_of(compiled(gpu, "forward", 64))
@@ -180,8 +180,8 @@ def test_loads_run_under_the_matrix_instructions(gpu):
 @pytest.mark.parametrize(
     ("gpu", "role"),
     [
-        ("gfx1151", "forward"), ("gfx1151", "query"), ("gfx1201", "key"),
-        *rarely(("gfx1151", "key"), ("gfx1201", "forward"), ("gfx1201", "query")),
+        ("gfx1151", "query"), ("gfx1201", "key"),  # the forward: test_widest_fits
+        *rarely(("gfx1151", "forward"), ("gfx1151", "key"), ("gfx1201", "forward"), ("gfx1201", "query")),
     ],
 )  # fmt: skip
 def test_no_spills_up_to_256(gpu, role):

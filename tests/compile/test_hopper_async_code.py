@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hopper_compiled import GPU, compile_valid
-from sampled import in_turn
+from sampled import in_turn, sampled
 from sass_listing import listing_of, loops_of
 
 from laneloom.ops.matmul.config_async import FP32_TILES, FP64_TILES, HALF_TILES, AsyncConfig
@@ -25,7 +25,7 @@ def multiplications(code, word):
     [
         (dtype, tile, layout)
         for dtype, tiles in (("fp32", FP32_TILES), ("fp64", FP64_TILES))
-        for n, tile in enumerate(tiles)
+        for n, tile in sampled(enumerate(tiles), every=3)
         for layout in in_turn(n, "nn", "tt")
     ],
 )
@@ -49,7 +49,8 @@ def test_tiles_multiply_from_shared_memory_without_spills(dtype, tile, layout):
 
 @pytest.mark.parametrize(
     ("tile", "layout", "size"),
-    [(tile, *how) for n, tile in enumerate(HALF_TILES) for how in in_turn(n, ("nn", 512), ("tt", 333))],
+    [(tile, *how) for n, tile in sampled(enumerate(HALF_TILES), every=3)
+     for how in in_turn(n, ("nn", 512), ("tt", 333))],
 )
 def test_tiles_of_16_bits(tile, layout, size):
     """Fragments by ldmatrix, transposed where an operand does not lie along K; single elements at odd pitches."""

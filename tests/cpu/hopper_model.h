@@ -62,8 +62,8 @@ inline u32 __byte_perm(u32 a, u32 b, u32 chosen) {
   return y;
 }
 
-struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; };
-struct Meeting { u32 there = 0, round = 0; };
+struct Barrier { u32 count = 0, pending = 0, phase = 0; i64 bytes = 0; pthread_cond_t changed = PTHREAD_COND_INITIALIZER; };
+struct Meeting { u32 there = 0, round = 0; pthread_cond_t changed = PTHREAD_COND_INITIALIZER; };
 struct Cta {
   char* memory;
   std::map<u32, Barrier> barriers;
@@ -77,7 +77,6 @@ static thread_local Index threadIdx, blockIdx;
 static Index blockDim, gridDim;
 #define arena (cta->memory)
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 typedef std::deque<std::function<void()>> Group;
 static thread_local std::deque<Group> committed;
 static thread_local Group open_group;
@@ -90,7 +89,7 @@ struct Lock {
   Lock() { pthread_mutex_lock(&mutex); }
   ~Lock() { pthread_mutex_unlock(&mutex); }
 };
-template <typename Done> void wait_until(Done done, const char* what, u32 which) {
+template <typename Done> void wait_until(pthread_cond_t& changed, Done done, const char* what, u32 which) {
   timespec limit;
   clock_gettime(CLOCK_REALTIME, &limit);
   limit.tv_sec += MOST_SECONDS;
@@ -103,7 +102,7 @@ template <typename Done> void wait_until(Done done, const char* what, u32 which)
 inline void turn(Barrier& b) {
   if (b.pending || b.bytes) return;
   b.phase ^= 1, b.pending = b.count;
-  pthread_cond_broadcast(&changed);
+  pthread_cond_broadcast(&b.changed);
 }
 inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
   Lock lock;
@@ -115,15 +114,15 @@ inline void take(Cta& of, u32 at, u32 arrivals, i64 bytes) {
 inline void take(u32 at, u32 arrivals, i64 bytes) { take(*cta, at, arrivals, bytes); }
 inline void barrier_init(u32 at, u32 count) {
   Lock lock;
-  Barrier b;
-  b.count = b.pending = count;
-  cta->barriers[at] = b;
+  Barrier& b = cta->barriers[at];
+  b.count = b.pending = count, b.phase = 0, b.bytes = 0;
 }
 inline void barrier_expect(u32 at, u32 bytes) { take(at, 1, bytes); }
 inline void barrier_arrive(u32 at) { take(at, 1, 0); }
 inline void barrier_wait(u32 at, u32 parity) {
   Lock lock;
-  wait_until([&] { return cta->barriers.at(at).phase != parity % 2; }, "mbarrier", at);
+  Barrier& b = cta->barriers.at(at);
+  wait_until(b.changed, [&] { return b.phase != parity % 2; }, "mbarrier", at);
 }
 inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) {
   Lock lock;
@@ -131,9 +130,9 @@ inline void meet(int name, u32 threads, bool waits = true, Cta& of = *cta) {
   const u32 round = m.round;
   if (++m.there == threads) {
     m.there = 0, ++m.round;
-    pthread_cond_broadcast(&changed);
+    pthread_cond_broadcast(&m.changed);
   }
-  if (waits) wait_until([&] { return m.round != round; }, "barrier", name);
+  if (waits) wait_until(m.changed, [&] { return m.round != round; }, "barrier", name);
 }
 inline void named_sync(int name, int threads) { meet(name, threads); }
 inline void named_arrive(int name, int threads) { meet(name, threads, false); }

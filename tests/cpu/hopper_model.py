@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 COMPILER = shutil.which("g++")
-OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-w")
+OPTIONS = ("-std=c++17", "-shared", "-fPIC", "-pthread", "-w", "-fno-exceptions", "-fno-rtti")
 HEADER = Path(__file__).with_name("hopper_model.h")
 
 

@@ -272,7 +272,7 @@ inline void cluster_arrive() {
 }
 inline void cluster_wait() {
   Lock lock;
-  wait_until([] { return ctas[0].meetings[-1].round != met; }, "cluster", 0);
+  wait_until(ctas[0].meetings[-1].changed, [] { return ctas[0].meetings[-1].round != met; }, "cluster", 0);
 }
 
 // What hopper_registers.cu says: wgmma with A in registers, parts of tiles that other CTAs wrote.

@@ -243,7 +243,7 @@ class Model:
         folder = self.folder / hashlib.sha256(text.encode()).hexdigest()[:16]
         folder.mkdir(exist_ok=True)
         library = folder / "kernel.so"
-        found = ctypes.CDLL(str(library)) if library.exists() else compiled(text, folder, "-O1")
+        found = ctypes.CDLL(str(library)) if library.exists() else compiled(text, folder, "-Og")
         address = ctypes.cast(found.launch, ctypes.c_void_p).value
         return CudaFunction(name, address, 32 * num_warps, lds_bytes, found)
 

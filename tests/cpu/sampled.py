@@ -10,7 +10,10 @@ from typing import TypeVar
 from zlib import crc32
 
 EVERYTHING = os.environ.get("LANELOOM_TESTS") == "all"
-COVERING = os.environ.get("LANELOOM_TESTS") == "covering"  #: every test runs as if it were marked so, on one GPU
+KERNELS = os.environ.get("LANELOOM_TESTS") == "kernels"  #: every test runs on each kernel once
+#: axes whose values are kernels, or what a compiler says in its own words
+NAMING = ("role", "name", "step", "level", "schedule", "instruction", "message")
+DTYPES = ("dtype", "dtypes", "kind")
 
 Case = TypeVar("Case")
 
@@ -23,6 +26,13 @@ def sampled(cases: Iterable[Case], first: int = 0, every: int = 2) -> list[Case]
 def rarely(*cases: Case) -> tuple[Case, ...]:
     """Cases whose branches others of the list take as well, for example of a GPU with a listed one's instructions."""
     return cases if EVERYTHING else ()
+
+
+def without(cases: Iterable[Case], *left_out: Case) -> list[Case]:
+    """The cases but those all of whose branches others of the list take together; these too with LANELOOM_TESTS=all."""
+    given = list(cases)
+    assert set(left_out) <= set(given)
+    return [case for case in given if EVERYTHING or case not in left_out]
 
 
 def in_turn(n: int, *cases: Case) -> tuple[Case, ...]:
@@ -64,3 +74,12 @@ def turning(test: str, cases: Sequence[Mapping[str, object]], axis: str, count: 
     first = crc32(test.encode())
     kept = {values[(first + n * len(values) // count) % len(values)] for n in range(min(count, len(values)))}
     return [n for n, case in enumerate(cases) if repr(case[axis]) in kept]
+
+
+def of_kernels(test: str, cases: Sequence[Mapping[str, object]], axes: Sequence[str] = NAMING) -> list[int]:
+    """Numbers of cases with every value once of the axes that name a kernel, one case where none does; tests begin at
+    different cases, so that a file's tests have different GPUs, tiles and sizes."""
+    first = crc32(test.encode()) % len(cases)
+    order = [*range(first, len(cases)), *range(first)]
+    named = [{axis: value for axis, value in cases[n].items() if axis in axes} for n in order]
+    return sorted(order[n] for n in covering(named))

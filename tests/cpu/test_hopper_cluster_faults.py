@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hopper_model import COMPILER
+from sampled import without
 
 torch = pytest.importorskip("torch")
 
@@ -85,7 +86,15 @@ def check_fault(model, fault, problem, config, **options):
         check(problem, config)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+#: but what test_hopper_registers_faults.py finds with the same model
+OWN = without(
+    FAULTS, "sums are read before wgmma is done", "slices are refilled before wgmma is done",
+    "staging is written before the copy engine has read it", "a CTA ends before the copy engine has read it",
+    "the copy engine may see old staging",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_faults_are_seen(model, name):
     check_fault(model, FAULTS[name], product(200, 40, 392), small())
 

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import pytest
 from hopper_model import COMPILER
+from sampled import without
 
 torch = pytest.importorskip("torch")
 
@@ -66,7 +67,10 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
+USUAL = without(CASES, "a along m", "warps across", "parts of k", "fp16", "a batch", "swapped", "along k, in pairs")
+
+
+@pytest.mark.parametrize("name", USUAL)
 def test_products(model, name):
     model()
     problem, config = CASES[name]

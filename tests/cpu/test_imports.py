@@ -4,9 +4,9 @@ import ast
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
-
-import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "laneloom"
 # cli -> tune -> bench -> pytorch -> ops, timing -> device -> codegen, emulator -> isa -> gpu, errors
@@ -25,8 +25,13 @@ def part_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
-def imported(path: Path):
+@cache
+def imported(path: Path) -> list[tuple[str, bool]]:
     """(absolute module, whether at the top level of the file) of every import in a file."""
+    return list(_imported(path))
+
+
+def _imported(path: Path) -> Iterator[tuple[str, bool]]:
     package = ["laneloom", *path.relative_to(SOURCE).parts[:-1]]
     tree = ast.parse(path.read_text())
     top = {id(node) for node in tree.body}
@@ -46,28 +51,30 @@ def imported(path: Path):
                 yield node.module or "", id(node) in top
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_run_one_way(path):
-    mine = part_of(path)
-    assert mine in LEVELS, f"{mine} has no place in the order of imports"
-    for name, _ in imported(path):
-        parts = name.split(".")
-        if parts[0] == "laneloom" and len(parts) > 1 and parts[1] in LEVELS:
-            theirs = parts[1]
-            assert theirs == mine or LEVELS[theirs] < LEVELS[mine], f"{mine} imports {theirs}"
+def test_imports_run_one_way():
+    wrong = []
+    for path in modules():
+        mine = part_of(path)
+        assert mine in LEVELS, f"{mine} has no place in the order of imports"
+        for name, _ in imported(path):
+            parts = name.split(".")
+            if parts[0] == "laneloom" and len(parts) > 1 and parts[1] in LEVELS:
+                theirs = parts[1]
+                if theirs != mine and LEVELS[theirs] >= LEVELS[mine]:
+                    wrong.append(f"{path.relative_to(SOURCE)} imports {theirs}")
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_low_layers_do_not_import_torch(path):
-    if part_of(path) not in TORCH_FREE:
-        return
-    for name, top in imported(path):
-        assert not (top and name.split(".")[0] == "torch"), "imports torch at the top of the file"
+def test_low_layers_do_not_import_torch():
+    """At the top of a file."""
+    low = [path for path in modules() if part_of(path) in TORCH_FREE]
+    wrong = {path for path in low for name, top in imported(path) if top and name.split(".")[0] == "torch"}
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_stay_under_400_lines(path):
-    assert len(path.read_text().splitlines()) <= 400
+def test_files_stay_under_400_lines():
+    long = {path: lines for path in modules() if (lines := len(path.read_text().splitlines())) > 400}
+    assert not long
 
 
 def test_kernel_files_do_not_import_each_other():

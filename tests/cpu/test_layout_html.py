@@ -7,6 +7,7 @@ import subprocess
 from html.parser import HTMLParser
 
 import pytest
+from sampled import sampled
 
 from laneloom.errors import ArgumentError
 from laneloom.isa import get_layout
@@ -63,7 +64,7 @@ def test_nothing_is_fetched():
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize(("name", "gpu", "wave"), CASES)
+@pytest.mark.parametrize(("name", "gpu", "wave"), sampled(CASES, first=1))
 def test_the_script_draws_the_layout(name, gpu, wave, tmp_path):
     page = tmp_path / "page.html"
     page.write_text(layout_html(name, gpu), encoding="utf-8")

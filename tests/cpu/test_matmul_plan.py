@@ -230,7 +230,7 @@ def conflicts(offsets: list[int], width: int) -> int:
     return int(access_cycles(address, 2 * width)[1].sum())
 
 
-@pytest.mark.covering(together=2)
+@pytest.mark.covering
 @pytest.mark.parametrize(("along_k", "stored"), [(True, 2), (False, 2), (True, 1)])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.text.removeprefix("wmma:"))
 def test_layouts(config, along_k, stored):

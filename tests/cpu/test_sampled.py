@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import combinations, product
 
 import pytest
-from sampled import covering, turning
+from sampled import covering, of_kernels, turning
 
 AXES = {"tile": range(18), "layout": ["nn", "nt", "tn", "tt"], "gpu": ["one", "other"]}
 CASES = [dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())]
@@ -33,3 +33,12 @@ def test_turning():
         seen |= layouts
     assert seen == set(AXES["layout"])
     assert turning("any", CASES, "stride") == list(range(len(CASES)))
+
+
+def test_each_kernel_runs_once():
+    cases = [{"role": role, **case} for role in ("forward", "query", "key") for case in CASES]
+    chosen = {test: of_kernels(test, cases) for test in map(str, range(9))}
+    for some in chosen.values():
+        assert sorted(cases[n]["role"] for n in some) == ["forward", "key", "query"]
+    assert len({cases[n]["layout"] for some in chosen.values() for n in some}) > 1
+    assert len(of_kernels("any", CASES)) == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from laneloom.ops.matmul.tile_orders import CHIPLETS, ORDERS, footprint
@@ -14,12 +14,14 @@ GRIDS = {"tiles_m": st.integers(1, 70), "tiles_n": st.integers(1, 70), "group": 
 
 
 @pytest.mark.parametrize("order", ORDERS)
+@settings(deadline=None)
 @given(**GRIDS)
 def test_bijection(order, tiles_m, tiles_n, group):
     visited = [ORDERS[order](program, tiles_m, tiles_n, group) for program in range(tiles_m * tiles_n)]
     assert sorted(visited) == [(m, n) for m in range(tiles_m) for n in range(tiles_n)]
 
 
+@settings(deadline=None)
 @given(**GRIDS)
 def test_hilbert_and_snake_never_jump(tiles_m, tiles_n, group):
     for order in ("hilbert", "snake"):

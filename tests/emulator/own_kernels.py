@@ -27,7 +27,7 @@ class Case:
     make: Callable[..., Callable[[], tuple[torch.Tensor, ...]]]  #: (seed, more loop iterations) -> the call
     launch: int = -1  #: which of the call's launches is the one in question
     caught: Counter = field(default_factory=Counter)  #: at least so many deletions of each kind are caught, of all
-    step: int = 1  #: of twice as many mutants one is run, unless all are asked for
+    step: int = 1  #: of three times as many mutants one is run, unless all are asked for
     gpus: tuple[str, ...] = GPUS
 
 
@@ -189,3 +189,10 @@ CASES = {
         step=5,
     ),
 }  # fmt: skip
+
+
+def turn(name: str) -> int:
+    """Which of a case's GPUs takes its turn: kernels of one call have the same, so that it is compiled once."""
+    case = CASES[name]
+    calls = [(other.make, other.gpus) for other in CASES.values()]
+    return calls.index((case.make, case.gpus)) % len(case.gpus)

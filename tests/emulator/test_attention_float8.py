@@ -53,7 +53,7 @@ def check(got, q, k, v, scale, name, causal="none"):
 
 
 @pytest.mark.parametrize(
-    ("name", "d"), [("gfx1151", D), ("gfx1201", D), ("gfx942", D), ("gfx950", 128), ("gfx1250", D)]
+    ("name", "d"), [("gfx1201", D), ("gfx950", 128), ("gfx1250", D), *rarely(("gfx1151", D), ("gfx942", D))]
 )
 def test_masks_groups_and_scales(name, d):
     q, k, v = operands(2, 4, 2, 40, 75, d)
@@ -69,7 +69,7 @@ def test_masks_groups_and_scales(name, d):
         assert [record.kernel for record in emulation.launches] == ["attention_forward"] * 2
 
 
-@pytest.mark.parametrize("name", ["gfx1201", "gfx942", "gfx1250", *rarely("gfx1151", "gfx950")])
+@pytest.mark.parametrize("name", ["gfx1151", "gfx942", *rarely("gfx1201", "gfx950", "gfx1250")])
 def test_strict(name):
     """Waits, races, bits that nobody wrote; rows of positions, and rows that are copied."""
     q, k, v = operands(1, 2, 1, 66, 45)
@@ -85,8 +85,8 @@ def test_strict(name):
 @pytest.mark.parametrize("name", ["gfx942", "gfx950", "gfx1250"])
 def test_every_code(name):
     """Of one key, O is V: CDNA's conversion is Triton's, exact for each of 256 codes."""
-    v = torch.arange(256, dtype=torch.uint8).view(FLOAT8).view(1, 1, 1, 256)
-    q = torch.zeros(1, 1, 1, 16).to(FLOAT8)
+    v = torch.arange(256, dtype=torch.uint8).view(FLOAT8).view(1, 8, 1, 32)
+    q = torch.zeros(1, 8, 1, 16).to(FLOAT8)
     with laneloom.emulated(name):
         got = laneloom.flash_attention(q, q, v, out_dtype=torch.float16)
     assert torch.equal(got.nan_to_num(nan=7e4), v.half().nan_to_num(nan=7e4))

@@ -36,9 +36,10 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
     [
         *rarely(("gfx1201", torch.bfloat16, 32, True, None)),
         ("gfx1201", torch.float16, 32, "top_left", (10, None)),
-        ("gfx1151", torch.float16, 32, False, (6, 4)), ("gfx942", torch.float16, 32, "top_left", (None, 3)),
-        ("gfx90a", torch.bfloat16, 32, True, None), ("gfx908", torch.float16, 32, False, None),
-        ("gfx950", torch.bfloat16, 128, True, None), ("gfx1250", torch.float16, 32, "top_left", (10, None)),
+        ("gfx1151", torch.float16, 32, False, (6, 4)), ("gfx90a", torch.float16, 32, "top_left", (None, 3)),
+        *rarely(("gfx942", torch.bfloat16, 32, True, None), ("gfx908", torch.float16, 32, False, None)),
+        *rarely(("gfx950", torch.bfloat16, 128, True, None)),
+        ("gfx950", torch.bfloat16, 32, True, None), ("gfx1250", torch.float16, 32, "top_left", (10, None)),
     ],
 )  # fmt: skip
 def test_packed(name, dtype, d, causal, window):
@@ -138,10 +139,10 @@ def in_pages(x: torch.Tensor, page: int, order: torch.Tensor) -> torch.Tensor:
         ("gfx1151", (2, 8, 1, 3, 150, 32, 32), 16, None, (150, 1)),
         *rarely(("gfx942", (2, 4, 2, 1, 200, 128, 64), 0, None, (200, 37))),
         ("gfx942", (1, 10, 2, 4, 300, 80, 24), 32, 20, (290,)),
-        ("gfx950", (3, 6, 2, 2, 160, 16, 264), 16, None, (160, 0, 17)),
+        *rarely(("gfx950", (3, 6, 2, 2, 160, 16, 264), 16, None, (160, 0, 17))),
         *rarely(("gfx950", (2, 4, 2, 1, 200, 128, 64), 16, None, (200, 37))),
         ("gfx90a", (2, 4, 2, 2, 150, 64, 40), 16, None, (150, 33)),
-        ("gfx1250", (3, 6, 2, 2, 160, 32, 48), 16, None, (160, 0, 17)),
+        *rarely(("gfx1250", (3, 6, 2, 2, 160, 32, 48), 16, None, (160, 0, 17))),
         ("gfx1250", (1, 10, 2, 4, 300, 16, 24), 48, 20, (290,)),
         *rarely(("gfx1250", (2, 4, 2, 1, 200, 512, 264), 0, None, (200, 37))),
     ],

@@ -10,6 +10,8 @@ import triton.language as tl  # noqa: E402
 
 import laneloom  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu")
+
 
 @pytest.fixture(params=["gfx1151", "gfx1201"])
 def gpu(request):

@@ -10,6 +10,7 @@ from itertools import product
 from zlib import crc32
 
 import pytest
+from sampled import EVERYTHING
 
 import laneloom
 from laneloom import verify
@@ -37,7 +38,7 @@ TORCH = {
     "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int8": torch.int8, "uint8": torch.uint8,
 }  # fmt: skip
 NAMES = ["planned", *PRESETS]
-SAMPLE = 14
+SAMPLE = 14 if EVERYTHING else 8
 
 
 def _jobs() -> list[tuple]:

@@ -55,7 +55,7 @@ def test_8_bit_floats(gpu, dtype):
         laneloom.matmul(torch.randn(4, 4).to(torch.float8_e4m3fn), torch.randn(4, 4).to(torch.float8_e5m2))
 
 
-@pytest.mark.turning("gpu", 2)
+@pytest.mark.turning("gpu")
 def test_int8_gemm_with_terms(gpu):
     a, b = torch.randint(-128, 128, (2, 40, 40), dtype=torch.int8)
     assert torch.equal(laneloom.matmul(a, b, out_dtype=torch.int32), (a.int() @ b.int()))
@@ -65,7 +65,7 @@ def test_int8_gemm_with_terms(gpu):
     assert (got.double() - want).abs().max() <= 2.0**-10 * want.abs().max()
 
 
-@pytest.mark.turning("gpu", 2)
+@pytest.mark.turning("gpu")
 def test_transform_and_transpose(gpu):
     x, matrix = torch.randn(3, 6, 6, 6, dtype=torch.float64), torch.randn(6, 6, dtype=torch.float64)
     want = torch.einsum("bijk,il,jm,kn->blmn", x, matrix, matrix, matrix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from sampled import rarely
 
 from laneloom.cli.product import parse_product, random_operands, run_product
 from laneloom.isa.check import check
@@ -13,7 +14,8 @@ from laneloom.ops.matmul.presets import named_config
 
 @pytest.mark.parametrize(
     ("gpu", "config"),
-    [("gfx1151", "standard"), ("gfx1201", "swizzled"), ("gfx1151", "opt"), ("gfx942", None), ("gfx950", None)],
+    [("gfx1151", "standard"), ("gfx1201", "swizzled"), ("gfx950", None),
+     *rarely(("gfx1151", "opt"), ("gfx942", None))],
 )
 def test_derived_clocks_are_those_that_the_emulator_counts(gpu: str, config: str | None):
     product = parse_product("matmul", gpu, "128,128,64", "fp16", "fp32")

@@ -112,7 +112,7 @@ def dtensor_attention(ranks):
     q, k, v, grad = (random(2, 4, 8, 16, seed=i) for i in range(4))
     cases = [
         ((q, k, v), Shard(0), True, (Shard(0),)), ((q, k, v), Shard(1), True, (Shard(1),)),
-        ((q, k[:, :1], v[:, :1]), Shard(0), False, (Shard(0),)),
+        *rarely(((q, k[:, :1], v[:, :1]), Shard(0), False, (Shard(0),))),
     ]  # fmt: skip
     for operands, place, causal, expected in cases:
         truth, gradients = attention_truth(*operands, causal, grad)

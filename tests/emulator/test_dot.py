@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sampled import rarely
 
 torch = pytest.importorskip("torch")
 
@@ -60,7 +61,7 @@ def test_pairs_of_8_bit_floats(first, second):
         assert_right(matmul(a, b, out_dtype=torch.float32), a, b)
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 64, 300), (129, 1, 65), (64, 64, 64), (31, 33, 127)])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (129, 1, 65), (31, 33, 127), *rarely((1, 64, 300), (64, 64, 64))])
 def test_sizes_batches_and_slices(sizes):
     m, n, k = sizes
     a, b = operand(m, k, torch.float16, "n", (3,), 1), operand(k, n, torch.float16, "t", seed=2).expand(3, k, n)

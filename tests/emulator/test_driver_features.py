@@ -20,6 +20,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, EmulationError, OutOfBoundsError, UnsupportedError  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu")
+
 
 @pytest.fixture(params=["gfx1151", "gfx1201", "gfx1250"])
 def gpu(request):

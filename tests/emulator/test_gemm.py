@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sampled import in_turn
+from sampled import in_turn, rarely, sampled
 
 import laneloom
 from laneloom import verify
@@ -134,10 +134,10 @@ def test_batches_and_broadcast_terms(gfx1151):
     for shape_a, shape_b, shape_c in (
         ((3, 20, 16), (3, 16, 24), (3, 20, 24)),
         ((3, 20, 16), (16, 24), (20, 24)),  # a batch that would be rows, were C not the same for each
-        ((3, 20, 16), (16, 24), (3, 20, 24)),
+        *rarely(((3, 20, 16), (16, 24), (3, 20, 24))),
         ((2, 1, 20, 16), (3, 16, 24), (3, 1, 24)),
         ((2, 1, 2, 1, 8, 8), (3, 1, 4, 8, 24), (2, 3, 2, 4, 8, 24)),
-        ((20, 16), (16, 24), ()),
+        *rarely(((20, 16), (16, 24), ())),
     ):
         a, b, c = random(*shape_a), random(*shape_b), random(*shape_c)
         check(laneloom.gemm(a, b, c, beta=0.5, bias=bias), a, b, c=c, beta=0.5, bias=bias)
@@ -150,7 +150,7 @@ def test_batches_and_broadcast_terms(gfx1151):
 def test_out_touches_nothing_else(gfx1151):
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal(s).astype(np.float16) for s in ((37, 21), (21, 29), (37, 29)))
-    for strides in (None, (40, 1), (1, 50), (90, 3)):
+    for strides in ((1, 50), (90, 3), *rarely(None, (40, 1))):
         guarded = verify.Guarded((37, 29), "fp16", strides)
         laneloom.gemm(a, b, c, beta=1, activation="relu", out=guarded.array)
         assert guarded.untouched_outside()
@@ -177,7 +177,7 @@ def test_a_schedule_without_epilogue_has_it_done_by_a_launch_of_its_own(gfx1151,
     assert [record.kernel for record in gfx1151.launches] == ["wmma_matmul", "apply_epilogue"]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", sampled(ACTIVATIONS))
 def test_gradients(gfx1151, activation):
     """Gradients of every operand against FP64; the incoming one enters the products rounded to fp16."""
     leaves = [random(16, 24), random(2, 24, 20), random(16, 1, dtype=torch.float32), random(20, dtype=torch.float32)]
@@ -210,10 +210,13 @@ def test_second_derivatives(gfx1151):
 def test_torch_operator(gfx1151):
     a, b, c, bias = (random(*s).requires_grad_() for s in ((6, 5), (5, 4), (6, 4), (4,)))
     operator = torch.ops.laneloom.gemm.default
-    torch.library.opcheck(operator, (a, b, c, bias, 2.0, 0.5, "gelu", torch.float32, SMALL.text))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
+    arguments = (a, b, c, bias, 2.0, 0.5, "gelu", torch.float32, SMALL.text)
+    torch.library.opcheck(operator, arguments, test_utils=tests)
     out = torch.zeros(6, 4, dtype=torch.float16)
     a, b, c, bias = (x.detach() for x in (a, b, c, bias))
-    torch.library.opcheck(torch.ops.laneloom.gemm_out.default, (a, b, out, c, bias, 1.0, 0.5, "relu"))
+    arguments = (a, b, out, c, bias, 1.0, 0.5, "relu")
+    torch.library.opcheck(torch.ops.laneloom.gemm_out.default, arguments, test_utils=tests)
 
 
 def test_torch_compile(gfx1151):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sampled import EVERYTHING
 
 import laneloom
 from laneloom import verify
@@ -16,7 +17,7 @@ from laneloom.ops.matmul.config_wmma import WmmaConfig
 
 torch = pytest.importorskip("torch")
 
-pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+pytestmark = [pytest.mark.usefixtures("poisoned_allocations"), pytest.mark.turning("gpu")]
 
 NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 SMALL = WmmaConfig(block_m=64, block_n=64, block_k=32)
@@ -176,7 +177,6 @@ def test_out_may_overlap_an_operand(gfx1151):
     check(before, before.T, a)
 
 
-@pytest.mark.turning("gpu")
 def test_nothing_leaks_from_beyond_the_operands(gpu):
     """NaN and infinity around, in the padding of, and after the views that are multiplied."""
     store = torch.full((80, 80), torch.nan, dtype=torch.float16)
@@ -273,9 +273,10 @@ def test_gradients(gfx1151):
     gradients_agree(random(16, 24), random(24, 40))
     gradients_agree(random(16, 24, dtype=torch.bfloat16), random(24, 40, dtype=torch.bfloat16), torch.float32)
     gradients_agree(random(2, 1, 16, 24), random(3, 24, 8))
-    gradients_agree(random(3, 16, 24), random(24, 8))
     gradients_agree(random(24), random(24, 8))
-    gradients_agree(random(24), random(24))
+    if EVERYTHING:
+        gradients_agree(random(3, 16, 24), random(24, 8))
+        gradients_agree(random(24), random(24))
 
 
 def test_second_derivatives(gfx1151):
@@ -291,10 +292,12 @@ def test_second_derivatives(gfx1151):
 def test_torch_operator(gfx1151):
     a, b = random(6, 5), random(2, 5, 4)
     operator = torch.ops.laneloom.matmul.default
-    torch.library.opcheck(operator, (a, b))
-    torch.library.opcheck(operator, (a.requires_grad_(), b.requires_grad_(), torch.float32, SMALL.text))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
+    torch.library.opcheck(operator, (a, b), test_utils=tests)
+    with_config = (a.requires_grad_(), b.requires_grad_(), torch.float32, SMALL.text)
+    torch.library.opcheck(operator, with_config, test_utils=tests)
     out = torch.zeros(6, 4, dtype=torch.float16)
-    torch.library.opcheck(torch.ops.laneloom.matmul_out.default, (random(6, 5), random(5, 4), out))
+    torch.library.opcheck(torch.ops.laneloom.matmul_out.default, (random(6, 5), random(5, 4), out), test_utils=tests)
 
 
 def test_torch_compile(gfx1151):
@@ -308,7 +311,6 @@ def test_torch_compile(gfx1151):
     assert torch.equal(torch.compile(function, fullgraph=True, backend="eager", dynamic=True)(a, b), expected)
 
 
-@pytest.mark.turning("gpu")
 def test_numpy(gpu):
     rng = np.random.default_rng(1)
     a, b = (rng.standard_normal(s).astype(np.float16) for s in ((2, 33, 20), (20, 17)))

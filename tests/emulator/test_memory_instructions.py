@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 import struct
+from collections import Counter
 from fractions import Fraction
+from operator import itemgetter
 
 import numpy as np
 import pytest
+from sampled import in_turn
 
 from laneloom.cli.coverage import instructions_of
 from laneloom.emulator.cdna import modern
@@ -253,9 +256,15 @@ def atomic_bytes(letter: str, bits: int, packed: str | None, exact) -> tuple[np.
     return image.copy(), registers.copy()
 
 
-@pytest.mark.covering(together=2)
-@pytest.mark.parametrize("returns", [False, True])
-@pytest.mark.parametrize(("gpu", "name"), cases(ATOMIC))
+ATOMICS = sorted(cases(ATOMIC), key=itemgetter(1))
+GPUS_OF = Counter(name for _, name in ATOMICS)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name", "returns"),
+    [(gpu, name, returns) for n, (gpu, name) in enumerate(ATOMICS)
+     for returns in (in_turn(n, False, True) if GPUS_OF[name] > 1 else (False, True))],
+)  # fmt: skip
 def test_global_atomic(gpu, name, returns, exact):
     match = ATOMIC.match(modern(name))
     assert match

@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import laneloom  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu", 2)
 GPUS = [*rarely("gfx1100"), "gfx1151", "gfx1201", "gfx90a"]
 #: In 64 lanes: more waves than a workgroup has; a sum of two waves that both store, in different roundings.
 NOT_IN_64_LANES = ("test_cross_entropy", "test_gated_linear_attention")

@@ -16,6 +16,7 @@ from laneloom.emulator import launch, program  # noqa: E402
 from laneloom.errors import HazardError  # noqa: E402
 
 GPUS = [*rarely("gfx1100"), "gfx1151", "gfx1201", "gfx1250"]
+pytestmark = pytest.mark.turning("gpu", 2)
 
 
 @triton.jit

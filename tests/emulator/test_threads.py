@@ -11,6 +11,8 @@ from test_driver_features import copy_kernel, device_descriptor_kernel  # noqa: 
 
 import laneloom  # noqa: E402
 
+pytestmark = pytest.mark.turning("gpu")
+
 
 @pytest.fixture(params=["gfx1151", "gfx1201"])
 def gpu(request):

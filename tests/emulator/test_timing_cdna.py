@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from typer.testing import CliRunner
 
-from laneloom.bench.predicted import predict_matmul
+from laneloom.bench.predicted import predict_matmul, sample_matmul
 from laneloom.cli import app
 from laneloom.emulator.driver import ArrayArgument
 from laneloom.isa.parse import instruction
@@ -143,13 +143,11 @@ def test_an_addition_is_limited_by_memory(gpu: str):
 
 
 def test_matrix_cores_lower_the_clock():
-    full = predict_matmul(2048, 2048, 1024, "gfx942", dtype="fp32").kernels[0]
+    sample = sample_matmul(2048, 2048, 1024, "gfx942", dtype="fp32")
+    full = sample.evaluate(MI300).kernels[0]
     assert MI300.matrix_clock_ghz is not None
     assert MI300.matrix_clock_ghz < full.clock_ghz < MI300.clock_ghz
-    fixed = replace(MI300, matrix_clock_ghz=None)
-    from laneloom.bench.predicted import sample_matmul
-
-    quick = sample_matmul(2048, 2048, 1024, "gfx942", dtype="fp32").evaluate(fixed).kernels[0]
+    quick = sample.evaluate(replace(MI300, matrix_clock_ghz=None)).kernels[0]
     assert quick.clock_ghz == MI300.clock_ghz
     assert quick.time_us < full.time_us
 

@@ -11,7 +11,7 @@ import laneloom  # noqa: E402
 
 GPUS = ["gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx1250"]
 
-pytestmark = pytest.mark.turning("gpu", 2)
+pytestmark = pytest.mark.turning("gpu")
 
 
 @pytest.fixture(params=GPUS)

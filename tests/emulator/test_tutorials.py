@@ -15,7 +15,7 @@ import laneloom  # noqa: E402
 from laneloom.codegen.versions import parse_version, triton_version  # noqa: E402
 from laneloom.errors import HazardError  # noqa: E402
 
-pytestmark = pytest.mark.turning("gpu", 2)
+pytestmark = pytest.mark.turning("gpu")
 EPS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
 

@@ -7,7 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from own_kernels import CASES  # noqa: E402
+from own_kernels import CASES, turn  # noqa: E402
+from sampled import in_turn  # noqa: E402
 
 import laneloom  # noqa: E402
 
@@ -16,8 +17,10 @@ ORDERS = 50 if os.environ.get("LANELOOM_ALL_ORDERS") else 2
 CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several kernels of one call need one run
 
 
-@pytest.mark.covering
-@pytest.mark.parametrize(("name", "gpu"), [(name, gpu) for name in CALLS.values() for gpu in CASES[name].gpus])
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [(name, gpu) for name in CALLS.values() for gpu in in_turn(turn(name), *CASES[name].gpus)],
+)  # the GPU of test_mutations.py: what it compiles is compiled once
 def test_no_order_of_waves_changes_the_result(name, gpu):
     call = CASES[name].make()
     with laneloom.emulated(gpu) as plain:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import lru_cache
 from importlib import import_module
 from math import prod
 from typing import Any
@@ -232,10 +233,10 @@ def search_space(
         if schedule in SETTLED:
             drawn = [
                 _settle(config, knobs, problem, gpu, mine)
-                for config in _draw(schedule, knobs, -(-draws // DRAWS_PER_SETTLED))
+                for config in _draw(schedule, tuple(knobs.items()), -(-draws // DRAWS_PER_SETTLED))
             ]
         else:
-            drawn = _draw(schedule, knobs, draws)
+            drawn = list(_draw(schedule, tuple(knobs.items()), draws))
         found = [config for config in drawn if config.why_invalid(problem, gpu) is None] + mine
         if found:
             together = {name for names in knobs for name in names.split(",")}
@@ -275,15 +276,15 @@ def make_config(schedule: str, knobs: Mapping[str, Any]) -> MatmulConfig:
     return MatmulConfig.parse(f"{schedule}:" + ",".join(f"{name}={value}" for name, value in _fields(knobs).items()))
 
 
-def _draw(schedule: str, knobs: Mapping[str, Sequence[Any]], draws: int) -> list[MatmulConfig]:
+@lru_cache(maxsize=16)
+def _draw(schedule: str, knobs: tuple[tuple[str, tuple[Any, ...]], ...], draws: int) -> tuple[MatmulConfig, ...]:
     if not knobs:
-        return []
+        return ()
     chooser = random.Random(schedule)
-    first = make_config(schedule, {name: values[0] for name, values in knobs.items()})
-    return [
-        replace(first, **_fields({name: chooser.choice(values) for name, values in knobs.items()}))
-        for _ in range(draws)
-    ]
+    first = make_config(schedule, {name: values[0] for name, values in knobs})
+    return tuple(
+        replace(first, **_fields({name: chooser.choice(values) for name, values in knobs})) for _ in range(draws)
+    )
 
 
 def _settle(
