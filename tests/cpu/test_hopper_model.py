@@ -14,6 +14,7 @@ from laneloom.bench import model_fit
 from laneloom.bench.matmul_tiles import Row, describe, read, write
 from laneloom.bench.model_fit import GPU, constants, estimate_us, estimates_us, held, losses, products, walk
 from laneloom.ops.matmul import model_hopper, plan_cluster, plan_hopper
+from laneloom.ops.matmul.config import plan
 from laneloom.ops.matmul.problem import MatmulProblem
 from laneloom.ops.matmul.shortlist import shortlist
 
@@ -166,3 +167,13 @@ def test_rows_are_written_and_read(tmp_path):
     rows = [Row(1000, 1000, 1000, "nt", 8.0, *describe(config), 7.5) for config in configs]
     write(tmp_path / "tiles.csv", rows)
     assert read(tmp_path / "tiles.csv") == rows
+
+
+@pytest.mark.parametrize(
+    ("sizes", "slices"),
+    [((256, 256, 256), 4), ((512, 512, 512), 8), ((640, 640, 640), 0), ((512, 512, 1024), 0), ((64, 8192, 256), 0)],
+)
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+def test_small_products_are_asked_for_ahead(sizes, slices, layout):
+    config = plan(MatmulProblem.contiguous(*sizes, dtype="bf16", layout=layout), GPU)
+    assert getattr(config, "fetched", 0) == slices

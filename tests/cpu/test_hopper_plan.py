@@ -392,13 +392,3 @@ def test_facts_are_sentences():
         of = problem(*sizes)
         config = plan(of, GPU)
         assert all(isinstance(line, str) and line for line in schedule_of(config).facts(of, config, GPU))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "slices"),
-    [((256, 256, 256), 4), ((512, 512, 512), 8), ((640, 640, 640), 0), ((512, 512, 1024), 0), ((64, 8192, 256), 0)],
-)
-@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
-def test_small_products_are_asked_for_ahead(sizes, slices, layout):
-    config = plan(problem(*sizes, layout=layout), GPU)
-    assert getattr(config, "fetched", 0) == slices

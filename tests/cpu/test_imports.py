@@ -73,8 +73,11 @@ def test_low_layers_do_not_import_torch():
 
 
 def test_files_stay_under_400_lines():
-    long = {path: lines for path in modules() if (lines := len(path.read_text().splitlines())) > 400}
-    assert not long
+    root = SOURCE.parents[1]
+    files = [path for folder in ("src", "tests", "examples") for path in (root / folder).rglob("*.*")]
+    texts = [path for path in files if path.suffix in (".py", ".cu", ".cuh")]
+    assert len(texts) > 500
+    assert not {path: lines for path in texts if (lines := len(path.read_text().splitlines())) > 400}
 
 
 def test_kernel_files_do_not_import_each_other():

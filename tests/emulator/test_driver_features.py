@@ -29,9 +29,6 @@ def gpu(request):
         yield emulation
 
 
-# -- tensor descriptors ------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def descriptor_kernel(source, target, y, x, scale, BM: tl.constexpr, BN: tl.constexpr):
     target.store([y, x], (source.load([y, x]) * scale).to(target.dtype))
@@ -96,9 +93,6 @@ def test_a_descriptor_is_checked_against_its_tensor(gpu):
     lie = TensorDescriptor(a, [32, 16], [16, 1], [16, 16])
     with pytest.raises(OutOfBoundsError, match=r"argument 'source\.base'"):
         descriptor_kernel[(1,)](lie, TensorDescriptor.from_tensor(out, [16, 16]), 16, 0, 1, BM=16, BN=16)
-
-
-# -- arguments ---------------------------------------------------------------------------------------------------------
 
 
 class Point(NamedTuple):
@@ -273,9 +267,6 @@ def test_an_atomic_on_two_bytes_may_touch_the_word_around_them_where_words_have_
     with laneloom.emulated(gpu, strict=True):
         narrow_atomic_kernel[(1,)](storage[1:4], N=3)
     assert storage.tolist() == [0, 3, 3, 2, 0, 0, 0, 0]
-
-
-# -- launches ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
