@@ -31,7 +31,7 @@ PANELS = fp32(64, 64, 136, "tn"), small(columns=64)
 FAULTS = {
     "wgmma may see old pieces": (f"{FENCE}            __syncwarp();", "__syncwarp();", "wgmma reads", ONE_TILE),
     "a slice is multiplied before it is cut": (
-        "        wait_barrier(ring.cut + 8 * stage, phase);\n", "", "wrong", TWO_SLICES),
+        "        wait_barrier(ring.cut + 8 * stage, phase);\n", "", "wrong|wgmma reads what no fence", TWO_SLICES),
     "a slice is never released": (RELEASE, "", "waits for ever", ONE_TILE),
     "sums are read before wgmma is done": (WAIT + RELEASE, RELEASE, "wrong|nobody waits for", ONE_TILE),
     "slices are refilled before wgmma is done": (

@@ -105,6 +105,7 @@ CDNA_PATTERNS = [
     (r"v_cvt_scalef32_pk_(b?f16|f32)_\w+", "v1, v2, v3"),
     (r"v_cvt_scalef32_pk_\w+_f32", "v1, v2, v3, v4"),
     (r"v_cvt_scalef32_pk_\w+_b?f16", "v1, v2, v3"),
+    (r"s_(min|max)(_num)?_f(16|32)", "s1, s2, s3"),
     (r"v_cvt_pk\w+|v_dot\dc_\w+|v_mac_f(16|32)|v_subrev_u16", "v1, v2, v3"),
     (r"v_cvt_f32_bf16|v_permlane\w+swap_b32|v_prng_b32", "v1, v2"),
     (r"v_madak_f(16|32)", "v1, v2, v3, 0x1234"),
