@@ -58,6 +58,7 @@ SPECIAL = {  # the operands of instructions that have a builder of their own
     "s_barrier_signal_isfirst": "-1",
 }
 PATTERNS = [
+    (r"s_(min|max)_f(16|32)", "s1, s2, s3"),
     (r"v_(add|sub|subrev)_co_u32", "v1, s2, v3, v4"),
     (r"v_(add|sub|subrev)_co_ci_u32", "v1, s2, v3, v4, s5"),
     (r"v_mad(_co)?_[iu]64_[iu]32", "v[0:1], s2, v3, v4, v[6:7]"),
@@ -105,7 +106,6 @@ CDNA_PATTERNS = [
     (r"v_cvt_scalef32_pk_(b?f16|f32)_\w+", "v1, v2, v3"),
     (r"v_cvt_scalef32_pk_\w+_f32", "v1, v2, v3, v4"),
     (r"v_cvt_scalef32_pk_\w+_b?f16", "v1, v2, v3"),
-    (r"s_(min|max)(_num)?_f(16|32)", "s1, s2, s3"),
     (r"v_cvt_pk\w+|v_dot\dc_\w+|v_mac_f(16|32)|v_subrev_u16", "v1, v2, v3"),
     (r"v_cvt_f32_bf16|v_permlane\w+swap_b32|v_prng_b32", "v1, v2"),
     (r"v_madak_f(16|32)", "v1, v2, v3, 0x1234"),
