@@ -195,19 +195,23 @@ class Held:
 
 
 def held(path: Path) -> list[Held]:
-    """Of the products in bf16 that take LEAST_HELD_US or more and whose config the model chose: not the tuned ones."""
+    """Of the products in bf16 that take LEAST_HELD_US or more and whose config the model chose: not the tuned ones, nor
+    parts of K that a second launch adds up (plan_cluster.cluster_parts)."""
     tuned = {(*x.sizes, x.config) for x in shipped_entries(GPU.name)}
 
     def is_tuned(record: Record) -> bool:
         p = record.problem
         return (1, p["m"], p["n"], p["k"], (record.config or {})["text"]) in tuned
 
+    def is_whole(text: str) -> bool:
+        return text.startswith("hopper_cluster:") and getattr(MatmulConfig.parse(text), "split_k", 1) == 1
+
     return [
         Held.of(record) for record in load(path)
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US
         and record.problem["dtype"] == "bf16" and (record.ratio_to_reference or 0) >= 1
         and record.problem["group"] != "variants"
-        and (record.config or {}).get("text", "").startswith("hopper_cluster:")
+        and is_whole((record.config or {}).get("text", ""))
         and not is_tuned(record)
     ]  # fmt: skip
 
