@@ -11,7 +11,7 @@ from sass_listing import loops_of
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul import execute
-from laneloom.ops.matmul.config_stream import STREAM_TILES, StreamConfig, stream_configs
+from laneloom.ops.matmul.config_stream import STREAM_TILES, Feed, StreamConfig, stream_configs
 from laneloom.ops.matmul.problem import MatmulProblem
 
 pytest.importorskip("cuda.bindings.nvrtc")
@@ -123,14 +123,15 @@ def test_boxes_along_k_are_turned_or_read_so(tile, layout, lanes):
     problem = MatmulProblem.contiguous(768, 768, 768, dtype="fp32", layout=layout)
     config = next(
         config for config in stream_configs(problem, GPU)
-        if (config.block_m, config.block_n, config.num_warps) == tile and config.by_lanes == lanes and not config.cut
+        if (config.block_m, config.block_n, config.num_warps) == tile and not config.cut
+        and (config.lanes_a, config.lanes_b) == ("a" in lanes, "b" in lanes)
     )  # fmt: skip
     code = execute.code_object(problem, GPU, config)
     assert code.spills == 0
     check_resident(tile, code)
     loops = loops_of(code)
     check_loop(multiplying(loops), tile, 50 if tile[1] == 192 else 33, config.block_k)
-    turned = [tile["ab".index(name)] for name in lanes if config.turns(problem, name)]
+    turned = [tile["ab".index(name)] for name in lanes if config.feed(problem, name) is Feed.TURNED]
     assert turned or (lanes == "a" and config.lane_sums <= 32)
     turning = [loop for loop in loops if any(line.split()[0] == "STS" for line in loop)]
     reads = sum(line.startswith("LDS.128") for line in min(turning, key=len)) if turning else 0

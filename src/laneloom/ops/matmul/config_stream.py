@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any, Self
 
 from ...gpu import Gpu
@@ -26,11 +27,26 @@ _PART_KB_US = 0.02839  #: and written and read again
 _MEMORY_PER_US = 4.376e6  #: bytes of device memory
 _SECOND_US, _SECOND_MB_US = 1.171, 0.284  #: a second launch that adds up parts of K
 _ALONE = 0.7376  #: times that a tile takes where an SM has one CTA of two
-#: multiplications of an SM that an element costs where lanes bring it, along its rows, along K, turned, or read along K
-_LANES_COST, _ALONG_K_COST, _TURNED_COST, _READ_COST = 25.09, 18.35, 12.39, 4.0
+#: multiplications of an SM that an element costs, by `Feed`
+_COSTS = (0.0, 25.09, 18.35, 12.39, 4.0)
 _MOST_STAGES = 12
 _COPY_UNIT = 8  #: steps of K that lanes ask for at once
 _READ_K, _READ_SUMS = 16, 32  #: steps of a slice, and most sums of a lane, whose A is read along K
+
+
+class Feed(IntEnum):
+    """How an operand comes to those that multiply; hopper_stream_feed.cuh has the same names and numbers."""
+
+    IN_ROWS = 0  #: by TMA, along M or N, where it lies or from a copy
+    ALONG_ROWS = 1  #: element by element, along M or N
+    ALONG_K = 2  #: element by element, along K
+    TURNED = 3  #: by TMA, along K, and then turned
+    AS_IT_LIES = 4  #: by TMA, along K
+
+    @property
+    def by_tma(self) -> bool:
+        """Whether the copy engine brings it."""
+        return self not in (Feed.ALONG_ROWS, Feed.ALONG_K)
 
 
 @dataclass(frozen=True)
@@ -81,29 +97,22 @@ class StreamConfig(SharedConfig):
         """Of a lane that multiplies."""
         return self.block_m * self.block_n // (32 * self.num_warps)
 
-    @property
-    def by_lanes(self) -> str:
-        """Names of the operands that lanes bring."""
-        return "a" * self.lanes_a + "b" * self.lanes_b
-
-    def along_k(self, problem: MatmulProblem, name: str) -> bool:
-        """Whether an operand is contiguous along K and not along C's axis."""
-        return problem.a.major == "n" if name == "a" else problem.b.major == "t"
-
-    def boxes(self, problem: MatmulProblem, name: str) -> bool:
-        """Whether TMA reads an operand or its copy."""
-        return name not in self.by_lanes or (self.along_k(problem, name) and tma_reads(problem, name))
-
-    def turns(self, problem: MatmulProblem, name: str) -> bool:
-        """Whether an operand comes in boxes along K, which lanes turn. A of small tiles is read along K."""
-        read_along_k = name == "a" and self.block_k == _READ_K and self.lane_sums <= _READ_SUMS
-        return name in self.by_lanes and self.boxes(problem, name) and not read_along_k
+    def feed(self, problem: MatmulProblem, name: str) -> Feed:
+        """How operand "a" or "b" comes."""
+        if not (self.lanes_a if name == "a" else self.lanes_b):
+            return Feed.IN_ROWS
+        if (problem.a.major != "n") if name == "a" else (problem.b.major != "t"):
+            return Feed.ALONG_ROWS
+        if not tma_reads(problem, name):
+            return Feed.ALONG_K
+        small = self.block_k == _READ_K and self.lane_sums <= _READ_SUMS
+        return Feed.AS_IT_LIES if name == "a" and small else Feed.TURNED
 
     def stage_bytes(self, problem: MatmulProblem) -> int:
         """Of one slice of A and of B, perhaps as they came as well, and its barriers."""
-        rows = self.block_m * (1 + self.turns(problem, "a")) + self.block_n * (1 + self.turns(problem, "b"))
-        as_it_lies = self.lanes_a and self.boxes(problem, "a") and not self.turns(problem, "a")
-        return rows * self.block_k * DTYPE_BYTES["fp32"] + (4 * _BARRIER_BYTES if as_it_lies else _BARRIER_BYTES)
+        a, b = (self.feed(problem, name) for name in "ab")
+        rows = self.block_m * (1 + (a is Feed.TURNED)) + self.block_n * (1 + (b is Feed.TURNED))
+        return rows * self.block_k * DTYPE_BYTES["fp32"] + _BARRIER_BYTES * (4 if a is Feed.AS_IT_LIES else 1)
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA; a C that cannot be stored 16 bytes at a time passes through it, 16 rows a warp."""
@@ -162,14 +171,7 @@ def estimate_us(problem: MatmulProblem, config: StreamConfig) -> float:
     tile, area = config.tile, config.block_m * config.block_n
     kilobytes = area * DTYPE_BYTES["fp32"] / 1000
     slices = config.slices(problem)
-    lanes = 0.0
-    for name, rows in (("a", config.block_m), ("b", config.block_n)):
-        if config.turns(problem, name):
-            lanes += rows * _TURNED_COST
-        elif name in config.by_lanes and config.boxes(problem, name):
-            lanes += rows * _READ_COST
-        elif name in config.by_lanes:
-            lanes += rows * (_ALONG_K_COST if config.along_k(problem, name) else _LANES_COST)
+    lanes = config.block_m * _COSTS[config.feed(problem, "a")] + config.block_n * _COSTS[config.feed(problem, "b")]
     tile_us = tile.resident * (area * tile.pace + lanes) * slices * config.block_k / _FMA_PER_US
     if tile.resident > 1 and config.ctas(problem) <= config.programs // tile.resident:
         tile_us *= _ALONE
@@ -201,8 +203,8 @@ def stream_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[StreamConfig]:
                 block_m=block_m, block_n=block_n, block_k=tile.block_k, num_warps=num_warps, stages=2, split=split,
                 programs=gpu.compute_units * tile.resident, **way_a, **way_b,
             )  # fmt: skip
-            if config.lanes_a and config.boxes(problem, "a") and config.lane_sums <= _READ_SUMS:
-                config = config.with_knobs(block_k=_READ_K)
+            if (read := config.with_knobs(block_k=_READ_K)).feed(problem, "a") is Feed.AS_IT_LIES:
+                config = read
             if split and config.whole_tiles(problem) == config.tiles(problem):
                 continue
             free = room - config.shared_bytes(problem)

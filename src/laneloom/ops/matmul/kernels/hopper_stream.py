@@ -21,6 +21,7 @@ from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
 from ....device.prepared import prepared_on
 from ..config_shares import LAUNCHES, SHARES
+from ..config_stream import Feed
 from ..parts_of_k import Output
 from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
 
@@ -30,26 +31,18 @@ _REGISTERS = {1: (56, 224), 2: (40, 216)}
 _REGISTERS_TURNED = (48, 208)  #: where both operands are turned, of two CTAs
 
 
-def _fed(problem, config, name: str) -> int:
-    """A_LANES or B_LANES: 0 in rows along M or N, by elements along its rows or along K, turned, or read along K."""
-    if name not in config.by_lanes:
-        return 0
-    if config.boxes(problem, name):
-        return 3 if config.turns(problem, name) else 4
-    return 2 if config.along_k(problem, name) else 1
-
-
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     tile = config.tile
-    turn_both = all(config.turns(problem, name) for name in "ab")
-    producer, consumer = _REGISTERS_TURNED if turn_both and tile.resident > 1 else _REGISTERS[tile.resident]
+    a, b = (config.feed(problem, name) for name in "ab")
+    turned = a is b is Feed.TURNED and tile.resident > 1
+    producer, consumer = _REGISTERS_TURNED if turned else _REGISTERS[tile.resident]
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k, "STAGES": config.stages,
         "GROUP_M": config.group_m, "CUT": config.cut or SHARES, "CLUSTER_M": 1, "CLUSTER_N": 1, "GROUPED": 0,
         "WARPS_M": tile.warps_m, "WARPS_N": config.num_warps // tile.warps_m, "RESIDENT": tile.resident,
         "PRODUCER_REGISTERS": producer, "CONSUMER_REGISTERS": consumer,
-        "A_LANES": _fed(problem, config, "a"), "B_LANES": _fed(problem, config, "b"),
+        "A_LANES": int(a), "B_LANES": int(b),
         "WIDE_STORE": int(config.stores_wide(problem)),
     }  # fmt: skip
     return compile_cuda(
@@ -64,7 +57,7 @@ def _operand(problem, config, name: str) -> TmaOperand:
     else:
         outer, inner, step_k, row = problem.b.strides
         strides, rows, block, copied = (outer, inner, row, step_k), problem.n, config.block_n, config.copy_b
-    along_k = name in config.by_lanes and config.boxes(problem, name)
+    along_k = config.feed(problem, name) in (Feed.TURNED, Feed.AS_IT_LIES)
     return TmaOperand(
         strides, "fp32", rows, problem.k, problem.batch, along_k=along_k,
         box=(config.block_k, block) if along_k else (block, config.block_k),
@@ -100,7 +93,7 @@ class _Prepared:
             ctas=config.ctas(problem), pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
-        self.boxes_a, self.boxes_b = (config.boxes(problem, name) for name in "ab")
+        self.boxes_a, self.boxes_b = (config.feed(problem, name).by_tma for name in "ab")
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         written, parts = self.output.place(out)
@@ -136,11 +129,12 @@ def facts(problem, config, gpu) -> list[str]:
     tiles, ctas = config.tiles(problem), config.ctas(problem)
     lines = [f"{tiles} tiles of {config.block_m}x{config.block_n} by FMA, {ctas} CTAs"]
     lines += config.describe_cut(problem)
-    for name in config.by_lanes:
-        if config.boxes(problem, name) and not config.turns(problem, name):
-            continue
-        how = "in boxes that three warps turn" if config.turns(problem, name) else "element by element, by four warps"
-        lines.append(f"{name.upper()} comes {how}")
+    for name in "ab":
+        feed = config.feed(problem, name)
+        if feed is Feed.TURNED:
+            lines.append(f"{name.upper()} comes in boxes that three warps turn")
+        elif not feed.by_tma:
+            lines.append(f"{name.upper()} comes element by element, by four warps")
     for name, copied in (("A", config.copy_a), ("B", config.copy_b)):
         if copied:
             lines.append(
