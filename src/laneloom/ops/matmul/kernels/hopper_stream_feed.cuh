@@ -179,6 +179,6 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     // Behind the last slice comes an empty one: those who multiply fetch the first operands of the next, whatever it is.
     wait_barrier(ring.at + EMPTY, ring.phase ^ 1);
     if (boxes && BOX_BYTES) arrive(ring.at + FULL);
-    if (ASKS || (turns && lane == 0)) arrive(ring.at + FULL);
-    if (ASKS && turns && lane == 0) arrive(ring.at + FULL);
+    if (ASKS) arrive(ring.at + FULL);
+    if (turns && lane == 0) arrive(ring.at + FULL);
 }
