@@ -93,7 +93,14 @@ inline void load_box_to_all(u32 target, const void* map, u32 barrier, int x, int
 inline void load_box(u32 target, const void* map, u32 barrier, int x, int y, int z, int w) {
   load_box_to_all(target, map, barrier, x, y, z, w, 1 << (cta - ctas));
 }
-inline void fetch_box(const void* map, int x, int y, int z, int w) { origin(*(const Map*)map, x, y, z, w); }
+// With FETCHED_BOXES in the environment, a file's name, a line there of each box.
+inline void fetch_box(const void* map, int x, int y, int z, int w) {
+  const Map& m = *(const Map*)map;
+  origin(m, x, y, z, w);
+  const char* name = getenv("FETCHED_BOXES");
+  FILE* to = name ? fopen(name, "a") : nullptr;
+  if (to) fprintf(to, "%p %d %d %d %d %d %d\n", (void*)m.data, (int)m.box[0], (int)m.box[1], x, y, z, w), fclose(to);
+}
 
 inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
   const Map m = *(const Map*)map;

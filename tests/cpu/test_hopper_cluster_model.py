@@ -92,6 +92,26 @@ def test_products_early(model, name):
     check(*CASES[name])
 
 
+@pytest.mark.parametrize(("name", "config", "a", "b"), [
+    # 4 tiles down and 4 across, B's in two shares
+    ("nt", small(cluster_m=2, programs=16, fetched=3), 3 * 4, 3 * 4 * 2),
+    # A in two shares and panels of 64 rows, of four parts of K
+    ("tn", small(cluster_n=2, cluster_k=2, programs=32, fetched=1), 2 * 4 * 2, 2 * 4),
+    # 4 classes of rows, of which the second slice is the first
+    ("nn", small(line=64, programs=64, fetched=2), 2 * 4, 2 * 4),
+])  # fmt: skip
+def test_what_is_asked_for_ahead(model, tmp_path, monkeypatch, name, config, a, b):
+    """Every box of the first slices is asked for once, whoever reads it."""
+    log = tmp_path / "boxes"
+    monkeypatch.setenv("FETCHED_BOXES", str(log))
+    model()
+    check(product(200, 104, 328 if name != "nn" else 136, name), config)
+    boxes = log.read_text().split("\n")[:-1]
+    of_maps = [[box for box in boxes if box.startswith(one)] for one in {box.split()[0] for box in boxes}]
+    assert sorted(map(len, of_maps)) == sorted((a, b))
+    assert len(set(boxes)) == len(boxes)
+
+
 def test_tf32(model):
     model()
     check(product(70, 40, 72, dtype="fp32", precision="tf32"), small(block_k=32), 2.0**-9)

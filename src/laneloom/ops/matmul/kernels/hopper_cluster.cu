@@ -284,7 +284,8 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     if (threadIdx.x == 0) {
         prefetch_map(&a_map);
         prefetch_map(&b_map);
-        if (FOUND_EARLY) work.find(blockIdx.x / PEERS, walk, sizes, rank);
+        // While another warp makes the barriers; not before kernels ahead have written where groups end.
+        if (!GROUPED) work.find(blockIdx.x / PEERS, walk, sizes, rank);
     }
     if (threadIdx.x == 128) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {

@@ -16,9 +16,6 @@
 #define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
 #define WARPS (4 * CONSUMERS)                  // that multiply
 #define THREADS (128 * (CONSUMERS + 1))
-// The first tile is found while another warp makes the barriers; not before kernels ahead have written where groups end,
-// nor where slices are fetched ahead of time: that only delays the kernel behind.
-#define FOUND_EARLY (!GROUPED && !FETCHED)
 
 // Where a CTA is in its cluster.
 struct Rank {
@@ -39,6 +36,13 @@ __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32
 #else
     return slices * part / CLUSTER_K;
 #endif
+}
+
+// The slice that comes as number i. The copy engine takes longer for what is not there, and everybody waits for the first
+// slice: the one that may begin before K comes last.
+__device__ __forceinline__ int nth_slice(int i, int k_first, int k_end) {
+    const int slice = k_first + i;
+    return !LINE ? slice : slice + 1 == k_end ? k_first : slice + 1;
 }
 
 // The lower half of wgmma's description of a tile in shared memory, swizzled by 128 bytes: rows of 128 bytes in groups of
@@ -77,8 +81,9 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     const bool leads = elect_one();
     const Tile &tile = work.tile;
     int item = blockIdx.x / PEERS;
-    // This CTA's share of a slice of `tile`: to the address `to` in shared memory, or no further than the L2.
-    const auto bring = [&](bool to_ring, int slice, u32 to, u32 barrier) {
+    // This CTA's share of a slice of `tile`, of A, of B or of both: to the address `to` in shared memory, or no further
+    // than the L2.
+    const auto bring = [&](bool to_ring, bool of_a, bool of_b, int slice, u32 to, u32 barrier) {
         const auto box = [&](const TensorMap *map, u32 at, bool shared, u32 mask, int x, int y, int z, int w) {
             if (!to_ring) fetch_box(map, x, y, z, w);
             else if (shared) share_box(map, at, barrier, mask, x, y, z, w);
@@ -101,21 +106,35 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             to += extent * 128;
         };
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece)
+        for (int piece = 0; piece < PIECES && of_a; ++piece)
             share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, tile.m,
                   PIECES > 1 ? piece : tile.inner * s.a_inner, tile.outer * s.a_outer);
 #pragma unroll
-        for (int piece = 0; piece < PIECES; ++piece)
+        for (int piece = 0; piece < PIECES && of_b; ++piece)
             share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, tile.n,
                   PIECES > 1 ? piece : tile.inner * s.b_inner, tile.outer * s.b_outer);
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
-    if (GROUPED) wait_for_predecessor();
-    if (!FOUND_EARLY && threadIdx.x == 0) work.find(item, walk, s, rank);
+    if (GROUPED) {
+        wait_for_predecessor();
+        if (threadIdx.x == 0) work.find(item, walk, s, rank);
+    }
     work.share();
     if (!GROUPED) {
-        for (int slice = work.k_first; work.more && slice < min(work.k_end, work.k_first + FETCHED); ++slice)
-            if (leads) bring(false, slice, 0, 0);
+#if FETCHED
+        // All CTAs of a row of tiles begin with the same slices of A, each asks for some of them; likewise B down a column.
+        // Classes of rows are rows of tiles of one product. No remainders: divisions in uniform registers take 100 clocks.
+        const int columns = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
+        const int rows = (s.M + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
+        const int column = (tile.n + BLOCK_N - 1) / (BLOCK_N * CLUSTER_N);
+        const int row = (tile.m + BLOCK_M - 1) / (BLOCK_M * CLUSTER_M) + (LINE ? tile.inner * rows : 0);
+        const int fetched = work.more ? min(FETCHED, work.k_end - work.k_first) : 0;
+        const auto fetch = [&](bool of_a, int i) {
+            if (leads) bring(false, of_a, !of_a, nth_slice(i, work.k_first, work.k_end), 0, 0);
+        };
+        for (int i = column; i < fetched; i += columns) fetch(true, i);
+        for (int i = row; i < fetched; i += LINE ? rows * s.batch_inner : rows) fetch(false, i);
+#endif
         wait_for_predecessor();
     }
     while (work.more) {
@@ -127,10 +146,8 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             __syncwarp();  // a lane that still waited when the slice is full could miss the phase
             const u32 barrier = full + 8 * stage;
             if (leads) expect_bytes(barrier, LOADED_BYTES);
-            // The copy engine takes longer for what is not there, and everybody waits for the first slice: the one that
-            // may begin before K comes last.
-            const int brought = !LINE ? slice : slice + 1 == k_end ? k_first : slice + 1;
-            if (leads) bring(true, brought, ring + stage * STAGE_BYTES, barrier);
+            const int brought = nth_slice(slice - k_first, k_first, k_end);
+            if (leads) bring(true, true, true, brought, ring + stage * STAGE_BYTES, barrier);
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
         item += gridDim.x / PEERS;
