@@ -9,13 +9,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from .errors import UnknownGpuError, UnsupportedError
 
 KIB = 1024
+_SAME_PRODUCT = 0.05  #: by how much the bandwidth of one product is told differently
 
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
 _LLVM_11_7 = "LLVM AMDGPU backend: processors of FeatureISAVersion11_7 (instructions, register file)"
@@ -279,9 +280,33 @@ _ROWS = (
 GPUS: Mapping[str, Gpu] = MappingProxyType({row.name: row for row in _ROWS})
 
 
+_OTHERS: dict[str, Gpu] = {}  #: products of a row's instruction set that plans are fitted to as well, by their names
+
+
+def as_found(row: Gpu, product: str, compute_units: int, clock_ghz: float, bandwidth_gbs: float) -> Gpu:
+    """The row of an instruction set with what one device of it has: an H100 has an H200's SMs and less bandwidth, one
+    on PCIe fewer SMs, a part of a GPU fewer still. The row of a product that is known where it is that one.
+
+    Peaks are scaled by compute units and clock. Bandwidth in GB/s.
+    """
+    for known in (row, *_OTHERS.values()):
+        same = abs(bandwidth_gbs / known.bandwidth_gbs - 1) < _SAME_PRODUCT
+        if known.name == row.name and known.compute_units == compute_units and same:
+            return known
+    scale = compute_units * clock_ghz / (row.compute_units * row.clock_ghz)
+    peaks = {dtype: round(peak * scale, 1) for dtype, peak in row.peak_tflops.items()}
+    return replace(
+        row, product=product, compute_units=compute_units, clock_ghz=clock_ghz, bandwidth_gbs=bandwidth_gbs,
+        peak_tflops=MappingProxyType(peaks),
+    )  # fmt: skip
+
+
+_OTHERS["h100"] = as_found(GPUS["sm_90a"], "H100 SXM", 132, 1.98, 3350)  # NVIDIA H100 Tensor Core GPU data sheet
+
+
 def get_gpu(name: str | Gpu) -> Gpu:
     """The row of `name` (case, surrounding space and what ROCm appends, as in "gfx90a:sramecc+:xnack-", do not matter;
-    "sm_90" and "h200" mean sm_90a).
+    "sm_90" and "h200" mean sm_90a; "h100" is sm_90a with an H100's memory).
 
     Raises UnknownGpuError with the nearest known names and their families.
     """
@@ -291,8 +316,8 @@ def get_gpu(name: str | Gpu) -> Gpu:
     if key.startswith("gfx"):
         key = key.partition(":")[0]
     key = {"sm_90": "sm_90a", "sm90": "sm_90a", "sm90a": "sm_90a", "h200": "sm_90a"}.get(key, key)
-    if key in GPUS:
-        return GPUS[key]
+    if key in GPUS or key in _OTHERS:
+        return GPUS.get(key) or _OTHERS[key]
     sold_as = re.sub(r"[^a-z0-9]", "", key)  # "rx9070" is in "Radeon RX 9070 XT"
     near = [n for n, row in GPUS.items() if sold_as and sold_as in re.sub(r"[^a-z0-9]", "", row.product.lower())]
     near = near or difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)

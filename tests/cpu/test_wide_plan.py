@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from laneloom.bench.matmul_wide import WIDE, planned, read, render, render_half, summarise
+from laneloom.bench.matmul_wide import WIDE, planned, render, render_half, summarise
 from laneloom.device import split_k
 from laneloom.gpu import get_gpu
 from laneloom.ops.matmul.config import MatmulConfig, plan
@@ -30,7 +30,7 @@ VALID = AsyncConfig(block_m=64, block_n=32, block_k=32, stages=4)
     [(WIDE, 132, 0.035, 0.5, 1.07), (HALF, 159, 0.05, 0.6, 1.6)],
 )
 def test_the_plan_takes_what_was_measured_to_be_fast(dtypes, products, regret, most, ratio):
-    found = planned([row for row in read(MEASURED) if row.dtype in dtypes])
+    found = planned(MEASURED, dtypes)
     assert len(found) >= products
     regrets = [row.us / min(other.us for other in every) - 1 for row, every in found]
     assert mean(regrets) < regret
@@ -39,7 +39,7 @@ def test_the_plan_takes_what_was_measured_to_be_fast(dtypes, products, regret, m
 
 
 def test_the_page_has_what_the_plan_takes():
-    taken = planned(read(MEASURED))
+    taken = planned(MEASURED)
     names = ("hopper-gemm.md", "hopper-gemm-products.md")
     page, products = ((MEASURED.parents[2] / "docs" / name).read_text(encoding="utf-8") for name in names)
     table = render(taken)
@@ -52,7 +52,7 @@ def test_the_page_has_what_the_plan_takes():
 def test_its_errors_are_within_the_budget():
     """Twice torch's error of the same product and one rounding, or, where torch cuts K more often, that of a chain of
     K roundings: the k-th is of a sum that grew as the root of k. In FP64 torch itself is the truth."""
-    for row, _ in planned(read(MEASURED)):
+    for row, _ in planned(MEASURED):
         if row.dtype == "fp32":
             chain = (row.k / 6) ** 0.5 * 2.0**-24
             assert row.error <= max(2 * row.torch_error + 2.0**-24, chain), row

@@ -46,7 +46,8 @@ def is_replanned(record: Record) -> bool:
         measured = MatmulConfig.parse((record.config or {})["text"])  # knobs that are newer take their defaults
     except ArgumentError:
         return True
-    return matmul_config.plan(case.problem, get_gpu("sm_90a")) != measured
+    gpu = get_gpu("h100" if "H100" in record.environment.gpu else "sm_90a")
+    return matmul_config.plan(case.problem, gpu) != measured
 
 
 def replanned_cases(records: Iterable[Record]) -> Iterator[Case]:

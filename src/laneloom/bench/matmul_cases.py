@@ -59,6 +59,29 @@ WIDE_PRODUCTS = (
     (333, 5001, 2001, "nn"), (2049, 2047, 2050, "nt"), (471, 896, 2368, "tt"), (528, 1848, 1920, "nt"),
 )  # fmt: skip
 
+#: N and K: encoders, language models from 0.5 to 405 billion weights, mixtures of experts, vision, adapters, heads
+LAYER_SIDES = (
+    (768, 768), (3072, 768), (768, 3072), (2304, 768), (1024, 1024), (4096, 1024), (1024, 4096), (3072, 1024),
+    (1280, 1280), (5120, 1280), (1280, 5120), (1600, 1600), (6400, 1600), (4800, 1600), (2048, 2048), (8192, 2048),
+    (2048, 8192), (2560, 2560), (10240, 2560), (3072, 3072), (8192, 3072), (24576, 3072), (3584, 3584), (18944, 3584),
+    (3584, 18944), (4608, 3584), (4096, 4096), (6144, 4096), (22016, 4096), (4096, 11008), (28672, 4096),
+    (4096, 14336), (5120, 5120), (13824, 5120), (5120, 13824), (27648, 5120), (5120, 27648), (7168, 7168),
+    (8192, 8192), (10240, 8192), (57344, 8192), (8192, 28672), (1536, 7168), (24576, 1536), (576, 7168), (2112, 7168),
+    (7168, 2304), (16384, 512), (4096, 7168), (7168, 2048), (1408, 2048), (2048, 1408), (32000, 4096), (50257, 768),
+    (50257, 1600), (51865, 1280), (128256, 2048), (151936, 896), (896, 896), (4864, 896), (896, 4864), (1152, 896),
+    (640, 2560), (1152, 1152), (4304, 1152), (1152, 4304), (320, 320), (640, 640), (2560, 320), (5120, 640),
+    (64, 4096), (4096, 64), (16, 4096), (4096, 16), (256, 2880), (5760, 2880), (2880, 4096), (5120, 2880),
+    (1000, 2048), (1000, 1280), (10, 512), (100, 2048), (21841, 1024), (30522, 768), (384, 384), (1536, 384),
+    (384, 1536), (512, 512), (2048, 512), (512, 2048), (37, 1001), (333, 777),
+)  # fmt: skip
+LAYER_ROWS = (
+    1, 2, 3, 4, 5, 7, 8, 12, 16, 20, 24, 32, 33, 48, 50, 64, 72, 77, 96, 100, 128, 144, 160, 192, 197, 200, 224, 256,
+    257, 300, 320, 384, 400, 500, 512, 577, 600, 640, 700, 768, 896, 1000, 1024, 1280, 1500, 1536, 2000, 2048, 2500,
+    3000, 4096, 5000, 6000, 8192, 12288,
+)  # fmt: skip
+OTHER_LAYOUTS, OF_ANY_LAYOUT = ("nt", "nt", "nn", "tn", "tt"), 0.8  #: what is not NT, of so large a share
+MOST_LAYER_FLOPS, MOST_LAYER_BYTES = 1.5e12, 3e9
+LAYERS = 225  #: of one seed
 
 @dataclass(frozen=True)
 class Case:
@@ -132,3 +155,15 @@ def kinds_cases() -> Iterator[Case]:
         yield from (make_case(KINDS, "nt", kind, each) for each in sizes)
     for kind in ("tf32", "3xtf32"):
         yield from (make_case(KINDS, layout, kind, sizes) for *sizes, layout in WIDE_PRODUCTS)
+
+
+def random_layers(seed: int, count: int = LAYERS) -> list[Case]:
+    """So many random layers: any of LAYER_SIDES with any of LAYER_ROWS."""
+    generator, found = random.Random(seed), []
+    while len(found) < count:
+        (n, k), m = generator.choice(LAYER_SIDES), generator.choice(LAYER_ROWS)
+        layout = generator.choice(OTHER_LAYOUTS) if generator.random() < OF_ANY_LAYOUT else "nt"
+        dtype = generator.choice(("bf16", "fp16"))
+        if 2 * m * n * k <= MOST_LAYER_FLOPS and 2 * (m * n + m * k + n * k) <= MOST_LAYER_BYTES:
+            found.append(make_case("layers", layout, dtype, (m, n, k)))
+    return found

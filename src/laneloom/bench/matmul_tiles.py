@@ -9,8 +9,9 @@ products whose rows break sectors, for tiles_in_classes.csv, with `--long` those
 tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of
 CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
 before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`,
-`--misranked`, `--parts`, and, without any of these, SIZES. `tests/cpu/test_hopper_model.py` holds the model against
-the files.
+`--misranked`, `--parts`, and, without any of these, SIZES.
+`--models --most 10`, on one H100, made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the
+files.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.matmul.shortlist import shortlist
 from ..ops.target import active_gpu
-from .matmul_cases import random_cases
+from .matmul_cases import random_cases, random_layers
 from .timing import count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides
@@ -135,6 +136,7 @@ CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
     "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES,
 }  # fmt: skip
 LONG_FLOPS = 1e11  #: from here on no tile of one warpgroup is near the fastest
+MODEL_SEEDS = (1, 2)
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 MOST_PAIRED = 12
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
@@ -208,10 +210,14 @@ def measure(
     """Every config's row. alone: each in rounds of its own with torch.matmul.
     Raises LaneloomError for a wrong product."""
     sets = count_sets(problem.bytes)
-    a = [torch.randn((problem.m, problem.k), device="cuda").bfloat16() for _ in range(sets)]
-    b = [torch.randn((problem.k, problem.n), device="cuda").bfloat16() for _ in range(sets)]
-    if layout == "nt":
-        b = [x.mT.contiguous().mT for x in b]
+    a, b = (
+        [torch.randn(shape, device="cuda").bfloat16() for _ in range(sets)]
+        for shape in ((problem.m, problem.k), (problem.k, problem.n))
+    )
+    a, b = (
+        [x.mT.contiguous().mT for x in some] if letter == "t" else some
+        for some, letter in zip((a, b), layout, strict=True)
+    )
     outs = [torch.empty((problem.m, problem.n), dtype=torch.bfloat16, device="cuda") for _ in range(sets)]
     truth = a[0].double() @ b[0].double()
     reference: dict[str, Callable[[int], object]] = {"torch": lambda i: torch.matmul(a[i], b[i], out=outs[i])}
@@ -267,6 +273,10 @@ def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:
     if kind == "random":
         cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, seed))
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
+    if kind == "models":
+        cases = (case for seed in MODEL_SEEDS for case in random_layers(seed))
+        found = ((p.m, p.n, p.k, layout) for p, layout in ((case.problem, case.layout) for case in cases))
+        return [sizes for sizes in dict.fromkeys(found) if 2 * sizes[0] * sizes[1] * sizes[2] < LONG_FLOPS]
     if kind == "consumers":
         every = [*(_sizes_of(of, seed) for of in (*CHOSEN_SIZES, "few")), *(_sizes_of("random", x) for x in (1, 2))]
         return list(dict.fromkeys(
@@ -292,7 +302,8 @@ def main() -> None:
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
         "few": "few rows and many columns", "layers": "linear layers of 48 to 384 rows",
         "misranked": "products for which the model had chosen a slow config",
-        "parts": "few tiles and a long K", "consumers": "all but the longest, tiles of one warpgroup beside others",
+        "parts": "few tiles and a long K", "models": "random linear layers of models, as bench.matmul_layers has them",
+        "consumers": "all but the longest, tiles of one warpgroup beside others",
     }  # fmt: skip
     for kind, words in kinds.items():
         parser.add_argument(f"--{kind}", action="store_true", help=words)

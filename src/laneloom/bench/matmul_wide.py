@@ -206,14 +206,16 @@ def read(path: Path) -> list[Row]:
     return read_rows(path, Row)
 
 
-def planned(rows: Sequence[Row]) -> list[tuple[Row, list[Row]]]:
-    """The row of what the plan takes with all rows of its product, for products of which it was measured."""
+def planned(path: Path, dtypes: Sequence[str] = tuple(DTYPES)) -> list[tuple[Row, list[Row]]]:
+    """Of a file in a folder with the GPU's name: the row of what the plan takes there with all rows of its product, for
+    products of which it was measured."""
+    gpu, rows = get_gpu(path.parent.name), [row for row in read(path) if row.dtype in dtypes]
     of: dict[MatmulProblem, list[Row]] = {}
     for row in rows:
         of.setdefault(row.problem, []).append(row)
     found = []
     for problem, every in of.items():
-        config = plan(problem, get_gpu("sm_90a"))
+        config = plan(problem, gpu)
         found += [(row, every) for row in every if MatmulConfig.parse(row.config) == config]
     return found
 
@@ -287,7 +289,7 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     arguments = parser.parse_args()
     if arguments.render:
-        taken = planned(read(arguments.render[0]))
+        taken = planned(arguments.render[0])
         tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
         fill_pages(arguments.render[1:], tables)
         if arguments.readme:

@@ -1,6 +1,6 @@
 """Fit the constants of `ops/matmul/model_hopper.py` to the configs that `bench/matmul_tiles.py` measured.
 
-`python -m laneloom.bench.model_fit results/h200 --steps 2000` walks at random from the constants in place: a step moves
+`python -m laneloom.bench.model_fit results --steps 2000` walks at random from the constants in place: a step moves
 one to three of them and stays where what the model prefers of the measured configs is faster, and the estimates of good
 configs are no further from their times. It prints how much slower than the fastest that is, of each file, before and
 after, and the constants that moved. A step takes half a second.
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu import get_gpu
+from ..gpu import Gpu, get_gpu
 from ..ops.matmul import model_hopper, plan_cluster, plan_hopper
 from ..ops.matmul.config import MatmulConfig
 from ..ops.matmul.config_cluster import ClusterConfig
@@ -35,10 +35,16 @@ from .timing import METHOD_SUSTAINED
 GPU = get_gpu("sm_90a")
 TILES = {(tile.m, tile.n): tile for tile in plan_hopper.TILES}
 ALONE = "tiles_pairs"  #: the file of configs each beside torch.matmul alone, whose times only that makes comparable
-FILES = (
-    "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
-    "tiles_uneven", ALONE,
-)  # fmt: skip
+MODELS = "tiles_models"  #: layers of models
+#: by folder, which has the GPU's name
+FILES = {
+    "h200": (
+        "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
+        "tiles_uneven", ALONE, MODELS,
+    ),
+    "h100": (MODELS,),
+}  # fmt: skip
+SHARE_OF_MODELS = 3  #: those files count as so many
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps
 NEARNESS = 0.012  #: of estimates, relative
 MOST_LOST = 0.25  #: by one product: a few that nothing explains do not lead the walk
@@ -51,6 +57,7 @@ GOOD = 1.3  #: times the fastest: configs whose spread counts
 #: what measuring one thing gave, or of FP64
 FIXED = {"LONG_US", "PROMOTE_CLOCKS", "IN_STEP_SHARE", "FETCHED_US", "PRECISE_TILES"}
 MODULES = (model_hopper, plan_hopper, plan_cluster)
+PRODUCTS = ("H200", "H100")
 
 
 def _is_planned(row: Row) -> bool:
@@ -90,7 +97,7 @@ Estimate = Callable[[], np.ndarray]
 
 
 @cache
-def _estimate(rows: tuple[Row, ...]) -> Estimate:
+def _estimate(rows: tuple[Row, ...], gpu: Gpu) -> Estimate:
     """What computes the model's times of rows of one product, by configs that are alike in all but numbers at once."""
     first = rows[0]
     problem = MatmulProblem.contiguous(first.m, first.n, first.k, dtype="bf16", layout=first.layout)
@@ -104,11 +111,11 @@ def _estimate(rows: tuple[Row, ...]) -> Estimate:
         if some[0].schedule == "hopper_cluster":
             configs = [_cluster_config(row, problem) for row in some]
             tiles = plan_cluster.tiles_of(configs)
-            parts.append((numbers, partial(plan_cluster.estimate_us, problem, configs[0], tiles, GPU)))
+            parts.append((numbers, partial(plan_cluster.estimate_us, problem, configs[0], tiles, gpu)))
         else:
             tile, splits = TILES[some[0].block_m, some[0].block_n], np.array([row.split_k for row in some])
             copies = {"repack_a": "A" in some[0].repacked, "repack_b": "B" in some[0].repacked}
-            parts.append((numbers, partial(plan_hopper.estimate_us, problem, tile, splits, GPU, **copies)))
+            parts.append((numbers, partial(plan_hopper.estimate_us, problem, tile, splits, gpu, **copies)))
 
     def run() -> np.ndarray:
         found = np.empty(len(rows))
@@ -128,9 +135,9 @@ def _cluster_config(row: Row, problem: MatmulProblem) -> ClusterConfig:
     return config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
 
 
-def estimates_us(rows: Sequence[Row]) -> np.ndarray:
+def estimates_us(rows: Sequence[Row], gpu: Gpu = GPU) -> np.ndarray:
     """The model's times of configs of one product."""
-    return _estimate(tuple(rows))()
+    return _estimate(tuple(rows), gpu)()
 
 
 def estimate_us(row: Row) -> float:
@@ -152,11 +159,11 @@ class Loss:
     spread: float  #: of times about their estimates, of configs that are not far from the fastest
 
 
-def losses(of: Iterable[Sequence[Row]]) -> list[Loss]:
+def losses(of: Iterable[Sequence[Row]], gpu: Gpu = GPU) -> list[Loss]:
     """Of each product."""
     found = []
     for rows in of:
-        times, us = estimates_us(rows), np.array([row.us for row in rows])
+        times, us = estimates_us(rows, gpu), np.array([row.us for row in rows])
         weights = np.exp((1 - times / times.min()) / NEARNESS)
         good = np.log(us / times)[us < GOOD * us.min()]
         found.append(Loss(
@@ -217,8 +224,12 @@ def held(path: Path) -> list[Held]:
 
 
 def constants() -> dict[tuple[str, object], float]:
-    """What a walk moves: the numbers of MODULES that are no counts, by name and, of a table, key."""
+    """What a walk moves: the numbers of MODULES that are no counts, by name and, of a table, key; those of a product's
+    Constants by the product's name and theirs."""
     found: dict[tuple[str, object], float] = {}
+    for product in PRODUCTS:
+        of_product = vars(getattr(model_hopper, product))
+        found |= {(product, name): value for name, value in of_product.items() if isinstance(value, float)}
     for module in MODULES:
         for name, value in vars(module).items():
             if name.isupper() and name not in FIXED:
@@ -229,6 +240,9 @@ def constants() -> dict[tuple[str, object], float]:
 
 def set_constant(name: str, key: object, value: float) -> None:
     """Give a constant, or a table's entry, another value wherever MODULES have it."""
+    if name in PRODUCTS:
+        setattr(model_hopper, name, replace(getattr(model_hopper, name), **{str(key): value}))
+        return
     for module in MODULES:
         if key is not None:
             getattr(module, name, {})[key] = value
@@ -236,15 +250,19 @@ def set_constant(name: str, key: object, value: float) -> None:
             setattr(module, name, value)
 
 
-def walk(of: Mapping[str, Sequence[Sequence[Row]]], steps: int, seed: int, keep: Sequence[Held] = ()) -> float:
+Files = Mapping[tuple[str, str], Sequence[Sequence[Row]]]  #: by GPU and file: the rows of each product
+
+
+def walk(of: Files, steps: int, seed: int, keep: Sequence[Held] = ()) -> float:
     """Move the constants, in place, to a smaller loss, which is returned: the mean over files, and of `keep`."""
 
     def loss() -> float:
         per_file = []
-        for rows in of.values():
-            found = losses(rows)
+        for (gpu, name), rows in of.items():
+            found = losses(rows, get_gpu(gpu))
             lost = mean(min(SHARE_OF_NEAR * x.near + (1 - SHARE_OF_NEAR) * x.own, MOST_LOST) for x in found)
-            per_file.append(lost + SHARE_OF_SPREAD * mean(x.spread for x in found))
+            times = SHARE_OF_MODELS if name == MODELS else 1
+            per_file += [lost + SHARE_OF_SPREAD * mean(x.spread for x in found)] * times
         return mean(per_file) + (SHARE_OF_HELD * mean(x.loss() for x in keep) if keep else 0.0)
 
     generator, best = random.Random(seed), loss()
@@ -265,20 +283,22 @@ def walk(of: Mapping[str, Sequence[Sequence[Row]]], steps: int, seed: int, keep:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Fit the constants of Hopper's cost model to measured configs.")
-    parser.add_argument("folder", type=Path, help="where tiles*.csv are")
+    parser.add_argument("folder", type=Path, help="of a folder for each GPU, where tiles*.csv are")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    of = {name: products(measured(arguments.folder, name)) for name in FILES}
+    of = {
+        (gpu, name): products(measured(arguments.folder / gpu, name)) for gpu, names in FILES.items() for name in names
+    }
 
     def report() -> None:
-        for name, rows in of.items():
-            own = mean(x.own for x in losses(rows))
-            print(f"{name}: {100 * own:.2f}% of {len(rows)} products")
+        for (gpu, name), rows in of.items():
+            own = mean(x.own for x in losses(rows, get_gpu(gpu)))
+            print(f"{gpu} {name}: {100 * own:.2f}% of {len(rows)} products")
 
     before = constants()
     report()
-    keep = held(arguments.folder / "matmul.jsonl")
+    keep = held(arguments.folder / "h200" / "matmul.jsonl")
     walk(of, arguments.steps, arguments.seed, keep)
     report()
     for name, value in constants().items():

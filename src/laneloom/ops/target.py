@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from triton.runtime import driver
 from ..codegen.versions import check_gpu
 from ..emulator.driver import EmulatedDriver
 from ..errors import UnsupportedError
-from ..gpu import Gpu, get_gpu
+from ..gpu import Gpu, as_found, get_gpu
 
 
 def active_gpu() -> Gpu:
@@ -28,7 +29,21 @@ def active_gpu() -> Gpu:
         ) from error
     gpu = get_gpu(target.arch if target.backend == "hip" else f"sm_{target.arch}")
     check_gpu(gpu)
-    return gpu
+    if target.backend != "cuda":
+        return gpu
+    active: Any = driver.active
+    return _device(gpu, active.get_current_device())
+
+
+@cache
+def _device(row: Gpu, device: int) -> Gpu:
+    import torch
+
+    active: Any = driver.active
+    has: dict[str, int] = active.utils.get_device_properties(device)  # kHz, bits
+    bandwidth_gbs = 2 * has["mem_clock_rate"] * has["mem_bus_width"] / 8e6
+    name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+    return as_found(row, name, has["multiprocessor_count"], has["sm_clock_rate"] / 1e6, bandwidth_gbs)
 
 
 def is_emulated() -> bool:

@@ -7,13 +7,14 @@ copy engine ask of shared memory, and of a slice's latency over the slices under
 beginning and an end; a product is as many tiles as the busiest SM walks over, or the time of its bytes in device
 memory, and where both are near each other, more than either.
 
-Fitted on one H200 by a random walk to 17,000 pairs of product and config, results/h200/tiles*.csv, of 2026-11-22 to 24;
-bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says how well, docs/hopper-gemm.md has the facts
-behind the terms.
+Fitted on one H200 by a random walk to 17,000 pairs of product and config, results/h200/tiles*.csv, of 2026-11-22 to 24,
+and on one H100 to 9,000; bench/model_fit.py is such a walk. tests/cpu/test_hopper_model.py says how well,
+docs/hopper-gemm.md has the facts behind the terms.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,62 +25,100 @@ from .problem import MatmulProblem
 SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
-ROW_CLOCKS = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
-SHARED_ROW_CLOCKS = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
 LINE_BYTES, SECTOR_BYTES = 128, 32
 LINE_FACTOR = 1.128  #: on rows whose pitch is no multiple of a line
 BROKEN_FACTOR = 2.038  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
-MISSING_FACTOR = 3.319  #: on rows that are not there, of an operand that has less than a tile
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
-BOX_CLOCKS = 6.652  #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
-SHARED_MEMORY_FACTOR = 1.331  #: on the clocks in which shared memory passes 128 bytes each
-LATENCY_CLOCKS = 1356.0  #: until a slice that is asked for is there
-BUSY_STAGES = 1.124  #: of the ring, in which no slice is under way
-LATENCY_SHARPNESS = 4.307  #: of the maximum of a slice's own time and of this one, shared out among them
-LAUNCH_CLOCKS = 3377.0  #: once in a product, before and behind all tiles
-TILE_CLOCKS = 52.84  #: a tile's beginning and end, beside its stores
-STORE_CLOCKS = 0.04935  #: for each element of a tile
-CLUSTER_CLOCKS = 186.6  #: more where CTAs meet, once
-#: more to load a slice, for each doubling of the CTAs that share B, and that share A
-SHARED_B_CLOCKS, SHARED_A_CLOCKS = 0.7544, 12.27
-LEAST_CLOCKS = 192.9  #: of a slice, which the producer takes to ask for it
-ONE_FACTOR = 0.9692  #: on the slices of CTAs that have one consumer each
-#: on the slices of those that share loads, and of those that share both operands
-SHARED_BY_ONE_FACTOR, SHARED_BOTH_FACTOR = 1.024, 1.031
-EIGHT_FACTOR = 1.029  #: on the slices of clusters of 8
-SWAPPED_FACTOR = 0.9908  #: on the slices of C^T = B^T A^T
-SWAPPED_STORE_CLOCKS = 0.02672  #: more for each element of a tile that is turned on its way out
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-DIRECT_CLOCKS = 0.02878  #: more for each element of a tile that hopper_cluster stores by masks
-GLUON_DIRECT_CLOCKS = 0.001859  #: the same, by hopper
-SCATTERED_CLOCKS = 0.253  #: more for each of them where C's rows do not begin at 16 bytes
-EXCHANGE_CLOCKS = 153.6  #: more where they exchange sums of parts of K, for each further part
-EXCHANGE_BYTES_PER_CLOCK = 7.797  #: that a CTA sends then
-CUDA_CLOCKS = 131.1  #: more for each tile of hopper_cluster but the first, than for one of hopper
-#: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
-UNEVEN_CLOCKS = 2111.0
 HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
-LONE_FACTOR = 1.007  #: on LONG_US or more, by CTAs that share no loads
-#: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
-SMALL_SHARE_FACTOR = 1.009
-UNUSUAL_FACTOR = 1.024  #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
 LONG_US, WIDE_TILE = 80.0, 128 * 256
-GLUON_FACTOR = 1.037  #: on the slices of hopper
-MEMORY_BYTES_PER_US = 4.829e6  #: read
-#: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others find
-#: it in the L2
-REREAD_SHARE, MOST_REREADS = 0.5792, 2.0
-#: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs are on
-#: so many of the SMs
-LOCKSTEP_FACTOR, IN_STEP_SHARE = 0.9051, 0.7
-#: on the time of memory, by CTAs that share the operand with more rows, or only the other; for each doubling of those
-#: that have parts of K; of C^T = B^T A^T
-SHARED_LARGER_TIME, SHARED_SMALLER_TIME, PARTS_MEMORY_TIME, SWAPPED_MEMORY_TIME = 0.9962, 1.025, 1.045, 1.011
-SM_BYTES_PER_US = 54420.0  #: from memory, that one SM reads: what its copy engine has in flight, over the latency
-SHARPNESS = 4.511  #: of the maximum of these times
+IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
 SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 _SMS = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted on a product, whose memory has `bandwidth_gbs`; by default on one H200."""
+
+    bandwidth_gbs: int = 4800
+    row_clocks: float = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
+    shared_row_clocks: float = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
+    missing_factor: float = 3.319  #: on rows that are not there, of an operand that has less than a tile
+    #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
+    box_clocks: float = 6.652
+    shared_memory_factor: float = 1.331  #: on the clocks in which shared memory passes 128 bytes each
+    latency_clocks: float = 1356.0  #: until a slice that is asked for is there
+    busy_stages: float = 1.124  #: of the ring, in which no slice is under way
+    latency_sharpness: float = 4.307  #: of the maximum of a slice's own time and of this one, shared out among them
+    launch_clocks: float = 3377.0  #: once in a product, before and behind all tiles
+    tile_clocks: float = 52.84  #: a tile's beginning and end, beside its stores
+    store_clocks: float = 0.04935  #: for each element of a tile
+    cluster_clocks: float = 186.6  #: more where CTAs meet, once
+    #: more to load a slice, for each doubling of the CTAs that share B, and that share A
+    shared_b_clocks: float = 0.7544
+    shared_a_clocks: float = 12.27
+    least_clocks: float = 192.9  #: of a slice, which the producer takes to ask for it
+    one_factor: float = 0.9692  #: on the slices of CTAs that have one consumer each
+    #: on the slices of those that share loads, and of those that share both operands
+    shared_by_one_factor: float = 1.024
+    shared_both_factor: float = 1.031
+    eight_factor: float = 1.029  #: on the slices of clusters of 8
+    swapped_factor: float = 0.9908  #: on the slices of C^T = B^T A^T
+    swapped_store_clocks: float = 0.02672  #: more for each element of a tile that is turned on its way out
+    direct_clocks: float = 0.02878  #: more for each element of a tile that hopper_cluster stores by masks
+    gluon_direct_clocks: float = 0.001859  #: the same, by hopper
+    scattered_clocks: float = 0.253  #: more for each of them where C's rows do not begin at 16 bytes
+    exchange_clocks: float = 153.6  #: more where they exchange sums of parts of K, for each further part
+    exchange_bytes_per_clock: float = 7.797  #: that a CTA sends then
+    cuda_clocks: float = 131.1  #: more for each tile of hopper_cluster but the first, than for one of hopper
+    #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
+    uneven_clocks: float = 2111.0
+    lone_factor: float = 1.007  #: on LONG_US or more, by CTAs that share no loads
+    #: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
+    small_share_factor: float = 1.009
+    #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
+    unusual_factor: float = 1.024
+    gluon_factor: float = 1.037  #: on the slices of hopper
+    memory_bytes_per_us: float = 4.829e6  #: read
+    #: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others
+    #: find it in the L2
+    reread_share: float = 0.5792
+    most_rereads: float = 2.0
+    #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs
+    #: are on IN_STEP_SHARE of the SMs
+    lockstep_factor: float = 0.9051
+    #: on the time of memory, by CTAs that share the operand with more rows, or only the other; for each doubling of
+    #: those that have parts of K; of C^T = B^T A^T
+    shared_larger_time: float = 0.9962
+    shared_smaller_time: float = 1.025
+    parts_memory_time: float = 1.045
+    swapped_memory_time: float = 1.011
+    #: from memory, that one SM reads: what its copy engine has in flight, over the latency
+    sm_bytes_per_us: float = 54420.0
+    sharpness: float = 4.511  #: of the maximum of these times
+
+
+H200 = Constants()
+#: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles_models.csv, 2026-11-26
+H100 = Constants(
+    bandwidth_gbs=3350, row_clocks=2.193, shared_row_clocks=1.165, missing_factor=2.526, box_clocks=1.73,
+    shared_memory_factor=1.316, latency_clocks=1701, busy_stages=0.8409, latency_sharpness=4.05, launch_clocks=2443,
+    tile_clocks=6.09, store_clocks=0.1178, cluster_clocks=1778, shared_b_clocks=0.05395, shared_a_clocks=0.9333,
+    least_clocks=179.2, one_factor=1.095, shared_by_one_factor=0.9733, shared_both_factor=0.9917, eight_factor=1.026,
+    swapped_factor=1.002, swapped_store_clocks=0.01894, direct_clocks=0.02203, scattered_clocks=0.0001816,
+    exchange_clocks=313.6, exchange_bytes_per_clock=13.22, cuda_clocks=787.7, uneven_clocks=255.2, lone_factor=1.032,
+    small_share_factor=1.081, unusual_factor=1.009, memory_bytes_per_us=3.479e6, reread_share=0.372,
+    most_rereads=4.664, lockstep_factor=0.8916, shared_larger_time=0.9744, shared_smaller_time=1.058,
+    parts_memory_time=1.038, swapped_memory_time=1.008, sm_bytes_per_us=1.753e5, sharpness=3.244,
+)  # fmt: skip
+BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
+
+
+def constants_of(gpu: Gpu) -> Constants:
+    """Those of the product that the GPU is like."""
+    return H200 if gpu.bandwidth_gbs > BETWEEN_GBS else H100
 
 
 def ceil_div(x: Any, y: Any) -> Any:
@@ -111,22 +150,23 @@ def clusters_at_once(peers: Any, gpu: Gpu) -> Any:
 
 def slice_clocks(
     m: Any, n: Any, *, columns: Any, boxes: Any, cluster: tuple[Any, Any], factors: tuple[float, float], pieces: int,
-    missing: Any = 0.0,
+    missing: Any = 0.0, c: Constants = H200,
 ) -> Any:  # fmt: skip
     """Clocks of one slice of an m x n tile.
 
     columns: of B that are loaded. boxes: that both operands come in. cluster: CTAs that share B, and A. factors: on
     loading A's and B's rows. pieces: of each operand, all in one slice. missing: what rows that are not there cost more
-    than others, in rows.
+    than others, in rows. c: of the product.
     """
     products = pieces * (pieces + 1) // 2
     multiply = m * n * SLICE_BYTES * products / MMA_BYTES_PER_CLOCK
     own_a, own_b = m / cluster[1], columns / cluster[0]
-    load = (own_a * factors[0] + own_b * factors[1] + missing) * ROW_CLOCKS
-    load += (m - own_a + columns - own_b) * SHARED_ROW_CLOCKS
-    load += BOX_CLOCKS * boxes + SHARED_B_CLOCKS * np.log2(cluster[0]) + SHARED_A_CLOCKS * np.log2(cluster[1])
+    load = (own_a * factors[0] + own_b * factors[1] + missing) * c.row_clocks
+    load += (m - own_a + columns - own_b) * c.shared_row_clocks
+    load += c.box_clocks * boxes + c.shared_b_clocks * np.log2(cluster[0]) + c.shared_a_clocks * np.log2(cluster[1])
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    longest = np.maximum(np.maximum(multiply, load * pieces), np.maximum(reads * SHARED_MEMORY_FACTOR, LEAST_CLOCKS))
+    passed = reads * c.shared_memory_factor
+    longest = np.maximum(np.maximum(multiply, load * pieces), np.maximum(passed, c.least_clocks))
     return longest + (PROMOTE_CLOCKS * (m == 64) if pieces > 1 else 0)
 
 
@@ -147,7 +187,7 @@ def product_us(
     at most that of `tile`, or 0. Copies of operands and the launch that sums a split K are not in it.
     """
     (m, n), (share_b, share_a, parts) = tile, cluster
-    sharers = share_b * share_a
+    sharers, c = share_b * share_a, constants_of(gpu)
     peers = sharers * parts
     down, right = ceil_div(problem.m, m * share_b), np.where(tiles_n, tiles_n, ceil_div(problem.n, n * share_a))
     clusters = down * right * split_k * (problem.batches if cuda else 1)
@@ -157,36 +197,38 @@ def product_us(
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b
     clocks = slice_clocks(
         m, multiplied, columns=n if columns is None else columns, boxes=boxes, cluster=(share_b, share_a),
-        factors=factors, pieces=pieces, missing=absent * (MISSING_FACTOR - 1),
+        factors=factors, pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
     )  # fmt: skip
-    latency = LATENCY_CLOCKS / np.maximum(stages - BUSY_STAGES, 0.5)
-    clocks *= (1 + (latency / clocks) ** LATENCY_SHARPNESS) ** (1 / LATENCY_SHARPNESS)
-    clocks *= slice_factor * slices * (1.0 if cuda else GLUON_FACTOR) * (SWAPPED_FACTOR if swapped else 1.0)
-    clocks *= np.where(sharers == 8, EIGHT_FACTOR, 1.0)
-    clocks *= np.where(m == 64, np.where(sharers > 1, SHARED_BY_ONE_FACTOR, ONE_FACTOR), 1.0)
-    clocks *= np.where((share_b > 1) & (share_a > 1), SHARED_BOTH_FACTOR, 1.0)
+    latency = c.latency_clocks / np.maximum(stages - c.busy_stages, 0.5)
+    clocks *= (1 + (latency / clocks) ** c.latency_sharpness) ** (1 / c.latency_sharpness)
+    clocks *= slice_factor * slices * (1.0 if cuda else c.gluon_factor) * (c.swapped_factor if swapped else 1.0)
+    clocks *= np.where(sharers == 8, c.eight_factor, 1.0)
+    clocks *= np.where(m == 64, np.where(sharers > 1, c.shared_by_one_factor, c.one_factor), 1.0)
+    clocks *= np.where((share_b > 1) & (share_a > 1), c.shared_both_factor, 1.0)
     finished = m * n / parts  # elements
-    direct = DIRECT_CLOCKS + scattered * SCATTERED_CLOCKS if cuda else GLUON_DIRECT_CLOCKS
-    ends = TILE_CLOCKS + (STORE_CLOCKS + swapped * SWAPPED_STORE_CLOCKS + np.where(by_tma, 0.0, direct)) * finished
-    ends += (parts - 1) * (EXCHANGE_CLOCKS + 4 * finished / EXCHANGE_BYTES_PER_CLOCK)
-    launch = LAUNCH_CLOCKS + np.where(peers > 1, CLUSTER_CLOCKS, 0.0) + np.where(tiles_n, UNEVEN_CLOCKS, 0.0)
-    between = (ends + (CUDA_CLOCKS if cuda else 0)) * (1 - hidden)
+    direct = c.direct_clocks + scattered * c.scattered_clocks if cuda else c.gluon_direct_clocks
+    stored = c.store_clocks + swapped * c.swapped_store_clocks + np.where(by_tma, 0.0, direct)
+    ends = c.tile_clocks + stored * finished
+    ends += (parts - 1) * (c.exchange_clocks + 4 * finished / c.exchange_bytes_per_clock)
+    launch = c.launch_clocks + np.where(peers > 1, c.cluster_clocks, 0.0) + np.where(tiles_n, c.uneven_clocks, 0.0)
+    between = (ends + (c.cuda_clocks if cuda else 0)) * (1 - hidden)
     compute = (launch + rounds * clocks + ends + (rounds - 1) * between) / CLOCKS_PER_US * factor
     small_share = np.where(m > n, (share_b == 2) & (share_a == 1), (share_b == 1) & (share_a == 2)) & (m != n)
-    long = np.where(m * n == WIDE_TILE, 1.0, UNUSUAL_FACTOR) * np.where(sharers > 1, 1.0, LONE_FACTOR)
-    compute *= np.where(compute > LONG_US, long * np.where(small_share, SMALL_SHARE_FACTOR, 1.0), 1.0)
+    long = np.where(m * n == WIDE_TILE, 1.0, c.unusual_factor) * np.where(sharers > 1, 1.0, c.lone_factor)
+    compute *= np.where(compute > LONG_US, long * np.where(small_share, c.small_share_factor, 1.0), 1.0)
 
     whole_m, whole_n = (problem.m, problem.n * classes) if swapped else (problem.m * classes, problem.n)
     down, right = (down, right * classes) if swapped else (down * classes, right)
     more_n, more_m = down - 1, right - 1  # clusters that read B's columns, and A's rows
-    rereads = whole_n * more_n / (1 + more_n / MOST_REREADS) + whole_m * more_m / (1 + more_m / MOST_REREADS)
-    moved = problem.bytes / (1 if cuda else problem.batches) + REREAD_SHARE * rereads * problem.k * size
+    rereads = whole_n * more_n / (1 + more_n / c.most_rereads) + whole_m * more_m / (1 + more_m / c.most_rereads)
+    moved = problem.bytes / (1 if cuda else problem.batches) + c.reread_share * rereads * problem.k * size
     larger, smaller = (share_a, share_b) if problem.m > problem.n else (share_b, share_a)
     in_step = (smaller >= 4) & (clusters * peers > IN_STEP_SHARE * gpu.compute_units)
-    memory = moved / MEMORY_BYTES_PER_US * np.where(in_step, LOCKSTEP_FACTOR, 1.0)
-    memory = np.maximum(memory, moved / (clusters * peers) * rounds / SM_BYTES_PER_US)
-    memory *= np.where(larger > 1, SHARED_LARGER_TIME, np.where(smaller > 1, SHARED_SMALLER_TIME, 1.0))
-    memory *= PARTS_MEMORY_TIME ** np.log2(parts)
-    memory *= SWAPPED_MEMORY_TIME if swapped else 1.0
+    memory = moved / c.memory_bytes_per_us * (c.bandwidth_gbs / gpu.bandwidth_gbs)
+    memory = memory * np.where(in_step, c.lockstep_factor, 1.0)
+    memory = np.maximum(memory, moved / (clusters * peers) * rounds / c.sm_bytes_per_us)
+    memory *= np.where(larger > 1, c.shared_larger_time, np.where(smaller > 1, c.shared_smaller_time, 1.0))
+    memory *= c.parts_memory_time ** np.log2(parts)
+    memory *= c.swapped_memory_time if swapped else 1.0
     less, more = np.minimum(compute, memory), np.maximum(compute, memory)
-    return more * (1 + (less / more) ** SHARPNESS) ** (1 / SHARPNESS)
+    return more * (1 + (less / more) ** c.sharpness) ** (1 / c.sharpness)

@@ -52,7 +52,7 @@ PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
-SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has
+SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has, and half as many as SMs are streamed
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
 SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
 #: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
@@ -178,8 +178,8 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
 
 def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
     """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
-    half of them, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76 products:
-    tiles_few.csv."""
+    half of them and K is long, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76
+    products, tiles_few.csv, and at 48, tiles_models.csv."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
@@ -189,8 +189,9 @@ def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
         return False
     filled = ceil_div(long, 64) / gpu.compute_units
     few = filled <= 0.25 and problem.k >= SPLIT_K
+    half = 0.45 <= filled <= 0.8 and problem.k >= SPLIT_K
     along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
-    return few or 0.45 <= filled <= 0.8 or 0.95 <= filled <= 1 or (along_k and filled >= 3)
+    return few or half or 0.95 <= filled <= 1 or (along_k and filled >= 3)
 
 
 def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ...codegen.cache import cache_dir
 from ...errors import LaneloomError
-from ...gpu import Gpu
+from ...gpu import Gpu, get_gpu
 from .config import MatmulConfig
 from .problem import MatmulProblem
 
@@ -217,9 +217,12 @@ def find(problem: MatmulProblem, gpu: Gpu) -> Found | None:
     """The entry that speaks for a product: its own, else the nearest that gained; None where none does.
 
     A measured one comes before a predicted one, the user's before the package's, the newest last written. On Hopper,
-    whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model.
+    whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model. The
+    package's speak for the product of the GPU table alone, not for another of its instruction set (`gpu.as_found`).
     """
     known = entries(gpu.name)
+    if gpu.product != get_gpu(gpu.name).product:
+        known = tuple(entry for entry in known if entry.origin == "cache")
     if not known:
         return None
 

@@ -1,0 +1,115 @@
+"""Random linear layers of models beside torch.matmul on one Hopper GPU: sides that models have, any number of rows.
+
+`python -m laneloom.bench.matmul_layers --out results/h100/layers.csv --jobs 16` measures LAYERS of them for each seed,
+in bf16 and fp16, most of them NT (torch.nn.functional.linear), each checked against FP64, and
+`--render results/h100/layers.csv docs/hopper-gemm-products.md --readme README.md` writes what came out into the pages.
+`bench.matmul_tiles --models` measures many configs of the same products.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import geometric_mean
+
+from ..ops.matmul.config import plan
+from ..ops.target import active_gpu
+from .matmul import compile_ahead, measure
+from .matmul_cases import LAYERS, random_layers
+from .matmul_tiles import read_rows, write
+from .report import fill_pages
+from .timing import METHOD_SUSTAINED
+
+SEEDS = (1, 2)
+SLOW = 0.97
+GROUPS = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 12288))  #: of rows, in the page's table
+SLOWEST = 12  #: products that the page lists
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product: our time and torch.matmul's in the same rounds, in microseconds, and both relative errors."""
+
+    dtype: str
+    layout: str
+    m: int
+    n: int
+    k: int
+    us: float
+    ratio: float  #: torch's time over ours, median of rounds
+    error: float
+    torch_error: float
+    config: str
+
+
+def summarise(rows: Sequence[Row]) -> str:
+    """Markdown: a sentence."""
+    ratios = sorted(row.ratio for row in rows)
+    return (
+        f"{len(ratios)} random linear layers of models (sides that models have, 1 to 12288 rows, bf16 and fp16): "
+        f"{geometric_mean(ratios):.3f} x torch.matmul on average, median {ratios[len(ratios) // 2]:.2f}, "
+        f"{sum(ratio < SLOW for ratio in ratios)} under {SLOW}."
+    )
+
+
+def render(rows: Sequence[Row]) -> str:
+    """Markdown: by rows, then the slowest beside torch."""
+    lines = [summarise(rows), "", "| rows | products | x torch | least | median | most |", "|---" * 6 + "|"]
+    for first, last in GROUPS:
+        ratios = sorted(row.ratio for row in rows if first <= row.m <= last)
+        lines.append(
+            f"| {first} to {last} | {len(ratios)} | {geometric_mean(ratios):.3f} | {ratios[0]:.2f} | "
+            f"{ratios[len(ratios) // 2]:.2f} | {ratios[-1]:.2f} |"
+        )
+    lines += ["", "| slowest: M x N x K | layout | dtype | us | x torch | what ran |", "|---" * 6 + "|"]
+    for row in sorted(rows, key=lambda row: row.ratio)[:SLOWEST]:
+        schedule = row.config.partition(":")[0].removeprefix("hopper_")
+        sizes = f"{row.m} x {row.n} x {row.k}"
+        lines.append(f"| {sizes} | {row.layout.upper()} | {row.dtype} | {row.us:.2f} | {row.ratio:.2f} | {schedule} |")
+    return "\n".join(lines)
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that `main` wrote."""
+    return read_rows(path, Row)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure random linear layers of models on Hopper.")
+    parser.add_argument("--out", type=Path, help="CSV file to write")
+    parser.add_argument("--render", type=Path, nargs="+", metavar=("CSV", "PAGE"), help="fill pages from a file")
+    parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--count", type=int, default=LAYERS, help="products of each seed")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    arguments = parser.parse_args()
+    if arguments.render:
+        rows = read(arguments.render[0])
+        fill_pages(arguments.render[1:], {"layers": render(rows)})
+        if arguments.readme:
+            fill_pages([arguments.readme], {"layers summary": summarise(rows)})
+        return
+    if arguments.out is None:
+        parser.error("--out or --render")
+    gpu, rows = active_gpu(), []
+    cases = [case for seed in arguments.seeds for case in random_layers(seed, arguments.count)]
+    compile_ahead(cases, arguments.jobs)
+    for case in cases:
+        timings, errors = measure(case, rounds=arguments.rounds, single=False)
+        p, ours = case.problem, timings[METHOD_SUSTAINED]["laneloom"]
+        us, ratio = round(ours.median_us, 2), round(ours.ratio_to_reference, 4)
+        error, torch_error = float(f"{errors.ours:.2e}"), float(f"{errors.theirs:.2e}")
+        rows.append(Row(
+            case.dtype, case.layout, p.m, p.n, p.k, us, ratio, error, torch_error, plan(p, gpu).text,
+        ))  # fmt: skip
+        print(f"{p.m} x {p.n} x {p.k} {case.layout} {case.dtype}: {us:.2f} us, {ratio:.3f} x torch", flush=True)
+        write(arguments.out, rows)
+    print(summarise(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Products of one instruction set that differ from the row of the GPU table: an H100, fewer SMs, a part of a GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from laneloom.gpu import as_found, get_gpu
+from laneloom.ops import target
+from laneloom.ops.matmul import tuned
+from laneloom.ops.matmul.config import plan, plan_with_reasons
+from laneloom.ops.matmul.problem import MatmulProblem
+
+ROW = get_gpu("sm_90a")
+PCIE = as_found(ROW, "H100 PCIe", 114, 1.755, 2039)
+PART = as_found(ROW, "H100 MIG 1g.10gb", 16, 1.98, 419)
+DTYPES = ("bf16", "fp8", "fp32", "fp64")
+SIZES = ((1, 4096, 4096), (1000, 1000, 1000), (64, 8192, 512), (4096, 4096, 4096), (300, 304, 30000), (5, 16, 32))
+
+
+def problems():
+    for dtype in DTYPES:
+        for m, n, k in SIZES:
+            wide = 16 if dtype == "fp8" else 1
+            yield MatmulProblem.contiguous(m, n, -(-k // wide) * wide, dtype=dtype, layout="nt")
+
+
+def test_known_products_are_rows():
+    """Whatever a driver says of the last percents of bandwidth."""
+    assert get_gpu("H200") is as_found(ROW, "H200", 132, 1.98, 4917) is ROW
+    h100 = get_gpu("h100")
+    assert h100 is as_found(ROW, "H100 80GB HBM3", 132, 1.98, 3352.3)
+    assert (h100.name, h100.bandwidth_gbs, h100.compute_units) == ("sm_90a", 3350, 132)
+
+
+def test_peaks_follow_compute_units_and_clock():
+    assert PCIE.peak_tflops["bf16"] == pytest.approx(756, rel=0.01)  # NVIDIA's data sheet
+    assert PCIE.compute_units == 114
+
+
+@pytest.mark.parametrize("gpu", [PCIE, PART], ids=["114 SMs", "16 SMs"])
+def test_plans_are_for_the_multiprocessors_there_are(gpu):
+    """Persistent programs that do not fit would begin when the others have ended."""
+    for problem in problems():
+        config = plan(problem, gpu)
+        assert config.why_invalid(problem, gpu) is None
+        side_by_side = 3 if config.schedule == "hopper" else 2 if config.num_warps == 4 else 1
+        assert getattr(config, "programs", 0) <= side_by_side * gpu.compute_units, config.text
+
+
+def test_shipped_entries_are_their_products():
+    """The entry was measured on an H200; an H100 has another config for it, from the model, which knows its memory."""
+    entry = next(e for e in tuned.shipped_entries("sm_90a") if e.key.startswith("matmul/nn/bf16_bf16_bf16/b1_m1024"))
+    _, m, n, k = entry.sizes
+    problem = MatmulProblem.contiguous(m, n, k, dtype="bf16")
+    assert plan_with_reasons(problem, ROW).source == "tuned, exact"
+    assert plan_with_reasons(problem, get_gpu("h100")).source == "cost model"
+
+
+def test_the_device_is_asked(monkeypatch):
+    torch = pytest.importorskip("torch")
+    found = {"mem_clock_rate": 2619000, "mem_bus_width": 5120, "multiprocessor_count": 132, "sm_clock_rate": 1980000}
+    active = SimpleNamespace(utils=SimpleNamespace(get_device_properties=lambda device: found))
+    monkeypatch.setattr(target.driver, "_active", active)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
+    target._device.cache_clear()
+    assert target._device(ROW, 0) is get_gpu("h100")
+    target._device.cache_clear()
