@@ -144,8 +144,7 @@ MASKS = {
     "narrow": (False, (0, 1)), "causal-window": (True, (20, None)), "top-left-window": ("top_left", (9, 40)),
     "ahead": (False, (None, 3)),
 }  # fmt: skip
-MASKED = {"gfx1151": "all", "gfx1201": "narrow", "gfx942": "causal", "gfx950": "causal-window",
-          "gfx1250": "top-left-window"}  # fmt: skip
+MASKED = {"gfx1151": "all", "gfx1201": "narrow", "gfx942": "causal", "gfx1250": "causal-window"}
 
 
 @pytest.mark.parametrize(  # other masks and GPUs: of packed sequences
