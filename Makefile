@@ -27,7 +27,7 @@ demo: $(VENV)/core.stamp
 test: $(VENV)/dev.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/gpu
 
-test-old-triton: $(VENV)-old/dev.stamp
+test-old-triton: $(VENV)/dev.stamp $(VENV)-old/dev.stamp
 	OMP_NUM_THREADS=1 LANELOOM_TESTS=kernels $(VENV)-old/bin/python -m pytest -n 2 --dist worksteal tests/compile
 
 lint: $(VENV)/dev.stamp
@@ -50,15 +50,23 @@ $(VENV)/core.stamp: pyproject.toml $(VENV)/pip.stamp
 	$(PIP) --editable .
 	@touch $@
 
-# torch by itself: its exact version and the other requirements together take pip minutes to resolve.
-$(VENV)/dev.stamp: pyproject.toml $(VENV)/pip.stamp
-	$(if $(TORCH),$(PIP) "$(TORCH)")
+# torch by itself: its exact version and the other requirements together take pip minutes to resolve. What it and Triton
+# ask for comes with the rest, so that two calls of pip may unpack them at the same time.
+$(VENV)/torch.stamp: $(VENV)/pip.stamp
+	$(if $(TORCH),$(PIP) --no-deps "$(TORCH)")
+	@touch $@
+
+$(VENV)/triton.stamp: $(VENV)/pip.stamp
+	$(PIP) --no-deps triton nvidia-cuda-nvrtc
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml $(VENV)/torch.stamp $(VENV)/triton.stamp
 	$(PIP) --editable ".[dev,report,tune,cuda$(if $(TORCH),$(comma)packages)]"
 	@touch $@
 
 # The oldest Triton in front of all else that the other environment has. Without NVRTC: it compiles CUDA C++, whatever
 # Triton there is, and its tests are skipped.
-$(VENV)-old/dev.stamp: $(VENV)/dev.stamp
+$(VENV)-old/dev.stamp: $(VENV)/pip.stamp
 	$(PYTHON) -m venv --without-pip $(VENV)-old
 	$(OLD_PIP) --no-deps "$(OLD_TRITON)"
 	@echo "import site, sys; site.addsitedir('$$($(BIN)/python $(PACKAGES))'); sys.modules['cuda'] = None" \

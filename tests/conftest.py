@@ -77,7 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for name, cases in tests.items():
         kept = cases
         if sampled.KERNELS or COMPILE_TIER in cases[0].path.parents:
-            axes = sampled.NAMING if sampled.KERNELS else (*sampled.NAMING, *sampled.DTYPES)
+            of_dtypes = not sampled.KERNELS and cases[0].get_closest_marker("each_dtype") is not None
+            axes = (*sampled.NAMING, *sampled.DTYPES) if of_dtypes else sampled.NAMING
             kept = [kept[n] for n in sampled.of_kernels(name, [case.callspec.params for case in kept], axes)]
         if (marker := cases[0].get_closest_marker("turning")) is not None:
             kept = [kept[n] for n in sampled.turning(name, [case.callspec.params for case in kept], *marker.args)]

@@ -137,6 +137,7 @@ RDNA_4 = {
 }  # fmt: skip
 
 
+@pytest.mark.each_dtype
 @pytest.mark.parametrize(
     ("dtypes", "gpu"),
     [(dtypes, gpu) for n, dtypes in enumerate(without(INSTRUCTIONS, ("int8", "int8", ""), ("bf16", "bf16", "bf16")))

@@ -35,6 +35,7 @@ CASES = [(*case, layout) for n, case in sampled(enumerate(INSTRUCTIONS)) for lay
 CONVERTED_EARLY = {("gfx90a", "fp8", "nn")}
 
 
+@pytest.mark.each_dtype
 @pytest.mark.parametrize(("gpu", "dtype", "layout"), CASES)
 def test_the_intended_instruction(gpu, dtype, layout):
     problem = MatmulProblem.contiguous(4096, 4096, 4096, dtype=dtype, layout=layout)

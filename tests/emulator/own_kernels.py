@@ -27,7 +27,7 @@ class Case:
     make: Callable[..., Callable[[], tuple[torch.Tensor, ...]]]  #: (seed, more loop iterations) -> the call
     launch: int = -1  #: which of the call's launches is the one in question
     caught: Counter = field(default_factory=Counter)  #: at least so many deletions of each kind are caught, of all
-    step: int = 1  #: of three times as many mutants one is run, unless all are asked for
+    step: int = 1  #: of five times as many mutants one is run, unless all are asked for
     gpus: tuple[str, ...] = GPUS
 
 

@@ -144,8 +144,7 @@ MASKS = {
     "narrow": (False, (0, 1)), "causal-window": (True, (20, None)), "top-left-window": ("top_left", (9, 40)),
     "ahead": (False, (None, 3)),
 }  # fmt: skip
-MASKED = {"gfx1151": "all", "gfx1201": "causal", "gfx942": "narrow", "gfx950": "causal-window",
-          "gfx1250": "top-left-window"}  # fmt: skip
+MASKED = {"gfx1151": "all", "gfx1201": "narrow", "gfx942": "causal", "gfx1250": "causal-window"}
 
 
 @pytest.mark.parametrize(  # other masks and GPUs: of packed sequences
@@ -161,7 +160,7 @@ def test_masks_lengths_and_groups(name, mask):
         assert ran == ["attention_forward", "attention_backward", "attention_backward"]
 
 
-@pytest.mark.turning("gpu", 3)
+@pytest.mark.turning("gpu", 2)
 @pytest.mark.covering
 @pytest.mark.parametrize("queries", [1, 16])
 def test_few_queries(gpu, queries):
@@ -175,7 +174,7 @@ def test_few_queries(gpu, queries):
     ("name", "d", "d_v", "grad"),
     [
         ("gfx1151", 16, 16, True), *rarely(("gfx1151", 512, 512, False), ("gfx1201", 80, 128, True)),
-        ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx1250", 16, 40, True),
+        ("gfx942", 16, 40, False), ("gfx942", 136, 136, True), ("gfx1250", 16, 40, EVERYTHING),
         *rarely(("gfx1201", 264, 16, False), ("gfx950", 80, 16, True), ("gfx950", 512, 200, True)),
         *rarely(("gfx1250", 136, 512, False)),
         *rarely(("gfx1151", 136, 200, True), ("gfx942", 264, 264, True), ("gfx1151", 512, 512, True)),
@@ -188,13 +187,14 @@ def test_head_dimensions(name, d, d_v, grad):
 
 
 @pytest.mark.parametrize(
-    ("name", "d"),
-    [("gfx942", 24), ("gfx950", 64), *rarely(("gfx942", 128), *(("gfx950", d) for d in (16, 24, 128, 256)))],
+    ("name", "d", "d_v"),
+    [("gfx942", D, D_V), ("gfx950", 64, 64),
+     *rarely(("gfx942", 128, 128), *(("gfx950", d, d) for d in (16, 24, 128, 256)))],
 )  # fmt: skip
-def test_reads_of_lds_on_cdna(name, d):
+def test_reads_of_lds_on_cdna(name, d, d_v):
     """No bank conflicts in any read of a tile, and strictly right: rows are permuted differently for each width."""
     with laneloom.emulated(name, strict=True, seed=7, profile=True) as emulation:
-        check(*operands(1, 1, 1, 66, 45, d, d, TARGETS[name]), causal=True)
+        check(*operands(1, 1, 1, 66, 45, d, d_v, TARGETS[name]), causal=True)
     assert [launch.kernel for launch in emulation.launches] == ["attention_forward", *["attention_backward"] * 2]
     for launch in emulation.launches:
         for read in (i for i in launch.profile.instructions if i.kind is Kind.LDS_LOAD):
@@ -258,7 +258,7 @@ def test_rows_that_see_nothing(gfx1151):
     assert not out[:, :, :57].any()
     assert (lse[:, :, :57] == -torch.inf).all()
     assert torch.isfinite(lse[:, :, 57:]).all()
-    (dq,) = torch.autograd.grad(out.sum(), q)
+    (dq,) = torch.autograd.grad((out, lse), q, (torch.ones_like(out), torch.zeros_like(lse)))
     assert not dq[:, :, :57].any()
 
 
@@ -321,7 +321,7 @@ def test_arrays(gfx1151):
     tensors = laneloom.flash_attention(*map(torch.from_numpy, (q, k, v)), causal=True, return_lse=True)
     assert (out == tensors[0].numpy()).all()
     assert (lse == tensors[1].numpy()).all()
-    assert (laneloom.flash_attention(q[:, :, ::-1], k, v) == laneloom.flash_attention(q, k, v)[:, :, ::-1]).all()
+    assert (laneloom.flash_attention(q[:, ::-1], k, v, causal=True) == out[:, ::-1]).all()
 
 
 def test_nothing_beyond_the_output_is_written(gfx1151):
@@ -338,7 +338,7 @@ def test_nothing_beyond_the_output_is_written(gfx1151):
 def test_operator(gfx1151):
     q, k, v = operands(1, 2, 1, 20, 30)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")  # the others: test_torch_operators.py
-    operator, arguments = torch.ops.laneloom.flash_attention.default, (q, k, v, "bottom_right", None, 9, None)
+    operator, arguments = torch.ops.laneloom.flash_attention.default, (q, k, v, "bottom_right", None, None, None)
     torch.library.opcheck(operator, arguments, test_utils=tests)
 
 
@@ -379,7 +379,7 @@ def test_refusals(gfx1151, message):
 
 @pytest.mark.parametrize("number", [np.float16, np.float32, np.int8])
 def test_a_scale_may_be_numpys(gfx1151, number):
-    q, k, v = operands(1, 1, 1, 5, 7, grad=False)
+    q, k, v = operands(1, 1, 1, 33, 7, grad=False)
     assert torch.equal(laneloom.flash_attention(q, k, v, scale=number(2)), laneloom.flash_attention(q, k, v, scale=2))
 
 

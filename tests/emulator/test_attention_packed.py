@@ -34,12 +34,11 @@ def assert_close(mine: np.ndarray, truth: np.ndarray, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize(
     ("name", "dtype", "d", "causal", "window"),
     [
-        *rarely(("gfx1201", torch.bfloat16, 32, True, None)),
-        ("gfx1201", torch.float16, 32, "top_left", (10, None)),
-        ("gfx1151", torch.float16, 32, False, (6, 4)), ("gfx90a", torch.float16, 32, "top_left", (None, 3)),
+        *rarely(("gfx1201", torch.bfloat16, 32, True, None), ("gfx1201", torch.float16, 32, "top_left", (10, None))),
+        ("gfx1151", torch.float16, 32, False, (6, 4)), *rarely(("gfx90a", torch.float16, 32, "top_left", (None, 3))),
         *rarely(("gfx942", torch.bfloat16, 32, True, None), ("gfx908", torch.float16, 32, False, None)),
         *rarely(("gfx950", torch.bfloat16, 128, True, None)),
-        ("gfx950", torch.bfloat16, 32, True, None), ("gfx1250", torch.float16, 32, "top_left", (10, None)),
+        ("gfx950", torch.bfloat16, 32, True, None), ("gfx1250", torch.float16, 32, "top_left", (None, 3)),
     ],
 )  # fmt: skip
 def test_packed(name, dtype, d, causal, window):
@@ -75,8 +74,8 @@ def test_packed(name, dtype, d, causal, window):
 def test_packed_is_each_sequence_alone():
     """The same bits, and max_seqlen may be larger than any."""
     first = torch.tensor([0, 20, 57], dtype=torch.int32)
-    q, k, v = (torch.randn(57, 2, 32, dtype=torch.float16) for _ in range(3))
-    with laneloom.emulated("gfx1201"):
+    q, k, v = (torch.randn(57, 2, 32, dtype=torch.bfloat16) for _ in range(3))
+    with laneloom.emulated("gfx950"):
         together = laneloom.flash_attention(q, k, v, causal=True, cu_seqlens_q=first, max_seqlen_q=90, max_seqlen_k=64)
         alone = [
             laneloom.flash_attention(*(x[at].transpose(0, 1)[None] for x in (q, k, v)), causal=True)[0].transpose(0, 1)
@@ -172,9 +171,9 @@ def test_decode(name, shape, page, window, lengths):
 
 def test_decode_arrays_and_strided_queries():
     rng = np.random.default_rng(0)
-    q = rng.standard_normal((2, 2, 1, 32)).astype(np.float16).transpose(0, 2, 1, 3)
-    k, v = (rng.standard_normal((2, 40, 2, 32)).astype(np.float16) for _ in range(2))
-    lengths = np.array([40, 33], np.int32)
+    q = rng.standard_normal((2, 4, 1, 64)).astype(np.float16).transpose(0, 2, 1, 3)
+    k, v = (rng.standard_normal((2, 200, 2, 64)).astype(np.float16) for _ in range(2))
+    lengths = np.array([200, 33], np.int32)
     with laneloom.emulated("gfx1201"):
         got = laneloom.attention_decode(q, k, v, cache_lengths=lengths)
         want = laneloom.attention_decode(

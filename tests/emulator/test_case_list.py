@@ -38,7 +38,7 @@ TORCH = {
     "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int8": torch.int8, "uint8": torch.uint8,
 }  # fmt: skip
 NAMES = ["planned", *PRESETS]
-SAMPLE = 14 if EVERYTHING else 8
+SAMPLE = 14 if EVERYTHING else 6
 
 
 def _jobs() -> list[tuple]:

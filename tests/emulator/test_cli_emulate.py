@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from sampled import sampled
+from sampled import rarely, sampled
 from typer.testing import CliRunner
 
 from laneloom.cli import app, damage, demo, product
@@ -125,7 +125,7 @@ def small_demo(monkeypatch):
     monkeypatch.setattr(demo, "_DAMAGED_SIZE", 128)
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, *rarely(120)])
 def test_demo(small_demo, tmp_path, columns):
     picture = tmp_path / "pictures" / "demo.svg"
     result = run("demo", "--svg", str(picture), columns=columns)

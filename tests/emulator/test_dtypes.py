@@ -106,7 +106,7 @@ def test_every_code_of_a_float8(gpu, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_sums_in_halves(gpu, dtype):
     name = "fp16" if dtype == torch.float16 else "bf16"
-    for (m, n, k), layout in (((33, 31, 65), "nn"), ((5, 70, 40), "tn")):
+    for (m, n, k), layout in (((33, 31, 65), "nn"), *rarely(((5, 70, 40), "tn"))):
         a, b = turned(floats(m, k, dtype=dtype), layout[0] == "t"), turned(floats(k, n, dtype=dtype), layout[1] == "t")
         check(a, b, laneloom.matmul(a, b, acc_dtype=dtype), name)
     a, b = floats(40, 64, dtype=dtype) * 32, floats(64, 40, dtype=dtype) * 32
@@ -241,7 +241,7 @@ def test_refusals(gfx1151, kind, message, call):
 def test_multiply_adds(gpu, dtype):
     """FP32 and FP64: ragged and whole tiles, every layout, every term, FP64 held to FP64."""
     name = "fp32" if dtype == torch.float32 else "fp64"
-    for (m, n, k), layout in (((33, 31, 17), "nn"), ((1, 1, 1), "nn"), ((66, 34, 9), "tt")):
+    for (m, n, k), layout in (((33, 31, 17), "nn"), *rarely(((1, 1, 1), "nn")), ((66, 34, 9), "tt")):
         a, b = turned(floats(m, k, dtype=dtype), layout[0] == "t"), turned(floats(k, n, dtype=dtype), layout[1] == "t")
         check(a, b, laneloom.matmul(a, b), name)
     c, bias, scale_a, scale_b = floats(m, n, dtype=dtype), floats(n, dtype=dtype), torch.rand(m), torch.rand(n)

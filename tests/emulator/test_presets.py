@@ -50,7 +50,7 @@ def test_ragged(name):
 @pytest.mark.parametrize("name", [*sampled(SCHEDULES, first=1), *sampled(OTHERS, first=2, every=5)])
 def test_whole_vectors(name):
     with laneloom.emulated("gfx1201", strict=True, seed=6):
-        check(name, 136, 72, 200)
+        check(name, 136, 72, 104)
 
 
 @pytest.mark.parametrize(("turn", "name"), enumerate(SCHEDULES))
@@ -60,7 +60,7 @@ def test_small_and_transposed(turn, name):
             check(name, m, n, k, layout)
 
 
-@pytest.mark.parametrize("name", sampled(SCHEDULES, first=1))
+@pytest.mark.parametrize("name", sampled(SCHEDULES, every=3))
 def test_epilogues(name):
     a, b = operands(130, 72, 40)
     c = np.random.default_rng(0).standard_normal((130, 72)).astype(np.float32)
@@ -98,7 +98,7 @@ def test_device_and_python_agree_on_every_order(order, tiles_m, tiles_n):
     ]
 
 
-@pytest.mark.parametrize("order", sampled(ORDERS))
+@pytest.mark.parametrize("order", sampled(ORDERS, every=4))
 def test_orders_in_the_kernel(order):
     config = WmmaConfig(block_m=32, block_n=32, block_k=32, num_warps=1, waves_n=1, order=order, group_m=2)
     with laneloom.emulated("gfx1151", strict=True, seed=9):

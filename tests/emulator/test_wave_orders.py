@@ -14,7 +14,7 @@ import laneloom  # noqa: E402
 
 # Of 72 barriers whose deletion is a race, the first order shows 68, the second 2 more, and 50 orders no other.
 ORDERS = 50 if os.environ.get("LANELOOM_ALL_ORDERS") else 2
-CALLS = {case.make: name for name, case in reversed(CASES.items())}  # several kernels of one call need one run
+CALLS = {(case.make, case.gpus): name for name, case in reversed(CASES.items())}  # several kernels of one call: one run
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
 from .matmul_cases import random_side
 from .matmul_tiles import read_rows, write
-from .report import fill_pages
+from .report import fill_page, fill_pages
 from .timing import count_sets, interleave
 
 WIDE = ("fp32", "fp64")
@@ -293,7 +293,7 @@ def main() -> None:
         tables = {"wide": render(taken), "half": render_half(taken), "wide summary": summarise(taken)}
         fill_pages(arguments.render[1:], tables)
         if arguments.readme:
-            fill_pages([arguments.readme], {"wide summary": summarise(taken)})
+            fill_page(arguments.readme, {"wide summary": summarise(taken)})
         return
     if arguments.out is None:
         parser.error("--out or --render")

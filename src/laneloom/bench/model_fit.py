@@ -210,16 +210,16 @@ def held(path: Path) -> list[Held]:
         p = record.problem
         return (1, p["m"], p["n"], p["k"], (record.config or {})["text"]) in tuned
 
-    def is_whole(text: str) -> bool:
-        return text.startswith("hopper_cluster:") and getattr(MatmulConfig.parse(text), "split_k", 1) == 1
+    def is_whole(record: Record) -> bool:
+        config = record.config and MatmulConfig.parse(record.config["text"])
+        return isinstance(config, ClusterConfig) and config.split_k == 1
 
     return [
         Held.of(record) for record in load(path)
         if record.candidate == "laneloom" and record.method == METHOD_SUSTAINED and record.median_us >= LEAST_HELD_US
         and record.problem["dtype"] == "bf16" and (record.ratio_to_reference or 0) >= 1
         and record.problem["group"] != "variants"
-        and is_whole((record.config or {}).get("text", ""))
-        and not is_tuned(record)
+        and is_whole(record) and not is_tuned(record)
     ]  # fmt: skip
 
 

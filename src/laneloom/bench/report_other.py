@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .matmul_cases import KINDS, OUTSIDE, RANDOM
 from .records import Record, load
-from .report import config_words, fill_pages, geometric_mean, latest, sizes_of
+from .report import config_words, fill_page, fill_pages, geometric_mean, latest, sizes_of
 
 GROUPS = {"": "the suite", OUTSIDE: "sizes outside of it", RANDOM: "random sizes", KINDS: "other kinds"}
 
@@ -61,4 +61,4 @@ def fill(records: Path, pages: Sequence[Path], readme: Path | None) -> None:
     kinds = render_kinds(record for record in every if record.problem["group"] == KINDS)
     fill_pages(pages, {"other gpu": summarise_groups(every, GROUPS), "kinds": kinds})
     if readme is not None:
-        fill_pages([readme], {"other gpu": of_the_suite(every, GROUPS)})
+        fill_page(readme, {"other gpu": of_the_suite(every, GROUPS)})

@@ -98,8 +98,13 @@ def _compile(
     attributes: dict[tuple[int, ...], list[list[Any]]] = {}
     for position, (argument, kind) in enumerate(types.items()):
         facts = [_DIVISIBLE_BY_16] if argument in divisible else []
-        if gpu.vendor == "amd" and buffer_ops and isinstance(kind, str) and kind.startswith("*"):
-            facts = [*facts, _SPANS_LESS_THAN_2_GIB]
+        if gpu.vendor == "amd":
+            known = isinstance(kind, str) and not kernel.params[position].do_not_specialize
+            if buffer_ops and known and kind.startswith("*"):
+                facts = [*facts, _SPANS_LESS_THAN_2_GIB]
+            # Of none too the JIT writes that there are none: so it finds in Triton's cache what was compiled here.
+            if kind == "constexpr" or (known and kind.startswith(("*", "i", "u"))):
+                attributes[(position,)] = facts
         if facts:
             attributes[(position,)] = facts
     source_class = versions.GluonASTSource if kernel.is_gluon() else ASTSource

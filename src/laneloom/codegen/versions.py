@@ -237,7 +237,8 @@ def knob_values(*, buffer_ops: bool) -> Iterator[None]:
     """
     with knobs.compilation.scope(), knobs.amd.scope(), knobs.nvidia.scope():
         knobs.compilation.always_compile = True
-        knobs.amd.use_buffer_ops = buffer_ops
+        if knobs.amd.use_buffer_ops != buffer_ops:  # a knob that is set is a part of the key in Triton's cache
+            knobs.amd.use_buffer_ops = buffer_ops
         knobs.nvidia.dump_ptxas_log = True
         yield
 

@@ -50,6 +50,16 @@ class ArrayArgument:
         """Bytes of one element."""
         return self.array.itemsize
 
+    def ptr_range(self) -> int:
+        """Bytes of what the array is a view of, of which Triton's AMD backend asks tensors: below 2 GiB offsets have 32
+        bits, if none is negative."""
+        if any(step < 0 for step in self.array.strides):
+            return 1 << 63
+        whole = self.array
+        while isinstance(whole.base, np.ndarray):
+            whole = whole.base
+        return whole.nbytes
+
 
 def extent(name: str, tensor: Any, storage: bool = False) -> Region:
     """The bytes that a tensor-like argument can reach: from its lowest element to the end of its highest.

@@ -17,12 +17,11 @@ from typing import Any
 from ..gpu import Gpu
 from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers, only_one
 from .cuda_operators import histogram_of_integers, products_of_wider_types, registering
-from .cuda_traced import compiling
+from .cuda_traced import compiling, replaced
 from .cuda_types import name_of, named, tensor_types
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
 _PINNED = "_laneloom_pinned"
-_ABSENT = object()  #: where there was nothing to put back
 _MOVES = ("to", "cuda", "cpu", "type_as")
 _MADE_ON_HOST = ("from_numpy", "frombuffer", "get_rng_state")
 _on: list[Any] = []  #: the modes of the contexts that are open
@@ -349,9 +348,8 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     stack = ExitStack()
     swapped.append((torch, "compile", compiling(torch.compile, mode, _HOST, stack)))
     products = products_of_wider_types()
-    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in swapped]
     for owner, name, new in swapped:
-        setattr(owner, name, new)
+        stack.enter_context(replaced(owner, name, new))
     _on.append(mode)
     try:
         with mode:
@@ -359,10 +357,5 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     finally:
         _on.remove(mode)
         mode.ended = True
-        stack.close()
         products._destroy()
-        for owner, name, old in before:
-            if old is _ABSENT:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
+        stack.close()

@@ -36,7 +36,7 @@ def _places(mode: Any, host_mark: str) -> list[tuple[Any, str, Any]]:
             return None
         return cpu if variable.call_obj_hasattr(tx, host_mark).as_python_constant() else first
 
-    def replaced(name: str, read: Callable[[Any], Any]) -> tuple[Any, str, Any]:
+    def reading(name: str, read: Callable[[Any], Any]) -> tuple[Any, str, Any]:
         former = getattr(TensorVariable, name, None)
 
         def method(self: Any, tx: Any) -> Any:
@@ -48,10 +48,10 @@ def _places(mode: Any, host_mark: str) -> list[tuple[Any, str, Any]]:
         return TensorVariable, name, method
 
     return [
-        replaced("method_attr_device", lambda device: device),
-        replaced("method_attr_is_cuda", lambda device: device.type == "cuda"),
-        replaced("method_attr_is_cpu", lambda device: device.type == "cpu"),
-        replaced("method_get_device", lambda device: 0 if device.type == "cuda" else -1),
+        reading("method_attr_device", lambda device: device),
+        reading("method_attr_is_cuda", lambda device: device.type == "cuda"),
+        reading("method_attr_is_cpu", lambda device: device.type == "cpu"),
+        reading("method_get_device", lambda device: 0 if device.type == "cuda" else -1),
     ]
 
 
@@ -123,7 +123,7 @@ def compiling(compile_: Callable, mode: Any, host_mark: str, stack: ExitStack) -
         if what not in done:
             done.add(what)
             for owner, name, new in replacements():
-                stack.enter_context(_replaced(owner, name, new))
+                stack.enter_context(replaced(owner, name, new))
 
     def dynamo() -> list[tuple[Any, str, Any]]:
         return _places(mode, host_mark)
@@ -149,7 +149,8 @@ def compiling(compile_: Callable, mode: Any, host_mark: str, stack: ExitStack) -
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
+    """An attribute in place of another, or of none."""
     absent = object()
     old = vars(owner).get(name, absent)
     setattr(owner, name, new)
