@@ -177,7 +177,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
         "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),
         "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
-        "fetched": (0, *sorted({2, 4, min(slices, MOST_FETCHED)})), "group_m": (1, 4, 8, 16), "pdl": _BOTH,
+        "fetched": tuple(range(min(slices, MOST_FETCHED) + 1)), "group_m": (1, 4, 8, 16), "pdl": _BOTH,
     }  # fmt: skip
 
 

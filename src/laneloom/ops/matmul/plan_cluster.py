@@ -43,7 +43,7 @@ CLUSTERS = (
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
 #: 2026-11-24, as the model's constants
-LINE_FACTORS = {32: 1.189, 64: 1.069, 128: 0.9573}
+LINE_FACTORS = {32: 1.211, 64: 1.068, 128: 0.9065}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
