@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..isa.parse import NULL, Instruction
+from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
-from .global_access import Access, is_access, signed_offset
+from .global_access import Access, Addresses, is_access, signed_offset
 from .memory import AccessFault
 from .state import U32, Waves
 
@@ -51,15 +51,12 @@ def scatter_private(g: Waves, at: np.ndarray, words: np.ndarray, nbytes: int, ac
         g.private[w[:, None], lane[:, None], index[w, lane]] = octets[w, lane]
 
 
-def _build_scratch(ins: Instruction, target: Target) -> Step:
-    """Byte offset = VGPR + SGPR + immediate."""
-    access = Access(ins.name.split("_", 1)[1], target.gpu)
-    nbytes = access.nbytes
-    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
-    if data.half:
-        access.half = data.half
-    offset, n = signed_offset(ins), data.index
-    scale = nbytes if ins.flag("scale_offset") else 0  # of CDNA 5
+def scratch_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
+    """The byte of its own scratch that each lane means: VGPR + SGPR + immediate.
+
+    CDNA 5's `scale_offset` multiplies the VGPR by the bytes of the access.
+    """
+    offset, scale = signed_offset(ins), nbytes if ins.flag("scale_offset") else 0
 
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
@@ -70,6 +67,17 @@ def _build_scratch(ins: Instruction, target: Target) -> Step:
         if saddr.kind == "s" and saddr.index != NULL:
             at = at + g.s[saddr.index].view(np.int32)[:, None]
         return at
+
+    return place
+
+
+def _build_scratch(ins: Instruction, target: Target) -> Step:
+    access = Access(ins.name.split("_", 1)[1], target.gpu)
+    nbytes = access.nbytes
+    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
+    if data.half:
+        access.half = data.half
+    place, n = scratch_addresses(ins, vaddr, saddr, target, nbytes), data.index
 
     def step(g: Waves) -> None:
         at = check_private(g, place(g), nbytes, g.exec)

@@ -107,7 +107,7 @@ class Program:
         #: strict mode: by number of the instruction, of blocks that were reached
         self.guards: dict[int, Guard | IndexedGuard] = {}
         self.blocks = self._cut()
-        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 16
+        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 32
 
     # -- building ------------------------------------------------------------------------------------------------------
 
