@@ -224,6 +224,8 @@ class _Compute:
 
 def _function(op: Op, ins: Instruction, target: Target) -> Callable:
     if ins.flag("clamp") and op.dst not in FLOATS:
+        if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception
+            return op.fn
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
         return op.clamped
