@@ -149,10 +149,27 @@ GFX950 = [
     "v_cvt_scalef32_pk_fp4_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,1]", "v_cvt_scalef32_f16_fp8 v8, v1, 1.0 op_sel:[0,0,1]",
     "v_cvt_scalef32_sr_fp8_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,0]", "v_cvt_sr_bf16_f32 v8, v1, v2 op_sel:[0,0,1]",
     "v_cvt_scalef32_sr_pk_fp4_f16 v8, v1, v2, 1.0 op_sel:[0,0,0,1]", "v_cvt_sr_f16_f32 v8, v1, v2",
-    "v_cvt_pkaccum_u8_f32 v8, v1, v2",
+    "v_cvt_pkaccum_u8_f32 v8, v1, v2", "v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec",
+    "v_bitop3_b32 v8, v1, v2, s4 bitop3:0x3a", "v_bitop3_b16 v8, v1, s4, v3 op_sel:[1,0,0,1] bitop3:0x69",
 ]  # fmt: skip
+GFX1250 = """
+v_bitop3_b16 v8.h, v1.l, v2.h, s4 bitop3:0xec
+v_cvt_f16_fp8_e32 v8.h, v1.l
+v_cvt_pk_fp8_f16 v8.l, v1
+v_cvt_pk_f16_bf8 v8, v1.h
+v_sat_pk4_i4_i8 v8.h, v1
+v_dual_bitop2_b32 v8, v1, v2 bitop3:0x14 :: v_dual_mov_b32 v9, v3
+v_tanh_f16_e32 v8.l, v1.h
+v_perm_pk16_b4_u4 v[8:9], v1, v2, v[4:5]
+v_add_nc_u64_e32 v[8:9], v[2:3], v[4:5]
+v_lshl_add_u64 v[8:9], v[2:3], 3, v[4:5]
+v_mad_nc_u64_u32 v[8:9], v1, v2, v[4:5]
+v_pk_add_bf16 v8, v1, v2 op_sel:[1,0]
+v_add_max_u32 v8, v1, v2, v3
+v_cvt_scalef32_sr_pk8_fp4_f16 v8, v[4:7], v1, v2
+""".strip().splitlines()
 CASES = [(code, "gfx1151") for code in VECTOR + SCALAR] + [(code, "gfx90a") for code in GFX9]
-CASES += [(code, "gfx950") for code in GFX950]
+CASES += [(code, "gfx950") for code in GFX950] + [(code, "gfx1250") for code in GFX1250]
 
 
 def undefined(rng, shape) -> np.ndarray:
@@ -224,10 +241,12 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         ("v_lshrrev_b64 v[8:9], 24, v[2:3]", {2: 0xFF000000}, 0xFF),
         ("v_alignbit_b32 v8, v1, v2, v3", {3: 0xFFFFFFE0}, 0),
         ("v_pack_b32_f16 v8, v1, v2", {2: 0xFFFF}, 0xFFFF0000),
+        ("v_bitop3_b32 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFF}, 0xFF),  # all but v2 is 0: v2 | v1 & v3
+        ("v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFFFF00FF, 8: 0x7FFFFFFF}, 0x7FFF00FF),
     ],
 )
 def test_no_more_is_undefined_than_has_to_be(code, masks, want):
-    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx1151"
+    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
     program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
     g = waves(np.zeros((32, WAVES, program.lanes), np.uint32), full, np.zeros(WAVES, bool))

@@ -145,7 +145,7 @@ def _and_copy(step: Step, n: int) -> Step:
 
 
 #: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3").
-KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
+KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16", "v_bitop3_b16"})
 
 
 def vector_writer(ins: Instruction, destination: Operand, kind: str, target: Target, high: bool = False) -> Write:

@@ -26,6 +26,7 @@ from .undefined_bits import (
     bits_written,
     clears_half,
     halves_read,
+    of_three,
     scalar_bitwise,
     sources_of,
 )
@@ -90,6 +91,8 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _dual_rule(ins, target, step)
     if found := cdna_rule(ins):
         return found
+    if name.startswith("v_bitop"):
+        return _any_bitwise_rule(ins, target)
     if name in BITWISE and "dpp" not in ins.encoding:
         return bitwise_rule(ins, BITWISE[name])
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
@@ -117,6 +120,14 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if name.startswith("s_"):
         return _scalar_rule(ins, target, touched)
     return _default_rule(ins, target, touched)
+
+
+def _any_bitwise_rule(ins: Instruction, target: Target) -> Rule:
+    """A function of two or three operands that the instruction gives by its table."""
+    function = of_three(ins.number("bitop3"))
+    if ins.name == "v_bitop3_b16":
+        return bitwise_halves_rule(ins, function, bits_written(ins, target.gpu.major))
+    return bitwise_rule(ins, function)
 
 
 def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
