@@ -24,12 +24,14 @@ DTYPE = {
     "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
 }  # fmt: skip
 BITS = {name: np.dtype(t).itemsize * 8 for name, t in DTYPE.items()}
-#: Upper halves of flat addresses that mean LDS and scratch.
-SHARED_APERTURE, PRIVATE_APERTURE = 0x20000000, 0x20000001
+#: Upper halves of flat addresses that mean LDS and scratch; on CDNA 5 scratch of the lane in bits 25:20 of that half.
+SHARED_APERTURE, PRIVATE_APERTURE, SCRATCH_APERTURE = 0x20000000, 0x20000001, 0x20000002
 _APERTURES = {
     "src_shared_base": SHARED_APERTURE << 32, "src_shared_limit": SHARED_APERTURE << 32 | 0xFFFFFFFF,
     "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
+    "src_flat_scratch_base_lo": SCRATCH_APERTURE << 32,
 }  # fmt: skip
+_HALVES_OF_SCRATCH = {"src_flat_scratch_base_lo": 0, "src_flat_scratch_base_hi": SCRATCH_APERTURE}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
@@ -115,6 +117,9 @@ def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
     if operand.value in _APERTURES and size == 64:
         aperture = np.array([[_APERTURES[str(operand.value)]]], U64).view(dtype)
         return lambda g: aperture
+    if operand.value in _HALVES_OF_SCRATCH and size == 32:
+        half = np.array([[_HALVES_OF_SCRATCH[str(operand.value)]]], U32).view(dtype)
+        return lambda g: half
     raise UnknownInstructionError(f"operand {operand.value!r} is not implemented")
 
 

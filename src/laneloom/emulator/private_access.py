@@ -29,26 +29,38 @@ def check_private(g: Waves, at: np.ndarray, nbytes: int, active: np.ndarray | No
     return at
 
 
-def gather_private(g: Waves, at: np.ndarray, nbytes: int) -> np.ndarray:
-    """`nbytes` per lane as uint32 [wave, lane, words]; 1 and 2 bytes zero-extended."""
+def gather_private(g: Waves, at: np.ndarray, nbytes: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """`nbytes` per lane as uint32 [wave, lane, words]; 1 and 2 bytes zero-extended.
+
+    owners: the lane of the wave whose scratch each lane means [wave, lane]; None: its own.
+    """
     assert g.private is not None
     index = at[..., None] + np.arange(nbytes)
     rows, columns = np.arange(g.count)[:, None, None], np.arange(g.lanes)[None, :, None]
+    columns = columns if owners is None else owners[..., None]
     padded = np.zeros((g.count, g.lanes, max(nbytes, 4)), np.uint8)
     padded[..., :nbytes] = g.private[rows, columns, index]
     return padded.view(U32)
 
 
-def scatter_private(g: Waves, at: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
+def scatter_private(
+    g: Waves,
+    at: np.ndarray,
+    words: np.ndarray,
+    nbytes: int,
+    active: np.ndarray | None,
+    owners: np.ndarray | None = None,
+) -> None:
     """Store per lane what `gather_private` would load."""
     assert g.private is not None
     octets = np.ascontiguousarray(words).view(np.uint8)[..., :nbytes]
     index = at[..., None] + np.arange(nbytes)
-    if active is None:
+    if active is None and owners is None:
         g.private[np.arange(g.count)[:, None, None], np.arange(g.lanes)[None, :, None], index] = octets
     else:
-        w, lane = np.nonzero(active)
-        g.private[w[:, None], lane[:, None], index[w, lane]] = octets[w, lane]
+        w, lane = np.nonzero(g.active() if active is None else active)
+        whose = lane if owners is None else owners[w, lane]
+        g.private[w[:, None], whose[:, None], index[w, lane]] = octets[w, lane]
 
 
 def scratch_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
