@@ -67,6 +67,8 @@ v_bfe_i32 v8, v1, 3, 9
 v_bfi_b32 v8, v1, v2, v3
 v_and_or_b32 v8, v1, v2, v3
 v_cndmask_b32_e64 v8, v1, v2, s4
+v_cndmask_b16 v8.h, v1.l, v2.h, s4
+v_cndmask_b16 v8, v1, v2, vcc_lo op_sel:[1,0,0]
 v_movreld_b32_e32 v8, v1
 v_movreld_b32_e32 v8, s4
 v_movrels_b32_e32 v8, v1
@@ -241,6 +243,8 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         ("v_lshrrev_b64 v[8:9], 24, v[2:3]", {2: 0xFF000000}, 0xFF),
         ("v_alignbit_b32 v8, v1, v2, v3", {3: 0xFFFFFFE0}, 0),
         ("v_pack_b32_f16 v8, v1, v2", {2: 0xFFFF}, 0xFFFF0000),
+        ("v_cndmask_b16 v8.h, v1.l, v2.h, s4", {2: 0xFFFF00FF, 8: 0xFFFF0001}, 1),  # no lane takes v2
+        ("v_cndmask_b16 v8.l, v1.h, v2.h, s4", {1: 0x7FFFFFF, 8: 0xFFFF0001}, 0xFFFF07FF),
         ("v_bitop3_b32 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFF}, 0xFF),  # all but v2 is 0: v2 | v1 & v3
         ("v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFFFF00FF, 8: 0x7FFFFFFF}, 0x7FFF00FF),
     ],
@@ -249,6 +253,7 @@ def test_no_more_is_undefined_than_has_to_be(code, masks, want):
     gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
     program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
+    full[4] = 0
     g = waves(np.zeros((32, WAVES, program.lanes), np.uint32), full, np.zeros(WAVES, bool))
     u_v = np.zeros_like(g.V)
     for n, mask in masks.items():

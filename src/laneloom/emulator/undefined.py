@@ -103,7 +103,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return found
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
-    if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
+    if name.startswith("v_cndmask_b") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)
     if is_matrix(name):
         return _matrix_rule(touched)
@@ -197,10 +197,15 @@ def _routed_rule(ins: Instruction) -> Rule:
 def _select_rule(ins: Instruction, target: Target) -> Rule:
     n, no, yes = ins.operands[0].index, ins.operands[1], ins.operands[2]
     mask = ins.operands[3].index if len(ins.operands) > 3 else VCC
+    up: list[bool | None] = [None, None]  #: of halves: which of each source
+    part = bits_written(ins, target.gpu.major) if ins.name == "v_cndmask_b16" else 0xFFFFFFFF
+    if ins.name == "v_cndmask_b16":
+        up = [bool(high) or o.half == "h" for high, o in zip(ins.bits("op_sel", [0, 0]), (no, yes), strict=False)]
+    shift = U32(16 if part == 0xFFFF0000 else 0)
 
     def follow(g: Waves) -> None:
-        bits = np.where(g.mask(mask), g.shadow.of(yes), g.shadow.of(no))
-        g.shadow.put(g, n, np.where(g.shadow.mask(g, mask), FULL, bits))
+        bits = np.where(g.mask(mask), g.shadow.of(yes, up[1]), g.shadow.of(no, up[0]))
+        g.shadow.put(g, n, np.where(g.shadow.mask(g, mask), FULL, bits << shift), part)
 
     return follow
 
