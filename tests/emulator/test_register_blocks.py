@@ -129,3 +129,15 @@ def test_scalar_offsets_of_buffers(gpu, offset, error, text):
     body = f"s_mov_b32 s6, -1\nbuffer_load_dword v8, v1, s[4:7], {offset} offen"
     with pytest.raises(error, match=text):
         run_memory(gpu, body, *random_bytes(11))
+
+
+@pytest.mark.parametrize("gpu", ["gfx1201", "gfx1250"])
+def test_scratch_behind_a_negative_register(gpu):
+    """Of RDNA 4 the register of a scratch address is signed."""
+    body = """scratch_store_b128 off, v[4:7], off
+    v_mov_b32 v12, -16
+    {waits}
+    scratch_load_b32 v8, v12, off offset:20"""
+    image, registers = random_bytes(12)
+    _, got = run_memory(gpu, body, image, registers)
+    np.testing.assert_array_equal(got.view(U32)[:, 0], image.view(U32)[:, 1])

@@ -133,8 +133,9 @@ class Buffer:
         size = 0 if g.private is None else g.private.shape[2]
         pointer = g.s[self.soffset.index] if self.soffset.kind == "s" else np.int64(self.soffset.value)
         first = self._base(g) - _SCRATCH_BASE - scratch_place(g.ids, size) + pointer
-        at = (first // 64 + self.offset)[:, None]
-        return at + g.addresses[self.vaddr] if self.offen else np.broadcast_to(at, (g.count, g.lanes))
+        # The sum has 32 bits: LLVM takes negative registers with an offset behind them where nothing checks the range.
+        within = g.addresses[self.vaddr] + U32(self.offset) if self.offen else np.full((1, 1), U32(self.offset))
+        return np.broadcast_to((first // 64)[:, None] + within, (g.count, g.lanes))
 
 
 class BufferAccess:

@@ -64,11 +64,11 @@ def scatter_private(
 
 
 def scratch_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
-    """The byte of its own scratch that each lane means: VGPR + SGPR + immediate.
+    """The byte of its own scratch that each lane means: VGPR + SGPR + immediate, the VGPR signed since RDNA 4.
 
     CDNA 5's `scale_offset` multiplies the VGPR by the bytes of the access.
     """
-    offset, scale = signed_offset(ins), nbytes if ins.flag("scale_offset") else 0
+    offset, scale = signed_offset(ins), nbytes if ins.flag("scale_offset") else int(target.gpu.major == 12)
 
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
