@@ -142,6 +142,8 @@ v_ashrrev_i32_sdwa v8, v1, sext(v2) {PARTS.format("WORD_0", "PAD", "WORD_1", "WO
 v_add_u32_sdwa v8, v1, v2 {PARTS.format("WORD_1", "PRESERVE", "WORD_0", "BYTE_3")}
 v_mov_b32_sdwa v8, sext(v1) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0
 v_not_b32_sdwa v8, v1 dst_sel:BYTE_3 dst_unused:UNUSED_PAD src0_sel:WORD_1
+v_cndmask_b32_sdwa v8, v1, v2, vcc {PARTS.format("WORD_1", "PAD", "WORD_1", "BYTE_2")}
+v_cndmask_b32_sdwa v8, sext(v1), v2, vcc {PARTS.format("BYTE_1", "PRESERVE", "BYTE_3", "DWORD")}
 v_pk_mov_b32 v[8:9], v[2:3], v[4:5] op_sel:[1,0]
 v_mad_f32 v8, v1, v2, v3
 """.strip().splitlines()
@@ -232,6 +234,8 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
     [
         (f"v_or_b32_sdwa v8, v1, v2 {PARTS.format('WORD_1', 'PAD', 'BYTE_1', 'DWORD')}", {1: 0xFF00}, 0xFF0000),
         (f"v_lshlrev_b32_sdwa v8, v1, v2 {PARTS.format('DWORD', 'PAD', 'BYTE_0', 'BYTE_3')}", {2: 0x0F000000}, 0xF),
+        (f"v_cndmask_b32_sdwa v8, v1, v2, vcc {PARTS.format('DWORD', 'PAD', 'WORD_1', 'BYTE_1')}",  # each lane takes v2
+         {1: 0xFFFFFFFF, 2: 0xF00}, 0xF),
         ("v_lshlrev_b16_e32 v8, 8, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFF00),
         ("v_add_f16_e32 v8, v1, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFFFF),
         ("v_add_nc_u32_e32 v8, v1, v2", {1: 0xFFFF0000}, 0xFFFF0000),
