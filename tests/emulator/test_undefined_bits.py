@@ -128,6 +128,8 @@ v_lshlrev_b16_e32 v8, v1, v2
 v_lshrrev_b16_e32 v8, 3, v2
 v_ashrrev_i16_e32 v8, v1, v2
 v_add_u16_e32 v8, v1, v2
+v_subrev_u16_e32 v8, v1, v2
+v_mad_u16 v8, v1, v2, v3 op_sel:[1,0,0,1]
 v_mul_lo_u16_e32 v8, v1, v2
 v_max_i16_e32 v8, v1, v2
 v_mad_u16 v8, v1, v2, v3
@@ -237,6 +239,7 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         (f"v_cndmask_b32_sdwa v8, v1, v2, vcc {PARTS.format('DWORD', 'PAD', 'WORD_1', 'BYTE_1')}",  # each lane takes v2
          {1: 0xFFFFFFFF, 2: 0xF00}, 0xF),
         ("v_lshlrev_b16_e32 v8, 8, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFF00),
+        ("v_add_u16_e32 v8, v1, v2", {2: 0xFFFFFF00, 8: 0xFFFFFFFF}, 0xFF00),
         ("v_add_f16_e32 v8, v1, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFFFF),
         ("v_add_nc_u32_e32 v8, v1, v2", {1: 0xFFFF0000}, 0xFFFF0000),
         ("v_mul_lo_u32 v8, v1, v2", {2: 0xFF000000}, 0xFF000000),

@@ -97,10 +97,10 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return bitwise_rule(ins, BITWISE[name])
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
         return bitwise_halves_rule(ins, BITWISE_HALVES[name], bits_written(ins, target.gpu.major))
-    if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
-        return _default_rule(ins, target, touched)
     if found := field_rule(ins) or carry_rule(ins, target):
         return found
+    if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
+        return _default_rule(ins, target, touched)
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
     if name.startswith("v_cndmask_b") and "dpp" not in ins.encoding:
