@@ -9,7 +9,7 @@ import pytest
 
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import GlobalMemory, LocalMemory, Region
-from laneloom.emulator.operands import PRIVATE_APERTURE, SHARED_APERTURE
+from laneloom.emulator.operands import PRIVATE_APERTURE, SCRATCH_APERTURE, SHARED_APERTURE
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
 from laneloom.errors import HazardError, OutOfBoundsError
@@ -269,7 +269,8 @@ def test_scratch_of_other_lanes(strict):
     launch(program, [1], struct.pack("<Q", out.ctypes.data), workgroup_size=64, regions=regions)
     lane = np.arange(64)
     np.testing.assert_array_equal(out[0], lane ^ 1)
-    np.testing.assert_array_equal(out[1], lane % 32 << 20)  # below 1 << 26: an address of scratch
+    np.testing.assert_array_equal(out[1], lane % 32 << 20)  # below 1 << 26: an address of scratch, as no other is
+    assert all(other ^ SCRATCH_APERTURE >= 1 << 26 for other in (SHARED_APERTURE, PRIVATE_APERTURE, 0x7FFF))
     want = lane.copy()
     for first in (0, 32):
         want[first + 3] += lane[first : first + 32].sum()

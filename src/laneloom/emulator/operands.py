@@ -24,8 +24,9 @@ DTYPE = {
     "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
 }  # fmt: skip
 BITS = {name: np.dtype(t).itemsize * 8 for name, t in DTYPE.items()}
-#: Upper halves of flat addresses that mean LDS and scratch; on CDNA 5 scratch of the lane in bits 25:20 of that half.
-SHARED_APERTURE, PRIVATE_APERTURE, SCRATCH_APERTURE = 0x20000000, 0x20000001, 0x20000002
+#: Upper halves of flat addresses that mean LDS and scratch; on CDNA 5 scratch of the lane in bits 25:20 of the half, of
+#: which code looks at bits 31:26 alone to tell scratch from the others.
+SHARED_APERTURE, PRIVATE_APERTURE, SCRATCH_APERTURE = 0x20000000, 0x20000001, 0x30000000
 _APERTURES = {
     "src_shared_base": SHARED_APERTURE << 32, "src_shared_limit": SHARED_APERTURE << 32 | 0xFFFFFFFF,
     "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
