@@ -29,6 +29,7 @@ _FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 # Behind each instruction llvm-objdump prints its address and machine code.
 _PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
+_ADDRESS = re.compile(r'^\s*\.quad\s+"?([A-Za-z_.$][\w.$]*)', re.MULTILINE)
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
 
@@ -136,6 +137,9 @@ def parse(text: str, kernel: str | None = None) -> Listing:
     wanted = [kernel]
     if _PLACE.search(text):  # a disassembly: addresses that the code computes may lead to any function
         wanted += [name for name in functions if name not in names]
+    else:  # constant data may hold the addresses of functions
+        wanted += [m[1] for m in _ADDRESS.finditer(text) if m[1] in functions and m[1] not in names]
+    wanted = list(dict.fromkeys(wanted))
     for name in wanted:  # grows on the way: what a function calls is wanted as well
         first = len(listing.instructions)
         _read_function(lines, name, functions.get(name, f"{name}:"), files, listing)
