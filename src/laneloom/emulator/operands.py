@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from ..isa.parse import Operand
+from ..isa.parse import Operand, Wide
 from .state import U32, U64, Waves
 
 Read = Callable[[Waves], np.ndarray]
@@ -40,7 +40,7 @@ def constant_bits(value: int | float, kind: str) -> int:
     """The bits that an inline constant or literal stands for in an operand of type `kind`.
 
     A float constant is encoded in the operand's own format. An integer literal is its bits, sign-extended from 32 in a
-    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax).
+    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax), all of it if it has 64.
     """
     size = BITS[kind]
     if isinstance(value, float):
@@ -51,7 +51,7 @@ def constant_bits(value: int | float, kind: str) -> int:
         if size == 16:
             return struct.unpack("<H", struct.pack("<e", value))[0]
         return struct.unpack("<I", struct.pack("<f", value))[0]
-    if kind == "f64" and not -16 <= value <= 64 and value < 1 << 32:
+    if kind == "f64" and not isinstance(value, Wide) and not -16 <= value <= 64 and value < 1 << 32:
         return value << 32
     return value & ((1 << size) - 1)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..errors import EmulationError
@@ -45,6 +45,10 @@ class Operand:
     absolute: bool = False
     half: str = ""  #: "l" or "h": one 16-bit half of the register
     signed: bool = False  #: sext(): what SDWA selects is sign-extended
+
+
+class Wide(int):
+    """A literal of 64 bits; of 32, a float of 64 bits has its upper half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +181,21 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
             ins = instruction(match[1], match[2] or "", number, line.strip(), source)
             if place := _PLACE.search(raw) if "//" in raw else None:
                 ins.address, ins.nbytes = int(place[1], 16), 4 * place[2].count(" ")
+                if _has_wide_literal(ins.name, place[2].split()):
+                    ins.operands = tuple(
+                        replace(o, value=Wide(o.value)) if o.kind == "const" and isinstance(o.value, int) else o
+                        for o in ins.operands
+                    )
             listing.instructions.append(ins)
         else:
             raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
+
+
+def _has_wide_literal(name: str, words: list[str]) -> bool:
+    """Whether an ALU instruction's machine code ends in 8 bytes of constant (gfx1250), which its text may not say."""
+    if len(words) < 3 or not name.startswith(("v_", "s_")) or name.startswith("v_dual"):
+        return False
+    return len(words) - (2 if int(words[0], 16) >> 26 in (0b110101, 0b110011) else 1) == 2
 
 
 def _descriptor(text: str, kernel: str) -> dict[str, str]:
@@ -285,9 +301,11 @@ def parse_operand(text: str) -> Operand:
         return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "", signed=signed)
     if body in _NAMED:
         return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
-    body = re.sub(r"^(?:lit|lit64)\((.*)\)$", r"\1", body)
+    literal = re.fullmatch(r"(lit|lit64)\((.*)\)", body)
+    body = literal[2] if literal else body
     try:
-        return Operand("const", value=int(body, 0), negate=negate, absolute=absolute)
+        value = Wide(body, 0) if literal and literal[1] == "lit64" else int(body, 0)
+        return Operand("const", value=value, negate=negate, absolute=absolute)
     except ValueError:
         pass
     try:
