@@ -26,7 +26,8 @@ STORE = "store float %value, ptr addrspace(1) %place, align 4"
 @pytest.mark.parametrize("gpu", ["gfx1100", "gfx1201", "gfx90a", "gfx942"])
 def test_llvm_ir(gpu: str):
     waves = 64 // GPUS[gpu].wave
-    code = compile_llvm_ir(LLVM_IR.replace("STORE", STORE), gpu, num_warps=waves)
+    as_clang_says = LLVM_IR.replace("define amdgpu_kernel", "define protected amdgpu_kernel")
+    code = compile_llvm_ir(as_clang_says.replace("STORE", STORE), gpu, num_warps=waves)
     assert code.kernel == "fill"
     assert "global_store" in code.asm
     assert [(a.name, a.size) for a in code.arguments[:2]] == [("out", 8), ("value", 4)]
@@ -45,8 +46,9 @@ def test_llvm_ir(gpu: str):
             "(?i)cannot select",
         ),
         (LLVM_IR.replace("define amdgpu_kernel", "define"), ArgumentError, "exactly one amdgpu_kernel function, not 0"),
+        (LLVM_IR + 'attributes #7 = { "target-cpu"="gfx942" }', ArgumentError, "is for gfx942, not for gfx1151"),
     ],
-    ids=["syntax", "an instruction of RDNA 4", "no kernel"],
+    ids=["syntax", "an instruction of RDNA 4", "no kernel", "another GPU"],
 )
 def test_wrong_llvm_ir_is_an_error_and_not_the_end_of_the_process(text: str, error: type[Exception], message: str):
     with pytest.raises(error, match=message):

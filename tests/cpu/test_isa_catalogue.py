@@ -13,7 +13,7 @@ from laneloom.isa.catalogue import TYPES, check
 from laneloom.isa.fragments import pack, unpack
 
 COUNTS = {
-    "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx908": 20, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 42,
+    "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx908": 20, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 43,
     "sm_90a": 488,
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -72,13 +73,29 @@ def compiled(text: str, gpu: str, *options: str) -> bytes:
             return file.read()
 
 
-def run_code_object(
-    binary: bytes, arguments: Sequence[np.ndarray | bytes], *, grid: int = 1, block: int = 64, strict: bool = False
-) -> None:
-    """Run the one kernel of a code object; arrays are passed by address, bytes by value."""
+def llvm_ir(text: str, gpu: str, *options: str) -> str:
+    """A C program as LLVM IR, optimized for a GPU that clang knows, without that GPU's name."""
+    with tempfile.TemporaryDirectory(prefix="laneloom-") as folder:
+        path = os.path.join(folder, "code.ll")
+        target = ("-target", "amdgcn-amd-amdhsa", "-nogpulib", f"-mcpu={gpu}")
+        call_clang(text, *target, "-S", "-emit-llvm", *options, "-o", path)
+        with open(path, encoding="utf-8") as file:
+            return re.sub(r'"target-(cpu|features)"="[^"]*"', "", file.read())
+
+
+def run_code_object(binary: bytes, arguments: Sequence[np.ndarray | bytes], **options) -> None:
+    """Run the one kernel of a code object; `options` as for `run_assembly`."""
     code = disassemble(binary)
-    program = Program(code.text, code.gpu, strict=strict, elf=code.elf)
-    described = select_kernel(code.text)
+    run_assembly(code.text, code.gpu, arguments, elf=code.elf, **options)
+
+
+def run_assembly(
+    text: str, gpu: str, arguments: Sequence[np.ndarray | bytes], *, elf: bytes | None = None, grid: int = 1,
+    block: int = 64, strict: bool = False,
+) -> None:  # fmt: skip
+    """Run the one kernel of a text; arrays are passed by address, bytes by value."""
+    program = Program(text, gpu, strict=strict, elf=elf)
+    described = select_kernel(text)
     slots = [a for a in described.arguments if not a.kind.startswith("hidden_")]
     packed, regions = bytearray(described.kernarg_bytes), []
     for k, (slot, value) in enumerate(zip(slots, arguments, strict=True)):

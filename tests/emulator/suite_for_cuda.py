@@ -326,6 +326,11 @@ def test_operators_that_hand_on_to_torch():
     assert y.is_cuda and y.dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(5.0).double())
 
 
+def test_what_files_that_inductor_wrote_call():
+    x = torch._C._dynamo.guards._empty_strided_cuda((3, 4), (1, 3), torch.bfloat16)
+    assert x.is_cuda and x.stride() == (1, 3) and x.dtype == torch.bfloat16
+
+
 def test_products_of_wider_types():  # torch has them for CUDA alone
     a, c = torch.randn(2, 3, 4, device="cuda").bfloat16(), torch.randn(2, 3, 3, device="cuda")
     wide = a.float()

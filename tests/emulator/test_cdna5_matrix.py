@@ -140,7 +140,8 @@ def test_sparse(name):
     rng, V = np.random.default_rng(2), registers()
     row = find_instruction(name, GPU)
     layouts = {m: get_layout(name, GPU, 32, m) for m in row.matrices}
-    values = {m: fill(V, rng, layouts[m], first) for m, first in (("B", B), ("D", D))}
+    sums = layouts.get("C", layouts["D"])
+    values = {"B": fill(V, rng, layouts["B"], B), "C": fill(V, rng, sums, D)}
     each = layouts["A"].width // 2
     bits, held = draw(rng, layouts["A"].kind, (WAVES, 1, row.m, row.k // 4, 2))
     which = np.sort(np.argsort(rng.random((WAVES, 1, row.m, row.k // 4, 4)), axis=-1)[..., :2], axis=-1)
@@ -154,9 +155,9 @@ def test_sparse(name):
         if k % 4 == 0:
             n = which[:, block, i, k // 4]
             put(V, INDEX, places[0], 4, (n[:, 0] | n[:, 1] << 2).astype(np.uint64))
-    parts = (span(first, layouts[m]) for m, first in (("D", D), ("A", A), ("B", B), ("K", INDEX)))
+    parts = (span(D, sums), *(span(first, layouts[m]) for m, first in (("A", A), ("B", B), ("K", INDEX))))
     signs = " neg_lo:[1,1,0]" if "iu8" in name else ""
-    exact = dense_a.reshape(WAVES, 1, row.m, row.k) @ values["B"] + values["D"]
+    exact = dense_a.reshape(WAVES, 1, row.m, row.k) @ values["B"] + values["C"]
     check(run(f"{name} {', '.join(parts)}{signs}", V), layouts["D"], D, exact)
 
 

@@ -165,6 +165,18 @@ def test_literals_of_64_bit_products(cdna5):
     np.testing.assert_allclose(got.vector(6, np.float64), x * wide + y, rtol=1e-13)
 
 
+@pytest.mark.parametrize(("text", "value"), [
+    ("lit64(0xffffffff), v[0:1]", 0xFFFFFFFF), ("lit(0x405ec000), v[0:1]", 0x405EC00000000000),
+    # of a disassembly the machine code says it: 64 bits behind VOP2 and VOP3, 32 bits
+    ("0xffffffff, v[0:1] // 000000000100: FE080004 FFFFFFFF 00000000", 0xFFFFFFFF),
+    ("0xffffffff, -v[0:1] // 000000000100: D5020004 020200FE FFFFFFFF 00000000", 0xFFFFFFFF),
+    ("0x405ec000, v[0:1] // 000000000100: FF080004 405EC000", 0x405EC00000000000),
+])  # fmt: skip
+def test_literals_below_4_gi(cdna5, text, value):
+    got = cdna5(f"v_add_f64 v[4:5], {text}", v={0: np.zeros(32)}).vector(4, np.uint64)
+    assert (got == value).all()
+
+
 # -- lanes -------------------------------------------------------------------------------------------------------------
 
 

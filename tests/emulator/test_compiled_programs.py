@@ -14,7 +14,9 @@ import struct
 import compiled_programs
 import numpy as np
 import pytest
-from compiled_here import GPUS, call_clang, compiled, need_clang, run_code_object
+from compiled_here import GPUS, call_clang, compiled, llvm_ir, need_clang, run_assembly, run_code_object
+
+from laneloom.codegen import compile_llvm_ir, versions
 
 LANES = 100
 COUNT = int(os.environ.get("LANELOOM_RANDOM_PROGRAMS", "12"))
@@ -72,6 +74,25 @@ def test_random_programs(seed, tmp_path):
     arguments = [got, given.copy(), bytes(by_value), struct.pack("<i", LANES)]
     binary = compiled(program.text, gpu, *options)
     run_code_object(binary, arguments, grid=-(-LANES // 64), strict=choose.random() < 0.5)
+    assert (got == want).all(), f"{gpu} {' '.join(options)}: lane, output {np.argwhere(got != want)[0]}"
+
+
+@pytest.mark.skipif(versions.parse_version(versions.triton_version()) < (3, 9), reason="Triton 3.9 knows these GPUs")
+@pytest.mark.parametrize("gpu", ["gfx1250", "gfx950", "gfx1172", "gfx1201"])
+@pytest.mark.parametrize("seed", range(max(COUNT // 12, 1)))
+def test_random_programs_by_tritons_llvm(seed, gpu, tmp_path):
+    """Code of the LLVM that Triton has, which is newer than most clangs: halves of registers, `v_bitop3`, generic
+    addresses of scratch. At -O0 that LLVM itself is wrong about some of them."""
+    seed = 1000 + 4 * seed + len(gpu)
+    program, choose = compiled_programs.Program(seed), random.Random(seed)
+    where = choose.choice(["", "__attribute__((address_space(1)))"])
+    options = [choose.choice(["-O1", "-O2", "-Os"]), f"-DPOINTER={where}"]
+    given, by_value = numbers(seed), Given(-5, -300, 1.5, (1 << 40) + 7, 200)
+    want = on_this_machine(program.text, tmp_path, given, program.outputs, by_value)
+    got = np.full_like(want, 0xEEEEEEEE)
+    code = compile_llvm_ir(llvm_ir(program.text, {"gfx950": "gfx942"}.get(gpu, "gfx1201"), *options), gpu)
+    arguments = [got, given.copy(), bytes(by_value), struct.pack("<i", LANES)]
+    run_assembly(code.asm, gpu, arguments, grid=-(-LANES // 64), strict=True)
     assert (got == want).all(), f"{gpu} {' '.join(options)}: lane, output {np.argwhere(got != want)[0]}"
 
 

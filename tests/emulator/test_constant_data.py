@@ -8,6 +8,7 @@ import pytest
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import EmulationError
 
 TEXT = """
 k:
@@ -47,3 +48,66 @@ def test_offsets_into_a_table(gpu, between, add, carry, literal, offset, value):
     program = Program(text, gpu)
     launch(program, [1], struct.pack("<Q", out.ctypes.data), workgroup_size=1, regions=[region])
     assert out[0] == value
+
+
+POINTERS = """
+k:
+\ts_load_b64 s[2:3], s[0:1], 0x0
+\ts_get_pc_i64 s[4:5]
+\ts_add_nc_u64 s[4:5], s[4:5], table@gotpcrel+4
+\ts_load_b64 s[4:5], s[4:5], 0x0
+\ts_wait_kmcnt 0x0
+\ts_load_b64 s[6:7], s[4:5], {offset}
+\ts_load_b64 s[8:9], s[4:5], 0x10
+\ts_wait_kmcnt 0x0
+\ts_load_b32 s10, s[8:9], 0x0
+\ts_swap_pc_i64 s[30:31], s[6:7]
+\ts_wait_kmcnt 0x0
+\ts_add_co_i32 s6, s6, s10
+\tv_dual_mov_b32 v0, s6 :: v_dual_mov_b32 v1, 0
+\tglobal_store_b32 v1, v0, s[2:3]
+\ts_endpgm
+\t.amdhsa_kernel k
+\t\t.amdhsa_user_sgpr_count 2
+\t\t.amdhsa_user_sgpr_kernarg_segment_ptr 1
+\t.end_amdhsa_kernel
+\t.type\tone,@function
+one:
+\ts_mov_b32 s6, 1
+\ts_set_pc_i64 s[30:31]
+.Lfunc_end0:
+\t.size\tone, .Lfunc_end0-one
+\t.type\ttwo,@function
+two:
+\ts_mov_b32 s6, 2
+\ts_set_pc_i64 s[30:31]
+.Lfunc_end1:
+\t.size\ttwo, .Lfunc_end1-two
+\t.type\ttable,@object
+table:
+\t.quad\tone
+\t.quad\ttwo
+\t.quad\tnumbers+4
+\t.size\ttable, 24
+\t.type\tnumbers,@object
+numbers:
+\t.long\t10
+\t.long\t20
+\t.size\tnumbers, 8
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(("offset", "value"), [("0x0", 21), ("0x8", 22)])
+def test_addresses_in_a_table(offset, value, strict):
+    """Of functions and of other data, as compilers write them into assembly."""
+    out = np.zeros(1, np.uint32)
+    region = Region("out", out.ctypes.data, out.nbytes)
+    program = Program(POINTERS.format(offset=offset), "gfx1250", strict=strict)
+    launch(program, [1], struct.pack("<Q", out.ctypes.data), workgroup_size=1, regions=[region])
+    assert out[0] == value
+    with pytest.raises(EmulationError, match=r"an address in 4 bytes of constant data.*\.long table"):
+        launch(
+            Program(POINTERS.format(offset=offset).replace(".long\t20", ".long\ttable"), "gfx1250"), [1], bytes(8),
+            workgroup_size=1, regions=[region],
+        )  # fmt: skip

@@ -9,7 +9,7 @@ import pytest
 
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import GlobalMemory, LocalMemory, Region
-from laneloom.emulator.operands import PRIVATE_APERTURE, SHARED_APERTURE
+from laneloom.emulator.operands import PRIVATE_APERTURE, SCRATCH_APERTURE, SHARED_APERTURE
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
 from laneloom.errors import HazardError, OutOfBoundsError
@@ -230,3 +230,48 @@ def test_strict_mode_follows_flat_accesses(old, new, kind):
 def test_out_of_bounds(old, new, message):
     with pytest.raises(OutOfBoundsError, match=message):
         run_apertures("gfx1151", False, lambda text: text.replace(old, new))
+
+
+# On CDNA 5 an address of scratch says of which lane: each lane reads its neighbour's, and all add to that of lane 3.
+OF_LANES = """
+\ts_load_b64 s[2:3], s[0:1], 0x0
+\tv_mbcnt_lo_u32_b32 v1, -1, 0
+\tv_mov_b32_e32 v2, 16
+\tv_lshlrev_b32_e32 v3, 20, v1
+\tv_add_nc_u64_e32 v[2:3], src_flat_scratch_base_lo, v[2:3]
+\tflat_store_b32 v[2:3], v0
+\ts_wait_storecnt_dscnt 0x0
+\tv_xor_b32_e32 v5, 0x100000, v3
+\tv_mov_b32_e32 v4, v2
+\tflat_load_b32 v6, v[4:5]
+\ts_wait_loadcnt_dscnt 0x0
+\tv_mov_b32_e32 v7, src_flat_scratch_base_hi
+\tv_xor_b32_e32 v8, src_flat_scratch_base_hi, v3
+\tv_add_nc_u32_e32 v5, 0x300000, v7
+\tflat_atomic_add_u32 v9, v[4:5], v0 th:TH_ATOMIC_RETURN
+\ts_wait_loadcnt_dscnt 0x0
+\tscratch_load_b32 v9, off, off offset:16
+\tv_lshlrev_b32_e32 v1, 2, v0
+\ts_wait_kmcnt 0x0
+\ts_wait_loadcnt 0x0
+\tglobal_store_b32 v1, v6, s[2:3]
+\tglobal_store_b32 v1, v8, s[2:3] offset:256
+\tglobal_store_b32 v1, v9, s[2:3] offset:512
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_scratch_of_other_lanes(strict):
+    out = np.zeros((3, 64), np.uint32)
+    text = KERNEL.format(code=OF_LANES, lds=0)
+    regions = [Region("out", out.ctypes.data, out.nbytes, out)]
+    program = Program(text, "gfx1250", strict=strict)
+    launch(program, [1], struct.pack("<Q", out.ctypes.data), workgroup_size=64, regions=regions)
+    lane = np.arange(64)
+    np.testing.assert_array_equal(out[0], lane ^ 1)
+    np.testing.assert_array_equal(out[1], lane % 32 << 20)  # below 1 << 26: an address of scratch, as no other is
+    assert all(other ^ SCRATCH_APERTURE >= 1 << 26 for other in (SHARED_APERTURE, PRIVATE_APERTURE, 0x7FFF))
+    want = lane.copy()
+    for first in (0, 32):
+        want[first + 3] += lane[first : first + 32].sum()
+    np.testing.assert_array_equal(out[2], want)

@@ -82,6 +82,30 @@ def test_loads_give_0_and_stores_are_dropped(gpu, strict):
     assert not second.any()  # 512 bytes further on
 
 
+TO_LDS = """ds_store_b32 v5, v2
+s_movk_i32 m0, 448
+{load}
+{{waits}}
+v_add_u32 v6, 448, v5
+ds_load_b32 v3, v6
+ds_load_b32 v4, v5"""
+RESOURCE = "s_mov_b64 s[4:5], s[2:3]\ns_movk_i32 s6, 0x80\ns_mov_b32 s7, 0x31014000\n"
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "load", ["global_load_lds_dword v5, s[2:3]", f"{RESOURCE}buffer_load_dword v5, s[4:7], 0 offen lds"]
+)
+def test_loads_straight_into_lds_are_dropped(load, strict):
+    """Lanes from 16 on would land past the end."""
+    addresses = np.arange(1000, 1032, dtype=np.uint32)
+    past, other = run("gfx942", TO_LDS.format(load=load), addresses, strict=strict)
+    np.testing.assert_array_equal(past, np.where(np.arange(32) < 16, addresses, 0))
+    np.testing.assert_array_equal(other, np.arange(1, 33))
+    with pytest.raises(OutOfBoundsError, match="at byte 100, outside the 100 bytes"):
+        run("gfx942", TO_LDS.format(load=load).replace("448", "36"), addresses, strict=strict, lds_drops=False)
+
+
 @pytest.mark.parametrize("gpu", list(WAITS))
 def test_by_default_it_is_an_error(gpu):
     with pytest.raises(

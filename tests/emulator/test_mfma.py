@@ -115,9 +115,8 @@ def test_scales(name, rows, byte):
     check(run("gfx950", text, V), layouts["D"], D, exact)
 
 
-@pytest.mark.parametrize(("name", "gpu"), SPARSE)
-def test_sparse(name, gpu):
-    """Four bits of the index name two of every four k, which A's pair of elements stands at."""
+def check_sparse(name: str, gpu: str, shift: int = 0, end: str = "") -> None:
+    """Four bits of the index, from bit `shift` on, name two of every four k, which A's pair of elements stands at."""
     rng, V = np.random.default_rng(2), np.full((512, WAVES, 64), 0xFFFFFFFF, np.uint32)
     row = find_instruction(name, gpu)
     layouts = {m: get_layout(name, gpu, 64, m) for m in row.matrices}
@@ -131,13 +130,32 @@ def test_sparse(name, gpu):
         if k % 4 == 0:
             pair = bits[:, block, i, k // 4, 0] | bits[:, block, i, k // 4, 1] << np.uint64(each)
             put(V, A, places[0], 2 * each, pair)
+    V[INDEX] = rng.integers(0, 1 << 32, V[INDEX].shape)
     for (block, i, k), places in layouts["K"]:
         if k % 4 == 0:
             n = which[:, block, i, k // 4]
-            put(V, INDEX, places[0], 4, (n[:, 0] | n[:, 1] << 2).astype(np.uint64))
-    text = f"{name} {span(D, layouts['D'])}, {span(A, layouts['A'])}, {span(B, layouts['B'])}, v{INDEX}"
+            at = places[0]._replace(bit_lo=places[0].bit_lo + shift)
+            put(V, INDEX, at, 4, (n[:, 0] | n[:, 1] << 2).astype(np.uint64))
+    text = f"{name} {span(D, layouts['D'])}, {span(A, layouts['A'])}, {span(B, layouts['B'])}, v{INDEX}{end}"
     exact = dense_a.reshape(WAVES, 1, row.m, row.k) @ values["B"] + values["D"]
     check(run(gpu, text, V), layouts["D"], D, exact)
+
+
+@pytest.mark.parametrize(("name", "gpu"), SPARSE)
+def test_sparse(name, gpu):
+    check_sparse(name, gpu)
+
+
+@pytest.mark.parametrize(("name", "gpu", "size"), [
+    ("v_smfmac_f32_16x16x32_f16", "gfx942", 8), ("v_smfmac_f32_32x32x16_bf16", "gfx942", 8),
+    ("v_smfmac_i32_16x16x64_i8", "gfx942", 16), ("v_smfmac_f32_32x32x32_fp8_bf8", "gfx950", 16),
+    ("v_smfmac_f32_16x16x64_f16", "gfx950", 16),
+])  # fmt: skip
+def test_sets_of_sparse_indices(name, gpu, size):
+    """abid says which bits of the register are the index; with cbsz they are the first whatever abid says."""
+    for abid in range(1, 32 // size):
+        check_sparse(name, gpu, size * abid, f" abid:{abid}")
+    check_sparse(name, gpu, 0, " cbsz:1 abid:1")
 
 
 def test_the_layouts_of_the_isa_guide_written_out():

@@ -88,7 +88,7 @@ def test_global_loads_to_lds_by_a_modifier(gpu, name, nbytes):
 
 @pytest.mark.parametrize(
     ("gpu", "text"),
-    [("gfx90a", "scratch_load_dword off, s4 lds"), ("gfx1151", "v_mov_b32"), ("gfx1151", "ds_load_b32 v1")],
+    [("gfx90a", "global_load_dword v1 lds"), ("gfx1151", "v_mov_b32"), ("gfx1151", "ds_load_b32 v1")],
 )
 def test_operands_that_nobody_expects(gpu, text):
     """Where the code does not come to them, they do no harm."""

@@ -132,6 +132,11 @@ def test_the_stack_pointer_counts_64_lanes_and_offsets_one():
         s_waitcnt vmcnt(0)
         buffer_load_ubyte v4, off, s[0:3], 0 offset:0""")
     np.testing.assert_array_equal(got, 4 * lanes & 0xFF)
+    got = execute("""buffer_store_dword v1, off, s[0:3], 0 offset:12
+        v_mov_b32_e32 v2, 0xffffff80
+        s_waitcnt vmcnt(0)
+        buffer_load_dword v4, v2, s[0:3], 0 offen offset:140""")  # a loop that counts up to 0
+    np.testing.assert_array_equal(got, 4 * lanes)
 
 
 def test_a_wait_as_a_number():

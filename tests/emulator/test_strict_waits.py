@@ -18,6 +18,7 @@ from laneloom.errors import HazardError
         ("global_load_d16_b16 v2, v1, s[4:5]", "v_fma_f16 v2, v0, v0, v0 op_sel:[0,0,0,1]", "v_fma_f16 v2, v0, v0, v0"),
         ("global_load_d16_b16 v2, v1, s[4:5]", "ds_load_u16_d16_hi v2, v1", "ds_load_u16_d16_hi v3, v2"),
         ("global_load_d16_hi_b16 v2, v1, s[4:5]", "ds_load_u8_d16 v2, v1", "ds_load_b32 v2, v1"),
+        ("ds_load_u8_d16_hi v2, v1", "ds_store_b8 v1, v2 offset:1", "ds_store_b8_d16_hi v1, v2 offset:1"),
     ],
 )
 def test_operations_on_halves_leave_the_other_half_to_its_load(gpu, load, free, waits):

@@ -67,6 +67,8 @@ v_bfe_i32 v8, v1, 3, 9
 v_bfi_b32 v8, v1, v2, v3
 v_and_or_b32 v8, v1, v2, v3
 v_cndmask_b32_e64 v8, v1, v2, s4
+v_cndmask_b16 v8.h, v1.l, v2.h, s4
+v_cndmask_b16 v8, v1, v2, vcc_lo op_sel:[1,0,0]
 v_movreld_b32_e32 v8, v1
 v_movreld_b32_e32 v8, s4
 v_movrels_b32_e32 v8, v1
@@ -126,6 +128,8 @@ v_lshlrev_b16_e32 v8, v1, v2
 v_lshrrev_b16_e32 v8, 3, v2
 v_ashrrev_i16_e32 v8, v1, v2
 v_add_u16_e32 v8, v1, v2
+v_subrev_u16_e32 v8, v1, v2
+v_mad_u16 v8, v1, v2, v3 op_sel:[1,0,0,1]
 v_mul_lo_u16_e32 v8, v1, v2
 v_max_i16_e32 v8, v1, v2
 v_mad_u16 v8, v1, v2, v3
@@ -140,6 +144,8 @@ v_ashrrev_i32_sdwa v8, v1, sext(v2) {PARTS.format("WORD_0", "PAD", "WORD_1", "WO
 v_add_u32_sdwa v8, v1, v2 {PARTS.format("WORD_1", "PRESERVE", "WORD_0", "BYTE_3")}
 v_mov_b32_sdwa v8, sext(v1) dst_sel:WORD_1 dst_unused:UNUSED_PRESERVE src0_sel:BYTE_0
 v_not_b32_sdwa v8, v1 dst_sel:BYTE_3 dst_unused:UNUSED_PAD src0_sel:WORD_1
+v_cndmask_b32_sdwa v8, v1, v2, vcc {PARTS.format("WORD_1", "PAD", "WORD_1", "BYTE_2")}
+v_cndmask_b32_sdwa v8, sext(v1), v2, vcc {PARTS.format("BYTE_1", "PRESERVE", "BYTE_3", "DWORD")}
 v_pk_mov_b32 v[8:9], v[2:3], v[4:5] op_sel:[1,0]
 v_mad_f32 v8, v1, v2, v3
 """.strip().splitlines()
@@ -149,10 +155,27 @@ GFX950 = [
     "v_cvt_scalef32_pk_fp4_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,1]", "v_cvt_scalef32_f16_fp8 v8, v1, 1.0 op_sel:[0,0,1]",
     "v_cvt_scalef32_sr_fp8_f32 v8, v1, v2, 1.0 op_sel:[0,0,1,0]", "v_cvt_sr_bf16_f32 v8, v1, v2 op_sel:[0,0,1]",
     "v_cvt_scalef32_sr_pk_fp4_f16 v8, v1, v2, 1.0 op_sel:[0,0,0,1]", "v_cvt_sr_f16_f32 v8, v1, v2",
-    "v_cvt_pkaccum_u8_f32 v8, v1, v2",
+    "v_cvt_pkaccum_u8_f32 v8, v1, v2", "v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec",
+    "v_bitop3_b32 v8, v1, v2, s4 bitop3:0x3a", "v_bitop3_b16 v8, v1, s4, v3 op_sel:[1,0,0,1] bitop3:0x69",
 ]  # fmt: skip
+GFX1250 = """
+v_bitop3_b16 v8.h, v1.l, v2.h, s4 bitop3:0xec
+v_cvt_f16_fp8_e32 v8.h, v1.l
+v_cvt_pk_fp8_f16 v8.l, v1
+v_cvt_pk_f16_bf8 v8, v1.h
+v_sat_pk4_i4_i8 v8.h, v1
+v_dual_bitop2_b32 v8, v1, v2 bitop3:0x14 :: v_dual_mov_b32 v9, v3
+v_tanh_f16_e32 v8.l, v1.h
+v_perm_pk16_b4_u4 v[8:9], v1, v2, v[4:5]
+v_add_nc_u64_e32 v[8:9], v[2:3], v[4:5]
+v_lshl_add_u64 v[8:9], v[2:3], 3, v[4:5]
+v_mad_nc_u64_u32 v[8:9], v1, v2, v[4:5]
+v_pk_add_bf16 v8, v1, v2 op_sel:[1,0]
+v_add_max_u32 v8, v1, v2, v3
+v_cvt_scalef32_sr_pk8_fp4_f16 v8, v[4:7], v1, v2
+""".strip().splitlines()
 CASES = [(code, "gfx1151") for code in VECTOR + SCALAR] + [(code, "gfx90a") for code in GFX9]
-CASES += [(code, "gfx950") for code in GFX950]
+CASES += [(code, "gfx950") for code in GFX950] + [(code, "gfx1250") for code in GFX1250]
 
 
 def undefined(rng, shape) -> np.ndarray:
@@ -213,7 +236,10 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
     [
         (f"v_or_b32_sdwa v8, v1, v2 {PARTS.format('WORD_1', 'PAD', 'BYTE_1', 'DWORD')}", {1: 0xFF00}, 0xFF0000),
         (f"v_lshlrev_b32_sdwa v8, v1, v2 {PARTS.format('DWORD', 'PAD', 'BYTE_0', 'BYTE_3')}", {2: 0x0F000000}, 0xF),
+        (f"v_cndmask_b32_sdwa v8, v1, v2, vcc {PARTS.format('DWORD', 'PAD', 'WORD_1', 'BYTE_1')}",  # each lane takes v2
+         {1: 0xFFFFFFFF, 2: 0xF00}, 0xF),
         ("v_lshlrev_b16_e32 v8, 8, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFF00),
+        ("v_add_u16_e32 v8, v1, v2", {2: 0xFFFFFF00, 8: 0xFFFFFFFF}, 0xFF00),
         ("v_add_f16_e32 v8, v1, v2", {2: 0xFFFFFFFF, 8: 0xFFFFFFFF}, 0xFFFF),
         ("v_add_nc_u32_e32 v8, v1, v2", {1: 0xFFFF0000}, 0xFFFF0000),
         ("v_mul_lo_u32 v8, v1, v2", {2: 0xFF000000}, 0xFF000000),
@@ -224,12 +250,17 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         ("v_lshrrev_b64 v[8:9], 24, v[2:3]", {2: 0xFF000000}, 0xFF),
         ("v_alignbit_b32 v8, v1, v2, v3", {3: 0xFFFFFFE0}, 0),
         ("v_pack_b32_f16 v8, v1, v2", {2: 0xFFFF}, 0xFFFF0000),
+        ("v_cndmask_b16 v8.h, v1.l, v2.h, s4", {2: 0xFFFF00FF, 8: 0xFFFF0001}, 1),  # no lane takes v2
+        ("v_cndmask_b16 v8.l, v1.h, v2.h, s4", {1: 0x7FFFFFF, 8: 0xFFFF0001}, 0xFFFF07FF),
+        ("v_bitop3_b32 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFF}, 0xFF),  # all but v2 is 0: v2 | v1 & v3
+        ("v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFFFF00FF, 8: 0x7FFFFFFF}, 0x7FFF00FF),
     ],
 )
 def test_no_more_is_undefined_than_has_to_be(code, masks, want):
-    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx1151"
+    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
     program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
+    full[4] = 0
     g = waves(np.zeros((32, WAVES, program.lanes), np.uint32), full, np.zeros(WAVES, bool))
     u_v = np.zeros_like(g.V)
     for n, mask in masks.items():
@@ -268,3 +299,57 @@ def test_scalar_fields_leave_out_what_they_cut_off(code, masks, want):
     follow(g)
     assert (g.shadow.S[8:10] == np.array(want)[:, None]).all()
     assert (g.shadow.scc == bool(any(want))).all()
+
+
+
+#: (x ^ y) & m ^ y; the result, whether its words are v or s, and the registers of x, y and m
+SELECTS = [
+    ("s_xor_b32 s8, s4, s5 | s_and_b32 s8, s6, s8 | s_xor_b32 s8, s8, s5", "s", (8, 4, 5, 6)),
+    ("s_xor_b64 s[4:5], s[4:5], s[6:7] | s_and_b64 s[8:9], s[4:5], s[10:11] | s_xor_b64 s[6:7], s[6:7], s[8:9]", "s",
+     (6, 4, 6, 10)),
+    ("v_xor_b32_e32 v3, s4, v1 | v_and_b32_e32 v3, v3, v2 | v_xor_b32_e32 v8, v3, v1", "v", (8, None, 1, 2)),
+    ("v_xor_b32_e32 v1, v2, v1 | v_and_b32_e32 v3, v4, v1 | v_mov_b32_e32 v4, 0 | v_xor_b32_e32 v2, v2, v3", "v",
+     (2, 1, 2, 4)),
+]  # fmt: skip
+
+
+def shadowed(code: str, rng, u_v, u_s):
+    """Run code and its guards; (group, its steps, what it started with)."""
+    program = Program(KERNEL.format(code=code.replace(" | ", "\n\t")), "gfx1151", strict=True)
+    block = program.blocks[0].code
+    V, S = (rng.integers(0, 1 << 32, x.shape, dtype=np.uint64).astype(np.uint32) for x in (u_v, u_s))
+    S[EXEC] = 0xFFFFFFFF
+    g, epoch = waves(V, S, np.zeros(WAVES, bool)), np.zeros(WAVES, np.int64)
+    dirty = (1 << 32) - 1, (1 << 128) - 1
+    g.shadow = Shadow(u_v.copy(), u_s.copy(), np.zeros(WAVES, bool), epoch, {}, *dirty, None)
+    for guard, step in zip(block.guards, block.steps, strict=True):
+        if guard.follow is not None:
+            guard.follow(g)
+        step(g)
+    return g, block.steps, V, S
+
+
+@pytest.mark.parametrize(("code", "file", "registers"), SELECTS)
+def test_bits_that_two_sums_take_out_again(code, file, registers):
+    result, _, y, mask = registers
+    words = 1 + ("b64" in code)
+    rng = np.random.default_rng(len(code))
+    for _ in range(8):
+        u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
+        u_v[1:8], u_s[4:12] = undefined(rng, (7, WAVES, 32)), undefined(rng, (8, WAVES))
+        g, steps, V, S = shadowed(code, rng, u_v, u_s)
+        found = []
+        for _ in range(FILLS):
+            fill_v, fill_s = (rng.integers(0, 1 << 32, x.shape, dtype=np.uint64).astype(np.uint32) for x in (V, S))
+            other = waves(V & ~u_v | fill_v & u_v, S & ~u_s | fill_s & u_s, np.zeros(WAVES, bool))
+            for step in steps:
+                step(other)
+            found.append((other.V, other.S))
+        for V_k, S_k in found[1:]:
+            assert not ((V_k ^ found[0][0]) & ~g.shadow.V).any()
+            assert not ((S_k ^ found[0][1]) & ~g.shadow.S).any()
+    u_v, u_s = np.zeros((32, WAVES, 32), np.uint32), np.zeros((128, WAVES), np.uint32)
+    (u_v if file == "v" else u_s)[y : y + words] = 0xFFFFFFFF
+    g, _, V, S = shadowed(code, rng, u_v, u_s)
+    m = (V if file == "v" else S)[mask : mask + words]
+    np.testing.assert_array_equal((g.shadow.V if file == "v" else g.shadow.S)[result : result + words], ~m)

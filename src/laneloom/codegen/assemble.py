@@ -14,6 +14,9 @@ from .code_object import CodeObject, from_amdgcn
 from .diagnostics import captured_stderr, explain_assembler_errors
 from .llvm_ir import generate_assembly
 
+_KERNEL = re.compile(r"^define\b[^(@]*\bamdgpu_kernel\b", re.MULTILINE)  # clang says dso_local, protected
+_MADE_FOR = re.compile(r'"target-cpu"="([^"]*)"')
+
 
 def assemble(
     text: str, gpu: str | Gpu, *, kernel: str | None = None, num_warps: int | None = None
@@ -106,9 +109,13 @@ def _link(produced: bytes, gpu: Gpu) -> bytes:
 
 
 def _compile_llvm_ir(text: str, gpu: Gpu, num_warps: int) -> CodeObject:
-    kernels = text.count("define amdgpu_kernel ")
+    kernels = len(_KERNEL.findall(text))
     if kernels != 1:
         raise ArgumentError(f"the LLVM IR must define exactly one amdgpu_kernel function, not {kernels}")
+    text = _KERNEL.sub("define amdgpu_kernel", text)  # as Triton finds it
+    # LLVM makes each function for the GPU that it names.
+    if others := sorted({name for name in _MADE_FOR.findall(text) if name != gpu.name}):
+        raise ArgumentError(f"the LLVM IR says that it is for {', '.join(others)}, not for {gpu.name} (\"target-cpu\")")
     asm = generate_assembly(text, gpu, num_warps=num_warps, fp_fusion=versions.default_fp_fusion())
     binary = _link(_object_file(asm, gpu), gpu)
     return from_amdgcn(asm, binary, gpu, num_warps=num_warps, triton_version=versions.triton_version())

@@ -145,7 +145,7 @@ def _and_copy(step: Step, n: int) -> Step:
 
 
 #: On gfx9 16-bit results clear the other half of their register, but for these (Vega ISA guide, "VOP3").
-KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16"})
+KEEP_HALF = frozenset({"v_mad_f16", "v_mad_u16", "v_mad_i16", "v_fma_f16", "v_div_fixup_f16", "v_bitop3_b16"})
 
 
 def vector_writer(ins: Instruction, destination: Operand, kind: str, target: Target, high: bool = False) -> Write:
@@ -224,6 +224,8 @@ class _Compute:
 
 def _function(op: Op, ins: Instruction, target: Target) -> Callable:
     if ins.flag("clamp") and op.dst not in FLOATS:
+        if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception
+            return op.fn
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
         return op.clamped

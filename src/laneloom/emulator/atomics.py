@@ -183,6 +183,15 @@ def _flat_step(operation, data: list[int], destination: int | None, where: FlatA
     combine, dtype = operation
     nbytes = dtype.itemsize
 
+    def in_scratch(g: Waves, at: np.ndarray, active: np.ndarray, owners: np.ndarray | None) -> None:
+        old = np.ascontiguousarray(gather_private(g, at, nbytes, owners)[active]).view(dtype)[:, 0]
+        new = np.asarray(combine(old, *[_data(g, n, dtype, active) for n in data]), dtype)
+        words = np.zeros((g.count, g.lanes, nbytes // 4), U32)
+        words[active] = np.ascontiguousarray(new).view(U32).reshape(-1, nbytes // 4)
+        scatter_private(g, at, words, nbytes, active, owners)
+        if destination is not None:
+            _finish(g, destination, dtype, active, old)
+
     def step(g: Waves) -> None:
         address, spaces = where.split(g)
         for space, mask in spaces.items():
@@ -194,14 +203,10 @@ def _flat_step(operation, data: list[int], destination: int | None, where: FlatA
                 at = g.lds.check_atomic(g.lds_base, address & 0xFFFFFFFF, nbytes, mask)
                 _take_effect(g, at, active, operation, data, destination, "lds")
             else:
-                at = check_private(g, address & 0xFFFFFFFF, nbytes, mask)
-                old = np.ascontiguousarray(gather_private(g, at, nbytes)[active]).view(dtype)[:, 0]
-                new = np.asarray(combine(old, *[_data(g, n, dtype, active) for n in data]), dtype)
-                words = np.zeros((g.count, g.lanes, nbytes // 4), U32)
-                words[active] = np.ascontiguousarray(new).view(U32).reshape(-1, nbytes // 4)
-                scatter_private(g, at, words, nbytes, active)
-                if destination is not None:
-                    _finish(g, destination, dtype, active, old)
+                at, owners = check_private(g, address & 0xFFFFFFFF, nbytes, mask), where.owners(g, address)
+                each = [active] if owners is None else [active & (np.arange(g.lanes) == k) for k in range(g.lanes)]
+                for part in each:  # lanes that mean the scratch of one lane take turns
+                    in_scratch(g, at, part, owners)
 
     return step
 
@@ -242,7 +247,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
     if match[2] in ("cmpswap",):  # the data range holds the new value, then the one to compare with
         registers.append(data.index + dtype.itemsize // 4)
     if prefix == "flat":
-        return _flat_step(operation, registers, destination, FlatAddress(ins, vaddr, dtype.itemsize))
+        return _flat_step(operation, registers, destination, FlatAddress(ins, vaddr, dtype.itemsize, target))
     return _step(where, operation, registers, destination, "global")
 
 

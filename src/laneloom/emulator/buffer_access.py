@@ -14,6 +14,7 @@ from ..isa.parse import Instruction, Operand
 from .alu import Builder, Step, Target
 from .global_access import Access, is_access, resource_extent
 from .memory import AccessFault
+from .operands import constant
 from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves
 
@@ -30,6 +31,15 @@ def scratch_resource(nbytes: int) -> tuple[int, int, int, int]:
 def scratch_place(ids: np.ndarray, nbytes: int) -> np.ndarray:
     """The byte of the launch's scratch that each wave's begins at."""
     return (ids % _PLACES * 64 * nbytes).astype(U32)
+
+
+def scalar_offset(operand: Operand) -> Operand:
+    """The scalar offset of a buffer instruction: a register, or a constant as the integer whose bits it has."""
+    if operand.kind == "const":
+        return Operand("const", value=int(constant(operand, "u32")))
+    if operand.kind != "s":
+        raise UnknownInstructionError(f"operand {operand.value!r} as a buffer's offset is not implemented")
+    return operand
 
 
 class SwizzledFault(AccessFault):
@@ -52,7 +62,7 @@ class Buffer:
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
         self.by_index = self.idxen or target.gpu.major != 9
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
-        self.soffset = soffset
+        self.soffset = scalar_offset(soffset)
         self.offset = ins.number("offset")
         self.nbytes = nbytes
         self._room: np.ndarray = np.zeros((1, 1), np.int64)
@@ -123,8 +133,9 @@ class Buffer:
         size = 0 if g.private is None else g.private.shape[2]
         pointer = g.s[self.soffset.index] if self.soffset.kind == "s" else np.int64(self.soffset.value)
         first = self._base(g) - _SCRATCH_BASE - scratch_place(g.ids, size) + pointer
-        at = (first // 64 + self.offset)[:, None]
-        return at + g.addresses[self.vaddr] if self.offen else np.broadcast_to(at, (g.count, g.lanes))
+        # The sum has 32 bits: LLVM takes negative registers with an offset behind them where nothing checks the range.
+        within = g.addresses[self.vaddr] + U32(self.offset) if self.offen else np.full((1, 1), U32(self.offset))
+        return np.broadcast_to((first // 64)[:, None] + within, (g.count, g.lanes))
 
 
 class BufferAccess:

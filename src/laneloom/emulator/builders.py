@@ -6,6 +6,7 @@ from ..isa.parse import Instruction
 from . import (  # cluster, hostcall and tables fill the tables of alu
     async_access,
     atomics,
+    block_access,
     buffer_access,
     cluster,  # noqa: F401
     flat_access,
@@ -70,7 +71,7 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     memories = (
         lds_access, lds_special, lds_direct, global_access, buffer_access, format_access, private_access, flat_access,
-        atomics,
+        atomics, block_access,
     )  # fmt: skip
     of_gfx9 = (scalar_stores, mfma)
     of_cdna5 = (async_access, tensor_access, lds_barriers, transposed)  # and the transposing loads of CDNA 4

@@ -22,7 +22,8 @@ from .state import U64, Waves
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
 JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
 
-_SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|rel64)(?:\+(\d+))?')
+_SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|(rel64|gotpcrel))(?:\+(\d+))?')
+_POINTER = re.compile(r'"?([A-Za-z_.$][^"+\s]*)"?\s*(?:\+\s*(\d+))?')  #: in constant data, with what is added
 _FAR = re.compile(r"\(([^\s-]+)-([^\s-]+)\)(&4294967295|>>32)")  #: the distance of a branch that 16 bits cannot hold
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
@@ -92,20 +93,21 @@ def link(text: str, listing: Listing, places: Places) -> Region | None:
             ins.operands = tuple(_far(o, listing, places) for o in ins.operands)
     if not users:
         return None
-    data, offsets = _constant_data(text)
+    data, offsets, pointers = _constant_data(text)
     names = sorted({match[1] for ins in users for match in _symbols(ins)})
     slots = {name: len(data) + 8 * k for k, name in enumerate(names)}
     memory = np.frombuffer(bytes(data) + bytes(8 * len(names) + 64), np.uint8).copy()
     base = memory.ctypes.data
     at: dict[str, int] = {}
-    for name in names:
+    for name in dict.fromkeys([*names, *(name for _, name, _ in pointers)]):
         if name in listing.labels:
             at[name] = places.of[listing.labels[name]]
         elif name in offsets:
             at[name] = base + offsets[name]
         else:
             raise EmulationError(f"{listing.kernel} names {name!r}, which its assembly does not define")
-        memory[slots[name] : slots[name] + 8] = np.frombuffer(at[name].to_bytes(8, "little"), np.uint8)
+    for where, name, more in [*((slots[name], name, 0) for name in names), *pointers]:
+        memory[where : where + 8] = np.frombuffer((at[name] + more).to_bytes(8, "little"), np.uint8)
     origin, passed = CODE, 0  # passed: bytes of machine code since the last s_getpc_b64
     for index, ins in enumerate(listing.instructions):
         if ins.name == "s_getpc_b64":
@@ -143,8 +145,9 @@ def _resolve(
     match = _SYMBOL.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
     if match is None:
         return operand
-    target = at[match[1]] if match[2] != "gotpcrel32" else base + slots[match[1]]
-    distance = target - origin + int(match[4] or literal) - literal
+    by_table = (match[2] or match[4]).startswith("gotpcrel")
+    target = base + slots[match[1]] if by_table else at[match[1]]
+    distance = target - origin + int(match[5] or literal) - literal
     if match[2] is None:  # gfx1250 adds all 64 bits at once
         return Operand("const", value=distance & 0xFFFFFFFFFFFFFFFF)
     return Operand("const", value=(distance if match[3] == "lo" else distance >> 32) & 0xFFFFFFFF)
@@ -153,9 +156,11 @@ def _resolve(
 # -- constant data -----------------------------------------------------------------------------------------------------
 
 
-def _constant_data(text: str) -> tuple[bytearray, dict[str, int]]:
-    """The bytes of every object that the assembly defines, and where each starts."""
+def _constant_data(text: str) -> tuple[bytearray, dict[str, int], list[tuple[int, str, int]]]:
+    """The bytes of every object that the assembly defines, where each starts, and where addresses stand in them: with
+    the symbol and what is added to it."""
     data: bytearray = bytearray()
+    pointers: list[tuple[int, str, int]] = []
     offsets: dict[str, int] = {}
     for match in re.finditer(r"^\s*\.type\s+(\"?[^\s,]+\"?),@object", text, re.M):
         name = match[1].strip('"')
@@ -168,20 +173,26 @@ def _constant_data(text: str) -> tuple[bytearray, dict[str, int]]:
             directive, _, rest = line.strip().partition("\t" if "\t" in line.strip() else " ")
             if directive == ".size":
                 break
-            data.extend(_bytes_of(directive.removeprefix("."), rest.strip()))
-    return data, offsets
+            octets, symbols = _bytes_of(directive.removeprefix("."), rest.strip())
+            pointers += [(len(data) + where, symbol, more) for where, symbol, more in symbols]
+            data.extend(octets)
+    return data, offsets, pointers
 
 
-def _bytes_of(directive: str, rest: str) -> bytes:
+def _bytes_of(directive: str, rest: str) -> tuple[bytes, list[tuple[int, str, int]]]:
+    """The bytes of a directive, and the addresses among them."""
     if directive in ("ascii", "asciz"):
-        return _string(rest) + (b"\0" if directive == "asciz" else b"")
+        return _string(rest) + (b"\0" if directive == "asciz" else b""), []
     values = [part.strip() for part in rest.partition(";")[0].split(",")]
     if directive in ("zero", "skip"):
-        return bytes(int(values[0], 0))
-    if directive in _SIZES:
-        size = _SIZES[directive]
-        return b"".join((int(v, 0) & ((1 << 8 * size) - 1)).to_bytes(size, "little") for v in values)
-    return b""
+        return bytes(int(values[0], 0)), []
+    size = _SIZES.get(directive, 0)
+    found = {k: match for k, v in enumerate(values) if size and (match := _POINTER.fullmatch(v))}
+    if found and size != 8:
+        raise EmulationError(f"an address in {size} bytes of constant data is not implemented: '.{directive} {rest}'")
+    numbers = [0 if k in found else int(v, 0) for k, v in enumerate(values)] if size else []
+    octets = b"".join((n & ((1 << 8 * size) - 1)).to_bytes(size, "little") for n in numbers)
+    return octets, [(size * k, match[1], int(match[2] or 0)) for k, match in found.items()]
 
 
 def _string(text: str) -> bytes:

@@ -7,15 +7,17 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Step, Target, special, vector_readers, vector_writer
+from .alu import Step, Target, output_modifier, special, vector_readers, vector_writer
 from .bits import I64, U64
 from .dpp import lane_source
-from .operands import BITS
 from .state import Waves
 
 
-def two_results(kinds: str, dst: str, fn: Callable) -> Callable:
-    """A builder of `dst, mask = fn(*sources)`: a vector register and one bit per active lane in SGPRs."""
+def two_results(kinds: str, dst: str, fn: Callable, clamped: Callable | None = None) -> Callable:
+    """A builder of `dst, mask = fn(*sources)`: a vector register and one bit per active lane in SGPRs.
+
+    clamped: of a result and its bit, what the clamp modifier makes of an integer.
+    """
     sources = kinds.split()
 
     def build(ins: Instruction, target: Target) -> Step:
@@ -23,25 +25,40 @@ def two_results(kinds: str, dst: str, fn: Callable) -> Callable:
         source = lane_source(ins, target.lanes)
         readers = vector_readers(ins, texts, sources, target, [0] * len(sources), source)
         store = vector_writer(ins, destination, dst, target)
-        n, clamp = carry.index, ins.flag("clamp")
-        bits = BITS[dst]
+        n, limit = carry.index, clamped if ins.flag("clamp") else None
+        modify = output_modifier(ins, dst, target, flushes=False)
 
         def step(g: Waves) -> None:
             value, flag = fn(*[r(g) for r in readers])
+            if limit is not None:
+                value = limit(value, flag)
+            elif modify is not None:
+                value = modify(value)
             active = g.exec
             if source is not None and source.partial:
                 active = source.enabled(g)
                 source.guarded(lambda _: value, store)(g)
             else:
-                if clamp:  # saturate to the end of the range that was passed
-                    limit = np.iinfo(f"u{bits // 8}").max if "add" in ins.name else 0
-                    value = np.where(flag, value.dtype.type(limit), value)
                 store(g, value)
             g.set_mask(n, flag if active is None else np.logical_and(flag, active))
 
         return step
 
     return build
+
+
+def _most(value: np.ndarray, carry: np.ndarray) -> np.ndarray:
+    return np.where(carry, value.dtype.type(np.iinfo(value.dtype).max), value)
+
+
+def _none(value: np.ndarray, borrow: np.ndarray) -> np.ndarray:
+    return np.where(borrow, value.dtype.type(0), value)
+
+
+def _within_i64(value: np.ndarray, carry: np.ndarray) -> np.ndarray:
+    """carry is bit 64 of the sum, its sign."""
+    limits = np.iinfo(I64)
+    return np.where(carry == (value < 0), value, np.where(carry, I64(limits.min), I64(limits.max)))
 
 
 def _add(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -64,15 +81,15 @@ def _subtract_with_borrow(a: np.ndarray, b: np.ndarray, borrow: np.ndarray) -> t
     return partial - borrow, (a < b) | (partial < borrow)
 
 
-special("v_add_co_u32", two_results("u32 u32", "u32", _add), dpp=True, sdwa=True)
-special("v_sub_co_u32", two_results("u32 u32", "u32", _subtract), dpp=True, sdwa=True)
-special("v_subrev_co_u32", two_results("u32 u32", "u32", lambda a, b: _subtract(b, a)), dpp=True, sdwa=True)
-special("v_add_co_ci_u32", two_results("u32 u32 mask", "u32", _add_with_carry), dpp=True, sdwa=True)
-special("v_sub_co_ci_u32", two_results("u32 u32 mask", "u32", _subtract_with_borrow), dpp=True, sdwa=True)
-special(
-    "v_subrev_co_ci_u32", two_results("u32 u32 mask", "u32", lambda a, b, c: _subtract_with_borrow(b, a, c)),
-    dpp=True, sdwa=True,
-)  # fmt: skip
+for _names, _kinds, _fn, _clamped in (
+    ("v_add_co_u32", "u32 u32", _add, _most),
+    ("v_sub_co_u32", "u32 u32", _subtract, _none),
+    ("v_subrev_co_u32", "u32 u32", lambda a, b: _subtract(b, a), _none),
+    ("v_add_co_ci_u32", "u32 u32 mask", _add_with_carry, _most),
+    ("v_sub_co_ci_u32", "u32 u32 mask", _subtract_with_borrow, _none),
+    ("v_subrev_co_ci_u32", "u32 u32 mask", lambda a, b, c: _subtract_with_borrow(b, a, c), _none),
+):
+    special(_names, two_results(_kinds, "u32", _fn, _clamped), dpp=True, sdwa=True)
 
 
 def _multiply_add_u64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -88,5 +105,7 @@ def _multiply_add_i64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.n
     return total, carry ^ (product < 0) ^ (c < 0)
 
 
-special("v_mad_u64_u32 v_mad_co_u64_u32", two_results("u32 u32 u64", "u64", _multiply_add_u64), dpp=True)
-special("v_mad_i64_i32 v_mad_co_i64_i32", two_results("i32 i32 i64", "i64", _multiply_add_i64), dpp=True)
+_of_u64 = two_results("u32 u32 u64", "u64", _multiply_add_u64, _most)
+_of_i64 = two_results("i32 i32 i64", "i64", _multiply_add_i64, _within_i64)
+special("v_mad_u64_u32 v_mad_co_u64_u32", _of_u64, dpp=True)
+special("v_mad_i64_i32 v_mad_co_i64_i32", _of_i64, dpp=True)

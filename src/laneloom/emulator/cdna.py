@@ -99,7 +99,7 @@ def spellings() -> set[str]:
     names |= {f"tbuffer_{way}_d16_format_{part}" for space, way, part in formats if space}
     names |= {f"{space}buffer_{way}_format_d16_{part}" for space, way, part in formats}
     names |= {f"buffer_{way}_format_d16_hi_x" for way in ("load", "store")}
-    names |= {f"global_load_lds_{tail}" for tail in (*loads[:4], *_NARROW)}
+    names |= {f"{space}_load_lds_{tail}" for space in ("global", "scratch") for tail in (*loads[:4], *_NARROW)}
     widths = ("b8", "b16", "b32", "b64", "b96", "b128")
     names |= {f"ds_write_{width}" for width in widths} | {f"ds_read_{width}" for width in widths}
     names |= {f"ds_write_b{bits}_d16_hi" for bits in (8, 16)}
@@ -155,7 +155,7 @@ def _translated(ins: Instruction, accumulators: int) -> Instruction:
     operands = tuple(_vector(o, accumulators) for o in ins.operands)
     modifiers = ins.modifiers
     if "lds" in modifiers:
-        name = re.sub("^(buffer|global)_load_", r"\1_load_lds_", name)
+        name = re.sub("^(buffer|global|scratch)_load_", r"\1_load_lds_", name)
     if "bound_ctrl" in modifiers:  # before gfx11 the assembler reads 0 as the bit that is set
         modifiers = modifiers | {"bound_ctrl": "1"}
     if name.startswith("ds_cmpstore"):  # gfx9 has the value to compare with first

@@ -33,7 +33,8 @@ def _cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int) -> np.nd
     return np.where(np.isfinite(x), np.copysign(np.ldexp(units, exponent - fraction), x), x)
 
 
-def _stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
+def stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
+    """Numbers and 32 random bits for each -> codes of a small type."""
     values = SMALL_VALUES[kind]
     fraction = {"fp4": 1, "fp6": 3, "bf6": 2, "fp8": 3, "bf8": 2}[kind]
     convert = encoder(kind, ins, target) if TYPES[kind].bits == 8 else nearest(kind)
@@ -70,7 +71,7 @@ def _into_byte(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
         select = ins.bits("op_sel", [0, 0, 0, 0])
         shift, n = U32(8 * (select[2] + 2 * select[3])), destination.index
         keep = ~(U32(0xFF) << shift)
-        convert, factor = _stochastic(small, ins, target), exponent_of(scale)
+        convert, factor = stochastic(small, ins, target), exponent_of(scale)
         random, numbers = read(seed, "u32"), _numbers(source, wide, 8 // bits, bool(select[0]))
 
         def step(g: Waves) -> None:
@@ -91,7 +92,7 @@ def _into_six(small: str, wide: str, *, random: bool = False, halves: bool = Fal
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, *others, scale = ins.operands
         factor = exponent_of(scale)
-        plain, chosen = nearest(small), _stochastic(small, ins, target)
+        plain, chosen = nearest(small), stochastic(small, ins, target)
         seed = read(others[0], "u32") if random else None
         if halves:
             rows = [_numbers(row, wide, 16) for row in (source, others[0])]

@@ -2,7 +2,7 @@
 permutations in groups of lanes, and the operations that only its dual-issue pairs have.
 
 Sources: LLVM's definitions of the instructions and intrinsics; rocjitsu (ROCm/rocm-systems), AMD's emulator, which
-follows the CDNA 5 ISA guide, and the tests of HIP that run on the hardware, for the permutations.
+follows the CDNA 5 ISA guide, and the tests of HIP that run on the hardware, for permutations and tables.
 """
 
 from __future__ import annotations
@@ -141,6 +141,38 @@ def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
 special("v_fma_mix_f32_bf16", _mixed("f32", False), dpp=True)
 special("v_fma_mixlo_bf16", _mixed("bf16", False), dpp=True)
 special("v_fma_mixhi_bf16", _mixed("bf16", True), dpp=True)
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def _looked_up(bits: int, first: str, second: str) -> Callable[[Instruction, Target], Step]:
+    """16 fields of a table, the second source below the first, that the 4-bit numbers of the third name."""
+
+    def build(ins: Instruction, target: Target) -> Step:
+        high, low, numbers = (read(o, kind) for o, kind in zip(ins.operands[1:], (first, second, "u64"), strict=True))
+        n = ins.operands[0].index
+
+        def step(g: Waves) -> None:
+            upper, lower, which = (np.asarray(r(g)).astype(U64) for r in (high, low, numbers))
+            if second == "u32":
+                lower, upper = lower | upper << U64(32), U64(0)
+            out = [np.zeros((g.count, g.lanes), U64) for _ in range(bits // 2 + 1)]
+            for k in range(16):
+                at = U64(bits) * (which >> U64(4 * k) & U64(15))
+                field = np.where(at < 64, lower >> at | upper << (U64(64) - at), upper >> (at - U64(64)))
+                field = (field & U64((1 << bits) - 1)) << U64(bits * k % 32)
+                out[bits * k // 32] |= field & U64(0xFFFFFFFF)
+                out[bits * k // 32 + 1] |= field >> U64(32)
+            for k, word in enumerate(out[:-1]):
+                g.put(n + k, word.astype(U32))
+
+        return step
+
+    return build
+
+
+for _bits, _first, _second in ((4, "u32", "u32"), (6, "u32", "u64"), (8, "u64", "u64")):
+    special(f"v_perm_pk16_b{_bits}_u4", _looked_up(_bits, _first, _second))
 
 # -- lanes -------------------------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 Sources: LLVM's definitions; for the scales of `v_cvt_scale_*`, MLIR's `amdgpu.scaled_ext_packed_matrix`, and for 8 bits
 what Triton's upcast of MX operands relies on: the two name different encodings of `scale_sel` there, and the ones that
-only MLIR names are refused. `v_cvt_scalef32_*` scale as CDNA 4's do. `v_cvt_scalef32_sr_*` are not executed: which of
-the 32 random bits each of the 8 or 16 elements takes is documented nowhere.
+only MLIR names are refused. `v_cvt_scalef32_*` scale, and round by random bits, as CDNA 4's do, which rocjitsu's tests
+(ROCm/rocm-systems) say of CDNA 5 too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from ..errors import UnknownInstructionError
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction
 from .alu import Step, Target, special, vector_readers
-from .cdna4_alu import WIDE, exponent_of, narrow_to, nearest, put_row
+from .cdna4_alu import WIDE, exponent_of, narrow_to, nearest, next_random, put_row
+from .cdna4_stochastic import stochastic
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import byte_number, encoder
 from .operands import read, write
@@ -142,22 +143,29 @@ def _field(g: Waves, n: int, at: int, bits: int) -> np.ndarray:
     return (word >> np.uint64(at % 32)).astype(np.int64) & (1 << bits) - 1
 
 
-def _shrink(small: str, wide: str, count: int) -> Callable[[Instruction, Target], Step]:
+def _shrink(small: str, wide: str, count: int, random: bool = False) -> Callable[[Instruction, Target], Step]:
     bits, (_, widen) = TYPES[small].bits, WIDE[wide]
 
     def build(ins: Instruction, target: Target) -> Step:
         convert = encoder(small, ins, target) if bits == 8 else nearest(small)
-        destination, source, scale = ins.operands
+        by_chance = stochastic(small, ins, target)
+        destination, source, *others, scale = ins.operands
         factor, n = exponent_of(scale), source.index
+        seed = read(others[0], "u32") if random else None
 
         def step(g: Waves) -> None:
             times, words = factor(g), [np.zeros((g.count, g.lanes), np.uint64) for _ in range(bits * count // 32 + 1)]
+            chance = None if seed is None else np.asarray(seed(g))
             for k in range(count):
                 if wide == "f32":
                     x = g.f[n + k].astype(np.float64)
                 else:
                     x = widen((g.u[n + k // 2] >> U32(16 * (k % 2))).astype(U16))
-                code, at = convert(x / times).astype(np.uint64), bits * k
+                if chance is None:
+                    code = convert(x / times)
+                else:
+                    code, chance = by_chance(x / times, chance), next_random(chance)
+                code, at = np.asarray(code).astype(np.uint64), bits * k
                 words[at // 32] |= code << np.uint64(at % 32)
                 words[at // 32 + 1] |= code << np.uint64(at % 32) >> np.uint64(32)
             for k, word in enumerate(words[:-1]):
@@ -172,3 +180,4 @@ for _wide in WIDE:
     for _small, _count in (("fp8", 8), ("bf8", 8), ("fp4", 8), ("fp6", 16), ("bf6", 16)):
         special(f"v_cvt_scale_pk{_count}_{_wide}_{_small}", _enlarge(_small, _wide, _count))
         special(f"v_cvt_scalef32_pk{_count}_{_small}_{_wide}", _shrink(_small, _wide, _count))
+        special(f"v_cvt_scalef32_sr_pk{_count}_{_small}_{_wide}", _shrink(_small, _wide, _count, random=True))

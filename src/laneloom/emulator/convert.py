@@ -109,5 +109,5 @@ def _insert_byte(x: np.ndarray, place: np.ndarray, old: np.ndarray) -> np.ndarra
     return (old & ~(U32(0xFF) << shift)) | (_to_u8(x).astype(U32) << shift)
 
 
-vector("v_cvt_pk_u8_f32", "u32", "f32 u32 u32", _insert_byte)
-vector("v_cvt_pkaccum_u8_f32", "u32", "f32 u32 u32", _insert_byte, reads_dst=True)
+for _name, _accumulates in (("v_cvt_pk_u8_f32", False), ("v_cvt_pkaccum_u8_f32", True)):  # they clamp in any case
+    vector(_name, "u32", "f32 u32 u32", _insert_byte, reads_dst=_accumulates, clamped=_insert_byte)

@@ -327,6 +327,10 @@ def cuda_on_cpu(gpu: Gpu) -> Iterator[None]:
     swapped += [(torch._C, "_scatter", _scattered), (parallel, "_get_stream", only_one)]
     swapped.append((torch._C, "_cuda_getCurrentRawStream", always(0)))  # asks the driver, where torch has it at all
     swapped.append((torch._C, "_cuda_cudaCachingAllocator_is_enabled", always(False)))  # Inductor: no CUDA graphs
+    in_files = torch._C._dynamo.guards  # type: ignore[attr-defined]  # what files that Inductor wrote call
+    swapped.append((in_files, "_empty_strided_cuda", lambda size, stride, dtype: torch.empty_strided(
+        size, stride, dtype=dtype, device="cuda"
+    )))  # fmt: skip
     swapped += [(torch.accelerator, name, new) for name, new in accelerator_answers(torch).items()]
     swapped += [(torch.autograd, "_engine_run_backward", backward), (torch.version, "hip", "0.0")]
     library = torch.library.Library

@@ -41,9 +41,17 @@ def power_of_two(code: np.ndarray) -> np.ndarray:
     return np.where(code == 255, np.nan, np.ldexp(1.0, code.astype(np.int64) - 127))
 
 
-#: by the names of isa/catalogue.py
+def _e5m3() -> np.ndarray:
+    """CDNA 5's float without a sign: a bias of 15, one NaN, no infinity."""
+    code = np.arange(256)
+    out = np.ldexp(1.0 * (code % 8 + 8 * (code > 7)), np.maximum(code >> 3, 1) - 18)
+    out[255] = np.nan
+    return out
+
+
+#: by the names of isa/catalogue.py, and "e5m3"
 SMALL_VALUES: dict[str, np.ndarray] = {
     "fp8": FP8_VALUES, "bf8": BF8_VALUES, "fp8_fnuz": _fnuz(4, 3, 8), "bf8_fnuz": _fnuz(5, 2, 16),
     "fp6": _values(2, 3, 1, False, numbers_only=True), "bf6": _values(3, 2, 3, False, numbers_only=True),
-    "fp4": _values(2, 1, 1, False, numbers_only=True),
+    "fp4": _values(2, 1, 1, False, numbers_only=True), "e5m3": _e5m3(),
 }  # fmt: skip

@@ -1,6 +1,7 @@
 """Conversions to and from 8-bit floats, fp8 (E4M3) and bf8 (E5M2), plain and with stochastic rounding.
 
-OCP's on gfx12 and gfx950; on gfx942 the FNUZ ones, whose only NaN, 0x80, is also what infinities become.
+OCP's on gfx12 and gfx950; on gfx942 the FNUZ ones, whose only NaN, 0x80, is also what infinities become. On CDNA 5
+clamp says that fp8 is E5M3, which has no sign: numbers lose theirs (LLVM, FeatureFP8E5M3Insts; rocjitsu).
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ _VALUES = {kind: values.astype(np.float32) for kind, values in SMALL_VALUES.item
 # Fraction bits, lowest normal exponent, largest finite code, code of what does not fit, code of NaN.
 _FORMATS = {
     "fp8": (3, -6, 0x7E, 0x7F, 0x7F), "bf8": (2, -14, 0x7B, 0x7C, 0x7F),
-    "fp8_fnuz": (3, -7, 0x7F, 0x80, 0x80), "bf8_fnuz": (2, -15, 0x7F, 0x80, 0x80),
+    "fp8_fnuz": (3, -7, 0x7F, 0x80, 0x80), "bf8_fnuz": (2, -15, 0x7F, 0x80, 0x80), "e5m3": (3, -14, 0xFE, 0xFF, 0xFF),
 }  # fmt: skip
 
 
-def format_of(kind: str, target: Target) -> str:
-    """The format, of isa.catalogue.TYPES, that "fp8" or "bf8" in a mnemonic means."""
+def format_of(kind: str, target: Target, ins: Instruction) -> str:
+    """The format that "fp8" or "bf8" in a mnemonic means."""
+    if kind == "fp8" and target.gpu.is_cdna5 and ins.flag("clamp"):
+        return "e5m3"
     return f"{kind}_fnuz" if target.gpu.name == "gfx942" else kind
 
 
@@ -39,7 +42,8 @@ def encode(
     overflow_clamps the largest number; infinities stay what they are, or with infinity_clamps become it too.
     """
     fraction, lowest, largest, beyond, nan = _FORMATS[kind]
-    unsigned = (0, nan) if kind.endswith("_fnuz") else ()  #: codes that have no negative
+    #: codes that have no negative
+    unsigned = (0, nan) if kind.endswith("_fnuz") else np.arange(256) if kind == "e5m3" else ()
     top = float(_VALUES[kind][largest])
 
     def function(x: np.ndarray) -> np.ndarray:
@@ -62,7 +66,8 @@ def encode(
 def encoder(kind: str, ins: Instruction, target: Target) -> Callable[[np.ndarray], np.ndarray]:
     """`encode` as the instruction's clamp and MODE.FP16_OVFL say; on gfx9 the latter stops infinities as well."""
     overflow = target.mode.f16_overflow
-    return encode(kind, ins.flag("clamp") or overflow, infinity_clamps=overflow and target.gpu.major == 9)
+    clamps = ins.flag("clamp") and kind != "e5m3"
+    return encode(kind, clamps or overflow, infinity_clamps=overflow and target.gpu.major == 9)
 
 
 # -- from 8 bits -------------------------------------------------------------------------------------------------------
@@ -80,7 +85,7 @@ def byte_number(ins: Instruction, register_bits: int) -> int:
 
 def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
-        values = _VALUES[format_of(kind, target)]
+        values = _VALUES[format_of(kind, target, ins)]
         destination, text = ins.operands
         shift = U32(8 * byte_number(ins, 8))
         source = lane_source(ins, target.lanes)
@@ -99,7 +104,7 @@ def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
 
 def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
-        values = _VALUES[format_of(kind, target)]
+        values = _VALUES[format_of(kind, target, ins)]
         destination, text = ins.operands
         high = bool(byte_number(ins, 16)) or text.half == "h"
         reader = read(text, "b16", high)
@@ -124,7 +129,7 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
-        convert = encoder(format_of(kind, target), ins, target)
+        convert = encoder(format_of(kind, target, ins), ins, target)
         select = ins.bits("op_sel", [0, 0, 0])
         source = lane_source(ins, target.lanes)
         a, b = vector_readers(ins, texts, ["f32", "f32"], target, [0, 0], source)
@@ -144,7 +149,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
     drop = 23 - fraction
 
     def build(ins: Instruction, target: Target) -> Step:
-        form = format_of(kind, target)
+        form = format_of(kind, target, ins)
         largest = _VALUES[form][_FORMATS[form][2]]
         destination, *texts = ins.operands
         convert = encoder(form, ins, target)
@@ -159,7 +164,7 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         keep = ~(U32(0xFF) << shift)
 
         def compute(g: Waves) -> np.ndarray:
-            x = np.asarray(value(g))
+            x = np.abs(value(g)) if form == "e5m3" else np.asarray(value(g))
             raised = ((x.view(U32) + (random(g) >> U32(32 - drop))) & ~U32((1 << drop) - 1)).view(np.float32)
             raised = np.where(np.isfinite(x) & (np.abs(x) <= largest), raised, x)
             return (g.u[n] & keep) | (convert(raised) << shift)

@@ -144,11 +144,12 @@ def resource_extent(g: Waves, n: int, wide: bool) -> tuple[np.ndarray, np.ndarra
     return three >> U32(12) & U32(0x3FFF), low | middle << 7 | high << 39
 
 
-_SCALAR = re.compile(r"s_(buffer_)?load_(?:([bui])(8|16|32|64|96|128|256|512)|dword(?:x(\d+))?)$")
+_SCALAR = re.compile(r"s_(buffer_|scratch_)?load_(?:([bui])(8|16|32|64|96|128|256|512)|dword(?:x(\d+))?)$")
 
 
 class ScalarLoad:
-    """s_load and s_buffer_load; calling it executes it.
+    """s_load, s_buffer_load and gfx9's s_scratch_load, whose offset in a register counts 64 bytes; calling it executes
+    it.
 
     Without a load of 3 words (gfx11) LLVM reads 3 words from a multiple of 8 bytes by a load of 4. The fourth shares 8
     aligned bytes with the third, so no GPU faults on it, and nobody uses it where it lies outside the memory.
@@ -160,12 +161,13 @@ class ScalarLoad:
             raise UnknownInstructionError(ins.name)
         self.nbytes = int(match[3]) // 8 if match[3] else 4 * int(match[4] or 1)
         self.signed = match[2] == "i"
-        bits = 64 if not match[1] else 57 if target.gpu.is_cdna5 else 48  # of a buffer's resource
-        self.buffer, self.wide = bool(match[1]), target.gpu.is_cdna5
+        bits = 64 if match[1] != "buffer_" else 57 if target.gpu.is_cdna5 else 48  # of a buffer's resource
+        self.buffer, self.wide = match[1] == "buffer_", target.gpu.is_cdna5
         self.mask = np.int64(-1) if bits == 64 else np.int64((1 << bits) - 1)
         self.destination, self.base, self.offset = ins.operands
         self.extra = ins.number("offset")
-        self.scale = np.int64(self.nbytes if ins.flag("scale_offset") else 1)
+        steps = 64 if match[1] == "scratch_" else self.nbytes if ins.flag("scale_offset") else 1
+        self.scale = np.int64(steps)  # of an offset in a register
 
     def _within(self, g: Waves) -> np.ndarray:
         """The offset from the base, int64 [wave] or one for all."""

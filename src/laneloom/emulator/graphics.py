@@ -8,7 +8,7 @@ import numpy as np
 
 from ..isa.parse import M0, Instruction
 from .alu import Step, Target, special, vector
-from .bits import U16, U32, U64, absolute_difference
+from .bits import U16, U32, U64, absolute_difference, saturate, saturating
 from .operands import read, read_scalar
 from .state import Waves
 
@@ -69,30 +69,32 @@ def _window(a: np.ndarray, b: np.ndarray, start: int, masked: bool) -> np.ndarra
     return np.asarray(total)
 
 
-def _sums_16(masked: bool) -> Callable:
+def _sums_16(masked: bool, clamps: bool) -> Callable:
     def function(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         out = U64(0)
         for k in range(4):
             old = (c >> U64(16 * k)).astype(U16)
-            out = out | ((_window(a, b, k, masked) + old).astype(U16).astype(U64) << U64(16 * k))
+            total = _window(a, b, k, masked) + old
+            total = saturate(total, U16) if clamps else total.astype(U16)
+            out = out | (total.astype(U64) << U64(16 * k))
         return np.asarray(out)
 
     return function
 
 
-vector("v_qsad_pk_u16_u8", "b64", "u64 u32 u64", _sums_16(False))
-vector("v_mqsad_pk_u16_u8", "b64", "u64 u32 u64", _sums_16(True))
+for _name, _masked in (("v_qsad_pk_u16_u8", False), ("v_mqsad_pk_u16_u8", True)):
+    vector(_name, "b64", "u64 u32 u64", _sums_16(_masked, False), clamped=_sums_16(_masked, True))
 
 
 def _sums_32(ins: Instruction, target: Target) -> Step:
     destination, first, second, third = ins.operands
     a, b = read(first, "u64"), read(second, "u32")
     old = [read(type(third)(third.kind, third.index + k), "u32") for k in range(4)]
-    n = destination.index
+    n, add = destination.index, saturating(np.add, U32) if ins.flag("clamp") else np.add
 
     def step(g: Waves) -> None:
         x, y = a(g), b(g)
-        results = [_window(x, y, k, True) + old[k](g) for k in range(4)]
+        results = [add(_window(x, y, k, True), old[k](g)) for k in range(4)]
         for k, value in enumerate(results):
             g.put(n + k, value)
 

@@ -19,6 +19,7 @@ from ..isa.catalogue import instructions
 from . import (
     async_access,
     atomics,
+    block_access,
     calls,
     cdna,
     format_access,
@@ -82,8 +83,9 @@ def _memory_names() -> set[str]:
     names |= {f"ds_{way}_{width}{half}" for way, width, half in in_lds}
     names |= {f"ds_{w}_2addr_{s}{b}" for w, s, b in product(("load", "store"), ("", "stride64_"), ("b32", "b64"))}
     names |= {f"s_{buffer}load_{width}" for buffer, width in product(("", "buffer_"), _WIDTHS)}
+    names |= {f"s_scratch_load_dword{wide}" for wide in ("", "x2", "x4")}
     names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
-    names |= {*async_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
+    names |= {*async_access.NAMES, *block_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
     names |= scalar_stores.NAMES | set(format_access.NAMES)
     return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 

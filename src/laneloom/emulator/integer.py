@@ -150,9 +150,12 @@ for _kind in ("u32", "i32", "u16", "i16"):
     _two, _three = f"{_kind} {_kind}", f"{_kind} {_kind} {_kind}"
     vector(f"v_min_{_kind}", _kind, _two, np.minimum)
     vector(f"v_max_{_kind}", _kind, _two, np.maximum)
-    vector(f"v_min3_{_kind}", _kind, _three, lambda a, b, c: np.minimum(np.minimum(a, b), c))
-    vector(f"v_max3_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.maximum(a, b), c))
-    vector(f"v_med3_{_kind}", _kind, _three, _median)
+    for _name, _fn in (
+        ("min3", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
+        ("max3", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
+        ("med3", _median),
+    ):
+        vector(f"v_{_name}_{_kind}", _kind, _three, _fn, clamped=_fn)  # one of the sources: nothing to clamp
 for _kind in ("u32", "i32"):
     _three = f"{_kind} {_kind} {_kind}"
     vector(f"v_minmax_{_kind}", _kind, _three, lambda a, b, c: np.maximum(np.minimum(a, b), c))
@@ -187,11 +190,18 @@ def _saturate_pair(x: np.ndarray) -> np.ndarray:
 
 
 _three = "u32 u32 u32"
-vector("v_sad_u8", "u32", _three, lambda a, b, c: _byte_differences(a, b, False) + c)
-vector("v_sad_hi_u8", "u32", _three, lambda a, b, c: (_byte_differences(a, b, False) << U32(16)) + c)
-vector("v_msad_u8", "u32", _three, lambda a, b, c: _byte_differences(a, b, True) + c)
-vector("v_sad_u16", "u32", _three, lambda a, b, c: _half_differences(a, b) + c)
-vector("v_sad_u32", "u32", _three, lambda a, b, c: absolute_difference(a, b) + c)
+_add_u32 = saturating(np.add, U32)
+for _name, _differences in (
+    ("v_sad_u8", lambda a, b: _byte_differences(a, b, False)),
+    ("v_sad_hi_u8", lambda a, b: _byte_differences(a, b, False) << U32(16)),
+    ("v_msad_u8", lambda a, b: _byte_differences(a, b, True)),
+    ("v_sad_u16", _half_differences),
+    ("v_sad_u32", absolute_difference),
+):
+    vector(
+        _name, "u32", _three, lambda a, b, c, fn=_differences: fn(a, b) + c,
+        clamped=lambda a, b, c, fn=_differences: _add_u32(fn(a, b), c),
+    )  # fmt: skip
 vector("v_lerp_u8", "u32", _three, _lerp)
 vector("v_sat_pk_u8_i16", "u16", "u32", _saturate_pair)
 

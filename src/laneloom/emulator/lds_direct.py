@@ -1,4 +1,5 @@
-"""Loads from memory straight into LDS, of CDNA: `global_load_lds_*`, and `buffer_load_*` with `lds` (see cdna.py).
+"""Loads from memory straight into LDS, of CDNA: `global_load_lds_*`, `scratch_load_lds_*`, and `buffer_load_*` with
+`lds` (see cdna.py).
 
 Lane l's data lands at M0 (its low 16 bits on gfx942, whose LDS has 64 KiB) + the instruction's offset + l times the
 bytes of a lane, counted from the first byte of the workgroup's LDS (CDNA 3 ISA guide, "Memory Buffer Load to LDS"; of 1
@@ -18,9 +19,10 @@ from .buffer_access import Buffer
 from .global_access import Access, extend, global_addresses
 from .lds_access import is_nowhere
 from .memory import LocalMemory
+from .private_access import check_private, gather_private, scratch_addresses
 from .state import U32, Waves
 
-_NAME = re.compile(r"(global|buffer)_load_lds_([bui]\d+)$")
+_NAME = re.compile(r"(global|buffer|scratch)_load_lds_([bui]\d+)$")
 
 
 class LdsLoad:
@@ -33,10 +35,12 @@ class LdsLoad:
         self.access, self.offset = Access(f"load_{match[2]}"), ins.number("offset")
         self.nbytes = max(self.access.nbytes, 4)  #: that a lane writes
         self.buffer: Buffer | None = None
+        self.private = match[1] == "scratch"
         if match[1] == "buffer":
             self.source = self.buffer = Buffer(ins, target, *ins.operands, nbytes=self.access.nbytes)
         else:
-            address = global_addresses(ins, ins.operands[0], ins.operands[1], target)
+            place = scratch_addresses if self.private else global_addresses
+            address = place(ins, ins.operands[0], ins.operands[1], target)
             self.source = lambda g: (address(g), g.active())
 
     def __call__(self, g: Waves) -> None:
@@ -48,8 +52,11 @@ class LdsLoad:
         if self.buffer is not None and not inside.all() and self.buffer.straddles():
             self.deliver(g, g.lds, self.buffer.gather_by_words(g, address))
             return
-        at = g.memory.check(address, access.nbytes, inside)
-        words = g.memory.gather(at, access.nbytes) if inside.any() else np.zeros((1, 1, 1), U32)
+        if self.private:
+            words = gather_private(g, check_private(g, address, access.nbytes, inside), access.nbytes)
+        else:
+            at = g.memory.check(address, access.nbytes, inside)
+            words = g.memory.gather(at, access.nbytes) if inside.any() else np.zeros((1, 1, 1), U32)
         words = np.where(inside[..., None], words, U32(0))
         if access.nbytes < 4:
             words = extend(words[..., 0], access.nbytes, access.signed)[..., None]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..errors import UnknownInstructionError
-from ..isa.parse import Operand
+from ..isa.parse import Operand, Wide
 from .state import U32, U64, Waves
 
 Read = Callable[[Waves], np.ndarray]
@@ -24,12 +24,15 @@ DTYPE = {
     "b64": np.uint64, "u64": np.uint64, "i64": np.int64, "f64": np.float64,
 }  # fmt: skip
 BITS = {name: np.dtype(t).itemsize * 8 for name, t in DTYPE.items()}
-#: Upper halves of flat addresses that mean LDS and scratch.
-SHARED_APERTURE, PRIVATE_APERTURE = 0x20000000, 0x20000001
+#: Upper halves of flat addresses that mean LDS and scratch; on CDNA 5 scratch of the lane in bits 25:20 of the half, of
+#: which code looks at bits 31:26 alone to tell scratch from the others.
+SHARED_APERTURE, PRIVATE_APERTURE, SCRATCH_APERTURE = 0x20000000, 0x20000001, 0x30000000
 _APERTURES = {
     "src_shared_base": SHARED_APERTURE << 32, "src_shared_limit": SHARED_APERTURE << 32 | 0xFFFFFFFF,
     "src_private_base": PRIVATE_APERTURE << 32, "src_private_limit": PRIVATE_APERTURE << 32 | 0xFFFFFFFF,
+    "src_flat_scratch_base_lo": SCRATCH_APERTURE << 32,
 }  # fmt: skip
+_HALVES_OF_SCRATCH = {"src_flat_scratch_base_lo": 0, "src_flat_scratch_base_hi": SCRATCH_APERTURE}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
@@ -37,7 +40,7 @@ def constant_bits(value: int | float, kind: str) -> int:
     """The bits that an inline constant or literal stands for in an operand of type `kind`.
 
     A float constant is encoded in the operand's own format. An integer literal is its bits, sign-extended from 32 in a
-    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax).
+    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax), all of it if it has 64.
     """
     size = BITS[kind]
     if isinstance(value, float):
@@ -48,7 +51,7 @@ def constant_bits(value: int | float, kind: str) -> int:
         if size == 16:
             return struct.unpack("<H", struct.pack("<e", value))[0]
         return struct.unpack("<I", struct.pack("<f", value))[0]
-    if kind == "f64" and not -16 <= value <= 64 and value < 1 << 32:
+    if kind == "f64" and not isinstance(value, Wide) and not -16 <= value <= 64 and value < 1 << 32:
         return value << 32
     return value & ((1 << size) - 1)
 
@@ -115,6 +118,9 @@ def _read_plain(operand: Operand, kind: str, high: bool) -> Read:
     if operand.value in _APERTURES and size == 64:
         aperture = np.array([[_APERTURES[str(operand.value)]]], U64).view(dtype)
         return lambda g: aperture
+    if operand.value in _HALVES_OF_SCRATCH and size == 32:
+        half = np.array([[_HALVES_OF_SCRATCH[str(operand.value)]]], U32).view(dtype)
+        return lambda g: half
     raise UnknownInstructionError(f"operand {operand.value!r} is not implemented")
 
 

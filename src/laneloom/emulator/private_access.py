@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..isa.parse import NULL, Instruction
+from ..isa.parse import NULL, Instruction, Operand
 from .alu import Builder, Step, Target
-from .global_access import Access, is_access, signed_offset
+from .global_access import Access, Addresses, is_access, signed_offset
 from .memory import AccessFault
 from .state import U32, Waves
 
@@ -29,37 +29,46 @@ def check_private(g: Waves, at: np.ndarray, nbytes: int, active: np.ndarray | No
     return at
 
 
-def gather_private(g: Waves, at: np.ndarray, nbytes: int) -> np.ndarray:
-    """`nbytes` per lane as uint32 [wave, lane, words]; 1 and 2 bytes zero-extended."""
+def gather_private(g: Waves, at: np.ndarray, nbytes: int, owners: np.ndarray | None = None) -> np.ndarray:
+    """`nbytes` per lane as uint32 [wave, lane, words]; 1 and 2 bytes zero-extended.
+
+    owners: the lane of the wave whose scratch each lane means [wave, lane]; None: its own.
+    """
     assert g.private is not None
     index = at[..., None] + np.arange(nbytes)
     rows, columns = np.arange(g.count)[:, None, None], np.arange(g.lanes)[None, :, None]
+    columns = columns if owners is None else owners[..., None]
     padded = np.zeros((g.count, g.lanes, max(nbytes, 4)), np.uint8)
     padded[..., :nbytes] = g.private[rows, columns, index]
     return padded.view(U32)
 
 
-def scatter_private(g: Waves, at: np.ndarray, words: np.ndarray, nbytes: int, active: np.ndarray | None) -> None:
+def scatter_private(
+    g: Waves,
+    at: np.ndarray,
+    words: np.ndarray,
+    nbytes: int,
+    active: np.ndarray | None,
+    owners: np.ndarray | None = None,
+) -> None:
     """Store per lane what `gather_private` would load."""
     assert g.private is not None
     octets = np.ascontiguousarray(words).view(np.uint8)[..., :nbytes]
     index = at[..., None] + np.arange(nbytes)
-    if active is None:
+    if active is None and owners is None:
         g.private[np.arange(g.count)[:, None, None], np.arange(g.lanes)[None, :, None], index] = octets
     else:
-        w, lane = np.nonzero(active)
-        g.private[w[:, None], lane[:, None], index[w, lane]] = octets[w, lane]
+        w, lane = np.nonzero(g.active() if active is None else active)
+        whose = lane if owners is None else owners[w, lane]
+        g.private[w[:, None], whose[:, None], index[w, lane]] = octets[w, lane]
 
 
-def _build_scratch(ins: Instruction, target: Target) -> Step:
-    """Byte offset = VGPR + SGPR + immediate."""
-    access = Access(ins.name.split("_", 1)[1], target.gpu)
-    nbytes = access.nbytes
-    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
-    if data.half:
-        access.half = data.half
-    offset, n = signed_offset(ins), data.index
-    scale = nbytes if ins.flag("scale_offset") else 0  # of CDNA 5
+def scratch_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
+    """The byte of its own scratch that each lane means: VGPR + SGPR + immediate, the VGPR signed since RDNA 4.
+
+    CDNA 5's `scale_offset` multiplies the VGPR by the bytes of the access.
+    """
+    offset, scale = signed_offset(ins), nbytes if ins.flag("scale_offset") else int(target.gpu.major == 12)
 
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
@@ -70,6 +79,17 @@ def _build_scratch(ins: Instruction, target: Target) -> Step:
         if saddr.kind == "s" and saddr.index != NULL:
             at = at + g.s[saddr.index].view(np.int32)[:, None]
         return at
+
+    return place
+
+
+def _build_scratch(ins: Instruction, target: Target) -> Step:
+    access = Access(ins.name.split("_", 1)[1], target.gpu)
+    nbytes = access.nbytes
+    data, vaddr, saddr = ins.operands if access.load else (ins.operands[1], ins.operands[0], ins.operands[2])
+    if data.half:
+        access.half = data.half
+    place, n = scratch_addresses(ins, vaddr, saddr, target, nbytes), data.index
 
     def step(g: Waves) -> None:
         at = check_private(g, place(g), nbytes, g.exec)

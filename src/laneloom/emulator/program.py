@@ -29,6 +29,7 @@ from .shadow import Found
 from .state import Waves
 from .strict import Guard, as_error, check_branch, race_error
 from .tested_loads import tested_loads
+from .undefined_select import follow_selects
 
 if TYPE_CHECKING:
     from .counters import Counters
@@ -85,8 +86,7 @@ class Program:
         self, asm: str, gpu: str | Gpu, kernel: str | None = None, *, strict: bool = False, elf: bytes | None = None
     ):
         """elf: the code object that `asm` is the disassembly of; its data is loaded."""
-        self.gpu = emulated_gpu(gpu)
-        self.asm, self.strict = asm, strict
+        self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
         cdna.translate(self.listing, self.gpu.major)
         number_registers(self.listing)
@@ -107,7 +107,7 @@ class Program:
         #: strict mode: by number of the instruction, of blocks that were reached
         self.guards: dict[int, Guard | IndexedGuard] = {}
         self.blocks = self._cut()
-        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 16
+        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 32
 
     # -- building ------------------------------------------------------------------------------------------------------
 
@@ -188,13 +188,13 @@ class Program:
         body, targets = self.listing.instructions[block.first : block.last], self.targets[block.first : block.last]
         if not self.strict:
             return self._batched(body if block.leave == "next" else body[:-1], targets)
-        code, tested = Code(), tested_loads(body, self.lanes)
+        code, tested, last = Code(), tested_loads(body, self.lanes), body[-1] if block.leave != "next" else None
         for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
-            leaves = block.leave != "next" and ins is body[-1]
-            step = build_nothing(ins, target) if leaves else self.step_of(ins, target)
+            step = build_nothing(ins, target) if ins is last else self.step_of(ins, target)
             code.append(ins, step)
             guard = self._guard(ins, number, target, step, number - block.first in tested)
             code.guards.append(self.guards.setdefault(number, guard))
+        follow_selects(code.guards, body, self.lanes)
         return code
 
     def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:

@@ -204,3 +204,8 @@ for _name, _relation in _RELATIONS.items():
     scalar(f"s_cmpk_{_name}_u32", "", "u32 u32", lambda a, k, f=_relation: (None, f(a, k & U32(0xFFFF))), "returned")
 scalar("s_cmp_eq_u64", "", "u64 u64", lambda a, b: (None, a == b), "returned")
 scalar("s_cmp_lg_u64", "", "u64 u64", lambda a, b: (None, a != b), "returned")
+
+# -- registers -----------------------------------------------------------------------------------------------------
+
+# What a kernel may ever have is there from the start, so each request for more, or fewer, is granted.
+scalar("s_alloc_vgpr", "", "u32", lambda wanted: (None, True), "returned")

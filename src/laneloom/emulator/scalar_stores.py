@@ -1,6 +1,8 @@
-"""Stores and atomics from scalar registers, which gfx9 has: `s_store_dword`, `s_buffer_store_dword`, `s_atomic_add`.
+"""Stores and atomics from scalar registers, which gfx9 has: `s_store_dword`, `s_buffer_store_dword`, `s_atomic_add`,
+and `s_scratch_store_dword`, whose offset in a register counts 64 bytes.
 
-Waves take effect one after another. Source: AMD CDNA 3 ISA guide, "Scalar Memory Operations"; LLVM, SMInstructions.
+Waves take effect one after another. Sources: AMD Vega and CDNA 3 ISA guides, "Scalar Memory Operations"; LLVM,
+SMInstructions.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from .state import U32, Waves
 _COMBINES = "swap cmpswap add sub smin umin smax umax and or xor inc dec".split()
 _TAILS = [f"store_dword{words}" for words in ("", "x2", "x4")]
 _TAILS += [f"atomic_{op}{wide}" for op in _COMBINES for wide in ("", "_x2")]
-NAMES = frozenset(f"s_{buffer}{tail}" for buffer in ("", "buffer_") for tail in _TAILS)
-_NAME = re.compile(r"s_(buffer_)?(?:store_dword(x2|x4)?|atomic_(\w+?)(_x2)?)$")
+NAMES = frozenset(f"s_{buffer}{tail}" for buffer in ("", "buffer_") for tail in _TAILS) | {
+    f"s_scratch_{tail}" for tail in _TAILS if tail.startswith("store")
+}
+_NAME = re.compile(r"s_(buffer_|scratch_)?(?:store_dword(x2|x4)?|atomic_(\w+?)(_x2)?)$")
 _SIGNED = {"smin": "min", "smax": "max", "umin": "min", "umax": "max"}
 _BUFFER_BASE = np.int64((1 << 48) - 1)
 
@@ -31,14 +35,15 @@ class ScalarStore:
         assert match
         self.data, self.base, self.offset = ins.operands
         self.extra = ins.number("offset")
-        self.mask = _BUFFER_BASE if match[1] else np.int64(-1)
+        self.mask = _BUFFER_BASE if match[1] == "buffer_" else np.int64(-1)
+        self.scale = np.int64(64 if match[1] == "scratch_" else 1)
         self.operation, self.returns = match[3] or "", ins.flag("glc")
         self.nbytes = 8 if match[4] else {"": 4, "x2": 8, "x4": 16}[match[2] or ""]
 
     def address(self, g: Waves) -> np.ndarray:
         """int64 [wave]"""
         offset = self.offset
-        more = g.s[offset.index].astype(np.int64) if offset.kind == "s" else np.int64(offset.value)
+        more = g.s[offset.index].astype(np.int64) * self.scale if offset.kind == "s" else np.int64(offset.value)
         base = g.scalar64(self.base.index).view(np.int64) & self.mask
         return (base + more + self.extra) & ~np.int64(3)
 

@@ -216,15 +216,14 @@ class Guard:
                         self._complain_wait(counter, e)
 
     def _clashes(self, counter: str, e: UnderWay) -> bool:
-        if counter in self.raises and not self.any_order:
-            # Operations of one counter return in order, so a load may follow another into the same register.
-            return bool((e.registers_v & self.uses.reads_v) or (e.registers_s & self.uses.reads_s))
-        hit = e.registers_v & self.touched_v
+        # Operations of one counter return in order, so a load may follow another into the same register.
+        in_turn = counter in self.raises and not self.any_order
+        hit = e.registers_v & (self.uses.reads_v if in_turn else self.touched_v)
         if hit and not hit & (hit - 1):  # one register: a load into one half leaves the other free
             half = loaded_half(e.guard.ins, self.target.gpu)
             if half and touched_half(self.ins, hit.bit_length() - 1) == {"l": "h", "h": "l"}[half]:
                 hit = 0
-        return bool(hit or (e.registers_s & self.touched_s))
+        return bool(hit or (e.registers_s & (self.uses.reads_s if in_turn else self.touched_s)))
 
     def _complain_wait(self, counter: str, e: UnderWay) -> None:
         hit_v, hit_s = e.registers_v & self.touched_v, e.registers_s & self.touched_s

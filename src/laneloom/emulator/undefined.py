@@ -26,6 +26,7 @@ from .undefined_bits import (
     bits_written,
     clears_half,
     halves_read,
+    of_three,
     scalar_bitwise,
     sources_of,
 )
@@ -90,17 +91,19 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _dual_rule(ins, target, step)
     if found := cdna_rule(ins):
         return found
+    if name.startswith("v_bitop"):
+        return _any_bitwise_rule(ins, target)
     if name in BITWISE and "dpp" not in ins.encoding:
         return bitwise_rule(ins, BITWISE[name])
     if name in BITWISE_HALVES and "dpp" not in ins.encoding:
         return bitwise_halves_rule(ins, BITWISE_HALVES[name], bits_written(ins, target.gpu.major))
-    if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
-        return _default_rule(ins, target, touched)
     if found := field_rule(ins) or carry_rule(ins, target):
         return found
+    if target.gpu.major == 9 and _ONE_HALF.fullmatch(name):  # clears the other half, which the rules of halves leave
+        return _default_rule(ins, target, touched)
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
-    if name.startswith("v_cndmask_b32") and "dpp" not in ins.encoding:
+    if name.startswith("v_cndmask_b") and "dpp" not in ins.encoding:
         return _select_rule(ins, target)
     if is_matrix(name):
         return _matrix_rule(touched)
@@ -117,6 +120,14 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if name.startswith("s_"):
         return _scalar_rule(ins, target, touched)
     return _default_rule(ins, target, touched)
+
+
+def _any_bitwise_rule(ins: Instruction, target: Target) -> Rule:
+    """A function of two or three operands that the instruction gives by its table."""
+    function = of_three(ins.number("bitop3"))
+    if ins.name == "v_bitop3_b16":
+        return bitwise_halves_rule(ins, function, bits_written(ins, target.gpu.major))
+    return bitwise_rule(ins, function)
 
 
 def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
@@ -186,10 +197,15 @@ def _routed_rule(ins: Instruction) -> Rule:
 def _select_rule(ins: Instruction, target: Target) -> Rule:
     n, no, yes = ins.operands[0].index, ins.operands[1], ins.operands[2]
     mask = ins.operands[3].index if len(ins.operands) > 3 else VCC
+    up: list[bool | None] = [None, None]  #: of halves: which of each source
+    part = bits_written(ins, target.gpu.major) if ins.name == "v_cndmask_b16" else 0xFFFFFFFF
+    if ins.name == "v_cndmask_b16":
+        up = [bool(high) or o.half == "h" for high, o in zip(ins.bits("op_sel", [0, 0]), (no, yes), strict=False)]
+    shift = U32(16 if part == 0xFFFF0000 else 0)
 
     def follow(g: Waves) -> None:
-        bits = np.where(g.mask(mask), g.shadow.of(yes), g.shadow.of(no))
-        g.shadow.put(g, n, np.where(g.shadow.mask(g, mask), FULL, bits))
+        bits = np.where(g.mask(mask), g.shadow.of(yes, up[1]), g.shadow.of(no, up[0]))
+        g.shadow.put(g, n, np.where(g.shadow.mask(g, mask), FULL, bits << shift), part)
 
     return follow
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..isa.bits_of_three import bits_of_three
 from ..isa.parse import Instruction, Operand
 from ..isa.registers import results
 from . import sdwa
@@ -67,6 +68,21 @@ BITWISE: dict[str, Callable] = {
 }
 
 
+def of_three(table: int) -> Callable:
+    """The same for any function of two or three operands: undefined where what is undefined decides the result."""
+
+    def function(*pairs):
+        pairs = (*pairs, (U32(0), U32(0)))[:3]
+        most, least = U32(0), FULL
+        for n in range(8):
+            filled = [np.asarray((x & ~u) | (u if n >> k & 1 else U32(0)), U32) for k, (x, u) in enumerate(pairs)]
+            result = bits_of_three(table, *filled)
+            most, least = most | result, least & result
+        return least, most & ~least
+
+    return function
+
+
 def _inverted(pair) -> tuple[Any, Any]:
     return ~pair[0], pair[1]
 
@@ -119,6 +135,10 @@ _LOOKS_AT: list[tuple[re.Pattern, tuple[int, ...]]] = [
     (re.compile(r"v_bfm_b32"), (31, 31)),
     (re.compile(r"v_(lshr|ashr)rev_[bi]64"), (63,)),
 ]
+#: what is built by itself and writes one half
+_OWN_HALF = re.compile(
+    r"v_fma_mixlo|v_cvt_pk_(fp8|bf8)_f(32|16)|v_cvt_f16_(fp8|bf8)|v_dot2_(f16_f16|bf16_bf16)|v_bitop3_b16"
+)
 _OWN_HALVES = re.compile(r"v_(max|min|max3|min3|minmax|maxmin|med3|maximum|minimum)\w*_f16|v_s_\w+_f16")
 
 
@@ -191,7 +211,7 @@ def bits_written(ins: Instruction, major: int) -> int:
     if re.match(r"v_cvt_sr_(fp8|bf8)", name):
         byte = ins.number("byte_sel") if "byte_sel" in ins.modifiers else select[2] + 2 * select[3]
         return 0xFF << 8 * byte
-    own = re.match(r"v_fma_mixlo|v_cvt_pk_(fp8|bf8)_f32|v_dot2_(f16_f16|bf16_bf16)", name) or _OWN_HALVES.match(name)
+    own = _OWN_HALF.match(name) or _OWN_HALVES.match(name)
     if BITS.get(op.dst) != 16 and not own:
         return _ALL
     if op.build is None:  # op_sel's last bit is the result's; lane masks have none

@@ -19,6 +19,7 @@ from .bits import reverse_bits
 from .operands import constant_bits
 from .shadow import FULL, Shadow
 from .state import U32, U64, Waves
+from .undefined_bits import bits_written
 
 Rule = Callable[[Waves], None]
 _HALF = U32(0xFFFF)
@@ -101,7 +102,7 @@ _WORDS: list[tuple[re.Pattern, Callable]] = [
     (re.compile(r"v_(clz_i32_u32|ffbh_u32)"), _first_from_above),
     (re.compile(r"v_add_lshl_u32"), lambda a, b, c: _shifted(_upwards(a[1] | b[1]), c)),
 ]
-_HALVES = re.compile(r"v_(add|sub)_nc_[ui]16|v_mul_lo_u16|v_mad_[ui]16")
+_HALVES = re.compile(r"v_(add|sub)_nc_[ui]16|v_subrev_u16|v_mul_lo_u16|v_mad_[ui]16")
 _PACKED = re.compile(r"v_pk_(add|sub|mul_lo|mad)_[ui]16")
 _WIDE_SHIFT = re.compile(r"v_(?:(lshl|lshr)rev_b64|(ash)rrev_i64)")
 _SCALARS: list[tuple[re.Pattern, Callable]] = [
@@ -123,7 +124,7 @@ def carry_rule(ins: Instruction, target: Target) -> Rule | None:
     if "dpp" in ins.encoding or ins.flag("clamp"):
         return None
     if _HALVES.fullmatch(ins.name):
-        return _halves_rule(ins)
+        return _halves_rule(ins, target)
     if ins.name == "v_pack_b32_f16":
         return _pack_rule(ins)
     if _PACKED.fullmatch(ins.name):
@@ -183,16 +184,17 @@ def _wide_shift_rule(ins: Instruction, way: str) -> Rule:
     return follow
 
 
-def _halves_rule(ins: Instruction) -> Rule:
+def _halves_rule(ins: Instruction, target: Target) -> Rule:
     destination, *sources = ins.operands
     highs, high = halves_chosen(ins)
+    part = bits_written(ins, target.gpu.major)  # all where the other half is cleared, as on gfx9
 
     def follow(g: Waves) -> None:
         total = U32(0)
         for o, up in zip(sources, highs, strict=True):
             total = total | g.shadow.of(o, up)
         bits = _upwards(total) & _HALF
-        g.shadow.put(g, destination.index, bits << U32(16) if high else bits, 0xFFFF0000 if high else 0xFFFF)
+        g.shadow.put(g, destination.index, bits << U32(16) if high else bits, part)
 
     return follow
 

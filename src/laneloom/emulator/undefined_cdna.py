@@ -36,13 +36,20 @@ def _part_of(g: Waves, ins: Instruction, position: int) -> tuple[np.ndarray, np.
     return found[0], found[1]
 
 
-def _sdwa_bitwise_rule(ins: Instruction, function: Callable) -> Callable[[Waves], None]:
-    """As for the whole registers, of the parts that are selected; what dst_sel leaves over and pads is defined."""
+def _sdwa_bitwise_rule(ins: Instruction, function: Callable | None) -> Callable[[Waves], None]:
+    """As for the whole registers, of the parts that are selected; what dst_sel leaves over and pads is defined.
+
+    function: from BITWISE; None: VCC chooses one of the sources.
+    """
     part, (first, bits), n = bits_written(ins, 9), sdwa.selection(ins, "dst_sel"), ins.operands[0].index
     extends = ins.modifiers.get("dst_unused") == "UNUSED_SEXT"
 
     def follow(g: Waves) -> None:
-        undefined = function(*(_part_of(g, ins, k) for k in range(len(ins.operands) - 1)))[1]
+        if function is None:
+            no, yes = (_part_of(g, ins, k)[1] for k in range(2))
+            undefined = np.where(g.shadow.mask(g, VCC), FULL, np.where(g.mask(VCC), yes, no))
+        else:
+            undefined = function(*(_part_of(g, ins, k) for k in range(len(ins.operands) - 1)))[1]
         undefined = undefined & U32((1 << bits) - 1)
         if extends:  # by the highest bit
             up = np.int32(32 - bits)
@@ -54,8 +61,8 @@ def _sdwa_bitwise_rule(ins: Instruction, function: Callable) -> Callable[[Waves]
 
 def _sdwa_rule(ins: Instruction) -> Callable[[Waves], None]:
     """Any undefined bit of the selected parts makes the selected part of the result undefined."""
-    if ins.name in BITWISE:
-        return _sdwa_bitwise_rule(ins, BITWISE[ins.name])
+    if ins.name in BITWISE or ins.name == "v_cndmask_b32":
+        return _sdwa_bitwise_rule(ins, BITWISE.get(ins.name))
     count, part = results(ins), bits_written(ins, 9)
     sources = ins.operands[count:]
     parts = [((1 << bits) - 1) << first for first, bits in (sdwa.selection(ins, f"src{k}_sel") for k in range(2))]

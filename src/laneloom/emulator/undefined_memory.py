@@ -14,6 +14,7 @@ from ..isa.parse import M0, NULL, Instruction, Operand
 from ..isa.registers import Uses, is_scalar_load, mask_of, results, uses
 from .alu import Step, Target
 from .async_access import AsyncCopy
+from .block_access import BlockAccess
 from .buffer_access import Buffer, BufferAccess
 from .flat_access import FlatAccess
 from .format_access import FormatAccess, data_bits
@@ -31,6 +32,8 @@ _STORES = "stores bits that nobody wrote"
 def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
     """What has to be defined for a memory instruction, and what is defined after it; called before it runs."""
     touched = uses(ins, target.lanes)
+    if isinstance(step, LdsLoad):
+        return _lds_load_rule(ins, step)
     if ins.name.startswith("scratch_"):
         return _scratch_rule(ins, touched, step)
     if ins.name.startswith("ds_"):
@@ -39,10 +42,10 @@ def memory_rule(ins: Instruction, target: Target, step: Step) -> Rule:
         return _async_rule(ins, step)
     if isinstance(step, TensorMove):
         return _tensor_rule(ins, step)
+    if isinstance(step, BlockAccess):
+        return _block_rule(ins, step)
     if isinstance(step, FlatAccess):
         return _flat_rule(ins, touched, step)
-    if isinstance(step, LdsLoad):
-        return _lds_load_rule(ins, step)
     if isinstance(step, ScalarStore):
         return _scalar_store_rule(ins, touched)
     if is_scalar_load(ins):
@@ -109,6 +112,23 @@ def _global_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     return follow
 
 
+def _block_rule(ins: Instruction, block: BlockAccess) -> Rule:
+    """As for one register of the block after another; those that M0 leaves out are neither read nor written."""
+    addresses = [*_registers(ins, None if block.load else ins.operands[1]), Operand("s", M0)]
+
+    def follow(g: Waves) -> None:
+        for o in addresses:
+            _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        for k, active in block.parts(g):
+            n = block.data + k
+            if not block.load:
+                _require(g, Operand("v", n), active, _STORES)
+            elif g.shadow.dirty_v >> n & 1:
+                g.shadow.put(g, n, np.where(active, U32(0), g.shadow.V[n]))
+
+    return follow
+
+
 def _data_operand(ins: Instruction) -> Operand | None:
     if "_load_" in ins.name:
         return None
@@ -166,12 +186,17 @@ def _scalar_store_rule(ins: Instruction, touched: Uses) -> Rule:
 
 
 def _lds_load_rule(ins: Instruction, load: LdsLoad) -> Rule:
-    """What lands in LDS is defined."""
+    """What lands in LDS is defined, but for what scratch has of bits that nobody wrote."""
     addresses = [*_registers(ins, None), Operand("s", M0)]
 
     def follow(g: Waves) -> None:
         for o in addresses:
             _require(g, o, g.active(), "the address depends on a value that nobody wrote")
+        if load.private and g.private is not None:
+            twin = g.twin(g.shadow.V)
+            twin.private, twin.lds = g.shadow.private, g.undefined_lds
+            load(twin)
+            return
         load.deliver(g, g.undefined_lds, np.zeros((1, 1, 1), U32))
 
     return follow
@@ -254,6 +279,7 @@ def _scratch_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
     """The access itself, run on the undefined bits: compilers spill registers that are partly unused."""
     data = ins.operands[0 if "_load_" in ins.name or ins.name.startswith("buffer_") else 1]
     addresses = [o for o in ins.operands if o is not data and o.kind in ("v", "s")]
+    addresses += [Operand("s", M0)] if isinstance(step, BlockAccess) else []
 
     def follow(g: Waves) -> None:
         for o in addresses:

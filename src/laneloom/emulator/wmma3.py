@@ -32,12 +32,10 @@ _NAME = re.compile(
     r"v_wmma_(scale(16)?_f32_|f32_16x16x128_f8f6f4|f32_32x16x128_f4|bf16f32_)|v_swmmac_\w+_16x16x(64_(bf16|f16)|128_)"
 )
 _FORMATS = {"MATRIX_FMT_FP8": 0, "MATRIX_FMT_BF8": 1, "MATRIX_FMT_FP6": 2, "MATRIX_FMT_BF6": 3, "MATRIX_FMT_FP4": 4}
-#: Types of scales: E4M3 is FP8; E5M3 has no sign, a bias of 15 and one NaN.
-_E5M3 = np.ldexp(1.0 * (np.arange(256) % 8 + 8 * (np.arange(256) > 7)), np.maximum(np.arange(256) >> 3, 1) - 18)
-_E5M3[255] = np.nan
+#: Types of scales: E4M3 is FP8.
 _SCALE_TYPES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "MATRIX_SCALE_FMT_E8": power_of_two, "0": power_of_two,
-    "MATRIX_SCALE_FMT_E5M3": lambda code: _E5M3[code], "1": lambda code: _E5M3[code],
+    "MATRIX_SCALE_FMT_E5M3": lambda code: SMALL_VALUES["e5m3"][code], "1": lambda code: SMALL_VALUES["e5m3"][code],
     "MATRIX_SCALE_FMT_E4M3": lambda code: SMALL_VALUES["fp8"][code], "2": lambda code: SMALL_VALUES["fp8"][code],
 }  # fmt: skip
 
@@ -172,7 +170,7 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
         raise UnknownInstructionError(f"{ins.text!r}: what index_key selects of a full register is not documented")
     layouts, signs = _layouts(ins, row, target), ins.bits("neg_lo", [0, 0, 0])
     width = layouts["A"].width // 2
-    b, d = _Matrix(layouts["B"], bool(signs[1])), _Matrix(layouts["D"])
+    b, c, d = _Matrix(layouts["B"], bool(signs[1])), _Matrix(layouts.get("C", layouts["D"])), _Matrix(layouts["D"])
     kind = {"iu8": "i8" if signs[0] else "u8"}.get(row.a, row.a)
     destination, x, y, index = (o.index for o in ins.operands)
     lanes, slots = _held(layouts["A"], width, 4)
@@ -189,7 +187,7 @@ def _build_sparse(ins: Instruction, target: Target, row: MatrixInstruction) -> S
             values = flips[k] * values_of(np.ascontiguousarray(held[:, lanes, slots + k]), kind)
             at = first + (which >> np.uint8(2 * k) & np.uint8(3))
             np.put_along_axis(dense, at, np.take_along_axis(dense, at, -1) + values, -1)
-        d.store(g, destination, dense @ (sign_b * b.load(g, y)) + d.load(g, destination), saturates)
+        d.store(g, destination, dense @ (sign_b * b.load(g, y)) + c.load(g, destination), saturates)
 
     return step
 

@@ -114,7 +114,9 @@ class MatrixInstruction:
         """The matrices that lie in registers: A, B, C, D, and K, the index of a sparse A."""
         if self.kind == "wgmma":
             return ("A", "C", "D")
-        return ("A", "B", "K", "D") if self.sparse else ("A", "B", "C", "D")
+        if not self.sparse:
+            return ("A", "B", "C", "D")
+        return ("A", "B", "K", "C", "D") if self.c else ("A", "B", "K", "D")
 
     def type_of(self, matrix: str, cbsz: int = 0, blgp: int = 0) -> str:
         """The type of A, B, C or D; cbsz and blgp choose it for f8f6f4."""

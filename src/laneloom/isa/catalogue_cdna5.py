@@ -2,8 +2,8 @@
 
 Opcodes are those that LLVM encodes (a test assembles every row); cycles and co-issue are from LLVM's scheduling model
 of gfx1250, in which all but the FP32 product run on a pipe of their own beside the vector unit, and which agrees with
-the peaks that AMD announced. `v_swmmac_bf16f32_16x16x64_bf16` is not here: it adds to FP32 sums and gives BF16 in their
-registers, and no source says which halves.
+the peaks that AMD announced. `v_swmmac_bf16f32_16x16x64_bf16` adds to FP32 sums and gives BF16 in the first half of
+their registers (rocjitsu, ROCm/rocm-systems).
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _ROWS = (
     ("v_swmmac_f32_16x16x64_bf16", 0x66, 8, _NEG),
     ("v_swmmac_f16_16x16x64_f16", 0x67, 8, _NEG),
     ("v_swmmac_bf16_16x16x64_bf16", 0x68, 8, _NEG),
+    ("v_swmmac_bf16f32_16x16x64_bf16", 0x69, 8, _NEG),
     *((f"v_wmma_f32_16x16x64_{t}", 0x6A + n, 4, _NEG_C) for n, t in enumerate(_EIGHTS)),
     *((f"v_wmma_f16_16x16x64_{t}", 0x6E + n, 4, _NEG_C) for n, t in enumerate(_EIGHTS)),
     ("v_wmma_i32_16x16x64_iu8", 0x72, 16, _SIGNS),

@@ -29,7 +29,7 @@ _UNKNOWN = re.compile(
     r"|s_(sendmsg|memtime|memrealtime|get_barrier|barrier_leave|barrier_signal_isfirst|atc_probe|scratch|dcache_wb"
     r"|atomic|swappc|setpc|call|rfe|trap|prefetch|buffer_prefetch)"
 )
-_TO_LDS = re.compile(r"(global|buffer)_load_lds_")  # CDNA counts them as loads
+_TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")  # CDNA counts them as loads
 _COPY = re.compile(r"(global|cluster)_(load|store)_async|tensor_|cluster_load")  # CDNA 5 counts them
 _CACHE = re.compile(r"(global|buffer)_(inv|wb|wbinv|gl\d_inv)")
 State = tuple[int, ...]

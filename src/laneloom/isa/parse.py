@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..errors import EmulationError
@@ -29,6 +29,7 @@ _FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 # Behind each instruction llvm-objdump prints its address and machine code.
 _PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
+_ADDRESS = re.compile(r'^\s*\.quad\s+"?([A-Za-z_.$][\w.$]*)', re.MULTILINE)
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
 
@@ -44,6 +45,10 @@ class Operand:
     absolute: bool = False
     half: str = ""  #: "l" or "h": one 16-bit half of the register
     signed: bool = False  #: sext(): what SDWA selects is sign-extended
+
+
+class Wide(int):
+    """A literal of 64 bits; of 32, a float of 64 bits has its upper half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +141,9 @@ def parse(text: str, kernel: str | None = None) -> Listing:
     wanted = [kernel]
     if _PLACE.search(text):  # a disassembly: addresses that the code computes may lead to any function
         wanted += [name for name in functions if name not in names]
+    else:  # constant data may hold the addresses of functions
+        wanted += [m[1] for m in _ADDRESS.finditer(text) if m[1] in functions and m[1] not in names]
+    wanted = list(dict.fromkeys(wanted))
     for name in wanted:  # grows on the way: what a function calls is wanted as well
         first = len(listing.instructions)
         _read_function(lines, name, functions.get(name, f"{name}:"), files, listing)
@@ -173,9 +181,21 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
             ins = instruction(match[1], match[2] or "", number, line.strip(), source)
             if place := _PLACE.search(raw) if "//" in raw else None:
                 ins.address, ins.nbytes = int(place[1], 16), 4 * place[2].count(" ")
+                if _has_wide_literal(ins.name, place[2].split()):
+                    ins.operands = tuple(
+                        replace(o, value=Wide(o.value)) if o.kind == "const" and isinstance(o.value, int) else o
+                        for o in ins.operands
+                    )
             listing.instructions.append(ins)
         else:
             raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
+
+
+def _has_wide_literal(name: str, words: list[str]) -> bool:
+    """Whether an ALU instruction's machine code ends in 8 bytes of constant (gfx1250), which its text may not say."""
+    if len(words) < 3 or not name.startswith(("v_", "s_")) or name.startswith("v_dual"):
+        return False
+    return len(words) - (2 if int(words[0], 16) >> 26 in (0b110101, 0b110011) else 1) == 2
 
 
 def _descriptor(text: str, kernel: str) -> dict[str, str]:
@@ -281,9 +301,11 @@ def parse_operand(text: str) -> Operand:
         return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "", signed=signed)
     if body in _NAMED:
         return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
-    body = re.sub(r"^(?:lit|lit64)\((.*)\)$", r"\1", body)
+    literal = re.fullmatch(r"(lit|lit64)\((.*)\)", body)
+    body = literal[2] if literal else body
     try:
-        return Operand("const", value=int(body, 0), negate=negate, absolute=absolute)
+        value = Wide(body, 0) if literal and literal[1] == "lit64" else int(body, 0)
+        return Operand("const", value=value, negate=negate, absolute=absolute)
     except ValueError:
         pass
     try:

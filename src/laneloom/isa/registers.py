@@ -19,7 +19,7 @@ _NO_RESULT = re.compile(
     r"s_cmp|s_bitcmp|s_setreg|s_cbranch|s_branch|s_barrier|s_wait|s_sendmsg$|s_set|s_nop|s_sleep|s_clause|s_delay|s_endpgm"
     r"|s_trap|s_denorm_mode|s_round_mode|s_icache|s_dcache|s_prefetch|v_nop|(global|flat|buffer|scratch)_store"
     r"|(global|flat)_prefetch|(global|cluster)_load_async|tensor_|s_monitor|s_wakeup|ds_atomic_async"
-    r"|s_(buffer_)?store|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
+    r"|s_(buffer_|scratch_)?store|ds_store(?!xchg)|ds_nop|(global|buffer)_(inv|wb|gl)"
 )
 _READS_RESULT = re.compile(
     r"v_(pk_)?fmac|v_mac_|v_swmmac|v_smfmac|v_dot\dc?acc|v_dot\dc|v_writelane|s_fmac|s_addk|s_mulk|s_cmovk|s_cmov_|s_bitset|v_swap|v_permlane\w*_swap"
@@ -144,12 +144,12 @@ def raises(ins: Instruction, major: int) -> tuple[str, ...]:
 
 def is_scalar_load(ins: Instruction) -> bool:
     """Whether it loads from global memory into scalar registers."""
-    return re.match(r"s_(buffer_)?load", ins.name) is not None
+    return re.match(r"s_(buffer_|scratch_)?load", ins.name) is not None
 
 
 def is_scalar_store(ins: Instruction) -> bool:
     """Whether it stores scalar registers to global memory, or combines them with what is there."""
-    return re.match(r"s_(buffer_)?(store|atomic)", ins.name) is not None
+    return re.match(r"s_(buffer_|scratch_)?(store|atomic)", ins.name) is not None
 
 
 def returns_in_any_order(ins: Instruction) -> bool:

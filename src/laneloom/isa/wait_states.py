@@ -33,7 +33,7 @@ _LANE_SELECT = re.compile(r"v_(readlane|writelane)_b32")
 _PERMLANE_SWAP = re.compile(r"v_permlane\d+_swap")
 _MEMORY = re.compile(r"(global|flat|buffer|scratch|tbuffer)_(load|store|atomic)")
 _WIDE_STORE = re.compile(r"(global|flat|buffer|scratch)_store_dwordx[34]|(global|flat|buffer|scratch)_store_b(96|128)")
-_TO_LDS = re.compile(r"(global|buffer)_load_lds_")
+_TO_LDS = re.compile(r"(global|buffer|scratch)_load_lds_")
 _VCC_BITS, _EXEC_BITS = 3 << VCC, 3 << EXEC
 
 

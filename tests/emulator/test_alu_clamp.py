@@ -1,0 +1,133 @@
+"""The clamp modifier where results are integers, masks, or come in pairs with a mask."""
+
+import numpy as np
+import pytest
+
+M16, M32, M64 = 0xFFFF, 0xFFFFFFFF, (1 << 64) - 1
+EDGES = [0, 1, 5, 0x7FFF, 0x8000, 0xFFFF, 0x10000, 0x7FFFFFFF, 0x80000000, 0xFF00FF00, 0xFFFFFFFE, 0xFFFFFFFF]
+GPUS = ("gfx1151", "gfx1201", "gfx942", "gfx908")
+
+
+def signed(x: int, bits: int) -> int:
+    return (x & (1 << bits) - 1) - ((x & (1 << bits) - 1) >> (bits - 1) << bits)
+
+
+def columns(count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(count)
+    drawn = [[*rng.permutation(EDGES), *rng.integers(0, 1 << 32, 52)] for _ in range(count)]
+    return [np.array(x, np.uint32) for x in drawn]
+
+
+def parts(x: int, bits: int, count: int) -> list[int]:
+    return [x >> bits * k & (1 << bits) - 1 for k in range(count)]
+
+
+def differences(a: int, b: int, bits: int, masked: bool = False) -> int:
+    pairs = zip(parts(a, bits, 32 // bits), parts(b, bits, 32 // bits), strict=True)
+    return sum(abs(x - y) for x, y in pairs if y or not masked)
+
+
+SUMS = {
+    "v_sad_u8": lambda a, b: differences(a, b, 8),
+    "v_sad_hi_u8": lambda a, b: differences(a, b, 8) << 16,
+    "v_msad_u8": lambda a, b: differences(a, b, 8, masked=True),
+    "v_sad_u16": lambda a, b: differences(a, b, 16),
+    "v_sad_u32": lambda a, b: differences(a, b, 32),
+}
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_sums_of_differences_stop_at_the_largest_number(execute, gpu):
+    lanes = 64 if gpu.startswith("gfx9") else 32
+    a, b, c = columns(3)
+    lines = [f"{name} v{4 + k}, v1, v2, v3 clamp" for k, name in enumerate(SUMS)]
+    machine = execute("\n".join(lines), gpu=gpu, lanes=lanes, v={1: a, 2: b, 3: c})
+    for k, fn in enumerate(SUMS.values()):
+        want = [min(fn(int(x), int(y)) + int(z), M32) for x, y, z in zip(a, b, c, strict=True)]
+        np.testing.assert_array_equal(machine.vector(4 + k, np.uint32), want)
+
+
+def test_sliding_sums_stop_too(execute):
+    low, high, b, c, d = columns(5)
+    a = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    old = c.astype(np.uint64) | d.astype(np.uint64) << np.uint64(32)
+    code = """v_qsad_pk_u16_u8 v[8:9], v[2:3], v4, v[6:7] clamp
+    v_mqsad_pk_u16_u8 v[10:11], v[2:3], v4, v[6:7] clamp
+    v_mqsad_u32_u8 v[12:15], v[2:3], v4, v[16:19] clamp"""
+    fours = {16 + k: x for k, x in enumerate((low, high, c, d))}
+    machine = execute(code, gpu="gfx1151", v={2: a, 4: b, 6: old, **fours})
+    for n, masked in ((8, False), (10, True)):
+        got = machine.vector(n, np.uint64)
+        for lane, (x, y, z) in enumerate(zip(a.tolist(), b.tolist(), old.tolist(), strict=True)):
+            want = [differences(x >> 8 * k & M32, y, 8, masked) + part for k, part in enumerate(parts(z, 16, 4))]
+            assert parts(int(got[lane]), 16, 4) == [min(w, M16) for w in want]
+    for k, column in enumerate(fours.values()):
+        found = [differences(int(x) >> 8 * k & M32, int(y), 8, masked=True) for x, y in zip(a, b, strict=True)]
+        want = [min(f + int(z), M32) for f, z in zip(found, column, strict=True)]
+        np.testing.assert_array_equal(machine.vector(12 + k, np.uint32), want)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [f"v_{name}_{kind} v0, v1, v2, v3" for name in ("min3", "max3", "med3") for kind in ("u16", "i16")]
+    + ["v_cvt_pk_u8_f32 v0, v1, v2, v3"],
+)
+def test_what_cannot_pass_its_range(execute, text):
+    a, b, c = columns(3)
+    given = {0: a, 1: np.arange(64, dtype=np.float32) * 8 - 99 if "cvt" in text else a, 2: b, 3: c}
+    plain, clamped = (execute(t, gpu="gfx1201", v=given).vector(0, np.uint32) for t in (text, f"{text} clamp"))
+    np.testing.assert_array_equal(plain, clamped)
+    assert (plain != a).any()
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_comparisons(execute, gpu):
+    """With clamp a quiet NaN raises an exception as well; the mask is the same."""
+    lanes = 64 if gpu.startswith("gfx9") else 32
+    x = np.array([0, 1, -2, np.nan, np.inf, 3, -np.inf, 2], np.float32)
+    for name in ("v_cmp_lt_f32_e64", "v_cmp_u_f32_e64", "v_cmp_ngt_f32_e64"):
+        masks = [
+            execute(f"{name} s[4:5], v1, 1.0{end}" if lanes == 64 else f"{name} s4, v1, 1.0{end}", gpu=gpu, lanes=lanes,
+                    v={1: np.resize(x, lanes)}).mask(4)
+            for end in ("", " clamp")
+        ]  # fmt: skip
+        np.testing.assert_array_equal(*masks)
+        assert masks[0].any()
+
+
+def wide(columns_of: list[np.ndarray]) -> np.ndarray:
+    return columns_of[0].astype(np.uint64) | columns_of[1].astype(np.uint64) << np.uint64(32)
+
+
+@pytest.mark.parametrize("kind", ["u64_u32", "i64_i32"])
+def test_wide_products(execute, kind):
+    a, b, *c = columns(4)
+    c = wide(c)
+    a[:6], b[:6] = M32 if kind[0] == "u" else 0x80000000, [M32, 0x80000000, 0x7FFFFFFF] * 2
+    c[:6] = [M64] * 3 + [1 << 63] * 3
+    bits = 32 if kind[0] == "i" else 0
+    as_is = (lambda x, n: signed(int(x), n)) if bits else (lambda x, n: int(x))
+    low, high = (-(1 << 63), (1 << 63) - 1) if bits else (0, M64)
+    machine = execute(f"v_mad_{kind} v[8:9], s4, v1, v2, v[4:5] clamp", gpu="gfx1151", v={1: a, 2: b, 4: c})
+    exact = [as_is(x, 32) * as_is(y, 32) + as_is(z, 64) for x, y, z in zip(a, b, c, strict=True)]
+    want = [min(max(e, low), high) & M64 for e in exact]
+    assert machine.vector(8, np.uint64).tolist() == want
+    np.testing.assert_array_equal(machine.mask(4), [bool(e >> 64 & 1) for e in exact])
+    assert any(e != min(max(e, low), high) for e in exact)
+
+
+def test_carries_with_dpp(execute):
+    """Lanes of a row that the mask leaves out keep what they had; the others are clamped as without DPP."""
+    a, b = columns(2)
+    given = {0: a, 1: a, 2: b}
+    tail = "clamp quad_perm:[0,1,2,3] row_mask:0x5 bank_mask:0xf"
+    got = execute(f"v_add_co_u32_e64_dpp v0, s4, v1, v2 {tail}", gpu="gfx1151", v=given).vector(0, np.uint32)
+    rows = np.arange(64) // 16 % 2 == 0
+    want = np.where(rows, np.minimum(a.astype(np.uint64) + b, M32), a)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_scaled_operands_of_divisions(execute):
+    x = np.array([0.25, 3.0, -2.0, 1.0], np.float32)
+    got = execute("v_div_scale_f32 v0, s4, v1, v1, v2 clamp", gpu="gfx1151", v={1: x, 2: np.ones(4, np.float32)})
+    np.testing.assert_array_equal(got.vector(0, np.float32)[:4], [0.25, 1, 0, 1])

@@ -1,0 +1,111 @@
+"""CDNA 5: rows of small floats by stochastic rounding, the float of 8 bits without a sign, tables of small fields."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from test_cdna4_stochastic import following, in_registers, rounded, wide_numbers
+
+U32 = np.uint32
+RNG = np.random.default_rng(12)
+COUNTS = (("fp8", 8), ("bf8", 8), ("fp4", 8), ("fp6", 16), ("bf6", 16))
+
+
+@pytest.fixture
+def cdna5(execute):
+    return lambda code, **given: execute(code, gpu="gfx1250", **given)
+
+
+def fields_of(machine, n: int, bits: int, count: int) -> list[list[int]]:
+    words = [machine.vector(n + k, U32).tolist() for k in range(bits * count // 32)]
+    rows = [sum(word[lane] << 32 * k for k, word in enumerate(words)) for lane in range(32)]
+    return [[row >> bits * k & (1 << bits) - 1 for k in range(count)] for row in rows]
+
+
+@pytest.mark.parametrize("wide", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(("small", "count"), COUNTS)
+def test_rows_at_random(cdna5, small, count, wide):
+    """Each number after the first takes the next random word of a sequence."""
+    codes, x = wide_numbers(wide, (32, count), 3)
+    random, bits = RNG.integers(0, 1 << 32, 32).astype(U32), int(small[2:]) if small[2:] != "6" else 6
+    source, last = in_registers(codes, 8), 7 + count // (1 if wide == "f32" else 2)
+    code = f"v_cvt_scalef32_sr_pk{count}_{small}_{wide} v[0:{bits * count // 32 - 1}], v[8:{last}], v4, v5"
+    machine = cdna5(code, v={**source, 4: random, 5: np.full(32, 2, np.float32)})
+    rows = zip(fields_of(machine, 0, bits, count), x.tolist(), random.tolist(), strict=True)
+    for got, values, chance in list(rows)[:: 8 if bits == 8 else 4]:
+        want = []
+        for value in values:
+            want.append(rounded(Fraction(value) / 2, small, chance))
+            chance = following(chance)
+        assert got == want
+
+
+E5M3 = [Fraction(c & 7 if c < 8 else 8 + (c & 7), 1) * Fraction(2) ** (max(c >> 3, 1) - 18) for c in range(255)]
+
+
+def test_floats_without_a_sign_to_f32(cdna5):
+    codes = np.arange(256, dtype=np.uint8).view(U32)
+    for byte in range(4):
+        got = cdna5(f"v_cvt_f32_fp8_e64 v1, v0 byte_sel:{byte} clamp", v={0: codes}).vector(1, np.float32)[:64]
+        want = [float(E5M3[c]) if c < 255 else np.nan for c in range(byte, 256, 4)]
+        np.testing.assert_array_equal(got, want)
+    pair = cdna5("v_cvt_f32_fp8_e64 v1, v0", v={0: np.full(32, 0xC8, U32)}).vector(1, np.float32)
+    assert (pair == -4).all()  # without clamp it is E4M3
+
+
+def test_f32_to_floats_without_a_sign(cdna5):
+    """Nearest even; what has no number, and infinities, become the NaN, and negative numbers lose their sign."""
+    x = np.concatenate([
+        [0, -0.0, 2.0**-8, -(2.0**-8), 2.0**-18, 2.0**-18 * 1.01, 0.75 * 2.0**-17],
+        [114688, 118783, 118785, -np.inf, np.nan],
+        RNG.standard_normal(52) * 2.0 ** RNG.integers(-18, 14, 52),
+    ]).astype(np.float32)  # fmt: skip
+    got = cdna5("v_cvt_pk_fp8_f32 v2.l, v0, v1 clamp", v={0: x, 1: x[::-1].copy()}).vector(2, np.uint16)
+
+    def code_of(value: float) -> int:
+        if not np.isfinite(value) or abs(value) >= 114688 * 29 / 28:
+            return 255
+        size = Fraction(abs(float(value)))
+        return min(range(255), key=lambda c: (abs(E5M3[c] - size), c & 1))
+
+    want = [code_of(v) for v in x.tolist()]
+    assert (got & 0xFF).tolist() == want
+    assert (got >> 8).tolist() == want[::-1]
+    limited = cdna5("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 23, 1), 1\nv_cvt_pk_fp8_f32 v2.l, v0, v0 clamp",
+                    v={0: np.full(32, -2.0e5, np.float32)})  # fmt: skip
+    assert (limited.vector(2, np.uint16) == 0xFEFE).all()
+
+
+def test_f32_to_floats_without_a_sign_at_random(cdna5):
+    x = np.full(64, -1.125 - 1 / 32, np.float32)  # a quarter of the way from 1.125 to 1.25
+    random = np.linspace(0, (1 << 32) - 1, 64).astype(U32)
+    got = cdna5("v_cvt_sr_fp8_f32 v2, v0, v1 byte_sel:1 clamp", v={0: x, 1: random}).vector(2, U32)
+    low = E5M3.index(Fraction(9, 8))
+    want = [low + (chance >= 3 << 30) for chance in random.tolist()]
+    assert (got >> 8 & 0xFF).tolist() == want
+    assert 0 < sum(want) - 64 * low < 32
+
+
+TABLES = [(4, "v5", "v4", 2), (6, "v6", "v[4:5]", 3), (8, "v[6:7]", "v[4:5]", 4)]
+
+
+@pytest.mark.parametrize(("bits", "high", "low", "words"), TABLES)
+def test_fields_of_a_table(cdna5, bits, high, low, words):
+    """The second source is the lower part of the table."""
+    table, which = (RNG.integers(0, 1 << 32, (n, 32)).astype(U32) for n in (words, 2))
+    given = {4 + k: row for k, row in enumerate(table)} | {8 + k: row for k, row in enumerate(which)}
+    code = f"v_perm_pk16_b{bits}_u4 v[8:{7 + words}], {high}, {low}, v[8:9]"
+    got = fields_of(cdna5(code, v=given), 8, bits, 16)
+    for lane in range(32):
+        whole = sum(int(row[lane]) << 32 * k for k, row in enumerate(table))
+        numbers = int(which[0, lane]) | int(which[1, lane]) << 32
+        assert got[lane] == [whole >> bits * (numbers >> 4 * k & 15) & (1 << bits) - 1 for k in range(16)]
+
+
+def test_tables_in_scalar_registers(cdna5):
+    which = RNG.integers(0, 1 << 32, (2, 32)).astype(U32)
+    code = "v_perm_pk16_b8_u4 v[2:5], s[4:5], s[6:7], v[0:1]"
+    machine = cdna5(code, v={0: which[0], 1: which[1]}, s={4: 0x13121110, 5: 0x17161514, 6: 0x03020100, 7: 0x07060504})
+    for lane, got in enumerate(fields_of(machine, 2, 8, 16)):
+        numbers = int(which[0, lane]) | int(which[1, lane]) << 32
+        assert got == [n if n < 8 else n + 8 for n in (numbers >> 4 * k & 15 for k in range(16))]
