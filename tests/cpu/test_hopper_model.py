@@ -44,7 +44,7 @@ def test_what_the_model_prefers_is_near_the_fastest_measured():
     found = regrets()
     assert len(found) == 460
     assert mean(found) < 0.025
-    assert sum(regret > 0.05 for regret in found) <= 83
+    assert sum(regret > 0.05 for regret in found) <= 77
 
 
 def test_what_it_prefers_on_an_h100():

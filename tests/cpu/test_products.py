@@ -56,6 +56,9 @@ def test_shipped_entries_are_their_products():
     problem = MatmulProblem.contiguous(m, n, k, dtype="bf16")
     assert plan_with_reasons(problem, ROW).source == "tuned, exact"
     assert plan_with_reasons(problem, get_gpu("h100")).source == "cost model"
+    own = next(e for e in tuned.shipped_entries("sm_90a") if "H100" in str(e.provenance["gpu"]) and "/nn/" in e.key)
+    problem = MatmulProblem.contiguous(*own.sizes[1:], dtype="fp32")
+    assert plan_with_reasons(problem, get_gpu("h100")).source == "tuned, exact"
 
 
 def test_the_device_is_asked(monkeypatch):

@@ -1,8 +1,8 @@
 """Random linear layers of models beside torch.matmul on one Hopper GPU: sides that models have, any number of rows.
 
-`python -m laneloom.bench.matmul_layers --out results/h100/layers.csv --jobs 16` measures LAYERS of them for each seed,
+`python -m laneloom.bench.matmul_layers --out results/h200/layers.csv --jobs 16` measures LAYERS of them for each seed,
 in bf16 and fp16, most of them NT (torch.nn.functional.linear), each checked against FP64, and
-`--render results/h100/layers.csv docs/hopper-gemm-products.md --readme README.md` writes what came out into the pages.
+`--render results/h200/layers.csv docs/hopper-gemm-products.md --readme README.md` writes what came out into the pages.
 `bench.matmul_tiles --models` measures many configs of the same products.
 """
 

@@ -14,7 +14,7 @@ docs/hopper-gemm.md has the facts behind the terms.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +26,11 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 LINE_BYTES, SECTOR_BYTES = 128, 32
-LINE_FACTOR = 1.365  #: on rows whose pitch is no multiple of a line
-BROKEN_FACTOR = 2.027  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
+LINE_FACTOR = 1.128  #: on rows whose pitch is no multiple of a line
+BROKEN_FACTOR = 2.038  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
-HIDDEN_HELD, HIDDEN_SPLIT = 0.2635, 0.4715  #: shares of a tile's ends that the next tile hides: of one strip, of two
+HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -43,61 +43,61 @@ class Constants:
     """What was fitted on a product, whose memory has `bandwidth_gbs`; by default on one H200."""
 
     bandwidth_gbs: int = 4800
-    row_clocks: float = 1.736  #: for 128 bytes of a row that an SM asks the L2 for
-    shared_row_clocks: float = 1.382  #: for those that a neighbour in the cluster asks for and multicasts
-    missing_factor: float = 3.591  #: on rows that are not there, of an operand that has less than a tile
+    row_clocks: float = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
+    shared_row_clocks: float = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
+    missing_factor: float = 3.319  #: on rows that are not there, of an operand that has less than a tile
     #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
-    box_clocks: float = 7.002
+    box_clocks: float = 6.652
     shared_memory_factor: float = 1.331  #: on the clocks in which shared memory passes 128 bytes each
-    latency_clocks: float = 1380.0  #: until a slice that is asked for is there
-    busy_stages: float = 1.23  #: of the ring, in which no slice is under way
+    latency_clocks: float = 1356.0  #: until a slice that is asked for is there
+    busy_stages: float = 1.124  #: of the ring, in which no slice is under way
     latency_sharpness: float = 4.307  #: of the maximum of a slice's own time and of this one, shared out among them
-    launch_clocks: float = 3320.0  #: once in a product, before and behind all tiles
-    tile_clocks: float = 43.01  #: a tile's beginning and end, beside its stores
-    store_clocks: float = 0.05471  #: for each element of a tile
-    cluster_clocks: float = 176.3  #: more where CTAs meet, once
+    launch_clocks: float = 3377.0  #: once in a product, before and behind all tiles
+    tile_clocks: float = 52.84  #: a tile's beginning and end, beside its stores
+    store_clocks: float = 0.04935  #: for each element of a tile
+    cluster_clocks: float = 186.6  #: more where CTAs meet, once
     #: more to load a slice, for each doubling of the CTAs that share B, and that share A
-    shared_b_clocks: float = 0.7681
-    shared_a_clocks: float = 9.435
-    least_clocks: float = 208.7  #: of a slice, which the producer takes to ask for it
-    one_factor: float = 0.9815  #: on the slices of CTAs that have one consumer each
+    shared_b_clocks: float = 0.7544
+    shared_a_clocks: float = 12.27
+    least_clocks: float = 192.9  #: of a slice, which the producer takes to ask for it
+    one_factor: float = 0.9692  #: on the slices of CTAs that have one consumer each
     #: on the slices of those that share loads, and of those that share both operands
     shared_by_one_factor: float = 1.024
     shared_both_factor: float = 1.031
     eight_factor: float = 1.029  #: on the slices of clusters of 8
     swapped_factor: float = 0.9908  #: on the slices of C^T = B^T A^T
-    swapped_store_clocks: float = 0.02438  #: more for each element of a tile that is turned on its way out
-    direct_clocks: float = 0.02493  #: more for each element of a tile that hopper_cluster stores by masks
+    swapped_store_clocks: float = 0.02672  #: more for each element of a tile that is turned on its way out
+    direct_clocks: float = 0.02878  #: more for each element of a tile that hopper_cluster stores by masks
     gluon_direct_clocks: float = 0.001859  #: the same, by hopper
-    scattered_clocks: float = 0.128  #: more for each of them where C's rows do not begin at 16 bytes
-    exchange_clocks: float = 217.7  #: more where they exchange sums of parts of K, for each further part
-    exchange_bytes_per_clock: float = 8.119  #: that a CTA sends then
-    cuda_clocks: float = 259.9  #: more for each tile of hopper_cluster but the first, than for one of hopper
+    scattered_clocks: float = 0.253  #: more for each of them where C's rows do not begin at 16 bytes
+    exchange_clocks: float = 153.6  #: more where they exchange sums of parts of K, for each further part
+    exchange_bytes_per_clock: float = 7.797  #: that a CTA sends then
+    cuda_clocks: float = 131.1  #: more for each tile of hopper_cluster but the first, than for one of hopper
     #: more where tiles have two widths: the last of the wide ones is written while nothing multiplies
-    uneven_clocks: float = 2061.0
+    uneven_clocks: float = 2111.0
     lone_factor: float = 1.007  #: on LONG_US or more, by CTAs that share no loads
     #: on LONG_US or more, by pairs of CTAs that share what has the fewer rows of a tile: they ask the L2 for more
     small_share_factor: float = 1.009
     #: on LONG_US or more, where power is the limit, by all tiles but those of WIDE_TILE elements
-    unusual_factor: float = 1.02
+    unusual_factor: float = 1.024
     gluon_factor: float = 1.037  #: on the slices of hopper
-    memory_bytes_per_us: float = 4.889e6  #: read
+    memory_bytes_per_us: float = 4.829e6  #: read
     #: of an operand, on top of its bytes, for the next clusters that read it, and so many times that at most: others
     #: find it in the L2
-    reread_share: float = 0.6266
-    most_rereads: float = 2.251
+    reread_share: float = 0.5792
+    most_rereads: float = 2.0
     #: on the time of memory where 4 CTAs or more ask for neighbouring lines of the larger operand together, and CTAs
     #: are on IN_STEP_SHARE of the SMs
-    lockstep_factor: float = 0.8841
+    lockstep_factor: float = 0.9051
     #: on the time of memory, by CTAs that share the operand with more rows, or only the other; for each doubling of
     #: those that have parts of K; of C^T = B^T A^T
-    shared_larger_time: float = 0.9939
+    shared_larger_time: float = 0.9962
     shared_smaller_time: float = 1.025
     parts_memory_time: float = 1.045
     swapped_memory_time: float = 1.011
     #: from memory, that one SM reads: what its copy engine has in flight, over the latency
-    sm_bytes_per_us: float = 4.97e4
-    sharpness: float = 4.486  #: of the maximum of these times
+    sm_bytes_per_us: float = 54420.0
+    sharpness: float = 4.511  #: of the maximum of these times
 
 
 H200 = Constants()
@@ -119,6 +119,12 @@ BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like t
 def constants_of(gpu: Gpu) -> Constants:
     """Those of the product that the GPU is like."""
     return H200 if gpu.bandwidth_gbs > BETWEEN_GBS else H100
+
+
+def compared_as(gpu: Gpu) -> Gpu:
+    """The GPU by whose constants schedules are compared with each other: all of their models were fitted to the H200's
+    memory. Those of another product say which tiles are the fastest of one schedule there."""
+    return replace(gpu, bandwidth_gbs=H200.bandwidth_gbs)
 
 
 def ceil_div(x: Any, y: Any) -> Any:

@@ -26,6 +26,7 @@ from .model_hopper import (
     boxes_of,
     ceil_div,
     clusters_at_once,
+    compared_as,
     loaded_columns,
     product_us,
     row_factor,
@@ -43,7 +44,7 @@ CLUSTERS = (
 )  # fmt: skip
 #: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
 #: 2026-11-24, as the model's constants
-LINE_FACTORS = {32: 1.211, 64: 1.068, 128: 0.9065}
+LINE_FACTORS = {32: 1.189, 64: 1.069, 128: 0.9573}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
@@ -247,13 +248,17 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
 
 
 def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
-    """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first."""
-    found, alike = [], []
+    """Every valid config with the model's time, in microseconds, without copies of operands; the shortest first.
+
+    Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
+    found, alike, times, shared = [], [], [], compared_as(gpu)
     for config, tiles in every_tile(problem, gpu):
         columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1])
         found += [(*row, len(alike)) for row in zip(*(x.tolist() for x in columns), strict=True)]
+        times += (columns[0] if shared == gpu else estimate_us(problem, config, tiles, shared)).tolist()
         alike.append(config)
-    for time_us, m, n, share_b, share_a, parts, tiles_n, number in sorted(found):
+    ranked = zip(sorted(found), sorted(times), strict=True)
+    for (_, m, n, share_b, share_a, parts, tiles_n, number), time_us in ranked:
         short = ceil_div(problem.k, alike[number].block_k) <= SHORT_SLICES
         config = _fit(alike[number].with_knobs(
             block_m=m, block_n=n, consumers=ROWS[m], cluster_m=share_b, cluster_n=share_a, cluster_k=parts,

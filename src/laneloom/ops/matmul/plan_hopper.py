@@ -30,7 +30,7 @@ from .config_registers import PIECES, RegistersConfig, cluster_us, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
-from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, product_us, row_factor
+from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, compared_as, product_us, row_factor
 from .plan_cluster import best_cluster, cluster_configs, cluster_parts
 from .plan_half import half_best
 from .plan_rows import batched_rows
@@ -144,7 +144,7 @@ def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
 def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
     """Every tile, split and way of repacking with its estimate."""
     size = DTYPE_BYTES[problem.dtype_a]
-    writes = tma_writes(problem)
+    writes, shared = tma_writes(problem), compared_as(gpu)
     for tile in TILES:
         if problem.dtype_a == "int8" and tile.n > 128:
             continue
@@ -153,7 +153,7 @@ def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, floa
         slices = ceil_div(problem.k * size, tile.slice_bytes)
         splits = [split_k for split_k in SPLITS if split_k <= max(1, slices // 4)]
         for repack_a, repack_b in _repacks(problem):
-            times = estimate_us(problem, tile, np.array(splits), gpu, repack_a=repack_a, repack_b=repack_b)
+            times = estimate_us(problem, tile, np.array(splits), shared, repack_a=repack_a, repack_b=repack_b)
             for split_k, time_us in zip(splits, times.tolist(), strict=True):
                 by_tma = writes or split_k > 1
                 # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.

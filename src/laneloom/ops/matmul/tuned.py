@@ -218,11 +218,13 @@ def find(problem: MatmulProblem, gpu: Gpu) -> Found | None:
 
     A measured one comes before a predicted one, the user's before the package's, the newest last written. On Hopper,
     whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model. The
-    package's speak for the product of the GPU table alone, not for another of its instruction set (`gpu.as_found`).
+    package's speak for the product of the GPU table; for another of its instruction set (`gpu.as_found`) those that were
+    measured on it.
     """
     known = entries(gpu.name)
     if gpu.product != get_gpu(gpu.name).product:
-        known = tuple(entry for entry in known if entry.origin == "cache")
+        here = gpu.product.split()[0]
+        known = tuple(e for e in known if e.origin == "cache" or here in str(e.provenance.get("gpu")))
     if not known:
         return None
 
