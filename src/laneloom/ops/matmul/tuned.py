@@ -218,8 +218,8 @@ def find(problem: MatmulProblem, gpu: Gpu) -> Found | None:
 
     A measured one comes before a predicted one, the user's before the package's, the newest last written. On Hopper,
     whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model. The
-    package's speak for the product of the GPU table; for another of its instruction set (`gpu.as_found`) those that were
-    measured on it.
+    package's speak for the product of the GPU table; for another of its instruction set (`gpu.as_found`) those that
+    were measured on it.
     """
     known = entries(gpu.name)
     if gpu.product != get_gpu(gpu.name).product:
