@@ -68,5 +68,8 @@ def test_the_device_is_asked(monkeypatch):
     monkeypatch.setattr(target.driver, "_active", active)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H100 80GB HBM3")
     target._device.cache_clear()
-    assert target._device(ROW, 0) is get_gpu("h100")
+    assert target._device("sm_90a", 0) is get_gpu("h100")
+    target._device.cache_clear()
+    found |= {"mem_clock_rate": 0, "sm_clock_rate": 0}  # where a driver tells none
+    assert target._device("sm_90a", 0) is ROW
     target._device.cache_clear()

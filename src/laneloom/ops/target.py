@@ -32,18 +32,21 @@ def active_gpu() -> Gpu:
     if target.backend != "cuda":
         return gpu
     active: Any = driver.active
-    return _device(gpu, active.get_current_device())
+    return _device(gpu.name, active.get_current_device())
 
 
 @cache
-def _device(row: Gpu, device: int) -> Gpu:
+def _device(name: str, device: int) -> Gpu:
+    """The row with what the device has; where its driver tells no clocks, the row's."""
     import torch
 
+    row = get_gpu(name)
     active: Any = driver.active
     has: dict[str, int] = active.utils.get_device_properties(device)  # kHz, bits
-    bandwidth_gbs = 2 * has["mem_clock_rate"] * has["mem_bus_width"] / 8e6
-    name = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
-    return as_found(row, name, has["multiprocessor_count"], has["sm_clock_rate"] / 1e6, bandwidth_gbs)
+    bandwidth_gbs = 2 * has["mem_clock_rate"] * has["mem_bus_width"] / 8e6 or row.bandwidth_gbs
+    product = torch.cuda.get_device_name(device).removeprefix("NVIDIA ")
+    clock_ghz = has["sm_clock_rate"] / 1e6 or row.clock_ghz
+    return as_found(row, product, has["multiprocessor_count"], clock_ghz, bandwidth_gbs)
 
 
 def is_emulated() -> bool:
