@@ -9,9 +9,8 @@ products whose rows break sectors, for tiles_in_classes.csv, with `--long` those
 tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of
 CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
 before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`,
-`--misranked`, `--parts`, and, without any of these, SIZES.
-`--models --most 10`, on one H100, made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the
-files.
+`--misranked`, `--parts`, and, without any of these, SIZES. `--models --most 10`, on an H100 and in part on an H200,
+made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
