@@ -81,7 +81,8 @@ LAYER_ROWS = (
 )  # fmt: skip
 OTHER_LAYOUTS, OF_ANY_LAYOUT = ("nt", "nt", "nn", "tn", "tt"), 0.8  #: what is not NT, of so large a share
 MOST_LAYER_FLOPS, MOST_LAYER_BYTES = 1.5e12, 3e9
-LAYERS = 225  #: of one seed
+LAYERS, LAYER_SEEDS = 225, (1, 2)  #: of one seed; the seeds
+
 
 @dataclass(frozen=True)
 class Case:

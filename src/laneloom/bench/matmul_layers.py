@@ -17,13 +17,12 @@ from statistics import geometric_mean
 from ..ops.matmul.config import plan
 from ..ops.target import active_gpu
 from .matmul import compile_ahead, measure
-from .matmul_cases import LAYERS, random_layers
+from .matmul_cases import LAYER_SEEDS, LAYERS, random_layers
 from .matmul_tiles import read_rows, write
+from .matmul_wide import SLOW
 from .report import fill_pages
 from .timing import METHOD_SUSTAINED
 
-SEEDS = (1, 2)
-SLOW = 0.97
 GROUPS = ((1, 16), (17, 64), (65, 256), (257, 1024), (1025, 12288))  #: of rows, in the page's table
 SLOWEST = 12  #: products that the page lists
 
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="CSV file to write")
     parser.add_argument("--render", type=Path, nargs="+", metavar=("CSV", "PAGE"), help="fill pages from a file")
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(LAYER_SEEDS))
     parser.add_argument("--count", type=int, default=LAYERS, help="products of each seed")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")

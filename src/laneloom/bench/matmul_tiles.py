@@ -35,7 +35,7 @@ from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.matmul.shortlist import shortlist
 from ..ops.target import active_gpu
-from .matmul_cases import random_cases, random_layers
+from .matmul_cases import LAYER_SEEDS, random_cases, random_layers
 from .timing import count_sets, interleave
 
 #: of decoding, of linear layers, of squares that no tile divides
@@ -135,7 +135,6 @@ CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
     "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES,
 }  # fmt: skip
 LONG_FLOPS = 1e11  #: from here on no tile of one warpgroup is near the fastest
-MODEL_SEEDS = (1, 2)
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 MOST_PAIRED = 12
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
@@ -273,9 +272,8 @@ def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:
         cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, seed))
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
     if kind == "models":
-        cases = (case for seed in MODEL_SEEDS for case in random_layers(seed))
-        found = ((p.m, p.n, p.k, layout) for p, layout in ((case.problem, case.layout) for case in cases))
-        return [sizes for sizes in dict.fromkeys(found) if 2 * sizes[0] * sizes[1] * sizes[2] < LONG_FLOPS]
+        cases = (case for seed in LAYER_SEEDS for case in random_layers(seed) if case.problem.flops < LONG_FLOPS)
+        return list(dict.fromkeys((*(getattr(case.problem, x) for x in "mnk"), case.layout) for case in cases))
     if kind == "consumers":
         every = [*(_sizes_of(of, seed) for of in (*CHOSEN_SIZES, "few")), *(_sizes_of("random", x) for x in (1, 2))]
         return list(dict.fromkeys(

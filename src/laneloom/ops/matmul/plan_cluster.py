@@ -322,10 +322,9 @@ def _fetched(config: ClusterConfig, problem: MatmulProblem) -> int:
     first is in the L2."""
     if config.copy_a or config.copy_b or config.grouped:
         return 0
-    parts = config.cluster_k * config.split_k
-    slice_bytes = SLICE_BYTES * (problem.m + problem.n) * problem.batches * parts
+    slice_bytes = SLICE_BYTES * (problem.m + problem.n) * problem.batches * config.cluster_k
     fetched = min(max(FETCHED_BYTES // slice_bytes, LEAST_FETCHED), MOST_FETCHED)
-    return min(fetched, ceil_div(problem.k, config.block_k * parts))
+    return min(fetched, ceil_div(problem.k, config.block_k * config.cluster_k))
 
 
 def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, float]]:
