@@ -4,13 +4,14 @@
 config: of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one
 warpgroup and of more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with
 `--random` sizes that nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and
-with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 12`
-products whose rows break sectors, for tiles_in_classes.csv, with `--long` those of several tiles for each SM, for
-tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of
-CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
-before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`,
-`--misranked`, `--parts`, and, without any of these, SIZES. `--models --most 10`, on an H100 and in part on an H200,
-made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 2`
+products whose rows break sectors in every cluster, for tiles_in_classes.csv (an H200's: its shortest 12 estimates),
+with `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
+tiles_uneven.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for tiles_pairs.csv; of
+these four the rows of one warpgroup are left out, measured before its loop lost half of its instructions. Other lists
+are measured alone by `--survey`, `--layers`, `--misranked`, `--parts`, and, without any of these, SIZES. `--models
+--most 10`, on an H100 and in part on an H200, made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model
+against the files.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import csv
 import multiprocessing
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
@@ -137,6 +139,7 @@ CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
 LONG_FLOPS = 1e11  #: from here on no tile of one warpgroup is near the fastest
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
 MOST_PAIRED = 12
+HOPELESS = 1.4  #: times the shortest estimate
 LARGEST_ERROR = 2.0**-7  #: relative norm: a product of bf16 that is right stays far below
 
 
@@ -192,12 +195,27 @@ def iterate_consumers(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[C
             return
 
 
+def iterate_classes(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[ClusterConfig]:
+    """The `most` shortest estimates of each way to share loads, with and without rows in classes and C turned."""
+    found: Counter[tuple[int, ...]] = Counter()
+    shortest = None
+    for config, us in cluster_configs(problem, gpu):
+        if us > HOPELESS * (shortest := shortest or us):
+            return
+        kind = config.line, int(config.swapped), config.cluster_m, config.cluster_n, config.cluster_k
+        found[kind] += 1
+        if found[kind] <= most and config.cluster_k == 1:
+            yield config
+
+
 def configs_of(kind: str, problem: MatmulProblem, gpu: Gpu, most: int) -> list[HopperConfig | ClusterConfig]:
     """What is measured of one product."""
     if kind == "pairs":
         return list(iterate_pairs(problem, gpu))
     if kind == "consumers":
         return list(iterate_consumers(problem, gpu, most))
+    if kind == "broken":
+        return list(iterate_classes(problem, gpu, most))
     return list(shortlist(problem, gpu, most, gluon=kind in ("", "random", "few", "misranked")))
 
 

@@ -22,10 +22,9 @@ from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
-from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
 from ..ops.matmul.plan_cluster import (
+    CLASSES,
     LEAST_COLUMNS,
-    LINE_FACTORS,
     MOST_FETCHED,
     MOST_STAGES,
     ROWS,
@@ -33,6 +32,7 @@ from ..ops.matmul.plan_cluster import (
     cluster_parts,
     uneven_numbers,
 )
+from ..ops.matmul.plan_cluster import CLUSTERS as SHARERS
 from ..ops.matmul.plan_wide import by_tma
 from ..ops.matmul.presets import PRESETS
 from ..ops.matmul.problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -168,7 +168,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),
         "promote": (1, 2, 4) if planned.promote else (0,),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
-        "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *LINE_FACTORS),
+        "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *CLASSES),
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),
         # More clusters than fit at once would begin when others end.
         "cluster_m,cluster_n,cluster_k,programs": tuple(

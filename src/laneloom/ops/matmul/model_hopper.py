@@ -15,6 +15,7 @@ docs/hopper-gemm.md has the facts behind the terms.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,6 @@ SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
 MMA_BYTES_PER_CLOCK = 4096  #: rows x columns x bytes of a slice that the tensor cores take in one clock
 LINE_BYTES, SECTOR_BYTES = 128, 32
-LINE_FACTOR = 1.128  #: on rows whose pitch is no multiple of a line
-BROKEN_FACTOR = 2.038  #: on rows whose pitch is no multiple of a sector: every other one takes three or four requests
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
@@ -38,6 +37,18 @@ SMS_IN_CLUSTERS = {1: 132, 2: 132, 4: 120, 8: 120}
 _SMS = np.array([SMS_IN_CLUSTERS.get(peers, 0) for peers in range(9)])
 
 
+class Rows(Enum):
+    """How the rows of an operand lie in memory: what one costs to load beside one in whole lines. Its value is the name
+    of that factor in `Constants`."""
+
+    LINES = ""  #: their pitch is a multiple of a line, or they are copied to such a one
+    SECTORS = "sector_rows"  #: of a sector
+    BROKEN = "broken_rows"  #: of neither: every other row takes three or four requests
+    CLASS_32 = "class_32_rows"  #: rows in classes: those of a tile begin alike in lines of 32 bytes
+    CLASS_64 = "class_64_rows"
+    CLASS_128 = "class_128_rows"
+
+
 @dataclass(frozen=True)
 class Constants:
     """What was fitted on a product, whose memory has `bandwidth_gbs`; by default on one H200."""
@@ -45,6 +56,12 @@ class Constants:
     bandwidth_gbs: int = 4800
     row_clocks: float = 1.731  #: for 128 bytes of a row that an SM asks the L2 for
     shared_row_clocks: float = 1.377  #: for those that a neighbour in the cluster asks for and multicasts
+    #: on those of `Rows` that do not come in whole lines
+    sector_rows: float = 1.128
+    broken_rows: float = 2.038
+    class_32_rows: float = 1.189
+    class_64_rows: float = 1.069
+    class_128_rows: float = 0.9573
     missing_factor: float = 3.319  #: on rows that are not there, of an operand that has less than a tile
     #: more to load a slice, for each box: one of an operand contiguous along K, else one for 64 rows
     box_clocks: float = 6.652
@@ -99,6 +116,10 @@ class Constants:
     sm_bytes_per_us: float = 54420.0
     sharpness: float = 4.511  #: of the maximum of these times
 
+    def of_rows(self, rows: Rows) -> float:
+        """The factor on the clocks to load such rows."""
+        return getattr(self, rows.value) if rows.value else 1.0
+
 
 H200 = Constants()
 #: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles_models.csv, 2026-11-26
@@ -142,11 +163,11 @@ def boxes_of(rows: Any, along_k: bool) -> Any:
     return 1 if along_k else ceil_div(rows, 64)
 
 
-def row_factor(pitch_bytes: int) -> float:
-    """On the clocks to load a row, of a matrix whose rows lie so far apart."""
+def rows_of(pitch_bytes: int) -> Rows:
+    """How rows lie that are so far apart."""
     if pitch_bytes % SECTOR_BYTES:
-        return BROKEN_FACTOR
-    return LINE_FACTOR if pitch_bytes % LINE_BYTES else 1.0
+        return Rows.BROKEN
+    return Rows.SECTORS if pitch_bytes % LINE_BYTES else Rows.LINES
 
 
 def clusters_at_once(peers: Any, gpu: Gpu) -> Any:
@@ -178,16 +199,16 @@ def slice_clocks(
 
 def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[Any, Any], *, stages: Any, boxes: Any, columns: Any = None,
-    cluster: tuple[Any, Any, Any] = (1, 1, 1), factors: tuple[float, float] = (1.0, 1.0), pieces: int = 1,
+    cluster: tuple[Any, Any, Any] = (1, 1, 1), rows: tuple[Rows, Rows] = (Rows.LINES, Rows.LINES), pieces: int = 1,
     split_k: Any = 1, slice_factor: float = 1.0, cuda: bool = False, by_tma: Any = True, swapped: bool = False,
     hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False,
 ) -> Any:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
-    columns, boxes, factors, pieces: as in `slice_clocks`; by default all of a tile's columns. stages: of 128 bytes of K
-    in the ring. slice_factor: on the time of a slice. cluster: CTAs that share B, that share A, and that have a part of
-    K. cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so;
-    scattered: whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
+    columns, boxes, pieces: as in `slice_clocks`; by default all of a tile's columns. rows: how those of A and B lie.
+    stages: of 128 bytes of K in the ring. slice_factor: on the time of a slice. cluster: CTAs that share B, that share
+    A, and that have a part of K. cuda: by hopper_cluster, not hopper. by_tma: whether C is stored so; scattered:
+    whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
     hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
     share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of uneven widths,
     at most that of `tile`, or 0. Copies of operands and the launch that sums a split K are not in it.
@@ -203,7 +224,7 @@ def product_us(
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b
     clocks = slice_clocks(
         m, multiplied, columns=n if columns is None else columns, boxes=boxes, cluster=(share_b, share_a),
-        factors=factors, pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
+        factors=(c.of_rows(rows[0]), c.of_rows(rows[1])), pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
     )  # fmt: skip
     latency = c.latency_clocks / np.maximum(stages - c.busy_stages, 0.5)
     clocks *= (1 + (latency / clocks) ** c.latency_sharpness) ** (1 / c.latency_sharpness)

@@ -17,19 +17,19 @@ from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
-    BROKEN_FACTOR,
     HIDDEN_HELD,
     HIDDEN_SPLIT,
     SECTOR_BYTES,
     SLICE_BYTES,
     WIDE_TILE,
+    Rows,
     boxes_of,
     ceil_div,
     clusters_at_once,
     compared_as,
     loaded_columns,
     product_us,
-    row_factor,
+    rows_of,
 )
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -42,9 +42,8 @@ CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
     (2, 1, 2), (1, 2, 2), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 2, 4),
 )  # fmt: skip
-#: bytes of the lines that rows of A in classes begin alike in -> factor on loading such rows: fitted on one H200,
-#: 2026-11-24, as the model's constants
-LINE_FACTORS = {32: 1.189, 64: 1.069, 128: 0.9573}
+#: bytes of the lines that rows of A in classes begin alike in
+CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
 SHARED_PARTS_ROWS, SHARED_PARTS_BYTES = 48, 16 << 20
 LEAST_COLUMNS = 64  #: of tiles, but where two of them would cover the product
@@ -80,8 +79,8 @@ def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> b
     return pieces > 1 or not tma_reads(problem, name) or not (along_k or sixteen_bits)
 
 
-def _factor(matrix: Matrix, size: int, copied: bool) -> float:
-    return 1.0 if copied else row_factor(_pitch(matrix) * size)
+def _rows(matrix: Matrix, size: int, copied: bool) -> Rows:
+    return Rows.LINES if copied else rows_of(_pitch(matrix) * size)
 
 
 class Tiles(NamedTuple):
@@ -104,7 +103,7 @@ class _Multiplied:
     size: int  #: bytes of an element of an operand
     a_along_k: bool
     in_panels: bool  #: whether B comes in panels of 64 columns
-    factors: tuple[float, float]  #: on loading A's and B's rows
+    rows: tuple[Rows, Rows]  #: A's and B's
     swapped: bool
     by_tma: bool  #: whether TMA can write C where it lies
     scattered: bool  #: whether C's rows do not begin at 16 bytes
@@ -118,14 +117,14 @@ class _Multiplied:
         multiplied = config.as_multiplied(config.as_launched(problem))
         kind = piece_dtype(multiplied, config, "a")
         size, size_out = 4 if kind == "tf32" else DTYPE_BYTES[kind], DTYPE_BYTES[problem.dtype_out]
-        factors = _factor(problem.a, size, config.copy_a), _factor(problem.b, size, config.copy_b)
+        rows = _rows(problem.a, size, config.copy_a), _rows(problem.b, size, config.copy_b)
         if config.line:
-            factors = LINE_FACTORS[config.line], factors[1]
+            rows = CLASSES[config.line], rows[1]
         if config.swapped:
-            factors = factors[1], factors[0]
+            rows = rows[1], rows[0]
         return _Multiplied(
             multiplied, size, multiplied.a.major == "n" or config.copy_a,
-            multiplied.b.major == "n" and not config.copy_b, factors, config.swapped,
+            multiplied.b.major == "n" and not config.copy_b, rows, config.swapped,
             tma_writes(problem), problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out,
             max(config.line - TMA_BYTES, 0), config.classes(problem),
         )  # fmt: skip
@@ -136,7 +135,7 @@ class _Multiplied:
         by_tma = self.by_tma & (self.swapped | (n // tiles.parts % self.panel == 0))
         return product_us(
             self.problem, gpu, self.size, (m, n), columns=loaded_columns(n, self.in_panels), cluster=cluster,
-            factors=self.factors, pieces=pieces, stages=self.stages(gpu, tiles, pieces),
+            rows=self.rows, pieces=pieces, stages=self.stages(gpu, tiles, pieces),
             boxes=boxes_of(m, self.a_along_k) + boxes_of(n, not self.in_panels),
             cuda=True, by_tma=by_tma, swapped=self.swapped, scattered=self.scattered,
             hidden=np.choose(tiles.hiding, (0.0, HIDDEN_HELD, HIDDEN_SPLIT)), before=self.before, classes=self.classes,
@@ -173,7 +172,7 @@ class _Multiplied:
         least = min(LEAST_COLUMNS, ceil_div(n, 2 * step) * step) if self.classes == 1 else LEAST_COLUMNS
         found, clusters = [], np.array(CLUSTERS).T
         small = min(self.problem.m, n) < SHARED_PARTS_ROWS or self.problem.bytes < SHARED_PARTS_BYTES
-        if small or self.classes > 1 or BROKEN_FACTOR in self.factors:
+        if small or self.classes > 1 or Rows.BROKEN in self.rows:
             clusters = clusters[:, (clusters[0] * clusters[1] == 1) | (clusters[2] == 1)]
         for rows, consumers in ROWS.items():
             if consumers == 3 and self.problem.epilogue:
@@ -237,8 +236,8 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
         block_k=SLICE_BYTES // size,
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
-    broken = _factor(problem.a, size, any_tile.copy_a) == BROKEN_FACTOR
-    for swapped, line in product((False, True), (0, *LINE_FACTORS) if broken else (0,)):
+    broken = _rows(problem.a, size, any_tile.copy_a) is Rows.BROKEN
+    for swapped, line in product((False, True), (0, *CLASSES) if broken else (0,)):
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)

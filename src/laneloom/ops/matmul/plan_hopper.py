@@ -30,7 +30,7 @@ from .config_registers import PIECES, RegistersConfig, cluster_us, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
-from .model_hopper import BROKEN_FACTOR, SLICE_BYTES, boxes_of, ceil_div, compared_as, product_us, row_factor
+from .model_hopper import SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, product_us, rows_of
 from .plan_cluster import best_cluster, cluster_configs, cluster_parts
 from .plan_half import half_best
 from .plan_rows import batched_rows
@@ -98,9 +98,9 @@ SPLIT_FACTORS = {
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
-def _load_factor(matrix: Matrix, dtype: str) -> float:
+def _rows(matrix: Matrix, dtype: str) -> Rows:
     pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
-    return row_factor(pitch * DTYPE_BYTES[dtype])
+    return rows_of(pitch * DTYPE_BYTES[dtype])
 
 
 def estimate_us(
@@ -108,18 +108,18 @@ def estimate_us(
 ) -> Any:
     """The model's time of one product, in microseconds; split_k: a number, or an array of several."""
     size = DTYPE_BYTES[problem.dtype_a]
-    factors = (
-        1.0 if repack_a else _load_factor(problem.a, problem.dtype_a),
-        1.0 if repack_b else _load_factor(problem.b, problem.dtype_b),
+    rows = (
+        Rows.LINES if repack_a else _rows(problem.a, problem.dtype_a),
+        Rows.LINES if repack_b else _rows(problem.b, problem.dtype_b),
     )
     fitting = gpu.compute_units // (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n))
     time_us = product_us(
-        problem, gpu, size, (tile.m, tile.n), factors=factors, split_k=split_k,
+        problem, gpu, size, (tile.m, tile.n), rows=rows, split_k=split_k,
         boxes=boxes_of(tile.m, problem.a.major == "n") + boxes_of(tile.n, problem.b.major == "t"),
         stages=tile.stages * tile.slice_bytes // SLICE_BYTES, slice_factor=SLICE_FACTORS[tile.m, tile.n],
         by_tma=(split_k > 1) | tma_writes(problem),
         factor=np.where(
-            (split_k > 1) & (split_k <= fitting) & (max(factors) < BROKEN_FACTOR), SPLIT_FACTORS[tile.m, tile.n], 1.0),
+            (split_k > 1) & (split_k <= fitting) & (Rows.BROKEN not in rows), SPLIT_FACTORS[tile.m, tile.n], 1.0),
     )  # fmt: skip
     if tile.slice_bytes > SLICE_BYTES:
         time_us *= WIDE_SLICE_FACTOR
@@ -136,7 +136,7 @@ def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
         if not tma_reads(problem, name):
             ways.append((True,))
         else:
-            slow = dtype in REPACKED_DTYPES and _load_factor(matrix, dtype) == BROKEN_FACTOR
+            slow = dtype in REPACKED_DTYPES and _rows(matrix, dtype) is Rows.BROKEN
             ways.append((False, True) if slow else (False,))
     yield from product(*ways)
 
