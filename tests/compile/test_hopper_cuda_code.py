@@ -179,7 +179,7 @@ def test_tiles_of_any_width_are_stored_in_pieces_of_16_bytes(columns, layout, st
         ({"block_m": 64, "block_n": 40, "consumers": 1, "swapped": True}, "nn", "stmatrix.sync.aligned.m8n8.x4.trans"),
         ({"block_m": 192, "block_n": 192, "consumers": 3, "swapped": True, "cluster_n": 2}, "nt", ".multicast"),
         ({"block_m": 256, "block_n": 160, "tma_store": False}, "nt", "st.global.v4"),
-        ({"block_m": 128, "block_n": 128, "cluster_k": 2}, "nn", "cp.async.bulk.shared::cluster.shared::cta"),
+        ({"block_m": 128, "block_n": 128, "cluster_k": 2}, "nn", "st.async.shared::cluster"),
         *rarely(({"block_m": 192, "block_n": 96, "consumers": 3, "cluster_k": 2, "swapped": True}, "nn", "stmatrix")),
         ({"block_m": 128, "block_n": 160, "split_k": 3, "cluster_n": 2}, "nn", "cp.async.bulk.tensor.4d.global.shared"),
         ({"block_m": 128, "block_n": 128, "split_k": 2, "cluster_k": 2}, "nt", "cp.async.bulk.tensor.4d.global.shared"),

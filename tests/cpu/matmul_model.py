@@ -45,9 +45,7 @@ CALLS = {
     "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];":
     "ptx::load_box",
     "cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];": "ptx::fetch_box",
-    "{ .reg .b32 there, signal; mapa.shared::cluster.u32 there, %0, %4; mapa.shared::cluster.u32 signal, %3, %4; "
-    "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal]; }":
-    "ptx::copy_to_peer",
+    "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];": "ptx::send",
     "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];": "ptx::store_box",
     "cp.async.bulk.commit_group;": "ptx::commit_stores",
     "cp.async.bulk.wait_group.read 0;": "ptx::wait_for_stores<0>",

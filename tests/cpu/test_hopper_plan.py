@@ -267,7 +267,6 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(tiles_n=2), problem(512, 520, 512, layout="nt"), "2 tiles of 256 columns or 8 less cannot"),
         (CLUSTER.with_knobs(tiles_n=3), problem(512, 512, 512, layout="nt"), "3 tiles of 256 columns or 8 less cannot"),
         (CLUSTER.with_knobs(tiles_n=3, block_n=248), problem(512, 736, 512, layout="nt"), "a tile's last panel"),
-        (EIGHT_PARTS, problem(512, 192, 1024), "86016 bytes of sums are sent from the ring"),
         (CLUSTER.with_knobs(block_m=384, block_n=96, consumers=3, stages=2, tma_store=False), problem(512, 512, 512),
          "256 rows of A at most"),
         (CLUSTER.with_knobs(block_n=40, block_k=128, tma_store=False),

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -89,9 +90,11 @@ HALF_PRODUCTS = (
     (1, 64, 321, 2528, "nn"), (1, 5, 241, 6400, "nn"), (1, 2, 2794, 384, "nn"), (1, 8, 133, 1360, "nt"),
     (1, 64, 256, 181, "nt"), (1, 8, 78, 188, "nn"),
 )  # fmt: skip
-LIKELY = 8  #: configs of hopper_async by the model that a random product is measured with
+#: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
+LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
 MOST_ELEMENTS = 1 << 26  #: of a random product
+NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
 MOST_ASYNC, MOST_FED = 8, 24  #: configs that FP32 and FP64 are measured with, the likely ones by the model
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
@@ -138,13 +141,35 @@ def random_products(count: int = 72, seed: int = 0) -> Iterator[tuple[int, int, 
                 yield product
 
 
+def narrow_products(count: int = 44, seed: int = 5) -> Iterator[tuple[int, int, int, int, str]]:
+    """Single products of 16 bits that nobody chose, of which an operand's rows come 2, 4 or 8 bytes at a time."""
+    generator = random.Random(seed)
+    while count:
+        step = generator.choice((1, 2, 2, 4, 4, 4))
+        m, n, k = (max(step, round(2 ** generator.uniform(*of) / step) * step) for of in ((3, 10), (4, 11), (6, 12.5)))
+        layout = generator.choice(("nn", "nt", "tn", "tt"))
+        n, k = (-(-x // 8) * 8 if generator.random() < 0.45 else x for x in (n, k))
+        problem = MatmulProblem.contiguous(m, n, k, dtype="bf16", layout=layout)
+        if min(problem.vector_a, problem.vector_b) < 8 and NARROW_LEAST <= m * n * k <= NARROW_MOST:
+            count -= 1
+            yield 1, m, n, k, layout
+
+
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
     """One of PRODUCTS."""
     batch, m, n, k, layout = sizes
     return MatmulProblem.contiguous(m, n, k, dtype=dtype, layout=layout, batch=batch)
 
 
-RANDOM = frozenset(problem_of("bf16", sizes) for sizes in random_products())
+RANDOM = frozenset(problem_of("bf16", sizes) for sizes in (*random_products(), *narrow_products()))
+
+
+def _likely(ranked: Sequence[AsyncConfig]) -> Iterator[AsyncConfig]:
+    found: Counter[tuple[int, int]] = Counter()
+    for number, config in enumerate(ranked):
+        found[cut := (config.cluster_k, config.split_k)] += 1
+        if number < LIKELY or found[cut] <= LIKELY_OF_EACH:
+            yield config
 
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
@@ -152,7 +177,7 @@ def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     if problem.dtype_a in HALF:
         configs = list(half_configs(problem, gpu))
         if problem in RANDOM:
-            configs = sorted(configs, key=lambda config: half_us(problem, config, gpu))[:LIKELY]
+            configs = list(_likely(sorted(configs, key=lambda config: half_us(problem, config, gpu))))
         yield from configs
         skipped = ("hopper_async", "hopper") if problem.batches > 1 else ("hopper_async",)
         others = (config for config, _ in candidates(problem, gpu) if config.schedule not in skipped)
@@ -298,7 +323,7 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    half = (*HALF_PRODUCTS, *random_products())
+    half = (*HALF_PRODUCTS, *random_products(), *narrow_products())
     every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (half if dtype in HALF else PRODUCTS)]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:

@@ -14,7 +14,7 @@ import argparse
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from statistics import mean, median
@@ -42,7 +42,7 @@ FILES = {
         "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
         "tiles_uneven", ALONE, MODELS,
     ),
-    "h100": (MODELS,),
+    "h100": (MODELS, "tiles_in_classes"),
 }  # fmt: skip
 SHARE_OF_MODELS = 3  #: those files count as so many
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps
@@ -228,8 +228,9 @@ def constants() -> dict[tuple[str, object], float]:
     Constants by the product's name and theirs."""
     found: dict[tuple[str, object], float] = {}
     for product in PRODUCTS:
-        of_product = vars(getattr(model_hopper, product))
-        found |= {(product, name): value for name, value in of_product.items() if isinstance(value, float)}
+        of_product = getattr(model_hopper, product)
+        names = (field.name for field in fields(of_product) if field.type == "float")
+        found |= {(product, name): float(getattr(of_product, name)) for name in names}
     for module in MODULES:
         for name, value in vars(module).items():
             if name.isupper() and name not in FIXED:

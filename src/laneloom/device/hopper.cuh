@@ -91,14 +91,10 @@ __device__ __forceinline__ void fetch_box(const TensorMap *map, int x, int y, in
                  "r"(z), "r"(w) : "memory");
 }
 
-// The copy engine brings `bytes`, a multiple of 16, to the address `to` in CTA `rank` of the cluster, and tells the
-// barrier that lies there as `barrier` does here.
-__device__ __forceinline__ void copy_to_peer(u32 to, u32 from, u32 bytes, u32 barrier, u32 rank) {
-    asm volatile(
-        "{\n.reg .b32 there, signal;\nmapa.shared::cluster.u32 there, %0, %4;\n"
-        "mapa.shared::cluster.u32 signal, %3, %4;\n"
-        "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [there], [%1], %2, [signal];\n}" ::"r"(
-            to), "r"(from), "r"(bytes), "r"(barrier), "r"(rank) : "memory");
+// Four sums to a CTA of the cluster, and their bytes to a barrier of its, both by addresses in the cluster.
+__device__ __forceinline__ void send(u32 to, u32 barrier, const float *x) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+                 "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void store_box(const TensorMap *map, u32 from, int x, int y, int z, int w) {

@@ -158,10 +158,6 @@ class ClusterConfig(PartsConfig):
         tiles = self.tiles(multiplied.transposed() if self.swapped else multiplied)
         if tiles * self.peers > self.programs:
             return f"hopper_cluster: parts of K take one tile a cluster, got {tiles} for {self.programs} programs"
-        sums, ring = 4 * self.block_m * self.block_n, self.stages * self.stage_bytes(multiplied)
-        sent = sums - sums // self.cluster_k  # all but the part that this CTA finishes
-        if sent > ring:
-            return f"hopper_cluster: {sent} bytes of sums are sent from the ring, whose stages have {ring}"
         return None
 
     def why_not_overlapped(self, problem: MatmulProblem) -> str | None:

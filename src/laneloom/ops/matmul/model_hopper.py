@@ -120,19 +120,20 @@ class Constants:
         """The factor on the clocks to load such rows."""
         return getattr(self, rows.value) if rows.value else 1.0
 
-
 H200 = Constants()
 #: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles_models.csv, 2026-11-26
 H100 = Constants(
-    bandwidth_gbs=3350, row_clocks=2.193, shared_row_clocks=1.165, missing_factor=2.526, box_clocks=1.73,
-    shared_memory_factor=1.316, latency_clocks=1701, busy_stages=0.8438, latency_sharpness=4.05, launch_clocks=2554,
-    tile_clocks=1.072, store_clocks=0.1101, cluster_clocks=1778, shared_b_clocks=0.04108, shared_a_clocks=0.9207,
-    least_clocks=179.2, one_factor=1.095, shared_by_one_factor=0.9733, shared_both_factor=0.9917, eight_factor=1.026,
-    swapped_factor=1.002, swapped_store_clocks=0.01854, direct_clocks=0.02203, scattered_clocks=8.095e-07,
-    exchange_clocks=319.7, exchange_bytes_per_clock=13.17, cuda_clocks=836.6, uneven_clocks=253.5, lone_factor=1.034,
-    small_share_factor=1.077, unusual_factor=1.011, memory_bytes_per_us=3.479e6, reread_share=0.3724,
-    most_rereads=4.664, lockstep_factor=0.8916, shared_larger_time=0.9744, shared_smaller_time=1.057,
-    parts_memory_time=1.038, swapped_memory_time=1.008, sm_bytes_per_us=1.759e5, sharpness=3.243,
+    bandwidth_gbs=3350, row_clocks=2.197, shared_row_clocks=1.085, sector_rows=1.464, broken_rows=1.575,
+    class_32_rows=1.288, class_64_rows=1.205, class_128_rows=1.14, missing_factor=1.755, box_clocks=1.33,
+    shared_memory_factor=1.252, latency_clocks=1609, busy_stages=1.1, latency_sharpness=3.631, launch_clocks=2036,
+    tile_clocks=0.0002088, store_clocks=0.06524, cluster_clocks=1645, shared_b_clocks=8.113e-05,
+    shared_a_clocks=0.2049, least_clocks=189.2, one_factor=1.092, shared_by_one_factor=1.018,
+    shared_both_factor=1.016, eight_factor=1.017, swapped_factor=1.006, swapped_store_clocks=0.01534,
+    direct_clocks=0.01676, scattered_clocks=3.216e-08, exchange_clocks=351.2, exchange_bytes_per_clock=11.2,
+    cuda_clocks=536.9, uneven_clocks=345.7, lone_factor=1.022, small_share_factor=1.016, unusual_factor=1.039,
+    memory_bytes_per_us=3.644e6, reread_share=0.2873, most_rereads=10.6, lockstep_factor=0.9126,
+    shared_larger_time=0.8952, shared_smaller_time=1.004, parts_memory_time=1.082, swapped_memory_time=1.001,
+    sm_bytes_per_us=4.237e5, sharpness=3.003,
 )  # fmt: skip
 BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
 
@@ -176,19 +177,19 @@ def clusters_at_once(peers: Any, gpu: Gpu) -> Any:
 
 
 def slice_clocks(
-    m: Any, n: Any, *, columns: Any, boxes: Any, cluster: tuple[Any, Any], factors: tuple[float, float], pieces: int,
+    m: Any, n: Any, *, columns: Any, boxes: Any, cluster: tuple[Any, Any], rows: tuple[Rows, Rows], pieces: int,
     missing: Any = 0.0, c: Constants = H200,
 ) -> Any:  # fmt: skip
     """Clocks of one slice of an m x n tile.
 
-    columns: of B that are loaded. boxes: that both operands come in. cluster: CTAs that share B, and A. factors: on
-    loading A's and B's rows. pieces: of each operand, all in one slice. missing: what rows that are not there cost more
+    columns: of B that are loaded. boxes: that both operands come in. cluster: CTAs that share B, and A. rows: how A's
+    and B's lie. pieces: of each operand, all in one slice. missing: what rows that are not there cost more
     than others, in rows. c: of the product.
     """
     products = pieces * (pieces + 1) // 2
     multiply = m * n * SLICE_BYTES * products / MMA_BYTES_PER_CLOCK
     own_a, own_b = m / cluster[1], columns / cluster[0]
-    load = (own_a * factors[0] + own_b * factors[1] + missing) * c.row_clocks
+    load = (own_a * c.of_rows(rows[0]) + own_b * c.of_rows(rows[1]) + missing) * c.row_clocks
     load += (m - own_a + columns - own_b) * c.shared_row_clocks
     load += c.box_clocks * boxes + c.shared_b_clocks * np.log2(cluster[0]) + c.shared_a_clocks * np.log2(cluster[1])
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
@@ -224,7 +225,7 @@ def product_us(
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b
     clocks = slice_clocks(
         m, multiplied, columns=n if columns is None else columns, boxes=boxes, cluster=(share_b, share_a),
-        factors=(c.of_rows(rows[0]), c.of_rows(rows[1])), pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
+        rows=rows, pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
     )  # fmt: skip
     latency = c.latency_clocks / np.maximum(stages - c.busy_stages, 0.5)
     clocks *= (1 + (latency / clocks) ** c.latency_sharpness) ** (1 / c.latency_sharpness)

@@ -13,15 +13,43 @@
 static_assert(TURNS % 2 == 0, "the first step of a slice has the same registers");
 #endif
 
-__device__ __forceinline__ SUM read_peer(u32 address) {
-    SUM x;
+// Neighbours among the sums in a CTA's shared memory, by their address in the cluster: 16 bytes, or one.
+template <int N>
+__device__ __forceinline__ void read_peer(SUM (&x)[N], u32 address) {
 #if FP64
-    asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(x) : "r"(address) : "memory");
+    if (N == 2) asm volatile("ld.shared::cluster.v2.f64 {%0, %1}, [%2];" : "=d"(x[0]), "=d"(x[N - 1]) : "r"(address) : "memory");
+    else asm volatile("ld.shared::cluster.f64 %0, [%1];" : "=d"(x[0]) : "r"(address) : "memory");
 #else
-    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
+    if (N == 4)
+        asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                     : "=f"(x[0]), "=f"(x[N / 4]), "=f"(x[N / 2]), "=f"(x[N - 1]) : "r"(address) : "memory");
+    else asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x[0]) : "r"(address) : "memory");
 #endif
-    return x;
 }
+
+#if CLUSTER > 1
+// The CTAs of a cluster add their sums, in the order of K's parts: each a share of the tile, in its own shared memory,
+// where nobody else reads that share.
+__device__ __forceinline__ void add_shares(SUM *tiles, u32 rank) {
+    constexpr int LINE = C_ALONG_M ? BLOCK_M : BLOCK_N, WIDE = LINE % (16 / sizeof(SUM)) ? 1 : 16 / sizeof(SUM);
+    constexpr int ACROSS = LINE / WIDE, SHARE = ACROSS * TILE_LINES / CLUSTER;
+    static_assert(SHARE * CLUSTER == ACROSS * TILE_LINES, "whole pieces in a share");
+    for (int i = SHARE * rank + threadIdx.x; i < (int)(SHARE * (rank + 1)); i += THREADS) {
+        SUM *own = tiles + i / ACROSS * TILE_PITCH + i % ACROSS * WIDE;
+        SUM parts[CLUSTER][WIDE];
+#pragma unroll
+        for (int r = 0; r < CLUSTER; ++r) read_peer(parts[r], in_peer(shared_address(own), r));
+#pragma unroll
+        for (int v = 0; v < WIDE; ++v) {
+            SUM sum = 0;
+#pragma unroll
+            for (int r = 0; r < CLUSTER; ++r) sum += parts[r][v];
+            own[v] = sum;
+        }
+    }
+    __syncthreads();
+}
+#endif
 
 __device__ __forceinline__ void round_to(SUM &to, SUM x) { to = x; }
 __device__ __forceinline__ void round_to(bf16 &to, float x) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x)); }
@@ -30,7 +58,6 @@ __device__ __forceinline__ void round_to(fp16 &to, float x) { asm("cvt.rn.f16.f3
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_constant__ AsyncSizes s) {
     extern __shared__ __align__(16) char shared[];
-    release_successor();
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int number = blockIdx.x / CLUSTER, tile = number % (s.tiles_m * s.tiles_n);
     const int batch = number / (s.tiles_m * s.tiles_n), outer = batch / s.inner, inner = batch % s.inner;
@@ -71,6 +98,8 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
         ask();
     };
     wait_for_predecessor();
+    // Not sooner: CTAs of several launches that wait would share SMs, and leave others idle.
+    release_successor();
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; ++stage) ask();
 #if FP64
@@ -120,6 +149,8 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
         }
     }
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    add_shares(tiles, rank);
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
     c += outer * s.c_outer + inner * s.c_inner;
     constexpr int ACROSS = (C_ALONG_M ? BLOCK_M : BLOCK_N) / C_VECTOR, ALL = ACROSS * TILE_LINES;
@@ -131,13 +162,8 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
 #pragma unroll
         for (int v = 0; v < C_VECTOR; ++v) {
             sum[v] = 0;
-#if CLUSTER > 1
 #pragma unroll
-            for (int r = 0; r < CLUSTER; ++r) sum[v] += read_peer(in_peer(shared_address(tiles + at + v), r));
-#else
-#pragma unroll
-            for (int g = 0; g < GROUPS; ++g) sum[v] += tiles[g * TILE + at + v];
-#endif
+            for (int g = 0; g < (CLUSTER > 1 ? 1 : GROUPS); ++g) sum[v] += tiles[g * TILE + at + v];
         }
         OUT *to = c + m * s.c_m + n * s.c_n;
         union { OUT x[C_VECTOR]; uint4 all; uint2 half; u32 word; } rounded;
@@ -151,6 +177,6 @@ matmul_hopper_async(const ELEMENT *a, const ELEMENT *b, OUT *c, const __grid_con
     }
 #if CLUSTER > 1
     // Nobody leaves while another still reads its sums.
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }

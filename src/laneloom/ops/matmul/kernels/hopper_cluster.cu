@@ -83,34 +83,23 @@ __device__ __forceinline__ int place_of_sums(int strip, int j) {
 }
 
 // The CTAs of a cluster add their parts of K, always in the parts' order: sums of the columns that this one finishes. A
-// warp's parts travel as they lie in registers, by the copy engine, to the same warp of another CTA: `sent` and
-// `received` are its own, in shared memory, and `barrier` counts what comes.
+// warp's parts travel as they lie in registers to the same warp of another CTA: `received` is its own, in shared memory,
+// and `barrier` counts what comes.
 __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATORS],
-                                         const ACCUMULATOR (&acc)[STRIPS][SUMS], char *sent, const char *received,
-                                         u32 barrier, Rank rank) {
-    const int lane = threadIdx.x % 32;
-    if (lane == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
-    u32 slot = 0;
+                                         const ACCUMULATOR (&acc)[STRIPS][SUMS], const char *received, u32 barrier,
+                                         Rank rank) {
+    if (threadIdx.x % 32 == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
 #pragma unroll
     for (u32 part = 0; part < CLUSTER_K; ++part) {  // of the columns
         if (part == rank.k) continue;
-        char *to = sent + slot * PART_BYTES;
+        const u32 peer = part * SHARERS + rank.n * CLUSTER_M + rank.m, signal = in_peer(barrier, peer);
+        const u32 from = rank.k - (rank.k > part);  // among those that the other CTA hears from
+        const u32 to = in_peer(shared_address(received), peer) + from * PART_BYTES;
 #pragma unroll
         for (int strip = 0; strip < STRIPS; ++strip)
 #pragma unroll
-            for (int j = 0; j < ACCUMULATORS; j += 4) {
-                const ACCUMULATOR *x = &acc[strip][part * ACCUMULATORS + j];
-                *(float4 *)(to + place_of_sums(strip, j)) = make_float4(x[0], x[1], x[2], x[3]);
-            }
-        // This warp's writes become visible to the copy engine before it reads them.
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-        __syncwarp();
-        if (lane == 0) {
-            const u32 from = rank.k - (rank.k > part);  // among those that the other CTA hears from
-            copy_to_peer(shared_address(received) + from * PART_BYTES, shared_address(to), PART_BYTES, barrier,
-                         part * SHARERS + rank.n * CLUSTER_M + rank.m);
-        }
-        ++slot;
+            for (int j = 0; j < ACCUMULATORS; j += 4)
+                send(to + place_of_sums(strip, j), signal, &acc[strip][part * ACCUMULATORS + j]);
     }
 #pragma unroll
     for (u32 part = 0; part < CLUSTER_K; ++part)
@@ -141,7 +130,7 @@ __device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATOR
 #endif
 
 __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
-                                        u32 empty, char *staging, char *sent, char *received, u32 exchanged, u32 slab,
+                                        u32 empty, char *staging, const char *received, u32 exchanged, u32 slab,
                                         Rank rank, const Terms &terms) {
     const int lane = threadIdx.x % 32;
     const u32 warp = uniform(threadIdx.x / 32 % 4);
@@ -226,10 +215,8 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         pin(acc[1]);
 #endif
 #if CLUSTER_K > 1
-        // This tile is the only one: once all consumers are done, the ring has room for sums.
-        asm volatile("bar.sync %0, %1;" ::"n"(1 + CONSUMERS), "n"(128 * CONSUMERS) : "memory");
-        ACCUMULATOR kept[STRIPS][ACCUMULATORS];
-        exchange(kept, acc, sent, received, exchanged, rank);
+        ACCUMULATOR kept[STRIPS][ACCUMULATORS];  // of this CTA's only tile
+        exchange(kept, acc, received, exchanged, rank);
 #endif
         if (!SPLIT) arrived(held);
 #pragma unroll
@@ -298,7 +285,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     }
     if (PEERS > 1) cluster_meet();
     else __syncthreads();
-    release_successor();
+    if (!RELEASE_LATE) release_successor();
     if (group == 0) {
         if (CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (uniform(threadIdx.x / 32) == 0)
@@ -310,9 +297,10 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         const u32 slab = group - 1, warp = 4 * slab + uniform(threadIdx.x / 32 % 4);
         // The epilogue reads and writes what kernels ahead may still use.
         wait_for_predecessor();
-        const int parts = (CLUSTER_K - 1) * PART_BYTES;
-        consume({&c_map, &c_tail_map}, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES, shared + warp * parts,
-                received + warp * parts, exchanged + 8 * warp, slab, rank, terms);
+        // Where few CTAs run, launches that wait would share their SMs with each other, and leave others idle.
+        if (RELEASE_LATE) release_successor();
+        consume({&c_map, &c_tail_map}, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES,
+                received + warp * (CLUSTER_K - 1) * PART_BYTES, exchanged + 8 * warp, slab, rank, terms);
     }
     // A CTA's shared memory outlives the sums that it sends.
     if (CLUSTER_K > 1) cluster_meet();

@@ -69,6 +69,17 @@ def _tail(config, whole: int) -> int:
     return gcd(finished % whole, (finished - NARROWER) % whole if config.tiles_n else 0) or whole
 
 
+def _ctas(problem, config) -> int:
+    """CTAs of the launch; problem: `as_launched`."""
+    most = config.programs // config.peers * config.peers
+    return most if config.grouped else min(config.tiles(problem) * config.peers, most)
+
+
+def _few(problem, config) -> bool:
+    """Whether a quarter of the SMs has none of them."""
+    return 4 * _ctas(problem, config) <= 3 * config.programs
+
+
 def code_object(problem, config, gpu) -> CodeObject:
     """The machine code of the multiplication that `launch` runs; copies of operands are kernels of their own."""
     problem = config.as_launched(problem)
@@ -86,7 +97,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
-        "FETCHED": config.fetched, "UNEVEN": int(config.tiles_n > 0),
+        "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
@@ -173,16 +184,14 @@ class _Prepared:
             terms.addend_outer, terms.addend_inner, terms.addend_m, terms.addend_n = e.addend.strides
         self.terms.bias_step = e.bias[1] if e and e.bias else 0
         self.pointer = ctypes.c_void_p()
-        peers = config.peers
         maps = (
             self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map,
             self.c_tail or self.a.map,
         )  # fmt: skip
         arguments = (*maps, self.pointer, self.sizes, self.terms)
-        most = config.programs // peers * peers
         self.launch = CudaCall(
             code_object(of_call, config, gpu), arguments, device,
-            ctas=most if config.grouped else min(items * peers, most), cluster=peers, pdl=config.pdl,
+            ctas=_ctas(problem, config), cluster=config.peers, pdl=config.pdl,
         )  # fmt: skip
         self.lock = threading.Lock()
         self.parts = Parts(of_call, config, config.parts_shape(of_call)) if config.split_k > 1 else None

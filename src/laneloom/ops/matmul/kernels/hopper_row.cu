@@ -101,7 +101,6 @@ matmul_hopper_row(const ELEMENT *a, const ELEMENT *b, OUT_TYPE *c, const __grid_
     // Every CTA has to be there before another writes to its shared memory; waited for below.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
-    release_successor();
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int units = (s.K + 7) / 8;
@@ -120,6 +119,7 @@ matmul_hopper_row(const ELEMENT *a, const ELEMENT *b, OUT_TYPE *c, const __grid_
 #pragma unroll
     for (int j = 0; j < 8; ++j) acc[j] = 0;
     wait_for_predecessor();
+    release_successor();  // not sooner: few CTAs of several launches would share SMs, and leave others idle
 #pragma unroll 1
     for (; left >= UNITS * STRIDE; left -= UNITS * STRIDE, k += UNITS * STRIDE, from += UNITS * STRIDE * s.b_k)
         take_turn<true>(acc, a, from, s, k, end);
