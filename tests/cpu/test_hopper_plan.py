@@ -213,7 +213,6 @@ def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)
 STRIPS = CLUSTER.with_knobs(block_m=256, block_n=128)
 THREE = CLUSTER.with_knobs(block_m=192, block_n=128, consumers=3)
-EIGHT_PARTS = ClusterConfig(block_m=128, block_n=192, block_k=64, stages=2, cluster_k=8, tma_store=False)
 LINES = ClusterConfig(block_m=128, block_n=64, block_k=64, stages=7, line=128)
 PRECISE = PreciseConfig(block_m=128, block_n=128, block_k=16, stages=4)
 REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4, turned=True)

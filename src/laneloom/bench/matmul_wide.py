@@ -90,6 +90,14 @@ HALF_PRODUCTS = (
     (1, 64, 321, 2528, "nn"), (1, 5, 241, 6400, "nn"), (1, 2, 2794, 384, "nn"), (1, 8, 133, 1360, "nt"),
     (1, 64, 256, 181, "nt"), (1, 8, 78, 188, "nn"),
 )  # fmt: skip
+#: few rows or columns of 16 bits beside an operand that TMA does not read where it lies
+NARROW_FEW = (
+    (28, 1868, 1612, "tn"), (32, 1396, 2316, "tn"), (20, 528, 5452, "nt"), (518, 24, 4538, "nn"),
+    (16, 4095, 4097, "nn"), (8, 12063, 1472, "nn"), (4, 5001, 3001, "nt"), (24, 5122, 5122, "nt"),
+    (40, 3001, 2000, "nn"), (16, 2502, 3004, "nt"), (8, 2050, 4098, "nn"), (30, 5004, 1004, "tn"),
+    (12, 2001, 4001, "nt"), (48, 4004, 4004, "nn"), (6, 7000, 3002, "tt"), (20, 3500, 1501, "nn"),
+    (3000, 20, 2501, "nn"), (2, 3001, 3001, "nn"), (1, 3001, 3001, "nn"), (1, 2501, 4001, "nt"),
+)  # fmt: skip
 #: configs of hopper_async by the model that a random product is measured with, and of each way to cut K
 LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
@@ -142,7 +150,8 @@ def random_products(count: int = 72, seed: int = 0) -> Iterator[tuple[int, int, 
 
 
 def narrow_products(count: int = 44, seed: int = 5) -> Iterator[tuple[int, int, int, int, str]]:
-    """Single products of 16 bits that nobody chose, of which an operand's rows come 2, 4 or 8 bytes at a time."""
+    """Single products of 16 bits of which an operand's rows come 2, 4 or 8 bytes at a time: few rows, and random."""
+    yield from ((1, *sizes) for sizes in NARROW_FEW)
     generator = random.Random(seed)
     while count:
         step = generator.choice((1, 2, 2, 4, 4, 4))

@@ -123,17 +123,17 @@ class Constants:
 H200 = Constants()
 #: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles_models.csv, 2026-11-26
 H100 = Constants(
-    bandwidth_gbs=3350, row_clocks=2.197, shared_row_clocks=1.085, sector_rows=1.464, broken_rows=1.575,
-    class_32_rows=1.288, class_64_rows=1.205, class_128_rows=1.14, missing_factor=1.755, box_clocks=1.33,
-    shared_memory_factor=1.252, latency_clocks=1609, busy_stages=1.1, latency_sharpness=3.631, launch_clocks=2036,
-    tile_clocks=0.0002088, store_clocks=0.06524, cluster_clocks=1645, shared_b_clocks=8.113e-05,
-    shared_a_clocks=0.2049, least_clocks=189.2, one_factor=1.092, shared_by_one_factor=1.018,
-    shared_both_factor=1.016, eight_factor=1.017, swapped_factor=1.006, swapped_store_clocks=0.01534,
-    direct_clocks=0.01676, scattered_clocks=3.216e-08, exchange_clocks=351.2, exchange_bytes_per_clock=11.2,
-    cuda_clocks=536.9, uneven_clocks=345.7, lone_factor=1.022, small_share_factor=1.016, unusual_factor=1.039,
-    memory_bytes_per_us=3.644e6, reread_share=0.2873, most_rereads=10.6, lockstep_factor=0.9126,
-    shared_larger_time=0.8952, shared_smaller_time=1.004, parts_memory_time=1.082, swapped_memory_time=1.001,
-    sm_bytes_per_us=4.237e5, sharpness=3.003,
+    bandwidth_gbs=3350, row_clocks=2.197, shared_row_clocks=1.133, sector_rows=1.365, broken_rows=1.577,
+    class_32_rows=1.275, class_64_rows=1.208, class_128_rows=1.136, missing_factor=1.651, box_clocks=0.5481,
+    shared_memory_factor=0.7592, latency_clocks=1845, busy_stages=1.008, latency_sharpness=3.629, launch_clocks=1655,
+    tile_clocks=0.0003054, store_clocks=0.08954, cluster_clocks=1603, shared_b_clocks=1.43e-05,
+    shared_a_clocks=0.3058, least_clocks=195.5, one_factor=1.112, shared_by_one_factor=1.022,
+    shared_both_factor=1.016, eight_factor=0.9907, swapped_factor=1.006, swapped_store_clocks=0.01425,
+    direct_clocks=0.01787, scattered_clocks=1.26e-06, exchange_clocks=504, exchange_bytes_per_clock=14.95,
+    cuda_clocks=333.9, uneven_clocks=334.8, lone_factor=1.04, small_share_factor=1.014, unusual_factor=1.025,
+    memory_bytes_per_us=3.64e6, reread_share=0.2899, most_rereads=9.507, lockstep_factor=0.9469,
+    shared_larger_time=0.9306, shared_smaller_time=1.021, parts_memory_time=1.089, swapped_memory_time=0.9974,
+    sm_bytes_per_us=1.529e5, sharpness=2.99,
 )  # fmt: skip
 BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
 

@@ -2,7 +2,8 @@
 
 `plan_hopper` compares them with those of the schedules that TMA feeds: this one wins for small products, batches of
 them, and rows that TMA cannot read. A CTA loads and multiplies while others of its SM do; what is left alone waits.
-Fitted on one H200 to the rows of 16 bits in results/h200/tiles_wide.csv; docs/hopper-gemm.md has what it misses.
+Fitted on one H100 to the rows of 16 bits in results/h100/tiles_wide.csv, 2026-11-26: what it prefers of them is 2.5%
+slower than the fastest, of a third that the fit had not seen 4.6%.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from collections.abc import Iterator
 
 from ...gpu import Gpu
 from .config_async import HALF_TILES, AsyncConfig
-from .model_hopper import ceil_div
+from .config_hopper import tma_reads
+from .model_hopper import LINE_BYTES, ceil_div
 from .plan_wide import cut
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -20,7 +22,9 @@ TILES = tuple(tile for tile in HALF_TILES if tile not in ((64, 8), (16, 16)))  #
 MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: larger ones find no place together
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
 LONG_K = 256  #: above which slices of 128 are tried for single elements
-DOUBT = 1.26  #: on these estimates, which miss by 20%, beside those of the others
+#: on these estimates, beside those of the others for what TMA reads where it lies, and for what has to be copied for
+#: them: they miss by 20%, and what TMA feeds is the faster of equals
+DOUBT, DOUBT_OF_COPIES = 1.3, 0.965
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
@@ -31,19 +35,20 @@ TILE_REGISTERS = {
 }  # fmt: skip
 #: in us, per tile: what multiplying takes of each element and k
 PACE = {
-    (128, 64): 4.09e-07, (128, 32): 2.72e-07, (128, 16): 7.46e-08, (128, 8): 7.9e-08, (64, 64): 4.76e-07,
-    (64, 32): 6.42e-07, (64, 16): 2.31e-07, (32, 32): 8.17e-07, (32, 16): 3.95e-07,
+    (128, 64): 3.571e-07, (128, 32): 1.385e-07, (128, 16): 4.963e-07, (128, 8): 1.951e-07, (64, 64): 2.778e-07,
+    (64, 32): 4.865e-07, (64, 16): 4.696e-07, (32, 32): 9.553e-07, (32, 16): 8.62e-07,
 }  # fmt: skip
-LAUNCH_US, FILL_US = 0.34, 1.476  #: of a launch; of one that fills the SMs, so that the next one cannot begin
-PIECE_US, SINGLE_US = 4.926e-05, 5.954e-05  #: a copy of several elements, of one
-BYTE_US = 3.368e-06  #: a byte from the L2
+LAUNCH_US, FILL_US = 0.7399, 0.8299  #: of a launch; of one that fills the SMs, so that the next one cannot begin
+PIECE_US, SINGLE_US = 6.74e-05, 6.386e-05  #: a copy of several elements, of one
+LINE_US = 0.000166  #: a line of memory that a tile's rows touch
+BYTE_US = 1.766e-05  #: a byte from the L2
 MEMORY_US = 2.265e-07  #: a byte of device memory
-CTA_US, STORE_US = 0.06421, 3.364e-05  #: of an SM: a CTA, an element of its tile
+CTA_US, STORE_US = 0.0722, 4.079e-05  #: of an SM: a CTA, an element of its tile
 #: of a CTA alone
-ALONE, BEGIN_US, SLICE_US, WAIT_US, NARROW_US = 1.486, 0.0527, 0.03011, 0.4108, 0.08824
-SINGLE_WAIT_US = 0.2692  #: a slice with single elements, whose registers are waited for
-EXCHANGE_US, EXCHANGED_US = 1.083, 2.674e-06  #: of sums in a cluster, and of each element
-SECOND_US, SUMMED_US = 1.262, 2.626e-06  #: a launch that adds parts, each element of a part
+ALONE, WAIT_US = 1.2, 0.06356
+SINGLE_WAIT_US = 0.2748  #: a slice with single elements, whose registers are waited for
+EXCHANGE_US, EXCHANGED_US = 0.9212, 2.668e-05  #: of sums in a cluster, and of each element
+SECOND_US, SUMMED_US = 1.327, 8.681e-07  #: a launch that adds parts, each element of a part
 
 
 def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
@@ -72,14 +77,24 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     tile = (config.block_m, config.block_n)
     elements, vectors = tile[0] * tile[1], (multiplied.vector_a, multiplied.vector_b)
     single = 1 in vectors
+
+    def touched(count: int) -> float:
+        """Lines of memory that so many neighbours lie in, on average, wherever they begin."""
+        return (count * DTYPE_BYTES[problem.dtype_a] + LINE_BYTES - 16) / LINE_BYTES
+
     along = config.block_k * slices
     pieces = sum(side / vector for side, vector in zip(tile, vectors, strict=True) if vector > 1) * along
     singles = sum(side for side, vector in zip(tile, vectors, strict=True) if vector == 1) * along
+    contiguous = multiplied.a.major == "n", multiplied.b.major == "t"  # along K
+    lines = sum(
+        (side * slices * touched(config.block_k) if along_k else along * touched(side))
+        for side, along_k in zip(tile, contiguous, strict=True)
+    )
     stores = 1 if problem.vector_out >= 8 else 4 if problem.vector_out == 1 else 2
     multiplying = elements * along * PACE[tile] + pieces * PIECE_US + singles * SINGLE_US
-    multiplying += elements * stores * STORE_US + CTA_US
+    multiplying += lines * LINE_US + elements * stores * STORE_US + CTA_US
     loading = sum(tile) * along * DTYPE_BYTES[problem.dtype_a] * BYTE_US
-    alone = multiplying * ALONE + slices * SLICE_US + BEGIN_US + (problem.vector_out < 8) * NARROW_US
+    alone = multiplying * ALONE
     alone += slices * SINGLE_WAIT_US if single else slices / (config.stages - 1) * WAIT_US
     if config.cluster_k > 1:
         alone += EXCHANGE_US + elements * EXCHANGED_US
@@ -106,5 +121,7 @@ def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float
     large = each > SMALL_MULTIPLICATIONS and each * problem.batches > MOST_MULTIPLICATIONS
     if not each * problem.batches or (large and "x" not in problem.layout):
         return []
-    found = [(config, DOUBT * half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
+    fed = "x" not in problem.layout and tma_reads(problem, "a") and tma_reads(problem, "b")
+    doubt = DOUBT if fed else DOUBT_OF_COPIES
+    found = [(config, doubt * half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
     return sorted(found, key=lambda pair: pair[1])[:3]

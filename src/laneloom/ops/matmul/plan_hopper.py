@@ -60,6 +60,7 @@ SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
+STREAMED_VECTOR = 4  #: elements of a load, from which on an operand streams through registers past few rows
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 LYING = "operands where they lie, by asynchronous copies"
 
@@ -295,9 +296,13 @@ def _batch(
         yield _plain(problem), "many small products: one launch takes them all"
 
 
-def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[MatmulConfig, str]]:
-    """What streams one operand past a few rows or columns of the other."""
-    if (rows := stream_rows(problem, gpu)) is not None:
+def _streaming(
+    problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool
+) -> Iterator[tuple[MatmulConfig, str]]:  # fmt: skip
+    """What streams one operand past a few rows or columns of the other; not what `lying` does better, as 20 products on
+    one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time, and copies."""
+    narrow = lying and min(problem.vector_a, problem.vector_b) < STREAMED_VECTOR
+    if not narrow and (rows := stream_rows(problem, gpu)) is not None:
         yield rows, "few rows or columns: the other operand streams through registers, past mma"
     if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
         yield (
@@ -306,7 +311,7 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tup
         )
     if (row := stream_row(problem, gpu)) is not None:
         yield row, "one row against B along N: streamed once, multiplied by FMA"
-    if _streams(problem, gpu, in_place):
+    if (in_place or not lying) and _streams(problem, gpu, in_place):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
 
@@ -332,7 +337,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
-            yield from _streaming(problem, gpu, in_place)
+            yield from _streaming(problem, gpu, in_place, bool(lying))
         alone = in_place and problem.batches == 1
         clusters = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu)) if alone else ()
         clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
