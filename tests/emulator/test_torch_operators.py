@@ -173,6 +173,13 @@ def test_vmap(name, positions, recwarn):
     assert not [w for w in recwarn if "performance drop" in str(w.message)]
 
 
+def test_vmap_of_a_bias_beside_batches():
+    """The batched axis of a bias stands before the products' own batch axes, also where both have one length."""
+    a, b, bias = random(2, 3, 4, 5), random(5, 6, seed=1), random(3, 6, seed=2)
+    got = torch.vmap(lambda bias: laneloom.gemm(a, b, bias=bias))(bias)
+    torch.testing.assert_close(got, torch.stack([laneloom.gemm(a, b, bias=x) for x in bias]))
+
+
 def test_decoding_compiles():
     """It is an operator only where something looks; then it has the same values."""
     arguments = CASES["attention_decode"].arguments(9)

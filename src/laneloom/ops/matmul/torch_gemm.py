@@ -305,7 +305,8 @@ def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest)
         return one_by_one(operator, info, in_dims, a, b, c, bias, alpha, beta, *rest)
     a, b, c = aligned(in_dims, a, b, c)
     if len(in_dims) > 3 and in_dims[3] is not None:  # a bias for every element is an addend
-        c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (max(3, a.dim(), b.dim()) - 2), :], None, 1.0
+        rank = max(x.dim() - (axis is not None) for x, axis in zip((a, b), in_dims, strict=False))
+        c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (rank - 1), :], None, 1.0
     if in_dims[0] is None and in_dims[1] is None:
         a = a.expand(info.batch_size, *(1,) * (b.dim() - a.dim()), *a.shape)
     return operator(a, b, c, bias, alpha, beta, *rest), 0
