@@ -58,6 +58,7 @@ class Operator:
     ) -> None:  # fmt: skip
         self._packet = _packet(definition)
         self._writes = definition._name.endswith("_out")
+        self._names = tuple(argument.name for argument in definition._opoverload._schema.arguments)
         self._body: Any = definition._init_fn
         self._warm = warm
         self._key_of = key_of if warm is None else warm.key_of
@@ -98,8 +99,12 @@ class Operator:
 
     def _dispatched(self, args: Sequence[Any]) -> Any:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
-        for x in args:
-            _learn_sharding(x)
+        for name, x in zip(self._names, args, strict=False):
+            if isinstance(x, torch.Tensor):
+                _check_strided(name, x)
+                _learn_sharding(x)
+        if self._writes:
+            _check_own_bits(args[self._names.index("out")])
         _refuse_tangents(self._packet, args)
         if self._transformed is not None and _interpreters() is not None:
             return self._transformed.apply(*args)
@@ -158,6 +163,20 @@ def mark_written(out: torch.Tensor) -> None:
     """As torch's dispatcher does for a result in `out`: a backward pass that kept what was there must not use it."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def _check_strided(name: str, x: torch.Tensor) -> None:
+    """Raise UnsupportedError for a tensor without strides, whose shape or dispatch torch would stumble over."""
+    if x.is_nested or x.layout != torch.strided:
+        raise UnsupportedError(f"{name}: expected a strided tensor, got {'a nested one' if x.is_nested else x.layout}")
+
+
+def _check_own_bits(out: torch.Tensor) -> None:
+    """Raise ArgumentError for a result that shows other bits than it holds; torch's dispatcher drops what returns
+    nothing there."""
+    if out.is_neg() or out.is_conj():
+        view = "conjugated" if out.is_conj() else "negated"
+        raise ArgumentError(f"out: expected a tensor that shows the bits it holds, got a {view} view of one")
 
 
 def _learn_sharding(x: Any) -> None:

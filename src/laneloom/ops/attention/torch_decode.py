@@ -11,7 +11,7 @@ import torch
 
 from ..operators import complete, one_by_one
 from ..warm import WarmCalls
-from .decode import prepare_decode
+from .decode import check_axes, named_operands, prepare_decode
 
 _warm = WarmCalls(prepare_decode)
 
@@ -21,6 +21,7 @@ def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, wi
 
 
 def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
+    check_axes(named_operands(q, k_cache, v_cache, cache_lengths, block_table))
     batch, queries, heads, _ = q.shape
     out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
     return out, q.new_empty((batch, heads, queries), dtype=torch.float32)

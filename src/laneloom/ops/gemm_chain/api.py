@@ -63,7 +63,8 @@ def gemm_chain(
     if config is not None and not isinstance(config, ChainConfig):
         config = parse_config(config)
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
+        number = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+        if not number or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
     alpha0, alpha1, beta1 = to_float("alpha0", alpha0), to_float("alpha1", alpha1), to_float("beta1", beta1)
     factors = Factors(alpha0, alpha1, beta1 if c1 is not None else 0.0)

@@ -26,6 +26,7 @@ from .torch_op import (
     check,
     check_differentiable,
     dtype_name,
+    known_name,
     output_dtype,
     prepare_product,
     run,
@@ -77,7 +78,7 @@ def _check(
             raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {term.device}")
     for name, term in terms.items():
         if term is not None:
-            check_term(name, dtype_name(name, term.dtype), names[0])
+            check_term(name, known_name(term.dtype), names[0])
     shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
     shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
     return shape, names, arithmetic_of(names[0], precision, acc_dtype)

@@ -43,6 +43,11 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+def known_name(dtype: torch.dtype) -> str:
+    """The project's word for a dtype, or torch's."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def operand_dtypes(a: torch.Tensor, b: torch.Tensor, packed: Sequence[str] | None) -> tuple[str, str]:
     """The dtypes of two operands that go together. Raises ArgumentError, UnsupportedError."""
     name_a, name_b = packed or (dtype_name("a", a.dtype), dtype_name("b", b.dtype))
