@@ -45,7 +45,7 @@ def gemm_chain(
         broadcast. Torch tensors on the GPU that Triton drives, or on the CPU inside `laneloom.emulated`; numpy arrays
         (float16) only there. Sizes may be 0.
     c1: broadcasts to D1's shape; fp32, fp16 or bf16. It is read if beta1 is not 0, and never otherwise.
-    alpha0, alpha1: where one is 0, A0, B0 and B1 are not read, as in BLAS.
+    alpha0, alpha1: where one is 0, or K0 is, A0, B0 and B1 are not read, as in BLAS.
     out: where D1 goes, of its shape and a0's dtype, with any strides that keep its elements apart. It may be c1. Where
         it shares memory with an operand in any other way, D1 is made elsewhere and copied. No part of autograd.
     config: what runs, a config or its text; by default `plan` chooses. Where both N0 and N1 are wide, that is two
