@@ -298,19 +298,18 @@ def _gradients(ctx, grad):
     return *gradients, None, None, None, None, None, None, None, None, None, None
 
 
-def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
+def _batched(call, info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
     """One launch, unless a scale is batched or a bias beside an addend: those take a call for every element."""
-    operator = torch.ops.laneloom.gemm
     scales = in_dims[9:11]
     if any(axis is not None for axis in scales) or (in_dims[3:4] != (None,) and c is not None and beta != 0):
-        return one_by_one(operator, info, in_dims, a, b, c, bias, alpha, beta, *rest)
+        return one_by_one(call, info, in_dims, a, b, c, bias, alpha, beta, *rest)
     a, b, c = aligned(in_dims, a, b, c)
     if len(in_dims) > 3 and in_dims[3] is not None:  # a bias for every element is an addend
         rank = max(x.dim() - (axis is not None) for x, axis in zip((a, b), in_dims, strict=False))
         c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (rank - 1), :], None, 1.0
     if in_dims[0] is None and in_dims[1] is None:
         a = a.expand(info.batch_size, *(1,) * (b.dim() - a.dim()), *a.shape)
-    return operator(a, b, c, bias, alpha, beta, *rest), 0
+    return call(a, b, c, bias, alpha, beta, *rest), 0
 
 
 def _cast(args: Sequence[Any]) -> tuple[int, ...]:

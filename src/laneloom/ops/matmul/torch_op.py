@@ -280,8 +280,8 @@ def summing_step(
     return lambda x, y, alpha: run(x, y, None, None, alpha, 0.0, None, None, None, None, None)
 
 
-def _batched(info, in_dims, a, b, *how):
-    return torch.ops.laneloom.matmul(*aligned(in_dims, a, b), *how), 0
+def _batched(call, info, in_dims, a, b, *how):
+    return call(*aligned(in_dims, a, b), *how), 0
 
 
 def _cast(args: Sequence[Any]) -> tuple[int, ...]:

@@ -155,12 +155,11 @@ def _gradients(ctx, grad):
     return grad_coeffs, grad_matrix, None, None
 
 
-def _batched(info, in_dims, coeffs, matrix, *options):
+def _batched(call, info, in_dims, coeffs, matrix, *options):
     """vmap's axis is more of N; a matrix for every element takes a call for every element."""
-    operator = torch.ops.laneloom.transform3d
     if in_dims[1] is not None:
-        return one_by_one(operator, info, in_dims, coeffs, matrix, *options)
-    return unfolded(info, operator(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
+        return one_by_one(call, info, in_dims, coeffs, matrix, *options)
+    return unfolded(info, in_dims, coeffs, call(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
 
 
 transform3d_operator = complete(
