@@ -79,6 +79,8 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         raise ArgumentError(
             f"cu_seqlens_k: expected {first_q.shape[0]} elements as cu_seqlens_q has, got {first_k.shape[0]}"
         )
+    if max_keys is None and first_k is first_q:
+        max_keys = max_queries
     found = []
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
