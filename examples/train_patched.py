@@ -107,6 +107,10 @@ def main() -> None:
     parser.add_argument("--graph", action="store_true", help="capture the training step in a CUDA graph")
     parser.add_argument("--steps", type=int, help="steps of each run")
     options = parser.parse_args()
+    if options.emulate and options.graph:
+        parser.error("--graph: CUDA graphs need a GPU, leave out --emulate")
+    if not options.emulate and not torch.cuda.is_available():
+        parser.error("torch finds no GPU here: --emulate gfx1201 runs this without one, much smaller")
     device = "cpu" if options.emulate else "cuda"
     width, heads, depth, length, batch = (32, 2, 1, 16, 2) if options.emulate else (1024, 16, 4, 1024, 8)
     data = batches(options.steps or (3 if options.emulate else 100), batch, length, device)

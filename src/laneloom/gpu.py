@@ -76,6 +76,14 @@ class Gpu:
         """The instruction set's number as coverage has it: "gfx9", "gfx11", "gfx12"; CDNA 5's own is "gfx1250"."""
         return self.name if self.is_cdna5 else f"gfx{self.major}"
 
+    def __getstate__(self) -> dict[str, object]:
+        """For pickle and copy, which take no read-only mapping."""
+        return {**self.__dict__, "peak_tflops": dict(self.peak_tflops)}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        peaks: Mapping[str, float] = state["peak_tflops"]  # pyright: ignore[reportAssignmentType]
+        self.__dict__.update(state, peak_tflops=MappingProxyType(peaks))
+
     @cached_property
     def emulated(self) -> bool:
         """Whether laneloom's emulator executes this GPU's code."""

@@ -95,3 +95,15 @@ def test_a_products_name_leads_to_its_gpu(asked, known):
 @pytest.mark.parametrize("name", ["kernel.co", "kernel.hsaco", "kernel.o", "kernel.s"])
 def test_a_file_that_is_not_there_is_no_operation(name):
     assert sentence("isa", name) == f"cannot read {name}: No such file or directory"
+
+
+@pytest.mark.parametrize("command", [["ladder", "transform3d"], ["ladder", "sgemm", "--gpu", "h200"], ["gpus"]])
+def test_a_narrow_terminal_cuts_no_figures_off(command):
+    result = CliRunner().invoke(app, command, env={"COLUMNS": "40"})
+    assert result.exit_code == 0
+    assert "…" not in result.stdout
+    assert {"fused", "H7", "emulated"} & set(result.stdout.split())
+
+
+def test_what_else_predicts_attention():
+    assert "`laneloom profile attention --gpu gfx1151` is" in sentence("bench", "attention", "--gpu", "gfx1151")

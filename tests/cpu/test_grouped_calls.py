@@ -90,6 +90,7 @@ REFUSED = {
     "numbers": ({"ends": [10, 20, 96]}, ArgumentError, "ends: expected a torch tensor, got list"),
     "a word": ({"out_dtype": "fp32"}, ArgumentError, "out_dtype: expected a torch dtype, got 'fp32'"),
     "rows of matrices": ({"b": torch.zeros(3, 32, 32).bfloat16()}, ArgumentError, r"b: expected \[G, 64, N\]"),
+    "a number": ({"a": torch.tensor(1.0).bfloat16()}, ArgumentError, r"b: expected \[G, K, N\] for a of \[M, K\]"),
     "64-bit ends": ({"ends": torch.tensor([10, 20, 96])}, ArgumentError, "ends: expected 3 contiguous int32"),
     "gradients": ({"a": torch.zeros(96, 64).bfloat16().requires_grad_()}, UnsupportedError, "have no gradients"),
     "int32": ({"out_dtype": torch.int32}, UnsupportedError, "out_dtype: expected"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
 from dataclasses import replace
 from itertools import product
 
@@ -117,6 +119,14 @@ def test_cdna_1_multiplies_fp64_by_the_vector_unit():
     assert why == "a: gfx908 has no matrix instruction of FP64, the schedule fma multiplies it"
     fma = MatmulConfig.parse("fma:block_m=64,block_n=64,block_k=4,num_warps=4")
     assert "CDNA 1, got gfx90a" in (fma.why_invalid(dense(dtype="fp64"), get_gpu("gfx90a")) or "")
+
+
+def test_explanations_go_to_other_processes():
+    found = explain(dense(64, 64, 64), gpu="gfx1201")
+    for copied in (pickle.loads(pickle.dumps(found)), deepcopy(found)):
+        assert copied == found
+        with pytest.raises(TypeError):
+            copied.gpu.peak_tflops["fp16"] = 0.0
 
 
 def test_explain():

@@ -203,3 +203,10 @@ def test_decode_refusals(change, error, words):
     } | change  # fmt: skip
     with laneloom.emulated("gfx1201"), pytest.raises(error, match=words):
         laneloom.attention_decode(**operands)
+
+
+def test_one_longest_length_is_enough_for_one_vector_of_lengths():
+    """Nothing reads the lengths where a sequence's queries and keys are its own, as a compiler cannot."""
+    q = torch.empty(5, 1, 16, dtype=torch.float16, device="meta")
+    first = torch.empty(3, dtype=torch.int32, device="meta")
+    assert laneloom.flash_attention(q, q, q, cu_seqlens_q=first, max_seqlen_q=3).shape == q.shape

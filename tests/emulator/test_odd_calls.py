@@ -151,3 +151,64 @@ def test_a_length_that_no_sequence_has():
     ends = torch.tensor([0, 4], dtype=torch.int32)
     with pytest.raises(ArgumentError, match="max_seqlen_q: expected the longest"):
         laneloom.flash_attention(q, q, q, cu_seqlens_q=ends, max_seqlen_q=1 << 31)
+
+
+def test_numpys_numbers_are_numbers():
+    x, q = halves(3, 3), torch.from_numpy(halves(1, 2, 5, 16))
+    assert np.array_equal(laneloom.gemm_chain(x, x, x, x, alpha1=np.float32(2), beta1=np.int64(1)), 2 * x @ x @ x + x)
+    limits = (np.int64(1), np.int32(0))
+    same = {limits: (1, 0), (2**70, None): None}
+    for window, meant in same.items():
+        got, expected = (laneloom.flash_attention(q, q, q, window=w) for w in (window, meant))
+        assert torch.equal(got, expected)
+    rows, ends = q[0].transpose(0, 1), torch.tensor([0, 2, 5], dtype=torch.int32)
+    laneloom.flash_attention(rows, rows, rows, cu_seqlens_q=ends, max_seqlen_q=np.int32(3))
+    for wrong in (True, np.float32(1), "1"):
+        with pytest.raises(ArgumentError, match="window: "):
+            laneloom.flash_attention(q, q, q, window=(wrong, 0))
+
+
+@pytest.mark.filterwarnings("ignore:.*(CSR|nested)")
+def test_tensors_without_strides():
+    x = torch.ones(4, 4).half()
+    for wrong in (x.to_sparse(), x.to_sparse_csr(), torch.nested.nested_tensor([x])):
+        calls = {
+            "a": lambda wrong: laneloom.matmul(wrong, x), "c": lambda wrong: laneloom.gemm(x, x, wrong, beta=1.0),
+            "out": lambda wrong: laneloom.gemm(x, x, out=wrong), "x": lambda wrong: laneloom.transpose(wrong),
+            "q": lambda wrong: laneloom.flash_attention(wrong, x, x),
+        }  # fmt: skip
+        for name, call in calls.items():
+            with pytest.raises(UnsupportedError, match=f"^{name}: expected a strided tensor"):
+                call(wrong)
+
+
+def test_results_that_show_other_bits():
+    x = torch.ones(2, 3, dtype=torch.complex64)
+    with pytest.raises(ArgumentError, match=r"^out: expected a tensor that shows the bits it holds, got a conjugated"):
+        laneloom.transpose(x, out=x.clone().mH)
+    with pytest.raises(ArgumentError, match=r"^out: .* negated"):
+        laneloom.matmul(torch.ones(2, 2), torch.ones(2, 2), out=torch._neg_view(torch.ones(2, 2)))
+
+
+def test_operands_that_explain_knows_nothing_of():
+    x = halves(4, 4)
+    for a, b, name in ((x, None, "b"), ([1], x, "a"), (x, torch.from_numpy(x), "b"), (torch.from_numpy(x), x, "b")):
+        with pytest.raises(ArgumentError, match=f"^{name}: expected a .*(array|tensor)"):
+            laneloom.explain(a, b)
+    tensor = torch.from_numpy(x)
+    with pytest.raises(UnsupportedError, match="a: expected a strided tensor"):
+        laneloom.explain(tensor.to_sparse(), tensor)
+
+
+def test_axes_are_counted_where_nothing_has_data():
+    cache, lengths = torch.empty(1, 16, 1, 16, device="meta"), torch.empty(1, device="meta", dtype=torch.int32)
+    with pytest.raises(ArgumentError, match="q: expected 4 axes, got shape"):
+        laneloom.attention_decode(cache[0], cache, cache, cache_lengths=lengths)
+
+
+def test_dtypes_of_terms_are_named():
+    x = halves(2, 2)
+    for term in (x.astype(bool), x.astype(np.int64), x.astype(np.int8)):
+        for kind in (np.asarray, torch.from_numpy):
+            with pytest.raises(UnsupportedError, match=r"c: expected dtype fp32, fp16 or bf16, got (bool|int64|int8)"):
+                laneloom.gemm(kind(x), kind(x), kind(term), beta=1.0)

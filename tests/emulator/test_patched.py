@@ -86,6 +86,9 @@ KEPT = {
     "integers": (lambda: torch.matmul(A.int(), B.int()), "dtype torch.int32"),
     "complex": (lambda: torch.matmul(A.cfloat(), B.cfloat()), "complex64"),
     "sparse": (lambda: torch.mm(A[0].float().to_sparse(), B.float()), "layout torch.sparse_coo"),
+    "nested": (
+        lambda: F.linear(torch.nested.nested_tensor([A[0], A[0, :2]]), B.mT).to_padded_tensor(0.0), "a nested tensor"
+    ),
     "mask": (lambda: F.scaled_dot_product_attention(Q, Q, Q, torch.ones(9, 9, dtype=torch.bool)), "attn_mask"),
     "dropout": (lambda: F.scaled_dot_product_attention(Q, Q, Q, dropout_p=1e-9), "dropout"),
     "three_axes": (lambda: F.scaled_dot_product_attention(Q[0], Q[0], Q[0]), "without 4 axes"),
@@ -94,6 +97,7 @@ KEPT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*nested")
 @pytest.mark.parametrize("name", KEPT)
 def test_kept(gfx1201, name):
     call, reason = KEPT[name]

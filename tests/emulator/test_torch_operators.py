@@ -173,6 +173,43 @@ def test_vmap(name, positions, recwarn):
     assert not [w for w in recwarn if "performance drop" in str(w.message)]
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if CASES[name].batched and CASES[name].differentiable])
+def test_gradients_through_vmap(name):
+    """torch.func: grad of vmap, one more transform around the rule for batches."""
+    public = getattr(laneloom, name)
+    x, *rest = CASES[name].arguments(9)
+    rest = [] if name == "transpose" else rest[: 1 + (name in ("gemm_chain", "flash_attention"))]
+    samples = torch.stack([x, x * 0.5])
+
+    def loss(x):
+        return public(x, *rest).double().square().sum()
+
+    def whole(samples):
+        return torch.vmap(lambda x: public(x, *rest))(samples).double().square().sum()
+
+    got = torch.func.grad(whole)(samples)
+    torch.testing.assert_close(got, torch.stack([torch.func.grad(loss)(x) for x in samples]))
+
+
+def test_vmap_over_nothing():
+    """What a batch of none gives has the shape of one element's result."""
+    cubes, eye, q = random(0, 5, 2, 2, 2, dtype=WIDE), torch.eye(2, dtype=WIDE), random(1, 0, 2, 3, 16)
+    assert torch.vmap(lambda x: laneloom.transform3d(x, eye))(cubes).shape == cubes.shape
+    assert torch.vmap(laneloom.transform3d, (None, 0))(cubes[:, 0], cubes[:, 0, 0]).shape == (0, 0, 2, 2, 2)
+    _, lse = torch.vmap(lambda q: laneloom.flash_attention(q, q, q, return_lse=True), 1)(q)
+    assert lse.shape == (0, 1, 2, 3)
+    a, b = random(3, 4), random(4, 2)
+    rows = torch.vmap(lambda scale: laneloom.gemm(a, b, scale_a=scale))(torch.ones(0, 3))
+    assert rows.shape == (0, 3, 2)
+
+
+def test_vmap_of_a_bias_beside_batches():
+    """The batched axis of a bias stands before the products' own batch axes, also where both have one length."""
+    a, b, bias = random(2, 3, 4, 5), random(5, 6, seed=1), random(3, 6, seed=2)
+    got = torch.vmap(lambda bias: laneloom.gemm(a, b, bias=bias))(bias)
+    torch.testing.assert_close(got, torch.stack([laneloom.gemm(a, b, bias=x) for x in bias]))
+
+
 def test_decoding_compiles():
     """It is an operator only where something looks; then it has the same values."""
     arguments = CASES["attention_decode"].arguments(9)

@@ -9,7 +9,7 @@ import typer
 
 from ..errors import ArgumentError, LaneloomError, UnsupportedError
 from .product import AsJson
-from .terminal import check_writable, new_console, print_json
+from .terminal import check_writable, new_console, print_json, print_table
 
 if TYPE_CHECKING:
     from ..bench.records import Record
@@ -163,7 +163,7 @@ def _show(records: list[Record]) -> None:
             text, f"{ours.median_us:.2f}", f"{ours.iqr_us:.2f}" + ("!" if ours.noisy else ""), f"{ours.tflops:.1f}",
             f"{ours.gbs:.0f}", *ratios, "" if ours.error is None else f"{ours.error:.2f}",
         )  # fmt: skip
-    new_console().print(table)
+    print_table(table)
 
 
 def _predict(
@@ -175,8 +175,9 @@ def _predict(
     from .product import parse_product
 
     if suite != "gemm":
+        instead = "laneloom profile attention" if suite == "attention" else "laneloom ladder transform3d"
         raise UnsupportedError(
-            f"--gpu: the gemm suite is predicted, {suite} is not here; `laneloom ladder transform3d --gpu {gpu}` is"
+            f"--gpu: the gemm suite is predicted, {suite} is not here; `{instead} --gpu {gpu}` is"
         )
     parse_product("matmul", gpu, "1,1,1", dtype, None, layout)
     known = load_suite("gemm")
@@ -206,10 +207,11 @@ def _show_predicted(rows: list[dict[str, Any]], gpu: str) -> None:
     title = f"Predicted for {gpu} by the timing model, not measured"
     table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for heading in ("M x N x K", "us", "TFLOP/s", "GB/s", "limited by"):
-        table.add_column(heading, justify="right" if heading in ("us", "TFLOP/s", "GB/s") else "left")
+        right = heading in ("us", "TFLOP/s", "GB/s")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != "limited by")
     for row in rows:
         table.add_row(
             f"{row['m']} x {row['n']} x {row['k']}", f"{row['predicted_us']:.1f}", f"{row['tflops']:.1f}",
             f"{row['gbs']:.0f}", row["limiter"],
         )  # fmt: skip
-    new_console().print(table)
+    print_table(table)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from ..errors import ArgumentError
-from .terminal import new_console, print_json
+from .terminal import new_console, print_json, print_table
 
 if TYPE_CHECKING:
     from ..bench.changes import Comparison
@@ -54,7 +54,8 @@ def _show(comparison: Comparison) -> None:
         return
     table = Table(box=box.SIMPLE_HEAD)
     for heading in ("problem", "old us", "new us", "speedup", "interval", "of", ""):
-        table.add_column(heading, justify="left" if heading in ("problem", "of", "") else "right")
+        left = heading in ("problem", "of", "")
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "problem")
     for change in moved:
         style = "green" if change.verdict == "faster" else "red"
         table.add_row(
@@ -62,4 +63,4 @@ def _show(comparison: Comparison) -> None:
             f"{change.speedup:.3f}", f"{change.interval[0]:.3f} to {change.interval[1]:.3f}", change.by,
             f"[{style}]{change.verdict}[/]",
         )  # fmt: skip
-    console.print(table)
+    print_table(table)

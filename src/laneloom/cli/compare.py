@@ -10,7 +10,7 @@ import typer
 
 from ..errors import ArgumentError, UnsupportedError
 from .product import AsJson, Dtype, GpuName, Layout, OutDtype, Product, Shape, parse_product
-from .terminal import new_console, print_json
+from .terminal import new_console, print_json, print_table
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
@@ -259,11 +259,9 @@ def _show(product: Product, checked: Product, rows: list[Row]) -> None:
             "" if row.bound is None else f"{row.bound} {_percent(row.bound_share)}",
         )  # fmt: skip
     console = new_console()
-    if not console.is_terminal:
-        console = new_console(width=140)
     console.print(f"matmul {product.text}, on {product.gpu.name} ({product.gpu.family}); checked by emulation at "
                   f"{' x '.join(map(str, checked.shape))}")  # fmt: skip
-    console.print(table)
+    print_table(table)
     for row in rows:
         if row.refused:
             console.print(f"{row.preset}: {row.refused}", soft_wrap=True)

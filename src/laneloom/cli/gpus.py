@@ -7,7 +7,7 @@ from typing import Any
 
 from ..gpu import GPUS, KIB, Gpu
 from .product import AsJson
-from .terminal import new_console, print_json
+from .terminal import new_console, print_json, print_table
 
 
 def gpus(as_json: AsJson = False) -> None:
@@ -36,7 +36,7 @@ def gpus(as_json: AsJson = False) -> None:
             *([f"{row.peak_tflops['fp16']:g}", f"{row.bandwidth_gbs:g}"] if row.published else "--"),
             Text("emulated", style="green") if row.emulated else Text("compiled", style="dim"),
         )  # fmt: skip
-    console.print(table)
+    print_table(table)
     console.print(
         "\nCU: compute units or SMs. LDS: KiB for one workgroup. fp16: dense matrix peak in TFLOP/s at boost clock, "
         "by data sheet, not measured. Every row can be compiled for; those marked emulated can be run here as well.",

@@ -40,7 +40,10 @@ def isa(
     ] = None,
     listing: Annotated[bool, typer.Option(help="Every instruction, with the hot loop marked.")] = True,
     check: Annotated[
-        bool, typer.Option("--check", help="Look for what is illegal, slow or could be better. Exit 1 if it finds any.")
+        bool,
+        typer.Option(
+            "--check", help="Look for what is illegal, slow or could be better. Exit 1 on an error or a warning."
+        ),
     ] = False,
     profile: Annotated[
         Path | None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .product import AsJson
-from .terminal import new_console, print_json
+from .terminal import new_console, print_json, print_table
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, short_help="Levels side by side.")
 
@@ -58,7 +57,7 @@ def transform3d(
         return
     console = new_console()
     console.print(found.headline)
-    console.print(_table(found))
+    print_table(_table(found))
     for rung in found.rungs:
         if rung.refused:
             console.print(f"{rung.level}, K={rung.k}: {rung.refused}")
@@ -69,13 +68,14 @@ def transform3d(
 def _table(found: Ladder) -> Table:
     from rich.table import Table
 
-    table = Table(caption="TFLOP/s, share of the bandwidth limit, device memory held", show_lines=True)
+    table = Table(caption="TFLOP/s, share of the bandwidth limit, MB of device memory held", show_lines=True)
     table.add_column("level", no_wrap=True)
     for order in found.orders:
         table.add_column(f"K={order}", justify="right", no_wrap=True)
     for level in found.levels:
         row = [found.at(level, order) for order in found.orders]
-        table.add_row(level, *("-" if rung is None or rung.refused else rung.cell for rung in row))
+        # Without the unit all columns fit into 80 characters; narrower ones would lose digits.
+        table.add_row(level, *("-" if rung is None or rung.refused else rung.cell.removesuffix(" MB") for rung in row))
     return table
 
 
@@ -104,10 +104,9 @@ def sgemm(
     if as_json:
         print_json(found.to_dict())
     else:
-        # A pipe has no width: lines as long as the table needs.
-        console = new_console() if sys.stdout.isatty() else new_console(width=180)
+        console = new_console()
         console.print(f"FP32 product of {size} cubed on {found.product} ({found.gpu}), {found.label}")
-        console.print(_sgemm_table(found))
+        print_table(_sgemm_table(found))
         if found.fma_tflops:
             console.print(f"FMA instructions alone: {found.fma_tflops:.1f} TFLOP/s, measured")
         if plot is not None:
@@ -146,7 +145,7 @@ def _sgemm_table(found: sgemm_rungs.Ladder) -> Table:
     # What nobody knows of any step has no column.
     known = [k for k in range(len(names)) if any(cells[k] != "-" for cells in rows)]
     for k in known:
-        table.add_column(names[k], justify="right")
+        table.add_column(names[k], justify="right", no_wrap=True)
     for r, cells in zip(found.rungs, rows, strict=True):
         table.add_row(r.step, r.technique, *(cells[k] for k in known))
     return table

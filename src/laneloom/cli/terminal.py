@@ -11,6 +11,7 @@ from ..errors import ArgumentError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 
 def new_console(**options: Any) -> Console:
@@ -18,6 +19,18 @@ def new_console(**options: Any) -> Console:
     from rich.console import Console  # a sixth of the time that every command takes to start
 
     return Console(highlight=False, **options)
+
+
+def print_table(table: Table) -> None:
+    """A table on standard output, past the edge of a narrow terminal or a pipe's 80 characters rather than with
+    figures cut off: no column is narrower than its longest word, or line where it does not wrap. At most one may
+    wrap: several would have to share what is missing, which rich does at the cost of words."""
+    wide = new_console(width=1000)
+    for column in table.columns:
+        found = [wide.measure(cell) for cell in (column.header, *column.cells)]
+        least = max(size.maximum if column.no_wrap else size.minimum for size in found)
+        column.min_width = max(least, column.min_width or 0)
+    new_console(width=max(new_console().width, wide.measure(table).minimum)).print(table)
 
 
 def print_json(value: Any) -> None:

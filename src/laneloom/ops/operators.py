@@ -33,11 +33,11 @@ def complete(
 ) -> Operator:
     """Register the rules of a custom operator.
 
-    batched: as for torch.library.register_vmap. remember, gradients: as for register_autograd. cast: the positions of
-    the arguments that autocast brings to its dtype, of the arguments of a call; without it autocast changes nothing.
-    warm: what the operator runs, where that is kept from call to call.
+    batched: as for torch.library.register_vmap, after what it calls the operator by. remember, gradients: as for
+    register_autograd. cast: the positions of the arguments that autocast brings to its dtype, of the arguments of a
+    call; without it autocast changes nothing. warm: what the operator runs, where that is kept from call to call.
     """
-    definition.register_vmap(batched)
+    definition.register_vmap(partial(batched, _packet(definition)))
     if gradients is not None:
         definition.register_autograd(gradients, setup_context=remember)
     if cast is not None:
@@ -58,13 +58,16 @@ class Operator:
     ) -> None:  # fmt: skip
         self._packet = _packet(definition)
         self._writes = definition._name.endswith("_out")
+        schema = definition._opoverload._schema.arguments
+        self._names = tuple(argument.name for argument in schema)
+        self._defaults = tuple(argument.default_value for argument in schema)
         self._body: Any = definition._init_fn
         self._warm = warm
         self._key_of = key_of if warm is None else warm.key_of
         self._calls: dict[Key, Callable[..., Any]] = {}  #: what gives a call's result, gradients recorded, by its key
         self._transformed = self._record = None
         if gradients is not None:
-            self._transformed = _function_of(definition, batched, remember, gradients)
+            self._transformed = _function_of(definition, partial(batched, self._within), remember, gradients)
             self._record = partial(_recorded, definition._name, remember, gradients)
 
     def __call__(self, *args: Any) -> Any:
@@ -96,10 +99,18 @@ class Operator:
         key = self._key_of(args) if _dispatch_modes() == 0 and _interpreters() is None else None
         return None if key is None else self._calls.get(key) or self._meet(key, args)
 
+    def _within(self, *args: Any) -> Any:
+        """A call by the rule for vmap, around which other transforms of torch.func may still be."""
+        return self._dispatched(args + self._defaults[len(args) :])
+
     def _dispatched(self, args: Sequence[Any]) -> Any:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
-        for x in args:
-            _learn_sharding(x)
+        for name, x in zip(self._names, args, strict=False):
+            if isinstance(x, torch.Tensor):
+                _check_strided(name, x)
+                _learn_sharding(x)
+        if self._writes:
+            _check_own_bits(args[self._names.index("out")])
         _refuse_tangents(self._packet, args)
         if self._transformed is not None and _interpreters() is not None:
             return self._transformed.apply(*args)
@@ -158,6 +169,20 @@ def mark_written(out: torch.Tensor) -> None:
     """As torch's dispatcher does for a result in `out`: a backward pass that kept what was there must not use it."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def _check_strided(name: str, x: torch.Tensor) -> None:
+    """Raise UnsupportedError for a tensor without strides, whose shape or dispatch torch would stumble over."""
+    if x.is_nested or x.layout != torch.strided:
+        raise UnsupportedError(f"{name}: expected a strided tensor, got {'a nested one' if x.is_nested else x.layout}")
+
+
+def _check_own_bits(out: torch.Tensor) -> None:
+    """Raise ArgumentError for a result that shows other bits than it holds; torch's dispatcher drops what returns
+    nothing there."""
+    if out.is_neg() or out.is_conj():
+        view = "conjugated" if out.is_conj() else "negated"
+        raise ArgumentError(f"out: expected a tensor that shows the bits it holds, got a {view} view of one")
 
 
 def _learn_sharding(x: Any) -> None:
@@ -282,22 +307,27 @@ def folded(info: Any, in_dims: Sequence[Any], tensors: Sequence[Any]) -> list[An
     return result
 
 
-def unfolded(info: Any, x: torch.Tensor) -> torch.Tensor:
-    """[B * N, ...] as [B, N, ...]."""
-    return x.unflatten(0, (info.batch_size, x.shape[0] // max(1, info.batch_size)))
+def unfolded(info: Any, in_dims: Sequence[Any], first: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """[B * N, ...] as [B, N, ...], N as `folded` found it in the first tensor."""
+    count = first.shape[0 if in_dims[0] is None else int(in_dims[0] == 0)]
+    return x.unflatten(0, (info.batch_size, count))
 
 
-def one_by_one(operator: Callable[..., Any], info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
-    """The rule of last resort: a call for every element, in their order."""
-    results = [
-        operator(*(x.select(axis, i) if isinstance(axis, int) else x for x, axis in zip(args, in_dims, strict=True)))
+def one_by_one(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+    """The rule of last resort: a call for every element, in their order. Of none, a call with zeros says what shape and
+    dtype they would have had."""
+    calls: list[list[Any]] = [
+        [x.select(axis, i) if isinstance(axis, int) else x for x, axis in zip(args, in_dims, strict=True)]
         for i in range(info.batch_size)
+    ] or [
+        [x.sum(axis, dtype=x.dtype) if isinstance(axis, int) else x for x, axis in zip(args, in_dims, strict=True)]
     ]
-    if isinstance(results[0], tuple):
-        return tuple(torch.stack(part) for part in zip(*results, strict=True)), (0,) * len(results[0])
-    return torch.stack(results), 0
+    results = [call(*arguments) for arguments in calls]
+    parts = zip(*results, strict=True) if isinstance(results[0], tuple) else [results]
+    stacked = tuple(torch.stack(part)[: info.batch_size] for part in parts)
+    return (stacked, (0,) * len(stacked)) if isinstance(results[0], tuple) else (stacked[0], 0)
 
 
-def refuse_out(info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
+def refuse_out(call: Callable[..., Any], info: Any, in_dims: Sequence[Any], *args: Any) -> tuple[Any, Any]:
     """The rule of the operators that write into `out`."""
     raise UnsupportedError("out: expected none inside torch.vmap, which gives each call a part of one result")

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from ..errors import ArgumentError
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a caller gave an integer, Python's or numpy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def to_float(name: str, value: Any) -> float:

@@ -160,7 +160,7 @@ class Patched(TorchFunctionMode):
     def _decided(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Decided:
         request = _request(function, x, y, z, options)
         if isinstance(request, str):
-            text = " ".join("x".join(map(str, t.shape)) or "scalar" for t in (x, y) if isinstance(t, torch.Tensor))
+            text = " ".join(_shape_text(t) for t in (x, y) if isinstance(t, torch.Tensor))
             decision = Decision(False, request)
         else:
             text = request.text
@@ -236,12 +236,18 @@ def _autocast() -> Any:
     return tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in AUTOCAST_DEVICES)
 
 
+def _shape_text(x: torch.Tensor) -> str:
+    if x.is_nested and type(x) is torch.Tensor:  # which has no shape
+        return f"{x.size(0)} nested"
+    return "x".join(map(str, x.shape)) or "scalar"
+
+
 def _identity(x: Any) -> Any:
     """All of a tensor that a decision depends on, but for autocast."""
     if not isinstance(x, torch.Tensor):
         return x if x is None or isinstance(x, (bool, int, float, str)) else type(x)
-    if x.layout != torch.strided:
-        return x.layout
+    if x.layout != torch.strided or x.is_nested:
+        return x.layout, x.is_nested
     return type(x), x.shape, x.stride(), x.device, x.dtype, x.requires_grad
 
 

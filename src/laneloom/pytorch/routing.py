@@ -75,6 +75,8 @@ def why_kept(tensors: tuple[Any, ...]) -> str | None:
             return f"an operand of type {type(x).__name__}"
         if x.layout != torch.strided:
             return f"layout {x.layout}"
+        if x.is_nested:
+            return "a nested tensor"
         if dtype_in_force(x) not in DTYPES:
             return f"dtype {x.dtype}"
         if 0 in x.shape:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..scalars import is_whole
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
 from .arguments import Tensors, address_of, aligned_copy, checked_scale, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
@@ -62,7 +63,7 @@ def attention_decode(
     "Flash-Decoding" and "PagedAttention"; the arguments are those of flash-attn's flash_attn_with_kvcache.
     """
     torch = sys.modules.get("torch")
-    operands = _named(q, k_cache, v_cache, cache_lengths, block_table)
+    operands = named_operands(q, k_cache, v_cache, cache_lengths, block_table)
     kind = np.ndarray if torch is None or not isinstance(q, torch.Tensor) else torch.Tensor
     for name, x in operands.items():
         if not isinstance(x, kind):
@@ -70,8 +71,10 @@ def attention_decode(
             what = "torch tensor or a numpy array" if name == "q" else f"{known}, as q is"
             raise ArgumentError(f"{name}: expected a {what}, got {type(x).__name__}")
     scale = checked_scale(scale)
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 0):
-        raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+    if window is not None:
+        if not is_whole(window) or window < 0:
+            raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+        window = min(int(window), 1 << 62)  # the operator's integers hold that
     arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window)
     if kind is np.ndarray:
         results = prepare_decode(*arguments)(*arguments)
@@ -83,7 +86,7 @@ def attention_decode(
     return results if return_lse else results[0]
 
 
-def _named(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any) -> dict[str, Any]:
+def named_operands(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any) -> dict[str, Any]:
     """The operands that there are, by the arguments' names."""
     found = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_lengths": lengths}
     return found if block_table is None else found | {"block_table": block_table}
@@ -95,7 +98,7 @@ def prepare_decode(
     """What gives O and LSE of operands that lie as these do. It takes the arguments of this function, which checks
     them."""
     gpu = active_gpu()
-    operands = _named(q, k_cache, v_cache, lengths, block_table)
+    operands = named_operands(q, k_cache, v_cache, lengths, block_table)
     _check_dtypes(operands, gpu)
     problem = _problem(operands, scale, window)
     config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
@@ -186,6 +189,14 @@ def _has_plain_rows(x: Any) -> bool:
     return inner == 1 and min(outer, default=0) >= 0 and address_of(x) % x.itemsize == 0
 
 
+def check_axes(operands: dict[str, Any]) -> None:
+    """Raise ArgumentError for an operand with too many or too few axes."""
+    for name, x in operands.items():
+        axes = {"cache_lengths": 1, "block_table": 2}.get(name, 4)
+        if len(x.shape) != axes:
+            raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
+
+
 def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
     """One device, the dtypes and the numbers of axes."""
     q = operands["q"]
@@ -200,9 +211,7 @@ def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
             raise ArgumentError(f"{name}: expected q's dtype {q.dtype}, got {dtype}")
         if not isinstance(q, np.ndarray) and x.device != q.device:
             raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
-        axes = {"cache_lengths": 1, "block_table": 2}.get(name, 4)
-        if len(x.shape) != axes:
-            raise ArgumentError(f"{name}: expected {axes} axes, got shape {tuple(x.shape)}")
+    check_axes(operands)
     if isinstance(q, np.ndarray):
         gpu_for_arrays(**operands)
     if not isinstance(q, np.ndarray) and q.device.type != (expected := expected_device_type()):

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
+from ..scalars import is_whole
 from ..target import is_emulated
 from .arguments import Tensors, address_of, strides_of
 from .config import Role, checked_config, plan_backward
 from .problem import AttentionProblem, band
 
 _AXES = 4
+_MOST_KEYS = 2**62  #: windows past that, which the operator's integers do not hold, cut nothing
 
 
 class Band(NamedTuple):
@@ -39,14 +41,12 @@ def band_of(causal: Any, window: Any) -> Band:
     if window is None:
         return Band(known[causal])
     pair = isinstance(window, tuple | list) and len(window) == 2
-    sizes = [None if side == -1 else side for side in window] if pair else []
-    if not pair or any(
-        s is not None and (isinstance(s, bool) or not isinstance(s, int) or s < 0) for s in sizes
-    ):
+    sizes = [None if is_whole(side) and side == -1 else side for side in window] if pair else []
+    if not pair or any(s is not None and not (is_whole(s) and s >= 0) for s in sizes):
         raise ArgumentError(
             f"window: expected (left, right), keys seen before and after a query's own, None for all, got {window!r}"
         )
-    return Band(known[causal], *sizes)
+    return Band(known[causal], *(None if s is None or s > _MOST_KEYS else int(s) for s in sizes))
 
 
 class Packing(NamedTuple):
@@ -79,13 +79,15 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         raise ArgumentError(
             f"cu_seqlens_k: expected {first_q.shape[0]} elements as cu_seqlens_q has, got {first_k.shape[0]}"
         )
+    if max_keys is None and first_k is first_q:
+        max_keys = max_queries
     found = []
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
             longest = int((x[1:] - x[:-1]).max())
-        if isinstance(longest, bool) or not isinstance(longest, int) or not 0 <= longest < 1 << 31:
+        if not is_whole(longest) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
-        found.append(longest)
+        found.append(int(longest))
     return Packing(first_q, first_k, *found)
 
 

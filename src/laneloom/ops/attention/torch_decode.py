@@ -11,7 +11,7 @@ import torch
 
 from ..operators import complete, one_by_one
 from ..warm import WarmCalls
-from .decode import prepare_decode
+from .decode import check_axes, named_operands, prepare_decode
 
 _warm = WarmCalls(prepare_decode)
 
@@ -21,19 +21,20 @@ def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, wi
 
 
 def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
+    check_axes(named_operands(q, k_cache, v_cache, cache_lengths, block_table))
     batch, queries, heads, _ = q.shape
     out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
     return out, q.new_empty((batch, heads, queries), dtype=torch.float32)
 
 
-def _batched(info, in_dims, *args):
+def _batched(call, info, in_dims, *args):
     """A call for every element, whose caches have to be dense."""
     batched = [isinstance(axis, int) for axis in in_dims]
     dense = [
         x.movedim(axis, 0).contiguous() if moved else x for x, axis, moved in zip(args, in_dims, batched, strict=True)
     ]
     axes = [0 if moved else None for moved in batched]
-    return one_by_one(torch.ops.laneloom.attention_decode, info, axes, *dense)
+    return one_by_one(call, info, axes, *dense)
 
 
 _OPERATOR: Any = torch.library.custom_op(

@@ -134,8 +134,8 @@ def _fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=Non
     return _results(q, v, first_q is not None, out_dtype)
 
 
-def _batched(info, in_dims, *args):
-    return one_by_one(torch.ops.laneloom.flash_attention_float8, info, in_dims, *args)
+def _batched(call, info, in_dims, *args):
+    return one_by_one(call, info, in_dims, *args)
 
 
 def _remember(ctx, inputs, output) -> None:

@@ -242,20 +242,20 @@ def _refuse(ctx, *grads):
     )
 
 
-def _batched(info, in_dims, q, k, v, *options):
+def _batched(call, info, in_dims, q, k, v, *options):
     """vmap's axis is more of B; packed sequences take a call for every element."""
     if len(options) > 4 and options[4] is not None:
-        return one_by_one(torch.ops.laneloom.flash_attention, info, in_dims, q, k, v, *options)
-    results = torch.ops.laneloom.flash_attention(*folded(info, in_dims, (q, k, v)), *options)
-    return tuple(unfolded(info, x) for x in results), (0, 0)
+        return one_by_one(call, info, in_dims, q, k, v, *options)
+    results = call(*folded(info, in_dims, (q, k, v)), *options)
+    return tuple(unfolded(info, in_dims, q, x) for x in results), (0, 0)
 
 
-def _batched_backward(info, in_dims, grad, grad_lse, q, k, v, out, lse, *options):
-    operator, tensors = torch.ops.laneloom.flash_attention_backward, (grad, grad_lse, q, k, v, out, lse)
+def _batched_backward(call, info, in_dims, grad, grad_lse, q, k, v, out, lse, *options):
+    tensors = (grad, grad_lse, q, k, v, out, lse)
     if len(options) > 4 and options[4] is not None:
-        return one_by_one(operator, info, in_dims, *tensors, *options)
-    results = operator(*folded(info, in_dims, tensors), *options)
-    return tuple(unfolded(info, x) for x in results), (0, 0, 0)
+        return one_by_one(call, info, in_dims, *tensors, *options)
+    results = call(*folded(info, in_dims, tensors), *options)
+    return tuple(unfolded(info, in_dims, grad, x) for x in results), (0, 0, 0)
 
 
 attention_operator = complete(

@@ -45,7 +45,7 @@ def gemm_chain(
         broadcast. Torch tensors on the GPU that Triton drives, or on the CPU inside `laneloom.emulated`; numpy arrays
         (float16) only there. Sizes may be 0.
     c1: broadcasts to D1's shape; fp32, fp16 or bf16. It is read if beta1 is not 0, and never otherwise.
-    alpha0, alpha1: where one is 0, A0, B0 and B1 are not read, as in BLAS.
+    alpha0, alpha1: where one is 0, or K0 is, A0, B0 and B1 are not read, as in BLAS.
     out: where D1 goes, of its shape and a0's dtype, with any strides that keep its elements apart. It may be c1. Where
         it shares memory with an operand in any other way, D1 is made elsewhere and copied. No part of autograd.
     config: what runs, a config or its text; by default `plan` chooses. Where both N0 and N1 are wide, that is two
@@ -63,7 +63,8 @@ def gemm_chain(
     if config is not None and not isinstance(config, ChainConfig):
         config = parse_config(config)
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not -inf < value < inf:
+        number = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+        if not number or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
     alpha0, alpha1, beta1 = to_float("alpha0", alpha0), to_float("alpha1", alpha1), to_float("beta1", beta1)
     factors = Factors(alpha0, alpha1, beta1 if c1 is not None else 0.0)

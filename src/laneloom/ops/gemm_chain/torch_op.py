@@ -183,12 +183,12 @@ def _gradients(ctx, grad):
     return *gradients, None, None, None, None
 
 
-def _batched(info, in_dims, a0, b0, b1, c1=None, *rest):
+def _batched(call, info, in_dims, a0, b0, b1, c1=None, *rest):
     a0, b0, b1, c1 = aligned(in_dims, a0, b0, b1, c1)
     if not any(axis is not None for axis in in_dims[:3]):  # c1 alone: the products are repeated
         missing = max(x.dim() for x in (b0, b1)) - a0.dim()
         a0 = a0.expand(info.batch_size, *(1,) * missing, *a0.shape)
-    return torch.ops.laneloom.gemm_chain(a0, b0, b1, c1, *rest), 0
+    return call(a0, b0, b1, c1, *rest), 0
 
 
 _OPERATOR: Any = torch.library.custom_op(

@@ -91,6 +91,11 @@ def dtype_name(name: str, dtype: np.dtype) -> str:
     return _NAMES[dtype.name]
 
 
+def known_name(dtype: np.dtype) -> str:
+    """The project's word for a dtype, or numpy's."""
+    return _NAMES.get(dtype.name, dtype.name)
+
+
 def numpy_dtype(name: str, asked: Any) -> np.dtype:
     """numpy's dtype that an argument means, in the machine's byte order. Raises ArgumentError."""
     try:
@@ -226,7 +231,13 @@ def explain(
 
 def _problem_of_operands(a: Any, b: Any, out_dtype: Any, precision: str | None, acc_dtype: Any) -> MatmulProblem:
     a, b, packed = unwrap(a, b)
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+    kind = np.ndarray if isinstance(a, np.ndarray) else getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, kind):
+            known = "numpy array, as a is" if kind is np.ndarray else "torch tensor, as a is"
+            known = "torch tensor or a numpy array" if name == "a" else known
+            raise ArgumentError(f"{name}: expected a {known}, got {type(x).__name__}")
+    if kind is np.ndarray:
         module: Any = np
         names = operand_dtypes(a, b, packed)
         arithmetic = arithmetic_of(names[0], precision, acc_dtype)
@@ -235,7 +246,7 @@ def _problem_of_operands(a: Any, b: Any, out_dtype: Any, precision: str | None, 
         from . import torch_op
 
         module = sys.modules["torch"]
-        names = torch_op.operand_dtypes(a, b, packed)  # pyright: ignore[reportArgumentType]
+        names = torch_op.check(a, b, packed)  # pyright: ignore[reportArgumentType]
         arithmetic = torch_op.arithmetic_of(names[0], precision, acc_dtype)
         dtypes = (*names, torch_op.dtype_name("out_dtype", torch_op.output_dtype(names[0], out_dtype)))
     a, b, _ = execute.as_matrices(a, b)

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..scalars import to_float
 from ..target import gpu_for_arrays
 from . import execute
-from .api import addressable, addressed, arithmetic_of, dtype_name, operand_dtypes, output_dtype
+from .api import addressable, addressed, arithmetic_of, dtype_name, known_name, operand_dtypes, output_dtype
 from .config import MatmulConfig, NamedPlan
 from .dtypes import Int4, unwrap
 from .presets import named_config
@@ -156,7 +156,8 @@ def check_term(name: str, dtype: str, dtype_a: str) -> str:
         if dtype != "fp32":
             raise UnsupportedError(f"{name}: expected a number or dtype fp32, got {dtype}")
     elif dtype not in TERM_DTYPES and not dtype == dtype_a == "fp64":
-        raise UnsupportedError(f"{name}: expected dtype fp32, fp16 or bf16, got {dtype}")
+        wide = "fp64, " if dtype_a == "fp64" else ""
+        raise UnsupportedError(f"{name}: expected dtype {wide}fp32, fp16 or bf16, got {dtype}")
     return dtype
 
 
@@ -195,7 +196,7 @@ def _gemm_arrays(
         raise ArgumentError("out: expected an array that can be written, got a read-only one")
     addend = None if c is None or beta == 0 else c
     term_dtypes = [
-        "" if x is None else check_term(name, dtype_name(name, x.dtype), names[0]) for name, x in given.items()
+        "" if x is None else check_term(name, known_name(x.dtype), names[0]) for name, x in given.items()
     ]
     a, b, bias = (None if x is None else addressed(x) for x in (a, b, bias))
     scales = [

@@ -82,7 +82,8 @@ def grouped_matmul(
 def check_shapes(a: Any, b: Any) -> None:
     """Raise ArgumentError for a and b that are no rows and matrices for them."""
     if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
-        raise ArgumentError(f"b: expected [G, {a.shape[-1]}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+        k = a.shape[1] if a.ndim == 2 else "K"
+        raise ArgumentError(f"b: expected [G, {k}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
 
 
 def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:

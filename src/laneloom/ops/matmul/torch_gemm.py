@@ -26,6 +26,7 @@ from .torch_op import (
     check,
     check_differentiable,
     dtype_name,
+    known_name,
     output_dtype,
     prepare_product,
     run,
@@ -77,7 +78,7 @@ def _check(
             raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {term.device}")
     for name, term in terms.items():
         if term is not None:
-            check_term(name, dtype_name(name, term.dtype), names[0])
+            check_term(name, known_name(term.dtype), names[0])
     shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
     shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
     return shape, names, arithmetic_of(names[0], precision, acc_dtype)
@@ -297,18 +298,18 @@ def _gradients(ctx, grad):
     return *gradients, None, None, None, None, None, None, None, None, None, None
 
 
-def _batched(info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
+def _batched(call, info, in_dims, a, b, c=None, bias=None, alpha=1.0, beta=0.0, *rest):
     """One launch, unless a scale is batched or a bias beside an addend: those take a call for every element."""
-    operator = torch.ops.laneloom.gemm
     scales = in_dims[9:11]
     if any(axis is not None for axis in scales) or (in_dims[3:4] != (None,) and c is not None and beta != 0):
-        return one_by_one(operator, info, in_dims, a, b, c, bias, alpha, beta, *rest)
+        return one_by_one(call, info, in_dims, a, b, c, bias, alpha, beta, *rest)
     a, b, c = aligned(in_dims, a, b, c)
     if len(in_dims) > 3 and in_dims[3] is not None:  # a bias for every element is an addend
-        c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (max(3, a.dim(), b.dim()) - 2), :], None, 1.0
+        rank = max(x.dim() - (axis is not None) for x, axis in zip((a, b), in_dims, strict=False))
+        c, bias, beta = to_front(bias, in_dims[3])[:, *(None,) * (rank - 1), :], None, 1.0
     if in_dims[0] is None and in_dims[1] is None:
         a = a.expand(info.batch_size, *(1,) * (b.dim() - a.dim()), *a.shape)
-    return operator(a, b, c, bias, alpha, beta, *rest), 0
+    return call(a, b, c, bias, alpha, beta, *rest), 0
 
 
 def _cast(args: Sequence[Any]) -> tuple[int, ...]:

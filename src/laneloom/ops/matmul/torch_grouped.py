@@ -18,7 +18,8 @@ from .torch_op import operand_dtypes, output_dtype
 
 def _prepare(a, b, ends, out_dtype) -> Callable[..., torch.Tensor]:
     """What makes the product of tensors that lie as these do."""
-    out = a.new_empty((a.shape[0], b.shape[-1]), dtype=grouped.result_dtype(a, b, ends, out_dtype))
+    dtype = grouped.result_dtype(a, b, ends, out_dtype)  # which checks the shapes
+    out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
     make, launch = maker_of(out), grouped.prepare_launch(a, b, out)
 
     def run(a, b, ends, *_) -> torch.Tensor:
@@ -42,8 +43,8 @@ def _grouped_fake(a, b, ends, out_dtype=None):
     return a.new_empty((a.shape[0], b.shape[2]), dtype=output_dtype(names[0], out_dtype))
 
 
-def _batched(info, in_dims, *args):
-    return one_by_one(torch.ops.laneloom.grouped_matmul, info, in_dims, *args)
+def _batched(call, info, in_dims, *args):
+    return one_by_one(call, info, in_dims, *args)
 
 
 def _cast(args: Sequence[Any]) -> tuple[int, ...]:

@@ -43,6 +43,11 @@ def dtype_name(name: str, dtype: torch.dtype) -> str:
     return _NAMES[dtype]
 
 
+def known_name(dtype: torch.dtype) -> str:
+    """The project's word for a dtype, or torch's."""
+    return _NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
 def operand_dtypes(a: torch.Tensor, b: torch.Tensor, packed: Sequence[str] | None) -> tuple[str, str]:
     """The dtypes of two operands that go together. Raises ArgumentError, UnsupportedError."""
     name_a, name_b = packed or (dtype_name("a", a.dtype), dtype_name("b", b.dtype))
@@ -275,8 +280,8 @@ def summing_step(
     return lambda x, y, alpha: run(x, y, None, None, alpha, 0.0, None, None, None, None, None)
 
 
-def _batched(info, in_dims, a, b, *how):
-    return torch.ops.laneloom.matmul(*aligned(in_dims, a, b), *how), 0
+def _batched(call, info, in_dims, a, b, *how):
+    return call(*aligned(in_dims, a, b), *how), 0
 
 
 def _cast(args: Sequence[Any]) -> tuple[int, ...]:

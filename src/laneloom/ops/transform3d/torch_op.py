@@ -52,15 +52,15 @@ def _flat_call(coeffs: torch.Tensor, matrix: torch.Tensor, transpose: bool, conf
 
 
 def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
+    for name, operand in (("coeffs", coeffs), ("matrix", matrix)):
+        if operand.layout != torch.strided:
+            raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
     shape = tuple(coeffs.shape)
     if coeffs.dim() < _TENSOR_AXES or not shape[-1] == shape[-2] == shape[-3] or shape[-1] < 1:
         raise ArgumentError(f"coeffs: expected shape [..., K, K, K] with K at least 1, got {shape}")
     k = shape[-1]
     if tuple(matrix.shape) not in ((k, k), (3, k, k)):
         raise ArgumentError(f"matrix: expected shape [{k}, {k}] or [3, {k}, {k}], got {tuple(matrix.shape)}")
-    for name, operand in (("coeffs", coeffs), ("matrix", matrix)):
-        if operand.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
     real = coeffs.dtype.to_real() if coeffs.is_complex() else coeffs.dtype
     if coeffs.dtype not in _NAMES:
         raise UnsupportedError(
@@ -155,12 +155,11 @@ def _gradients(ctx, grad):
     return grad_coeffs, grad_matrix, None, None
 
 
-def _batched(info, in_dims, coeffs, matrix, *options):
+def _batched(call, info, in_dims, coeffs, matrix, *options):
     """vmap's axis is more of N; a matrix for every element takes a call for every element."""
-    operator = torch.ops.laneloom.transform3d
     if in_dims[1] is not None:
-        return one_by_one(operator, info, in_dims, coeffs, matrix, *options)
-    return unfolded(info, operator(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
+        return one_by_one(call, info, in_dims, coeffs, matrix, *options)
+    return unfolded(info, in_dims, coeffs, call(*folded(info, in_dims, (coeffs,)), matrix, *options)), 0
 
 
 transform3d_operator = complete(

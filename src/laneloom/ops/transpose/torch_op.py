@@ -114,8 +114,8 @@ def _gradient(ctx, grad):
     return transpose_operator(grad, None), None
 
 
-def _batched(info, in_dims, x, *config):
-    return torch.ops.laneloom.transpose(to_front(x, in_dims[0]), *config), 0
+def _batched(call, info, in_dims, x, *config):
+    return call(to_front(x, in_dims[0]), *config), 0
 
 
 _OPERATOR: Any = torch.library.custom_op(
