@@ -94,14 +94,17 @@ class LaneSource:
 
         return read
 
+    def readable(self, g: Waves) -> np.ndarray:
+        """Which lanes have a source to read, [wave, lane] or what broadcasts to it."""
+        if g.exec is None or self.fetch_inactive:
+            return ~self.outside[None]
+        return ~self.outside & g.exec[:, self.lanes]
+
     def enabled(self, g: Waves) -> np.ndarray:
         """The active lanes, less those that the masks, or an unreadable source without bound_ctrl, disable."""
         enabled = np.broadcast_to(self.write, (g.count, g.lanes))
         if not self.zero_outside:
-            readable = ~self.outside
-            if g.exec is not None and not self.fetch_inactive:
-                readable = readable & g.exec[:, self.lanes]
-            enabled = enabled & readable
+            enabled = enabled & self.readable(g)
         return enabled if g.exec is None else enabled & g.exec
 
     def guarded(self, compute: Callable, store: Callable) -> Callable[[Waves], None]:
