@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -121,6 +123,27 @@ class LaneSource:
                 g.exec = before
 
         return step
+
+    def moved(self, build: Callable, ins: Instruction, target: Any) -> Callable[[Waves], None]:
+        """A step of an instruction with one result that knows nothing of DPP: it finds what its first source moved to
+        in one more register, the last."""
+        destination, first, *others = ins.operands
+        step = build(replace(ins, operands=(destination, replace(first, index=-1), *others)), target)
+        read = self.reader(lambda g: g.u[first.index])
+
+        def with_one_more(g: Waves, found: np.ndarray) -> None:
+            row = np.ascontiguousarray(found)
+            views = (row, row.view(np.int32), row.view(np.float32), row.view(np.uint16).reshape(*row.shape, 2))
+            files = (g.u, g.i, g.f, g.h)
+            for file, view in zip(files, views, strict=True):
+                file.append(view)
+            try:
+                step(g)
+            finally:
+                for file in files:
+                    file.pop()
+
+        return self.guarded(read, with_one_more) if self.partial else lambda g: with_one_more(g, read(g))
 
 
 def lane_source(ins: Instruction, lanes: int) -> LaneSource | None:
