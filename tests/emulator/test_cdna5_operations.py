@@ -366,3 +366,25 @@ def test_the_second_half_of_a_pair_reads_what_was_there(cdna5, name, second):
     np.testing.assert_array_equal(both.vector(2, np.float64), first.vector(2, np.float64))
     for n in (8, 9):
         np.testing.assert_array_equal(both.vector(n, U32), alone.vector(n, U32))
+
+
+@pytest.mark.parametrize("op", [
+    "v_bitop3_b32{} {}, {}, v1, v2 bitop3:0x6a", "v_bitop3_b16{} {}, {}, v1, v2 bitop3:0x35 op_sel:[1,0,1,1]",
+    "v_cvt_pk_bf16_f32{} {}, -{}, v1", "v_cvt_pk_f16_f32{} {}, |{}|, v1", "v_cvt_sr_pk_f16_f32{} {}, {}, v1, v2",
+])  # fmt: skip
+def test_lanes_of_others(cdna5, op):
+    """The first source moves between lanes, the same register as another source does not."""
+    numbers = RNG.standard_normal((2, 64)).astype(np.float32).view(U32)
+    given = {1: numbers[0], 2: WORDS[0], 4: WORDS[1], 6: WORDS[1]}
+    active = np.arange(64) % 5 > 0
+    for control in ("row_ror:3 row_mask:0xf bank_mask:0xf bound_ctrl:1", "row_shl:2 row_mask:0xf bank_mask:0x7"):
+        code = f"""v_mov_b32 v3, v1
+        v_mov_b32_dpp v3, v1 {control}
+        {op.format("", "v6", "v3")}
+        v_mov_b32 v5, 0
+        v_mov_b32_dpp v5, v7 {control}
+        {op.format("_e64_dpp", "v4", "v1")} {control}"""
+        got = cdna5(code, v=given | {7: np.ones(64, U32)}, active=active)
+        written = active & (("ror" in control) | (got.vector(5, U32) == 1))
+        np.testing.assert_array_equal(got.vector(4, U32), np.where(written, got.vector(6, U32), WORDS[1]))
+        np.testing.assert_array_equal(got.vector(1, U32), numbers[0])

@@ -174,7 +174,25 @@ v_pk_add_bf16 v8, v1, v2 op_sel:[1,0]
 v_add_max_u32 v8, v1, v2, v3
 v_cvt_scalef32_sr_pk8_fp4_f16 v8, v[4:7], v1, v2
 """.strip().splitlines()
-CASES = [(code, "gfx1151") for code in VECTOR + SCALAR] + [(code, "gfx90a") for code in GFX9]
+#: what moves between lanes, some of which hold nothing that is defined
+LANES = """
+ds_bpermute_b32 v8, v1, v2
+ds_bpermute_b32 v8, v1, v2 offset:12
+ds_bpermute_b32 v1, v1, v2
+ds_permute_b32 v8, v1, v2
+ds_swizzle_b32 v8, v1 offset:swizzle(QUAD_PERM,0,2,1,2)
+v_mov_b32_dpp v8, v1 row_shr:3 row_mask:0xf bank_mask:0xf
+v_mov_b32_dpp v8, v1 row_mirror row_mask:0x1 bank_mask:0x5 bound_ctrl:1
+v_and_b32_dpp v8, v1, v2 row_mirror row_mask:0xf bank_mask:0xf bound_ctrl:1
+v_add_nc_u32_dpp v8, v1, v2 row_shl:1 row_mask:0xf bank_mask:0xf
+v_add3_u32_e64_dpp v8, v1, v2, v3 quad_perm:[1,0,3,2] row_mask:0xa bank_mask:0xf
+v_perm_b32_e64_dpp v8, v1, v2, v3 row_ror:5 row_mask:0xf bank_mask:0xf
+v_add_nc_u32_dpp v8, v1, v2 row_xmask:3 row_mask:0xf bank_mask:0xf fi:1
+v_cndmask_b32_dpp v8, v1, v2, vcc_lo row_shr:1 row_mask:0xf bank_mask:0xf
+v_max_u16_e64_dpp v8.l, v1.l, v2.l row_shr:2 row_mask:0xf bank_mask:0xf
+v_cmp_lt_u32_e64_dpp s10, v1, v2 row_shr:2 row_mask:0xf bank_mask:0xf
+""".strip().splitlines()
+CASES = [(code, "gfx1151") for code in VECTOR + SCALAR + LANES] + [(code, "gfx90a") for code in GFX9]
 CASES += [(code, "gfx950") for code in GFX950] + [(code, "gfx1250") for code in GFX1250]
 
 
@@ -199,7 +217,7 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
     lanes = program.lanes
     built = program.blocks[0].code
     rng = np.random.default_rng(sum(code.encode()))
-    vector = code.startswith("v_")
+    vector = not code.startswith("s_")
     for _ in range(8):
         V = rng.integers(0, 1 << 32, (32, WAVES, lanes), dtype=np.uint64).astype(np.uint32)
         S = rng.integers(0, 1 << 32, (128, WAVES), dtype=np.uint64).astype(np.uint32)

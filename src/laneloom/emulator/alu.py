@@ -97,8 +97,10 @@ _OUTPUT_SCALE = {("mul", "2"): 2.0, ("mul", "4"): 4.0, ("div", "2"): 0.5}
 def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
     if op.build is not None:
-        if not op.dpp and lane_source(ins, target.lanes) is not None:
-            raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
+        if not op.dpp and (source := lane_source(ins, target.lanes)) is not None:
+            if ins.name.startswith("v_movrel"):
+                raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
+            return source.moved(op.build, ins, target)
         if not op.sdwa and sdwa.is_sdwa(ins):
             raise UnknownInstructionError(f"{ins.mnemonic} with SDWA is not implemented")
         return op.build(ins, target)

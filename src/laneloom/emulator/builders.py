@@ -13,6 +13,7 @@ from . import (  # cluster, hostcall and tables fill the tables of alu
     format_access,
     gfx9_modes,
     global_access,
+    global_sync,
     hostcall,  # noqa: F401
     lds_access,
     lds_barriers,
@@ -71,7 +72,7 @@ def find_builder(name: str) -> Builder | None:
         return lambda ins, t: matrix.build([matrix.decode(ins, t)])
     memories = (
         lds_access, lds_special, lds_direct, global_access, buffer_access, format_access, private_access, flat_access,
-        atomics, block_access,
+        atomics, block_access, global_sync,
     )  # fmt: skip
     of_gfx9 = (scalar_stores, mfma)
     of_cdna5 = (async_access, tensor_access, lds_barriers, transposed)  # and the transposing loads of CDNA 4

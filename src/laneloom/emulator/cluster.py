@@ -17,6 +17,7 @@ from ..errors import ArgumentError
 from ..gpu import Gpu
 from ..isa.parse import Instruction
 from .alu import Step, Target, special
+from .global_sync import GlobalWaveSync, waits
 from .memory import LocalMemory
 from .named_barriers import NamedBarriers, signal
 from .state import U32, Waves
@@ -24,7 +25,10 @@ from .state import U32, Waves
 MOST = 16  #: workgroups of a cluster, and bits of a mask
 BARRIER = -3
 #: what holds waves back -> as messages say it
-BARRIERS = {"cluster": "its cluster's barrier", "named": "a named barrier", "workgroup": "its workgroup's barrier"}
+BARRIERS = {
+    "cluster": "its cluster's barrier", "named": "a named barrier", "workgroup": "its workgroup's barrier",
+    "launch": "a barrier or semaphore of the launch (GWS)",
+}  # fmt: skip
 
 _Three = tuple[int, int, int]
 
@@ -140,7 +144,7 @@ class Clusters:
 
 
 def passed(g: Waves, barrier: str) -> list[Waves]:
-    """What becomes of waves that stand behind a "cluster" or "named" barrier: some go on, others wait."""
+    """What becomes of waves that stand behind a "cluster", "named" or "launch" barrier: some go on, others wait."""
     free = _keeper(g, barrier).passing(g.ids)
     parts = [g] if free.all() or not free.any() else list(g.split(free))
     parts[0].at_barrier = "" if free.any() else barrier
@@ -149,8 +153,8 @@ def passed(g: Waves, barrier: str) -> list[Waves]:
     return parts
 
 
-def _keeper(g: Waves, barrier: str) -> Clusters | NamedBarriers:
-    return g.memory.clusters if barrier == "cluster" else g.memory.named
+def _keeper(g: Waves, barrier: str) -> Clusters | NamedBarriers | GlobalWaveSync:
+    return {"cluster": g.memory.clusters, "named": g.memory.named, "launch": g.memory.sync}[barrier]
 
 
 def release(groups: list[Waves], waves_per_group: int) -> list[Waves]:
@@ -190,8 +194,15 @@ def _is_named(ins: Instruction, gpu: Gpu) -> bool:
     return gpu.major == 12 and (number is None or number >= 0)
 
 
+def is_barrier(name: str) -> bool:
+    """Whether waves may have to wait behind an instruction for others to come."""
+    return name in ("s_barrier", "s_barrier_wait") or waits(name)
+
+
 def held_by(ins: Instruction, gpu: Gpu) -> str:
-    """Which barrier a wait is for: "cluster", "named", or "barrier" for the workgroup's."""
+    """Which barrier a wait is for: "cluster", "named", "launch", or "barrier" for the workgroup's."""
+    if waits(ins.name):
+        return "launch"
     if ins.name != "s_barrier_wait":
         return "barrier"
     return "cluster" if barrier_id(ins) == BARRIER else "named" if _is_named(ins, gpu) else "barrier"

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -94,14 +96,17 @@ class LaneSource:
 
         return read
 
+    def readable(self, g: Waves) -> np.ndarray:
+        """Which lanes have a source to read, [wave, lane] or what broadcasts to it."""
+        if g.exec is None or self.fetch_inactive:
+            return ~self.outside[None]
+        return ~self.outside & g.exec[:, self.lanes]
+
     def enabled(self, g: Waves) -> np.ndarray:
         """The active lanes, less those that the masks, or an unreadable source without bound_ctrl, disable."""
         enabled = np.broadcast_to(self.write, (g.count, g.lanes))
         if not self.zero_outside:
-            readable = ~self.outside
-            if g.exec is not None and not self.fetch_inactive:
-                readable = readable & g.exec[:, self.lanes]
-            enabled = enabled & readable
+            enabled = enabled & self.readable(g)
         return enabled if g.exec is None else enabled & g.exec
 
     def guarded(self, compute: Callable, store: Callable) -> Callable[[Waves], None]:
@@ -118,6 +123,27 @@ class LaneSource:
                 g.exec = before
 
         return step
+
+    def moved(self, build: Callable, ins: Instruction, target: Any) -> Callable[[Waves], None]:
+        """A step of an instruction with one result that knows nothing of DPP: it finds what its first source moved to
+        in one more register, the last."""
+        destination, first, *others = ins.operands
+        step = build(replace(ins, operands=(destination, replace(first, index=-1), *others)), target)
+        read = self.reader(lambda g: g.u[first.index])
+
+        def with_one_more(g: Waves, found: np.ndarray) -> None:
+            row = np.ascontiguousarray(found)
+            views = (row, row.view(np.int32), row.view(np.float32), row.view(np.uint16).reshape(*row.shape, 2))
+            files = (g.u, g.i, g.f, g.h)
+            for file, view in zip(files, views, strict=True):
+                file.append(view)
+            try:
+                step(g)
+            finally:
+                for file in files:
+                    file.pop()
+
+        return self.guarded(read, with_one_more) if self.partial else lambda g: with_one_more(g, read(g))
 
 
 def lane_source(ins: Instruction, lanes: int) -> LaneSource | None:

@@ -23,6 +23,7 @@ from . import (
     calls,
     cdna,
     format_access,
+    global_sync,
     lds_access,
     lds_barriers,
     lds_special,
@@ -86,7 +87,7 @@ def _memory_names() -> set[str]:
     names |= {f"s_scratch_load_dword{wide}" for wide in ("", "x2", "x4")}
     names |= {f"global_{way}_addtid_b32" for way in ("load", "store")}
     names |= {*async_access.NAMES, *block_access.NAMES, *tensor_access.NAMES, *transposed.NAMES, *lds_barriers.BUILDERS}
-    names |= scalar_stores.NAMES | set(format_access.NAMES)
+    names |= scalar_stores.NAMES | set(format_access.NAMES) | set(global_sync.BUILDERS)
     return names | set(lds_access.OTHERS) | set(lds_special.BUILDERS)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from ..isa.parse import Listing
 from .buffer_access import scratch_resource
+from .global_sync import GlobalWaveSync
 from .hostcall import Hostcall
 from .operands import PRIVATE_APERTURE, SHARED_APERTURE
 from .program import Program
@@ -38,7 +39,8 @@ def user_sgprs(S: np.ndarray, listing: Listing, kernarg: int, packet: int, scrat
 
 
 def with_hidden_arguments(
-    kernarg: bytes, program: Program, grid: _Three, size: _Three, lds_bytes: int, host: Hostcall | None
+    kernarg: bytes, program: Program, grid: _Three, size: _Three, lds_bytes: int, host: Hostcall | None,
+    sync: GlobalWaveSync,
 ) -> np.ndarray:
     """The argument block with the hidden arguments that the metadata lists (LLVM AMDGPUUsage, code object V5)."""
     hidden = program.hidden_arguments
@@ -53,6 +55,7 @@ def with_hidden_arguments(
     values["hidden_dynamic_lds_size"] = lds_bytes - program.listing.directive("group_segment_fixed_size")
     values["hidden_shared_base"], values["hidden_private_base"] = SHARED_APERTURE, PRIVATE_APERTURE
     values["hidden_hostcall_buffer"] = host.address if host else 0
+    values["hidden_multigrid_sync_arg"] = sync.address
     for k, axis in enumerate("xyz"):
         values[f"hidden_block_count_{axis}"] = grid[k]
         values[f"hidden_group_size_{axis}"] = size[k]

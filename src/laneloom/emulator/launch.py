@@ -16,6 +16,7 @@ from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
 from .flights import Flights, arrives, starts_copy
+from .global_sync import GlobalWaveSync
 from .heartbeat import Heartbeat
 from .hostcall import Hostcall
 from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
@@ -149,12 +150,14 @@ class _Run:
         self.waves_per_group = -(-self.threads // program.lanes)
         calls_host = any(a.kind == "hidden_hostcall_buffer" for a in program.hidden_arguments)
         self.host = Hostcall() if calls_host else None
-        self.kernarg = with_hidden_arguments(kernarg, program, grid, size, lds_bytes, self.host)
+        sync = GlobalWaveSync(groups := grid[0] * grid[1] * grid[2])
+        self.kernarg = with_hidden_arguments(kernarg, program, grid, size, lds_bytes, self.host, sync)
         self.packet = dispatch_packet(grid, size, self.scratch, lds_bytes)
         everything = [
             *regions,
             Region("kernel argument block", self.kernarg.ctypes.data, self.kernarg.nbytes),
             Region("dispatch packet", self.packet.ctypes.data, self.packet.nbytes),
+            sync.region,
             *program.regions,
             *([self.host.region] if self.host else []),
         ]
@@ -164,10 +167,9 @@ class _Run:
         else:
             self.memory = GlobalMemory(everything)
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters
-        self.memory.named = NamedBarriers(self.waves_per_group)
+        self.memory.named, self.memory.sync = NamedBarriers(self.waves_per_group), sync
         clusters.begin(self.waves_per_group)
         self.observer: Observer | None = observer
-        groups = grid[0] * grid[1] * grid[2]
         self.chosen = observer.begin(program, groups, self.waves_per_group) if observer else np.arange(groups)
         self.counters: Counters | Observer | None = observer or (Counters(program) if profile else None)
         if self.counters:
@@ -287,7 +289,7 @@ class _Run:
         while groups:
             ready = [g for g in groups if not g.at_barrier]
             if not ready:
-                self._release(groups)
+                self._release(groups, batches)
                 continue
             if len(ready) > 1:
                 groups, ready = self._merge(groups, ready)
@@ -330,14 +332,16 @@ class _Run:
         """Whose turn it is: with a seed one place of the workgroup after another, else the group furthest behind."""
         return (0 if self.turn is None else int(self.turn[g.ids[0] % self.waves_per_group]), g.block)
 
-    def _release(self, groups: list[Waves]) -> None:
+    def _release(self, groups: list[Waves], batches: Iterator[Waves]) -> None:
         """Every wave that still lives waits at a barrier; ended waves no longer count, so all may go on.
 
-        With other barriers, only those may that wait for their workgroup alone, or whose barrier is complete.
+        With other barriers, only those whose barrier is complete; for one of the launch it may take the next batch.
         """
         simple = all(g.at_barrier == "workgroup" for g in groups)
         free = groups if simple else release(groups, self.waves_per_group)
         if not free:
+            if (more := next(batches, None)) is not None:
+                return groups.append(more)
             waiting = next((g for g in groups if g.at_barrier != "workgroup"), groups[0])
             ins = self.program.listing.instructions[self.program.blocks[waiting.block].first - 1]
             where = self.name_wave(int(waiting.ids[0]))
@@ -352,8 +356,8 @@ class _Run:
     def _let_go(self, free: list[Waves]) -> None:
         for g in free:
             self.clusters.left(g.ids)
-            g.at_barrier = ""
-            if self.ended:
+            g.at_barrier, held_by = "", g.at_barrier
+            if self.ended and held_by != "launch":
                 for wave in g.ids:
                     if int(wave) // self.waves_per_group in self.ended:
                         ins = self.program.listing.instructions[self.program.blocks[g.block].first - 1]

@@ -117,7 +117,7 @@ def _exchanged_lanes(ins: Instruction, target: Target) -> Callable[[Waves], np.n
     span = min(target.lanes, 32) if target.gpu.major == 11 else target.lanes
     first = (np.arange(target.lanes) // span * span).astype(np.int64)
     n, offset = ins.operands[1].index, ins.number("offset")
-    return lambda g: ((g.u[n] + U32(offset)) >> U32(2)) % U32(span) + first
+    return lambda g: ((g.addresses[n] + U32(offset)) >> U32(2)) % U32(span) + first
 
 
 def _build_bpermute(ins: Instruction, target: Target) -> Step:

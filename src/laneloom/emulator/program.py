@@ -18,7 +18,7 @@ from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
-from .cluster import held_by, passed
+from .cluster import held_by, is_barrier, passed
 from .conditions import CONDITIONS
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
@@ -130,7 +130,7 @@ class Program:
         starts = {0, *labels}
         behind: dict[int, int] = {}  #: s_setvskip -> where it skips to
         for i, ins in enumerate(code):
-            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or _is_barrier(ins.name):
+            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or is_barrier(ins.name):
                 starts.add(i + 1)
             elif ins.name == "s_setvskip":
                 behind[i] = skipped_to(code, labels, i)
@@ -155,7 +155,7 @@ class Program:
         last = code[stop - 1]
         if last.name.startswith("s_endpgm"):
             block.leave = "end"
-        elif _is_barrier(last.name):
+        elif is_barrier(last.name):
             block.leave = held_by(last, self.gpu)
         elif last.name in calls.JUMPS:
             block.leave = "indirect"
@@ -187,8 +187,9 @@ class Program:
     def _closures(self, block: Block) -> Code:
         body, targets = self.listing.instructions[block.first : block.last], self.targets[block.first : block.last]
         if not self.strict:
-            return self._batched(body if block.leave == "next" else body[:-1], targets)
-        code, tested, last = Code(), tested_loads(body, self.lanes), body[-1] if block.leave != "next" else None
+            return self._batched(body if block.leave in ("next", "launch") else body[:-1], targets)
+        last = None if block.leave in ("next", "launch") else body[-1]
+        code, tested = Code(), tested_loads(body, self.lanes)
         for number, (ins, target) in enumerate(zip(body, targets, strict=True), block.first):
             step = build_nothing(ins, target) if ins is last else self.step_of(ins, target)
             code.append(ins, step)
@@ -254,7 +255,7 @@ class Program:
         try:
             if ins.second is not None:
                 return self._dual(ins, target)
-            if ins.flag("gds"):
+            if ins.flag("gds") and not ins.name.startswith("ds_gws_"):
                 raise UnknownInstructionError("GDS, a memory of the whole launch, is not modelled")
             builder = find_builder(ins.name)
             return builder(ins, target) if builder else self._unknown(ins)
@@ -363,7 +364,7 @@ class Program:
                 g.memory.clusters.left(g.ids)
             if self.strict:
                 g.shadow.epoch += 1
-        elif leave in ("cluster", "named"):
+        elif leave in ("cluster", "named", "launch"):
             g.block += 1
             return passed(g, leave)
         elif block.jump is not None:
@@ -379,10 +380,6 @@ class Program:
                 jumped.block, stayed.block = block.target, g.block + 1
                 return [jumped, stayed]
         return [g]
-
-
-def _is_barrier(name: str) -> bool:
-    return name in ("s_barrier", "s_barrier_wait")
 
 
 INSTRUCTIONS_KEPT = 200_000  #: an autotuner can compile without end, and in strict mode each takes some kilobytes

@@ -63,7 +63,7 @@ class UnderWay:
 @cache
 def _access(name: str) -> tuple[bool, str, bool, bool, bool]:
     """Of an instruction: whether it touches LDS, its access to memory, whether it copies, touches both, is atomic."""
-    lds = name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop)", name)
+    lds = name.startswith("ds_") and not re.match(r"ds_(b?permute|swizzle|nop|gws)", name)
     memory = re.match(r"(global|flat|buffer|scratch)_(load|store|atomic)_", name)
     copies = starts_copy(name)
     return (

@@ -65,11 +65,13 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
     part = bits_written(ins, target.gpu.major)
+    lanes = lane_source(ins, target.lanes) if ins.name.startswith("v_") and ins.second is None else None
+    looks_at = touched.reads_v | (touched.writes_v if lanes is not None and lanes.partial else 0)
 
     def follow(g: Waves) -> None:
         nonlocal slow
         shadow = g.shadow
-        if (touched.reads_v & shadow.dirty_v) or (touched.reads_s & shadow.dirty_s):
+        if (looks_at & shadow.dirty_v) or (touched.reads_s & shadow.dirty_s):
             slow = slow or _slow_rule(ins, target, touched, step)
             slow(g)
         elif reads_scc and shadow.scc.any():
@@ -91,11 +93,13 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _dual_rule(ins, target, step)
     if found := cdna_rule(ins):
         return found
+    if name.startswith("v_") and lane_source(ins, target.lanes) is not None:  # the other rules know own lanes alone
+        return _twin_rule(step, touched) if name == "v_mov_b32" else _default_rule(ins, target, touched)
     if name.startswith("v_bitop"):
         return _any_bitwise_rule(ins, target)
-    if name in BITWISE and "dpp" not in ins.encoding:
+    if name in BITWISE:
         return bitwise_rule(ins, BITWISE[name])
-    if name in BITWISE_HALVES and "dpp" not in ins.encoding:
+    if name in BITWISE_HALVES:
         return bitwise_halves_rule(ins, BITWISE_HALVES[name], bits_written(ins, target.gpu.major))
     if found := field_rule(ins) or carry_rule(ins, target):
         return found
@@ -103,7 +107,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _default_rule(ins, target, touched)
     if name in _ROUTED_DATA:
         return _routed_rule(ins)
-    if name.startswith("v_cndmask_b") and "dpp" not in ins.encoding:
+    if name.startswith("v_cndmask_b"):
         return _select_rule(ins, target)
     if is_matrix(name):
         return _matrix_rule(touched)
@@ -111,10 +115,10 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return _read_lane_rule(ins, target)
     if name == "v_writelane_b32":
         return _write_lane_rule(ins)
-    if _TWIN.match(name) or (name == "v_mov_b32" and "dpp" in ins.encoding):
+    if _TWIN.match(name):
         return _twin_rule(step, touched)
     if name.startswith("ds_"):
-        return _permute_rule(ins)
+        return _permute_rule(ins, step)
     if _UPWARD.match(name):
         return _upward_rule(ins)
     if name.startswith("s_"):
@@ -156,7 +160,7 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
                 low = low | ((shadow.of(operand) & U32(packed[k][0])) != 0)
                 high = high | ((shadow.of(operand) & U32(packed[k][1])) != 0)
             if k == 0 and lanes is not None and operand.kind == "v":
-                got = np.broadcast_to(got, (g.count, g.lanes))[:, lanes.lanes]
+                got = np.broadcast_to(got, (g.count, g.lanes))[:, lanes.lanes] & lanes.readable(g)
             bad = bad | got
         if implicit is not None and not any(o.kind == "s" and o.index == VCC for o in sources):
             bad = bad | shadow.mask(g, VCC)
@@ -172,6 +176,8 @@ def _default_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
             if packed:
                 bits = np.where(low, U32(0xFFFF), U32(0)) | np.where(high, U32(0xFFFF0000), U32(0))
             for k in range(destination.count):
+                if lanes is not None and lanes.partial:
+                    bits = np.where(lanes.enabled(g), bits, shadow.V[destination.index + k])
                 shadow.put(g, destination.index + k, bits, part)
 
     return follow
@@ -262,18 +268,17 @@ def _read_lane_rule(ins: Instruction, target: Target) -> Rule:
     return follow
 
 
-def _permute_rule(ins: Instruction) -> Rule:
+def _permute_rule(ins: Instruction, step) -> Rule:
     """ds_bpermute and ds_permute: data follows the addresses, which must be defined."""
-    d, address, data = ins.operands[0].index, ins.operands[1], ins.operands[2]
+    d, address, backward = ins.operands[0].index, ins.operands[1], "bpermute" in ins.name
 
     def follow(g: Waves) -> None:
-        moved = np.broadcast_to(g.shadow.of(data), (g.count, g.lanes))
-        if "bpermute" in ins.name:
-            source = (g.u[address.index] >> U32(2)) % U32(g.lanes)
-            moved = np.take_along_axis(moved, source.astype(np.int64), axis=1)
-        else:
-            moved = np.where(moved.any(axis=1, keepdims=True), FULL, U32(0))
-        g.shadow.put(g, d, np.where(g.shadow.of(address) != 0, FULL, moved))
+        lost = np.broadcast_to(g.shadow.of(address) != 0, (g.count, g.lanes)) & g.active()
+        step(g.twin(g.shadow.V))
+        g.shadow.note(d)
+        if lost.any():  # who sends to an unknown lane may send to any
+            lost = lost if backward else lost.any(axis=1, keepdims=True)
+            g.shadow.put(g, d, np.where(lost, FULL, g.shadow.V[d]))
 
     return follow
 
