@@ -60,7 +60,8 @@ SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
-STREAMED_VECTOR = 4  #: elements of a load, from which on an operand streams through registers past few rows
+#: elements of a load, and of an operand, from which on it streams through registers past few rows
+STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 LYING = "operands where they lie, by asynchronous copies"
 
@@ -300,8 +301,10 @@ def _streaming(
     problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool
 ) -> Iterator[tuple[MatmulConfig, str]]:  # fmt: skip
     """What streams one operand past a few rows or columns of the other; not what `lying` does better, as 20 products on
-    one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time, and copies."""
+    one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time unless there are many, copies of the long side."""
+    long_side = max(problem.m, problem.n)
     narrow = lying and min(problem.vector_a, problem.vector_b) < STREAMED_VECTOR
+    narrow = narrow and long_side * problem.k < NARROW_ELEMENTS
     if not narrow and (rows := stream_rows(problem, gpu)) is not None:
         yield rows, "few rows or columns: the other operand streams through registers, past mma"
     if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
@@ -311,7 +314,7 @@ def _streaming(
         )
     if (row := stream_row(problem, gpu)) is not None:
         yield row, "one row against B along N: streamed once, multiplied by FMA"
-    if (in_place or not lying) and _streams(problem, gpu, in_place):
+    if (not lying or tma_reads(problem, "b" if problem.n == long_side else "a")) and _streams(problem, gpu, in_place):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
 
