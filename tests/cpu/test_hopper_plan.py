@@ -49,7 +49,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         ((3072, 3072, 3072), "nn", "hopper_cluster", {"tiles_n": 0}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
         ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
-        ((128, 128, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
+        ((128, 256, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
         ((65536, 64, 64), "nn", "hopper", {"block_m": 128, "block_n": 64}),
         ((128, 128, 16384), "nn", "hopper", {"split_k": 16}),
         ((16, 4096, 4096), "nn", "hopper", {"swapped": True, "block_n": 16}),
