@@ -26,7 +26,7 @@ B_LOAD = "ld.global.L1::no_allocate.L2::128B.v4"
 @pytest.mark.parametrize("config", [NARROW, WIDE], ids=["narrow", "wide"])
 def test_all_loads_of_a_whole_turn_are_in_flight_without_a_guard(config, k, dtype):
     before, after = compiled(config, k, dtype=dtype).asm.split("griddepcontrol.wait;")
-    assert "griddepcontrol.launch_dependents" in before
+    assert "griddepcontrol.launch_dependents" in after, "when the kernel ahead has ended, not sooner"
     assert "cp.async.bulk.prefetch.L2.global" in before
     assert "ld.global" not in before, "nothing is read before the wait"
     whole, multiplied = after.split("fma.rn.f32", 1)

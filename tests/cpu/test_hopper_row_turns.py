@@ -83,7 +83,7 @@ def case(request, tmp_path, monkeypatch):
     header, kernel = text.split("// C = A B for one row")
     types = re.findall(r"^(?:typedef .*|struct bf16 .*|__device__ .* as_float\(bf16 .*)$", header, re.MULTILINE)
     kernel = re.sub(r"^__device__[^\n]* load_once\(.*?^}\n", "", "//" + kernel, flags=re.MULTILINE | re.DOTALL)
-    kernel = re.sub(r"^.*(release_successor|wait_for_predecessor)\(\);\n", "", kernel, flags=re.MULTILINE)
+    kernel = re.sub(r"^.*(release_successor|wait_for_predecessor)\(\);.*\n", "", kernel, flags=re.MULTILINE)
     turns, reduction, _ = kernel.partition("#pragma unroll\n    for (int j = 0; j < 8; ++j) {\n")
     assert reduction
     lines = [f"#define {name} {value}" for name, value in (constants | {"A_LINES": 0}).items()]

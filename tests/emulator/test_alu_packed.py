@@ -273,8 +273,11 @@ def test_dpp_of_dots_and_mixed_precision(execute):
     pairs = zip(P[:32][lane ^ 3], Q[:32], strict=True)
     want = [sum(x * y for x, y in zip(elements(p, 8, 0), elements(q, 8, 0), strict=True)) for p, q in pairs]
     np.testing.assert_array_equal(machine.vector(5, np.uint32), want)
-    with pytest.raises(UnknownInstructionError, match="v_pk_add_u16"):
-        execute(f"v_pk_add_u16_e64_dpp v0, v1, v2 {tail}", v={1: A, 2: B})
+    machine = execute(f"v_pk_add_u16_e64_dpp v0, v1, v2 {tail}", v={1: A[:32], 2: B[:32]})
+    want = halves(A[:32][lane ^ 3], np.uint16) + halves(B[:32], np.uint16)
+    np.testing.assert_array_equal(halves(machine.vector(0, np.uint32), np.uint16), want)
+    with pytest.raises(UnknownInstructionError, match="v_mad_u64_u32"):
+        execute(f"v_mad_u64_u32_e64_dpp v[0:1], null, v2, v3, v[4:5] {tail}", v={2: A, 3: A, 4: B, 5: B})
 
 
 def test_a_dot_product_of_one_half_taken_twice(execute):

@@ -98,7 +98,8 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     """The closure of one vector ALU instruction."""
     if op.build is not None:
         if not op.dpp and (source := lane_source(ins, target.lanes)) is not None:
-            if ins.name.startswith("v_movrel"):
+            moved = ins.operands[1]
+            if ins.name.startswith("v_movrel") or moved.kind != "v" or moved.count != 1:
                 raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
             return source.moved(op.build, ins, target)
         if not op.sdwa and sdwa.is_sdwa(ins):

@@ -25,6 +25,14 @@ def _list(text: str) -> list[int]:
     return [int(x, 0) for x in re.findall(r"\d+", text)]
 
 
+#: modifiers that are DPP's
+_CONTROLS = {
+    "dpp8", "quad_perm", "row_mirror", "row_half_mirror", "row_shl", "row_shr", "row_ror", "row_share", "row_newbcast",
+    "row_bcast", "wave_shl", "wave_shr", "wave_rol", "wave_ror", "row_xmask", "row_mask", "bank_mask", "bound_ctrl",
+    "fi",
+}  # fmt: skip
+
+
 def source_lanes(ins: Instruction, lanes: int) -> np.ndarray | None:
     """Per destination lane the source lane, OUTSIDE where the control points past the row; None without DPP."""
     lane = np.arange(lanes)
@@ -125,10 +133,12 @@ class LaneSource:
         return step
 
     def moved(self, build: Callable, ins: Instruction, target: Any) -> Callable[[Waves], None]:
-        """A step of an instruction with one result that knows nothing of DPP: it finds what its first source moved to
+        """A step of an instruction with one result that is built without DPP: it finds what its first source moved to
         in one more register, the last."""
         destination, first, *others = ins.operands
-        step = build(replace(ins, operands=(destination, replace(first, index=-1), *others)), target)
+        rest = {name: value for name, value in ins.modifiers.items() if name not in _CONTROLS}
+        encoding, operands = ins.encoding.replace("_dpp", ""), (destination, replace(first, index=-1), *others)
+        step = build(replace(ins, encoding=encoding.replace("dpp", ""), operands=operands, modifiers=rest), target)
         read = self.reader(lambda g: g.u[first.index])
 
         def with_one_more(g: Waves, found: np.ndarray) -> None:

@@ -303,8 +303,8 @@ def _streaming(
     """What streams one operand past a few rows or columns of the other; not what `lying` does better, as 20 products on
     one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time unless there are many, copies of the long side."""
     long_side = max(problem.m, problem.n)
-    narrow = lying and min(problem.vector_a, problem.vector_b) < STREAMED_VECTOR
-    narrow = narrow and long_side * problem.k < NARROW_ELEMENTS
+    vector = problem.vector_b if problem.n == long_side else problem.vector_a
+    narrow = lying and vector < STREAMED_VECTOR and long_side * problem.k < NARROW_ELEMENTS
     if not narrow and (rows := stream_rows(problem, gpu)) is not None:
         yield rows, "few rows or columns: the other operand streams through registers, past mma"
     if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
