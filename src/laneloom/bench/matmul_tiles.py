@@ -198,14 +198,15 @@ def iterate_consumers(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[C
 def iterate_classes(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[ClusterConfig]:
     """The `most` shortest estimates of each way to share loads, with and without rows in classes and C turned."""
     found: Counter[tuple[int, ...]] = Counter()
-    shortest = None
+    shortest = 0.0
     for config, us in cluster_configs(problem, gpu):
-        if us > HOPELESS * (shortest := shortest or us):
+        shortest = shortest or us
+        if us > HOPELESS * shortest:
             return
-        kind = config.line, int(config.swapped), config.cluster_m, config.cluster_n, config.cluster_k
-        found[kind] += 1
-        if found[kind] <= most and config.cluster_k == 1:
-            yield config
+        if config.cluster_k == 1:
+            found[kind := (config.line, int(config.swapped), config.cluster_m, config.cluster_n)] += 1
+            if found[kind] <= most:
+                yield config
 
 
 def configs_of(kind: str, problem: MatmulProblem, gpu: Gpu, most: int) -> list[HopperConfig | ClusterConfig]:

@@ -158,10 +158,11 @@ def narrow_products(count: int = 44, seed: int = 5) -> Iterator[tuple[int, int, 
         m, n, k = (max(step, round(2 ** generator.uniform(*of) / step) * step) for of in ((3, 10), (4, 11), (6, 12.5)))
         layout = generator.choice(("nn", "nt", "tn", "tt"))
         n, k = (-(-x // 8) * 8 if generator.random() < 0.45 else x for x in (n, k))
-        problem = MatmulProblem.contiguous(m, n, k, dtype="bf16", layout=layout)
+        product = 1, m, n, k, layout
+        problem = problem_of("bf16", product)
         if min(problem.vector_a, problem.vector_b) < 8 and NARROW_LEAST <= m * n * k <= NARROW_MOST:
             count -= 1
-            yield 1, m, n, k, layout
+            yield product
 
 
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:

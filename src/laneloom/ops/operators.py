@@ -107,7 +107,7 @@ class Operator:
         """Through PyTorch's dispatcher; of DTensors and under torch.func's transforms too."""
         for name, x in zip(self._names, args, strict=False):
             if isinstance(x, torch.Tensor):
-                _check_strided(name, x)
+                check_strided(name, x)
                 _learn_sharding(x)
         if self._writes:
             _check_own_bits(args[self._names.index("out")])
@@ -171,7 +171,7 @@ def mark_written(out: torch.Tensor) -> None:
         torch.autograd.graph.increment_version(out)
 
 
-def _check_strided(name: str, x: torch.Tensor) -> None:
+def check_strided(name: str, x: torch.Tensor) -> None:
     """Raise UnsupportedError for a tensor without strides, whose shape or dispatch torch would stumble over."""
     if x.is_nested or x.layout != torch.strided:
         raise UnsupportedError(f"{name}: expected a strided tensor, got {'a nested one' if x.is_nested else x.layout}")

@@ -9,6 +9,11 @@ import numpy as np
 from ..errors import ArgumentError
 
 
+def is_number(value: Any) -> bool:
+    """Whether a caller gave a real number, Python's or numpy's."""
+    return isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
+
+
 def is_whole(value: Any) -> bool:
     """Whether a caller gave an integer, Python's or numpy's."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

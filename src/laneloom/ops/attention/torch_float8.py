@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import complete, one_by_one
+from ..operators import check_strided, complete, one_by_one
 from ..scalars import to_float
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -55,8 +55,7 @@ def _scales_shape(q: Any, k: Any, first_q: Any) -> tuple[int, int]:
 def _check(q: Any, k: Any, v: Any, scales: dict[str, Any], first_q: Any, out_dtype: Any) -> None:
     """Raises ArgumentError, UnsupportedError for what does not fit together."""
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        check_strided(name, x)
         if x.dtype != FLOAT8:
             raise ArgumentError(f"{name}: expected dtype {FLOAT8} as the others have, got {x.dtype}")
         if x.device != q.device:

@@ -12,7 +12,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..operators import complete, folded, one_by_one, unfolded
+from ..operators import check_strided, complete, folded, one_by_one, unfolded
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -46,8 +46,7 @@ def attend_tensors(
 
 def _check(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        check_strided(name, x)
         if x.dtype not in _NAMES:
             raise UnsupportedError(
                 f"{name}: expected dtype torch.float16, torch.bfloat16 or torch.float8_e4m3fn, got {x.dtype}"

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
-from ..scalars import to_float
+from ..scalars import is_number, to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .config import ChainConfig, parse_config
@@ -63,8 +63,7 @@ def gemm_chain(
     if config is not None and not isinstance(config, ChainConfig):
         config = parse_config(config)
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
-        number = isinstance(value, int | float | np.floating | np.integer) and not isinstance(value, bool)
-        if not number or not -inf < value < inf:
+        if not is_number(value) or not -inf < value < inf:
             raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
     alpha0, alpha1, beta1 = to_float("alpha0", alpha0), to_float("alpha1", alpha1), to_float("beta1", beta1)
     factors = Factors(alpha0, alpha1, beta1 if c1 is not None else 0.0)

@@ -11,7 +11,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
 from ..matmul.torch_op import summing_step
-from ..operators import Composed, aligned, complete, mark_written, refuse_out
+from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -43,8 +43,7 @@ def _check(a0, b0, b1, c1, out=None) -> tuple[int, ...]:
     for name, x in (("a0", a0), ("b0", b0), ("b1", b1), ("c1", c1), ("out", out)):
         if x is None:
             continue
-        if x.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {x.layout}")
+        check_strided(name, x)
         if x.device != a0.device:
             raise ArgumentError(f"{name}: expected a tensor on {a0.device}, as a0 is, got one on {x.device}")
         known = _ADDENDS if name == "c1" else _NAMES

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..scalars import to_float
+from ..scalars import is_number, to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .api import addressable, addressed, arithmetic_of, dtype_name, known_name, operand_dtypes, output_dtype
@@ -100,17 +100,13 @@ def gemm(
     return _gemm_arrays(a, b, c, bias, out, scale_a, scale_b, *arguments)
 
 
-def _is_number(x: Any) -> bool:
-    return isinstance(x, (int, float, np.floating, np.integer)) and not isinstance(x, bool)
-
-
 def folded_scales(alpha: float, scale_a: Any, scale_b: Any) -> tuple[float, Any, Any]:
     """alpha with the scales that are numbers in it, and the other scales."""
     if scale_a is scale_b is None:
         return alpha, None, None
-    if _is_number(scale_a):
+    if is_number(scale_a):
         alpha, scale_a = alpha * to_float("scale_a", scale_a), None
-    if _is_number(scale_b):
+    if is_number(scale_b):
         alpha, scale_b = alpha * to_float("scale_b", scale_b), None
     return alpha, scale_a, scale_b
 

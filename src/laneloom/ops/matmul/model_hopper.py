@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ...gpu import Gpu
-from .problem import MatmulProblem
+from .problem import MatmulProblem, Matrix
 
 SLICE_BYTES = 128  #: of a row, in one K-slice
 CLOCKS_PER_US = 1900  #: near the boost clock
@@ -164,11 +164,12 @@ def boxes_of(rows: Any, along_k: bool) -> Any:
     return 1 if along_k else ceil_div(rows, 64)
 
 
-def rows_of(pitch_bytes: int) -> Rows:
-    """How rows lie that are so far apart."""
-    if pitch_bytes % SECTOR_BYTES:
-        return Rows.BROKEN
-    return Rows.SECTORS if pitch_bytes % LINE_BYTES else Rows.LINES
+def rows_of(matrix: Matrix, size: int, copied: bool = False) -> Rows:
+    """How the rows of an operand lie, whose elements have `size` bytes, or those of its copy."""
+    pitch = size * (matrix.strides[2] if matrix.major == "n" else matrix.strides[3])
+    if copied or pitch % LINE_BYTES == 0:
+        return Rows.LINES
+    return Rows.BROKEN if pitch % SECTOR_BYTES else Rows.SECTORS
 
 
 def clusters_at_once(peers: Any, gpu: Gpu) -> Any:

@@ -31,7 +31,7 @@ from .model_hopper import (
     product_us,
     rows_of,
 )
-from .problem import DTYPE_BYTES, MatmulProblem, Matrix
+from .problem import DTYPE_BYTES, MatmulProblem
 
 #: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS in FP32
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
@@ -67,20 +67,12 @@ MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are 
 SHORT_SLICES, SHORT_STAGES, SHORT_STAGES_OF_FOUR, SHORT_BYTES = 16, 7, 8, 172032
 
 
-def _pitch(matrix: Matrix) -> int:
-    return matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
-
-
 def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> bool:
     """Whether the tensor cores cannot have operand "a" or "b" from where it lies."""
     matrix = problem.a if name == "a" else problem.b
     along_k = matrix.major == ("n" if name == "a" else "t")
     sixteen_bits = dtype in ("bf16", "fp16")
     return pieces > 1 or not tma_reads(problem, name) or not (along_k or sixteen_bits)
-
-
-def _rows(matrix: Matrix, size: int, copied: bool) -> Rows:
-    return Rows.LINES if copied else rows_of(_pitch(matrix) * size)
 
 
 class Tiles(NamedTuple):
@@ -117,7 +109,7 @@ class _Multiplied:
         multiplied = config.as_multiplied(config.as_launched(problem))
         kind = piece_dtype(multiplied, config, "a")
         size, size_out = 4 if kind == "tf32" else DTYPE_BYTES[kind], DTYPE_BYTES[problem.dtype_out]
-        rows = _rows(problem.a, size, config.copy_a), _rows(problem.b, size, config.copy_b)
+        rows = rows_of(problem.a, size, config.copy_a), rows_of(problem.b, size, config.copy_b)
         if config.line:
             rows = CLASSES[config.line], rows[1]
         if config.swapped:
@@ -236,7 +228,7 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
         block_k=SLICE_BYTES // size,
         copy_a=_needs_copy(problem, "a", pieces, a), copy_b=_needs_copy(problem, "b", pieces, b),
     )  # fmt: skip
-    broken = _rows(problem.a, size, any_tile.copy_a) is Rows.BROKEN
+    broken = rows_of(problem.a, size, any_tile.copy_a) is Rows.BROKEN
     for swapped, line in product((False, True), (0, *CLASSES) if broken else (0,)):
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:

@@ -35,7 +35,7 @@ from .plan_cluster import best_cluster, cluster_configs, cluster_parts
 from .plan_half import half_best
 from .plan_rows import batched_rows
 from .plan_wide import wide_configs
-from .problem import DTYPE_BYTES, MatmulProblem, Matrix
+from .problem import DTYPE_BYTES, MatmulProblem
 
 CONFIGS: dict[str, type[MatmulConfig]] = {
     "hopper": HopperConfig, "hopper_skinny": SkinnyConfig, "hopper_plain": PlainConfig,
@@ -100,20 +100,12 @@ SPLIT_FACTORS = {
 SPLITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 
 
-def _rows(matrix: Matrix, dtype: str) -> Rows:
-    pitch = matrix.strides[2] if matrix.major == "n" else matrix.strides[3]
-    return rows_of(pitch * DTYPE_BYTES[dtype])
-
-
 def estimate_us(
     problem: MatmulProblem, tile: Tile, split_k: Any, gpu: Gpu, *, repack_a: bool = False, repack_b: bool = False
 ) -> Any:
     """The model's time of one product, in microseconds; split_k: a number, or an array of several."""
     size = DTYPE_BYTES[problem.dtype_a]
-    rows = (
-        Rows.LINES if repack_a else _rows(problem.a, problem.dtype_a),
-        Rows.LINES if repack_b else _rows(problem.b, problem.dtype_b),
-    )
+    rows = rows_of(problem.a, size, repack_a), rows_of(problem.b, DTYPE_BYTES[problem.dtype_b], repack_b)
     fitting = gpu.compute_units // (ceil_div(problem.m, tile.m) * ceil_div(problem.n, tile.n))
     time_us = product_us(
         problem, gpu, size, (tile.m, tile.n), rows=rows, split_k=split_k,
@@ -138,7 +130,7 @@ def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
         if not tma_reads(problem, name):
             ways.append((True,))
         else:
-            slow = dtype in REPACKED_DTYPES and _rows(matrix, dtype) is Rows.BROKEN
+            slow = dtype in REPACKED_DTYPES and rows_of(matrix, DTYPE_BYTES[dtype]) is Rows.BROKEN
             ways.append((False, True) if slow else (False,))
     yield from product(*ways)
 
@@ -297,9 +289,7 @@ def _batch(
         yield _plain(problem), "many small products: one launch takes them all"
 
 
-def _streaming(
-    problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool
-) -> Iterator[tuple[MatmulConfig, str]]:  # fmt: skip
+def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) -> Iterator[tuple[MatmulConfig, str]]:
     """What streams one operand past a few rows or columns of the other; not what `lying` does better, as 20 products on
     one H100 said (2026-11-26): rows that come 2 or 4 bytes at a time unless there are many, copies of the long side."""
     long_side = max(problem.m, problem.n)

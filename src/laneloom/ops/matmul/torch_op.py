@@ -14,7 +14,7 @@ import torch
 
 from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
-from ..operators import Composed, aligned, complete, mark_written, refuse_out
+from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -129,8 +129,7 @@ def check(a: torch.Tensor, b: torch.Tensor, packed: Sequence[str] | None) -> tup
     go together.
     """
     for name, operand in (("a", a), ("b", b)):
-        if operand.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
+        check_strided(name, operand)
     if a.device != b.device:
         raise ArgumentError(f"b: expected a tensor on {a.device}, as a is, got one on {b.device}")
     return operand_dtypes(a, b, packed)

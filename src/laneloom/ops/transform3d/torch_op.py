@@ -9,7 +9,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
-from ..operators import complete, folded, mark_written, one_by_one, refuse_out, unfolded
+from ..operators import check_strided, complete, folded, mark_written, one_by_one, refuse_out, unfolded
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -53,8 +53,7 @@ def _flat_call(coeffs: torch.Tensor, matrix: torch.Tensor, transpose: bool, conf
 
 def _check(coeffs: torch.Tensor, matrix: torch.Tensor) -> None:
     for name, operand in (("coeffs", coeffs), ("matrix", matrix)):
-        if operand.layout != torch.strided:
-            raise UnsupportedError(f"{name}: expected a strided tensor, got {operand.layout}")
+        check_strided(name, operand)
     shape = tuple(coeffs.shape)
     if coeffs.dim() < _TENSOR_AXES or not shape[-1] == shape[-2] == shape[-3] or shape[-1] < 1:
         raise ArgumentError(f"coeffs: expected shape [..., K, K, K] with K at least 1, got {shape}")

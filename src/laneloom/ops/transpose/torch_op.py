@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from ...errors import ArgumentError, UnsupportedError
+from ...errors import ArgumentError
 from ..matmul.execute import check_distinct, overlap
-from ..operators import complete, mark_written, refuse_out, to_front
+from ..operators import check_strided, complete, mark_written, refuse_out, to_front
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -32,8 +32,7 @@ def transpose_tensor(x: Any, out: Any, config: TransposeConfig | None) -> torch.
 def _check(x: torch.Tensor, out: torch.Tensor | None = None) -> tuple[int, ...]:
     """The result's shape."""
     shape = turned_shape(x.shape)
-    if x.layout != torch.strided:
-        raise UnsupportedError(f"x: expected a strided tensor, got {x.layout}")
+    check_strided("x", x)
     check_size(x.dtype)
     if out is not None and (tuple(out.shape), out.dtype, out.device) != (tuple(shape), x.dtype, x.device):
         raise ArgumentError(
