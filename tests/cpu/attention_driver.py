@@ -26,9 +26,9 @@ from laneloom.ops.warm import WarmCalls
 GPU, PROCESSORS, STREAM, COUNTER = get_gpu("sm_90a"), 132, 77, 0xC0 << 32
 SCHEDULES = {64: "hopper_backward_narrow", 128: "hopper_backward", 256: "hopper_backward_wide"}
 _OTHERS = ("hopper_forward", "hopper_forward_float8", "hopper_decode")
-START, FINISH = "attention_hopper_start", "attention_hopper_finish"
+ENDS = {"START": "attention_hopper_start", "FINISH": "attention_hopper_finish", "JOIN": "attention_hopper_join"}
 SOURCES = {
-    START: "hopper_backward_ends.cu", FINISH: "hopper_backward_ends.cu",
+    **dict.fromkeys(ENDS.values(), "hopper_backward_ends.cu"),
     **{f"attention_{name}": f"{name}.cu" for name in (*SCHEDULES.values(), *_OTHERS)},
 }  # fmt: skip
 #: bytes and format of what a kernel takes
@@ -72,7 +72,7 @@ class Driver:
         assert (config.stream, extra, len(parameters)) == (STREAM, None, len(taken))
         programmatic = 6
         attributes = [(x.id, x.value[0]) for x in config.attributes[: config.attribute_count]]
-        assert attributes == ([] if name == FINISH else [(programmatic, 1)])
+        assert attributes == ([] if name in (ENDS["FINISH"], ENDS["JOIN"]) else [(programmatic, 1)])
         values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
         for (kind, parameter), address in zip(taken, parameters, strict=True):
             size, form = KINDS[kind]

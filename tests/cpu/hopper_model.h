@@ -280,9 +280,9 @@ inline void load_box(u32 target, const TensorMap* map, u32 bar, int column, int 
 inline void load_box_for_both(u32 target, const TensorMap* map, u32 bar, int column, int row, int head, int batch) {
   for (Cta& to : ctas) load_box(target, map, bar, column, row, head, batch, to);
 }
-template <int COUNT> void add_queries(const float (&dq)[COUNT], float* sums) {
+template <int WIDTH> void add_columns(const float (&dq)[32], float* sums) {
   Lock lock;
-  for (int r = 0; r < COUNT; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
+  for (int r = 0; r < WIDTH / 2; ++r) sums[r / 4 * 512 + r % 4] += dq[r];
 }
 
 inline float to_tf32(u32 x) { return __uint_as_float(x & ~0x1fffu); }  // the tensor cores ignore the last bits

@@ -13,11 +13,10 @@ torch = pytest.importorskip("torch")
 
 from attention_driver import (  # noqa: E402
     COUNTER,
-    FINISH,
+    ENDS,
     GPU,
     PROCESSORS,
     SCHEDULES,
-    START,
     address_of,
     assert_same,
     boxed,
@@ -40,7 +39,8 @@ def driver(monkeypatch):
     """The driver to which launches on the CPU's tensors go."""
     found, load = stand_in(monkeypatch, (hopper_forward, hopper_gradients), (torch_op,))
     monkeypatch.setattr(hopper_gradients, "_load", lambda _, *arguments: load(*arguments))
-    monkeypatch.setattr(hopper_gradients, "_load_ends", lambda *_: [found.function(x, 256, 0) for x in (START, FINISH)])
+    monkeypatch.setattr(
+        hopper_gradients, "_load_end", lambda problem, gpu, device, what, *_: found.function(ENDS[what], 256, 0))
     forget(torch_op)
     yield found
     forget(torch_op)
@@ -61,8 +61,9 @@ def expected(operands, options, results, sums):
     sum_blocks = q.shape[2] // 64 + problem.batch + 1 if packing else blocks
     all_blocks = problem.heads * sum_blocks * (1 if packing else problem.batch)
     sums_bytes, lines_bytes = all_blocks * 64 * q.shape[3] * 4, all_blocks * 2 * 64 * line_bytes
-    lines, tiles = sums + sums_bytes, problem.batch * problem.kv_heads * -(-problem.keys // 128)
-    section, wave = waves(problem, -(-problem.keys // 128), PROCESSORS // cluster)
+    lines, parts, sharers = sums + sums_bytes, sums + sums_bytes + lines_bytes, config.sharers
+    tiles = problem.batch * problem.kv_heads * sharers * -(-problem.keys // 128)
+    section, wave = waves(problem, -(-problem.keys // 128), PROCESSORS // cluster, sharers)
     box = 128 // cluster
     ends = {
         "grid": (problem.batch * problem.heads * blocks, 1, 1), "block": (256, 1, 1), "shared": 0, "sums": sums,
@@ -79,12 +80,22 @@ def expected(operands, options, results, sums):
         "g_map": boxed(g, 64), "lines": lines, "dq_sums": sums, "dk": dk.data_ptr(), "dv": dv.data_ptr(),
         "first_q": address_of(first_q), "first_k": address_of(first_k), "counter": COUNTER, "scale2": scale * log2(e),
         "scale": scale, "queries": problem.queries, "keys": problem.keys, "heads": problem.heads,
-        "group": problem.group, "batches": problem.batch, "first": problem.first or 0, "last": problem.last or 0,
-        "section": section, "wave": wave, "tiles": tiles, "sum_blocks": sum_blocks,
+        "group": problem.group // sharers, "sharers": sharers, "batches": problem.batch, "first": problem.first or 0,
+        "last": problem.last or 0, "section": section, "wave": wave, "tiles": tiles, "sum_blocks": sum_blocks,
     }  # fmt: skip
     finish = ends | steps(dq=dq) | {"dq": dq.data_ptr()}
-    launches = [(START, start), (f"attention_{config.schedule}", main), (FINISH, finish)]
-    return launches, sums_bytes + lines_bytes
+    launches = [(ENDS["START"], start), (f"attention_{config.schedule}", main), (ENDS["FINISH"], finish)]
+    if sharers == 1:
+        return launches, sums_bytes + lines_bytes
+    left = [torch.empty(x.shape[0], x.shape[1] * sharers, *x.shape[2:], device="meta") for x in (dk, dv)]
+    to_v = parts + 2 * left[0].numel()
+    main |= {"dk": parts, "dv": to_v} | steps(dk=left[0], dv=left[1])
+    join = steps(dk=dk, dv=dv) | {
+        "grid": (-(-(dk.numel() + dv.numel()) // 8 // 256), 1, 1), "block": (256, 1, 1), "shared": 0,
+        "dk_parts": parts, "dv_parts": to_v, "dk": dk.data_ptr(), "dv": dv.data_ptr(), "first_k": address_of(first_k),
+        "keys": dk.shape[2], "heads": problem.kv_heads, "sharers": sharers, "batches": problem.batch,
+    }  # fmt: skip
+    return [*launches, (ENDS["JOIN"], join)], sums_bytes + lines_bytes + 2 * sum(x.numel() for x in left)
 
 
 def backward_of(case, d, seed):
@@ -99,7 +110,7 @@ def backward_of(case, d, seed):
         return x.transpose(1, 2) if rows_first else x
 
     g, q, out = (random(4, queries) for _ in range(3))
-    k, v = random(2, keys), random(2, keys)
+    k, v = (random(4 if case == "own keys" else 2, keys) for _ in "kv")
     lse, dlse = (torch.randn(batch, 4, queries, generator=generator) for _ in range(2))
     lengths = (None, None, 0, 0)
     if packed:
@@ -125,7 +136,7 @@ def rooms(monkeypatch):
 
 
 @pytest.mark.parametrize("d", SCHEDULES)
-@pytest.mark.parametrize("case", ["plain", "causal", "window", "views", "LSE", "packed"])
+@pytest.mark.parametrize("case", ["plain", "own keys", "causal", "window", "views", "LSE", "packed"])
 def test_every_call_hands_over_its_own_operands(driver, rooms, monkeypatch, case, d):
     monkeypatch.setattr(cuda_call, "_MOST_ADDRESSES", 1)  # maps of the last call are forgotten
     calls = [backward_of(case, d, seed) for seed in (1, 2)]
@@ -162,7 +173,7 @@ def test_incoming_gradients_that_are_copied(driver, d, incoming):
         read = []
 
         def look(name, values, g=g, dlse=dlse, read=read):
-            if name == START:  # the copies live no longer than the call
+            if name == ENDS["START"]:  # the copies live no longer than the call
                 sizes = {"g": g.numel() * 2, "dlse": dlse.numel() * 4}
                 read += [ctypes.string_at(values[x], size) for x, size in sizes.items()]
 
@@ -170,7 +181,7 @@ def test_incoming_gradients_that_are_copied(driver, d, incoming):
         with torch.no_grad():
             torch_op.attention_backward_operator(g, dlse, *rest, *options)
         assert read == [bytes_of(g), bytes_of(dlse.float())]
-        (_, start), (_, main), _ = driver.launches[-3:]
+        (_, start), (_, main), *_ = driver.launches[-4:]
         dense = torch.empty(g.shape, dtype=g.dtype)
         assert start.items() >= steps(g=dense).items()
         assert main["g_map"] == (*boxed(dense, 64)[:1], start["g"], *boxed(dense, 64)[2:])
@@ -189,11 +200,11 @@ def test_autograd_prepares_once(driver, monkeypatch, d):
         leaves = [x.requires_grad_() for x in (q, k, v)]
         driver.launches.clear()
         results = torch.autograd.grad(laneloom.flash_attention(*leaves, causal=True), leaves, g)
-        (_, forward), (_, start), (_, main), (_, finish) = driver.launches
+        (_, forward), (_, start), (_, main), (_, finish), (_, join) = driver.launches
         assert [forward[f"{name}_map"][1] for name in "qkv"] == [x.data_ptr() for x in leaves]
         assert [main[f"{name}_map"][1] for name in "qkvg"] == [x.data_ptr() for x in (*leaves, g)]
         assert (forward["out"], forward["lse"]) == (start["out"], start["lse"])
-        assert [finish["dq"], main["dk"], main["dv"]] == [x.data_ptr() for x in results]
+        assert [finish["dq"], join["dk"], join["dv"]] == [x.data_ptr() for x in results]
     assert met == ["prepare_forward", "prepare_backward"]
 
 
@@ -226,7 +237,7 @@ def test_threads_do_not_mix_what_they_launch(driver, monkeypatch):
     finally:
         sys.setswitchinterval(before)
     assert not wrong
-    assert len(driver.launches) == 4 * 50 * 3
+    assert len(driver.launches) == 4 * 50 * 4
 
 
 @pytest.mark.parametrize("d", SCHEDULES)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ torch = pytest.importorskip("torch")
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
-from laneloom.ops.attention.hopper import band_constants, source_text  # noqa: E402
-from laneloom.ops.attention.hopper_gradients import constants_of, waves  # noqa: E402
+from laneloom.ops.attention.hopper import source_text  # noqa: E402
+from laneloom.ops.attention.hopper_gradients import constants_of, end_constants, waves  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
@@ -33,7 +34,7 @@ LAUNCH = """
 struct Call {
   TensorMap *q, *k, *v, *g;
   const LINES* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
-  i64 s[6]; float scale2, scale; int n[11];
+  i64 s[6]; float scale2, scale; int n[12];
 };
 extern "C" void launch(int grid, int threads, int cluster, int late, const Call* c) {
   const i64* s = c->s;
@@ -41,7 +42,7 @@ extern "C" void launch(int grid, int threads, int cluster, int late, const Call*
   run_grid(grid, threads, late, [=] {
     KERNEL(*c->q, *c->k, *c->v, *c->g, c->lines, c->sums, c->dk, c->dv, c->first_q, c->first_k, c->counter, s[0], s[1],
            s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9],
-           n[10]);
+           n[10], n[11]);
   }, cluster);
 }
 """
@@ -50,7 +51,7 @@ extern "C" void launch(int grid, int threads, int cluster, int late, const Call*
 class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "q k v g lines sums dk dv first_q first_k counter".split()),
-        ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 11),
+        ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 12),
     )  # fmt: skip
 
 
@@ -94,7 +95,7 @@ def exact(q, k, v, g, sequences, causal, window):
     return out, lse, grads
 
 
-def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, packed, lates=(True,)):
+def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, packed, sharers=1, lates=(True,)):
     """All elements of dQ, dK and dV; lengths: (queries, keys) of sequences, of which one alone need not be packed."""
     torch.manual_seed(0)
     queries, keys = (list(itertools.accumulate((0, *n))) for n in zip(*lengths, strict=True))
@@ -106,7 +107,8 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
     first_q, first_k = (torch.tensor(x, dtype=torch.int32) for x in (queries, keys))
     packing = Packing(first_q, first_k, max(x for x, _ in lengths), max(y for _, y in lengths)) if packed else None
     problem = problem_of(q, k, v, dtype, None, band_of(causal, window), packing)
-    (config,) = plan_backward(problem, GPU)
+    (planned,) = plan_backward(problem, GPU)
+    config = replace(planned, sharers=sharers)
     library = compiled(problem, config, folder)
     ends = zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
     sequences = [(*rows, *columns) for rows, columns in ends]
@@ -131,11 +133,12 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
         lines = pieces(lines, q.dtype).contiguous()
     parts, tiles = -(-d // BLOCK), config.tiles(problem)
     clusters = min(2, tiles)
-    together = waves(problem, -(-problem.keys // config.rows), clusters)
-    scale2, *sizes, first, last = problem.scalars()
+    together = waves(problem, -(-problem.keys // config.rows), clusters, sharers)
+    scale2, queries, keys, _, group, first, last = problem.scalars()
+    sizes = queries, keys, heads, group // sharers, problem.batch, first, last
     for late in lates:
         sums = torch.zeros(heads * sum_blocks, parts, 8, 128, 4)
-        dk, dv = torch.full_like(k, torch.nan), torch.full_like(v, torch.nan)
+        dk, dv = (torch.full_like(x, torch.nan).repeat_interleave(sharers, 1) for x in (k, v))
         counter = torch.zeros(1, dtype=torch.int32)
         box = config.rows // config.cluster
         maps = [tensor_map(x, rows) for x, rows in ((q, BLOCK), (k, box), (v, box), (g, BLOCK))]
@@ -143,7 +146,7 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
             *map(ctypes.addressof, maps),
             *(x.data_ptr() for x in (lines, sums, dk, dv, first_q, first_k, counter)),
             (ctypes.c_longlong * 6)(*dk.stride()[:3], *dv.stride()[:3]), scale2, problem.scale,
-            (ctypes.c_int * 11)(*sizes, problem.batch, first, last, *together, tiles, sum_blocks),
+            (ctypes.c_int * 12)(*sizes, *together, tiles, sum_blocks, sharers),
         )  # fmt: skip
         library.launch(clusters * config.cluster, 32 * config.num_warps, config.cluster, late, ctypes.byref(call))
         assert counter.item() == 0
@@ -154,6 +157,7 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
                 row, column = thread // 32 * 16 + thread % 32 // 4 + 8 * half, 8 * j + 2 * (thread % 4) + e
                 there = row < b - a
                 dq[0, head, a + row[there], part * BLOCK + column[there]] = sums[at, part, j, there, 2 * half + e]
+        dk, dv = (x.float().unflatten(1, (kv_heads, sharers)).sum(2) for x in (dk, dv))
         for mine, want in zip((dq[..., :d] * problem.scale, dk, dv), grads, strict=True):
             assert not mine.isnan().any()
             assert (mine.double() - want).norm() <= BUDGET[dtype] * want.norm()
@@ -177,7 +181,7 @@ def test_start(tmp_path, kind):
     """lse and delta of all sizes, rows without keys and beyond the last, as FP32 or in pieces."""
     heads, n, d = 2, 100, 40
     problem = AttentionProblem(1, heads, heads, n, n, d, d, "fp16")
-    constants = band_constants(problem) | {"START": 1, "PIECES": kind}
+    constants = end_constants(problem, "START", pieces=bool(kind))
     library = built(source_text("hopper_backward_ends.cu", []), constants, START, tmp_path)
     g, out = (torch.randn(heads, n, d, generator=torch.Generator().manual_seed(i)).half() for i in range(2))
     g *= torch.logspace(-5, 3, n)[:, None].half()
@@ -185,10 +189,12 @@ def test_start(tmp_path, kind):
     lse[0, 7] = -torch.inf
     lines = torch.full((heads * 2, 2, BLOCK, 8), torch.nan, dtype=torch.float16)
     lines = lines if kind else torch.full((heads * 2, 2, BLOCK), torch.nan)
-    sums = torch.full((heads * 2 * BLOCK * BLOCK + 4,), torch.nan)
+    sums = torch.full((heads * 2, 8, 4, 128), torch.nan)  # of both blocks, 8 columns and a warp each
     library.launch(*(ctypes.c_void_p(x.data_ptr()) for x in (g, out, lse, dlse, lines, sums)), heads, n)
-    assert not sums[:-4].any()
-    assert sums[-4:].isnan().all()
+    rows = torch.tensor([BLOCK, n - BLOCK]).repeat(heads)[:, None] > 16 * torch.arange(4)
+    cleared = (rows[:, None] & (torch.arange(8)[:, None] < (d + 15) // 16 * 2)).expand(-1, -1, -1)
+    assert not sums[cleared].any()
+    assert sums[~cleared].isnan().all()
     delta = (g.double() * out.double()).sum(-1) - dlse
     wide = lines.double()
     got = wide[..., :3] @ torch.tensor([2.0**15, 16, 1], dtype=torch.float64) if kind else wide
@@ -204,13 +210,48 @@ def test_start(tmp_path, kind):
     assert not kind or not wide[..., 3:].any()
 
 
+JOIN = """
+extern "C" void launch(const u16* dk_parts, const u16* dv_parts, u16* dk, u16* dv, const int* first_k, int ctas,
+                       int keys, int heads, int sharers, int batches) {
+  run_grid(ctas, 256, false, [=] {
+    attention_hopper_join(dk_parts, dv_parts, dk, dv, first_k, heads * keys * D, keys * D, D, heads * keys * D_V,
+                          keys * D_V, D_V, keys, heads, sharers, batches);
+  });
+}
+"""
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_join(tmp_path, packed):
+    """Parts of dK and dV added up in FP32, rounded once; positions behind the last sequence stay as they are."""
+    batches, heads, sharers, keys, d, d_v, behind = (1 if packed else 2), 3, 3, 21, 40, 16, 4
+    problem = AttentionProblem(2, 9, heads, keys, keys, d, d_v, "bf16", packed=packed)
+    constants = end_constants(problem, "JOIN", pieces=True)
+    library = built(source_text("hopper_backward_ends.cu", []), constants, JOIN, tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    parts = [torch.randn(batches, heads * sharers, keys, n, generator=generator).bfloat16() for n in (d, d_v)]
+    joined = [torch.full((batches, heads, keys, n), torch.nan, dtype=torch.bfloat16) for n in (d, d_v)]
+    first_k = torch.tensor([0, 5, keys - behind], dtype=torch.int32)
+    ctas = -(-batches * heads * keys * (d + d_v) // 8 // 256)
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (*parts, *joined, first_k))
+    library.launch(*pointers, ctas, keys, heads, sharers, 2)
+    there = keys - behind if packed else keys
+    for mine, part in zip(joined, parts, strict=True):
+        want = part.float().unflatten(1, (heads, sharers)).sum(2).bfloat16()
+        assert torch.equal(mine[:, :, :there], want[:, :, :there])
+        assert mine[:, :, there:].isnan().all()
+
+
 MASKS = {"all": (False, None), "causal": (True, None), "window": (False, (70, 30))}
 
 
-@pytest.mark.parametrize(("d", "mask", "packed"), [(64, "causal", True), (128, "window", False), (136, "all", False)])
-def test_backward(tmp_path, d, mask, packed):
+@pytest.mark.parametrize(
+    ("d", "mask", "packed", "sharers"),
+    [(64, "causal", True, 1), (80, "window", False, 1), (128, "causal", True, 2), (136, "all", False, 2)],
+)
+def test_backward(tmp_path, d, mask, packed, sharers):
     lengths = [(70, 133), (0, 9), (65, 0), (1, 20)] if packed else [(70, 200)] if d > 128 else [(150, 200)]
-    check(tmp_path, 2, 1, d, d, "bf16", *MASKS[mask], lengths, packed=packed)
+    check(tmp_path, 2, 1, d, d, "bf16", *MASKS[mask], lengths, packed=packed, sharers=sharers)
 
 
 @pytest.mark.skipif(os.environ.get("LANELOOM_MODEL") != "all", reason="LANELOOM_MODEL=all runs it")
@@ -222,4 +263,5 @@ def test_backward(tmp_path, d, mask, packed):
 )
 def test_every_option(tmp_path, d, d_v, packed, mask, dtype):
     lengths = [(5, 9), (0, 12), (233, 200), (129, 3), (64, 0), (1, 70)] if packed else [(200, 300)]
-    check(tmp_path, 2, 1, d, d_v, dtype, *MASKS[mask], lengths, packed=packed, lates=(False, True))
+    for sharers in (1, 2):
+        check(tmp_path, 2, 1, d, d_v, dtype, *MASKS[mask], lengths, packed=packed, sharers=sharers, lates=(False, True))

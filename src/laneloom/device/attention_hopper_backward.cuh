@@ -38,6 +38,21 @@ __device__ __forceinline__ i64 first_block(const Work& w, int head, const Sizes&
   return PACKED ? (i64)head * n.sum_blocks + w.q_first / BLOCK + w.batch : ((i64)w.batch * n.heads + head) * n.sum_blocks;
 }
 
+constexpr int PARTS = CHUNKS(D), SUMS = BLOCK * 64;  // of dQ's columns, 64 each; sums of a block's part
+constexpr int LAST_WIDTH = (D - 1) % 64 + 1;  // columns of the last part
+
+// Additions in the L2: sums lie in the order of the accumulators' registers, 16 bytes a lane, 512 a warp.
+template <int WIDTH> __device__ __forceinline__ void add_columns(const float (&dq)[32], float* sums) {
+#pragma unroll
+  for (int r = 0; r < WIDTH / 2; r += 4)
+    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+                 ::"l"(sums + r * 128), "f"(dq[r]), "f"(dq[r + 1]), "f"(dq[r + 2]), "f"(dq[r + 3]) : "memory");
+}
+__device__ __forceinline__ void add_queries(const float (&dq)[32], float* sums, int part) {
+  if (LAST_WIDTH == 64 || part < PARTS - 1) add_columns<64>(dq, sums);
+  else add_columns<LAST_WIDTH>(dq, sums);
+}
+
 // lse2 and delta of a block.
 __device__ __forceinline__ void load_line(u32 target, const float* from, u32 bar) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

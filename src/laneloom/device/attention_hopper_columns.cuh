@@ -11,7 +11,6 @@
 
 constexpr int KEY_BYTES = CHUNKS(D) * KEYS * 128, VALUE_BYTES = CHUNKS(D_V) * KEYS * 128;
 constexpr int DS_BYTES = KEYS * 128;
-constexpr int SUMS = 64 * 64;  // of dQ, in one block and 64 columns
 constexpr int LINE_BYTES = 2 * BLOCK * 16;  // of a block
 constexpr int ONES_BYTES = 64 * 128;
 constexpr int WARPS = KEYS / 16;  // that own keys
@@ -116,12 +115,12 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
         barrier_expect(v_full, VALUE_BYTES);
 #pragma unroll 1
         for (int c = 0; c < CHUNKS(D_V); ++c)
-          load_box(at.v + c * KEYS * 128, v_map, v_full, c * 64, w.k_first + w.key0, w.head, batch);
+          load_box(at.v + c * KEYS * 128, v_map, v_full, c * 64, w.k_first + w.key0, w.head / sizes.sharers, batch);
         barrier_wait(shared_address(&shared->k_empty), kv_phase ^ 1);
         barrier_expect(k_full, KEY_BYTES);
 #pragma unroll 1
         for (int c = 0; c < CHUNKS(D); ++c)
-          load_box(at.k + c * KEYS * 128, k_map, k_full, c * 64, w.k_first + w.key0, w.head, batch);
+          load_box(at.k + c * KEYS * 128, k_map, k_full, c * 64, w.k_first + w.key0, w.head / sizes.sharers, batch);
         kv_phase ^= 1;
       }
       if (step == steps) break;
@@ -186,14 +185,6 @@ __device__ __forceinline__ void issue_queries(float (&dq)[32], u32 ds_tile, u32 
   const u64 ds = columns_descriptor(ds_tile, 0), k = columns_descriptor(k_part, 0);
 #pragma unroll
   for (int j = 0; j < KEYS / 16; ++j) multiply_queries(dq, ds + (j * 16 * 128 >> 4), k + (j * 16 * 128 >> 4), j > 0);
-}
-
-// Its addition in the L2: sums lie in the order of the accumulators' registers, 16 bytes a lane, 512 a warp.
-__device__ __forceinline__ void add_queries(const float (&dq)[32], float* sums) {
-#pragma unroll
-  for (int r = 0; r < 32; r += 4)
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-                 ::"l"(sums + r * 128), "f"(dq[r]), "f"(dq[r + 1]), "f"(dq[r + 2]), "f"(dq[r + 3]) : "memory");
 }
 
 // Scores of pairs that the band or the ends hide become -infinity.

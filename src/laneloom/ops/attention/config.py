@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ...errors import InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
 from .config_float8 import float8_candidates
-from .config_hopper import backward_candidates
+from .plan_backward import backward_candidates
 from .plan_forward import forward_candidates
 from .problem import HALVES, AttentionProblem
 

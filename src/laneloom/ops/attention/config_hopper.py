@@ -119,30 +119,51 @@ class HopperForwardConfig(Warpgroups):
         return why_too_large(self.resident * (self.lds_bytes(problem) + BARRIER_BYTES), gpu)
 
 
+class KeyTiles:
+    """What the configs of the backward share: tiles of 128 keys."""
+
+    schedule: str
+    sharers: int
+    cluster: int
+
+    rows = 128  #: keys of a tile
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        knobs = [f"{name}={value}" for name, value in vars(self).items() if name not in ("role", "schedule")]
+        return f"{self.schedule}:" + ",".join(knobs)
+
+    def tiles(self, problem: AttentionProblem) -> int:
+        """Tiles of work, of every sharer: persistent programs share them."""
+        return problem.batch * problem.kv_heads * self.sharers * -(-problem.keys // self.rows)
+
+    def why_not(self, problem: AttentionProblem, gpu: Gpu, widest: int) -> str | None:
+        """What all of them want."""
+        if why := why_not_wgmma(problem, gpu, widest):
+            return why
+        if not problem.scale > 0:
+            return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
+        if self.sharers < 1 or problem.group % self.sharers:
+            return f"sharers must divide the {problem.group} heads of queries of a head of keys, got {self.sharers}"
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
-class HopperBackwardConfig:
+class HopperBackwardConfig(KeyTiles):
     """kernels/hopper_backward.cu: two warpgroups of 64 keys visit blocks of 64 queries, and compute dQ as well."""
 
     role: Literal["backward"] = "backward"
     schedule: str = "hopper_backward"  #: the kernel file's name
     stages: int = 3  #: blocks of queries, and of their gradients, in shared memory
+    sharers: int = 1  #: programs that have a part of a group of query heads each; their dK and dV are added up after
 
-    rows = 128  #: keys of a tile
     cluster = 1  #: CTAs that share a tile
     num_warps = 12
     widest = 128  #: D, and D of V
     #: the kernel's macros beside the usual ones
     constants = (("CONSUMER_REGISTERS", 240), ("PRODUCER_REGISTERS", 24))
     pieces = True  #: lse and delta are operands of the matrix units
-
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        return f"{self.schedule}:stages={self.stages}"
-
-    def tiles(self, problem: AttentionProblem) -> int:
-        """Tiles of work: persistent programs share them."""
-        return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
 
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Dynamic shared memory: keys and values, two tiles of dS, ones, rings of queries and gradients."""
@@ -151,10 +172,8 @@ class HopperBackwardConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := why_not_wgmma(problem, gpu, self.widest):
+        if why := self.why_not(problem, gpu, self.widest):
             return why
-        if not problem.scale > 0:
-            return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if problem.dtype == "fp16" and problem.scale < _LEAST_SCALE:
             return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:
@@ -176,15 +195,15 @@ class HopperBackwardNarrowConfig(HopperBackwardConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class HopperBackwardWideConfig:
+class HopperBackwardWideConfig(KeyTiles):
     """kernels/hopper_backward_wide.cu: 64 keys for each of two CTAs, a warpgroup for dK, for dV, for scores and dQ."""
 
     role: Literal["backward"] = "backward"
     schedule: str = "hopper_backward_wide"  #: the kernel file's name
     stages: int = 2  #: blocks of queries in shared memory
     g_stages: int = 1  #: of their gradients
+    sharers: int = 1  #: as in HopperBackwardConfig
 
-    rows = 128  #: keys of a tile
     cluster = 2  #: CTAs that share a tile
     num_warps = 16
     pieces = False
@@ -195,15 +214,6 @@ class HopperBackwardWideConfig:
         registers = (("SCORER_REGISTERS", 152), ("SUM_REGISTERS", 168), ("PRODUCER_REGISTERS", 24))
         return (("G_STAGES", self.g_stages), *registers)
 
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        return f"{self.schedule}:stages={self.stages},g_stages={self.g_stages}"
-
-    def tiles(self, problem: AttentionProblem) -> int:
-        """Tiles of work: persistent programs share them."""
-        return problem.batch * problem.kv_heads * -(-problem.keys // self.rows)
-
     def lds_bytes(self, problem: AttentionProblem) -> int:
         """Dynamic shared memory: keys and values, keys of the other CTA, P and dS, rings of queries and gradients."""
         d, d_v = chunks(problem.d), chunks(problem.d_v)
@@ -212,16 +222,8 @@ class HopperBackwardWideConfig:
 
     def why_invalid(self, problem: AttentionProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
-        if why := why_not_wgmma(problem, gpu, _WIDEST):
+        if why := self.why_not(problem, gpu, _WIDEST):
             return why
-        if not problem.scale > 0:
-            return f"what the mask hides is -infinity before the scale, which must be above 0, got {problem.scale}"
         if min(self.stages, self.g_stages) < 1:
             return f"stages and g_stages must be at least 1, got {self.stages} and {self.g_stages}"
         return why_too_large(self.lds_bytes(problem) + _LINE_BYTES * self.stages + BARRIER_BYTES // 4, gpu)
-
-
-def backward_candidates(problem: AttentionProblem) -> list[HopperBackwardConfig | HopperBackwardWideConfig]:
-    """Configs of the backward, best first."""
-    owners = [HopperBackwardConfig(stages=stages) for stages in (4, 3, 2)]
-    return [HopperBackwardNarrowConfig(), *owners, HopperBackwardWideConfig(g_stages=2), HopperBackwardWideConfig()]

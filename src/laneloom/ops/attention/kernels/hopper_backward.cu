@@ -8,20 +8,22 @@
 // Compile-time constants: D, D_V (multiples of 8 up to 128), KEYS 128, STAGES, HAS_FIRST, HAS_LAST, PACKED, BOTTOM_RIGHT, BF16,
 // CONSUMER_REGISTERS, PRODUCER_REGISTERS.
 
-constexpr int DQ_PARTS = CHUNKS(D);  // 2: a warpgroup computes 64 columns of dQ each; 1: they take turns
+// Of two parts of dQ's columns each warpgroup computes one; one is theirs in turns.
 
 __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* shared, const Sizes& sizes, const Output& to,
                                         float* dq_sums, float scale2) {
   const u32 thread = thread_number();
   const int warp = thread / 32 % 4, lane = thread % 32;
   const u32 k_slab = at.k + slab * 64 * 128, v_slab = at.v + slab * 64 * 128;
-  const u32 k_part = at.k + (DQ_PARTS == 2 ? slab * KEYS * 128 : 0);
+  const u32 k_part = at.k + (PARTS == 2 ? slab * KEYS * 128 : 0);
   const u32 ds_store = at.ds + (slab * 64 + warp * 16) * 128 + swizzled(lane % 16, lane / 16);
   int stage = 0, slot = 0;
   u32 phase = 0, tile_phase = 0, kv_phase = 0, step = 0;  // step: of all tiles together
   auto release = [&](u64* empty) {
     if (lane == 0) barrier_arrive(shared_address(empty));
   };
+  const int part = PARTS == 2 ? slab : 0;
+  dq_sums += part * SUMS + thread % 128 * 4;
   while (true) {
     Work w;
     if (!listen(w, shared, slot, tile_phase)) break;
@@ -47,8 +49,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       int block = first_visited(w), head = 0, before = -1;  // before: the head of the block whose dQ comes next, one step late
       // Where the last block's dQ went. Moved on before the additions, and not touched after them: that would wait for them.
       const int to_block = w.step - (sizes.group - 1) * sizes.sum_blocks;
-      float* sums = dq_sums + ((first_block(w, w.head * sizes.group, sizes) + block - to_block) * DQ_PARTS +
-                               (DQ_PARTS == 2 ? slab : 0)) * SUMS + thread % 128 * 4;
+      float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + block - to_block) * (PARTS * SUMS);
 #pragma unroll 1
       for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
         const u32 q_now = at.q + stage * Q_BYTES, g_now = at.g + stage * G_BYTES;
@@ -93,10 +94,10 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         if (before >= 0) barrier_wait(shared_address(&shared->ds_full[turn ^ 1]), (step - 1) / 2 % 2);
         if (left > 1) barrier_wait(shared_address(&shared->q_full[stage]), phase);  // not where wgmma are in flight
         pin(dk);
-        const bool mine = DQ_PARTS == 2 || turn == slab;
+        const bool mine = PARTS == 2 || turn == slab;
         wgmma_fence();
         if (mine) {
-          if (DQ_PARTS == 1) wgmma_fence();  // on this path, or the compiler puts its own and waits for each product
+          if (PARTS == 1) wgmma_fence();  // on this path, or the compiler puts its own and waits for each product
           issue_queries(dq, at.ds + (turn ^ 1) * DS_BYTES, k_part);
         }
         wgmma_commit();
@@ -110,8 +111,8 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         pin(dq);
         if (before >= 0) {
           release(&shared->ds_empty[turn ^ 1]);
-          sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (DQ_PARTS * SUMS);
-          if (mine) add_queries(dq, sums);
+          sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (PARTS * SUMS);
+          if (mine) add_queries(dq, sums, part);
         }
         wgmma_wait<1>();
         pin(s);
@@ -130,8 +131,8 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       release(&shared->k_empty);
       release(&shared->ds_empty[turn]);
       release(&shared->q_empty[stage == 0 ? STAGES - 1 : stage - 1]);
-      sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (DQ_PARTS * SUMS);
-      if (DQ_PARTS == 2 || turn != slab) add_queries(dq, sums);
+      sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (PARTS * SUMS);
+      if (PARTS == 2 || turn != slab) add_queries(dq, sums, part);
     }
     write_sums(dk, dv, to, w, key_slab + warp * 16, at.ds + (slab * 64 + warp * 16) * 128, shared, step, lane);
   }
@@ -142,11 +143,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_backward(
     const __grid_constant__ TensorMap g_map, const char* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int wave, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks, int sharers) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k, sharers};
   set_up(&storage, at, WARPS, WARPS);
   await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it

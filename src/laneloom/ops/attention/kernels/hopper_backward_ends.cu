@@ -1,10 +1,11 @@
-// What stands before and after a backward kernel, for a block of 64 queries of one head each.
+// What stands before and after a backward kernel.
 //
-// START: a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, or of what the matrix units are to add (PIECES), and
-// zeros where dQ's sums go. A query without keys, and one beyond the last, gets lse = infinity: weights of zero. FINISH: dQ = scale x
-// its sums, from the order of the accumulators' registers, 64 columns at a time, to rows.
+// START, for a block of 64 queries of one head: a line of 64 lse / ln 2 and one of 64 delta = sum over D_V of dO O - dL, or of what the
+// matrix units are to add (PIECES), and zeros where dQ's sums go. A query without keys, and one beyond the last,
+// gets lse = infinity: weights of zero. FINISH, the same block: dQ = scale x its sums, from the order of the accumulators' registers, 64
+// columns at a time, to rows. JOIN: dK and dV of a head of keys = the sums of what its sharers left, 8 elements a thread.
 //
-// Compile-time constants: START (or FINISH), PIECES (lines are operands: -lse / scale and -delta, 16 bytes a query), D, D_V,
+// Compile-time constants: START, FINISH or JOIN, PIECES (lines are operands: -lse / scale and -delta, 16 bytes a query), D, D_V,
 // PACKED, BF16.
 
 __device__ __forceinline__ float low_half(u32 x) {
@@ -73,7 +74,9 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
     }
   }
 #pragma unroll
-  for (int i = 0; i < CHUNKS(D) * 4; ++i) sums[at * (CHUNKS(D) * 1024) + i * 256 + threadIdx.x] = make_float4(0, 0, 0, 0);
+  for (int i = 0; i < (D + 15) / 16; ++i)  // of the warps that have rows, as the kernel's
+    if (block * 64 + threadIdx.x % 128 / 32 * 16 < queries)
+      sums[at * (CHUNKS(D) * 1024) + i * 256 + threadIdx.x] = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int i = 0; i < 64 / ROWS; ++i) {
     const int row = row0 + i * ROWS;
@@ -95,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(256) attention_hopper_start(
     }
   }
 }
-#else
+#elif FINISH
 extern "C" __global__ void __launch_bounds__(128 * CHUNKS(D)) attention_hopper_finish(
     const float4* sums, u16* dq, const int* first_q, i64 dq_batch, i64 dq_head, i64 dq_row, float scale, int queries, int heads,
     int blocks, int sum_blocks) {
@@ -109,6 +112,7 @@ extern "C" __global__ void __launch_bounds__(128 * CHUNKS(D)) attention_hopper_f
 #endif
   const i64 at = (PACKED ? (i64)head * sum_blocks + first / 64 + batch : (i64)owner * sum_blocks) + block;
   const int part = threadIdx.x / 128, row = block * 64 + threadIdx.x % 128 / 32 * 16;
+  if (row >= queries) return;
   float x[32];
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
@@ -121,5 +125,31 @@ extern "C" __global__ void __launch_bounds__(128 * CHUNKS(D)) attention_hopper_f
 #if D % 64
   else write_rows<D % 64>((float(&)[D % 64 / 2])x, scale, to, dq_row, rows, lane);
 #endif
+}
+#else
+// One row of eight of a head's keys, from [batches, heads x sharers, keys, width].
+template <int WIDTH>
+__device__ __forceinline__ void join(const u16* parts, u16* to, i64 owner, int key, int keys, int sharers, int column) {
+  float sum[8] = {};
+  for (int i = 0; i < sharers; ++i) {
+    const uint4 x = *(const uint4*)(parts + ((owner * sharers + i) * keys + key) * WIDTH + column);
+    const u32 words[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sum[2 * j] += low_half(words[j]), sum[2 * j + 1] += high_half(words[j]);
+  }
+  *(uint4*)(to + column) = make_uint4(pack(sum[0], sum[1]), pack(sum[2], sum[3]), pack(sum[4], sum[5]), pack(sum[6], sum[7]));
+}
+
+extern "C" __global__ void __launch_bounds__(256) attention_hopper_join(
+    const u16* dk_parts, const u16* dv_parts, u16* dk, u16* dv, const int* first_k, i64 dk_batch, i64 dk_head, i64 dk_row,
+    i64 dv_batch, i64 dv_head, i64 dv_row, int keys, int heads, int sharers, int batches) {
+  await_predecessor();
+  constexpr int EIGHTS = (D + D_V) / 8;
+  const i64 number = (i64)blockIdx.x * 256 + threadIdx.x, row = number / EIGHTS;
+  const int column = number % EIGHTS * 8, key = row % keys;
+  const i64 owner = row / keys, batch = owner / heads, head = owner % heads;
+  if (batch >= (PACKED ? 1 : batches) || (PACKED && key >= first_k[batches])) return;
+  if (column < D) join<D>(dk_parts, dk + batch * dk_batch + head * dk_head + key * dk_row, owner, key, keys, sharers, column);
+  else join<D_V>(dv_parts, dv + batch * dv_batch + head * dv_head + key * dv_row, owner, key, keys, sharers, column - D);
 }
 #endif

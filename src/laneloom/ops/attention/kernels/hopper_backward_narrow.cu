@@ -38,7 +38,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
       pin(dq);
       release(&shared->ds_empty[turn]);
       if (left == 1) release(&shared->k_empty);
-      add_queries(dq, sums);
+      add_queries(dq, sums, 0);
       sums += (i64)sizes.sum_blocks * SUMS;
       if (++head == sizes.group) head = 0, sums -= ((i64)sizes.group * sizes.sum_blocks - w.step) * SUMS;
       ++step;
@@ -136,11 +136,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) attention_hopper_backward_n
     const __grid_constant__ TensorMap g_map, const char* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int wave, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks, int sharers) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k, sharers};
   set_up(&storage, at, WARPS + 4, 4);
   await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it

@@ -20,8 +20,7 @@
 constexpr int MINE = KEYS / 2;
 constexpr int K_BYTES = CHUNKS(D) * MINE * 128, V_BYTES = CHUNKS(D_V) * MINE * 128;
 constexpr int DS_BYTES = BLOCK * 128;
-constexpr int SUMS = 64 * 64;  // of dQ, in one block and 64 columns
-constexpr int PARTS = CHUNKS(D), MY_PARTS = (PARTS + 1) / 2;  // a CTA has parts rank and rank + 2 of dQ's columns
+constexpr int MY_PARTS = (PARTS + 1) / 2;  // a CTA has parts rank and rank + 2 of dQ's columns
 constexpr int READERS = 14;  // of a tile's number, in a CTA: the consumers' warps, the producer, the sender
 
 struct Shared {
@@ -72,16 +71,16 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
     const int batch = PACKED ? 0 : w.batch;
     int head = w.head * sizes.group, block = first_visited(w);
     const u32 full = shared_address(&shared->kv_full);
-    const int key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
+    const int kv_head = w.head / sizes.sharers, key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
     barrier_wait(shared_address(&shared->kv_empty), kv_phase ^ 1);
     barrier_expect(full, K_BYTES + V_BYTES + MY_PARTS * MINE * 128);
 #pragma unroll 1
-    for (int c = 0; c < CHUNKS(D); ++c) load_box(at.k + c * MINE * 128, k_map, full, c * 64, key, w.head, batch);
+    for (int c = 0; c < CHUNKS(D); ++c) load_box(at.k + c * MINE * 128, k_map, full, c * 64, key, kv_head, batch);
 #pragma unroll 1
-    for (int c = 0; c < CHUNKS(D_V); ++c) load_box(at.v + c * MINE * 128, v_map, full, c * 64, key, w.head, batch);
+    for (int c = 0; c < CHUNKS(D_V); ++c) load_box(at.v + c * MINE * 128, v_map, full, c * 64, key, kv_head, batch);
 #pragma unroll 1
     for (int i = 0; i < MY_PARTS; ++i)
-      load_box(at.others + i * MINE * 128, k_map, full, min(2 * i + (int)rank, PARTS - 1) * 64, other, w.head, batch);
+      load_box(at.others + i * MINE * 128, k_map, full, min(2 * i + (int)rank, PARTS - 1) * 64, other, kv_head, batch);
     kv_phase ^= 1;
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
@@ -162,13 +161,6 @@ __device__ __forceinline__ void end_queries(float (&dq)[32], u32 other_ds, u32 k
   wgmma_commit();
 }
 
-__device__ __forceinline__ void add_queries(const float (&dq)[32], float* sums) {
-#pragma unroll
-  for (int r = 0; r < 32; r += 4)
-    asm volatile("red.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
-                 ::"l"(sums + r * 128), "f"(dq[r]), "f"(dq[r + 1]), "f"(dq[r + 2]), "f"(dq[r + 3]) : "memory");
-}
-
 __device__ __forceinline__ void store_block(u32 to, const u32 (&x)[16], u64* full, int lane) {
 #pragma unroll
   for (int g = 0; g < 8; g += 2) store_matrices(to ^ g * 16, x[2 * g], x[2 * g + 1], x[2 * g + 2], x[2 * g + 3]);
@@ -244,7 +236,7 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
       if (MY_PARTS == 2) {
         wgmma_wait<1>();
         pin(dq[0]);
-        add_queries(dq[0], sums);
+        add_queries(dq[0], sums, rank);
       }
       if (left > 1) barrier_wait(shared_address(&shared->g_full[g_stage]), g_phase);
       issue_block<V_STEPS>(t, at.g + g_stage * G_BYTES, at.v);
@@ -252,7 +244,7 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
       pin(s);
       pin(dq[MY_PARTS - 1]);
       if (lane == 0) arrive_at(&shared->ds_empty[turn], 1 - rank);
-      if (PARTS % 2 == 0 || rank == 0) add_queries(dq[MY_PARTS - 1], sums + (MY_PARTS - 1) * 2 * SUMS);
+      if (PARTS % 2 == 0 || rank == 0) add_queries(dq[MY_PARTS - 1], sums + (MY_PARTS - 1) * 2 * SUMS, (MY_PARTS - 1) * 2 + rank);
       ++number_of;
       sums += (i64)sizes.sum_blocks * (PARTS * SUMS);
       if (++head == sizes.group) {
@@ -325,7 +317,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
     const __grid_constant__ TensorMap g_map, const float* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int wave, int tiles, int sum_blocks) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks, int sharers) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -335,7 +327,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
   at.ds = at.p + 2 * DS_BYTES, at.other_ds = at.ds + 2 * DS_BYTES;
   at.q = at.other_ds + 2 * DS_BYTES, at.g = at.q + STAGES * Q_BYTES;
   const u32 rank = cluster_rank();
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k, sharers};
   if (threadIdx.x == 0) {
     init_buffers(&shared->kv_full, &shared->kv_empty, 1, 4);
     init_buffers(shared->q_full, shared->q_empty, STAGES, 16);
