@@ -1,8 +1,9 @@
 """Measure many configs of Hopper's attention forward: what the plan in `ops/attention/plan_forward.py` was fitted to.
 
 `python -m laneloom.bench.attention_tiles --out results/h200/attention_tiles.csv --jobs 16` writes one row a config of
-every case listed here, each checked against torch, all interleaved with cuDNN.
-`tests/cpu/test_attention_forward_plan.py` holds the plan against the file.
+every case listed here, and with `--models 11 12 --out results/h100/attention_tiles.csv` of these seeds' random attentions
+of models (bench/attention_models.py), each checked against torch, all interleaved with cuDNN.
+`tests/cpu/test_attention_forward_plan.py` holds the plan against the files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from ..ops.attention.plan_forward import forward_configs
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.target import active_gpu
 from .attention import Case, attend_by_torch
+from .attention_models import random_cases
 from .matmul_tiles import read_rows, write
 from .timing import count_sets, interleave
 
@@ -48,11 +51,13 @@ SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
 
 @dataclass(frozen=True)
 class Row:
-    """A config of one case, its time, and cuDNN's."""
+    """A config of one case, in bf16, its time, and cuDNN's."""
 
     batch: int
     heads: int
-    length: int
+    kv_heads: int
+    queries: int
+    keys: int
     d: int
     causal: int
     config: str
@@ -60,17 +65,26 @@ class Row:
     cudnn_us: float
 
     @property
-    def case(self) -> tuple[int, int, int, int, int]:
-        """The case, as CASES has it."""
-        return self.batch, self.heads, self.length, self.d, self.causal
+    def case(self) -> Case:
+        """The case."""
+        sizes = self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.d
+        return Case(*sizes, bool(self.causal), "bf16")
 
 
-def problem_of(case: tuple[int, int, int, int, int]) -> AttentionProblem:
-    """One of CASES, in bf16."""
-    batch, heads, length, d, causal = case
-    first, last = band(length, length, "top_left" if causal else "none")
+def cases_of(seeds: list[int]) -> list[Case]:
+    """CASES, or those of models of these seeds, in bf16."""
+    if not seeds:
+        return [Case(batch, heads, heads, n, n, d, bool(causal), "bf16") for batch, heads, n, d, causal in CASES]
+    return list(dict.fromkeys(replace(case, dtype="bf16") for seed in seeds for case in random_cases(seed)))
+
+
+def problem_of(case: Case) -> AttentionProblem:
+    """The problem of a case."""
+    first, last = band(case.queries, case.keys, "top_left" if case.causal else "none")
     return AttentionProblem(
-        batch, heads, heads, length, length, d, d, dtype="bf16", scale=d**-0.5, first=first, last=last)
+        case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d, dtype=case.dtype,
+        scale=case.d**-0.5, first=first, last=last,
+    )  # fmt: skip
 
 
 def config_of(text: str) -> HopperForwardConfig:
@@ -85,19 +99,17 @@ def iterate_configs(problem: AttentionProblem, gpu: Gpu) -> Iterator[HopperForwa
     yield from (config for config in forward_configs(problem) if config.why_invalid(problem, gpu) is None)
 
 
-def measure(case: tuple[int, int, int, int, int], gpu: Gpu, *, rounds: int) -> list[Row]:
+def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
     """Every config's row. Raises LaneloomError for a wrong result."""
-    batch, heads, length, d, causal = case
-    of_torch = Case(batch, heads, heads, length, length, d, bool(causal), "bf16")
     problem = problem_of(case)
     sets = min(count_sets(problem.bytes), 16)
-    shape = (batch, heads, length, d)
-    operands = [tuple(torch.randn(shape, dtype=torch.bfloat16, device="cuda") for _ in range(3)) for _ in range(sets)]
+    shapes = [(case.batch, h, n, case.d) for h, n in ((case.heads, case.queries), *[(case.kv_heads, case.keys)] * 2)]
+    operands = [[torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes] for _ in range(sets)]
     named = [dict(zip("qkv", x, strict=True)) | {"out": torch.empty_like(x[0]), "lse": x[0].new_empty(
-        shape[:3], dtype=torch.float32)} for x in operands]  # fmt: skip
-    truth = attend_by_torch(of_torch, SDPBackend.FLASH_ATTENTION, operands, 0).float()
+        x[0].shape[:3], dtype=torch.float32)} for x in operands]  # fmt: skip
+    truth = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0).float()
     calls: dict[str, Callable[[int], object]] = {
-        "cudnn": lambda i: attend_by_torch(of_torch, SDPBackend.CUDNN_ATTENTION, operands, i)
+        "cudnn": partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands)
     }
     for config in iterate_configs(problem, gpu):
         run = execute.prepare_forward(problem, gpu, named[0], config)
@@ -110,7 +122,8 @@ def measure(case: tuple[int, int, int, int, int], gpu: Gpu, *, rounds: int) -> l
     timings = interleave(calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0)
     cudnn_us = round(timings.pop("cudnn").median_us, 2)
     near = SLOWEST * min(timing.median_us for timing in timings.values())
-    return [Row(*case, text, round(timing.median_us, 2), cudnn_us)
+    sizes = case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, int(case.causal)
+    return [Row(*sizes, text, round(timing.median_us, 2), cudnn_us)
             for text, timing in timings.items() if timing.median_us <= near]  # fmt: skip
 
 
@@ -127,20 +140,21 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure many configs of attention's forward on Hopper.")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--models", type=int, nargs="+", default=[], help="seeds of random attentions of models")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     gpu, rows = active_gpu(), []
-    problems = [problem_of(case) for case in CASES]
-    pairs = {(p.code_key, config) for p in problems for config in iterate_configs(p, gpu)}
+    cases = cases_of(arguments.models)
+    pairs = {(p.code_key, config) for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
             pass
-    for case in CASES:
+    for case in cases:
         found = measure(case, gpu, rounds=arguments.rounds)
         rows += found
         best = min(found, key=lambda row: row.us)
-        print(f"{case}: {best.us:.2f} us, {best.cudnn_us / best.us:.3f} x cuDNN, {best.config}", flush=True)
+        print(f"{case.text}: {best.us:.2f} us, {best.cudnn_us / best.us:.3f} x cuDNN, {best.config}", flush=True)
         write(arguments.out, rows)
 
 

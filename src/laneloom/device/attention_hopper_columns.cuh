@@ -72,7 +72,8 @@ __device__ __forceinline__ bool listen(Work& w, Shared* shared, int& slot, u32& 
   barrier_wait(shared_address(&shared->tile_full[slot]), phase);
   volatile Work* from = &shared->work[slot];
   auto same = [](int x) { return (int)__shfl_sync(~0u, x, 0); };
-  w.batch = same(from->batch), w.head = same(from->head), w.key0 = same(from->key0), w.keys = same(from->keys);
+  w.batch = same(from->batch), w.head = same(from->head), w.key0 = same(from->key0);
+  w.queries = same(from->queries), w.keys = same(from->keys);
   w.q_first = same(from->q_first), w.k_first = same(from->k_first), w.first = same(from->first), w.last = same(from->last);
   w.begin = same(from->begin), w.end = same(from->end), w.step = same(from->step);
   if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared->tile_empty[slot]));

@@ -17,6 +17,7 @@ _LEAST_SCALE = 1e-7  #: of fp16: the logarithm of the number of keys over it sta
 PROCESSORS = 132  #: of an H100 and an H200
 #: of a consumer's and of the producer's threads, by consumers and programs of a multiprocessor
 REGISTERS = {(1, 1): (240, 40), (2, 1): (232, 40), (3, 1): (160, 32), (1, 2): (208, 40), (1, 3): (120, 40)}
+_OTHER_REGISTERS = 28  #: of a thread, beside scores, weights and sums: with less some are spilled, or nothing compiles
 BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
 
 
@@ -114,8 +115,11 @@ class HopperForwardConfig(Warpgroups):
             return f"early: two consumers in turn with two buffers of queries, got {self.text}"
         registers = self.columns // 2 + problem.d_v // 2 + self.columns // 4
         registers += problem.d // 4 if self.q_in_registers else 0
-        if registers > self.registers[0] - 24:
+        if registers > self.registers[0] - _OTHER_REGISTERS:
             return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
+        begun, sums = 65536 // (32 * self.num_warps * self.resident), max(self.columns, problem.d_v) // 2
+        if sums > begun - _OTHER_REGISTERS + 2:
+            return f"an instruction has sums in {sums} registers, of {begun} that a thread begins with"
         return why_too_large(self.resident * (self.lds_bytes(problem) + BARRIER_BYTES), gpu)
 
 

@@ -19,7 +19,7 @@ COLUMNS = (64, 80, 112, 128, 160, 208)  #: keys of a step that are worth a thoug
 MOST_PARTS = 4
 MOST_MASKED = 208  #: of which a mask may hide half
 MOST_TILES = 1024  #: of a head that the model looks at
-WIDE, WIDE_COLUMNS = 128, 80  #: D, above which there is one config
+WIDE, WIDE_COLUMNS = 128, (48, 64, 80, 96, 112, 128)  #: D, above which these are worth a thought
 ROOM = 227 << 10  #: shared memory of a multiprocessor
 _LONG_US, _LONG_FACTOR = 400, 0.97  #: where power is the limit, three warpgroups draw less of it
 
@@ -63,11 +63,12 @@ def forward_configs(problem: AttentionProblem) -> Iterator[HopperForwardConfig]:
     masked = problem.first is not None or problem.last is not None
     most = MOST_MASKED if masked else 256
     parts = {-(-problem.keys // (16 * n)) * 16 for n in range(1, MOST_PARTS + 1)}
-    columns = [n for n in sorted(parts | set(COLUMNS)) if 48 <= n <= most and n < problem.keys + 16]
-    for (consumers, resident), n in product(REGISTERS, columns or COLUMNS[:1]):
+    known = WIDE_COLUMNS if max(problem.d, problem.d_v) > WIDE else COLUMNS
+    columns = [n for n in sorted(parts | set(known)) if 48 <= n <= most and n < problem.keys + 16]
+    for (consumers, resident), n in product(REGISTERS, columns or known[:1]):
         if 64 * (consumers - 1) >= max(problem.queries, 1):
             continue
-        in_registers = (False, True) if consumers == 2 and problem.d > 64 else (False,)
+        in_registers = (False, True) if consumers == 2 and 64 < problem.d <= WIDE else (False,)
         for registers, early in product(in_registers, (False, True) if consumers == 2 else (False,)):
             for stages, buffers in ((3, 2), (2, 2), (2, 1)):
                 config = HopperForwardConfig(
@@ -120,5 +121,5 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
 def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     """Configs of the forward, the shortest estimate first."""
     if max(problem.d, problem.d_v) > WIDE or not min(problem.queries, problem.keys):
-        return [HopperForwardConfig(columns=WIDE_COLUMNS)]
+        return [HopperForwardConfig(columns=80)]
     return sorted(forward_configs(problem), key=lambda config: estimate_us(problem, config))

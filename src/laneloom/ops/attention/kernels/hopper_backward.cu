@@ -48,6 +48,8 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       pin(s);
       int block = first_visited(w), head = 0, before = -1;  // before: the head of the block whose dQ comes next, one step late
       // Where the last block's dQ went. Moved on before the additions, and not touched after them: that would wait for them.
+      // Of the block before: whether this warp has rows of queries there.
+      auto has_rows = [&] { return (block - (head == 0 ? w.step : 0)) * BLOCK + warp * 16 < w.queries; };
       const int to_block = w.step - (sizes.group - 1) * sizes.sum_blocks;
       float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + block - to_block) * (PARTS * SUMS);
 #pragma unroll 1
@@ -112,7 +114,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
         if (before >= 0) {
           release(&shared->ds_empty[turn ^ 1]);
           sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (PARTS * SUMS);
-          if (mine) add_queries(dq, sums, part);
+          if (mine && has_rows()) add_queries(dq, sums, part);
         }
         wgmma_wait<1>();
         pin(s);
@@ -132,7 +134,7 @@ __device__ __forceinline__ void consume(int slab, const Tiles& at, Shared* share
       release(&shared->ds_empty[turn]);
       release(&shared->q_empty[stage == 0 ? STAGES - 1 : stage - 1]);
       sums += (i64)(before == 0 ? to_block : sizes.sum_blocks) * (PARTS * SUMS);
-      if (PARTS == 2 || turn != slab) add_queries(dq, sums, part);
+      if ((PARTS == 2 || turn != slab) && has_rows()) add_queries(dq, sums, part);
     }
     write_sums(dk, dv, to, w, key_slab + warp * 16, at.ds + (slab * 64 + warp * 16) * 128, shared, step, lane);
   }

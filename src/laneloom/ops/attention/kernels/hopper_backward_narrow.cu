@@ -25,7 +25,7 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
     barrier_wait(shared_address(&shared->k_full), kv_phase);
     kv_phase ^= 1;
     float* sums = dq_sums + (first_block(w, w.head * sizes.group, sizes) + first_visited(w)) * SUMS + threadIdx.x % 128 * 4;
-    int head = 0;
+    int head = 0, row = first_visited(w) * BLOCK + threadIdx.x % 128 / 32 * 16;  // row: of the queries, the warp's first
 #pragma unroll 1
     for (int left = (w.end - w.begin) * sizes.group; left > 0; --left) {
       const u32 turn = step % 2;
@@ -38,9 +38,9 @@ __device__ __forceinline__ void add_up(const Tiles& at, Shared* shared, const Si
       pin(dq);
       release(&shared->ds_empty[turn]);
       if (left == 1) release(&shared->k_empty);
-      add_queries(dq, sums, 0);
+      if (row < w.queries) add_queries(dq, sums, 0);
       sums += (i64)sizes.sum_blocks * SUMS;
-      if (++head == sizes.group) head = 0, sums -= ((i64)sizes.group * sizes.sum_blocks - w.step) * SUMS;
+      if (++head == sizes.group) head = 0, row += w.step * BLOCK, sums -= ((i64)sizes.group * sizes.sum_blocks - w.step) * SUMS;
       ++step;
     }
   }
