@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from laneloom.bench.attention_tiles import CASES, Row, config_of, problem_of, read
+from laneloom.bench.attention import Case
+from laneloom.bench.attention_tiles import Row, cases_of, config_of, problem_of, read
 from laneloom.gpu import get_gpu
 from laneloom.ops.attention.config import plan
 from laneloom.ops.attention.config_hopper import HopperForwardConfig
@@ -17,39 +18,48 @@ from laneloom.ops.attention.plan_forward import estimate_us, forward_configs, st
 from laneloom.ops.attention.problem import AttentionProblem
 
 GPU = get_gpu("sm_90a")
-MEASURED = Path(__file__).parents[2] / "results" / "h200" / "attention_tiles.csv"
+RESULTS = Path(__file__).parents[2] / "results"
+#: the GPU, seeds of models' attentions (or the cases that are listed), the least mean over cuDNN, the least
+MEASURED = [("h200", [], 1.22, 0.93), ("h100", [11, 12], 1.27, 0.85)]
 
 
-def by_case() -> dict[tuple[int, int, int, int, int], list[Row]]:
-    found: dict[tuple[int, int, int, int, int], list[Row]] = {}
-    for row in read(MEASURED):
+def rows_of(gpu: str) -> list[Row]:
+    return read(RESULTS / gpu / "attention_tiles.csv")
+
+
+def by_case(gpu: str) -> dict[Case, list[Row]]:
+    found: dict[Case, list[Row]] = {}
+    for row in rows_of(gpu):
         found.setdefault(row.case, []).append(row)
     return found
 
 
-def test_the_plan_takes_what_was_measured_to_be_fast():
+@pytest.mark.parametrize(("gpu", "seeds", "over_cudnn", "least"), MEASURED)
+def test_the_plan_takes_what_was_measured_to_be_fast(gpu, seeds, over_cudnn, least):
     regrets, ratios = [], []
-    for case, rows in by_case().items():
+    for case, rows in by_case(gpu).items():
         text = plan(problem_of(case), GPU).text
         (taken,) = (row for row in rows if row.config == text)
         regrets.append(taken.us / min(row.us for row in rows) - 1)
         ratios.append(taken.cudnn_us / taken.us)
-    assert len(regrets) == len(CASES)
-    assert mean(regrets) < 0.02
-    assert max(regrets) < 0.1
-    assert geometric_mean(ratios) > 1.2
-    assert min(ratios) > 0.91
+    assert set(by_case(gpu)) == set(cases_of(seeds))
+    assert mean(regrets) < 0.015
+    assert max(regrets) < 0.15
+    assert geometric_mean(ratios) > over_cudnn
+    assert min(ratios) > least
 
 
-def test_the_estimates_are_near_what_was_measured():
-    for case, rows in by_case().items():
+@pytest.mark.parametrize("gpu", ["h200", "h100"])
+def test_the_estimates_are_near_what_was_measured(gpu):
+    for rows in by_case(gpu).values():
+        near = 1.3 * min(row.us for row in rows)
         for row in rows:
-            estimate = estimate_us(problem_of(case), config_of(row.config))
-            assert 0.5 * row.us < estimate < 1.6 * row.us, row
+            estimate = estimate_us(problem_of(row.case), config_of(row.config))
+            assert row.us > near or 0.5 * row.us < estimate < 1.75 * row.us, row
 
 
 def test_configs_are_read_back():
-    for row in read(MEASURED)[::50]:
+    for row in rows_of("h200")[::50]:
         assert config_of(row.config).text == row.config
 
 
@@ -67,7 +77,7 @@ def test_steps_are_blocks_of_keys_that_a_tile_sees(queries, keys, first, last, r
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (5, 3), (64, 40), (1000, 47), (17, 100000), (1 << 29, 1 << 29)])
-@pytest.mark.parametrize("d", [16, 64, 72, 128])
+@pytest.mark.parametrize("d", [16, 64, 72, 128, 136, 256])
 def test_every_length_has_a_config(sizes, d):
     for first, last in ((None, None), (None, 0), (-5, 3)):
         problem = AttentionProblem(2, 4, 2, *sizes, d, d, "fp16", 0.1, first, last)

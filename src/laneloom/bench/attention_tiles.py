@@ -1,8 +1,8 @@
 """Measure many configs of Hopper's attention forward: what the plan in `ops/attention/plan_forward.py` was fitted to.
 
 `python -m laneloom.bench.attention_tiles --out results/h200/attention_tiles.csv --jobs 16` writes one row a config of
-every case listed here, and with `--models 11 12 --out results/h100/attention_tiles.csv` of these seeds' random attentions
-of models (bench/attention_models.py), each checked against torch, all interleaved with cuDNN.
+every case listed here, and with `--models 11 12 --out results/h100/attention_tiles.csv` one of each random attention of
+models of these seeds (bench/attention_models.py), each checked against torch, all interleaved with cuDNN.
 `tests/cpu/test_attention_forward_plan.py` holds the plan against the files.
 """
 

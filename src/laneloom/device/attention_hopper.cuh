@@ -174,11 +174,10 @@ __device__ __forceinline__ void step_ring(int& stage, u32& phase) {
 }
 #endif
 
-// What a launch is about; first_q, first_k: where packed sequences begin; sharers: programs that have a part of a group each.
+// What a launch is about; first_q, first_k: where packed sequences begin.
 struct Sizes {
   int queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks;
   const int *first_q, *first_k;
-  int sharers;
 };
 
 // Where tile `number` belongs when each head of a batch has `blocks` of them: the sections' heads take turns. Returns its place among

@@ -86,10 +86,10 @@ __device__ __forceinline__ void load_lines(u32 target, const char* from, u32 bar
                ::"r"(target), "l"(from), "n"(LINE_BYTES), "r"(bar) : "memory");
 }
 
-// The thread that fetches: tiles, their keys and values, blocks of Q and dO. A tile's first blocks come before its values and keys, whose places are free only when the tile before
-// has its last dP and dQ.
+// The thread that fetches: tiles, their keys and values, blocks of Q and dO. A tile's first blocks come before its values and keys,
+// whose places are free only when the tile before has its last dP and dQ. Heads are those of keys, for each of its sharers.
 __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
-                                      const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes,
+                                      const TensorMap* g_map, const Tiles& at, Shared* shared, const Sizes& sizes, int sharers,
                                       const char* lines, int* counter) {
   const u32 k_full = shared_address(&shared->k_full), v_full = shared_address(&shared->v_full);
   int stage = 0, slot = 0, ahead = 0;  // ahead: blocks before values and keys
@@ -116,12 +116,12 @@ __device__ __forceinline__ void fetch(const TensorMap* q_map, const TensorMap* k
         barrier_expect(v_full, VALUE_BYTES);
 #pragma unroll 1
         for (int c = 0; c < CHUNKS(D_V); ++c)
-          load_box(at.v + c * KEYS * 128, v_map, v_full, c * 64, w.k_first + w.key0, w.head / sizes.sharers, batch);
+          load_box(at.v + c * KEYS * 128, v_map, v_full, c * 64, w.k_first + w.key0, w.head / sharers, batch);
         barrier_wait(shared_address(&shared->k_empty), kv_phase ^ 1);
         barrier_expect(k_full, KEY_BYTES);
 #pragma unroll 1
         for (int c = 0; c < CHUNKS(D); ++c)
-          load_box(at.k + c * KEYS * 128, k_map, k_full, c * 64, w.k_first + w.key0, w.head / sizes.sharers, batch);
+          load_box(at.k + c * KEYS * 128, k_map, k_full, c * 64, w.k_first + w.key0, w.head / sharers, batch);
         kv_phase ^= 1;
       }
       if (step == steps) break;

@@ -1,7 +1,8 @@
-"""Which config Hopper's attention forward takes: the one with the shortest estimate, fitted on one H200. Pure.
+"""Which config Hopper's attention forward takes: the one with the shortest estimate. Pure.
 
 A tile takes what it costs to begin one, and a time for each step that grows with its keys; both depend on how many
-warpgroups share a multiprocessor. Fitted to results/h200/attention_tiles.csv, which `bench.attention_tiles` measures.
+warpgroups share a multiprocessor. Fitted to results/h200/attention_tiles.csv and results/h100/attention_tiles.csv
+alike, which `bench.attention_tiles` measures.
 """
 
 from __future__ import annotations
@@ -40,20 +41,28 @@ class _Model:
 
 
 _NARROW = _Model(
-    64, 0.4788, 3.184, 0.1544, 0.2643, -0.02926, 0.0905,
+    64, 0.4663, 3.1, 0.08644, 0.5479, -0.0568, 0.06573,
     {
-        (1, 1, False, False): (0.6684, 0.1378, 0.005718), (2, 1, False, False): (1.151, 0.1702, 0.007887),
-        (3, 1, False, False): (1.778, 0.2467, 0.009522), (1, 2, False, False): (1.189, 0.1809, 0.007667),
-        (1, 3, False, False): (1.631, 0.361, 0.008022), (2, 1, False, True): (1.118, 0.2348, 0.007265),
+        (1, 1, False, False): (0.639, 0.09031, 0.005646), (2, 1, False, False): (1.173, 0.1835, 0.008264),
+        (3, 1, False, False): (1.694, 0.4272, 0.007562), (1, 2, False, False): (1.06, 0.2745, 0.007456),
+        (1, 3, False, False): (1.69, 0.3606, 0.007914), (2, 1, False, True): (1.064, 0.2883, 0.007239),
     },
 )  # fmt: skip
 _BROAD = _Model(
-    128, 0.872, 3.587, 0.177, 0.6904, -0.01517, 0.09702,
+    128, 0.6023, 3.605, 0.1499, 0.5386, 0.008034, 0.1501,
     {
-        (1, 1, False, False): (0.8662, 0.2318, 0.007658), (2, 1, False, False): (1.694, 0.2646, 0.0104),
-        (3, 1, False, False): (2.343, 0.2737, 0.01474), (1, 2, False, False): (2.32, 0.4322, 0.007109),
-        (2, 1, False, True): (1.786, 0.2854, 0.01036), (2, 1, True, False): (1.702, 0.1952, 0.01092),
-        (2, 1, True, True): (1.888, 0.2349, 0.01049),
+        (1, 1, False, False): (0.5961, 0.186, 0.008978), (2, 1, False, False): (1.061, 0.3244, 0.01017),
+        (3, 1, False, False): (2.551, 0.405, 0.01153), (1, 2, False, False): (1.722, 0.4741, 0.007191),
+        (1, 3, False, False): (0.5617, 1.062, 0.01297), (2, 1, False, True): (1.591, 0.2301, 0.01138),
+        (2, 1, True, False): (1.363, 0.2588, 0.01045), (2, 1, True, True): (1.664, 0.1776, 0.0116),
+    },
+)  # fmt: skip
+_WIDEST = _Model(
+    256, 0.9238, 2.07, 0.21, 1.654, 0.0428, 0.07559,
+    {
+        (1, 1, False, False): (1.613, 0.2583, 0.01136), (2, 1, False, False): (3.491, 0.4717, 0.01243),
+        (3, 1, False, False): (2.576, 0.2364, 0.03121), (1, 2, False, False): (4.132, 0.2984, 0.01587),
+        (2, 1, False, True): (2.879, 0.03052, 0.02554),
     },
 )  # fmt: skip
 
@@ -95,7 +104,7 @@ def steps_of(problem: AttentionProblem, config: HopperForwardConfig) -> np.ndarr
 def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float:
     """The model's time; infinite for what it does not know."""
     wide = max(problem.d, problem.d_v)
-    model = _NARROW if wide <= _NARROW.d else _BROAD
+    model = next(model for model in (_NARROW, _BROAD, _WIDEST) if wide <= model.d)
     key = (config.consumers, config.resident, config.q_in_registers, config.early)
     if key not in model.times:
         return float("inf")
@@ -120,6 +129,6 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
 
 def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
     """Configs of the forward, the shortest estimate first."""
-    if max(problem.d, problem.d_v) > WIDE or not min(problem.queries, problem.keys):
-        return [HopperForwardConfig(columns=80)]
+    if max(problem.d, problem.d_v) > _WIDEST.d or not min(problem.queries, problem.keys):
+        return [HopperForwardConfig(columns=COLUMNS[0])]
     return sorted(forward_configs(problem), key=lambda config: estimate_us(problem, config))

@@ -149,13 +149,13 @@ extern "C" __global__ void __launch_bounds__(384, 1) attention_hopper_backward(
   extern __shared__ char memory[];
   __shared__ Shared storage;
   const Tiles at = place_tiles(memory);
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k, sharers};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
   set_up(&storage, at, WARPS, WARPS);
   await_predecessor();
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) fetch(&q_map, &k_map, &v_map, &g_map, at, &storage, sizes, lines, counter);
+    if (threadIdx.x == 0) fetch(&q_map, &k_map, &v_map, &g_map, at, &storage, sizes, sharers, lines, counter);
   } else {
     grow_registers<CONSUMER_REGISTERS>();
     const Output to = {dk, dv, dk_batch, dk_head, dk_row, dv_batch, dv_head, dv_row, scale};

@@ -55,7 +55,7 @@ __device__ __forceinline__ int hear_tile_as_warp(Shared* shared, int& slot, u32&
 }
 __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map,
                                         const TensorMap* g_map, const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes,
-                                        const float* lines, int* counter) {
+                                        int sharers, const float* lines, int* counter) {
   int stage = 0, g_stage = 0, slot = 0;
   u32 phase = 0, g_phase = 0, tile_phase = 0, kv_phase = 0;
   for (int next = blockIdx.x / 2;; next = rank == 0 ? next_tile(atomicAdd(counter, 1), sizes.tiles, counter, gridDim.x / 2) : 0) {
@@ -71,7 +71,7 @@ __device__ __forceinline__ void produce(const TensorMap* q_map, const TensorMap*
     const int batch = PACKED ? 0 : w.batch;
     int head = w.head * sizes.group, block = first_visited(w);
     const u32 full = shared_address(&shared->kv_full);
-    const int kv_head = w.head / sizes.sharers, key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
+    const int kv_head = w.head / sharers, key = w.k_first + w.key0 + rank * MINE, other = w.k_first + w.key0 + (1 - rank) * MINE;
     barrier_wait(shared_address(&shared->kv_empty), kv_phase ^ 1);
     barrier_expect(full, K_BYTES + V_BYTES + MY_PARTS * MINE * 128);
 #pragma unroll 1
@@ -327,7 +327,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
   at.ds = at.p + 2 * DS_BYTES, at.other_ds = at.ds + 2 * DS_BYTES;
   at.q = at.other_ds + 2 * DS_BYTES, at.g = at.q + STAGES * Q_BYTES;
   const u32 rank = cluster_rank();
-  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k, sharers};
+  const Sizes sizes = {queries, keys, heads, group, batches, first, last, section, wave, tiles, sum_blocks, first_q, first_k};
   if (threadIdx.x == 0) {
     init_buffers(&shared->kv_full, &shared->kv_empty, 1, 4);
     init_buffers(shared->q_full, shared->q_empty, STAGES, 16);
@@ -347,7 +347,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, &g_map, at, rank, shared, sizes, lines, counter);
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, &g_map, at, rank, shared, sizes, sharers, lines, counter);
     if (threadIdx.x == 32) send(at, rank, shared, sizes);
   } else if (warpgroup == 1) {
     grow_registers<SCORER_REGISTERS>();
