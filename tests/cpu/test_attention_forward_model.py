@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import reference  # noqa: E402
 from laneloom.ops.attention.config_hopper import HopperForwardConfig  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band_of, problem_of  # noqa: E402
-from laneloom.ops.attention.hopper import source_text  # noqa: E402
+from laneloom.ops.attention.hopper import band_constants, source_text  # noqa: E402
 from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
 from laneloom.ops.attention.kernels.hopper_forward import constants_of  # noqa: E402
 
@@ -56,14 +57,14 @@ inline bool __any_sync(u32 all, bool x) {
 LAUNCH = """
 struct Call {
   TensorMap *q, *k, *v; u16* out; float* lse; const int *first_q, *first_k; int* counter;
-  i64 s[5]; int n[9]; float scale2;
+  i64 s[5]; int n[10]; float scale2;
 };
 extern "C" void launch(int grid, int threads, int late, const Call* c) {
   const i64* s = c->s;
   const int* n = c->n;
   run_grid(grid, threads, late, [=] {
     attention_hopper_forward(*c->q, *c->k, *c->v, c->out, c->lse, c->first_q, c->first_k, c->counter, s[0], s[1], s[2],
-        s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]);
+        s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]);
   });
 }
 """
@@ -72,8 +73,33 @@ extern "C" void launch(int grid, int threads, int late, const Call* c) {
 class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "q k v out lse first_q first_k counter".split()),
-        ("s", ctypes.c_longlong * 5), ("n", ctypes.c_int * 9), ("scale2", ctypes.c_float),
+        ("s", ctypes.c_longlong * 5), ("n", ctypes.c_int * 10), ("scale2", ctypes.c_float),
     )  # fmt: skip
+
+
+JOIN = """
+extern "C" void launch(const u16* parts, const float* part_lse, u16* out, float* lse, const int* first_q, int ctas,
+                       int queries, int heads, int parts_of, int batches) {
+  const i64 head = queries, row = D_V;
+  run_grid(ctas, 256, false, [=] {
+    attention_hopper_forward_join(parts, part_lse, out, lse, first_q, heads * head * row, head * row, row, heads * head,
+                                  head, queries, heads, parts_of, batches);
+  });
+}
+"""
+
+
+def joined(folder, problem, part_out, part_lse, parts, first_q):
+    """O and LSE of what parts of the keys left."""
+    _, heads, n, d_v = part_out.shape
+    heads //= parts
+    out, lse = torch.full((1, heads, n, d_v), torch.nan, dtype=part_out.dtype), torch.full((1, heads, n), torch.nan)
+    text = source_text("hopper_forward_join.cu", [], "attention_hopper_halves.cuh")
+    (folder / "join").mkdir()
+    library = built(text, band_constants(problem), JOIN, folder / "join")
+    pointers = (ctypes.c_void_p(x.data_ptr()) for x in (part_out, part_lse, out, lse, first_q))
+    library.launch(*pointers, -(-out.numel() // 8 // 256), n, heads, parts, problem.batch)
+    return out, lse
 
 
 def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, dtype="bf16", late=True, **knobs):
@@ -94,19 +120,23 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
     assert config.why_invalid(problem, get_gpu("sm_90a")) is None
     text = source_text("hopper_forward.cu", [FUNCTIONS], "attention_hopper_forward.cuh")
     library = built(text, constants_of(problem, config), LAUNCH, folder)
-    out = torch.full((1, heads, n, d_v), torch.nan, dtype=q.dtype)
-    lse, counter = torch.full((1, heads, n), torch.nan), torch.zeros(1, dtype=torch.int32)
+    parts = config.parts
+    out = torch.full((1, heads * parts, n, d_v), torch.nan, dtype=q.dtype)
+    lse, counter = torch.full((1, heads * parts, n), torch.nan), torch.zeros(1, dtype=torch.int32)
     maps = [tensor_map(q, 64), tensor_map(k, config.columns), tensor_map(v, config.columns)]
-    scale2, *sizes, first, last = problem.scalars()
-    tiles = config.tiles(problem)
+    split = replace(problem, heads=heads * parts)
+    scale2, *sizes, first, last = split.scalars()
+    tiles = config.tiles(split)
     call = Call(
         *map(ctypes.addressof, maps), out.data_ptr(), lse.data_ptr(),
         *(x.data_ptr() if packed else None for x in (first_q, first_k)), counter.data_ptr(),
         (ctypes.c_longlong * 5)(*out.stride()[:3], *lse.stride()[:2]),
-        (ctypes.c_int * 9)(*sizes, problem.batch, first, last, forward_section(problem, config), tiles), scale2,
+        (ctypes.c_int * 10)(*sizes, problem.batch, first, last, forward_section(split, config), tiles, parts), scale2,
     )  # fmt: skip
     library.launch(min(2, tiles), 32 * config.num_warps, late, ctypes.byref(call))
     assert counter.item() == 0
+    if parts > 1:
+        out, lse = joined(folder, problem, out, lse, parts, first_q)
     for b, h in itertools.product(range(len(lengths)), range(heads)):
         rows, columns = slice(*queries[b : b + 2]), slice(*keys[b : b + 2])
         if rows.start == rows.stop:
@@ -118,7 +148,9 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
         # Weights are rounded to 16 bits, and so is the output; exponentials are those of FP32.
         summed = reference.attention(*wide[:2], abs(wide[2]), **options).out
         error, unit = abs(out[:, h : h + 1, rows].double().numpy() - truth.out), verify.UNIT_ROUNDOFF[dtype]
-        assert (error <= (unit + 2**-12) * summed + unit * abs(truth.out) + 1e-30).all()
+        # So is what a part of the keys leaves.
+        rounded = (unit + 2**-12 + unit * (parts > 1)) * summed
+        assert (error <= rounded + unit * abs(truth.out) + 1e-30).all()
         assert np.allclose(lse[:, h : h + 1, rows].double().numpy(), truth.lse, rtol=1e-5, atol=1e-5)
 
 
@@ -127,6 +159,7 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
     [
         {"consumers": 2, "q_buffers": 2, "q_in_registers": True}, {"consumers": 1, "resident": 2, "q_buffers": 1},
         {"consumers": 3, "q_buffers": 2, "stages": 3}, {"consumers": 2, "q_buffers": 2, "early": True},
+        {"consumers": 1, "q_buffers": 2, "columns": 48, "parts": 3},
     ],
 )  # fmt: skip
 def test_forward(tmp_path, knobs):
@@ -146,6 +179,7 @@ def test_forward(tmp_path, knobs):
         (64, 64, "fp16", {"consumers": 1, "q_buffers": 2, "columns": 64, "resident": 3}),
         (128, 128, "fp16", {"consumers": 2, "q_buffers": 2, "q_in_registers": True, "columns": 128}),
         (128, 128, "bf16", {"consumers": 2, "columns": 160}), (256, 256, "bf16", {"consumers": 2}),
+        (64, 32, "fp16", {"consumers": 1, "q_buffers": 2, "columns": 64, "parts": 4}),
         (16, 48, "fp16", {"consumers": 2, "q_buffers": 2, "columns": 208, "early": True}),
         (128, 64, "bf16", {"consumers": 2, "q_buffers": 2, "q_in_registers": True, "columns": 112, "early": True}),
     ],

@@ -30,6 +30,7 @@ BLOCK = 64
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: three to five times what the rounding of P, dS and the results makes of standard normal operands
 BUDGET = {"bf16": 8e-3, "fp16": 1e-3}
+ENDS = source_text("hopper_backward_ends.cu", [], "attention_hopper_halves.cuh")
 LAUNCH = """
 struct Call {
   TensorMap *q, *k, *v, *g;
@@ -182,7 +183,7 @@ def test_start(tmp_path, kind):
     heads, n, d = 2, 100, 40
     problem = AttentionProblem(1, heads, heads, n, n, d, d, "fp16")
     constants = end_constants(problem, "START", pieces=bool(kind))
-    library = built(source_text("hopper_backward_ends.cu", []), constants, START, tmp_path)
+    library = built(ENDS, constants, START, tmp_path)
     g, out = (torch.randn(heads, n, d, generator=torch.Generator().manual_seed(i)).half() for i in range(2))
     g *= torch.logspace(-5, 3, n)[:, None].half()
     lse, dlse = torch.linspace(-3e4, 3e4, heads * n).view(heads, n), torch.randn(heads, n)
@@ -227,7 +228,7 @@ def test_join(tmp_path, packed):
     batches, heads, sharers, keys, d, d_v, behind = (1 if packed else 2), 3, 3, 21, 40, 16, 4
     problem = AttentionProblem(2, 9, heads, keys, keys, d, d_v, "bf16", packed=packed)
     constants = end_constants(problem, "JOIN", pieces=True)
-    library = built(source_text("hopper_backward_ends.cu", []), constants, JOIN, tmp_path)
+    library = built(ENDS, constants, JOIN, tmp_path)
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randn(batches, heads * sharers, keys, n, generator=generator).bfloat16() for n in (d, d_v)]
     joined = [torch.full((batches, heads, keys, n), torch.nan, dtype=torch.bfloat16) for n in (d, d_v)]

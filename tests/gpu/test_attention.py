@@ -135,6 +135,45 @@ def test_lengths(queries, keys):
     check(*operands(2, 2, 1, queries, keys, 64), causal=True)
 
 
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("d", "d_v"), [(64, 64), (128, 64), (96, 96), (200, 256)])
+def test_few_tiles(d, d_v, mask):
+    """Parts of the keys in the forward, programs that share a head of keys in the backward."""
+    causal, window = MASKS[mask]
+    q, k, v = operands(1, 6, 2, 90, 2500, d, d_v, interleaved=True)
+    problem = execute.problem_of(q, k, v, "bf16", None, execute.band_of(causal, window))
+    assert plan(problem, GPU).parts > 1
+    check(q, k, v, causal, window)
+    q, k, v = operands(1, 6, 2, 2500, 140, d, d_v)
+    (config,) = plan_backward(execute.problem_of(q, k, v, "bf16", None, execute.band_of(causal, window)), GPU)
+    assert config.sharers == 3
+    check(q, k, v, causal, window)
+
+
+def test_few_tiles_packed():
+    lengths, key_lengths = [5, 0, 33, 1], [900, 12, 5000, 70]
+    first_q, first_k = (
+        torch.tensor([0, *itertools.accumulate(n)], dtype=torch.int32, device="cuda") for n in (lengths, key_lengths)
+    )
+    q, k, v = (
+        torch.randn(sum(n) + 3, h, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for n, h in ((lengths, 4), (key_lengths, 2), (key_lengths, 2))
+    )
+    out = laneloom.flash_attention(q, k, v, causal=True, cu_seqlens_q=first_q, cu_seqlens_k=first_k)
+    grad = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), grad)
+    for b in range(len(lengths)):
+        rows, columns = slice(*first_q[b : b + 2].tolist()), slice(*first_k[b : b + 2].tolist())
+        parts = [x[at].detach().transpose(0, 1)[None] for x, at in ((q, rows), (k, columns), (v, columns))]
+        if lengths[b]:
+            alone = [x.clone().requires_grad_() for x in parts]
+            want = laneloom.flash_attention(*alone, causal=True)
+            assert (out[rows] - want[0].transpose(0, 1)).abs().max() < 2e-2
+            wants = torch.autograd.grad(want, alone, grad[rows].transpose(0, 1)[None])
+            for mine, at, theirs in zip(grads, (rows, columns, columns), wants, strict=True):
+                assert (mine[at] - theirs[0].transpose(0, 1)).abs().max() < 2e-2 * (1 + theirs.abs().max())
+
+
 def test_many_tiles():
     check(*operands(2, 16, 16, 2048, 2048, 128), causal=True)
 

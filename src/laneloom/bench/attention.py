@@ -36,7 +36,8 @@ _SHARED_SOURCES = ("device/attention_hopper.cuh", "ops/attention/hopper.py")
 _DECODE_SOURCES = (*_SHARED_SOURCES, "ops/attention/config_decode.py", "ops/attention/kernels/hopper_decode.cu")
 _SOURCES = (
     *_SHARED_SOURCES, "device/attention_hopper_backward.cuh", "device/attention_hopper_columns.cuh",
-    "device/attention_hopper_forward.cuh", "ops/attention/config_hopper.py", "ops/attention/hopper_gradients.py",
+    "device/attention_hopper_forward.cuh", "device/attention_hopper_halves.cuh", "ops/attention/config_hopper.py",
+    "ops/attention/hopper_gradients.py", "ops/attention/kernels/hopper_forward_join.cu",
     "ops/attention/kernels/hopper_backward.cu", "ops/attention/kernels/hopper_backward_ends.cu",
     "ops/attention/kernels/hopper_backward_narrow.cu", "ops/attention/kernels/hopper_backward_wide.cu",
     "ops/attention/kernels/hopper_forward.cu",

@@ -9,6 +9,7 @@ from ...gpu import Gpu
 from .problem import HALVES, AttentionProblem
 
 _WIDEST = 256
+_MOST_PARTS = 64  #: of the keys
 _LINE_BYTES = 2 * 64 * 4  #: lse and delta of a block of queries
 _PIECES_BYTES = 2 * 64 * 16  #: the same as operands of the matrix units
 _ONES_BYTES = 64 * 128  #: what those are multiplied by
@@ -89,6 +90,7 @@ class HopperForwardConfig(Warpgroups):
     threshold: int = 8  #: a row's reference maximum moves when the weights would exceed 2**threshold
     resident: int = 1  #: programs of a multiprocessor
     early: bool = False  #: the next tile's first scores are issued before this one's output is written
+    parts: int = 1  #: of the keys, of a tile each; a second launch adds up what they found
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -107,6 +109,8 @@ class HopperForwardConfig(Warpgroups):
             return why
         if not problem.scale > 0:
             return f"the maximum is taken before the scale, which must be above 0, got {problem.scale}"
+        if not 1 <= self.parts <= _MOST_PARTS:
+            return f"parts: expected 1 to {_MOST_PARTS}, got {self.parts}"
         if self.columns % 16 or not 16 <= self.columns <= 256 or self.stages < 1:
             return f"columns must be a multiple of 16 up to 256, stages at least 1, got {self.columns}, {self.stages}"
         if (self.consumers, self.resident) not in REGISTERS:

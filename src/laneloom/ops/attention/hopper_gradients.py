@@ -59,7 +59,7 @@ def end_constants(problem: AttentionProblem, what: str, *, pieces: bool) -> dict
 @cache
 def _load_end(problem: AttentionProblem, gpu: Gpu, device: int, what: str, pieces: bool = False) -> CudaFunction:
     code = compile_cuda(
-        source_text("hopper_backward_ends.cu", []),
+        source_text("hopper_backward_ends.cu", [], "attention_hopper_halves.cuh"),
         gpu,
         constants=end_constants(problem, what, pieces=pieces),
         num_warps=4 * chunks(problem.d) if what == "FINISH" else 8,

@@ -8,13 +8,13 @@ alike, which `bench.attention_tiles` measures.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 
 from .config_hopper import BARRIER_BYTES, PROCESSORS, REGISTERS, HopperForwardConfig
-from .problem import AttentionProblem
+from .problem import DTYPE_BYTES, AttentionProblem
 
 COLUMNS = (64, 80, 112, 128, 160, 208)  #: keys of a step that are worth a thought, besides equal parts of all
 MOST_PARTS = 4
@@ -22,6 +22,8 @@ MOST_MASKED = 208  #: of which a mask may hide half
 MOST_TILES = 1024  #: of a head that the model looks at
 WIDE, WIDE_COLUMNS = 128, (48, 64, 80, 96, 112, 128)  #: D, above which these are worth a thought
 ROOM = 227 << 10  #: shared memory of a multiprocessor
+PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  #: of the keys, where tiles of all parts run at once
+_JOIN_US, _JOIN_BYTES_PER_US = 3.0, 2e6  #: of the launch that adds up parts, and what it reads and writes
 _LONG_US, _LONG_FACTOR = 400, 0.97  #: where power is the limit, three warpgroups draw less of it
 
 
@@ -87,7 +89,16 @@ def forward_configs(problem: AttentionProblem) -> Iterator[HopperForwardConfig]:
                 if resident * (config.lds_bytes(problem) + BARRIER_BYTES) <= ROOM:
                     if config.early == early:
                         yield config
+                        yield from in_parts(problem, config)
                     break
+
+
+def in_parts(problem: AttentionProblem, config: HopperForwardConfig) -> Iterator[HopperForwardConfig]:
+    """The config with the keys in parts, where tiles are few."""
+    tiles, steps = config.tiles(problem), -(-problem.keys // config.columns)
+    for parts in PARTS:
+        if parts <= steps and tiles * parts <= PROCESSORS * config.resident:
+            yield replace(config, parts=parts)
 
 
 def steps_of(problem: AttentionProblem, config: HopperForwardConfig) -> np.ndarray:
@@ -110,8 +121,8 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
         return float("inf")
     begin, step, per_key = model.times[key]
     step += per_key * config.columns * (1 + model.per_d * ((problem.d + problem.d_v) / (2 * model.d) - 1))
-    steps, slots = steps_of(problem, config), PROCESSORS * config.resident
-    tiles = config.tiles(problem)
+    steps, slots = -(-steps_of(problem, config) // config.parts), PROCESSORS * config.resident
+    tiles = config.tiles(problem) * config.parts
     masked = problem.first is not None or problem.last is not None
     tile = begin + float(steps.mean()) * step + masked * model.mask * config.columns / 128
     if masked:
@@ -124,6 +135,10 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
         time_us = (full + (part if left else 0)) * tile
     rings = 1 + model.stages * (config.stages == 3) + model.buffers * (config.q_buffers == 1)
     time_us = (model.launch + time_us) * rings
+    if config.parts > 1:
+        row = problem.d_v * DTYPE_BYTES[problem.out_dtype]
+        moved = problem.batch * problem.heads * problem.queries * row * (config.parts + 1)
+        time_us += _JOIN_US + moved / _JOIN_BYTES_PER_US
     return time_us * (_LONG_FACTOR if time_us > _LONG_US and config.consumers == 3 and not masked else 1)
 
 

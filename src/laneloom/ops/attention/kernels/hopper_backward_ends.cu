@@ -8,24 +8,6 @@
 // Compile-time constants: START, FINISH or JOIN, PIECES (lines are operands: -lse / scale and -delta, 16 bytes a query), D, D_V,
 // PACKED, BF16.
 
-__device__ __forceinline__ float low_half(u32 x) {
-#if BF16
-  return __uint_as_float(x << 16);
-#else
-  float y;
-  asm("{.reg .f16 a, b; mov.b32 {a, b}, %1; cvt.f32.f16 %0, a;}" : "=f"(y) : "r"(x));
-  return y;
-#endif
-}
-__device__ __forceinline__ float high_half(u32 x) {
-#if BF16
-  return __uint_as_float(x & 0xffff0000u);
-#else
-  return low_half(x >> 16);
-#endif
-}
-__device__ __forceinline__ float dot(u32 a, u32 b) { return low_half(a) * low_half(b) + high_half(a) * high_half(b); }
-
 #if START
 #if PIECES
 typedef uint4 Line;

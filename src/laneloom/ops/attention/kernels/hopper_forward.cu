@@ -7,7 +7,8 @@
 // equal. The reference maximum of a row moves only when a score exceeds it by more than 2^THRESHOLD; sums are exact either way.
 //
 // A tile is CONSUMERS * 64 queries of one head. Programs are persistent: the first tile is the program's number, more come from a
-// counter in global memory, longest first, heads in sections whose keys and values stay in the L2.
+// counter in global memory, longest first, heads in sections whose keys and values stay in the L2. Where tiles are few, `parts` of them
+// have a part of the keys each, and hopper_forward_join.cu makes one of what they leave.
 //
 // Compile-time constants: D, D_V (multiples of 8 up to 256), COLUMNS (keys of a step, a multiple of 16), STAGES, Q_BUFFERS,
 // CONSUMERS, RESIDENT (programs of a multiprocessor), HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG, THRESHOLD, BF16. wgmma functions:
@@ -17,7 +18,6 @@ constexpr int SLAB_BYTES = (CHUNKS(D) > CHUNKS(D_V) ? CHUNKS(D) : CHUNKS(D_V)) *
 constexpr int K_BYTES = CHUNKS(D) * COLUMNS * 128, V_BYTES = CHUNKS(D_V) * COLUMNS * 128;
 constexpr int D_STEPS = (D + 15) / 16;
 
-
 struct Shared {
   u64 q_full[Q_BUFFERS][CONSUMERS], q_empty[Q_BUFFERS][CONSUMERS];
   u64 k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
@@ -25,15 +25,22 @@ struct Shared {
   Work work[2];
 };
 
+// Where each head of queries is `parts` heads here: a part of the blocks of keys.
+__device__ __forceinline__ void take_part(Work& w, int parts) {
+  const int blocks = w.end - w.begin, part = w.head % parts;
+  w.end = w.begin + blocks * (part + 1) / parts;
+  w.begin += blocks * part / parts;
+}
+
 __device__ __forceinline__ void produce(
     const TensorMap* q_map, const TensorMap* k_map, const TensorMap* v_map, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared,
-    const Sizes& sizes, int* counter) {
+    const Sizes& sizes, int parts, int* counter) {
   int k_stage = 0, v_stage = 0, q_buffer = 0;
   u32 k_phase = 0, v_phase = 0, q_phase = 0, count = 0;
   for (int number = blockIdx.x, taken;; number = next_tile(taken, sizes.tiles, counter)) {
     Work w;
     w.batch = -1;
-    if (number < sizes.tiles) w = locate(number, sizes);
+    if (number < sizes.tiles) w = locate(number, sizes), take_part(w, parts);
     announce(w, shared, count);
     if (number >= sizes.tiles) return;
     const int kv_head = w.head / sizes.group, batch = PACKED ? 0 : w.batch;
@@ -63,7 +70,11 @@ __device__ __forceinline__ void produce(
           load_box(v_tile + (v_stage * CHUNKS(D_V) + c) * COLUMNS * 128, v_map, full, c * 64, key + COLUMNS, kv_head, batch);
         step_ring(v_stage, v_phase);
       }
-      if (i == 0) load_queries<CHUNKS(D), 64, SLAB_BYTES>(q_tile, q_map, shared, w, batch, q_buffer, q_phase);
+      if (i == 0) {
+        Work whole = w;
+        whole.head /= parts;
+        load_queries<CHUNKS(D), 64, SLAB_BYTES>(q_tile, q_map, shared, whole, batch, q_buffer, q_phase);
+      }
     }
   }
 }
@@ -264,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
     u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
     i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
-    int section, int tiles) {
+    int section, int tiles, int parts) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -286,7 +297,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
   const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);  // the same for all of a warp, as the compiler sees it
   if (warpgroup == 0) {
     shrink_registers<PRODUCER_REGISTERS>();
-    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, counter);
+    if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, parts, counter);
   } else {
     grow_registers<CONSUMER_REGISTERS>();
     consume(warpgroup - 1, q_tile, k_tile, v_tile, shared, sizes, to, scale2);
