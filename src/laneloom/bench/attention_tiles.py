@@ -2,7 +2,8 @@
 
 `python -m laneloom.bench.attention_tiles --out results/h200/attention_tiles.csv --jobs 16` writes one row a config of
 every case listed here, and with `--models 11 12 --out results/h100/attention_tiles.csv` one of each random attention of
-models of these seeds (bench/attention_models.py), each checked against torch, all interleaved with cuDNN.
+models of these seeds (bench/attention_models.py), and with `--few --out results/h100/attention_few.csv` of FEW, each
+checked against torch, all interleaved with cuDNN.
 `tests/cpu/test_attention_forward_plan.py` holds the plan against the files.
 """
 
@@ -46,6 +47,16 @@ CASES = (
     (4, 4, 1500, 64, 0), (1, 32, 2048, 128, 1), (1, 32, 512, 128, 1), (8, 32, 128, 128, 1), (1, 16, 16384, 128, 0),
     (1, 16, 16384, 128, 1), (3, 5, 777, 80, 1), (1, 8, 300, 128, 0), (32, 16, 512, 128, 0), (4, 16, 4096, 128, 0),
 )  # fmt: skip
+#: of few tiles, where parts of the keys may have one each: batch, heads of queries and of keys, both lengths, D, causal
+FEW = (
+    (2, 16, 8, 49, 2048, 128, 0), (4, 14, 2, 50, 2048, 64, 0), (1, 32, 8, 64, 16384, 128, 0),
+    (1, 8, 8, 64, 16384, 64, 0), (1, 32, 8, 1, 8192, 128, 0), (1, 16, 16, 256, 8192, 128, 0),
+    (1, 12, 12, 197, 1500, 64, 0), (1, 8, 8, 32, 257, 64, 0), (4, 16, 16, 64, 2304, 96, 0),
+    (1, 16, 8, 100, 32768, 128, 0), (1, 8, 4, 64, 4096, 256, 0), (2, 20, 20, 1, 1500, 64, 0),
+    (1, 24, 24, 512, 4096, 128, 0), (8, 12, 12, 32, 577, 64, 0), (1, 16, 16, 384, 4096, 64, 0),
+    (1, 6, 6, 1000, 1000, 64, 0), (1, 8, 8, 512, 512, 128, 0), (1, 10, 10, 700, 5000, 80, 0),
+    (2, 8, 8, 16, 300, 40, 0),
+)  # fmt: skip
 SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
 
 
@@ -71,8 +82,10 @@ class Row:
         return Case(*sizes, bool(self.causal), "bf16")
 
 
-def cases_of(seeds: list[int]) -> list[Case]:
-    """CASES, or those of models of these seeds, in bf16."""
+def cases_of(seeds: list[int], *, few: bool = False) -> list[Case]:
+    """CASES, or FEW, or those of models of these seeds, in bf16."""
+    if few:
+        return [Case(*sizes, bool(causal), "bf16") for *sizes, causal in FEW]
     if not seeds:
         return [Case(batch, heads, heads, n, n, d, bool(causal), "bf16") for batch, heads, n, d, causal in CASES]
     return list(dict.fromkeys(replace(case, dtype="bf16") for seed in seeds for case in random_cases(seed)))
@@ -141,11 +154,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure many configs of attention's forward on Hopper.")
     parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
     parser.add_argument("--models", type=int, nargs="+", default=[], help="seeds of random attentions of models")
+    parser.add_argument("--few", action="store_true", help="few tiles")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
     gpu, rows = active_gpu(), []
-    cases = cases_of(arguments.models)
+    cases = cases_of(arguments.models, few=arguments.few)
     pairs = {(p.code_key, config) for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
