@@ -1,7 +1,8 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
-Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Run it after
-measuring, and commit the table with the records.
+Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of models
+(bench/attention_models.py) that no record has come from any GPU like it, and say so. Run it after measuring, and commit
+the table with the records.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any
 
 from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION
+from .attention_models import read as read_models
 from .records import Record, load
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
 FOLDERS = {"h200": "sm_90a"}  #: results/<folder> -> the GPU's name in the table of GPUs
+MODELS = {"sm_90a": ("h200", "h100")}  #: the GPU -> folders that may have attentions of models
 ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d")
 
 
@@ -93,6 +96,15 @@ def table_of(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
+def model_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """Rows of attentions of models, measured on `source`."""
+    for row in read_models(path):
+        sizes = [row.batch, row.heads, row.kv_heads, row.queries, row.keys, row.d, row.d]
+        kind = f"{row.dtype} {'causal' if row.causal else 'full'} {row.direction}"
+        torch_us, ratio = round(row.us * row.ratio, 3), round(row.ratio, 4)
+        yield {"op": "attention", "kind": kind, "sizes": sizes, "torch_us": torch_us, "ratio": ratio, "source": source}
+
+
 def write(results: Path, tables: Path = TABLES) -> list[Path]:
     """Write the table of every GPU that `results` has records of."""
     written = []
@@ -100,6 +112,12 @@ def write(results: Path, tables: Path = TABLES) -> list[Path]:
         assert gpu in GPUS
         files = sorted((results / folder).glob("*.jsonl"))
         table = table_of([record for file in files for record in load(file)])
+        known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
+        for other in MODELS.get(gpu, ()):
+            if (path := results / other / "attention_models.csv").is_file():
+                rows = model_rows(path, f"on one {other.upper()}")
+                table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
+                break
         if table["measurements"]:
             rows = ",\n".join(json.dumps(row) for row in table.pop("measurements"))
             head = json.dumps(table, indent=1)[:-2]

@@ -34,7 +34,7 @@ class Measurement:
     sizes: tuple[int, ...]
     torch_us: float
     ratio: float  #: torch's time over laneloom's
-    source: str = ""  #: who measured, if it was not the package's authors
+    source: str = ""  #: who measured, or on what, if it was not the package's authors on the table's GPU
 
     @property
     def text(self) -> str:
@@ -100,7 +100,7 @@ def _parse_row(row: dict[str, Any]) -> Measurement:
     torch_us, ratio = float(row["torch_us"]), float(row["ratio"])
     if not (torch_us > 0 and ratio > 0 and all(n > 0 for n in sizes)):
         raise ValueError(f"expected positive numbers, got {row}")
-    return Measurement(str(row["op"]), str(row["kind"]), sizes, torch_us, ratio)
+    return Measurement(str(row["op"]), str(row["kind"]), sizes, torch_us, ratio, str(row.get("source", "")))
 
 
 def is_regular(sizes: Sequence[int]) -> bool:
