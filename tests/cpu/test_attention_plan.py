@@ -14,8 +14,8 @@ from laneloom.ops.attention import execute, reference
 from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, lds_room, plan, plan_backward
 from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, plan_decode
 from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
-from laneloom.ops.attention.hopper import section
 from laneloom.ops.attention.hopper_gradients import waves
+from laneloom.ops.attention.plan_forward import section
 from laneloom.ops.attention.problem import AttentionProblem, band
 
 ROLES = ("forward", "query", "key")
@@ -112,11 +112,19 @@ def test_hopper_configs_that_cannot(change, words):
     assert "shared memory" in str(HopperBackwardWideConfig(stages=3).why_invalid(problem(256), gpu))
 
 
-def test_sections_of_heads_are_even_and_hold_enough_tiles():
-    causal = problem(128, batch=1, heads=16, kv_heads=16, queries=16384, keys=16384, last=0)
-    assert section(problem(128), 1 << 30, 100) == 1, "without a mask all tiles are as long as each other"
-    assert section(causal, 8 << 20, 128) == 4  # 3 heads in 24 MiB, 4 for three tiles to a multiprocessor
-    assert section(causal, 8 << 20, 4) == 16
+def test_sections_of_heads():
+    """A wave of tiles where they are short, equal sections of some waves where the last one would be waited for."""
+    config = HopperForwardConfig(columns=128, consumers=2)
+
+    def heads_of(batch, heads, n, d=128, **rest):
+        return section(problem(d, batch=batch, heads=heads, kv_heads=heads, queries=n, keys=n, last=0, **rest), config)
+
+    assert section(problem(128), config) == 1, "without a mask all tiles are as long as each other"
+    assert 16 <= heads_of(32, 16, 512) <= 40
+    assert heads_of(1, 16, 16384) in (2, 4, 6, 8)
+    assert 64 % heads_of(4, 16, 4096) == 0 or 64 % heads_of(4, 16, 4096) >= 6
+    assert heads_of(1, 3, 100) == 1
+    assert section(problem(128, batch=0, last=0), config) == 1
 
 
 def test_decode_splits_the_keys_until_the_gpu_is_full():

@@ -116,7 +116,8 @@ def render(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=lambda row: row.ratio)[:SLOWEST]:
         case = Case(row.batch, row.heads, row.kv_heads, row.queries, row.keys, row.d, bool(row.causal), row.dtype)
         cudnn, flash = (f"{us / row.us:.2f}" if us else "" for us in (row.cudnn_us, row.flash_us))
-        lines.append(f"| {case.text} | {row.direction} | {row.us:.1f} | {cudnn} | {flash} | {row.config} |")
+        schedule = row.config.partition(":")[0].removeprefix("hopper_")
+        lines.append(f"| {case.text} | {row.direction} | {row.us:.1f} | {cudnn} | {flash} | {schedule} |")
     return "\n".join(lines)
 
 

@@ -85,7 +85,7 @@ class Row:
 def cases_of(seeds: list[int], *, few: bool = False) -> list[Case]:
     """CASES, or FEW, or those of models of these seeds, in bf16."""
     if few:
-        return [Case(*sizes, bool(causal), "bf16") for *sizes, causal in FEW]
+        return [Case(b, h, kv_h, n, m, d, bool(causal), "bf16") for b, h, kv_h, n, m, d, causal in FEW]
     if not seeds:
         return [Case(batch, heads, heads, n, n, d, bool(causal), "bf16") for batch, heads, n, d, causal in CASES]
     return list(dict.fromkeys(replace(case, dtype="bf16") for seed in seeds for case in random_cases(seed)))

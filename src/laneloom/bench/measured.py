@@ -1,8 +1,8 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
-Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of models
-(bench/attention_models.py) that no record has come from any GPU like it, and say so. Run it after measuring, and commit
-the table with the records.
+Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of
+models (bench/attention_models.py) that no record has come from any GPU like it, and say so. Run it after measuring, and
+commit the table with the records.
 """
 
 from __future__ import annotations

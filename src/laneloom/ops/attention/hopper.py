@@ -1,4 +1,4 @@
-"""What Hopper's attention schedules share on the host: sources, tensor maps, tile counters, sections of heads."""
+"""What Hopper's attention schedules share on the host: sources, tensor maps, tile counters."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from ...codegen.cuda_context import driver
 from .arguments import strides_of
 from .problem import DTYPE_BYTES, AttentionProblem
 
-_SECTION_BYTES = 24 << 20  #: what heads that run side by side read again and again: half of the L2
-_TILES_PER_SECTION = 3 * 132
 _ZEROS = 1 << 20  #: 32-bit counters that are allocated together
 _LEAST_ZEROS = 32  #: of a stream: programs of two launches do not share a line
 
@@ -38,19 +36,6 @@ def band_constants(problem: AttentionProblem) -> dict[str, int]:
         "BOTTOM_RIGHT": int(problem.bottom_right),
         "BF16": int(problem.out_dtype == "bf16"),
     }
-
-
-def section(problem: AttentionProblem, bytes_per_head: int, tiles_per_head: int) -> int:
-    """Heads of keys whose tiles are mixed, so that the longest of them come first and they stay in the L2.
-
-    Whole programs' worth of tiles in each section, and sections of one size, keep the last one from trailing.
-    """
-    heads = problem.batch * problem.kv_heads
-    if problem.first is None and problem.last is None and not problem.packed:
-        return 1
-    least = -(-_TILES_PER_SECTION // max(tiles_per_head, 1))
-    sections = max(1, heads // max(_SECTION_BYTES // max(bytes_per_head, 1), least, 1))
-    return -(-heads // sections)
 
 
 def boxes(x: Any, dtype: str, rows: int) -> TensorMap:

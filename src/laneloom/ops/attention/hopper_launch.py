@@ -8,8 +8,9 @@ from typing import Any
 
 from ...codegen.cuda_call import CudaCall, CudaFunction, Pointer
 from .arguments import Tensors
-from .hopper import boxes, counter, processors, section
-from .problem import DTYPE_BYTES, AttentionProblem
+from .hopper import boxes, counter, processors
+from .plan_forward import section
+from .problem import AttentionProblem
 
 
 def starts_of(operands: dict[str, Any]) -> tuple[int, int]:
@@ -20,8 +21,7 @@ def starts_of(operands: dict[str, Any]) -> tuple[int, int]:
 
 def forward_section(problem: AttentionProblem, config: Any) -> int:
     """Heads of queries whose tiles are mixed in the forward."""
-    kv_bytes = problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    return section(problem, kv_bytes, -(-problem.queries // config.rows) * problem.group) * problem.group
+    return section(problem, config) * problem.group
 
 
 def prepare_forward(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,10 @@ WIDE, WIDE_COLUMNS = 128, (48, 64, 80, 96, 112, 128)  #: D, above which these ar
 ROOM = 227 << 10  #: shared memory of a multiprocessor
 PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32)  #: of the keys, where tiles of all parts run at once
 _JOIN_US, _JOIN_BYTES_PER_US = 3.0, 2e6  #: of the launch that adds up parts, and what it reads and writes
+#: of sections of heads: the most waves; what the longest tile costs at the end, of its time, and waves of the last
+#: section beside which it costs nothing; keys and values read again, for each further wave, over the longest tile's
+#: keys, and from where on they fall out of the L2
+_MOST_WAVES, _WAITING, _LAST_WAVES, _AGAIN, _L2_WAVES, _BEYOND = 8, 0.4, 1.5, 32.0, 4, 0.08
 _LONG_US, _LONG_FACTOR = 400, 0.97  #: where power is the limit, three warpgroups draw less of it
 
 
@@ -140,6 +145,28 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
         moved = problem.batch * problem.heads * problem.queries * row * (config.parts + 1)
         time_us += _JOIN_US + moved / _JOIN_BYTES_PER_US
     return time_us * (_LONG_FACTOR if time_us > _LONG_US and config.consumers == 3 and not masked else 1)
+
+
+def section(problem: AttentionProblem, config: Any) -> int:
+    """Heads of keys whose tiles are mixed, the longest first, before the next ones' begin.
+
+    Many of them keep programs from waiting for a long tile at the end, few read their keys and values from the L2.
+    Waves are of tiles that begin together; the shares of the time are from 24 problems on one H100 (docs/attention.md,
+    "Tried").
+    """
+    if problem.first is None and problem.last is None and not problem.packed:
+        return 1  # all are as long as each other
+    heads, steps, slots = problem.batch * problem.kv_heads, steps_of(problem, config), PROCESSORS * config.resident
+    tiles = len(range(0, problem.queries, config.rows)) * problem.group
+    if not heads * tiles:
+        return 1
+    mixed = np.arange(1, min(heads, -(-_MOST_WAVES * slots // tiles)) + 1)
+    waves, last = mixed * tiles / slots, (heads - (-(-heads // mixed) - 1) * mixed) * tiles / slots
+    longest = max(int(steps.max()), 1)
+    share = longest / max(float(steps.mean()) * tiles * heads / slots, longest)
+    waiting = _WAITING * share * np.maximum(1 - last / _LAST_WAVES, 0)
+    again = _AGAIN / (longest * config.columns) * np.maximum(waves - 1, 0) + _BEYOND * np.maximum(waves - _L2_WAVES, 0)
+    return int(mixed[np.argmin(waiting + again)])
 
 
 def forward_candidates(problem: AttentionProblem) -> list[HopperForwardConfig]:
