@@ -123,7 +123,7 @@ def test_sections_of_heads():
     assert 16 <= heads_of(32, 16, 512) <= 40
     assert heads_of(1, 16, 16384) in (2, 4, 6, 8)
     assert 64 % heads_of(4, 16, 4096) == 0 or 64 % heads_of(4, 16, 4096) >= 6
-    assert heads_of(1, 3, 100) == 1
+    assert 1 <= heads_of(1, 3, 100) <= 3
     assert section(problem(128, batch=0, last=0), config) == 1
 
 
