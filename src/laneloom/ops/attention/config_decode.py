@@ -17,9 +17,12 @@ _PROGRAMS_PER_PROCESSOR = 8  #: enough of one wave each to keep the memory's que
 _LEAST_STEPS = 4  #: blocks of keys of a program
 _WIDEST_HOPPER = 256
 _STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
-_BYTES_AHEAD = 12 << 20  #: that all programs together must have asked for, for the memory to be busy
 _LEAST_RING = 3  #: tiles of a program that shares a processor
-_TILES_TO_START = 2  #: a program's beginning and end last as long as so many tiles
+#: of 60 problems on one H100 (docs/attention.md, "Tried"): a round of programs; a tile, and 128 bytes of its rows;
+#: putting runs together, and each doubling of them; of the memory's rate, what is reached
+_ROUND_US, _TILE_US, _CHUNK_US, _JOIN_US, _DOUBLING_US, _BANDWIDTH_SHARE = 1.65, 0.236, 0.086, 1.9, 1.4, 0.98
+_SHARPNESS = 8  #: of the maximum of what tiles take and what the memory takes
+_FILLED = 0.75  #: of the processors: programs that have one each and all of its memory
 
 
 @dataclass(frozen=True)
@@ -170,31 +173,35 @@ class HopperDecodeConfig:
 
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
-    """Two programs a processor with a ring of half its memory each, if three tiles fit.
+    """The number of runs with the shortest estimate, and as many programs a processor as have rings of _LEAST_RING.
 
-    Splits: all programs that run at once share the memory's rate; the fewest of those that keep it busy as long.
-    Programs that have a processor each take all of its memory: beside smaller ones the next launch's would come to lie
-    two on a processor, while others stand idle.
+    A program takes a time for each tile, all of them the memory's for the bytes, whichever is longer; runs have to be
+    put together. Numbers that are no power of two were measured slower. Programs that have nearly all processors to
+    themselves take all of their memory: beside smaller ones the next launch's would come to lie two on a processor,
+    while others stand idle; but not where a row's last 128 bytes are a part, which was measured slower.
     """
-    tile_bytes = HopperDecodeConfig.tile * 128 * (chunks(problem.d) + chunks(problem.d_v))
+    both = chunks(problem.d) + chunks(problem.d_v)
 
     def ring(together: int) -> int:
-        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes
+        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // (HopperDecodeConfig.tile * 128 * both)
 
-    together = 2 if ring(2) >= _LEAST_RING else 1
-    stages = max(1, ring(together))
-    slots = together * gpu.compute_units
-    alone = HopperDecodeConfig(splits=1, stages=stages).programs(problem)
+    together = next((n for n in (3, 2) if ring(n) >= _LEAST_RING), 1)
+    stages, alone = max(1, ring(together)), HopperDecodeConfig(splits=1, stages=1).programs(problem)
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
-
-    least = _BYTES_AHEAD // (stages * tile_bytes)
+    moved = problem.batch * problem.kv_heads * problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
+    memory_us = moved / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
 
     def cost(splits: int) -> float:
-        programs = alone * splits
-        return -(-tiles // splits) * max(programs, least) / slots + -(-programs // slots) * _TILES_TO_START
+        rounds = -(-alone * splits // (together * gpu.compute_units))
+        tiles_us = rounds * -(-tiles // splits) * (_TILE_US + _CHUNK_US * both / 2)
+        joined_us = _JOIN_US + _DOUBLING_US * log2(splits) if splits > 1 else 0.0
+        less, more = sorted((memory_us, tiles_us))
+        return joined_us + rounds * _ROUND_US + more * (1 + (less / more) ** _SHARPNESS) ** (1 / _SHARPNESS)
 
-    splits = min(range(1, min(tiles, _MOST_SPLITS) + 1), key=cost)
-    return HopperDecodeConfig(splits=splits, stages=ring(1) if alone * splits <= gpu.compute_units else stages)
+    splits = min((1 << n for n in range(min(tiles, _MOST_SPLITS).bit_length())), key=cost)
+    fills = _FILLED * gpu.compute_units <= alone * splits <= gpu.compute_units
+    deep = fills and not problem.d % 64 and not problem.d_v % 64
+    return HopperDecodeConfig(splits=splits, stages=max(1, ring(1)) if deep else stages)
 
 
 def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:
