@@ -77,8 +77,9 @@ def test_registers_come_in_their_bank_and_go_back():
 
 
 def test_arguments_and_gpus_are_checked():
-    with pytest.raises(ArgumentError, match="RDNA"):
-        new("gfx942")
+    for gpu in ("gfx942", "gfx1250"):
+        with pytest.raises(ArgumentError, match="RDNA"):
+            new(gpu)
     with pytest.raises(UnknownGpuError):
         new("gfx1")
     with pytest.raises(ArgumentError, match="truth value"):

@@ -84,7 +84,7 @@ class Assembly:
         v0 holds the thread's number, `kernarg` the arguments' address, `workgroup_x` and `workgroup_y` the workgroup.
         Raises ArgumentError for a GPU without wave32 VOPD or an unknown kind of argument.
         """
-        if gpu.major not in (11, 12) or gpu.vendor != "amd":
+        if gpu.major not in (11, 12) or gpu.vendor != "amd" or gpu.is_cdna5:
             raise ArgumentError(f"gpu: the assembly writer knows RDNA 3, 3.5 and 4, got {gpu.name} ({gpu.family})")
         self.kernel, self.gpu, self.arguments = kernel, gpu, tuple(arguments)
         for name, kind in self.arguments:
@@ -287,7 +287,7 @@ class Assembly:
             "forward_progress": 1,
             "inst_pref_size": self._prefetched_lines(),
         }
-        if self.gpu.major == 11:
+        if self.gpu.major == 11 and not self.gpu.is_rdna_4m:  # which lost both modes, as RDNA 4 did
             values |= {"dx10_clamp": 1, "ieee_mode": 1}
         return values
 
