@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from triton.runtime.jit import JITCallable
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
+from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
+from ..isa.notes import read_metadata
 from .arguments import ArrayArgument, Layout, extent
 from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
@@ -79,18 +82,23 @@ class _Utils:
 
     def get_device_properties(self, device: int) -> dict[str, Any]:
         gpu = self.gpu
+        lanes = gpu.simds_per_cu * gpu.wave
         return {
             "max_shared_mem": gpu.lds_bytes, "multiprocessor_count": gpu.compute_units, "warpSize": gpu.wave,
-            "max_num_regs": gpu.vgpr_file, "sm_clock_rate": int(gpu.clock_ghz * 1e6), "mem_clock_rate": 0,
-            "mem_bus_width": 0, "arch": gpu.name,
+            "max_num_regs": gpu.vgpr_file * lanes, "max_threads_per_sm": gpu.max_waves_per_simd * lanes,
+            "sm_clock_rate": int(gpu.clock_ghz * 1e6), "mem_clock_rate": 0, "mem_bus_width": 0, "arch": gpu.name,
+            "cooperativeLaunch": 1,
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
         """Nothing to load: the launcher finds the assembly text. (module, function, registers, spills, threads)
 
-        No module, because Triton would ask whichever driver is active later, if any, to unload it.
+        Registers and spills (words of scratch a lane) are what HIP says of a kernel, which code divides by for its
+        occupancy. No module, because Triton would ask whichever driver is active later, if any, to unload it.
         """
-        return None, name, 0, 0, 1024
+        kernels = (read_metadata(read_sections(binary)) or {}).get("amdhsa.kernels", ())
+        facts = next((k for k in kernels if k.get(".name") == name), {})
+        return None, name, facts.get(".vgpr_count", 0), facts.get(".private_segment_fixed_size", 0) // 4, 1024
 
     def unload_module(self, module: object) -> None:
         """Nothing was loaded."""
@@ -157,6 +165,7 @@ class _Launcher:
         self.whole_words = bool(re.search(r"_atomic_cmpswap(_b32)?\s", self.asm))
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:
+        gx, gy, gz = map(index, (gx, gy, gz))  # floats are refused as a GPU's driver refuses them
         if gx * gy * gz == 0:
             return
         md, emulation = self.metadata, _active_emulation()
