@@ -89,8 +89,12 @@ class GlobalMemory:
 
         Raises AccessFault with the first offending lane and the nearest argument.
         """
-        if self.counters is not None:
+        offset = self._offset(address, nbytes, active)
+        if self.counters is not None:  # they know the arguments' lines only
             self.counters.count_global(address, nbytes, active)
+        return offset
+
+    def _offset(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
         if active is not None:
             if not active.any():
                 return np.zeros(address.shape, np.int64)
