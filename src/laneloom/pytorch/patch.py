@@ -327,6 +327,8 @@ def _route_addmm(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     beta, alpha = 1 if beta is None else beta, 1 if alpha is None else alpha
     if refusal is None and not (isinstance(beta, (int, float)) and isinstance(alpha, (int, float))):
         refusal = "beta or alpha that is no number"
+    elif refusal is None and not beta and getattr(z, "requires_grad", False) and torch.is_grad_enabled():
+        refusal = "beta=0 of an input with gradients"  # which are zeros in torch; gemm does not look at it
     if _takes(mode, "addmm", x, y, z, (refusal, False, False)):
         return gemm(x, y, z, beta=beta, alpha=alpha)
     return func(*args, **kwargs)
