@@ -121,15 +121,16 @@ class GlobalMemory:
     check_atomic = check  #: strict mode asks more of an atomic
 
     def _complain(self, address: int, nbytes: int) -> str:
+        regions = [r for r in self.regions if self.sync is None or r is not self.sync.region]
         where = "this kernel has no memory arguments"
         if 0 <= address < FIRST_PAGE:
             where = "through a null pointer, which is what a tensor without elements has"
-        elif self.regions:
+        elif regions:
 
             def distance(r: Region) -> int:
                 return max(r.address - address, address + nbytes - r.end, 0)
 
-            near = min(self.regions, key=distance)
+            near = min(regions, key=distance)
             if address >= near.address:
                 past = address + nbytes - near.end
                 where = f"{past} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"
