@@ -114,7 +114,8 @@ def test_kept(gfx1201, name):
 
 def test_errors_are_torch_s_own(gfx1201):
     mistakes = (
-        lambda: torch.matmul(A, B[:5]), lambda: F.linear(A), lambda: torch.mm(A, B), lambda: A.half() @ B.float()
+        lambda: torch.matmul(A, B[:5]), lambda: F.linear(A), lambda: torch.mm(A, B), lambda: A.half() @ B.float(),
+        lambda: F.linear(A, B, BIAS.float()), lambda: torch.addmm(BIAS.float(), A[0], B),
     )  # fmt: skip
     for call in mistakes:
         with pytest.raises((RuntimeError, TypeError)) as plain:
