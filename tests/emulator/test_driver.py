@@ -67,6 +67,21 @@ def test_grids_are_integers():
         copy_kernel[(1.0,)](x, out, 64, BLOCK=64)
 
 
+def test_a_context_is_entered_again_and_decorates():
+    x, out = torch.randn(64), torch.zeros(64)
+    context, before = laneloom.emulated("gfx1151"), triton_driver._active
+    with context as first:
+        copy_kernel[(1,)](x, out, 64, BLOCK=64)
+        with context as second:
+            copy_kernel[(1,)](x, out, 64, BLOCK=64)
+    context(lambda: copy_kernel[(1,)](x, out, 64, BLOCK=64))()
+    assert (len(first.launches), len(second.launches)) == (1, 1)
+    assert triton_driver._active is before
+    with pytest.raises(RuntimeError, match="on purpose"), context:
+        raise RuntimeError("on purpose")
+    assert triton_driver._active is before
+
+
 def test_the_former_driver_comes_back_after_an_error():
     before = triton_driver._active
     with pytest.raises(RuntimeError, match="on purpose"), laneloom.emulated("gfx1151"):

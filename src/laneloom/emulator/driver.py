@@ -10,9 +10,9 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral
 from operator import index
 from pathlib import Path
@@ -314,13 +314,29 @@ def _parse_one_at_a_time(parse: Callable) -> Callable:
     return locked
 
 
-@contextmanager
+class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
+    """What `emulated` returns: a context, entered as often as you like, and a decorator."""
+
+    def __init__(self, enter: Callable[[], AbstractContextManager[Emulation]]):
+        self._enter = enter
+        self._entered: list[AbstractContextManager[Emulation]] = []
+
+    def __enter__(self) -> Emulation:
+        context = self._enter()
+        emulation = context.__enter__()
+        self._entered.append(context)
+        return emulation
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+
 def emulated(
     gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view"
-) -> Iterator[Emulation]:
+) -> Emulated:
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
-    Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
+    Gives an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
     The active driver belongs to the process, as in Triton itself: threads share it, their kernels run one at a time.
     triton.autotune ranks by the wave-instructions that one run of each config executes; that is not a time.
 
@@ -337,6 +353,11 @@ def emulated(
     Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator or this
     Triton lacks, ArgumentError for other bounds.
     """
+    return Emulated(partial(_emulated, gpu, strict, seed, profile, bounds))
+
+
+@contextmanager
+def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str) -> Iterator[Emulation]:
     row = emulated_gpu(gpu)
     row.check_triton(triton.__version__)
     if bounds not in ("view", "storage", "hardware"):
