@@ -328,9 +328,9 @@ def get_gpu(name: str | Gpu) -> Gpu:
         return GPUS.get(key) or _OTHERS[key]
     sold_as = re.sub(r"[^a-z0-9]", "", key)  # "rx9070" is in "Radeon RX 9070 XT"
     near = [n for n, row in GPUS.items() if sold_as and sold_as in re.sub(r"[^a-z0-9]", "", row.product.lower())]
-    near = near or difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5) or list(GPUS)
-    known = ", ".join(f"{n} ({GPUS[n].family}, {GPUS[n].product})" for n in near)
-    raise UnknownGpuError(f"unknown GPU {name!r}; the nearest known are {known}")
+    near = near or difflib.get_close_matches(key, GPUS, n=3, cutoff=0.5)
+    known = ", ".join(f"{n} ({GPUS[n].family}, {GPUS[n].product})" for n in near or GPUS)
+    raise UnknownGpuError(f"unknown GPU {name!r}; {'the nearest ' if near else ''}known are {known}")
 
 
 def emulated_gpu(name: str | Gpu) -> Gpu:

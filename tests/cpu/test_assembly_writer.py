@@ -77,16 +77,28 @@ def test_registers_come_in_their_bank_and_go_back():
 
 
 def test_arguments_and_gpus_are_checked():
-    with pytest.raises(ArgumentError, match="RDNA"):
-        new("gfx942")
+    for gpu in ("gfx942", "gfx1250"):
+        with pytest.raises(ArgumentError, match="RDNA"):
+            new(gpu)
     with pytest.raises(UnknownGpuError):
         new("gfx1")
     with pytest.raises(ArgumentError, match="truth value"):
         Assembly("k", get_gpu("gfx1100"), [("n", "u32")], threads=32)
     with pytest.raises(ArgumentError, match="'u16'"):
         Assembly("k", get_gpu("gfx1100"), [("size", "u16")], threads=32)
+    with pytest.raises(ArgumentError, match="1 to 1024, got 0"):
+        Assembly("k", get_gpu("gfx1100"), [], threads=0)
     laid_out = Assembly("k", get_gpu("gfx1100"), [("count", "u32"), ("x", "pointer")], threads=32)
     assert (laid_out.offset_of("x"), laid_out.kernarg_bytes) == (8, 16)
+    with pytest.raises(ArgumentError, match="no such argument; it has count, x"):
+        laid_out.offset_of("y")
+
+
+def test_a_kernel_without_arguments():
+    asm = Assembly("k", get_gpu("gfx1100"), [], threads=32)
+    asm.end()
+    code = assemble(asm.text(), "gfx1100")
+    assert (code.kernarg_bytes, code.arguments) == (0, ())
 
 
 @pytest.mark.parametrize("gpu", ["gfx1100", "gfx1151", "gfx1201"])

@@ -92,6 +92,10 @@ def test_a_products_name_leads_to_its_gpu(asked, known):
     assert f"the nearest known are {known} (" in sentence("explain", "matmul", "--gpu", asked)
 
 
+def test_a_gpu_like_none():
+    assert "unknown GPU 'zzz'; known are gfx1100 (" in sentence("explain", "matmul", "--gpu", "zzz")
+
+
 @pytest.mark.parametrize("name", ["kernel.co", "kernel.hsaco", "kernel.o", "kernel.s"])
 def test_a_file_that_is_not_there_is_no_operation(name):
     assert sentence("isa", name) == f"cannot read {name}: No such file or directory"

@@ -134,6 +134,7 @@ def test_plan_on_amd_weighs_padding_against_passes():
         (FusedConfig(warps=33), Transform3dProblem(8, 2), "at most 32 warps"),
         (FusedConfig(warps=0), Transform3dProblem(8, 2), "at least 1"),
         (RowsConfig(rows=48), Transform3dProblem(8, 2), "power of two"),
+        (RowsConfig(rows=65536), Transform3dProblem(8, 2), "up to 4096"),
         (RowsConfig(), Transform3dProblem(65, 2), "ends at K=64"),
         (LevelsConfig(level=5), Transform3dProblem(8, 2), "level must be"),
         (LevelsConfig(level=3), Transform3dProblem(8, 2, "fp32"), "dense fp64"),

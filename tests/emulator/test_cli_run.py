@@ -169,3 +169,18 @@ def test_a_file_without_a_kernel_is_refused(tmp_path):
     done = call(path, "--gpu", "gfx1151", "--grid", "1", "--block", "32")
     assert done.exit_code == 1
     assert "no kernel in this assembly: it has no .amdhsa_kernel" in " ".join(done.output.split())
+
+
+def test_an_array_without_elements_is_a_null_pointer(tmp_path):
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", "--arg", "f32:0:zeros", "--arg", "f32:0.5")
+    assert done.exit_code == 1
+    assert "through a null pointer" in done.output
+
+
+def test_a_narrow_terminal_cuts_no_heading(tmp_path):
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    arguments = ["--grid", "1", "--block", "32", "--arg", "f32:32:random", "--arg", "f32:0.5"]
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "scale.s"), *arguments], env={"COLUMNS": "40"})
+    heading = next(line for line in done.output.splitlines() if "shape" in line)
+    assert heading.split() == ["arg", "type", "shape", "changed", "min", "max", "mean", "NaN,", "inf"]

@@ -46,3 +46,10 @@ def test_unknown_level():
     result = run("validate", "--gpu", "gfx1151", "-l", "9", "-K", "4")
     assert result.exit_code == 2
     assert "level: expected one of" in result.output
+
+
+@pytest.mark.parametrize(("name", "size"), [("K", "0"), ("N", "-1"), ("N", "0")])
+def test_sizes_below_one_are_refused(name, size):
+    result = run("validate", "--gpu", "gfx1151", f"-{name}", size)
+    assert result.exit_code == 2
+    assert f"{name}: expected at least 1, got {size}" in result.output

@@ -10,6 +10,7 @@ from laneloom.emulator.driver import emulated
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import OutOfBoundsError
 from laneloom.gpu import get_gpu
 from laneloom.isa.listing import Kind
 
@@ -235,3 +236,9 @@ def test_a_profile_changes_nothing():
     profile = watched.launches[0].profile
     assert profile is not None
     assert profile.total("executed") == plain.launches[0].instructions
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_access_past_the_last_argument_is_reported_as_such(strict):
+    with pytest.raises(OutOfBoundsError, match="4100 bytes past the end of argument 'x'"):
+        run("v_mov_b32 v1, 0x5000\nglobal_load_b32 v2, v1, s[2:3]", strict=strict)

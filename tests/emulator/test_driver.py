@@ -46,6 +46,42 @@ def test_contexts_nest_and_each_keeps_its_own_launches():
     assert outer.launches[0].asm != inner.launches[0].asm
 
 
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
+def test_a_kernel_and_its_gpu_say_what_occupancy_is_computed_from(gpu):
+    """As Triton's tutorial of a fused softmax does, which divides by the number of registers."""
+    x, out = torch.randn(64), torch.zeros(64)
+    with laneloom.emulated(gpu):
+        told = triton_driver.active.utils.get_device_properties(0)
+        kernel = copy_kernel.warmup(x, out, 64, BLOCK=64, num_warps=1, grid=(1,))
+        kernel._init_handles()
+    facts = kernel.asm["amdgcn"]
+    assert kernel.n_regs == int(re.search(r"\.vgpr_count: +(\d+)", facts)[1]) > 0
+    assert kernel.n_spills == int(re.search(r"\.private_segment_fixed_size: +(\d+)", facts)[1]) == 0
+    waves = told["max_threads_per_sm"] // told["warpSize"]
+    assert waves == {"gfx1151": 32, "gfx942": 32}[gpu] <= told["max_num_regs"] // told["warpSize"] // kernel.n_regs
+
+
+def test_grids_are_integers():
+    x, out = torch.randn(64), torch.zeros(64)
+    with laneloom.emulated("gfx1151"), pytest.raises(TypeError, match="'float' object cannot be interpreted"):
+        copy_kernel[(1.0,)](x, out, 64, BLOCK=64)
+
+
+def test_a_context_is_entered_again_and_decorates():
+    x, out = torch.randn(64), torch.zeros(64)
+    context, before = laneloom.emulated("gfx1151"), triton_driver._active
+    with context as first:
+        copy_kernel[(1,)](x, out, 64, BLOCK=64)
+        with context as second:
+            copy_kernel[(1,)](x, out, 64, BLOCK=64)
+    context(lambda: copy_kernel[(1,)](x, out, 64, BLOCK=64))()
+    assert (len(first.launches), len(second.launches)) == (1, 1)
+    assert triton_driver._active is before
+    with pytest.raises(RuntimeError, match="on purpose"), context:
+        raise RuntimeError("on purpose")
+    assert triton_driver._active is before
+
+
 def test_the_former_driver_comes_back_after_an_error():
     before = triton_driver._active
     with pytest.raises(RuntimeError, match="on purpose"), laneloom.emulated("gfx1151"):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from laneloom.emulator.global_sync import GlobalWaveSync
 from laneloom.emulator.launch import launch
-from laneloom.emulator.memory import Region
+from laneloom.emulator.memory import AccessFault, GlobalMemory, Region
 from laneloom.emulator.program import Program
 from laneloom.errors import DeadlockError
 
@@ -143,3 +144,12 @@ def test_the_words_of_a_cooperative_launch():
 \ts_cbranch_scc1 .Lagain
 {STORE}"""
     assert (run(code, "gfx942", 600, metadata=METADATA) == 600).all()
+
+
+def test_a_wrong_address_is_told_by_the_arguments():
+    """The words of a launch lie in every launch's memory, and nobody passed them."""
+    sync = GlobalWaveSync(1)
+    memory = GlobalMemory([Region("x", sync.address - (1 << 20), 64), sync.region])
+    memory.sync = sync
+    with pytest.raises(AccessFault, match="bytes past the end of argument 'x'"):
+        memory.check(np.array([[sync.address - 64]]), 4, None)

@@ -94,6 +94,7 @@ KEPT = {
     "three_axes": (lambda: F.scaled_dot_product_attention(Q[0], Q[0], Q[0]), "without 4 axes"),
     "narrow_heads": (lambda: F.scaled_dot_product_attention(*[Q[..., :4]] * 3), "multiple of 8"),
     "forward_mode": (lambda: torch.func.jvp(lambda x: x @ B, (A,), (A,))[1], "forward-mode derivatives"),
+    "input_unused": (lambda: torch.addmm(BIAS.clone().requires_grad_(), A[0], B, beta=0), "beta=0"),
 }
 
 
@@ -107,12 +108,14 @@ def test_kept(gfx1201, name):
     assert not entry(p).routed
     assert reason in entry(p).reason
     assert not gfx1201.launches
+    assert got.requires_grad == expected.requires_grad
     torch.testing.assert_close(got, expected)
 
 
 def test_errors_are_torch_s_own(gfx1201):
     mistakes = (
-        lambda: torch.matmul(A, B[:5]), lambda: F.linear(A), lambda: torch.mm(A, B), lambda: A.half() @ B.float()
+        lambda: torch.matmul(A, B[:5]), lambda: F.linear(A), lambda: torch.mm(A, B), lambda: A.half() @ B.float(),
+        lambda: F.linear(A, B, BIAS.float()), lambda: torch.addmm(BIAS.float(), A[0], B),
     )  # fmt: skip
     for call in mistakes:
         with pytest.raises((RuntimeError, TypeError)) as plain:

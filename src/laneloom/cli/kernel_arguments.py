@@ -80,7 +80,7 @@ def _piece(g: Given, slot: ArgumentMetadata) -> bytes | None:
 
 
 def _address(g: Given) -> bytes:
-    return struct.pack("<Q", g.value.ctypes.data)
+    return struct.pack("<Q", g.value.ctypes.data if g.value.size else 0)  # as a tensor without elements has
 
 
 def _scalar(g: Given) -> bytes:

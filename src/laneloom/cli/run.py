@@ -12,7 +12,7 @@ from ..errors import ArgumentError
 from .kernel_arguments import Given, pack
 from .product import AsJson
 from .source_file import read_source
-from .terminal import new_console, print_json
+from .terminal import new_console, print_json, print_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -249,22 +249,17 @@ def _show(record: LaunchRecord, arrays: list[dict[str, Any]]) -> None:
         counts.add_row(name, f"{count:,}")
     if len(ranked) > _SHOWN:
         counts.add_row(f"{len(ranked) - _SHOWN} more", f"{sum(n for _, n in ranked[_SHOWN:]):,}")
-    console.print(counts)
+    print_table(counts)
     if not arrays:
         return
-    table = Table(
-        "arg", "type", "shape", "changed", "min", "max", "mean", "NaN, inf", "saved to", box=None, padding=(0, 2)
-    )
+    saved = any(a["saved_to"] for a in arrays)
+    titles = ("arg", "type", "shape", "changed", "min", "max", "mean", "NaN, inf", *(["saved to"] if saved else []))
+    table = Table(*titles, box=None, padding=(0, 2))
+    for column in table.columns:
+        column.no_wrap = True
     for a in arrays:
         figures = ["" if a[k] is None else f"{a[k]:.6g}" for k in ("min", "max", "mean")]
         shape = "x".join(map(str, a["shape"]))
-        table.add_row(
-            str(a["argument"]),
-            a["dtype"],
-            shape,
-            f"{a['changed']:,}",
-            *figures,
-            f"{a['not_finite']:,}",
-            a["saved_to"] or "",
-        )
-    console.print(table)
+        row = [str(a["argument"]), a["dtype"], shape, f"{a['changed']:,}", *figures, f"{a['not_finite']:,}"]
+        table.add_row(*row, *([a["saved_to"] or ""] if saved else []))
+    print_table(table)

@@ -21,6 +21,7 @@ from ..isa.registers import uses
 
 VGPR_BANKS = 4
 
+_MOST_THREADS = 1024
 _USER_SGPRS = 2  #: the address of the kernel's arguments
 _SCALARS = 100  #: that a kernel may name; VCC and the trap registers are beyond
 _RDNA4_NAMES = {
@@ -82,10 +83,12 @@ class Assembly:
         """arguments: (name, "pointer" or "u32"). cu_mode: the workgroup stays on one compute unit of its WGP.
 
         v0 holds the thread's number, `kernarg` the arguments' address, `workgroup_x` and `workgroup_y` the workgroup.
-        Raises ArgumentError for a GPU without wave32 VOPD or an unknown kind of argument.
+        Raises ArgumentError for a GPU without wave32 VOPD, an unknown kind of argument or no such number of threads.
         """
-        if gpu.major not in (11, 12) or gpu.vendor != "amd":
+        if gpu.major not in (11, 12) or gpu.vendor != "amd" or gpu.is_cdna5:
             raise ArgumentError(f"gpu: the assembly writer knows RDNA 3, 3.5 and 4, got {gpu.name} ({gpu.family})")
+        if not 1 <= threads <= _MOST_THREADS:
+            raise ArgumentError(f"threads: a workgroup has 1 to {_MOST_THREADS}, got {threads}")
         self.kernel, self.gpu, self.arguments = kernel, gpu, tuple(arguments)
         for name, kind in self.arguments:
             if kind not in _KINDS:
@@ -235,7 +238,11 @@ class Assembly:
 
     def offset_of(self, name: str) -> int:
         """Where an argument lies, in bytes from `kernarg`."""
-        return next(offset for argument, _, offset in self._places() if argument == name)
+        for argument, _, offset in self._places():
+            if argument == name:
+                return offset
+        known = ", ".join(argument for argument, _ in self.arguments) or "none"
+        raise ArgumentError(f"argument {name}: {self.kernel} has no such argument; it has {known}")
 
     def _places(self) -> Iterator[tuple[str, str, int]]:
         at = 0
@@ -263,7 +270,7 @@ class Assembly:
     @property
     def kernarg_bytes(self) -> int:
         """Size of the argument block, a multiple of 8."""
-        return -(-max(at + _KINDS[kind] for _, kind, at in self._places()) // 8) * 8
+        return -(-max((at + _KINDS[kind] for _, kind, at in self._places()), default=0) // 8) * 8
 
     def _descriptor(self, end: str) -> dict[str, int | str]:
         values: dict[str, int | str] = {
@@ -287,7 +294,7 @@ class Assembly:
             "forward_progress": 1,
             "inst_pref_size": self._prefetched_lines(),
         }
-        if self.gpu.major == 11:
+        if self.gpu.major == 11 and not self.gpu.is_rdna_4m:  # which lost both modes, as RDNA 4 did
             values |= {"dx10_clamp": 1, "ieee_mode": 1}
         return values
 
@@ -297,11 +304,12 @@ class Assembly:
         return min(lines, 63 if self.gpu.major == 11 else 255)
 
     def _metadata(self) -> str:
-        arguments = "\n".join(
-            f"      - .name: {name}\n        .offset: {at}\n        .size: {_KINDS[kind]}\n        .value_kind: "
+        arguments = "".join(
+            f"\n      - .name: {name}\n        .offset: {at}\n        .size: {_KINDS[kind]}\n        .value_kind: "
             + ("global_buffer\n        .address_space: global" if kind == "pointer" else "by_value")
             for name, kind, at in self._places()
         )
+        arguments = arguments or " []"
         facts = {
             ".group_segment_fixed_size": self.lds_bytes,
             ".kernarg_segment_align": 8,
@@ -319,6 +327,6 @@ class Assembly:
         }
         entries = "\n".join(f"    {key}: {value}" for key, value in facts.items())
         return (
-            f"---\namdhsa.kernels:\n  - .args:\n{arguments}\n{entries}\n"
+            f"---\namdhsa.kernels:\n  - .args:{arguments}\n{entries}\n"
             f"amdhsa.target: amdgcn-amd-amdhsa--{self.gpu.name}\namdhsa.version:\n  - 1\n  - 2\n..."
         )

@@ -132,8 +132,11 @@ def validate(level: str = "3", k: int | None = None, nfuncs: int = 16) -> Iterat
     """Compare a level with the CPU reference for one K, or for 4, 6, 8 and 10; a level that cannot run says why.
 
     The caller's exit status is 1 unless all have passed. Works inside `laneloom.emulated`. Raises ArgumentError for an
-    unknown level, UnsupportedError without a GPU.
+    unknown level and sizes below 1, UnsupportedError without a GPU.
     """
+    for name, size in (("K", k), ("N", nfuncs)):
+        if size is not None and size < 1:
+            raise ArgumentError(f"{name}: expected at least 1, got {size}")
     gpu = active_gpu()
     for order in VALIDATED_K if k is None else (k,):
         problem = Transform3dProblem(order, nfuncs)

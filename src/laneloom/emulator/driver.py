@@ -10,10 +10,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from numbers import Integral
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from triton.runtime.jit import JITCallable
 
 from ..errors import ArgumentError, EmulationError, UnsupportedError
 from ..gpu import GPUS, Gpu, emulated_gpu
+from ..isa.elf import read_sections
 from ..isa.metadata import parse_metadata
+from ..isa.notes import read_metadata
 from .arguments import ArrayArgument, Layout, extent
 from .cuda_on_cpu import is_on, warn_of_host
 from .launch import LaunchRecord, launch
@@ -79,18 +82,23 @@ class _Utils:
 
     def get_device_properties(self, device: int) -> dict[str, Any]:
         gpu = self.gpu
+        lanes = gpu.simds_per_cu * gpu.wave
         return {
             "max_shared_mem": gpu.lds_bytes, "multiprocessor_count": gpu.compute_units, "warpSize": gpu.wave,
-            "max_num_regs": gpu.vgpr_file, "sm_clock_rate": int(gpu.clock_ghz * 1e6), "mem_clock_rate": 0,
-            "mem_bus_width": 0, "arch": gpu.name,
+            "max_num_regs": gpu.vgpr_file * lanes, "max_threads_per_sm": gpu.max_waves_per_simd * lanes,
+            "sm_clock_rate": int(gpu.clock_ghz * 1e6), "mem_clock_rate": 0, "mem_bus_width": 0, "arch": gpu.name,
+            "cooperativeLaunch": 1,
         }  # fmt: skip
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int):
         """Nothing to load: the launcher finds the assembly text. (module, function, registers, spills, threads)
 
-        No module, because Triton would ask whichever driver is active later, if any, to unload it.
+        Registers and spills (words of scratch a lane) are what HIP says of a kernel, which code divides by for its
+        occupancy. No module, because Triton would ask whichever driver is active later, if any, to unload it.
         """
-        return None, name, 0, 0, 1024
+        kernels = (read_metadata(read_sections(binary)) or {}).get("amdhsa.kernels", ())
+        facts = next((k for k in kernels if k.get(".name") == name), {})
+        return None, name, facts.get(".vgpr_count", 0), facts.get(".private_segment_fixed_size", 0) // 4, 1024
 
     def unload_module(self, module: object) -> None:
         """Nothing was loaded."""
@@ -157,6 +165,7 @@ class _Launcher:
         self.whole_words = bool(re.search(r"_atomic_cmpswap(_b32)?\s", self.asm))
 
     def __call__(self, gx, gy, gz, stream, function, packed, launch_metadata, enter_hook, exit_hook, *args) -> None:
+        gx, gy, gz = map(index, (gx, gy, gz))  # floats are refused as a GPU's driver refuses them
         if gx * gy * gz == 0:
             return
         md, emulation = self.metadata, _active_emulation()
@@ -305,13 +314,29 @@ def _parse_one_at_a_time(parse: Callable) -> Callable:
     return locked
 
 
-@contextmanager
+class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
+    """What `emulated` returns: a context, entered as often as you like, and a decorator."""
+
+    def __init__(self, enter: Callable[[], AbstractContextManager[Emulation]]):
+        self._enter = enter
+        self._entered: list[AbstractContextManager[Emulation]] = []
+
+    def __enter__(self) -> Emulation:
+        context = self._enter()
+        emulation = context.__enter__()
+        self._entered.append(context)
+        return emulation
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
+
+
 def emulated(
     gpu: str | Gpu, *, strict: bool = False, seed: int = 0, profile: bool = False, bounds: str = "view"
-) -> Iterator[Emulation]:
+) -> Emulated:
     """Make the emulator Triton's active driver: kernels launched on CPU tensors run as machine code of `gpu`.
 
-    Yields an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
+    Gives an `Emulation` whose `launches` lists what ran. Contexts nest; the former driver comes back whatever happens.
     The active driver belongs to the process, as in Triton itself: threads share it, their kernels run one at a time.
     triton.autotune ranks by the wave-instructions that one run of each config executes; that is not a time.
 
@@ -328,6 +353,11 @@ def emulated(
     Raises UnknownGpuError for a name that is not in the table, UnsupportedError for a GPU that the emulator or this
     Triton lacks, ArgumentError for other bounds.
     """
+    return Emulated(partial(_emulated, gpu, strict, seed, profile, bounds))
+
+
+@contextmanager
+def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: str) -> Iterator[Emulation]:
     row = emulated_gpu(gpu)
     row.check_triton(triton.__version__)
     if bounds not in ("view", "storage", "hardware"):

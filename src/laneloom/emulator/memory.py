@@ -89,8 +89,12 @@ class GlobalMemory:
 
         Raises AccessFault with the first offending lane and the nearest argument.
         """
-        if self.counters is not None:
+        offset = self._offset(address, nbytes, active)
+        if self.counters is not None:  # they know the arguments' lines only
             self.counters.count_global(address, nbytes, active)
+        return offset
+
+    def _offset(self, address: np.ndarray, nbytes: int, active: np.ndarray | None) -> np.ndarray:
         if active is not None:
             if not active.any():
                 return np.zeros(address.shape, np.int64)
@@ -117,15 +121,16 @@ class GlobalMemory:
     check_atomic = check  #: strict mode asks more of an atomic
 
     def _complain(self, address: int, nbytes: int) -> str:
+        regions = [r for r in self.regions if self.sync is None or r is not self.sync.region]
         where = "this kernel has no memory arguments"
         if 0 <= address < FIRST_PAGE:
             where = "through a null pointer, which is what a tensor without elements has"
-        elif self.regions:
+        elif regions:
 
             def distance(r: Region) -> int:
                 return max(r.address - address, address + nbytes - r.end, 0)
 
-            near = min(self.regions, key=distance)
+            near = min(regions, key=distance)
             if address >= near.address:
                 past = address + nbytes - near.end
                 where = f"{past} bytes past the end of argument {near.name!r} ({near.nbytes} bytes)"

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from ..errors import ArgumentError, UnsupportedError
+from . import flop_counts
 from .warm import Key, WarmCalls, keep, key_of
 
 AUTOCAST_DEVICES = ("cpu", "cuda")
@@ -43,6 +44,7 @@ def complete(
     if cast is not None:
         for device_type in AUTOCAST_DEVICES:
             _register_autocast(definition, device_type, cast)
+    flop_counts.register(_packet(definition))
     operator = Operator(definition, batched, remember, gradients, warm)
     if gradients is not None:
         for device_type in AUTOCAST_DEVICES:

@@ -86,9 +86,9 @@ class _Active(threading.local):
 _active = _Active()
 
 
-def innermost() -> Patched:
-    """The context that decides in this thread."""
-    return _active.modes[-1]
+def innermost() -> Patched | None:
+    """The context that decides in this thread; None where one was entered in code that is being traced."""
+    return _active.modes[-1] if _active.modes else None
 
 
 class Patched(TorchFunctionMode):
@@ -147,25 +147,28 @@ class Patched(TorchFunctionMode):
             return False
         about = (_driver(), torch.is_grad_enabled(), _autocast(), forward_ad._current_level)
         key = (function, options, about, _identity(x), _identity(y), _identity(z))
-        found = self._decisions.get(key) or keep(self._decisions, key, self._decided(function, x, y, z, options))
+        try:
+            known = self._decisions.get(key)
+        except TypeError:  # sizes that are symbols have no hash: make_fx traces
+            return self.decide_traced(function, x, y, z, options)
+        found = known or keep(self._decisions, key, self._decided(function, x, y, z, options))
         self._counts[found] += 1
         return found[2]
 
     def decide_traced(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
-        """Whether a call in a graph goes to laneloom, of tensors that have no data."""
+        """Whether a call that becomes part of a graph goes to laneloom, of tensors that have no data."""
+        if self is not innermost():
+            return False
         found = self._decided(function, x, y, z, options)
-        self._traced.add(found)
+        self.note_traced(found)
         return found[2]
 
+    def note_traced(self, decided: Decided) -> None:
+        """A graph holds a call that was decided so."""
+        self._traced.add(decided)
+
     def _decided(self, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Decided:
-        request = _request(function, x, y, z, options)
-        if isinstance(request, str):
-            text = " ".join(_shape_text(t) for t in (x, y) if isinstance(t, torch.Tensor))
-            decision = Decision(False, request)
-        else:
-            text = request.text
-            decision = decide(request, x.device.type, always=self.always, captured=self.captured)
-        return function, text, decision.routed, decision.reason
+        return decide_call(function, x, y, z, options, self.always, self.captured)
 
     def _find(self, func: Any, args: Any) -> tuple[Decided, Callable[..., Any]] | None:
         """The decision on an eager product of these arguments, and what runs. None where something else looks, and of
@@ -251,6 +254,20 @@ def _identity(x: Any) -> Any:
     return type(x), x.shape, x.stride(), x.device, x.dtype, x.requires_grad
 
 
+def decide_call(
+    function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...], always: bool, captured: bool
+) -> Decided:
+    """Where a call goes, and why."""
+    request = _request(function, x, y, z, options)
+    if isinstance(request, str):
+        text = " ".join(_shape_text(t) for t in (x, y) if isinstance(t, torch.Tensor))
+        decision = Decision(False, request)
+    else:
+        text = request.text
+        decision = decide(request, x.device.type, always=always, captured=captured)
+    return function, text, decision.routed, decision.reason
+
+
 def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> Request | str:
     refusal, causal, grouped = options
     if refusal is not None:
@@ -261,10 +278,13 @@ def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) ->
 
 
 def _takes(mode: Patched, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         from .tracing import takes_traced  # imports the compiler, which takes seconds
 
-        return takes_traced(function, x, y, z, options)
+        around = torch._C._len_torch_function_stack()
+        return takes_traced(function, x, y, z, options, mode.always, mode.captured, around)
+    if torch.compiler.is_compiling():  # torch.export runs this code itself
+        return mode.decide_traced(function, x, y, z, options)
     return mode.decide(function, x, y, z, options)
 
 
@@ -307,6 +327,8 @@ def _route_addmm(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     beta, alpha = 1 if beta is None else beta, 1 if alpha is None else alpha
     if refusal is None and not (isinstance(beta, (int, float)) and isinstance(alpha, (int, float))):
         refusal = "beta or alpha that is no number"
+    elif refusal is None and not beta and getattr(z, "requires_grad", False) and torch.is_grad_enabled():
+        refusal = "beta=0 of an input with gradients"  # which are zeros in torch; gemm does not look at it
     if _takes(mode, "addmm", x, y, z, (refusal, False, False)):
         return gemm(x, y, z, beta=beta, alpha=alpha)
     return func(*args, **kwargs)

@@ -159,7 +159,8 @@ def _why_term_kept(function: str, a: torch.Tensor, n: int, term: Any) -> str | N
     kept = why_kept((term,)) if isinstance(term, torch.Tensor) else "a bias that is no tensor"
     if kept is not None:
         return kept
-    if term.device != a.device or term.dtype not in (torch.float32, a.dtype):
+    same = dtype_in_force(term) == dtype_in_force(a)  # autocast brings both to one dtype
+    if term.device != a.device or term.dtype not in (torch.float32, a.dtype) or not same:
         return "a bias of another device or dtype"
     shape = [size_of(s) for s in term.shape]
     result = [size_of(a.shape[0]), n]

@@ -16,6 +16,7 @@ _SM_SHARED_BYTES = 228 * 1024
 _MAX_WARPS = 32
 _MAX_CLUSTER = 8
 _MAX_ROWS_K = 64
+_MOST_ROWS = 4096  #: of a program; compilers take minutes over more
 _MFMA_FP64_TRITON = (3, 9)
 _WIDEST_CHAINED = 16  #: K, padded, of which a tensor fits in AMD's 64 KiB of LDS
 _CHAINED_VALUES = 2048  #: of the tensors of one program, where they are small
@@ -98,8 +99,11 @@ class RowsConfig(Transform3dConfig):
 
     def why_invalid(self, problem: Transform3dProblem, gpu: Gpu) -> str | None:
         """See Transform3dConfig."""
-        if self.rows < 1 or self.rows & (self.rows - 1) or self.num_warps not in (1, 2, 4, 8):
-            return f"rows must be a power of two, num_warps 1, 2, 4 or 8, got {self.rows} and {self.num_warps}"
+        if not 1 <= self.rows <= _MOST_ROWS or self.rows & (self.rows - 1) or self.num_warps not in (1, 2, 4, 8):
+            return (
+                f"rows must be a power of two up to {_MOST_ROWS}, num_warps 1, 2, 4 or 8, "
+                f"got {self.rows} and {self.num_warps}"
+            )
         if problem.k > _MAX_ROWS_K:
             return f"a program keeps K outputs per row in registers, which ends at K={_MAX_ROWS_K}, got K={problem.k}"
         return why_no_mfma(gpu) if self.dot else None
