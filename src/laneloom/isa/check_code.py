@@ -29,7 +29,7 @@ _AMDGCN = re.compile(
     r"(?:s|v|ds|global|flat|buffer|tbuffer|scratch|image|lds|cluster|tensor)_|exp(?:ort)?\b|undecodable\b"
 )
 _FALLS_THROUGH = ("s_cbranch", "s_call")
-_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_rfe", "s_trap")
+_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_add_pc", "s_rfe", "s_trap")
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def _blocks(steps: list[Step], listing: Listing) -> tuple[Block, ...]:
         )
         if falls and last < len(steps):
             after.append(number[last])
-        if name.startswith(("s_setpc", "s_swappc")):
+        if name.startswith(("s_setpc", "s_swappc", "s_add_pc")):
             after = [None] + ([number[last]] if name.startswith("s_swappc") and last in number else [])
         blocks.append(Block(first, last, tuple(after)))
     return tuple(blocks)

@@ -142,7 +142,7 @@ _RULES: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
         (r"v_", Kind.VALU),
         (r"s_(waitcnt|wait_[a-z_]*cnt|wait_idle)", Kind.WAIT),
         (r"s_barrier", Kind.BARRIER),
-        (r"s_(branch|cbranch|setpc|swappc|call)", Kind.BRANCH),
+        (r"s_(branch|cbranch|setpc|swappc|add_pc|call)", Kind.BRANCH),
         (r"s_(buffer_)?load_", Kind.SCALAR_LOAD),
         (r"(global|flat|buffer|tbuffer)_(atomic)", Kind.ATOMIC),
         (r"(global|buffer)_load_(async_to_)?lds_", Kind.GLOBAL_TO_LDS),
