@@ -58,7 +58,7 @@ class Places:
         found = set()
         for index, ins in enumerate(listing.instructions):
             if ins.name == "s_add_pc_i64" and ins.operands[0].kind == "const":
-                target = (self.after[index] + ins.operands[0].value) & _ALL
+                target = (self.after[index] + int(ins.operands[0].value)) & _ALL
                 found |= {self.at[target]} if target in self.at else set()
             if ins.name != "s_getpc_b64":
                 continue
@@ -265,7 +265,7 @@ def _relative(distance: Operand, after: int, number: Mapping[int, int], places: 
         raise UnknownInstructionError(f"s_add_pc_i64 by {distance.value!r} is not implemented")
 
     def jump(g: Waves) -> np.ndarray:
-        by = g.scalar64(distance.index) if distance.kind == "s" else np.full(g.count, distance.value & _ALL, U64)
+        by = g.scalar64(distance.index) if distance.kind == "s" else np.full(g.count, int(distance.value) & _ALL, U64)
         return _blocks_at(by + U64(after), "s_add_pc_i64", number, places)
 
     return jump
