@@ -167,15 +167,15 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
             line = line.lstrip()[match.end() :]
             if not line.strip():
                 continue
-        elif line[0] not in " \t":
-            continue
         if line.lstrip()[0] == ".":
             if match := LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.
                 if match[2] != "0":
                     source = Source(files.get(match[1], "?"), int(match[2]))
-            elif ".amdhsa_kernel" in line or line.lstrip().startswith(".size"):
+            elif line.lstrip().startswith((".amdhsa_kernel", ".amdgpu_metadata", ".size")):
                 break
+            continue
+        if line[0] not in " \t" and not match:
             continue
         if match := _INSTRUCTION.match(line):
             ins = instruction(match[1], match[2] or "", number, line.strip(), source)
