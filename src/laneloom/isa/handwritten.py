@@ -6,12 +6,11 @@ block comments, numbered and indented labels, instructions at the start of a lin
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Mapping
 
 from ..errors import EmulationError
+from .expressions import value_of
 
 __all__ = ["as_printed"]
 
@@ -33,11 +32,6 @@ _SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w
 _NUMBERED = re.compile(r"^\s*(\d+):")
 _SYMBOL = re.compile(r"(?<![\w.$@])[A-Za-z_]\w*(?![\w.(])")
 _EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
-_OPERATORS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-}  # fmt: skip
 
 
 def as_printed(text: str) -> str:
@@ -61,7 +55,7 @@ def as_printed(text: str) -> str:
                 f"line {number} uses .{match[1]}, which an assembler expands: give the text that it makes of it"
             )
         if match := _SET.match(code):
-            value = _value(_replaced(match[3], symbols))
+            value = value_of(match[3], symbols)
             if value is not None:
                 symbols[match[1] or match[2]] = value
             lines.append("")
@@ -110,24 +104,5 @@ def _replaced(text: str, symbols: Mapping[str, int]) -> str:
 
 
 def _computed(match: re.Match) -> str:
-    value = _value(match[0])
+    value = value_of(match[0])
     return match[0] if value is None else str(value)
-
-
-def _value(text: str) -> int | None:
-    """The value of an integer expression; None where it is none."""
-    try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _evaluate(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
-        value = _evaluate(node.operand)
-        return -value if isinstance(node.op, ast.USub) else ~value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    raise ValueError("no integer expression")
