@@ -34,7 +34,9 @@ _LEVELS: tuple[dict[str, Callable[[int, int], int]], ...] = (
     {"*": lambda a, b: a * b, "/": _divided, "%": lambda a, b: a - b * _divided(a, b), "<<": lambda a, b: a << b,
      ">>": lambda a, b: (a & _ALL if a < 0 else a) >> b},
 )  # fmt: skip
-_UNARY: dict[str, Callable[[int], int]] = {"-": lambda a: -a, "+": lambda a: a, "~": lambda a: ~a, "!": lambda a: int(not a)}
+_UNARY: dict[str, Callable[[int], int]] = {
+    "-": lambda a: -a, "+": lambda a: a, "~": lambda a: ~a, "!": lambda a: int(not a)
+}  # fmt: skip
 
 
 def value_of(text: str, symbols: Mapping[str, int] | None = None) -> int | None:

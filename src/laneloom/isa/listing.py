@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .handwritten import as_printed
+from .handwritten import as_printed, line_number
 from .metadata import parse_metadata, select_kernel
 
 
@@ -126,7 +126,7 @@ def _code_lines(asm: str, kernel: str | None) -> Iterator[tuple[int, str]]:
         stripped = line.lstrip()
         if stripped.startswith((".Lfunc_end", ".amdhsa_kernel", ".section", ".amdgpu_metadata", ".size")):
             return
-        yield number, line
+        yield line_number(line, number), line
 
 
 _OTHER = re.compile(

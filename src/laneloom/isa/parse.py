@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..errors import EmulationError
-from .handwritten import as_printed
+from .handwritten import as_printed, line_number
 
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
@@ -158,7 +158,8 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
     start = next((n for n, raw in enumerate(lines) if raw.startswith(label)), len(lines))
     listing.entries[name] = listing.labels[name] = len(listing.instructions)
     source: Source | None = None
-    for number, raw in enumerate(lines[start + 1 :], start + 2):
+    for place, raw in enumerate(lines[start + 1 :], start + 2):
+        number = line_number(raw, place)
         line = _strip_comment(raw)
         if not line:
             continue
