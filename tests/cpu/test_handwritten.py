@@ -9,6 +9,7 @@ from laneloom.errors import EmulationError
 from laneloom.gpu import get_gpu
 from laneloom.isa.check_code import read_code
 from laneloom.isa.handwritten import as_printed
+from laneloom.isa.metadata import parse_metadata
 from laneloom.isa.parse import parse
 
 WRITTEN = """
@@ -147,7 +148,39 @@ def test_a_key_of_the_metadata_is_no_label():
     assert [ins.address for ins in parse(DISASSEMBLY).instructions] == [0x1900, 0x1904]
 
 
-@pytest.mark.parametrize("directive", [".macro add a", ".rept 4", ".if BASE", '.include "x.s"'])
+AT_THE_START_OF_LINES = """
+.text
+k:
+\ts_mov_b32 s4, 3
+\ts_endpgm
+.amdhsa_kernel k
+    .amdhsa_kernarg_size 24
+.end_amdhsa_kernel
+.amdgpu_metadata
+---
+amdhsa.version:
+  - 1
+  - 2
+amdhsa.kernels:   # one
+  - .name: k
+    .max_flat_workgroup_size: 512
+    .reqd_workgroup_size: [64, 2, 1]
+    .args:
+      - {.address_space: global, .offset: 0, .size: 8, .value_kind: global_buffer}
+      - {.offset: 8, .size: 4, .value_kind: by_value, '.dims': [1, {x: 2, y: [3, 4]}]} # the last
+...
+.end_amdgpu_metadata
+"""
+
+
+def test_directives_at_the_start_of_lines_and_metadata_in_braces():
+    assert [ins.name for ins in parse(AT_THE_START_OF_LINES).instructions] == ["s_mov_b32", "s_endpgm"]
+    (kernel,) = parse_metadata(AT_THE_START_OF_LINES)
+    assert (kernel.max_workgroup_size, kernel.workgroup_size) == (512, (64, 2, 1))
+    assert [(a.offset, a.size, a.kind) for a in kernel.arguments] == [(0, 8, "global_buffer"), (8, 4, "by_value")]
+
+
+@pytest.mark.parametrize("directive", ['.include "x.s"', ".altmacro"])
 def test_what_must_be_expanded_is_refused(directive):
     with pytest.raises(EmulationError, match=f"line 4 uses {directive.split()[0]}, which an assembler expands"):
         parse(WRITTEN.replace(".set BASE, 8", directive))

@@ -1,6 +1,7 @@
 """Cube maps, lighting, wide sums of differences, and registers chosen by M0."""
 
 import numpy as np
+import pytest
 
 rng = np.random.default_rng(31)
 
@@ -51,3 +52,31 @@ def test_registers_chosen_by_m0(execute):
     np.testing.assert_array_equal(machine.vector(3, np.uint32), v[9])
     np.testing.assert_array_equal(machine.vector(5, np.uint32), v[10])
     np.testing.assert_array_equal(machine.vector(10, np.uint32), v[5])
+
+
+@pytest.mark.parametrize("name", ["v_movrels_b32", "v_movrelsd_2_b32"])
+def test_registers_that_are_not_there_are_v0(execute, name):
+    v = {n: np.arange(32, dtype=np.uint32) + np.uint32(100 * n) for n in range(12)}
+    machine = execute(f"s_movk_i32 m0, 0x3ff\n{name} v8, v6", v=v)
+    np.testing.assert_array_equal(machine.vector(8, np.uint32), v[0])
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "s_mov_b32 m0, 0x3ff0000\nv_movrelsd_2_b32 v8, v6", "s_movk_i32 m0, 0x3ff\nv_movreld_b32 v8, v6",
+        "s_mov_b32 m0, 0x3ff\nv_swaprel_b32 v8, v6", "s_mov_b32 m0, 0x3ff0000\nv_swaprel_b32 v8, v6",
+    ],
+)  # fmt: skip
+def test_registers_that_are_not_there_are_not_written(execute, code):
+    v = {n: np.arange(32, dtype=np.uint32) + np.uint32(100 * n) for n in range(12)}
+    machine = execute(code, v=v)
+    for n, x in v.items():
+        np.testing.assert_array_equal(machine.vector(n, np.uint32), x)
+
+
+def test_scalar_registers_that_are_not_there(execute):
+    s = {n: 100 + n for n in range(12)}
+    code = "s_movk_i32 m0, 0x3ff\ns_movreld_b32 s8, s6\ns_movreld_b64 s[8:9], s[6:7]\ns_movrelsd_2_b32 s10, s6"
+    machine = execute(code + "\ns_movrels_b32 s4, s6", s=s)
+    assert [int(machine.scalar(n)[0]) for n in (4, 8, 9, 10)] == [100, 108, 109, 100]

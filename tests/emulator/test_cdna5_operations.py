@@ -192,6 +192,15 @@ def test_permutations_in_groups(cdna5, op, function, width, by):
     np.testing.assert_array_equal(got.reshape(2, 32), WORDS[0].reshape(2, 32)[:, source])
 
 
+@pytest.mark.parametrize("op", ["bcast", "up", "down", "xor"])
+def test_a_group_that_the_wave_has_in_part(cdna5, op):
+    """Of width 12, the third group has 8 lanes: a lane that would read beyond the wave reads itself."""
+    got = cdna5(f"v_permlane_{op}_b32 v4, v0, s2, s3", v={0: WORDS[0]}, s={2: 11, 3: 12}).vector(4, U32)
+    groups = WORDS[0].reshape(2, 32)
+    for wave in range(2):
+        assert all(x in groups[wave, 24:] for x in got.reshape(2, 32)[wave, 24:])
+
+
 def test_addresses_of_a_permutation(cdna5):
     got = cdna5("v_permlane_idx_gen_b32 v4, v0, s2", v={0: WORDS[0]}, s={2: 8}).vector(4, U32)
     lane = np.tile(LANE, 2)

@@ -128,6 +128,31 @@ def test_far_branches(gpu):
     assert run(gpu, code) == 14
 
 
+def test_far_branches_of_cdna5():
+    """LLVM's far branch there, forwards and back, and a jump by a register."""
+    code = """
+        v_mov_b32 v1, 3
+        s_add_pc_i64 .Lahead-.Lpost_addpc0
+        .Lpost_addpc0:
+        v_mov_b32 v1, 100
+        .Lback:
+        v_add_nc_u32 v1, 1, v1
+        s_mov_b64 s[8:9], .Lend-.Lpost_addpc2
+        s_add_pc_i64 s[8:9]
+        .Lpost_addpc2:
+        v_mov_b32 v1, 100
+        .Lahead:
+        v_add_nc_u32 v1, 10, v1
+        s_add_pc_i64 .Lback-.Lpost_addpc1
+        .Lpost_addpc1:
+        v_mov_b32 v1, 100
+        .Lend:
+    """
+    assert run("gfx1250", code) == 14
+    with pytest.raises(EmulationError, match="'s_add_pc_i64 16' counts bytes of machine code"):
+        run("gfx1250", "s_add_pc_i64 16")
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 def test_trap_stops(gpu):
     with pytest.raises(EmulationError, match="s_trap"):

@@ -60,6 +60,21 @@ def test_each_wave_has_a_number_of_its_own(strict, seed):
 
 
 @BOTH
+@pytest.mark.parametrize(("moved", "expect"), [("SRC0", lambda lane: 7 + lane), ("DST", lambda lane: 0 * lane + 5)])
+def test_registers_that_are_not_there(strict, moved, expect):
+    """v0 is read for a source beyond the last register; a result there is not written."""
+    got = run(f"""v_mov_b32_e32 v10, 1
+    v_mov_b32_e32 v11, 7
+    v_mov_b32_e32 v20, 5
+    s_movk_i32 s9, 0xff
+    s_set_gpr_idx_on s9, gpr_idx({moved})
+    v_add_u32_e32 v20, v10, v11
+    s_set_gpr_idx_off
+    global_store_dword v1, v20, s[4:5]""", strict)  # fmt: skip
+    np.testing.assert_array_equal(got[:192], expect(np.arange(192)))
+
+
+@BOTH
 def test_both_sources_and_the_result_move(strict):
     got = run(f"""{FILL}
     s_and_b32 s9, s8, 1

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from ..errors import ArgumentError, UnsupportedError
 
-_TARGET = re.compile(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", re.MULTILINE)
-
 #: text that is no machine code: what it is called, a line that only it has, what to do about it
 _OTHER_TEXTS = (
     ("LLVM IR", r"^(?:define|declare)\b[^\n]*@|^target (?:triple|datalayout) =",
@@ -36,6 +34,7 @@ def read_source(target: str | Path, gpu: str | None = None, kernel: str | None =
     that is read: it has the lines of the source. Raises ArgumentError, and UnsupportedError as `disassemble`.
     """
     from ..isa.offload_bundle import is_binary
+    from ..isa.targets import gpu_of
 
     try:
         data = sys.stdin.buffer.read() if str(target) == "-" else Path(target).read_bytes()
@@ -53,8 +52,10 @@ def read_source(target: str | Path, gpu: str | None = None, kernel: str | None =
     for name, line, do in _OTHER_TEXTS:
         if re.search(line, text, re.MULTILINE):
             raise ArgumentError(f"{target} is {name}, not AMDGCN assembly: {do}")
-    named = _TARGET.search(text)
-    return Source(text, gpu or (named[1] if named else None))
+    try:
+        return Source(text, gpu_of(text, gpu))
+    except ArgumentError as error:
+        raise ArgumentError(f"{target}: {error}") from None
 
 
 def _disassembled(target: str | Path, data: bytes, gpu: str | None, kernel: str | None) -> Source:

@@ -19,6 +19,7 @@ from .private_access import check_private, gather_private, scatter_private
 from .state import U32, Waves
 
 _SWIZZLE, _ADD_LANE = 1 << 31, 1 << 23  #: of the second and of the fourth word: words of lanes lie side by side
+_ANYTHING = 1 << 62  #: bytes left of a buffer whose end nobody checks
 _SCRATCH_BASE = 1 << 46  #: no address of this machine's memory
 _PLACES = 64  #: of waves in scratch; nothing of one is seen by another that has the same
 
@@ -43,7 +44,7 @@ def scalar_offset(operand: Operand) -> Operand:
 
 
 class SwizzledFault(AccessFault):
-    """A resource whose elements do not lie one after another."""
+    """An access that goes on into another element of a swizzled resource."""
 
     error = UnknownInstructionError
 
@@ -60,7 +61,7 @@ class Buffer:
         self.resource = resource.index
         self.wide = target.gpu.is_cdna5  #: 57 bits of address and 45 of records share the first three registers
         self.offen, self.idxen = ins.flag("offen"), ins.flag("idxen")
-        self.by_index = self.idxen or target.gpu.major != 9
+        self.major = target.gpu.major
         self.vaddr = vaddr.index if vaddr.kind == "v" else -1
         self.soffset = scalar_offset(soffset)
         self.offset = ins.number("offset")
@@ -68,33 +69,79 @@ class Buffer:
         self._room: np.ndarray = np.zeros((1, 1), np.int64)
         if ins.flag("tfe"):
             raise UnknownInstructionError("tfe, the register that says which lanes failed, is not implemented")
-        #: bits of the second word that say that elements are swizzled; CDNA 5 has other fields there
-        self.swizzles = U32(0 if self.wide else 1 << 31 if target.gpu.major == 9 else 3 << 30)
 
     def __call__(self, g: Waves) -> tuple[np.ndarray, np.ndarray]:
         """Addresses [wave, lane], and which lanes are within the resource's range and active."""
-        if (swizzled := g.s[self.resource + 1] & self.swizzles).any():
-            raise SwizzledFault("a buffer of swizzled elements is not implemented", int(np.flatnonzero(swizzled)[0]), 0)
         stride, records = (x.astype(np.int64)[:, None] for x in resource_extent(g, self.resource, self.wide))
-        if self.soffset.kind == "s":
-            scalar = g.sv[self.soffset.index].astype(np.int64)
-        else:
-            scalar = np.int64(self.soffset.value)
+        if self.wide:  # scalar loads do not look at the scale
+            stride = stride * np.array([1, 4, 8, 32], np.int64)[g.sv[self.resource + 3] >> U32(26) & U32(3)]
+        scalar = np.int64(self.soffset.value) if self.soffset.kind == "const" else self._scalar(g)
         index = g.u[self.vaddr].astype(np.int64) if self.idxen else np.zeros((1, 1), np.int64)
+        if not self.wide and (g.s[self.resource + 3] & U32(_ADD_LANE)).any():
+            index = index + np.where(g.sv[self.resource + 3] & U32(_ADD_LANE), np.arange(g.lanes), 0)
         n = self.vaddr + int(self.idxen)
         within = g.u[n].astype(np.int64) + self.offset if self.offen else np.full((1, 1), self.offset)
-        # RDNA 3 ISA guide, "Buffer range checking": structured by index where there is a stride, else raw by offset.
-        # On gfx9 records are bytes for an instruction without an index, too (AMD's PAL, gfx9 `CalcNumRecords`).
-        # The offset is no sum of 32 bits: one that would come back into range by going round is out of it (LLVM,
-        # SITargetLowering::splitBufferOffsets and pull request 169230).
-        structured = (stride > 0) & self.by_index
-        whole = np.where(index < records, np.int64(self.nbytes), 0)
-        self._room = np.where(structured, whole, records - scalar - within)
+        element = self._element(g)
+        swizzled = element > 0
+        self._room = self._bytes_left(g, index, within, scalar, stride, records, swizzled)
         inside = self._room >= self.nbytes
-        address = self._base(g)[:, None] + scalar + within + index * stride
+        offset = scalar + within + index * stride
+        if swizzled.any():
+            offset = np.where(swizzled, self._swizzled(g, index, within, scalar, stride, element, inside), offset)
         shape = (g.count, g.lanes)
         inside = np.broadcast_to(inside, shape)
+        address = self._base(g)[:, None] + offset
         return np.broadcast_to(address, shape), inside if g.exec is None else inside & g.exec
+
+    def _scalar(self, g: Waves) -> np.ndarray:
+        return g.sv[self.soffset.index].astype(np.int64)
+
+    def _bytes_left(self, g: Waves, index, within, scalar, stride, records, swizzled) -> np.ndarray:
+        """How many bytes of the buffer, or of one record, there are from where each lane's access begins.
+
+        The offset is no sum of 32 bits: one that would come back into range by going round is out of it (LLVM,
+        SITargetLowering::splitBufferOffsets and pull request 169230).
+        """
+        of_record = stride - within
+        by_index = np.where(index < records, np.int64(self.nbytes), 0)
+        if self.wide:  # as rocjitsu has it: records are bytes, a bit asks for the record's end too
+            left = records - scalar - within - index * stride
+            record_too = g.sv[self.resource + 3] >> U32(29) & U32(1) == 1
+            left = np.where(record_too, np.minimum(left, of_record - scalar), left)
+            return np.where(swizzled, _ANYTHING, left)
+        raw = records - scalar - within
+        if self.major == 9:
+            # Records are bytes for an instruction without an index (AMD's PAL, gfx9 `CalcNumRecords`).
+            return np.where((stride > 0) & (self.idxen | swizzled), by_index, raw)
+        # RDNA 3 ISA guide, OOB_SELECT. What it asks for where there is no stride would leave 0 no byte to access: raw.
+        mode = g.sv[self.resource + 3] >> U32(28) & U32(3)
+        structured = np.where(index < records, of_record, 0)
+        by_offset = np.where((stride > 0) & (swizzled | (mode == 0)), structured, raw - index * stride)
+        unchecked = np.where(records > 0, np.int64(_ANYTHING), 0)
+        return np.where(mode == 1, by_index, np.where(mode == 2, unchecked, by_offset))
+
+    def _element(self, g: Waves) -> np.ndarray:
+        """The bytes of an element of a swizzled resource, 0 where it is not swizzled, [wave, 1]."""
+        if self.wide:
+            return (g.sv[self.resource + 3] >> U32(28) & U32(1)).astype(np.int64) * 16
+        bits = g.sv[self.resource + 1] >> U32(30)
+        return np.array([0, 0, 4, 4] if self.major == 9 else [0, 4, 8, 16], np.int64)[bits]
+
+    def _swizzled(self, g: Waves, index, within, scalar, stride, element, inside) -> np.ndarray:
+        """The byte that an access to a swizzled resource begins at: elements of neighbouring records lie side by side
+        (RDNA 3 and CDNA 3 ISA guides, "Buffer addressing"). CDNA 5 counts the scalar offset within the record.
+        """
+        element = np.where(element == 0, np.int64(1), element)
+        together = np.int64(32) if self.wide else np.int64(8) << (g.sv[self.resource + 3] >> U32(21) & U32(3))
+        if self.wide:
+            within, scalar = within + scalar & (1 << 45) - 1, np.int64(0)
+        crossing = (element > 1) & (within % element + self.nbytes > element) & inside & g.active()
+        if crossing.any():
+            wave, lane = np.argwhere(crossing)[0]
+            text = "an access that goes on into the next element of a swizzled buffer is not implemented"
+            raise SwizzledFault(text, int(wave), int(lane))
+        group, rest = index // together, index % together
+        return scalar + (group * stride + within // element * element) * together + rest * element + within % element
 
     def words_inside(self) -> np.ndarray:
         """How many whole words of 4 bytes of the last access are in range: each is checked for itself.
@@ -126,7 +173,9 @@ class Buffer:
 
     def in_scratch(self, g: Waves) -> bool:
         """Whether the resource is that of scratch."""
-        return not self.wide and bool((g.s[self.resource + 3] & U32(_ADD_LANE)).any())
+        if self.major != 9 or not (g.s[self.resource + 3] & U32(_ADD_LANE)).any():
+            return False
+        return bool((self._base(g) >> 40 == _SCRATCH_BASE >> 40).any())
 
     def scratch_bytes(self, g: Waves) -> np.ndarray:
         """The byte of its own scratch that each lane accesses, int64 [wave, lane]."""

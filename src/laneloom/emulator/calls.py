@@ -13,21 +13,22 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ..errors import EmulationError
+from ..errors import EmulationError, UnknownInstructionError
 from ..isa.parse import Instruction, Listing, Operand
 from .alu import scalar
 from .memory import Region
 from .state import U64, Waves
 
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
-JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64")
+JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_add_pc_i64")
 
 _SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|(rel64|gotpcrel))(?:\+(\d+))?')
 _POINTER = re.compile(r'"?([A-Za-z_.$][^"+\s]*)"?\s*(?:\+\s*(\d+))?')  #: in constant data, with what is added
-_FAR = re.compile(r"\(([^\s-]+)-([^\s-]+)\)(&4294967295|>>32)")  #: the distance of a branch that 16 bits cannot hold
+#: the distance of a branch that 16 bits cannot hold, or half of it
+_FAR = re.compile(r'\(?([^\s()@"-]+)-([^\s()@"-]+)(?:\)(&4294967295|>>32))?')
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
-_WORD = 0xFFFFFFFF
+_WORD, _ALL = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
 _AHEAD = 12  #: instructions behind `s_getpc_b64` that make an address of it
 _LOW_WORDS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("s_add_u32", "s_add_co_u32", "s_add_i32", "s_add_co_i32", "s_addk_i32"), lambda a, b: a + b),
@@ -56,6 +57,9 @@ class Places:
         """Instructions that the code may jump to without a label: `s_getpc_b64` and constants make their address."""
         found = set()
         for index, ins in enumerate(listing.instructions):
+            if ins.name == "s_add_pc_i64" and ins.operands[0].kind == "const":
+                target = (self.after[index] + int(ins.operands[0].value)) & _ALL
+                found |= {self.at[target]} if target in self.at else set()
             if ins.name != "s_getpc_b64":
                 continue
             low = ins.operands[0].index
@@ -91,6 +95,8 @@ def link(text: str, listing: Listing, places: Places) -> Region | None:
             ins.operands = (ins.operands[0], Operand("const", value=places.after[index]))
         elif any(o.kind == "symbol" and _FAR.fullmatch(str(o.value)) for o in ins.operands):
             ins.operands = tuple(_far(o, listing, places) for o in ins.operands)
+        elif ins.name == "s_add_pc_i64" and ins.operands[0].kind == "const" and ins.address < 0:
+            raise EmulationError(f"line {ins.line}: {ins.text!r} counts bytes of machine code, which a text has not")
     if not users:
         return None
     data, offsets, pointers = _constant_data(text)
@@ -127,7 +133,7 @@ def _symbols(ins: Instruction) -> list[re.Match]:
 
 
 def _far(operand: Operand, listing: Listing, places: Places) -> Operand:
-    """Half of the distance between two labels as a constant; other operands as they are."""
+    """The distance between two labels, or half of it, as a constant; other operands as they are."""
     match = _FAR.fullmatch(str(operand.value)) if operand.kind == "symbol" else None
     if match is None:
         return operand
@@ -135,6 +141,8 @@ def _far(operand: Operand, listing: Listing, places: Places) -> Operand:
         if name not in listing.labels:
             raise EmulationError(f"{listing.kernel} branches by way of {name!r}, which its assembly does not define")
     distance = places.of[listing.labels[match[1]]] - places.of[listing.labels[match[2]]]
+    if match[3] is None:
+        return Operand("const", value=distance)
     return Operand("const", value=(distance >> 32 if match[3] == ">>32" else distance) & 0xFFFFFFFF)
 
 
@@ -235,6 +243,8 @@ def build_jump(
             return np.full(g.count, block)
 
         return call
+    if name == "s_add_pc_i64":
+        return _relative(operands[0], after, number, places)
     register = operands[-1].index
 
     def jump(g: Waves) -> np.ndarray:
@@ -244,15 +254,32 @@ def build_jump(
             _enter(g, after)
         elif g.calls and (address := int(addresses[0])) in g.calls:
             g.calls = g.calls[: len(g.calls) - 1 - g.calls[::-1].index(address)]
-        targets = np.empty(g.count, np.int64)
-        for address in np.unique(addresses):
-            block = number.get(places.at.get(int(address), -1))
-            if block is None:
-                raise EmulationError(f"{name} jumps to {int(address):#x}, where there is no code")
-            targets[addresses == address] = block
-        return targets
+        return _blocks_at(addresses, name, number, places)
 
     return jump
+
+
+def _relative(distance: Operand, after: int, number: Mapping[int, int], places: Places) -> Jump:
+    """CDNA 5's jump by a number of bytes: LLVM's far branch, or a register's."""
+    if distance.kind not in ("s", "const"):
+        raise UnknownInstructionError(f"s_add_pc_i64 by {distance.value!r} is not implemented")
+
+    def jump(g: Waves) -> np.ndarray:
+        by = g.scalar64(distance.index) if distance.kind == "s" else np.full(g.count, int(distance.value) & _ALL, U64)
+        return _blocks_at(by + U64(after), "s_add_pc_i64", number, places)
+
+    return jump
+
+
+def _blocks_at(addresses: np.ndarray, name: str, number: Mapping[int, int], places: Places) -> np.ndarray:
+    """The block at each wave's address."""
+    targets = np.empty(len(addresses), np.int64)
+    for address in np.unique(addresses):
+        block = number.get(places.at.get(int(address), -1))
+        if block is None:
+            raise EmulationError(f"{name} jumps to {int(address):#x}, where there is no code")
+        targets[addresses == address] = block
+    return targets
 
 
 def _enter(g: Waves, after: int) -> None:

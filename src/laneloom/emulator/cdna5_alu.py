@@ -196,7 +196,8 @@ def _in_group(choose: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
             by_lanes = np.broadcast_to(by(g), (g.count,)).astype(I64)[:, None]
             place = lane % each
             wanted = choose(place, each, by_lanes)
-            wanted = np.where((wanted >= 0) & (wanted < each), wanted, place)
+            there = (wanted >= 0) & (wanted < each) & (lane - place + wanted < g.lanes)  # the last group may be in part
+            wanted = np.where(there, wanted, place)
             x = np.broadcast_to(value(g), (g.count, g.lanes))
             if g.exec is not None:
                 x = np.where(g.exec, x, U32(0))

@@ -43,24 +43,32 @@ class _ByNumber(Generic[T]):
 
     def __init__(self, ins: Instruction, make: Callable[[Instruction], T]):
         self.ins, self.make = ins, make
-        self.made: dict[int, T] = {}
+        self.made: dict[int, T | None] = {}
 
-    def __getitem__(self, number: int) -> T:
-        found = self.made.get(number)
-        if found is None:
-            found = self.made[number] = self.make(moved(self.ins, number))
-        return found
+    def at(self, number: int, registers: int) -> T | None:
+        """None where the result would be beyond the last of the `registers`: nothing is done then."""
+        if number not in self.made:
+            there = moved(self.ins, number, registers)
+            self.made[number] = None if there is None else self.make(there)
+        return self.made[number]
 
 
-def moved(ins: Instruction, by: int) -> Instruction:
-    """The instruction that stands behind `v_indexed`, with `by` added to the numbers of the registers in question."""
+def moved(ins: Instruction, by: int, registers: int = 1 << 30) -> Instruction | None:
+    """The instruction that stands behind `v_indexed`, with `by` added to the numbers of the registers in question.
+
+    A source beyond the last register is v0; a result there is none of the instruction at all.
+    """
     name, enabled = _behind(ins)
     plain = replace(ins, name=name, modifiers={k: v for k, v in ins.modifiers.items() if k != INDEXED})
     count = results(plain)
-    operands = [
-        replace(o, index=o.index + by) if o.kind == "v" and enabled >> (3 if k < count else k - count) & 1 else o
-        for k, o in enumerate(ins.operands)
-    ]
+    operands = []
+    for k, o in enumerate(ins.operands):
+        if o.kind == "v" and enabled >> (3 if k < count else k - count) & 1:
+            there = o.index + by + o.count <= registers
+            if not there and k < count:
+                return None
+            o = replace(o, index=o.index + by if there else 0)
+        operands.append(o)
     return replace(plain, operands=tuple(operands))
 
 
@@ -91,12 +99,13 @@ def build_indexed(ins: Instruction, target: Target) -> Step:
             raise UnknownInstructionError(name)
         return builder(plain, target)
 
-    make(moved(ins, 0))  # what is unknown is so before it is reached
     steps = _ByNumber(ins, make)
+    steps.at(0, 1 << 30)  # what is unknown is so before it is reached
 
     def step(g: Waves) -> None:
         for number, part in _parts(g):
-            steps[number](part)
+            if (plain := steps.at(number, len(g.V))) is not None:
+                plain(part)
 
     return step
 
@@ -114,12 +123,14 @@ class IndexedGuard:
             wave = int(g.ids[int(np.flatnonzero(bad)[0])])
             raise Found("undefined", "the register's number depends on a value that nobody wrote (m0)", wave)
         for number, part in _parts(g):
-            self._guards[number].before(part)
+            if (guard := self._guards.at(number, len(g.V))) is not None:
+                guard.before(part)
 
     def after(self, g: Waves) -> None:
         """As Guard.after."""
         for number, part in _parts(g):
-            self._guards[number].after(part)
+            if (guard := self._guards.at(number, len(g.V))) is not None:
+                guard.after(part)
 
 
 def _parts(g: Waves) -> Iterator[tuple[int, Waves]]:

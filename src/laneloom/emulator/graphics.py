@@ -114,6 +114,12 @@ def _offsets(g: Waves, low_bits: bool) -> tuple[np.ndarray, np.ndarray]:
     return m0.astype(np.intp), m0.astype(np.intp)
 
 
+def _within(file: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Registers of a file by number; the first is read for those that are not there, and none written (RDNA 3 ISA
+    guide, on VGPRs and SGPRs out of range)."""
+    return np.where(rows < len(file), rows, 0)
+
+
 def _move_vector(moves_source: bool, moves_destination: bool, low_bits: bool = False):
     def build(ins: Instruction, target: Target) -> Step:
         destination, source = ins.operands
@@ -124,12 +130,14 @@ def _move_vector(moves_source: bool, moves_destination: bool, low_bits: bool = F
             wave = np.arange(g.count)
             value = np.broadcast_to(plain(g), (g.count, g.lanes))
             if moves_source:
-                value = g.V[source.index + by_source, wave]
+                value = g.V[_within(g.V, source.index + by_source), wave]
             if not moves_destination:
                 g.put(destination.index, np.ascontiguousarray(value))
                 return
             rows = destination.index + by_destination
-            g.V[rows, wave] = value if g.exec is None else np.where(g.exec, value, g.V[rows, wave])
+            moves = g.active() & (rows < len(g.V))[:, None]
+            rows = _within(g.V, rows)
+            g.V[rows, wave] = np.where(moves, value, g.V[rows, wave])
 
         return step
 
@@ -149,8 +157,9 @@ def _swap_vectors(ins: Instruction, target: Target) -> Step:
         by_source, by_destination = _offsets(g, True)
         wave = np.arange(g.count)
         x, y = destination.index + by_destination, source.index + by_source
+        active = g.active() & (np.maximum(x, y) < len(g.V))[:, None]
+        x, y = _within(g.V, x), _within(g.V, y)
         old_x, old_y = g.V[x, wave], g.V[y, wave]
-        active = g.active()
         g.V[x, wave] = np.where(active, old_y, old_x)
         g.V[y, wave] = np.where(active, old_x, g.V[y, wave])
 
@@ -170,7 +179,7 @@ def _move_scalar(moves_source: bool, wide: bool):
             wave = np.arange(g.count)
             value = np.broadcast_to(plain(g), (g.count,))
             if moves_source:
-                rows = source.index + offset
+                rows = _within(g.S[: -int(wide) or None], source.index + offset)
                 value = g.S[rows, wave]
                 if wide:
                     value = value.astype(U64) | (g.S[rows + 1, wave].astype(U64) << U64(32))
@@ -179,6 +188,8 @@ def _move_scalar(moves_source: bool, wide: bool):
             # Which register is written differs by wave: write each one's own.
             for n in np.unique(offset):
                 at = destination.index + int(n)
+                if at + wide >= len(g.S):
+                    continue
                 old = g.scalar64(at) if wide else g.s[at]
                 (g.set_scalar64 if wide else g.set_scalar)(at, np.where(offset == n, value, old))
 
@@ -197,9 +208,11 @@ def _move_scalar_both(ins: Instruction, target: Target) -> Step:
 
     def step(g: Waves) -> None:
         by_source, by_destination = _offsets(g, True)
-        value = g.S[source.index + by_source, np.arange(g.count)]
+        value = g.S[_within(g.S, source.index + by_source), np.arange(g.count)]
         for n in np.unique(by_destination):
             at = destination.index + int(n)
+            if at >= len(g.S):
+                continue
             g.set_scalar(at, np.where(by_destination == n, value, g.s[at]))
 
     return step

@@ -17,6 +17,7 @@ from .metadata import KernelMetadata, parse_metadata
 from .parse import FILE, LOC, Instruction, Operand, Source, file_name, instruction
 from .parse import Listing as TypedListing
 from .registers import Uses, uses
+from .targets import gpu_of
 from .vgpr_banks import number_registers
 
 #: GPUs whose code is checked
@@ -29,7 +30,7 @@ _AMDGCN = re.compile(
     r"(?:s|v|ds|global|flat|buffer|tbuffer|scratch|image|lds|cluster|tensor)_|exp(?:ort)?\b|undecodable\b"
 )
 _FALLS_THROUGH = ("s_cbranch", "s_call")
-_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_rfe", "s_trap")
+_LEAVES = ("s_endpgm", "s_setpc", "s_swappc", "s_add_pc", "s_rfe", "s_trap")
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,10 @@ def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None
     """
     text, symbols = _as_assembly(text)
     text = as_printed(text)
-    named = re.search(r"^\s*\.amdgcn_target\s+\"?[^\s\"]*-(gfx[0-9a-f]+)", text, re.MULTILINE)
-    if gpu is None and named is None:
+    chosen = gpu_of(text, gpu.name if isinstance(gpu, Gpu) else gpu)
+    if chosen is None:
         raise ArgumentError("the text has no .amdgcn_target line: say with --gpu which GPU it is for")
-    row = get_gpu(gpu if gpu is not None else named[1] if named else "")
+    row = get_gpu(chosen)
     if row.name not in CHECKED:
         raise UnsupportedError(f"laneloom checks code of {', '.join(CHECKED)}, not of {row.name} ({row.family})")
     described = {m.name: m for m in parse_metadata(text)}
@@ -171,7 +172,7 @@ def _blocks(steps: list[Step], listing: Listing) -> tuple[Block, ...]:
         )
         if falls and last < len(steps):
             after.append(number[last])
-        if name.startswith(("s_setpc", "s_swappc")):
+        if name.startswith(("s_setpc", "s_swappc", "s_add_pc")):
             after = [None] + ([number[last]] if name.startswith("s_swappc") and last in number else [])
         blocks.append(Block(first, last, tuple(after)))
     return tuple(blocks)

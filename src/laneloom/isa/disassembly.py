@@ -19,15 +19,10 @@ from .descriptor import DESCRIPTOR_BYTES, directives, entry_offset, wave_of
 from .elf import BROKEN, FUNCTION, RELOCATABLE, Section, Symbol, machine, read_sections, read_symbols
 from .notes import read_metadata, to_yaml
 from .offload_bundle import code_objects
+from .targets import runs_on
 
 _HSA = 64  # ELF's OSABI of code for AMD's runtime
 _VERSIONS = {1: 3, 2: 4, 3: 5, 4: 6}  # ELF's ABI version -> version of the code object
-# Code for a whole family, and the GPUs of the table that run it (LLVM AMDGPUUsage, "Generic processor").
-_GENERIC = {
-    "gfx9-4-generic": ("gfx942", "gfx950"),
-    "gfx11-generic": tuple(name for name in GPUS if name.startswith(("gfx110", "gfx115"))),
-    "gfx12-generic": tuple(name for name in GPUS if name.startswith("gfx120")),
-}
 _MACHINES = {
     0x30: "gfx908", 0x36: "gfx1030", 0x3F: "gfx90a", 0x41: "gfx1100", 0x43: "gfx1150", 0x44: "gfx1103",
     0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201",
@@ -72,14 +67,14 @@ def disassemble(source: str | Path | bytes, gpu: str | Gpu | None = None, kernel
             raise ArgumentError(f"cannot read {source}: {error.strerror or error}") from None
     asked = None if gpu is None else get_gpu(gpu)
     opened = [(target_of(elf) if target == "" else target, elf) for target, elf in code_objects(source)]
-    fitting = [(target, elf) for target, elf in opened if asked is None or asked.name in _runs_on(target)]
+    fitting = [(target, elf) for target, elf in opened if asked is None or asked.name in runs_on(target)]
     targets = list(dict.fromkeys(target for target, _ in opened))
     if not fitting:
         assert asked is not None
         raise ArgumentError(f"the file holds code for {', '.join(targets)}, not for {asked.name}")
     if len({target for target, _ in fitting}) > 1:
         raise ArgumentError(f"the file holds code for {', '.join(targets)}: say with gpu (--gpu) for which")
-    name = _runs_on(fitting[0][0])[0]
+    name = runs_on(fitting[0][0])[0]
     if asked is None and name not in GPUS:
         raise UnsupportedError(f"the file holds code for {name}, which is none of `laneloom gpus`")
     row = asked or get_gpu(name)
@@ -95,10 +90,6 @@ def target_of(elf: bytes) -> str:
     """The processor that a code object is for, as the compiler names it."""
     flags = machine(elf)[2] & 0xFF
     return _MACHINES.get(flags, f"an unknown processor (number {flags:#x})")
-
-
-def _runs_on(target: str) -> tuple[str, ...]:
-    return _GENERIC.get(target, (target,))
 
 
 def _disassemble(fitting: list[tuple[str, bytes]], gpu: Gpu, kernel: str | None) -> Disassembly:

@@ -1,19 +1,18 @@
 """Assembly that a person wrote, brought to the form that compilers print, line for line.
 
 LLVM's assembler takes more than LLVM prints: blanks after a modifier's colon, integer expressions, symbols of `.set`,
-block comments, numbered and indented labels, instructions at the start of a line or behind a label. Macros are refused.
+block comments, macros, numbered and indented labels, instructions at the start of a line or behind a label.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
 from collections.abc import Mapping
 
-from ..errors import EmulationError
+from .expressions import value_of
+from .macros import expand, uses_macros
 
-__all__ = ["as_printed"]
+__all__ = ["as_printed", "line_number"]
 
 # What compilers print has none of these: at the start of a line, and inside a line that may be an instruction.
 _ODD_LINE = re.compile(
@@ -28,23 +27,21 @@ _ODD_INSTRUCTION = re.compile(
     r"(?:\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t)"
 )
 _HIGH_REGISTER = re.compile(r" /\*v(?:\d+|\[\d+:\d+\])(?:\.[lh])?\*/")
-_EXPANDED = re.compile(r"^\s*\.(macro|rept|irpc?|include|altmacro|if\w*)\b")
+_DESCRIBED = re.compile(r"(\s*\.amdhsa_\w+\s+)(.*?)\s*$")
+_FROM = re.compile(r";@(\d+)$")  #: behind what macros moved: the line that it comes from
 _SET = re.compile(r"^\s*(?:\.(?:set|equ|equiv)\s+([A-Za-z_]\w*)\s*,|([A-Za-z_]\w*)\s*=(?!=))\s*(.+?)\s*$")
+_INSTRUCTION = re.compile(r"\t[a-z]")
 _NUMBERED = re.compile(r"^\s*(\d+):")
 _SYMBOL = re.compile(r"(?<![\w.$@])[A-Za-z_]\w*(?![\w.(])")
 _EXPRESSION = re.compile(r"[\w()]+(?:[ \t]*(?:<<|>>|[+*/%&|^-])[ \t]*[\w()]+)+")
-_OPERATORS = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Div: operator.floordiv, ast.Mod: operator.mod, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
-    ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-}  # fmt: skip
 
 
 def as_printed(text: str) -> str:
-    """The same program as compilers print it, each line where it was. Compilers' own text comes back as it is, but
-    for the comments in which LLVM repeats the numbers of registers above 255.
+    """The same program as compilers print it, each line where it was, but where macros make more lines: then each
+    instruction says by `line_number` which it comes from. Compilers' own text comes back as it is, but for the comments
+    in which LLVM repeats the numbers of registers above 255.
 
-    Raises EmulationError for what an assembler would have to expand (`.macro`, `.rept`, `.if`, `.include`).
+    Raises EmulationError for macros that cannot be expanded, and for `.include`.
     """
     if "/*" in text:
         text = _HIGH_REGISTER.sub("", text)
@@ -54,14 +51,10 @@ def as_printed(text: str) -> str:
     symbols: dict[str, int] = {}
     labels: dict[str, int] = {}
     lines = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for place, (number, line) in enumerate(expand(text) if uses_macros(text) else _numbered(text), 1):
         code = re.split(r";|//", line, maxsplit=1)[0]
-        if match := _EXPANDED.match(code):
-            raise EmulationError(
-                f"line {number} uses .{match[1]}, which an assembler expands: give the text that it makes of it"
-            )
         if match := _SET.match(code):
-            value = _value(_replaced(match[3], symbols))
+            value = value_of(match[3], symbols)
             if value is not None:
                 symbols[match[1] or match[2]] = value
             lines.append("")
@@ -69,8 +62,25 @@ def as_printed(text: str) -> str:
         if match := _NUMBERED.match(code):
             labels[match[1]] = labels.get(match[1], -1) + 1
             code = f".Lnumber{match[1]}_{labels[match[1]]}:" + code[match.end() :]
-        lines.append(_line(code, symbols, labels) if code.strip() and not code.lstrip().startswith(".amd") else line)
+        if match := _DESCRIBED.match(code):
+            value = value_of(match[2], symbols)
+            lines.append(line if value is None else f"{match[1]}{value}")
+        elif not code.strip() or code.lstrip().startswith(".amd"):
+            lines.append(line)
+        else:
+            printed = _line(code, symbols, labels)
+            lines.append(f"{printed} ;@{number}" if number != place and _INSTRUCTION.search(printed) else printed)
     return "\n".join(lines)
+
+
+def _numbered(text: str) -> list[tuple[int, str]]:
+    return [(line_number(line, place), line) for place, line in enumerate(text.split("\n"), 1)]
+
+
+def line_number(line: str, place: int) -> int:
+    """Of the text that a person wrote, the line that one of `as_printed` comes from, which stands at `place` there."""
+    match = _FROM.search(line) if ";@" in line else None
+    return int(match[1]) if match else place
 
 
 def _is_odd(text: str) -> bool:
@@ -96,8 +106,9 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
         return f"{label}\t{mnemonic} {rest.strip()}"
     if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
-    rest = _replaced(re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest), symbols)
-    rest = re.sub(r"\[([^\]]*)\]", lambda m: "[" + re.sub(r"[^,:]+", _computed, m[1].replace(" ", "")) + "]", rest)
+    rest = re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest)
+    rest = re.sub(r"\[([^\]]*)\]", lambda m: f"[{_numbers(m[1], symbols)}]", rest)
+    rest = _replaced(rest, symbols)
     rest = _EXPRESSION.sub(_computed, rest)
     return f"{label}\t{mnemonic} {rest.strip()}"
 
@@ -109,25 +120,14 @@ def _replaced(text: str, symbols: Mapping[str, int]) -> str:
     return _SYMBOL.sub(lambda m: str(symbols[m[0]]) if m[0] in symbols and text[m.end() :][:1] != ":" else m[0], text)
 
 
+def _numbers(text: str, symbols: Mapping[str, int]) -> str:
+    """What stands between brackets, each part of it computed."""
+    return re.sub(r"[^,:]+", lambda m: _or_itself(value_of(m[0], symbols), m[0]), text.replace(" ", ""))
+
+
+def _or_itself(value: int | None, text: str) -> str:
+    return text if value is None else str(value)
+
+
 def _computed(match: re.Match) -> str:
-    value = _value(match[0])
-    return match[0] if value is None else str(value)
-
-
-def _value(text: str) -> int | None:
-    """The value of an integer expression; None where it is none."""
-    try:
-        return _evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _evaluate(node: ast.expr) -> int:
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return node.value
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Invert)):
-        value = _evaluate(node.operand)
-        return -value if isinstance(node.op, ast.USub) else ~value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    raise ValueError("no integer expression")
+    return _or_itself(value_of(match[0]), match[0])

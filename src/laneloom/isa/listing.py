@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from .handwritten import as_printed
+from .handwritten import as_printed, line_number
 from .metadata import parse_metadata, select_kernel
 
 
@@ -126,7 +126,7 @@ def _code_lines(asm: str, kernel: str | None) -> Iterator[tuple[int, str]]:
         stripped = line.lstrip()
         if stripped.startswith((".Lfunc_end", ".amdhsa_kernel", ".section", ".amdgpu_metadata", ".size")):
             return
-        yield number, line
+        yield line_number(line, number), line
 
 
 _OTHER = re.compile(
@@ -142,7 +142,7 @@ _RULES: tuple[tuple[re.Pattern[str], Kind], ...] = tuple(
         (r"v_", Kind.VALU),
         (r"s_(waitcnt|wait_[a-z_]*cnt|wait_idle)", Kind.WAIT),
         (r"s_barrier", Kind.BARRIER),
-        (r"s_(branch|cbranch|setpc|swappc|call)", Kind.BRANCH),
+        (r"s_(branch|cbranch|setpc|swappc|add_pc|call)", Kind.BRANCH),
         (r"s_(buffer_)?load_", Kind.SCALAR_LOAD),
         (r"(global|flat|buffer|tbuffer)_(atomic)", Kind.ATOMIC),
         (r"(global|buffer)_load_(async_to_)?lds_", Kind.GLOBAL_TO_LDS),

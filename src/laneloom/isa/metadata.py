@@ -55,7 +55,7 @@ def parse_metadata(asm: str) -> tuple[KernelMetadata, ...]:
     block = _BLOCK.search(asm)
     if block is None:
         return ()
-    lines = [line.rstrip() for line in block[1].splitlines()]
+    lines = [re.sub(r"(?:^|\s)#.*", "", line).rstrip() for line in block[1].splitlines()]
     lines = [line for line in lines if line.strip() and line.strip() not in ("---", "...")]
     document, _ = _parse_block(lines, 0, 0)
     kernels = document.get("amdhsa.kernels", []) if isinstance(document, dict) else []
@@ -118,8 +118,8 @@ def _cluster(dims: Sequence[int] | None) -> tuple[int, ...] | None:
 def _parse_block(lines: Sequence[str], at: int, indent: int) -> tuple[Any, int]:
     """The map or list that starts at line `at` with `indent` columns, and the line after it.
 
-    This is the part of YAML that LLVM prints: block maps, block lists, flow lists of scalars, plain and
-    quoted scalars.
+    This is the part of YAML that LLVM prints and people write: block maps, block lists, flow lists and maps, plain and
+    quoted scalars, comments.
     """
     if lines[at].lstrip().startswith("- "):
         return _parse_list(lines, at, indent)
@@ -160,9 +160,24 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def _parts(text: str) -> list[str]:
+    """What stands between the commas of a flow list or map, those of what is inside it aside."""
+    parts, depth = [""], 0
+    for c in text:
+        depth += (c in "[{") - (c in "]}")
+        if c == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += c
+    return [part.strip() for part in parts if part.strip()]
+
+
 def _scalar(text: str) -> Any:
     if text.startswith("[") and text.endswith("]"):
-        return [_scalar(part.strip()) for part in text[1:-1].split(",") if part.strip()]
+        return [_scalar(part) for part in _parts(text[1:-1])]
+    if text.startswith("{") and text.endswith("}"):
+        pairs = (part.partition(":") for part in _parts(text[1:-1]))
+        return {str(_scalar(key.strip())): _scalar(value.strip()) for key, _, value in pairs}
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     if text in ("true", "false"):

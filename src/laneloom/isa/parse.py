@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..errors import EmulationError
-from .handwritten import as_printed
+from .handwritten import as_printed, line_number
 
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
@@ -158,7 +158,8 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
     start = next((n for n, raw in enumerate(lines) if raw.startswith(label)), len(lines))
     listing.entries[name] = listing.labels[name] = len(listing.instructions)
     source: Source | None = None
-    for number, raw in enumerate(lines[start + 1 :], start + 2):
+    for place, raw in enumerate(lines[start + 1 :], start + 2):
+        number = line_number(raw, place)
         line = _strip_comment(raw)
         if not line:
             continue
@@ -167,15 +168,15 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
             line = line.lstrip()[match.end() :]
             if not line.strip():
                 continue
-        elif line[0] not in " \t":
-            continue
         if line.lstrip()[0] == ".":
             if match := LOC.match(line):
                 # Line 0 means "no line": keep the last real one, which is what a debugger shows.
                 if match[2] != "0":
                     source = Source(files.get(match[1], "?"), int(match[2]))
-            elif ".amdhsa_kernel" in line or line.lstrip().startswith(".size"):
+            elif line.lstrip().startswith((".amdhsa_kernel", ".amdgpu_metadata", ".size")):
                 break
+            continue
+        if line[0] not in " \t" and not match:
             continue
         if match := _INSTRUCTION.match(line):
             ins = instruction(match[1], match[2] or "", number, line.strip(), source)

@@ -53,7 +53,9 @@ def _settings(listing: Listing) -> list[set[int]]:
         ins = code[at]
         if ins.name.startswith(("s_branch", "s_cbranch")):
             work.append((labels.get(str(ins.operands[0].value), len(code)), setting))
-        if not ins.name.startswith(("s_branch", "s_endpgm", "s_setpc", "s_set_pc")):
+        if ins.name == "s_add_pc_i64":  # LLVM's far branch: a label less the label behind it
+            work.append((labels.get(str(ins.operands[0].value).partition("-")[0], len(code)), setting))
+        if not ins.name.startswith(("s_branch", "s_endpgm", "s_setpc", "s_set_pc", "s_add_pc")):
             work.append((at + 1, _after(ins, setting)))
     return found
 

@@ -121,7 +121,7 @@ def _pipe(name: str) -> Pipe:
         return Pipe.SCALAR_MEMORY
     if name in ("s_barrier", "s_barrier_wait", "s_barrier_signal"):
         return {"s_barrier": Pipe.BARRIER, "s_barrier_wait": Pipe.WAIT_BARRIER}.get(name, Pipe.SIGNAL)
-    if name.startswith(("s_branch", "s_cbranch", "s_setpc", "s_swappc", "s_call")):
+    if name.startswith(("s_branch", "s_cbranch", "s_setpc", "s_swappc", "s_add_pc", "s_call")):
         return Pipe.BRANCH
     if name.startswith("s_endpgm"):
         return Pipe.END
