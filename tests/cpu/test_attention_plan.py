@@ -156,7 +156,7 @@ def test_hopper_decodes_with_as_many_programs_as_keep_the_memory_busy():
     gpu = get_gpu("sm_90a")
     cases = (
         (1, 131072, 128, 16, 7), (16, 8192, 128, 1, 7), (8, 2048, 128, 1, 3), (17, 8192, 128, 1, 3),
-        (16, 4096, 256, 1, 3), (1, 333, 128, 1, 3), (1, 8192, 128, 8, 3),
+        (16, 4096, 256, 1, 3), (1, 333, 128, 1, 3), (1, 8192, 128, 16, 7),
     )  # fmt: skip
     for batch, keys, d, splits, stages in cases:
         case = DecodeProblem(batch, 32, 8 if d == 128 else 4, 1, keys, d, d, "bf16")

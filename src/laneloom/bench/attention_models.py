@@ -1,7 +1,8 @@
 """Random attentions of models beside torch's backends on one Hopper GPU: heads that models have, any batch and lengths.
 
 `python -m laneloom.bench.attention_models --out results/h100/attention_models.csv --jobs 16` measures forward and
-backward of COUNT of them for each seed, each checked against FP64, beside torch's cuDNN and flash backends, and
+backward of COUNT of them for each seed, and as many times one query over a cache, each checked against FP64, beside
+torch's cuDNN and flash backends, and
 `--render results/h100/attention_models.csv docs/attention.md --readme README.md` writes what came out into the pages.
 """
 
@@ -18,7 +19,7 @@ from statistics import geometric_mean
 import torch
 
 from ..ops.attention.api import flash_attention
-from .attention import CUDNN, FLASH, Case, measure
+from .attention import CUDNN, FLASH, Case, measure, measure_decode
 from .matmul_tiles import read_rows, write
 from .matmul_wide import SLOW
 from .report import fill_pages
@@ -41,7 +42,12 @@ MASKED, CROSS = 0.5, 0.2  #: shares of the cases
 MOST_TOKENS, MOST_PAIRS = 1 << 16, 1 << 33  #: of all sequences, and of all heads
 COUNT, SEEDS = 70, (1, 2)
 SLOWEST = 10  #: that the page lists
-DIRECTIONS = ("forward", "backward")
+DIRECTIONS = ("forward", "backward", "decode")
+#: of caches, and the most bytes of one
+CACHE_LENGTHS = (
+    50, 100, 197, 333, 500, 777, 1000, 1500, 2048, 3000, 4096, 5000, 8192, 10000, 16384, 32768, 65536,
+)  # fmt: skip
+MOST_CACHE_BYTES = 1 << 30
 GROUPS = ((1, 64), (65, 128), (129, 256))  #: of D, in the page's table
 
 
@@ -87,6 +93,18 @@ def random_cases(seed: int, count: int = COUNT) -> list[Case]:
     return found
 
 
+def random_decodes(seed: int, count: int = COUNT) -> list[Case]:
+    """So many random attentions of one query over a cache."""
+    generator, found = random.Random(seed), []
+    while len(found) < count:
+        heads, kv_heads, d = generator.choice(HEADS)
+        batch, keys = 2 ** generator.randrange(8), generator.choice(CACHE_LENGTHS)
+        dtype = generator.choice(("bf16", "fp16"))
+        if batch * kv_heads * keys * d * 4 <= MOST_CACHE_BYTES:
+            found.append(Case(batch, heads, kv_heads, 1, keys, d, False, dtype))
+    return found
+
+
 def summarise(rows: Sequence[Row]) -> str:
     """Markdown: a sentence."""
     parts = []
@@ -95,8 +113,8 @@ def summarise(rows: Sequence[Row]) -> str:
         slow = sum(ratio < SLOW for ratio in ratios)
         parts.append(f"{direction} {geometric_mean(ratios):.3f}, least {min(ratios):.2f}, {slow} under {SLOW}")
     return (
-        f"{len(rows) // 2} random attentions of models, the time of the faster of cuDNN and torch's flash backend over "
-        f"ours: {'; '.join(parts)}."
+        f"{len(rows) // len(DIRECTIONS)} random attentions of models in each direction, the time of the faster of cuDNN "
+        f"and torch's flash backend over ours: {'; '.join(parts)}."
     )
 
 
@@ -160,8 +178,11 @@ def main() -> None:
     cases = [case for seed in arguments.seeds for case in random_cases(seed, arguments.count)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         pool.map(_call_once, cases, chunksize=1)
-    for case in cases:
-        for direction, (timings, error, budget, text) in measure(case, arguments.rounds).items():
+    decodes = [case for seed in arguments.seeds for case in random_decodes(seed, arguments.count)]
+    for case in cases + decodes:
+        single = case in decodes
+        found = {"decode": measure_decode(case, arguments.rounds)} if single else measure(case, arguments.rounds)
+        for direction, (timings, error, budget, text) in found.items():
             us, cudnn, flash = (
                 round(timings[name].median_us, 2) if name in timings else 0.0 for name in ("laneloom", CUDNN, FLASH)
             )

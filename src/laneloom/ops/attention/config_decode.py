@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd, log2
 
 from ...errors import UnsupportedError
@@ -18,11 +19,12 @@ _LEAST_STEPS = 4  #: blocks of keys of a program
 _WIDEST_HOPPER = 256
 _STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
 _LEAST_RING = 3  #: tiles of a program that shares a processor
-#: of 60 problems on one H100 (docs/attention.md, "Tried"): a round of programs; a tile, and 128 bytes of its rows;
+_FILLED = 0.75  #: of the places that so many programs a processor have
+#: of 233 problems on one H100 (docs/attention.md, "Tried"), in us: a round of programs, and what they lose where there
+#: is more than one; until a tile is there; its work, and for 128 bytes of its rows; each 128 bytes of a row ahead;
 #: putting runs together, and each doubling of them; of the memory's rate, what is reached
-_ROUND_US, _TILE_US, _CHUNK_US, _JOIN_US, _DOUBLING_US, _BANDWIDTH_SHARE = 1.65, 0.236, 0.086, 1.9, 1.4, 0.98
-_SHARPNESS = 8  #: of the maximum of what tiles take and what the memory takes
-_FILLED = 0.75  #: of the processors: programs that have one each and all of its memory
+_ROUND_US, _ROUNDS_FACTOR, _LATENCY_US, _TILE_US, _CHUNK_US = 0.38, 1.14, 1.39, 0.26, 0.1
+_AHEAD_US, _JOIN_US, _DOUBLING_US, _BANDWIDTH_SHARE = 0.33, 3.05, 0.6, 1.04
 
 
 @dataclass(frozen=True)
@@ -173,35 +175,40 @@ class HopperDecodeConfig:
 
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
-    """The number of runs with the shortest estimate, and as many programs a processor as have rings of _LEAST_RING.
+    """The runs and programs a processor, whose rings fill its memory, that have the shortest estimate.
 
-    A program takes a time for each tile, all of them the memory's for the bytes, whichever is longer; runs have to be
-    put together. Numbers that are no power of two were measured slower. Programs that have nearly all processors to
-    themselves take all of their memory: beside smaller ones the next launch's would come to lie two on a processor,
-    while others stand idle; but not where a row's last 128 bytes are a part, which was measured slower.
+    A program takes for each tile its latency over the tiles that it has ahead, or its work beside others' on the
+    processor; or all of them what the memory takes. Runs have to be put together; numbers of them that are no power of
+    two were measured slower. Where programs fill the processors, their rings leave no room: the next launch's would
+    come to lie beside some of them while others stand idle. Not so where the last 128 bytes of a row are a part.
     """
     both = chunks(problem.d) + chunks(problem.d_v)
-
-    def ring(together: int) -> int:
-        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // (HopperDecodeConfig.tile * 128 * both)
-
-    together = next((n for n in (3, 2) if ring(n) >= _LEAST_RING), 1)
-    stages, alone = max(1, ring(together)), HopperDecodeConfig(splits=1, stages=1).programs(problem)
+    tile_bytes = HopperDecodeConfig.tile * 128 * both
+    alone = HopperDecodeConfig(splits=1, stages=1).programs(problem)
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
     moved = problem.batch * problem.kv_heads * problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
     memory_us = moved / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
 
-    def cost(splits: int) -> float:
-        rounds = -(-alone * splits // (together * gpu.compute_units))
-        tiles_us = rounds * -(-tiles // splits) * (_TILE_US + _CHUNK_US * both / 2)
+    def cost(together: int, splits: int) -> float:
+        programs, of_run = alone * splits, -(-tiles // splits)
+        ahead = min(ring(together), of_run)
+        rounds = -(-programs // (together * gpu.compute_units))
+        beside = min(-(-programs // gpu.compute_units), together)
+        tile_us = max(_LATENCY_US / ahead, _TILE_US + _CHUNK_US * both / 2 * beside)
         joined_us = _JOIN_US + _DOUBLING_US * log2(splits) if splits > 1 else 0.0
-        less, more = sorted((memory_us, tiles_us))
-        return joined_us + rounds * _ROUND_US + more * (1 + (less / more) ** _SHARPNESS) ** (1 / _SHARPNESS)
+        begun_us = rounds * _ROUND_US + _AHEAD_US * ahead * both / 2
+        return begun_us + joined_us + max(memory_us, rounds * of_run * tile_us) * (_ROUNDS_FACTOR if rounds > 1 else 1)
 
-    splits = min((1 << n for n in range(min(tiles, _MOST_SPLITS).bit_length())), key=cost)
-    fills = _FILLED * gpu.compute_units <= alone * splits <= gpu.compute_units
-    deep = fills and not problem.d % 64 and not problem.d_v % 64
-    return HopperDecodeConfig(splits=splits, stages=max(1, ring(1)) if deep else stages)
+    def ring(together: int) -> int:
+        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes
+
+    numbers = [n for n in (1, 2, 3, 4) if n == 1 or ring(n) >= _LEAST_RING]
+    runs = [1 << n for n in range(min(tiles, _MOST_SPLITS).bit_length())]
+    together, splits = min(product(numbers, runs), key=lambda pair: cost(*pair))
+    filling = (n for n in numbers if _FILLED <= alone * splits / (n * gpu.compute_units) <= 1)
+    if problem.d % 64 == 0 == problem.d_v % 64:
+        together = next(filling, together)
+    return HopperDecodeConfig(splits=splits, stages=max(1, ring(together)))
 
 
 def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:
