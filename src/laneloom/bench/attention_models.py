@@ -113,8 +113,8 @@ def summarise(rows: Sequence[Row]) -> str:
         slow = sum(ratio < SLOW for ratio in ratios)
         parts.append(f"{direction} {geometric_mean(ratios):.3f}, least {min(ratios):.2f}, {slow} under {SLOW}")
     return (
-        f"{len(rows) // len(DIRECTIONS)} random attentions of models in each direction, the time of the faster of cuDNN "
-        f"and torch's flash backend over ours: {'; '.join(parts)}."
+        f"{len(rows) // len(DIRECTIONS)} random attentions of models in each direction, the time of the faster of "
+        f"cuDNN and torch's flash backend over ours: {'; '.join(parts)}."
     )
 
 
