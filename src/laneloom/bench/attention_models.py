@@ -19,7 +19,7 @@ from statistics import geometric_mean
 import torch
 
 from ..ops.attention.api import flash_attention
-from .attention import CUDNN, FLASH, Case, measure, measure_decode
+from .attention import CUDNN, DTYPES, FLASH, Case, measure, measure_decode
 from .matmul_tiles import read_rows, write
 from .matmul_wide import SLOW
 from .report import fill_pages
@@ -146,8 +146,6 @@ def read(path: Path) -> list[Row]:
 
 def _call_once(case: Case) -> None:
     """Compile the case's kernels."""
-    from .attention import DTYPES
-
     q, k, v = (
         torch.randn(case.batch, h, n, case.d, dtype=DTYPES[case.dtype], device="cuda", requires_grad=True)
         for h, n in ((case.heads, case.queries), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
