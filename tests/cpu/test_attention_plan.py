@@ -15,6 +15,7 @@ from laneloom.ops.attention.config import MAX_PROGRAMS, AttentionConfig, lds_roo
 from laneloom.ops.attention.config_decode import DecodeConfig, DecodeProblem, HopperDecodeConfig, plan_decode
 from laneloom.ops.attention.config_hopper import HopperBackwardConfig, HopperBackwardWideConfig, HopperForwardConfig
 from laneloom.ops.attention.hopper_gradients import waves
+from laneloom.ops.attention.plan_backward import steps_of
 from laneloom.ops.attention.plan_forward import section
 from laneloom.ops.attention.problem import AttentionProblem, band
 
@@ -110,6 +111,33 @@ def test_hopper_configs_that_cannot(change, words):
     assert "16 to 128" in str(HopperBackwardConfig().why_invalid(problem(136), gpu))
     assert "16 to 256" in str(HopperBackwardWideConfig().why_invalid(problem(264), gpu))
     assert "shared memory" in str(HopperBackwardWideConfig(stages=3).why_invalid(problem(256), gpu))
+
+
+@pytest.mark.parametrize("d", [64, 128, 256])
+def test_heads_of_keys_are_shared_where_tiles_are_few(d):
+    gpu, sizes = get_gpu("sm_90a"), {"queries": 512, "keys": 512, "kv_heads": 2}
+
+    def sharers_of(**changes):
+        case = problem(d, **{"batch": 1, "heads": 12, **sizes, **changes})
+        (config,) = plan_backward(case, gpu)
+        assert case.group % config.sharers == 0
+        assert config.tiles(case) == case.batch * case.kv_heads * config.sharers * -(-case.keys // 128)
+        return config.sharers
+
+    assert sharers_of() > 1
+    assert sharers_of(last=0) > 1
+    assert sharers_of(heads=2) == 1
+    assert sharers_of(batch=64) == 1
+    assert sharers_of(batch=64, last=0, queries=4096, keys=4096) == 1
+    assert "divide the 6 heads" in str(HopperBackwardConfig(sharers=4).why_invalid(problem(128, heads=12), gpu))
+
+
+def test_blocks_that_a_tile_of_keys_visits():
+    config = HopperBackwardConfig()
+    assert steps_of(problem(128, queries=300, keys=300), config).tolist() == [5, 5, 5]
+    assert steps_of(problem(128, queries=300, keys=300, last=0), config).tolist() == [5, 3, 1]
+    assert steps_of(problem(128, queries=100, keys=300, last=0), config).tolist() == [2, 0, 0]
+    assert steps_of(problem(128, queries=300, keys=300, first=-10, last=10), config).tolist() == [3, 4, 2]
 
 
 def test_sections_of_heads():
