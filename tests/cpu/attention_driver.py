@@ -27,8 +27,9 @@ GPU, PROCESSORS, STREAM, COUNTER = get_gpu("sm_90a"), 132, 77, 0xC0 << 32
 SCHEDULES = {64: "hopper_backward_narrow", 128: "hopper_backward", 256: "hopper_backward_wide"}
 _OTHERS = ("hopper_forward", "hopper_forward_float8", "hopper_decode")
 ENDS = {"START": "attention_hopper_start", "FINISH": "attention_hopper_finish", "JOIN": "attention_hopper_join"}
+FORWARD_JOIN = "attention_hopper_forward_join"
 SOURCES = {
-    **dict.fromkeys(ENDS.values(), "hopper_backward_ends.cu"),
+    **dict.fromkeys(ENDS.values(), "hopper_backward_ends.cu"), FORWARD_JOIN: "hopper_forward_join.cu",
     **{f"attention_{name}": f"{name}.cu" for name in (*SCHEDULES.values(), *_OTHERS)},
 }  # fmt: skip
 #: bytes and format of what a kernel takes
@@ -72,7 +73,8 @@ class Driver:
         assert (config.stream, extra, len(parameters)) == (STREAM, None, len(taken))
         programmatic = 6
         attributes = [(x.id, x.value[0]) for x in config.attributes[: config.attribute_count]]
-        assert attributes == ([] if name in (ENDS["FINISH"], ENDS["JOIN"]) else [(programmatic, 1)])
+        late = (ENDS["FINISH"], ENDS["JOIN"], FORWARD_JOIN)
+        assert attributes == ([] if name in late else [(programmatic, 1)])
         values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
         for (kind, parameter), address in zip(taken, parameters, strict=True):
             size, form = KINDS[kind]

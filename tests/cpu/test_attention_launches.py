@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
+import weakref
 from math import e, log2
 
 import pytest
@@ -14,6 +16,7 @@ torch = pytest.importorskip("torch")
 from attention_driver import (  # noqa: E402
     COUNTER,
     ENDS,
+    FORWARD_JOIN,
     GPU,
     PROCESSORS,
     SCHEDULES,
@@ -29,7 +32,7 @@ import laneloom  # noqa: E402
 from laneloom.codegen import cuda_call  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
 from laneloom.ops.attention import execute, hopper_gradients, torch_op  # noqa: E402
-from laneloom.ops.attention.config import plan_backward  # noqa: E402
+from laneloom.ops.attention.config import plan, plan_backward  # noqa: E402
 from laneloom.ops.attention.hopper_gradients import waves  # noqa: E402
 from laneloom.ops.attention.kernels import hopper_forward  # noqa: E402
 
@@ -39,6 +42,7 @@ def driver(monkeypatch):
     """The driver to which launches on the CPU's tensors go."""
     found, load = stand_in(monkeypatch, (hopper_forward, hopper_gradients), (torch_op,))
     monkeypatch.setattr(hopper_gradients, "_load", lambda _, *arguments: load(*arguments))
+    monkeypatch.setattr(hopper_forward, "_load_join", lambda *_: found.function(FORWARD_JOIN, 256, 0))
     monkeypatch.setattr(
         hopper_gradients, "_load_end", lambda problem, gpu, device, what, *_: found.function(ENDS[what], 256, 0))
     forget(torch_op)
@@ -206,6 +210,32 @@ def test_autograd_prepares_once(driver, monkeypatch, d):
         assert (forward["out"], forward["lse"]) == (start["out"], start["lse"])
         assert [finish["dq"], join["dk"], join["dv"]] == [x.data_ptr() for x in results]
     assert met == ["prepare_forward", "prepare_backward"]
+
+
+def test_parts_of_the_keys_are_joined(driver):
+    """Few queries over many keys: every part a head of its own, added up into the call's own output, which lives no
+    longer than its caller wants it."""
+    outs = []
+    for seed in (1, 2):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v = (torch.randn(1, h, n, 64, generator=generator).bfloat16() for h, n in ((4, 70), (2, 4000), (2, 4000)))
+        driver.launches.clear()
+        out, lse = laneloom.flash_attention(q, k, v, return_lse=True)
+        parts = plan(execute.problem_of(q, k, v, "bf16", None, execute.Band()), GPU).parts
+        assert parts > 1
+        (_, forward), (name, join) = driver.launches
+        assert name == FORWARD_JOIN
+        assert [forward[f"{x}_map"][1] for x in "qkv"] == [x.data_ptr() for x in (q, k, v)]
+        assert (forward["heads"], forward["group"], forward["parts"]) == (4 * parts, 2 * parts, parts)
+        assert (join["part_out"], join["part_lse"]) == (forward["out"], forward["lse"])
+        assert (join["out"], join["lse"]) == (out.data_ptr(), lse.data_ptr())
+        assert (join["queries"], join["heads"], join["parts"], join["batches"]) == (70, 4, parts, 1)
+        assert {x: join[x] for x in steps(out=out)} == steps(out=out)
+        assert join["grid"] == (-(-out.numel() // 8 // 256), 1, 1)
+        outs.append(weakref.ref(out))
+        del out, lse
+    gc.collect()
+    assert [x() for x in outs] == [None, None]
 
 
 def test_threads_do_not_mix_what_they_launch(driver, monkeypatch):

@@ -175,8 +175,9 @@ def test_decode_splits_the_keys_until_the_gpu_is_full():
         assert isinstance(across, DecodeConfig)
         assert across.columns == 32, "what an instruction takes, from two pages if they are small"
         assert "from 16 on" in str(dataclasses.replace(across, columns=48).why_invalid(one, get_gpu("gfx1250")))
-    with pytest.raises(UnsupportedError, match="16 to 512"):
-        plan_decode(dataclasses.replace(one, d=12), gpu)
+    for name, d in (("gfx1151", 12), ("sm_90a", 12), ("sm_90a", 2048)):
+        with pytest.raises(UnsupportedError, match="16 to 512"):
+            plan_decode(dataclasses.replace(one, d=d), get_gpu(name))
 
 
 def test_hopper_decodes_with_as_many_programs_as_keep_the_memory_busy():

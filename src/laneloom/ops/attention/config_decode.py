@@ -200,7 +200,7 @@ def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
         return begun_us + joined_us + max(memory_us, rounds * of_run * tile_us) * (_ROUNDS_FACTOR if rounds > 1 else 1)
 
     def ring(together: int) -> int:
-        return (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes
+        return max(1, (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes)
 
     numbers = [n for n in (1, 2, 3, 4) if n == 1 or ring(n) >= _LEAST_RING]
     runs = [1 << n for n in range(min(tiles, _MOST_SPLITS).bit_length())]
@@ -208,7 +208,7 @@ def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
     filling = (n for n in numbers if _FILLED <= alone * splits / (n * gpu.compute_units) <= 1)
     if problem.d % 64 == 0 == problem.d_v % 64:
         together = next(filling, together)
-    return HopperDecodeConfig(splits=splits, stages=max(1, ring(together)))
+    return HopperDecodeConfig(splits=splits, stages=ring(together))
 
 
 def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from ctypes import c_int32, c_int64
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from ....codegen.code_object import CodeObject
@@ -90,14 +90,17 @@ def _prepare_parts(
     kernel: CudaFunction, problem: AttentionProblem, config: HopperForwardConfig, gpu: Gpu, tensors: Tensors
 ) -> Callable[[dict[str, Any]], None]:
     """The same where each tile has a part of the keys, as if each were a head of queries."""
+    import torch  # here, since kernels are compiled without it
+
     from ....device.prepared import current_stream
 
     out, lse, parts = tensors.tensor("out"), tensors.tensor("lse"), config.parts
     batch, heads, queries, d_v = out.shape
-    shape, device = (batch, heads * parts, queries), out.device.index
+    shape, dtype, where, device = (batch, heads * parts, queries), out.dtype, out.device, out.device.index
 
     def make_room(where: Any) -> dict[str, Any]:
-        return {"out": out.new_empty((*shape, d_v), device=where), "lse": lse.new_empty(shape, device=where)}
+        empty = partial(torch.empty, device=where)
+        return {"out": empty((*shape, d_v), dtype=dtype), "lse": empty(shape, dtype=torch.float32)}
 
     named = {name: tensors.tensor(name) for name in "qkv"} | make_room("meta")
     split = replace(problem, heads=problem.heads * parts)
@@ -110,7 +113,7 @@ def _prepare_parts(
     join = CudaCall(_load_join(problem.code_key, gpu, device), (*pointers, *strides, *sizes), device, ctas=ctas)
 
     def run(operands: dict[str, Any]) -> None:
-        room = make_room(out.device)  # lives until all is launched
+        room = make_room(where)  # lives until all is launched
         attend(operands | room)
         join.launch_at(
             current_stream(device), *(x.data_ptr() for x in (*room.values(), operands["out"], operands["lse"])),
