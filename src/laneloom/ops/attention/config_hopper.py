@@ -48,10 +48,21 @@ def why_too_large(need: int, gpu: Gpu) -> str | None:
     return f"the tiles need {need} bytes of shared memory, a workgroup of {gpu.name} has {gpu.lds_bytes}"
 
 
-class Warpgroups:
-    """What the configs of forward schedules share whose tiles are 64 queries for each warpgroup that multiplies."""
+class Named:
+    """A config whose knobs are its name."""
 
     schedule: str
+
+    @property
+    def text(self) -> str:
+        """The config as one word."""
+        knobs = [f"{name}={value}" for name, value in vars(self).items() if name not in ("role", "schedule")]
+        return f"{self.schedule}:" + ",".join(knobs)
+
+
+class Warpgroups(Named):
+    """What the configs of forward schedules share whose tiles are 64 queries for each warpgroup that multiplies."""
+
     consumers: int
     resident: int = 1  #: programs of a multiprocessor
 
@@ -63,12 +74,6 @@ class Warpgroups:
     @property
     def num_warps(self) -> int:
         return 4 * (self.consumers + 1)
-
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        knobs = [f"{name}={value}" for name, value in vars(self).items() if name not in ("role", "schedule")]
-        return f"{self.schedule}:" + ",".join(knobs)
 
     def tiles(self, problem: AttentionProblem) -> int:
         """Tiles of work: persistent programs share them."""
@@ -127,20 +132,13 @@ class HopperForwardConfig(Warpgroups):
         return why_too_large(self.resident * (self.lds_bytes(problem) + BARRIER_BYTES), gpu)
 
 
-class KeyTiles:
+class KeyTiles(Named):
     """What the configs of the backward share: tiles of 128 keys."""
 
-    schedule: str
     sharers: int
     cluster: int
 
     rows = 128  #: keys of a tile
-
-    @property
-    def text(self) -> str:
-        """The config as one word."""
-        knobs = [f"{name}={value}" for name, value in vars(self).items() if name not in ("role", "schedule")]
-        return f"{self.schedule}:" + ",".join(knobs)
 
     def tiles(self, problem: AttentionProblem) -> int:
         """Tiles of work, of every sharer: persistent programs share them."""

@@ -16,13 +16,12 @@ from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
 from .hopper import band_constants, boxes, counter, processors, source_text
-from .hopper_launch import starts_of
+from .hopper_launch import JOIN_THREADS, starts_of
+from .plan_backward import BLOCK
 from .problem import AttentionProblem
 
-BLOCK = 64  #: queries of a step
 _SUMS_BYTES = 64 * 64 * 4  #: dQ's sums of a block, 64 columns of them
 _PIECES, _FLOATS = 16, 4  #: bytes of a query's lse, or delta, as three 16-bit pieces and zeros, or as FP32
-_JOIN_THREADS = 256
 
 
 def constants_of(problem: AttentionProblem, config: Any) -> dict[str, int]:
@@ -86,7 +85,7 @@ def waves(problem: AttentionProblem, tiles_per_head: int, programs: int, sharers
     """
     heads = problem.batch * problem.kv_heads * sharers
     tiles = max(1, heads * tiles_per_head)
-    if problem.first is None and problem.last is None and not problem.packed:
+    if not problem.masked and not problem.packed:
         return 1, tiles
     if 2 * tiles <= 3 * programs:
         return max(1, heads), tiles
@@ -104,7 +103,7 @@ def _joining(
     pointers = [Pointer() for _ in ("dk_parts", "dv_parts", "dk", "dv", "first_k")]
     strides = map(c_int64, (*dk.stride()[:3], *dv.stride()[:3]))
     sizes = map(c_int32, (dk.shape[2], problem.kv_heads, sharers, problem.batch))
-    ctas = -(-eighths // _JOIN_THREADS)
+    ctas = -(-eighths // JOIN_THREADS)
     return CudaCall(load_end("JOIN"), (*pointers, *strides, *sizes), dk.get_device(), ctas=ctas)
 
 

@@ -12,6 +12,8 @@ from .hopper import boxes, counter, processors
 from .plan_forward import section
 from .problem import AttentionProblem
 
+JOIN_THREADS = 256  #: of a workgroup that adds up parts, 8 elements each
+
 
 def starts_of(operands: dict[str, Any]) -> tuple[int, int]:
     """Addresses of where each sequence's queries and keys begin, 0 where none are packed."""

@@ -17,6 +17,7 @@ from .config_hopper import (
     HopperBackwardWideConfig,
     KeyTiles,
 )
+from .plan_forward import blocks_seen
 from .problem import DTYPE_BYTES, AttentionProblem
 
 BLOCK = 64  #: queries of a step
@@ -40,11 +41,9 @@ _TIMES = {
 def steps_of(problem: AttentionProblem, config: KeyTiles) -> np.ndarray:
     """Blocks of one head's queries that each tile of keys visits; packed sequences count as if all were the longest."""
     keys = np.arange(0, max(problem.keys, 1), config.rows)
-    low = np.zeros_like(keys) if problem.last is None else np.maximum(keys - problem.last, 0)
-    high = np.full_like(keys, problem.queries)
-    if problem.first is not None:
-        high = np.minimum(np.minimum(keys + config.rows, problem.keys) - problem.first, high)
-    return np.where(high > low, -(-high // BLOCK) - low // BLOCK, 0)
+    ends = np.minimum(keys + config.rows, problem.keys)
+    first, last = (None if end is None else -end for end in (problem.last, problem.first))  # seen from the keys
+    return blocks_seen(keys, ends, problem.queries, BLOCK, first, last)
 
 
 def estimate_us(problem: AttentionProblem, config: KeyTiles) -> float:
@@ -52,7 +51,7 @@ def estimate_us(problem: AttentionProblem, config: KeyTiles) -> float:
     times, programs = _TIMES[config.schedule], PROCESSORS // config.cluster
     tiles = times.begin + steps_of(problem, config) * (problem.group // config.sharers) * times.step
     number, longest = config.tiles(problem), float(tiles.max())
-    if problem.first is None and problem.last is None:
+    if not problem.masked:
         time_us = -(-number // programs) * longest
     else:
         time_us = max(float(tiles.mean()) * number / programs + _TAIL * longest * min(1, number / programs), longest)

@@ -76,8 +76,7 @@ _WIDEST = _Model(
 
 def forward_configs(problem: AttentionProblem) -> Iterator[HopperForwardConfig]:
     """Every config that is worth a thought; some may not be able to do the problem."""
-    masked = problem.first is not None or problem.last is not None
-    most = MOST_MASKED if masked else 256
+    most = MOST_MASKED if problem.masked else 256
     parts = {-(-problem.keys // (16 * n)) * 16 for n in range(1, MOST_PARTS + 1)}
     known = WIDE_COLUMNS if max(problem.d, problem.d_v) > WIDE else COLUMNS
     columns = [n for n in sorted(parts | set(known)) if 48 <= n <= most and n < problem.keys + 16]
@@ -110,11 +109,17 @@ def steps_of(problem: AttentionProblem, config: HopperForwardConfig) -> np.ndarr
     """Of each tile of one head, or of MOST_TILES of them; packed sequences count as if all were the longest."""
     tiles = -(-problem.queries // config.rows)
     rows = np.linspace(0, tiles - 1, min(tiles, MOST_TILES)).astype(np.int64) * config.rows
-    low = np.zeros_like(rows) if problem.first is None else np.maximum(rows + problem.first, 0)
-    high = np.full_like(rows, problem.keys)
-    if problem.last is not None:
-        high = np.minimum(np.minimum(rows + config.rows, problem.queries) + problem.last, high)
-    return np.where(high > low, -(-high // config.columns) - low // config.columns, 0)
+    ends = np.minimum(rows + config.rows, problem.queries)
+    return blocks_seen(rows, ends, problem.keys, config.columns, problem.first, problem.last)
+
+
+def blocks_seen(
+    rows: np.ndarray, ends: np.ndarray, length: int, block: int, first: int | None, last: int | None
+) -> np.ndarray:
+    """Blocks of columns, of `length`, that rows from each of `rows` to `ends` see where column - row is in a band."""
+    low = np.zeros_like(rows) if first is None else np.maximum(rows + first, 0)
+    high = np.full_like(rows, length) if last is None else np.minimum(ends + last, length)
+    return np.where(high > low, -(-high // block) - low // block, 0)
 
 
 def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float:
@@ -128,9 +133,8 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
     step += per_key * config.columns * (1 + model.per_d * ((problem.d + problem.d_v) / (2 * model.d) - 1))
     steps, slots = -(-steps_of(problem, config) // config.parts), PROCESSORS * config.resident
     tiles = config.tiles(problem) * config.parts
-    masked = problem.first is not None or problem.last is not None
-    tile = begin + float(steps.mean()) * step + masked * model.mask * config.columns / 128
-    if masked:
+    tile = begin + float(steps.mean()) * step + problem.masked * model.mask * config.columns / 128
+    if problem.masked:
         longest = float(steps.max()) * step + begin
         time_us = max(tile * tiles / slots + model.tail * longest * min(1, tiles / slots), longest)
     else:
@@ -144,7 +148,7 @@ def estimate_us(problem: AttentionProblem, config: HopperForwardConfig) -> float
         row = problem.d_v * DTYPE_BYTES[problem.out_dtype]
         moved = problem.batch * problem.heads * problem.queries * row * (config.parts + 1)
         time_us += _JOIN_US + moved / _JOIN_BYTES_PER_US
-    return time_us * (_LONG_FACTOR if time_us > _LONG_US and config.consumers == 3 and not masked else 1)
+    return time_us * (_LONG_FACTOR if time_us > _LONG_US and config.consumers == 3 and not problem.masked else 1)
 
 
 def section(problem: AttentionProblem, config: Any) -> int:
@@ -154,10 +158,10 @@ def section(problem: AttentionProblem, config: Any) -> int:
     Waves are of tiles that begin together; the shares of the time are from 24 problems on one H100 (docs/attention.md,
     "Tried").
     """
-    if problem.first is None and problem.last is None and not problem.packed:
+    if not problem.masked and not problem.packed:
         return 1  # all are as long as each other
     heads, steps, slots = problem.batch * problem.kv_heads, steps_of(problem, config), PROCESSORS * config.resident
-    tiles = len(range(0, problem.queries, config.rows)) * problem.group
+    tiles = -(-problem.queries // config.rows) * problem.group
     if not heads * tiles:
         return 1
     mixed = np.arange(1, min(heads, -(-_MOST_WAVES * slots // tiles)) + 1)

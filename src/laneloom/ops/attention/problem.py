@@ -51,9 +51,14 @@ class AttentionProblem:
         return self.heads // self.kv_heads
 
     @property
+    def masked(self) -> bool:
+        """Whether some query may not see some key."""
+        return self.first is not None or self.last is not None
+
+    @property
     def pairs(self) -> int:
         """Pairs of a query and a key that it sees, of one head."""
-        if self.first is None and self.last is None:
+        if not self.masked:
             return self.queries * self.keys
         total = 0
         for i in range(self.queries):
@@ -78,7 +83,7 @@ class AttentionProblem:
     @property
     def key(self) -> str:
         """Name of the tuning record."""
-        band = "" if self.first is None and self.last is None else f"_band{self.first}:{self.last}"
+        band = f"_band{self.first}:{self.last}" if self.masked else ""
         return (
             f"attention/{self.dtype}/b{self.batch}_h{self.heads}:{self.kv_heads}_n{self.queries}:{self.keys}"
             f"_d{self.d}:{self.d_v}{band}"

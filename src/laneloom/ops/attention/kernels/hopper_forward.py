@@ -20,10 +20,8 @@ from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_hopper import HopperForwardConfig
 from ..hopper import band_constants, source_text
-from ..hopper_launch import prepare_forward, starts_of
+from ..hopper_launch import JOIN_THREADS, prepare_forward, starts_of
 from ..problem import AttentionProblem
-
-_JOIN_THREADS = 256
 
 
 def constants_of(problem: AttentionProblem, config: HopperForwardConfig) -> dict[str, int]:
@@ -68,7 +66,7 @@ def join_code(problem: AttentionProblem, gpu: Gpu) -> CodeObject:
         source_text("hopper_forward_join.cu", [], "attention_hopper_halves.cuh"),
         gpu,
         constants=band_constants(problem),
-        num_warps=_JOIN_THREADS // 32,
+        num_warps=JOIN_THREADS // 32,
         lds_bytes=0,
         name="hopper_forward_join.cu",
     )
@@ -108,7 +106,7 @@ def _prepare_parts(
     pointers = [Pointer() for _ in ("part_out", "part_lse", "out", "lse", "first_q")]
     strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
     sizes = map(c_int32, (queries, heads, parts, problem.batch))
-    ctas = -(-out.numel() // 8 // _JOIN_THREADS)
+    ctas = -(-out.numel() // 8 // JOIN_THREADS)
     # Without `pdl`: its CTAs would wait where those of the kernel ahead end first.
     join = CudaCall(_load_join(problem.code_key, gpu, device), (*pointers, *strides, *sizes), device, ctas=ctas)
 
