@@ -10,15 +10,9 @@ import pytest
 pytest.importorskip("torch")
 
 from laneloom.bench import attention_models as survey
-from laneloom.bench.attention import Case
 
 ROOT = Path(__file__).parents[2]
 RECORD = ROOT / "results" / "h100" / "attention_models.csv"
-
-
-def case_of(row: survey.Row) -> Case:
-    sizes = row.batch, row.heads, row.kv_heads, row.queries, row.keys, row.d
-    return Case(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], bool(row.causal), row.dtype)
 
 
 def test_cases_are_those_of_the_record():
@@ -26,7 +20,7 @@ def test_cases_are_those_of_the_record():
     drawn = [case for seed in survey.SEEDS for case in survey.random_cases(seed)]
     decodes = [case for seed in survey.SEEDS for case in survey.random_decodes(seed)]
     for direction, cases in (("forward", drawn), ("backward", drawn), ("decode", decodes)):
-        assert [case_of(row) for row in rows if row.direction == direction] == cases
+        assert [row.case for row in rows if row.direction == direction] == cases
     assert all(row.error <= row.budget for row in rows)
     assert all(row.queries == row.keys for row in rows if row.causal)
     assert len({(case.heads, case.d) for case in drawn}) > 20

@@ -72,6 +72,12 @@ class Row:
     config: str
 
     @property
+    def case(self) -> Case:
+        """What was measured."""
+        return Case(
+            self.batch, self.heads, self.kv_heads, self.queries, self.keys, self.d, bool(self.causal), self.dtype)
+
+    @property
     def ratio(self) -> float:
         """The faster backend's time over ours."""
         return min(us for us in (self.cudnn_us, self.flash_us) if us) / self.us
@@ -132,10 +138,9 @@ def render(rows: Sequence[Row]) -> str:
                          f"{min(ratios):.2f} | {cudnn:.2f} | {flash:.2f} |")  # fmt: skip
     lines += ["", "| slowest: B x H x N x D | direction | us | x cuDNN | x flash | what ran |", "|---" * 6 + "|"]
     for row in sorted(rows, key=lambda row: row.ratio)[:SLOWEST]:
-        case = Case(row.batch, row.heads, row.kv_heads, row.queries, row.keys, row.d, bool(row.causal), row.dtype)
         cudnn, flash = (f"{us / row.us:.2f}" if us else "" for us in (row.cudnn_us, row.flash_us))
         schedule = row.config.partition(":")[0].removeprefix("hopper_")
-        lines.append(f"| {case.text} | {row.direction} | {row.us:.1f} | {cudnn} | {flash} | {schedule} |")
+        lines.append(f"| {row.case.text} | {row.direction} | {row.us:.1f} | {cudnn} | {flash} | {schedule} |")
     return "\n".join(lines)
 
 

@@ -98,7 +98,9 @@ def table_of(records: Sequence[Record]) -> dict[str, Any]:
 
 def model_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
     """Rows of attentions of models, measured on `source`."""
-    for row in (row for row in read_models(path) if row.direction != "decode"):
+    for row in read_models(path):
+        if row.direction == "decode":
+            continue
         sizes = [row.batch, row.heads, row.kv_heads, row.queries, row.keys, row.d, row.d]
         kind = f"{row.dtype} {'causal' if row.causal else 'full'} {row.direction}"
         torch_us, ratio = round(row.us * row.ratio, 3), round(row.ratio, 4)
