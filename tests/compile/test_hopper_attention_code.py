@@ -173,3 +173,19 @@ def test_hopper_decode(d, page, left):
     assert sum(op.startswith("ATOMG.E.INC") for op in ops) == 1
     wide = {op for op in ops if op.startswith("LDG") and ".128" in op}
     assert wide == {"LDG.E.128.STRONG.GPU"}, "of the parts; keys and values do not pass through registers"
+
+
+@pytest.mark.parametrize(
+    ("d", "d_v", "abreast", "most"),
+    [(16, 16, 1, 128), (64, 64, 1, 128), (64, 64, 2, 168), (80, 80, 2, 168), (32, 32, 4, 168), (160, 160, 1, 168),
+     (96, 96, 2, 255), (208, 256, 1, 255)],
+)  # fmt: skip
+def test_registers_of_hopper_decode(d, d_v, abreast, most):
+    """As many programs share a processor as the plan counts on: three with 128 registers a thread, two with 168."""
+    gpu = get_gpu("sm_90a")
+    problem = DecodeProblem(4, 16, 16, 1, 8192, d, d_v, "fp16", left=5, page=16, adjacent=True)
+    config = HopperDecodeConfig(splits=32, stages=2, cluster=8, abreast=abreast)
+    assert config.why_invalid(problem, gpu) is None
+    code = hopper_decode.code_object(problem, config, gpu)
+    assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
+    assert code.vgprs <= most

@@ -55,6 +55,7 @@ class Driver:
     def __init__(self):
         self.kernels = {number: (name, parameters_of(name)) for number, name in enumerate(SOURCES)}
         self.launches, self.maps, self.on_launch = [], {}, lambda name, values: None
+        self.largest_cluster = 16
 
     def function(self, name, threads, shared):
         number = next(number for number, (kernel, _) in self.kernels.items() if kernel == name)
@@ -68,14 +69,25 @@ class Driver:
         ctypes.memmove(place.value, encoded, 128)
         return 0
 
+    def cuFuncSetAttribute(self, function, attribute, value):
+        large_clusters = 14
+        assert (attribute, value) == (large_clusters, 1)
+        return 0
+
+    def cuOccupancyMaxActiveClusters(self, found, function, by_config):
+        found._obj.value = int(by_config._obj.attributes[0].value[0] <= self.largest_cluster)
+        return 0
+
     def cuLaunchKernelEx(self, by_config, function, parameters, extra):
         config, (name, taken) = by_config._obj, self.kernels[function.value or 0]
         assert (config.stream, extra, len(parameters)) == (STREAM, None, len(taken))
-        programmatic = 6
-        attributes = [(x.id, x.value[0]) for x in config.attributes[: config.attribute_count]]
-        late = (ENDS["FINISH"], ENDS["JOIN"], FORWARD_JOIN)
-        assert attributes == ([] if name in late else [(programmatic, 1)])
+        cluster, programmatic = 4, 6
+        attributes = {x.id: x.value[0] for x in config.attributes[: config.attribute_count]}
         values = {"grid": tuple(config.grid), "block": tuple(config.block), "shared": config.shared_bytes}
+        if name == "attention_hopper_decode":
+            values["cluster"] = attributes.pop(cluster, 1)
+        late = (ENDS["FINISH"], ENDS["JOIN"], FORWARD_JOIN)
+        assert attributes == ({} if name in late else {programmatic: 1})
         for (kind, parameter), address in zip(taken, parameters, strict=True):
             size, form = KINDS[kind]
             (value,) = struct.unpack(form, ctypes.string_at(address, size))
@@ -133,6 +145,7 @@ def stand_in(monkeypatch, schedules, callers):
         return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
 
     monkeypatch.setattr(cuda_call, "driver", lambda: found)
+    monkeypatch.setattr(cuda_call, "make_current", lambda device: None)
     monkeypatch.setattr(prepared, "current_stream", lambda device: STREAM)
     for module in schedules:
         monkeypatch.setattr(module, "_load", load)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -181,23 +182,58 @@ def test_decode_splits_the_keys_until_the_gpu_is_full():
 
 
 def test_hopper_decodes_with_as_many_programs_as_keep_the_memory_busy():
-    """Short caches in one run, long ones of few heads in many, deep rings where programs have a processor each."""
+    """Short caches in one run, few heads in clusters, long caches of few heads in runs of their own."""
     gpu = get_gpu("sm_90a")
     cases = (
-        (1, 131072, 128, 16, 7), (16, 8192, 128, 1, 7), (8, 2048, 128, 1, 3), (17, 8192, 128, 1, 3),
-        (16, 4096, 256, 1, 3), (1, 333, 128, 1, 3), (1, 8192, 128, 16, 7),
+        (1, 131072, 128, 16, 1), (16, 8192, 128, 1, 1), (8, 2048, 128, 2, 2), (17, 8192, 128, 1, 1),
+        (16, 4096, 256, 1, 1), (1, 50, 128, 1, 1), (1, 8192, 128, 8, 8),
     )  # fmt: skip
-    for batch, keys, d, splits, stages in cases:
+    for batch, keys, d, splits, cluster in cases:
         case = DecodeProblem(batch, 32, 8 if d == 128 else 4, 1, keys, d, d, "bf16")
         config = plan_decode(case, gpu)
         assert isinstance(config, HopperDecodeConfig)
-        assert (config.stages, config.splits) == (stages, splits)
+        assert (config.splits, config.cluster) == (splits, cluster)
         for change in ({"d": 264}, {"page": 24}):
             assert config.why_invalid(dataclasses.replace(case, **change), gpu) is not None
         assert plan_decode(dataclasses.replace(case, d=264), gpu).schedule == "decode"
         assert plan_decode(case, get_gpu("gfx1151")).schedule == "decode"
         boxes = [config.box(dataclasses.replace(case, page=page)) for page in (0, 16, 48, 64, 96, 256)]
         assert boxes == [64, 16, 16, 64, 32, 64]
+
+
+@pytest.mark.parametrize("gpu", [get_gpu("sm_90a"), dataclasses.replace(get_gpu("sm_90a"), bandwidth_gbs=3350)])
+def test_every_decoding_that_hopper_plans_is_valid(gpu):
+    generator = random.Random(0)
+    seen = set()
+    for _ in range(300):
+        group, kv_heads = generator.choice((1, 2, 3, 4, 7, 8, 40)), generator.choice((1, 2, 3, 5, 8, 12, 32))
+        d, d_v = (8 * generator.randrange(2, 33) for _ in range(2))
+        case = DecodeProblem(
+            generator.choice((1, 2, 5, 64)), group * kv_heads, kv_heads, generator.choice((1, 1, 2, 17)),
+            generator.choice((1, 50, 64, 65, 1000, 8192, 100_000)), d, generator.choice((d, d_v)), "bf16",
+            left=generator.choice((None, 100)), page=generator.choice((0, 0, 16, 80)),
+            adjacent=generator.random() < 0.7,
+        )  # fmt: skip
+        config = plan_decode(case, gpu)
+        assert isinstance(config, HopperDecodeConfig)
+        assert config.why_invalid(case, gpu) is None
+        assert config.abreast == 1 or case.adjacent
+        wide = case.abreast(config.abreast)
+        assert wide.row_tiles == case.row_tiles, "no key is read more often than by one head alone"
+        seen.add((config.cluster > 1, config.clusters > 1, config.abreast > 1))
+    assert len(seen) >= 6
+
+
+def test_what_decoding_on_hopper_refuses():
+    gpu = get_gpu("sm_90a")
+    case = DecodeProblem(1, 12, 6, 1, 4096, 80, 80, "bf16", adjacent=True)
+    config = HopperDecodeConfig(splits=16, stages=3, cluster=16, abreast=2)
+    assert config.why_invalid(case, gpu) is None
+    assert "divide 16" in str(dataclasses.replace(config, cluster=5).why_invalid(case, gpu))
+    assert "1 to 16" in str(dataclasses.replace(config, splits=32, cluster=32).why_invalid(case, gpu))
+    assert "divide 6" in str(dataclasses.replace(config, abreast=4).why_invalid(case, gpu))
+    assert "side by side" in str(config.why_invalid(dataclasses.replace(case, adjacent=False), gpu))
+    assert "256" in str(dataclasses.replace(config, abreast=6).why_invalid(case, gpu))
 
 
 def test_cdna_keeps_whole_rows_of_the_result_in_a_program():

@@ -57,17 +57,26 @@ def rooms(monkeypatch):
 
 
 #: heads of queries and keys, queries, keys, columns of keys and values, keys of a page, window
+#: heads, of keys, queries, keys, D, D of values, page, window; splits and cluster as planned, heads abreast
 DECODING = {
-    "one query": (32, 8, 1, 4096, 128, 128, 0, None),
-    "one run": (16, 2, 3, 64, 64, 64, 0, None),
-    "pages, a window": (8, 4, 5, 2048, 128, 64, 16, 300),
+    "a cluster": ((32, 8, 1, 4096, 128, 128, 0, None), (4, 4), 1),
+    "a large cluster": ((4, 1, 1, 8192, 64, 64, 0, None), (12, 12), 1),
+    "clusters": ((1, 1, 1, 16384, 64, 64, 0, None), (30, 5), 1),
+    "runs of their own": ((5, 5, 1, 32768, 24, 24, 0, None), (16, 1), 1),
+    "one run": ((16, 2, 3, 64, 64, 64, 0, None), (1, 1), 1),
+    "pages, a window": ((8, 4, 5, 2048, 128, 64, 16, 300), (7, 7), 1),
+    "heads abreast": ((32, 32, 1, 2048, 80, 80, 0, None), (2, 2), 2),
 }
 
 
+@pytest.mark.parametrize("largest", [16, 8, 5])
 @pytest.mark.parametrize("case", DECODING)
-def test_decoding(driver, rooms, case):
-    heads, kv_heads, queries, keys, d, d_v, page, window = DECODING[case]
+def test_decoding(driver, rooms, case, largest):
+    (heads, kv_heads, queries, keys, d, d_v, page, window), (splits, cluster), abreast = DECODING[case]
     batch, scale = 3, 0.3
+    driver.largest_cluster = largest
+    while cluster > max(largest, 8):  # up to 8 are never asked about
+        cluster //= 2
     for seed in (1, 2):
         generator = torch.Generator().manual_seed(seed)
 
@@ -86,23 +95,40 @@ def test_decoding(driver, rooms, case):
         operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
         problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window)
         config = plan_decode(problem, GPU)
-        several, parts = config.splits > 1, lse.numel() * config.splits
-        assert several == (case != "one run")
+        assert (config.splits, config.abreast) == (splits, abreast)
+        clusters = splits // cluster
+        several, parts = clusters > 1, lse.numel() * clusters
         sums, size = rooms.pop() if several else (0, 0)
         assert size == (parts * (d_v + 1) if several else 0)
         box = min(page or 64, 64)
+        maps = {
+            f"{name}_map": boxed(x.view(*x.shape[:2], -1, x.shape[3] * abreast).transpose(1, 2), box)
+            for name, x in (("k", k), ("v", v))
+        }
         wanted = {
             "grid": (config.programs(problem), 1, 1), "block": (160, 1, 1), "shared": config.lds_bytes(problem),
-            "k_map": boxed(k.transpose(1, 2), box), "v_map": boxed(v.transpose(1, 2), box), "q": q.data_ptr(),
+            "cluster": cluster, **maps, "q": q.data_ptr(),
             "out": out.data_ptr(), "lse": lse.data_ptr(), "parts": sums,
             "parts_lse": sums + 4 * parts * d_v if several else 0, "tickets": COUNTER if several else 0,
             "lengths": lengths.data_ptr(), "table": address_of(table), "q_batch": q.stride(0), "q_row": q.stride(1),
             "q_head": q.stride(2), "scale2": scale * log2(e), "queries": queries, "heads": heads,
-            "group": heads // kv_heads, "row_tiles": problem.row_tiles, "left": window or 0,
-            "table_row": table.stride(0) if page else 0, "splits": config.splits,
+            "group": heads // kv_heads * abreast, "row_tiles": -(-queries * heads // kv_heads * abreast // 16),
+            "left": window or 0, "table_row": table.stride(0) if page else 0, "splits": splits,
+            "early": int(config.early),
         }  # fmt: skip
         assert_same(driver.launches, [("attention_hopper_decode", wanted)])
     assert len(torch_decode._warm) == 1
+
+
+def test_heads_apart_are_not_read_as_one(driver):
+    """Caches [B, H, S, D] seen as [B, S, H, D]: a head's rows lie together, those of its neighbours do not."""
+    q = torch.randn(3, 1, 32, 80, dtype=torch.bfloat16)
+    apart = torch.randn(3, 32, 2048, 80, dtype=torch.bfloat16).transpose(1, 2)
+    seen = []
+    driver.on_launch = lambda name, values: seen.append((values["group"], values["k_map"]))
+    for k, v in ((apart, apart.contiguous()), (apart.contiguous(), apart)):
+        laneloom.attention_decode(q, k, v, cache_lengths=torch.full((3,), 2048, dtype=torch.int32))
+        assert seen.pop() == (1, boxed(k.transpose(1, 2), 64))
 
 
 def test_queries_that_are_shifted_are_copied(driver):

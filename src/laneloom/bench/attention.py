@@ -259,7 +259,7 @@ def measure_decode(case: Case, rounds: int) -> tuple[dict[str, Timing], float, f
         "laneloom": lambda i: attention_decode(*caches[i], cache_lengths=lengths),
     }
     problem = DecodeProblem(
-        case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d, case.dtype)
+        case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d, case.dtype, adjacent=True)
     timings = interleave(candidates, sets, reference=COPY, rounds=rounds, on_failure=_say)
     return timings, error, budget, plan_decode(problem, active_gpu()).text
 

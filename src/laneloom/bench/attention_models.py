@@ -166,6 +166,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="page that gets the summary alone")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--count", type=int, default=COUNT, help="cases of each seed")
+    parser.add_argument("--directions", nargs="+", choices=DIRECTIONS, default=list(DIRECTIONS),
+                        help="what to measure; --out keeps the rows of the others")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     arguments = parser.parse_args()
@@ -177,15 +179,20 @@ def main() -> None:
         return
     if arguments.out is None:
         parser.error("--out or --render")
-    rows: list[Row] = []
-    cases = [case for seed in arguments.seeds for case in random_cases(seed, arguments.count)]
+    wanted = set(arguments.directions)
+    rows = [row for row in read(arguments.out) if row.direction not in wanted] if wanted < set(DIRECTIONS) else []
+    seeds = arguments.seeds if wanted - {"decode"} else []
+    cases = [case for seed in seeds for case in random_cases(seed, arguments.count)]
+    seeds = arguments.seeds if "decode" in wanted else []
+    decodes = [case for seed in seeds for case in random_decodes(seed, arguments.count)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         pool.map(_call_once, cases, chunksize=1)
-    decodes = [case for seed in arguments.seeds for case in random_decodes(seed, arguments.count)]
     for case in cases + decodes:
         decodes_one = case.queries == 1
         found = {"decode": measure_decode(case, arguments.rounds)} if decodes_one else measure(case, arguments.rounds)
         for direction, (timings, error, budget, text) in found.items():
+            if direction not in wanted:
+                continue
             us, cudnn, flash = (
                 round(timings[name].median_us, 2) if name in timings else 0.0 for name in ("laneloom", CUDNN, FLASH)
             )

@@ -27,6 +27,8 @@ _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  #: bytes -> CUtensorMapSwizzle
 L2_PROMOTION = 2
 _MOST_ADDRESSES = 1024  #: encoded maps that are kept of one view
 _CLUSTER_DIMENSION, _PROGRAMMATIC_SERIALIZATION = 4, 6  #: CUlaunchAttributeID
+_LARGE_CLUSTERS_ALLOWED = 14  #: CUfunction_attribute
+_PORTABLE_CLUSTER = 8  #: CTAs that every GPU with clusters takes
 
 
 class _Attribute(ctypes.Structure):
@@ -140,7 +142,8 @@ class CudaCall:
         pdl: bool = False,
     ) -> None:
         """`arguments`: TensorMaps, Pointers and ctypes objects, in the kernel's order, read at each launch; `cluster`:
-        CTAs in a cluster, which divide `ctas`; `pdl`: may start while the kernel ahead still drains."""
+        CTAs in a cluster, which divide `ctas`; of more than 8 a half, or a quarter, where this GPU has no room for
+        so many: `cluster` then says how many. `pdl`: may start while the kernel ahead still drains."""
         self._kernel = load_function(kernel, device) if isinstance(kernel, CodeObject) else kernel
         self._device = device
         self._arguments = tuple(arguments)
@@ -172,7 +175,20 @@ class CudaCall:
         self._function = ctypes.c_void_p(self._kernel.handle)
         self._launch = driver().cuLaunchKernelEx
         self._by_config = ctypes.byref(self._config)
+        self.cluster = cluster
+        while self.cluster > _PORTABLE_CLUSTER and not self._has_room():
+            self.cluster //= 2
+            self._attributes[0].value[0] = self.cluster
         self._lock = threading.Lock()
+
+    def _has_room(self) -> bool:
+        """Whether the GPU can run one such cluster."""
+        clusters = ctypes.c_int()
+        make_current(self._device)
+        status = driver().cuFuncSetAttribute(self._function, _LARGE_CLUSTERS_ALLOWED, 1)
+        if status == 0:
+            status = driver().cuOccupancyMaxActiveClusters(ctypes.byref(clusters), self._function, self._by_config)
+        return status == 0 and clusters.value > 0
 
     def __call__(self, stream: int) -> None:
         """Launch on a stream of the device; asynchronous, and captured if the stream is being captured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from math import gcd, log2
@@ -15,16 +16,33 @@ from .problem import DTYPE_BYTES, HALVES
 _ROWS = 16
 _MOST_SPLITS = 256
 _PROGRAMS_PER_PROCESSOR = 8  #: enough of one wave each to keep the memory's queues full
+_MOST_CLUSTER = 16  #: programs
 _LEAST_STEPS = 4  #: blocks of keys of a program
 _WIDEST_HOPPER = 256
 _STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
-_LEAST_RING = 3  #: tiles of a program that shares a processor
-_FILLED = 0.75  #: of the places that so many programs a processor have
-#: of 233 problems on one H100 (docs/attention.md, "Tried"), in us: a round of programs, and what they lose where there
-#: is more than one; until a tile is there; its work, and for 128 bytes of its rows; each 128 bytes of a row ahead;
-#: putting runs together, and each doubling of them; of the memory's rate, what is reached
-_ROUND_US, _ROUNDS_FACTOR, _LATENCY_US, _TILE_US, _CHUNK_US = 0.38, 1.14, 1.39, 0.26, 0.1
-_AHEAD_US, _JOIN_US, _DOUBLING_US, _BANDWIDTH_SHARE = 0.33, 3.05, 0.6, 1.04
+_LEAST_RING = 2  #: tiles
+#: the most rings that a processor's memory is divided for, by the most 128-byte pieces of a key's and its value's row
+_MOST_RINGS = {2: 4, 6: 2}
+_RESIDENT = {64: 3, 160: 2}  #: programs of a processor, by the most columns of a row: PROGRAMS of hopper_decode.cu
+_ABREAST, _WIDEST_ABREAST = (1, 2, 4), 192  #: heads of keys that a program may read as one, and their columns
+#: clusters that run at once on 132 processors, of which a cluster takes some that lie together, by their programs
+_CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 16: 7}
+_CLUSTERS_ON = 132
+_CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 16, 32)
+_FEW_SPLITS, _MOST_ROUNDS = 4, 1.6  #: what was measured: so many rounds of programs where there are more splits
+_EARLY_US = 5  #: of reading, up to which the next kernel's programs take their places early
+_SECTOR = 64  #: bytes that memory moves at once
+_AHEAD_BYTES = 98304  #: on the way to a processor, of which more make the memory slower
+_LARGE_CLUSTER = 12  #: programs
+#: of 599 problems on one H100 (docs/attention.md, "Tried"), in us: a round of programs; until a tile is there; its
+#: work, and for 128 bytes of its rows; each 128 bytes of a row ahead; clusters' sums together, and each doubling of
+#: them; each program of a cluster; what an early launch saves
+_ROUND_US, _LATENCY_US, _TILE_US, _CHUNK_US, _AHEAD_US = 2.5, 1.72, 0.226, 0.107, 0.0985
+_JOIN_US, _DOUBLING_US, _PEER_US, _EARLY_SAVES_US = 2.96, 1.12, 0.283, 0.855
+#: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
+#: a sector and neighbours are not read together; what is lost by clusters, by large ones, by each _AHEAD_BYTES more
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES = 1.012, 13.1, 21.7
+_CLUSTERS_LOSE, _LARGE_ONES_LOSE, _DEPTH_LOSES = 0.0448, 0.072, 0.0624
 
 
 @dataclass(frozen=True)
@@ -42,6 +60,7 @@ class DecodeProblem:
     scale: float = 1.0
     left: int | None = None  #: keys that a query sees before its own
     page: int = 0  #: keys of a page; 0 where a sequence's keys lie in one piece
+    adjacent: bool = False  #: a position's rows of all heads lie side by side, in keys and in values
 
     @property
     def group(self) -> int:
@@ -65,7 +84,11 @@ class DecodeProblem:
     def code_key(self) -> DecodeProblem:
         """This problem without what compiled code does not depend on."""
         left = None if self.left is None else 0
-        return replace(self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left)
+        return replace(self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left, adjacent=False)
+
+    def abreast(self, count: int) -> DecodeProblem:
+        """This problem with so many heads of keys, which lie side by side, as one wider head."""
+        return replace(self, kv_heads=self.kv_heads // count, d=self.d * count, d_v=self.d_v * count)
 
     def decode_scalars(self) -> tuple[float | int, ...]:
         """The kernels' scalar arguments: scale2, queries, heads, group, row_tiles, left."""
@@ -137,6 +160,9 @@ class HopperDecodeConfig:
 
     splits: int  #: programs that share a row's keys
     stages: int  #: tiles of 64 keys and their values in shared memory
+    cluster: int = 1  #: of these programs, which put their sums together in shared memory
+    abreast: int = 1  #: heads of keys that a program reads as one
+    early: bool = False  #: the next kernel's programs may take their places when these begin, not when their keys end
     schedule: str = "hopper_decode"  #: the kernel file's name
 
     tile = 64  #: keys
@@ -145,7 +171,13 @@ class HopperDecodeConfig:
     @property
     def text(self) -> str:
         """The config as one word."""
-        return f"{self.schedule}:stages={self.stages},splits={self.splits}"
+        runs = f"splits={self.splits},cluster={self.cluster},abreast={self.abreast},early={int(self.early)}"
+        return f"{self.schedule}:stages={self.stages},{runs}"
+
+    @property
+    def clusters(self) -> int:
+        """Clusters that share a row's keys, whose sums go through memory."""
+        return self.splits // self.cluster
 
     def box(self, problem: DecodeProblem) -> int:
         """Keys of one copy, which lie within a page."""
@@ -153,62 +185,99 @@ class HopperDecodeConfig:
 
     def programs(self, problem: DecodeProblem) -> int:
         """Workgroups."""
-        return problem.batch * problem.kv_heads * problem.row_tiles * self.splits
+        seen = problem.abreast(self.abreast)
+        return seen.batch * seen.kv_heads * seen.row_tiles * self.splits
+
+    def pieces(self, problem: DecodeProblem) -> int:
+        """Pieces of 128 bytes of a key's and a value's row in shared memory."""
+        return chunks(problem.d * self.abreast) + chunks(problem.d_v * self.abreast)
 
     def lds_bytes(self, problem: DecodeProblem) -> int:
         """Dynamic shared memory: the ring, at its end four warps' sums."""
-        ring = self.stages * self.tile * 128 * (chunks(problem.d) + chunks(problem.d_v))
-        return max(ring, 4 * _ROWS * (problem.d_v + 4) * 4, (_ROWS * self.splits + _ROWS) * 4) + 1024
+        ring = self.stages * self.tile * 128 * self.pieces(problem)
+        sums, joined, weights = 4 * (problem.d_v * self.abreast + 4), problem.d_v + 1, self.clusters + 1
+        return max(ring, _ROWS * (sums + joined + weights) * 4) + 1024
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         operands = {"operands": "q, k_cache and v_cache", "values": "v_cache"}
-        if why := why_not_wgmma(problem, gpu, _WIDEST_HOPPER, **operands):
+        if problem.kv_heads % self.abreast or (self.abreast > 1 and not problem.adjacent):
+            return f"{self.abreast} heads at once must lie side by side and divide {problem.kv_heads}"
+        if why := why_not_wgmma(problem.abreast(self.abreast), gpu, _WIDEST_HOPPER, **operands):
             return why
         if problem.page % _ROWS:
             return f"pages must be multiples of {_ROWS} keys, got {problem.page}"
         if not 1 <= self.splits <= _MOST_SPLITS or self.stages < 1:
             return f"splits must be from 1 to {_MOST_SPLITS}, stages at least 1, got {self.splits} and {self.stages}"
+        if not 1 <= self.cluster <= _MOST_CLUSTER or self.splits % self.cluster:
+            return f"a cluster must be 1 to {_MOST_CLUSTER} programs and divide {self.splits}, got {self.cluster}"
         if self.programs(problem) >= 1 << 24:
             return f"one launch has fewer than {1 << 24} programs, this takes {self.programs(problem)}"
         return why_too_large(self.lds_bytes(problem) + _STATIC_BYTES, gpu)
 
 
-def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig:
-    """The runs and programs a processor, whose rings fill its memory, that have the shortest estimate.
-
-    A program takes for each tile its latency over the tiles that it has ahead, or its work beside others' on the
-    processor; or all of them what the memory takes. Runs have to be put together; numbers of them that are no power of
-    two were measured slower. Where programs fill the processors, their rings leave no room: the next launch's would
-    come to lie beside some of them while others stand idle. Not so where the last 128 bytes of a row are a part.
-    """
-    both = chunks(problem.d) + chunks(problem.d_v)
-    tile_bytes = HopperDecodeConfig.tile * 128 * both
-    alone = HopperDecodeConfig(splits=1, stages=1).programs(problem)
+def _hopper_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, HopperDecodeConfig]]:
+    """Rings that fill a processor's memory, and the config."""
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
+    for abreast in _ABREAST:
+        alone = HopperDecodeConfig(splits=1, stages=1, abreast=abreast)
+        if alone.why_invalid(problem, gpu):
+            continue
+        seen = problem.abreast(abreast)
+        if abreast > 1 and (max(seen.d, seen.d_v) > _WIDEST_ABREAST or seen.row_tiles > problem.row_tiles):
+            continue  # keys would be read more than once
+        programs, pieces = alone.programs(problem), alone.pieces(problem)
+        most = next((n for limit, n in _MOST_RINGS.items() if pieces <= limit), 1)
+        for rings in range(1, most + 1):
+            stages = (gpu.lds_bytes // rings - _STATIC_BYTES - 1024) // (HopperDecodeConfig.tile * 128 * pieces)
+            if stages < _LEAST_RING and rings > 1:
+                break
+            room = _MOST_ROUNDS * rings * gpu.compute_units
+            for cluster, clusters in product(_CLUSTERS, _CLUSTERS_OF_ROW):
+                splits = cluster * clusters
+                if splits <= min(tiles, _MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
+                    # The next programs would come to lie beside some of these where there was room.
+                    is_full = splits == 1 and min(-(-programs // gpu.compute_units), rings) == rings
+                    yield rings, HopperDecodeConfig(
+                        splits=splits, stages=max(1, stages), cluster=cluster, abreast=abreast,
+                        early=is_full and _memory_us(problem, gpu) < _EARLY_US,
+                    )  # fmt: skip
+
+
+def _estimate_us(problem: DecodeProblem, config: HopperDecodeConfig, rings: int, gpu: Gpu) -> float:
+    """Either memory or the programs' work bounds it; then what runs cost to begin and to put together."""
+    programs, pieces, peers = config.programs(problem), config.pieces(problem), config.cluster
+    run = -(-problem.keys // (config.tile * config.splits))  # tiles
+    columns = config.abreast * max(problem.d, problem.d_v)
+    resident = min(rings, next((n for limit, n in _RESIDENT.items() if columns <= limit), 1))
+    at_once = resident * max(1, _CLUSTERS[peers] * gpu.compute_units // _CLUSTERS_ON)
+    rounds = -(-programs // (peers * at_once))
+    beside = min(-(-programs // gpu.compute_units), resident)
+    row = config.abreast * problem.d * DTYPE_BYTES[problem.dtype]
+    is_broken = row % _SECTOR and (peers > 1 or rounds > 1)
+    memory_us = _memory_us(problem, gpu) * (1 + (_ROW_BYTES + (_BROKEN_BYTES if is_broken else 0)) / row)
+    stages = min(config.stages, run)
+    tile_us = max(_LATENCY_US / stages, _TILE_US + _CHUNK_US * pieces / 2 * beside)
+    depth = max(0.0, stages * pieces * config.tile * 128 * beside / _AHEAD_BYTES - 1)
+    lost = _CLUSTERS_LOSE * (peers > 1) + _LARGE_ONES_LOSE * (peers >= _LARGE_CLUSTER)
+    body_us = max(memory_us, rounds * run * tile_us) * (1 + _DEPTH_LOSES * depth) * (1 + lost)
+    total = rounds * _ROUND_US + _AHEAD_US * stages * pieces / 2 + body_us
+    if peers > 1:
+        total += _PEER_US * peers
+    if config.clusters > 1:
+        total += _JOIN_US + _DOUBLING_US * log2(config.clusters)
+    return total - _EARLY_SAVES_US * config.early
+
+
+def _memory_us(problem: DecodeProblem, gpu: Gpu) -> float:
     moved = problem.batch * problem.kv_heads * problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    memory_us = moved / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
+    return moved / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
 
-    def cost(together: int, splits: int) -> float:
-        programs, of_run = alone * splits, -(-tiles // splits)
-        ahead = min(ring(together), of_run)
-        rounds = -(-programs // (together * gpu.compute_units))
-        beside = min(-(-programs // gpu.compute_units), together)
-        tile_us = max(_LATENCY_US / ahead, _TILE_US + _CHUNK_US * both / 2 * beside)
-        joined_us = _JOIN_US + _DOUBLING_US * log2(splits) if splits > 1 else 0.0
-        begun_us = rounds * _ROUND_US + _AHEAD_US * ahead * both / 2
-        return begun_us + joined_us + max(memory_us, rounds * of_run * tile_us) * (_ROUNDS_FACTOR if rounds > 1 else 1)
 
-    def ring(together: int) -> int:
-        return max(1, (gpu.lds_bytes // together - _STATIC_BYTES - 1024) // tile_bytes)
-
-    numbers = [n for n in (1, 2, 3, 4) if n == 1 or ring(n) >= _LEAST_RING]
-    runs = [1 << n for n in range(min(tiles, _MOST_SPLITS).bit_length())]
-    together, splits = min(product(numbers, runs), key=lambda pair: cost(*pair))
-    filling = (n for n in numbers if _FILLED <= alone * splits / (n * gpu.compute_units) <= 1)
-    if problem.d % 64 == 0 == problem.d_v % 64:
-        together = next(filling, together)
-    return HopperDecodeConfig(splits=splits, stages=ring(together))
+def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig | None:
+    """The config that has the shortest estimate."""
+    found = [(_estimate_us(problem, config, rings, gpu), config) for rings, config in _hopper_configs(problem, gpu)]
+    return min(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> DecodeConfig | HopperDecodeConfig:
@@ -218,7 +287,7 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
     """
     if boxed and gpu.matrix_instructions == "wgmma":
         own = _plan_hopper(problem, gpu)
-        if own.why_invalid(problem, gpu) is None:
+        if own is not None and own.why_invalid(problem, gpu) is None:
             return own
     wide = max(padded(problem.d), padded(problem.d_v))
     most = 64 if gpu.matrix_instructions == "wmma" else 128  # beyond, blocks of 32 keys spill

@@ -46,7 +46,8 @@ def attention_decode(
     q: [B, N, H, D], fp16 or bf16; N is small (1 for a step of decoding), and the new keys are in the cache already.
     k_cache, v_cache: [B, S, H_kv, D] and [B, S, H_kv, D_V], or with `block_table` pages of them, [pages, P, H_kv, D]
         and [pages, P, H_kv, D_V], P a multiple of 16. Dtype as q; D and D_V multiples of 8 from 16 to 512. Contiguous
-        last axis, other strides multiples of 8 elements, rows less than 2**23 elements apart: never copied.
+        last axis, other strides multiples of 8 elements, rows less than 2**23 elements apart: never copied. Keys that
+        are infinite or NaN may make NaN of other heads of their sequence too: Hopper reads several heads as one.
     cache_lengths: int32 [B], L_b from 0 to S (not checked on a GPU). Keys beyond are not read.
         Copied, as block_table is, where its elements or those of a row do not lie side by side.
     block_table: int32 [B, most pages of a sequence]: key j of sequence b is row j % P of page
@@ -245,4 +246,5 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
     return DecodeProblem(
         batch, heads, max(k.shape[2], 1), queries, keys, d, v.shape[3], _DTYPES[str(q.dtype)],
         1 / sqrt(d or 1) if scale is None else float(scale), window, page,
+        all(x.shape[2] == 1 or strides_of(x)[2] == x.shape[3] for x in (k, v)),
     )  # fmt: skip

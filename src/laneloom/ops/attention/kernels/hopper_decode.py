@@ -22,9 +22,11 @@ from ..hopper import boxes, counter, source_text
 
 def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) -> CodeObject:
     """The machine code that what `prepare` gives runs."""
+    seen = problem.abreast(config.abreast)
     constants = {
-        "D": problem.d,
-        "D_V": problem.d_v,
+        "D": seen.d,
+        "D_V": seen.d_v,
+        "ABREAST": config.abreast,
         "STAGES": config.stages,
         "BOX": config.box(problem),
         "PAGE": problem.page,
@@ -50,30 +52,30 @@ def prepare(
 
     from ....device.prepared import current_stream
 
-    # [.., keys, heads, D] as the copy engine's coordinates want it: columns, keys, heads, sequences or pages.
     q, lse = tensors.tensor("q"), tensors.tensor("lse")
-    k, v = (tensors.tensor(name).transpose(1, 2) for name in ("k", "v"))
+    k, v = (_abreast(tensors.tensor(name), config.abreast) for name in ("k", "v"))
     device, rows = q.device.index, config.box(problem)
     programs = config.programs(problem)
-    scale2, *sizes = problem.decode_scalars()
+    scale2, *sizes = problem.abreast(config.abreast).decode_scalars()
     pointers = [Pointer() for _ in ("q", "out", "lse", "parts", "parts_lse", "tickets", "lengths", "table")]
-    integers = map(c_int32, (*sizes, tensors.table_stride(), config.splits))
+    integers = map(c_int32, (*sizes, tensors.table_stride(), config.splits, config.early))
     call = CudaCall(
         _load(problem.code_key, config, gpu, device),
         (boxes(k, problem.dtype, rows), boxes(v, problem.dtype, rows), *pointers, *map(c_int64, q.stride()[:3]),
          c_float(scale2), *integers),
-        device, ctas=programs, pdl=True,
+        device, ctas=programs, cluster=config.cluster, pdl=True,
     )  # fmt: skip
-    parts = lse.numel() * config.splits
+    clusters = config.splits // call.cluster
+    parts = lse.numel() * clusters
     room = (parts * (problem.d_v + 1),)
     make_parts = partial(torch.empty_strided, room, (1,), dtype=torch.float32, device=q.device)
 
     def run(operands: dict[str, Any]) -> None:
         stream = current_stream(device)
         sums = sums_lse = tickets = 0
-        if config.splits > 1:
+        if clusters > 1:
             room = make_parts()  # lives until all is launched
-            sums, tickets = room.data_ptr(), counter(device, stream, programs // config.splits)
+            sums, tickets = room.data_ptr(), counter(device, stream, programs // clusters)
             sums_lse = sums + 4 * parts * problem.d_v
         table = operands["table"]
         call.launch_at(
@@ -83,6 +85,12 @@ def prepare(
         )  # fmt: skip
 
     return run
+
+
+def _abreast(x: Any, count: int) -> Any:
+    """[.., keys, heads, D] with so many heads as one, as the copy engine's coordinates want it: columns, keys, heads,
+    sequences or pages."""
+    return (x.unflatten(2, (-1, count)).flatten(3) if count > 1 else x).transpose(1, 2)
 
 
 @cache

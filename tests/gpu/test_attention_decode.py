@@ -1,0 +1,128 @@
+"""laneloom.attention_decode on a real GPU against FP64: as planned, and by every kind of config on Hopper."""
+
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from judged_attention import attend, judge, seen  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.attention import decode  # noqa: E402
+from laneloom.ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, plan_decode  # noqa: E402
+
+GPU = get_gpu("sm_90a")
+#: splits, cluster: one run; a cluster of any size; several clusters; runs without clusters
+SHARES = [(1, 1), (3, 3), (16, 16), (12, 12), (5, 1), (8, 4), (21, 7), (32, 16)]
+
+pytestmark = pytest.mark.usefixtures("poisoned_allocations")
+
+
+@pytest.mark.parametrize("page", [0, 16, 64])
+@pytest.mark.parametrize(
+    ("d", "d_v", "window"), [(64, 64, None), (128, 128, 100), (80, 48, None), (256, 256, None), (264, 64, 50)]
+)
+def test_decode(page, d, d_v, window):
+    batch, heads, kv_heads, queries, room = 3, 16, 4, 2, 1024
+    lengths = torch.tensor([1024, 0, 777], dtype=torch.int32, device="cuda")
+    q = torch.randn(batch, queries, heads, d, device="cuda", dtype=torch.bfloat16)
+    k = torch.randn(batch, room, kv_heads, d, device="cuda", dtype=torch.bfloat16)
+    v = torch.randn(batch, room, kv_heads, d_v, device="cuda", dtype=torch.bfloat16)
+    k[1], v[2, 777:] = math.nan, math.nan  # what no query sees
+    caches, table = (k, v), None
+    if page:
+        order = torch.randperm(batch * room // page, device="cuda")
+        table = order.view(batch, -1).int()
+        caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache[order] = x.view(-1, page, *x.shape[2:])
+    config = plan_decode(DecodeProblem(batch, heads, kv_heads, queries, room, d, d_v, "bf16", 0.1, window, page), GPU)
+    assert config.schedule == ("hopper_decode" if d <= 256 else "decode")
+    out, lse = laneloom.attention_decode(
+        q, *caches, cache_lengths=lengths, block_table=table, window=window, return_lse=True)
+    again = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, window=window)
+    assert torch.equal(out, again)
+    for b, n in enumerate(lengths.tolist()):
+        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
+        mask = seen(queries, n, True, None if window is None else (window, None))
+        exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
+        plain, _ = attend(*rows, mask, d**-0.5, torch.bfloat16)
+        judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.bfloat16)
+        assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
+        if n:
+            assert (lse[b].double() - exact_lse[0]).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("page", [0, 32])
+def test_decode_of_many_rows(page):
+    """More rows that share a head of keys than one program has: its tiles of rows have tickets of their own."""
+    heads, kv_heads, queries, keys, d = 24, 1, 3, 2000, 128
+    q = torch.randn(2, queries, heads, d, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2048, kv_heads, d, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    lengths = torch.tensor([keys, 1], dtype=torch.int32, device="cuda")
+    problem = DecodeProblem(2, heads, kv_heads, queries, 2048, d, d, "bf16", 0.1, None, page)
+    config = plan_decode(problem, GPU)
+    assert config.schedule == "hopper_decode"
+    assert (problem.row_tiles, config.splits > 1) == (5, True)
+    table = torch.arange(2 * 2048 // page, dtype=torch.int32, device="cuda").view(2, -1) if page else None
+    caches = [x.view(-1, page, kv_heads, d) if page else x for x in (k, v)]
+    out, lse = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, return_lse=True)
+    for b, n in enumerate(lengths.tolist()):
+        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
+        mask = seen(queries, n, True, None)
+        exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
+        plain, _ = attend(*rows, mask, d**-0.5, torch.bfloat16)
+        judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.bfloat16)
+        assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
+
+
+@pytest.mark.parametrize(("splits", "cluster"), SHARES)
+@pytest.mark.parametrize(
+    ("d", "d_v", "heads", "kv_heads", "abreast", "page", "window"),
+    [
+        (64, 64, 4, 4, 1, 0, None), (40, 40, 8, 8, 4, 0, None), (80, 80, 4, 4, 2, 16, None), (32, 64, 12, 4, 2, 0, 300),
+        (16, 8 * 3, 16, 16, 8, 64, 999), (128, 128, 14, 2, 1, 0, None), (72, 72, 12, 6, 2, 32, 40),
+    ],
+)  # fmt: skip
+def test_every_share(splits, cluster, d, d_v, heads, kv_heads, abreast, page, window):
+    batch, queries, room = 3, 2, 2112
+    torch.manual_seed(splits)
+    lengths = torch.tensor([room, 1, 1500], dtype=torch.int32, device="cuda")
+    q = torch.randn(batch, queries, heads, d, device="cuda", dtype=torch.float16)
+    k = torch.randn(batch, room, kv_heads, d, device="cuda", dtype=torch.float16)
+    v = torch.randn(batch, room, kv_heads, d_v, device="cuda", dtype=torch.float16)
+    k[2, 1500:], v[2, 1500:] = math.inf, math.nan  # what no query sees
+    caches, table = (k, v), None
+    if page:
+        order = torch.randperm(batch * room // page, device="cuda")
+        table = order.view(batch, -1).int()
+        caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
+        for cache, x in zip(caches, (k, v), strict=True):
+            cache[order] = x.view(-1, page, *x.shape[2:])
+    problem = DecodeProblem(
+        batch, heads, kv_heads, queries, room, d, d_v, "fp16", d**-0.5, window, page, adjacent=True)
+    for early in (False, True):
+        config = HopperDecodeConfig(splits=splits, stages=3, cluster=cluster, abreast=abreast, early=early)
+        assert config.why_invalid(problem, GPU) is None
+        results = []
+        for _ in range(3):
+            out = torch.full((batch, queries, heads, d_v), math.nan, device="cuda", dtype=torch.float16)
+            lse = torch.full((batch, heads, queries), math.nan, device="cuda")
+            operands = dict(zip("qkv", (q, *caches), strict=True))
+            operands |= {"out": out, "lse": lse, "lengths": lengths, "table": table}
+            decode._launch(problem, config, GPU, operands)(operands)
+            results.append((out, lse))
+        for out, lse in results[1:]:
+            assert torch.equal(out, results[0][0])
+            assert torch.equal(lse, results[0][1])
+        for b, n in enumerate(lengths.tolist()):
+            rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
+            mask = seen(queries, n, True, None if window is None else (window, None))
+            exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
+            plain, _ = attend(*rows, mask, d**-0.5, torch.float16)
+            judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.float16)
+            assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
+            there = ~exact_lse[0].isinf()
+            assert (lse[b].double() - exact_lse[0])[there].abs().max() < 1e-4
