@@ -42,6 +42,7 @@ class DecodeProblem:
     scale: float = 1.0
     left: int | None = None  #: keys that a query sees before its own
     page: int = 0  #: keys of a page; 0 where a sequence's keys lie in one piece
+    softcap: float = 0.0  #: scores become softcap tanh(score / softcap); 0 for none
 
     @property
     def group(self) -> int:
@@ -65,7 +66,15 @@ class DecodeProblem:
     def code_key(self) -> DecodeProblem:
         """This problem without what compiled code does not depend on."""
         left = None if self.left is None else 0
-        return replace(self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left)
+        cap = float(self.softcap != 0)
+        return replace(
+            self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left, softcap=cap
+        )
+
+    @property
+    def cap2(self) -> float | None:
+        """`softcap` in base 2, as the general schedule's kernel takes it; None for none."""
+        return self.softcap * log2(2.718281828459045) if self.softcap else None
 
     def decode_scalars(self) -> tuple[float | int, ...]:
         """The kernels' scalar arguments: scale2, queries, heads, group, row_tiles, left."""
@@ -216,7 +225,7 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
 
     boxed: the copy engine can read the caches, whose strides are above 0.
     """
-    if boxed and gpu.matrix_instructions == "wgmma":
+    if boxed and gpu.matrix_instructions == "wgmma" and not problem.softcap:
         own = _plan_hopper(problem, gpu)
         if own.why_invalid(problem, gpu) is None:
             return own

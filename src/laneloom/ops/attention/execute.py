@@ -115,8 +115,9 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
 
 
 def problem_of(
-    q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band, packing: Packing | None = None
-) -> AttentionProblem:
+    q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band, packing: Packing | None = None,
+    softcap: float = 0.0,
+) -> AttentionProblem:  # fmt: skip
     """The problem of operands that `check_shapes` passed; packed ones are [1, H, all positions, D]."""
     batch, heads, queries, d = q.shape
     kv_heads, keys, d_v = k.shape[1], k.shape[2], v.shape[3]
@@ -124,7 +125,8 @@ def problem_of(
     heads_and_sizes = (heads, max(kv_heads, 1))
     if packing is None:
         first, last = band(queries, keys, *seen)
-        return AttentionProblem(batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last)
+        return AttentionProblem(
+            batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last, softcap=softcap)
     _check_ends("cu_seqlens_q", packing.first_q, queries)
     _check_ends("cu_seqlens_k", packing.first_k, keys)
     right = 0 if seen.causal != "none" else seen.right
@@ -133,7 +135,7 @@ def problem_of(
     last = None if right is None else min(right, limit)
     return AttentionProblem(
         packing.first_q.shape[0] - 1, *heads_and_sizes, packing.max_queries, packing.max_keys if keys else 0, d, d_v,
-        dtype, scale, first, last, packed=True, bottom_right=seen.causal != "top_left",
+        dtype, scale, first, last, packed=True, softcap=softcap, bottom_right=seen.causal != "top_left",
     )  # fmt: skip
 
 
