@@ -59,7 +59,7 @@ def test_none_and_zero_are_no_cap():
         assert torch.equal(plain, laneloom.flash_attention(q, k, v, softcap=np.float32(0)))
         assert not torch.equal(plain, laneloom.flash_attention(q, k, v, softcap=0.5))
         arrays = laneloom.flash_attention(*(x.numpy() for x in (q, k, v)), softcap=0.5)
-        assert np.array_equal(arrays, laneloom.flash_attention(q, k, v, softcap=np.float32(0.5)).numpy())
+        assert np.array_equal(arrays, laneloom.flash_attention(q, k, v, softcap=np.float16(0.5)).numpy())
 
 
 def test_packed_is_each_sequence_alone():
@@ -136,14 +136,14 @@ def test_compiled_and_batched():
 
 
 @pytest.mark.parametrize(
-    "softcap", [-1.0, float("nan"), float("inf"), 1e-31, 1e31, 10**400, True, "50", torch.ones(())]
+    "softcap", [-1.0, float("nan"), float("inf"), 1e-31, 1e31, 10**400, True, "50", torch.ones(()), np.float16("inf")]
 )
 def test_refusals(softcap):
     q, k, v = halves((1, 1, 4, 16), (1, 1, 4, 16), (1, 1, 4, 16))
     with laneloom.emulated("gfx1201"):
-        with pytest.raises(ArgumentError, match="softcap: expected a number from 1e-30 to 1e"):
+        with pytest.raises(ArgumentError, match="softcap: expected a number"):
             laneloom.flash_attention(q, k, v, softcap=softcap)
-        with pytest.raises(ArgumentError, match="softcap: expected a number from 1e-30 to 1e"):
+        with pytest.raises(ArgumentError, match="softcap: expected a number"):
             laneloom.attention_decode(q, k, v, cache_lengths=torch.ones(1, dtype=torch.int32), softcap=softcap)
 
 

@@ -38,11 +38,12 @@ def checked_scale(scale: Any) -> float | None:
 
 def checked_softcap(softcap: Any) -> float:
     """What caps the scores as a float, 0 for nothing. Raises ArgumentError for what FP32 cannot divide by."""
-    if softcap is None or (is_number(softcap) and softcap == 0):
+    if softcap is None:
         return 0.0
-    if not (is_number(softcap) and _CAPS[0] <= softcap <= _CAPS[1]):
+    cap = to_float("softcap", softcap) if is_number(softcap) else inf
+    if cap != 0 and not _CAPS[0] <= cap <= _CAPS[1]:
         raise ArgumentError(f"softcap: expected a number from {_CAPS[0]} to {_CAPS[1]}, or None, got {softcap!r}")
-    return float(softcap)
+    return cap
 
 
 class Tensors:
