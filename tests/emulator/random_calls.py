@@ -149,7 +149,7 @@ class Attention:
         self.causal = g.choice((False, True, "top_left"))
         self.window = g.choice((None, None, (3, None), (10, 0), (None, 5), (20, 7)))
         self.gradients = g.random() < 0.4
-        self.softcap = g.choice((0.0, 0.0, 0.5, 50.0))
+        self.softcap = g.choice((0.0, 0.0, 0.0, 0.0, 0.5, 50.0))
 
     def __str__(self) -> str:
         return str({name: value for name, value in vars(self).items() if name != "generator"})

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from random_calls import Attention
-from sampled import rarely
-
-import laneloom
-from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
-from laneloom.gpu import get_gpu
-from laneloom.ops.attention import execute, reference
-from laneloom.ops.attention.config import candidates, plan, plan_backward
-from laneloom.ops.attention.problem import AttentionProblem
 
 torch = pytest.importorskip("torch")
+
+from random_calls import Attention  # noqa: E402
+from sampled import rarely  # noqa: E402
+
+import laneloom  # noqa: E402
+from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError  # noqa: E402
+from laneloom.gpu import get_gpu  # noqa: E402
+from laneloom.ops.attention import execute, reference  # noqa: E402
+from laneloom.ops.attention.config import candidates, plan, plan_backward  # noqa: E402
+from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
