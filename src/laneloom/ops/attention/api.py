@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..scalars import shown
 from ..target import gpu_for_arrays
 from . import execute
 from .arguments import aligned_copy, aligned_empty, checked_scale, checked_softcap, is_direct
@@ -88,7 +89,7 @@ def flash_attention(
     scale, cap = checked_scale(scale), checked_softcap(softcap)
     if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):
         name, flag = ("deterministic", deterministic) if isinstance(return_lse, bool) else ("return_lse", return_lse)
-        raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+        raise ArgumentError(f"{name}: expected True or False, got {shown(flag)}")
     scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     torch = sys.modules.get("torch")
     float8 = torch is not None and isinstance(q, torch.Tensor) and q.dtype == torch.float8_e4m3fn
@@ -125,8 +126,8 @@ def _refuse_float8_options(q: Any, scales: dict[str, Any], out_dtype: Any) -> No
     for name, x in scales.items():
         if x is not None:
             raise ArgumentError(f"{name}: expected None for operands of {dtype}, scales are those of 8-bit ones")
-    if out_dtype is not None and out_dtype != dtype:
-        raise ArgumentError(f"out_dtype: expected None or q's {dtype}, got {out_dtype}")
+    if out_dtype is not None and (getattr(out_dtype, "ndim", 0) or out_dtype != dtype):
+        raise ArgumentError(f"out_dtype: expected None or q's {dtype}, got {shown(out_dtype)}")
 
 
 def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...emulator.arguments import ArrayArgument
 from ...errors import ArgumentError
-from ..scalars import is_number, to_float
+from ..scalars import is_number, shown, to_float
 
 UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
 
@@ -32,7 +32,7 @@ def checked_scale(scale: Any) -> float | None:
     if scale is None:
         return None
     if not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+        raise ArgumentError(f"scale: expected a finite number or None, got {shown(scale)}")
     return to_float("scale", scale)
 
 
@@ -42,7 +42,7 @@ def checked_softcap(softcap: Any) -> float:
         return 0.0
     cap = to_float("softcap", softcap) if is_number(softcap) else inf
     if cap != 0 and not _CAPS[0] <= cap <= _CAPS[1]:
-        raise ArgumentError(f"softcap: expected a number from {_CAPS[0]} to {_CAPS[1]}, or None, got {softcap!r}")
+        raise ArgumentError(f"softcap: expected a number from {_CAPS[0]} to {_CAPS[1]}, or None, got {shown(softcap)}")
     return cap
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..scalars import is_whole
+from ..scalars import is_whole, shown
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
 from .arguments import Tensors, address_of, aligned_copy, checked_scale, checked_softcap, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
@@ -73,9 +73,12 @@ def attention_decode(
             what = "torch tensor or a numpy array" if name == "q" else f"{known}, as q is"
             raise ArgumentError(f"{name}: expected a {what}, got {type(x).__name__}")
     scale = checked_scale(scale)
+    if not isinstance(return_lse, bool):
+        raise ArgumentError(f"return_lse: expected True or False, got {shown(return_lse)}")
     if window is not None:
         if not is_whole(window) or window < 0:
-            raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+            what = "how many keys a query sees before its own"
+            raise ArgumentError(f"window: expected {what}, or None, got {shown(window)}")
         window = min(int(window), 1 << 62)  # the operator's integers hold that
     arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window, checked_softcap(softcap))
     if kind is np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
-from ..scalars import is_whole
+from ..scalars import is_whole, shown
 from ..target import is_emulated
 from .arguments import Tensors, address_of, strides_of
 from .config import Role, checked_config, plan_backward
@@ -37,14 +37,15 @@ def band_of(causal: Any, window: Any) -> Band:
         return _ALL
     known = {False: "none", True: "bottom_right", "bottom_right": "bottom_right", "top_left": "top_left"}
     if not isinstance(causal, bool | str) or causal not in known:
-        raise ArgumentError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
+        raise ArgumentError(f'causal: expected False, True, "bottom_right" or "top_left", got {shown(causal)}')
     if window is None:
         return Band(known[causal])
     pair = isinstance(window, tuple | list) and len(window) == 2
     sizes = [None if is_whole(side) and side == -1 else side for side in window] if pair else []
     if not pair or any(s is not None and not (is_whole(s) and s >= 0) for s in sizes):
         raise ArgumentError(
-            f"window: expected (left, right), keys seen before and after a query's own, None for all, got {window!r}"
+            f"window: expected (left, right), keys seen before and after a query's own, None for all, got "
+            f"{shown(window)}"
         )
     return Band(known[causal], *(None if s is None or s > _MOST_KEYS else int(s) for s in sizes))
 
@@ -86,7 +87,7 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         if longest is None:
             longest = int((x[1:] - x[:-1]).max())
         if not is_whole(longest) or not 0 <= longest < 1 << 31:
-            raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
+            raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
         found.append(int(longest))
     return Packing(first_q, first_k, *found)
 

@@ -10,7 +10,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import check_strided, complete, one_by_one
-from ..scalars import to_float
+from ..scalars import shown, to_float
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .execute import Band, Packing
@@ -38,7 +38,7 @@ def attend_float8(
         if x is None or isinstance(x, torch.Tensor):
             continue
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < float("inf"):
-            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {x!r}")
+            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {shown(x)}")
         numbers[name] = to_float(name, x)
     factor = (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale)
     factor *= numbers["scale_q"] * numbers["scale_k"]
