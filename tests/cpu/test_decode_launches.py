@@ -84,7 +84,7 @@ def test_decoding(driver, rooms, case):
             q, k, v, cache_lengths=lengths, block_table=table, scale=scale, window=window, return_lse=True)
         assert (out.shape, lse.shape) == ((batch, queries, heads, d_v), (batch, heads, queries))
         operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
-        problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window)
+        problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window, 0.0)
         config = plan_decode(problem, GPU)
         several, parts = config.splits > 1, lse.numel() * config.splits
         assert several == (case != "one run")
