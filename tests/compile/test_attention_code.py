@@ -201,3 +201,30 @@ def test_hopper_fallback(role):
     assert code.vgpr_spills == 0
     assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in code.asm
     assert "ex2.approx" in code.asm
+
+
+@pytest.mark.parametrize("role", ["key", *rarely("forward", "query")])
+@pytest.mark.parametrize("gpu", ["gfx1201", *rarely("gfx1151", "gfx942")])
+def test_capped_scores(gpu, role):
+    """tanh by one more exponential a pair, no division, and no vector registers that spill."""
+    problem = AttentionProblem(2, 4, 2, 512, 512, 128, 128, "bf16", 0.1, None, 0, softcap=50.0)
+    code = code_object(problem, get_gpu(gpu), role)
+    assert (code.vgpr_spills, code.scratch_bytes) == (0, 0)
+    names = [i.mnemonic for i in loop_of(code).instructions]
+    assert not any("div" in name for name in names)
+    exponentials = sum(name.startswith("v_exp_f32") for name in names)
+    assert exponentials == 2 * 16 * 32 // get_gpu(gpu).wave + (role == "forward")
+
+
+@pytest.mark.parametrize("role", ["forward", *rarely("query", "key")])
+def test_capped_scores_on_hopper(role):
+    """By the general schedule."""
+    counts = []
+    for softcap in (0.0, 50.0):
+        problem = AttentionProblem(2, 4, 2, 512, 512, 64, 64, "bf16", -0.1, None, 0, softcap=softcap)
+        code = code_object(problem, get_gpu("sm_90a"), role)
+        assert code.vgpr_spills == 0
+        assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in code.asm
+        counts.append(code.asm.count("ex2.approx"))
+    pairs = 2 * 64 * 32 // 128  # a lane's, in the loop with a mask and in the one without
+    assert counts[1] - counts[0] == pairs

@@ -53,7 +53,7 @@ def expected(operands, options, results, sums):
     """The launches of one backward, from nothing but its operands, its results and where its sums are, and the bytes
     of its sums and lines."""
     g, dlse, q, k, v, out, lse = operands
-    causal, scale, left, right, first_q, first_k, *longest, deterministic = options
+    causal, scale, left, right, first_q, first_k, *longest, deterministic, _ = options
     packing = torch_op.packing_of_tensors(first_q, first_k, *longest)
     problem = execute.problem_of(q, k, v, "bf16", scale, execute.Band(causal, left, right), packing)
     (config,) = plan_backward(problem, GPU, deterministic=deterministic)
@@ -119,7 +119,7 @@ def backward_of(case, d, seed):
     if packed:
         lengths = (*(torch.tensor(x, dtype=torch.int32) for x in ((0, 20, 300), (0, 210, 410))), 280, 210)
     band = {"causal": ("bottom_right", 0.3, None, None), "window": ("none", 0.3, 40, 3)}
-    options = (*band.get(case, ("none", 0.3, None, None)), *lengths, False)
+    options = (*band.get(case, ("none", 0.3, None, None)), *lengths, False, 0.0)
     return (g, dlse if case in ("LSE", "packed") else None, q, k, v, out, lse), options
 
 

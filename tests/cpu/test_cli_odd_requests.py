@@ -44,6 +44,12 @@ def test_layouts_are_the_products():
     assert sentence(*words) == "--layout: only matmul has layouts, attention has none"
 
 
+@pytest.mark.parametrize("operation", ["attention", "transform3d"])
+def test_a_dtype_that_an_operation_does_not_take(operation):
+    for gpu in ((), ("--gpu", "gfx1151")):
+        assert sentence("profile", operation, "--dtype", "int8", *gpu).startswith(f"--dtype: {operation} takes fp")
+
+
 def test_the_fp32_ladder_has_no_step_for_cdna():
     assert sentence("ladder", "sgemm", "--gpu", "gfx942").startswith("--gpu: the FP32 ladder is for RDNA")
 
@@ -54,9 +60,11 @@ def test_a_home_that_holds_no_cache(tmp_path, monkeypatch):
     for name in ("HOME", "TRITON_HOME"):
         monkeypatch.setenv(name, str(home))
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
-    done = _run(["emulate", "matmul", "--shape", "7,7,7"])
-    assert done.returncode == 1
-    assert done.stderr == f"laneloom: {home}/.triton: Not a directory\n"
+    for words in (["emulate", "matmul", "--shape", "7,7,7"], ["isa", "matmul"]):
+        done = _run(words)
+        assert done.returncode == 1
+        advice = "set TRITON_CACHE_DIR to a folder that can be written"
+        assert done.stderr == f"laneloom: {home}/.triton: Not a directory ({advice})\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

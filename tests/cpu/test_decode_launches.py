@@ -93,7 +93,7 @@ def test_decoding(driver, rooms, case, largest):
             q, k, v, cache_lengths=lengths, block_table=table, scale=scale, window=window, return_lse=True)
         assert (out.shape, lse.shape) == ((batch, queries, heads, d_v), (batch, heads, queries))
         operands = {"q": q, "k_cache": k, "v_cache": v, "cache_lengths": lengths}
-        problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window)
+        problem = decode._problem(operands | ({"block_table": table} if page else {}), scale, window, 0.0)
         config = plan_decode(problem, GPU)
         assert (config.splits, config.abreast) == (splits, abreast)
         clusters = splits // cluster

@@ -143,7 +143,7 @@ def test_explain():
         (dense(dtype="fp32", precision="tf32"), "gfx1151", "precision: gfx1151 multiplies fp32 in FP32 only"),
         (dense(dtype_out="fp64"), "gfx1201", "out_dtype: expected fp32, fp16 or bf16, got fp64"),
         (dense(k=1 << 31), "gfx1201", r"K: expected 1 to 2\*\*31 - 1, got 2147483648"),
-        (dense(dtype="uint8"), "gfx942", "a: the schedule mfma takes fp16, bf16, int8, fp32, fp64, fp8 or bf8, got"),
+        (dense(dtype="uint8"), "gfx942", "fp8 or bf8, both operands alike, got uint8 and uint8"),
         (dense(dtype="fp32", precision="tf32"), "gfx90a", "precision: gfx90a multiplies fp32 in FP32 only"),
         (dense(dtype_acc="fp16"), "gfx950", "acc_dtype: gfx950 sums halves in fp32, got fp16"),
     ],

@@ -149,6 +149,7 @@ class Attention:
         self.causal = g.choice((False, True, "top_left"))
         self.window = g.choice((None, None, (3, None), (10, 0), (None, 5), (20, 7)))
         self.gradients = g.random() < 0.4
+        self.softcap = g.choice((0.0, 0.0, 0.0, 0.0, 0.5, 50.0))
 
     def __str__(self) -> str:
         return str({name: value for name, value in vars(self).items() if name != "generator"})
@@ -159,21 +160,23 @@ class Attention:
         torch.manual_seed(self.seed)
         shapes = ((heads, self.queries, self.d), (kv_heads, self.keys, self.d), (kv_heads, self.keys, self.d_v))
         q, k, v = (lying(g, (batch, *shape), self.dtype, device).requires_grad_(self.gradients) for shape in shapes)
-        out, lse = laneloom.flash_attention(q, k, v, causal=self.causal, window=self.window, return_lse=True)
+        options = {"causal": self.causal, "window": self.window, "softcap": self.softcap}
+        out, lse = laneloom.flash_attention(q, k, v, **options, return_lse=True)
         slope = torch.randn_like(out).detach()
         word = {False: "none", True: "bottom_right"}.get(self.causal, self.causal)
         left, right = self.window or (None, None)
         exact_q, exact_k, exact_v, exact_slope = (x.detach().double().cpu().numpy() for x in (q, k, v, slope))
 
         def attended(values: np.ndarray, grad: np.ndarray | None = None) -> reference.Truth:
-            return reference.attention(exact_q, exact_k, values, causal=word, left=left, right=right, grad=grad)
+            return reference.attention(
+                exact_q, exact_k, values, causal=word, left=left, right=right, softcap=self.softcap, grad=grad)
 
         truth = attended(exact_v, exact_slope)
         # The weights are what a matrix of ones on the diagonal gives.
         weights = attended(np.broadcast_to(np.eye(self.keys), (batch, kv_heads, self.keys, self.keys))).out
         name = NAMES[self.dtype]
         unit, least = UNIT_ROUNDOFF[name], SMALLEST[name]
-        bounds = magnitudes(weights, exact_q, exact_k, exact_v, truth.out, exact_slope)
+        bounds = magnitudes(weights, exact_q, exact_k, exact_v, truth.out, exact_slope, self.softcap)
         # P is rounded once before it is multiplied, and O once; scores and exp have an error of some units of FP32.
         assert (off(out, truth.out) <= (3 * unit + 2.0**-14) * bounds[0] + least).all(), str(self)
         finite = np.isfinite(truth.lse)
@@ -197,13 +200,17 @@ def off(x: torch.Tensor, truth: np.ndarray) -> np.ndarray:
 
 
 def magnitudes(
-    weights: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, slope: np.ndarray
-) -> tuple[np.ndarray, ...]:
+    weights: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, slope: np.ndarray,
+    softcap: float,
+) -> tuple[np.ndarray, ...]:  # fmt: skip
     """Of O and of the gradients of Q, K and V, the magnitudes of all that is added up: P, dS and O are rounded on the
     way."""
     heads, group, scale = k.shape[1], q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    # A cap flattens the scores' slopes, 1 - tanh^2, which have an error of their own.
+    scores = scale * (q @ k.repeat(group, 1).swapaxes(2, 3))
+    flattened = 2.0**-18 + np.cosh(scores / softcap) ** -2 if softcap else 1.0
     q, k, v, out, slope = (abs(x) for x in (q, k.repeat(group, 1), v.repeat(group, 1), out, slope))
-    of_scores = scale * weights * (slope @ v.swapaxes(2, 3) + (slope * out).sum(-1, keepdims=True))
+    of_scores = flattened * scale * weights * (slope @ v.swapaxes(2, 3) + (slope * out).sum(-1, keepdims=True))
     of_keys, of_values = (x.swapaxes(2, 3) @ y for x, y in ((of_scores, q), (weights, slope)))
     of_group = (x.reshape(len(x), heads, group, *x.shape[2:]).sum(2) for x in (of_keys, of_values))
     return weights @ v, of_scores @ k, *of_group

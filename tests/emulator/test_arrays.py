@@ -7,8 +7,12 @@ import sys
 
 import numpy as np
 import pytest
+import triton
+import triton.language as tl
+from triton.backends.amd.compiler import HIPBackend
 
 import laneloom
+from laneloom.emulator.arguments import ArrayArgument
 from laneloom.errors import ArgumentError, UnsupportedError
 from laneloom.ops.transform3d.reference import transform
 
@@ -49,6 +53,26 @@ def off_by_a_byte(values: np.ndarray) -> np.ndarray:
     moved = np.frombuffer(bytearray(values.nbytes + 1), values.dtype, offset=1).reshape(values.shape)
     moved[...] = values
     return moved
+
+
+@triton.jit
+def double(x_ptr, SIZE: tl.constexpr):
+    at = x_ptr + tl.arange(0, SIZE)
+    tl.store(at, 2 * tl.load(at))
+
+
+def test_triton_that_imports_torch_to_ask_an_array(monkeypatch):
+    """Its AMD backend before 3.8; kernels that Triton's own JIT launches met it."""
+
+    def within(arg):
+        raise ModuleNotFoundError("No module named 'torch'")
+
+    monkeypatch.setattr(HIPBackend, "is_within_2gb", staticmethod(within))
+    x = np.arange(4, dtype=np.float16)
+    with laneloom.emulated("gfx1151"):
+        double[(1,)](ArrayArgument(x), SIZE=4)
+    assert x.tolist() == [0, 2, 4, 6]
+    assert HIPBackend.is_within_2gb is within
 
 
 def test_elements_between_addresses():

@@ -283,3 +283,14 @@ def test_a_torch_for_cuda_without_a_gpu(gfx1151, monkeypatch):
     a, b = random(20, 24), random(24, 33)
     check(laneloom.gemm(a, b), a, b)
     assert torch.equal(laneloom.matmul(a, b), laneloom.gemm(a, b))
+
+
+@pytest.mark.parametrize("name", ["gfx1250", "gfx1201"])
+@pytest.mark.parametrize("terms", [{"alpha": 0.0}, {"bias": True}, {"activation": "relu"}])
+def test_what_is_made_of_sums_goes_into_floats(name, terms):
+    """Where no schedule is asked (alpha = 0), and where the terms are a launch of their own (CDNA 5), too."""
+    terms = terms | ({"bias": torch.ones(3)} if "bias" in terms else {})
+    for dtype in (torch.int8, torch.float16):
+        a, b = torch.ones(4, 5).to(dtype), torch.ones(5, 3).to(dtype)
+        with laneloom.emulated(name), pytest.raises(UnsupportedError, match="out_dtype: expected fp32, fp16 or bf16"):
+            laneloom.gemm(a, b, out_dtype=torch.int32, **terms)

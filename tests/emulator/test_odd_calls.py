@@ -212,3 +212,24 @@ def test_dtypes_of_terms_are_named():
         for kind in (np.asarray, torch.from_numpy):
             with pytest.raises(UnsupportedError, match=r"c: expected dtype fp32, fp16 or bf16, got (bool|int64|int8)"):
                 laneloom.gemm(kind(x), kind(x), kind(term), beta=1.0)
+
+
+def test_a_tensor_in_place_of_a_word_or_a_number_is_named_in_one_sentence():
+    x, q = torch.ones(4, 8).half(), torch.ones(1, 1, 4, 16).half()
+    lengths = torch.ones(1, dtype=torch.int32)
+    calls = {
+        "scale": lambda wrong: laneloom.flash_attention(q, q, q, scale=wrong),
+        "softcap": lambda wrong: laneloom.flash_attention(q, q, q, softcap=wrong),
+        "causal": lambda wrong: laneloom.flash_attention(q, q, q, causal=wrong),
+        "return_lse": lambda wrong: laneloom.attention_decode(q, q, q, cache_lengths=lengths, return_lse=wrong),
+        "alpha": lambda wrong: laneloom.gemm(x, x.mT, alpha=wrong),
+        "activation": lambda wrong: laneloom.gemm(x, x.mT, activation=wrong),
+        "precision": lambda wrong: laneloom.matmul(x, x.mT, precision=wrong),
+        "out_dtype": lambda wrong: laneloom.matmul(x, x.mT, out_dtype=wrong),
+    }
+    with laneloom.emulated("gfx1151"):
+        for name, call in calls.items():
+            for wrong in (torch.ones(3, 4), np.ones((3, 4), np.float32)):
+                kind = f"{type(wrong).__name__} of {wrong.dtype} with 2 axes"
+                with pytest.raises(ArgumentError, match=rf"^{name}: expected [^\n]*, got {kind}$"):
+                    call(wrong)

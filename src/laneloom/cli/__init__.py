@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -43,6 +44,20 @@ from . import (
 _REFUSALS = (ArgumentError, UnknownGpuError, UnsupportedError, InvalidConfigError)
 
 
+def _other_folder(name: Any) -> str:
+    """Of a file or folder of a cache, how to name another folder for it."""
+    from triton import knobs
+
+    from ..codegen.cache import cache_dir
+
+    path, home = Path(str(name)), Path.home()
+    for variable, folder in (("TRITON_CACHE_DIR", Path(knobs.cache.dir)), ("LANELOOM_CACHE_DIR", cache_dir())):
+        above = path in folder.parents and path != home and path not in home.parents
+        if above or path == folder or folder in path.parents:
+            return f" (set {variable} to a folder that can be written)"
+    return ""
+
+
 class _Commands(TyperGroup):
     """The commands, whose foreseen errors end in one sentence on stderr instead of a traceback."""
 
@@ -59,7 +74,7 @@ class _Commands(TyperGroup):
             if error.errno == errno.EPIPE:  # whoever read has enough: click ends quietly
                 raise
             where = f"{error.filename}: " if error.filename else ""
-            typer.echo(f"laneloom: {where}{error.strerror or error}", err=True)
+            typer.echo(f"laneloom: {where}{error.strerror or error}{_other_folder(error.filename)}", err=True)
             raise typer.Exit(1) from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]

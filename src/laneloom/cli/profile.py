@@ -23,6 +23,7 @@ SHAPES = {
     "transform3d": (("K", "COUNT"), "16,2048"),
 }
 _DTYPES = {"matmul": "fp16", "attention": "fp16", "transform3d": "fp64"}
+_TAKEN = {"attention": ("fp16", "bf16"), "transform3d": ("fp32", "fp64", "complex128")}  #: matmul's: `parse_product`
 _EMULATED = 512  #: of M, N and K where counters come from the emulator: larger ones repeat what smaller ones do
 
 
@@ -46,6 +47,9 @@ def profile(
     names, usual = SHAPES[operation]
     sizes = _parse_sizes(shape or usual, names)
     dtype = dtype or _DTYPES[operation]
+    taken = _TAKEN.get(operation, (dtype,))
+    if dtype not in taken:
+        raise ArgumentError(f"--dtype: {operation} takes {', '.join(taken[:-1])} or {taken[-1]}, got {dtype}")
     if operation != "matmul" and layout != "nn":
         raise ArgumentError(f"--layout: only matmul has layouts, {operation} has none")
     here = _present()
@@ -97,12 +101,8 @@ def _measure(operation: str, sizes: list[int], dtype: str, layout: str, gpu: Gpu
         parse_product("matmul", gpu.name, ",".join(map(str, sizes)), dtype, None, layout)
         return profile_work(works.gemm_work(sizes[0], sizes[1], sizes[2], dtype, layout, "profile", gpu), gpu)
     if operation == "attention":
-        if dtype not in ("fp16", "bf16"):
-            raise ArgumentError(f"--dtype: attention takes fp16 or bf16, got {dtype}")
         batch, heads, n, d = sizes
         return profile_work(works.attention_work((batch, heads, heads, n, n, d, 0), dtype), gpu)
-    if dtype not in ("fp32", "fp64", "complex128"):
-        raise ArgumentError(f"--dtype: transform3d takes fp32, fp64 or complex128, got {dtype}")
     return profile_work(works.transform_work(sizes[0], sizes[1], dtype), gpu)
 
 
@@ -133,8 +133,7 @@ def _predict(
     from ..timing import predict
 
     kinds = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
-    if dtype not in kinds:
-        raise ArgumentError(f"--dtype: expected one of {', '.join(kinds)}, got {dtype}")
+    kinds["complex128"] = torch.complex128
     if operation == "attention":
         q, k, v = (torch.randn(*sizes, dtype=kinds[dtype]) for _ in range(3))
         return predict(lambda: flash_attention(q, k, v), gpu), []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import inspect
 import re
 from collections.abc import Collection, Mapping
@@ -21,6 +22,8 @@ from . import cache, versions
 from .code_object import CodeObject, from_amdgcn, from_cubin
 from .diagnostics import COMPILER_LOCK, captured_stderr, captured_stdout, explain_triton_error, llvm_errors
 
+#: of a cache in a folder that cannot be written
+_NOT_WRITTEN = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOSPC, errno.ENOTDIR)
 _DIVISIBLE_BY_16 = ["tt.divisibility", 16]
 _SPANS_LESS_THAN_2_GIB = ["tt.pointer_range", 32]
 
@@ -125,6 +128,8 @@ def _compile(
             with captured_stdout() as printed, llvm_errors() as unnoticed:
                 compiled = run()
         except Exception as error:
+            if isinstance(error, OSError) and error.errno in _NOT_WRITTEN:  # Triton's cache
+                raise
             diagnostics = _diagnose(run) if _speaks_on_stderr(error) else ""
             message = explain_triton_error(error, diagnostics)
             raise CompileError(f"{name} does not compile for {gpu.name}: {message}") from error

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import triton
+from triton.backends.amd.compiler import HIPBackend
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime import driver as triton_driver
@@ -314,6 +315,18 @@ def _parse_one_at_a_time(parse: Callable) -> Callable:
     return locked
 
 
+def _ask_without_torch(ask: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    """Triton's `HIPBackend.is_within_2gb`, which before 3.8 imports torch to ask an array, where there is none."""
+
+    def within(arg: Any) -> bool:
+        try:
+            return ask(arg)
+        except ModuleNotFoundError:
+            return hasattr(arg, "ptr_range") and arg.ptr_range() < 1 << 31
+
+    return within
+
+
 class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
     """What `emulated` returns: a context, entered as often as you like, and a decorator."""
 
@@ -366,13 +379,14 @@ def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: st
         raise ArgumentError(f"seed: expected a whole number of at least 0, got {seed!r}")
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
-    benchmarker, parse = Autotuner.__dict__["do_bench"], JITCallable.parse
+    benchmarker, parse, ask = Autotuner.__dict__["do_bench"], JITCallable.parse, HIPBackend.is_within_2gb
     triton_driver.set_active(EmulatedDriver(emulation))
     # An autotuner keeps the benchmark that it was made with (a clock, CUDA graphs), or the first one that it used.
     Autotuner.do_bench = property(lambda tuner: count_instructions)  # pyright: ignore[reportAttributeAccessIssue]
     JITCallable.parse = _parse_one_at_a_time(parse)
+    HIPBackend.is_within_2gb = staticmethod(_ask_without_torch(ask))  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield emulation
     finally:
         triton_driver._active = before
-        Autotuner.do_bench, JITCallable.parse = benchmarker, parse
+        Autotuner.do_bench, JITCallable.parse, HIPBackend.is_within_2gb = benchmarker, parse, staticmethod(ask)

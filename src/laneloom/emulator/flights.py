@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .races import GROUP_SHIFT, NOBODY, SEVERAL, WAVE_SHIFT, Tags, Touch, same_access
+from .races import NOBODY, Tags, Touch, same_access, wave_numbers
 from .shadow import Found
 
 _WRITES, _READS = np.uint8(1), np.uint8(2)
@@ -106,7 +106,7 @@ class Flights:
         return found
 
     def _waves(self, touch: Touch) -> np.ndarray:
-        return (touch.mine >> GROUP_SHIFT) * self.waves_per_group + (touch.mine >> WAVE_SHIFT & SEVERAL)
+        return wave_numbers(touch.mine, self.waves_per_group)
 
     def end(self, touch: Touch, ids: np.ndarray | None, epoch: dict[int, int]) -> None:
         """A wait of waves `ids` says that it is done; another part of a split group may have said so before."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from .memory import GlobalMemory, LocalMemory, Region
 
-NOBODY = np.int64(-1)
+NOBODY = np.int64(0)  #: so that tags of what no wave touches take no memory
 WAVE_BITS, INSTRUCTION_BITS, EPOCH_BITS = 6, 18, 14
 LATE = np.int64(1 << INSTRUCTION_BITS)  #: of an access that was under way when its wave reached a barrier
 WAVE_SHIFT = np.int64(INSTRUCTION_BITS + 1)
@@ -32,8 +32,13 @@ SEVERAL = np.int64((1 << WAVE_BITS) - 1)  #: the wave of a unit that several wav
 
 def tag(group: np.ndarray, epoch: np.ndarray, wave: np.ndarray, instruction: int) -> np.ndarray:
     """Tags [wave, 1] of an access by an instruction."""
-    packed = group << GROUP_SHIFT | (epoch & _EPOCHS) << EPOCH_SHIFT | wave << WAVE_SHIFT | np.int64(instruction)
+    packed = group + 1 << GROUP_SHIFT | (epoch & _EPOCHS) << EPOCH_SHIFT | wave << WAVE_SHIFT | np.int64(instruction)
     return packed[:, None]
+
+
+def wave_numbers(tags: np.ndarray, waves_per_group: int) -> np.ndarray:
+    """Of the launch's waves, those in tags."""
+    return ((tags >> GROUP_SHIFT) - 1) * waves_per_group + (tags >> WAVE_SHIFT & SEVERAL)
 
 
 def same_access(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -81,8 +86,7 @@ class Tags:
     """Last writer and last reader of every unit."""
 
     def __init__(self, units: int):
-        self.writer = np.full(units, NOBODY)
-        self.reader = np.full(units, NOBODY)
+        self.writer, self.reader = (np.zeros(units, np.int64) for _ in range(2))
 
     def read(self, unit: np.ndarray, mine: np.ndarray, active: np.ndarray | None) -> np.ndarray:
         """Record a load; where it conflicts, as booleans of `unit`'s shape."""
@@ -124,8 +128,7 @@ class Tags:
         next_epoch: by a wave's number the epoch behind the barrier where it stands there, else -1; and -1 at the end.
         """
         mine = touch.mine[:, :1, :1] if touch.mine.ndim == 3 else touch.mine  # one tag a wave, spread over its lanes
-        number = (mine >> GROUP_SHIFT) * waves_per_group + (mine >> WAVE_SHIFT & SEVERAL)
-        epoch = next_epoch.take(number, mode="clip")
+        epoch = next_epoch.take(wave_numbers(mine, waves_per_group), mode="clip")
         later = mine & ~(_EPOCHS << EPOCH_SHIFT) | (epoch & _EPOCHS) << EPOCH_SHIFT | LATE
         here = np.broadcast_to(epoch >= 0, touch.unit.shape)
         array = self.writer if touch.wrote else self.reader

@@ -8,6 +8,8 @@ import numpy as np
 
 from ..errors import ArgumentError
 
+_MOST_SHOWN = 80  #: characters
+
 
 def is_number(value: Any) -> bool:
     """Whether a caller gave a real number, Python's or numpy's."""
@@ -17,6 +19,14 @@ def is_number(value: Any) -> bool:
 def is_whole(value: Any) -> bool:
     """Whether a caller gave an integer, Python's or numpy's."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def shown(value: Any) -> str:
+    """What a caller gave, for one sentence: of a tensor or an array, whose elements may be many, what it is."""
+    if getattr(value, "ndim", 0):
+        return f"{type(value).__name__} of {value.dtype} with {value.ndim} axes"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def to_float(name: str, value: Any) -> float:

@@ -154,7 +154,7 @@ class _RingAttention(torch.autograd.Function):
         for step, (keys, values) in enumerate(ring.visit(k, v, transport)):
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
             operands = (q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys])
-            partial, sums = attention_operator(*operands, part.causal, scale, *_WHOLE, False)
+            partial, sums = attention_operator(*operands, part.causal, scale, *_WHOLE, False, 0.0)
             if step == 0:  # every query meets the keys of its own rank
                 out, lse = partial.contiguous(), sums.contiguous()
                 continue
@@ -189,7 +189,7 @@ class _RingAttention(torch.autograd.Function):
             rows, columns = part.queries, part.keys
             parts = attention_backward_operator(
                 grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
-                lse[:, :, rows].contiguous(), part.causal, scale, *_WHOLE, deterministic,
+                lse[:, :, rows].contiguous(), part.causal, scale, *_WHOLE, deterministic, 0.0,
             )  # fmt: skip
             dq[:, :, rows] += parts[0]
             _wait(requests)  # the sums of these keys so far, from the rank that had them before

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..scalars import shown
 from ..target import gpu_for_arrays
 from . import execute
-from .arguments import aligned_copy, aligned_empty, checked_scale, is_direct
+from .arguments import aligned_copy, aligned_empty, checked_scale, checked_softcap, is_direct
 
 _PACKED_AXES = 3
 _ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
@@ -29,6 +30,7 @@ def flash_attention(
     causal: bool | Literal["bottom_right", "top_left"] = False,
     scale: float | None = None,
     window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
     deterministic: bool = False,
     cu_seqlens_q: Operand | None = None,
@@ -52,8 +54,11 @@ def flash_attention(
     scale: 1 / sqrt(D) by default; any finite number.
     window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
         after that one; None or -1 for no limit. causal with a window is both.
-    return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), fp32. It is
-        differentiable.
+    softcap: scores become softcap tanh(scale Q . K / softcap) before the mask, as in Gemma 2: a number from 1e-30 to
+        1e30; None, or 0 as in flash-attn, for none. On Hopper the general, slower schedule takes its place, and not of
+        8-bit operands.
+    return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), or of the capped
+        scores, fp32. It is differentiable.
     deterministic: the same call gives the same bits. The forward always does, and so does the backward but for Hopper's
         own schedule, which adds up dQ by atomics: with deterministic=True the general, slower one takes its place.
     cu_seqlens_q, cu_seqlens_k: sequences of different lengths one after the other, "packed": then q is [all queries,
@@ -81,10 +86,10 @@ def flash_attention(
     Source: Dao, "FlashAttention-2", arXiv:2307.08691; docs/attention.md derives it.
     """
     seen = execute.band_of(causal, window)
-    scale = checked_scale(scale)
+    scale, cap = checked_scale(scale), checked_softcap(softcap)
     if not (isinstance(return_lse, bool) and isinstance(deterministic, bool)):
         name, flag = ("deterministic", deterministic) if isinstance(return_lse, bool) else ("return_lse", return_lse)
-        raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+        raise ArgumentError(f"{name}: expected True or False, got {shown(flag)}")
     scales = {"scale_q": scale_q, "scale_k": scale_k, "scale_v": scale_v}
     torch = sys.modules.get("torch")
     float8 = torch is not None and isinstance(q, torch.Tensor) and q.dtype == torch.float8_e4m3fn
@@ -100,16 +105,16 @@ def flash_attention(
         if float8:
             from .torch_float8 import attend_float8
 
-            out, lse = attend_float8(q, k, v, scale, seen, packing, scales, out_dtype)
+            out, lse = attend_float8(q, k, v, scale, seen, packing, scales, out_dtype, cap)
         else:
             torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
             if torch_op is None:
                 from . import torch_op
-            out, lse = torch_op.attend_tensors(q, k, v, scale, seen, packing, deterministic)
+            out, lse = torch_op.attend_tensors(q, k, v, scale, seen, packing, deterministic, cap)
     else:
         packing = execute.packing_of(lengths, np.dtype(np.int32))
         q, k, v = (_with_heads_first(name, x, packing) for name, x in (("q", q), ("k", k), ("v", v)))
-        out, lse = _attend_arrays(q, k, v, scale, seen, packing)
+        out, lse = _attend_arrays(q, k, v, scale, seen, packing, cap)
     if packing is not None:
         out, lse = out[0].swapaxes(0, 1), lse[0]
     return (out, lse) if return_lse else out
@@ -121,8 +126,8 @@ def _refuse_float8_options(q: Any, scales: dict[str, Any], out_dtype: Any) -> No
     for name, x in scales.items():
         if x is not None:
             raise ArgumentError(f"{name}: expected None for operands of {dtype}, scales are those of 8-bit ones")
-    if out_dtype is not None and out_dtype != dtype:
-        raise ArgumentError(f"out_dtype: expected None or q's {dtype}, got {out_dtype}")
+    if out_dtype is not None and (getattr(out_dtype, "ndim", 0) or out_dtype != dtype):
+        raise ArgumentError(f"out_dtype: expected None or q's {dtype}, got {shown(out_dtype)}")
 
 
 def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:
@@ -135,7 +140,7 @@ def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any
 
 
 def _attend_arrays(
-    q: Any, k: Any, v: Any, scale: float | None, seen: execute.Band, packing: execute.Packing | None
+    q: Any, k: Any, v: Any, scale: float | None, seen: execute.Band, packing: execute.Packing | None, softcap: float
 ) -> tuple[Any, Any]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, np.ndarray):
@@ -145,7 +150,7 @@ def _attend_arrays(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dtype != np.float16:
             raise UnsupportedError(f"{name}: expected dtype float16, got {x.dtype}")
-    problem = execute.problem_of(q, k, v, "fp16", scale, seen, packing)
+    problem = execute.problem_of(q, k, v, "fp16", scale, seen, packing, softcap)
     operands = {
         "q": _direct(q), "k": _direct(k), "v": _direct(v),
         "out": aligned_empty((*q.shape[:3], v.shape[3])), "lse": np.empty(q.shape[:3], np.float32),

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...emulator.arguments import ArrayArgument
 from ...errors import ArgumentError
-from ..scalars import to_float
+from ..scalars import is_number, shown, to_float
 
 UNIT = 8  #: elements; every stride is a multiple of it and is passed in it, so that rows are known to be aligned
 
@@ -18,11 +18,13 @@ _SCALARS = ("queries", "keys", "heads", "group", "first", "last", "stride_lb", "
 _STRIDES = tuple(f"stride_{x}{axis}" for x in ("q", "k", "v", "o", "g", "dq", "dk", "dv") for axis in "bhn")
 
 #: arguments whose value makes no kernel of its own
-RUNTIME = ("scale2", "scale", *_SCALARS, *_STRIDES)
+_FLOATS = ("scale2", "scale", "cap2")
+RUNTIME = (*_FLOATS, *_SCALARS, *_STRIDES)
 LENGTHS = ("first_q_ptr", "first_k_ptr")  #: None where no sequences are packed
 SCALES = ("scale_q_ptr", "scale_k_ptr", "scale_v_ptr")  #: of 8-bit operands, [B, H_kv] in order; None for others
 _FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr", *SCALES)
 _TRITON = {"fp8": "fp8e4nv"}
+_CAPS = (1e-30, 1e30)
 
 
 def checked_scale(scale: Any) -> float | None:
@@ -30,8 +32,18 @@ def checked_scale(scale: Any) -> float | None:
     if scale is None:
         return None
     if not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {scale!r}")
+        raise ArgumentError(f"scale: expected a finite number or None, got {shown(scale)}")
     return to_float("scale", scale)
+
+
+def checked_softcap(softcap: Any) -> float:
+    """What caps the scores as a float, 0 for nothing. Raises ArgumentError for what FP32 cannot divide by."""
+    if softcap is None:
+        return 0.0
+    cap = to_float("softcap", softcap) if is_number(softcap) else inf
+    if cap != 0 and not _CAPS[0] <= cap <= _CAPS[1]:
+        raise ArgumentError(f"softcap: expected a number from {_CAPS[0]} to {_CAPS[1]}, or None, got {shown(softcap)}")
+    return cap
 
 
 class Tensors:
@@ -108,7 +120,7 @@ def signature(kernel: Any, dtype: str, out_dtype: str = "") -> dict[str, str]:
         if name.endswith("_ptr"):
             kind = types.get(name, dtype)
             kinds[name] = "*fp32" if name in _FP32 else "*i32" if name in LENGTHS else f"*{_TRITON.get(kind, kind)}"
-        elif name in ("scale2", "scale"):
+        elif name in _FLOATS:
             kinds[name] = "fp32"
         elif name in RUNTIME:
             kinds[name] = "i32"

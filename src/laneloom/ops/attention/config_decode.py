@@ -61,6 +61,7 @@ class DecodeProblem:
     left: int | None = None  #: keys that a query sees before its own
     page: int = 0  #: keys of a page; 0 where a sequence's keys lie in one piece
     adjacent: bool = False  #: a position's rows of all heads lie side by side, in keys and in values
+    softcap: float = 0.0  #: scores become softcap tanh(score / softcap); 0 for none
 
     @property
     def group(self) -> int:
@@ -84,7 +85,15 @@ class DecodeProblem:
     def code_key(self) -> DecodeProblem:
         """This problem without what compiled code does not depend on."""
         left = None if self.left is None else 0
-        return replace(self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left, adjacent=False)
+        cap = float(self.softcap != 0)
+        return replace(
+            self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, left=left, adjacent=False, softcap=cap
+        )
+
+    @property
+    def cap2(self) -> float | None:
+        """`softcap` in base 2, as the general schedule's kernel takes it; None for none."""
+        return self.softcap * log2(2.718281828459045) if self.softcap else None
 
     def abreast(self, count: int) -> DecodeProblem:
         """This problem with so many heads of keys, which lie side by side, as one wider head."""
@@ -285,7 +294,7 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
 
     boxed: the copy engine can read the caches, whose strides are above 0.
     """
-    if boxed and gpu.matrix_instructions == "wgmma":
+    if boxed and gpu.matrix_instructions == "wgmma" and not problem.softcap:
         own = _plan_hopper(problem, gpu)
         if own is not None and own.why_invalid(problem, gpu) is None:
             return own

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
-from ..scalars import is_whole
+from ..scalars import is_whole, shown
 from ..target import active_gpu, expected_device_type, gpu_for_arrays, is_emulated
-from .arguments import Tensors, address_of, aligned_copy, checked_scale, is_direct, strides_of
+from .arguments import Tensors, address_of, aligned_copy, checked_scale, checked_softcap, is_direct, strides_of
 from .config_decode import DecodeProblem, plan_decode
 from .hopper import is_boxed
 
@@ -38,6 +38,7 @@ def attention_decode(
     block_table: Operand | None = None,
     scale: float | None = None,
     window: int | None = None,
+    softcap: float | None = None,
     return_lse: bool = False,
 ) -> Any:
     """O[b,n,h,:] = sum over j of P[n,j] V[b,j,g,:], P[n,:] the softmax of scale Q[b,n,h,:] . K[b,j,g,:] over the keys
@@ -52,7 +53,8 @@ def attention_decode(
         Copied, as block_table is, where its elements or those of a row do not lie side by side.
     block_table: int32 [B, most pages of a sequence]: key j of sequence b is row j % P of page
         block_table[b, j // P].
-    scale: 1 / sqrt(D) by default. window: how many keys a query sees before its own; None for all.
+    scale: 1 / sqrt(D) by default. window: how many keys a query sees before its own; None for all. softcap: as for
+        `flash_attention`.
     return_lse: return (O, LSE), LSE [B, H, N] fp32, the log of the sum over the seen keys of exp(scale Q . K).
 
     O is [B, N, H, D_V]. Accumulation and statistics FP32; P is rounded to the operands' dtype before it meets V, O
@@ -72,11 +74,14 @@ def attention_decode(
             what = "torch tensor or a numpy array" if name == "q" else f"{known}, as q is"
             raise ArgumentError(f"{name}: expected a {what}, got {type(x).__name__}")
     scale = checked_scale(scale)
+    if not isinstance(return_lse, bool):
+        raise ArgumentError(f"return_lse: expected True or False, got {shown(return_lse)}")
     if window is not None:
         if not is_whole(window) or window < 0:
-            raise ArgumentError(f"window: expected how many keys a query sees before its own, or None, got {window!r}")
+            what = "how many keys a query sees before its own"
+            raise ArgumentError(f"window: expected {what}, or None, got {shown(window)}")
         window = min(int(window), 1 << 62)  # the operator's integers hold that
-    arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window)
+    arguments = (q, k_cache, v_cache, cache_lengths, block_table, scale, window, checked_softcap(softcap))
     if kind is np.ndarray:
         results = prepare_decode(*arguments)(*arguments)
     else:
@@ -94,14 +99,15 @@ def named_operands(q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table
 
 
 def prepare_decode(
-    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None
-) -> Callable[..., tuple[Any, Any]]:
+    q: Any, k_cache: Any, v_cache: Any, lengths: Any, block_table: Any, scale: float | None, window: int | None,
+    softcap: float,
+) -> Callable[..., tuple[Any, Any]]:  # fmt: skip
     """What gives O and LSE of operands that lie as these do. It takes the arguments of this function, which checks
     them."""
     gpu = active_gpu()
     operands = named_operands(q, k_cache, v_cache, lengths, block_table)
     _check_dtypes(operands, gpu)
-    problem = _problem(operands, scale, window)
+    problem = _problem(operands, scale, window, softcap)
     config = plan_decode(problem, gpu, boxed=is_boxed(k_cache) and is_boxed(v_cache))
     rows = (problem.batch, problem.heads, problem.queries)
     make_out, make_lse = _maker((*q.shape[:3], problem.d_v), q, q.dtype), _maker(rows, q)
@@ -219,7 +225,7 @@ def _check_dtypes(operands: dict[str, Any], gpu: Gpu) -> None:
         raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}")
 
 
-def _problem(operands: dict[str, Any], scale: float | None, window: int | None) -> DecodeProblem:
+def _problem(operands: dict[str, Any], scale: float | None, window: int | None, softcap: float) -> DecodeProblem:
     q, k, v, lengths = (operands[name] for name in ("q", "k_cache", "v_cache", "cache_lengths"))
     table = operands.get("block_table")
     batch, queries, heads, d = q.shape
@@ -246,5 +252,5 @@ def _problem(operands: dict[str, Any], scale: float | None, window: int | None) 
     return DecodeProblem(
         batch, heads, max(k.shape[2], 1), queries, keys, d, v.shape[3], _DTYPES[str(q.dtype)],
         1 / sqrt(d or 1) if scale is None else float(scale), window, page,
-        all(x.shape[2] == 1 or strides_of(x)[2] == x.shape[3] for x in (k, v)),
+        all(x.shape[2] == 1 or strides_of(x)[2] == x.shape[3] for x in (k, v)), softcap,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...codegen import CodeObject
 from ...errors import ArgumentError
 from ...gpu import Gpu
-from ..scalars import is_whole
+from ..scalars import is_whole, shown
 from ..target import is_emulated
 from .arguments import Tensors, address_of, strides_of
 from .config import Role, checked_config, plan_backward
@@ -37,14 +37,15 @@ def band_of(causal: Any, window: Any) -> Band:
         return _ALL
     known = {False: "none", True: "bottom_right", "bottom_right": "bottom_right", "top_left": "top_left"}
     if not isinstance(causal, bool | str) or causal not in known:
-        raise ArgumentError(f'causal: expected False, True, "bottom_right" or "top_left", got {causal!r}')
+        raise ArgumentError(f'causal: expected False, True, "bottom_right" or "top_left", got {shown(causal)}')
     if window is None:
         return Band(known[causal])
     pair = isinstance(window, tuple | list) and len(window) == 2
     sizes = [None if is_whole(side) and side == -1 else side for side in window] if pair else []
     if not pair or any(s is not None and not (is_whole(s) and s >= 0) for s in sizes):
         raise ArgumentError(
-            f"window: expected (left, right), keys seen before and after a query's own, None for all, got {window!r}"
+            f"window: expected (left, right), keys seen before and after a query's own, None for all, got "
+            f"{shown(window)}"
         )
     return Band(known[causal], *(None if s is None or s > _MOST_KEYS else int(s) for s in sizes))
 
@@ -86,7 +87,7 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         if longest is None:
             longest = int((x[1:] - x[:-1]).max())
         if not is_whole(longest) or not 0 <= longest < 1 << 31:
-            raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {longest!r}")
+            raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
         found.append(int(longest))
     return Packing(first_q, first_k, *found)
 
@@ -115,8 +116,9 @@ def check_shapes(q: Any, k: Any, v: Any) -> None:
 
 
 def problem_of(
-    q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band, packing: Packing | None = None
-) -> AttentionProblem:
+    q: Any, k: Any, v: Any, dtype: str, scale: float | None, seen: Band, packing: Packing | None = None,
+    softcap: float = 0.0,
+) -> AttentionProblem:  # fmt: skip
     """The problem of operands that `check_shapes` passed; packed ones are [1, H, all positions, D]."""
     batch, heads, queries, d = q.shape
     kv_heads, keys, d_v = k.shape[1], k.shape[2], v.shape[3]
@@ -124,7 +126,8 @@ def problem_of(
     heads_and_sizes = (heads, max(kv_heads, 1))
     if packing is None:
         first, last = band(queries, keys, *seen)
-        return AttentionProblem(batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last)
+        return AttentionProblem(
+            batch, *heads_and_sizes, queries, keys, d, d_v, dtype, scale, first, last, softcap=softcap)
     _check_ends("cu_seqlens_q", packing.first_q, queries)
     _check_ends("cu_seqlens_k", packing.first_k, keys)
     right = 0 if seen.causal != "none" else seen.right
@@ -133,7 +136,7 @@ def problem_of(
     last = None if right is None else min(right, limit)
     return AttentionProblem(
         packing.first_q.shape[0] - 1, *heads_and_sizes, packing.max_queries, packing.max_keys if keys else 0, d, d_v,
-        dtype, scale, first, last, packed=True, bottom_right=seen.causal != "top_left",
+        dtype, scale, first, last, packed=True, softcap=softcap, bottom_right=seen.causal != "top_left",
     )  # fmt: skip
 
 

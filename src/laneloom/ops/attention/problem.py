@@ -30,6 +30,7 @@ class AttentionProblem:
     last: int | None = None
     packed: bool = False  #: sequences of different lengths one after the other; queries and keys are the longest ones'
     out: str = ""  #: the dtype of O; empty for that of the operands
+    softcap: float = 0.0  #: scores become softcap tanh(score / softcap); 0 for none
     bottom_right: bool = True  #: packed: first and last count from the diagonal that ends in the last query and key
 
     @cached_property  # every launch asks for it
@@ -37,7 +38,8 @@ class AttentionProblem:
         """This problem without what compiled code does not depend on."""
         first, last = (None if end is None else 0 for end in (self.first, self.last))
         return replace(
-            self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, first=first, last=last
+            self, batch=1, heads=1, kv_heads=1, queries=1, keys=1, scale=1.0, first=first, last=last,
+            softcap=float(self.softcap != 0),
         )
 
     @property
@@ -84,10 +86,16 @@ class AttentionProblem:
     def key(self) -> str:
         """Name of the tuning record."""
         band = f"_band{self.first}:{self.last}" if self.masked else ""
+        cap = "_softcap" if self.softcap else ""
         return (
             f"attention/{self.dtype}/b{self.batch}_h{self.heads}:{self.kv_heads}_n{self.queries}:{self.keys}"
-            f"_d{self.d}:{self.d_v}{band}"
+            f"_d{self.d}:{self.d_v}{band}{cap}"
         )
+
+    @property
+    def cap2(self) -> float | None:
+        """`softcap` in base 2, as the general schedule's kernels take it; None for none."""
+        return self.softcap * log2(e) if self.softcap else None
 
     def scalars(self) -> tuple[float | int, ...]:
         """The kernels' scalar arguments: scale2, queries, keys, heads, group, first, last."""

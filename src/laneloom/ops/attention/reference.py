@@ -28,10 +28,13 @@ def attention(
     scale: float | None = None,
     left: int | None = None,
     right: int | None = None,
+    softcap: float = 0.0,
     grad: np.ndarray | None = None,
     grad_lse: np.ndarray | None = None,
 ) -> Truth:
     """softmax(scale Q K^T) V over the keys that each query sees, [B, H, N, D]; gradients for `grad` of O (and of LSE).
+
+    softcap: scores are softcap tanh(scale Q K^T / softcap); 0 for none.
 
     Source: the softmax's own derivative, written out in docs/attention.md.
     """
@@ -47,7 +50,11 @@ def attention(
         seen &= distance >= first
     if last is not None:
         seen &= distance <= last
-    s = np.where(seen, scale * (q @ k_each.swapaxes(-1, -2)), -np.inf)
+    s = scale * (q @ k_each.swapaxes(-1, -2))
+    slope = 1.0
+    if softcap:
+        s, slope = softcap * np.tanh(s / softcap), 1 / np.cosh(s / softcap) ** 2
+    s = np.where(seen, s, -np.inf)
     top = np.max(s, axis=-1, keepdims=True, initial=-np.inf)
     weights = np.exp(s - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(-1, keepdims=True)
@@ -61,7 +68,7 @@ def attention(
     delta = (grad * out).sum(-1)
     if grad_lse is not None:
         delta = delta - grad_lse.astype(np.float64)
-    ds = p * (grad @ v_each.swapaxes(-1, -2) - delta[..., None])
+    ds = p * (grad @ v_each.swapaxes(-1, -2) - delta[..., None]) * slope
     dq = scale * (ds @ k_each)
     dk, dv = scale * (ds.swapaxes(-1, -2) @ q), p.swapaxes(-1, -2) @ grad
     grouped = (k.shape[0], k.shape[1], group, n_k)

@@ -16,11 +16,11 @@ from .decode import check_axes, named_operands, prepare_decode
 _warm = WarmCalls(prepare_decode)
 
 
-def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
-    return _warm(q, k_cache, v_cache, cache_lengths, block_table, scale, window)
+def _decode(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0):
+    return _warm(q, k_cache, v_cache, cache_lengths, block_table, scale, window, softcap)
 
 
-def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None):
+def _decode_fake(q, k_cache, v_cache, cache_lengths, block_table=None, scale=None, window=None, softcap=0.0):
     check_axes(named_operands(q, k_cache, v_cache, cache_lengths, block_table))
     batch, queries, heads, _ = q.shape
     out = q.new_empty((batch, queries, heads, v_cache.shape[3]))
@@ -43,7 +43,7 @@ _OPERATOR: Any = torch.library.custom_op(
     mutates_args=(),
     schema=(
         "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_lengths, Tensor? block_table=None, float? scale=None, "
-        "int? window=None) -> (Tensor, Tensor)"
+        "int? window=None, float softcap=0.0) -> (Tensor, Tensor)"
     ),
 )
 _OPERATOR.register_fake(_decode_fake)

@@ -10,7 +10,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import check_strided, complete, one_by_one
-from ..scalars import to_float
+from ..scalars import shown, to_float
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .execute import Band, Packing
@@ -23,7 +23,7 @@ _OUT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 def attend_float8(
     q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, scales: dict[str, Any],
-    out_dtype: Any,
+    out_dtype: Any, softcap: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`laneloom.flash_attention` on tensors in e4m3, packed ones as [1, H, all positions, D]: O and LSE.
 
@@ -38,12 +38,12 @@ def attend_float8(
         if x is None or isinstance(x, torch.Tensor):
             continue
         if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < float("inf"):
-            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {x!r}")
+            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {shown(x)}")
         numbers[name] = to_float(name, x)
     factor = (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale)
     factor *= numbers["scale_q"] * numbers["scale_k"]
     tensors = [x if isinstance(x, torch.Tensor) else None for x in scales.values()]
-    options = (seen.causal, factor, seen.left, seen.right, *lengths, *tensors, numbers["scale_v"], out_dtype)
+    options = (seen.causal, factor, seen.left, seen.right, *lengths, *tensors, numbers["scale_v"], out_dtype, softcap)
     return float8_operator(q, k, v, *options)
 
 
@@ -81,14 +81,14 @@ def _results(q: Any, v: Any, packed: bool, out_dtype: Any) -> tuple[torch.Tensor
 
 def _prepare(
     q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, scale_q, scale_k, scale_v, number_v,
-    out_dtype,
+    out_dtype, softcap,
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:  # fmt: skip
     """What gives O and LSE of tensors that lie as these do. Checks all."""
     out_dtype = out_dtype or torch.bfloat16
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
     _check(q, k, v, dict(zip(_SCALES, (scale_q, scale_k, scale_v), strict=True)), first_q, out_dtype)
     gpu, each = gpu_of(q), _scales_shape(q, k, first_q)
-    problem = execute.problem_of(q, k, v, "fp8", scale, Band(causal, left, right), packing)
+    problem = execute.problem_of(q, k, v, "fp8", scale, Band(causal, left, right), packing, softcap)
     make, make_lse = map(maker_of, _results(q, v, packing is not None, out_dtype))
 
     def operands_of(q, k, v, first_q, first_k, *given: Any) -> dict[str, Any]:
@@ -119,15 +119,17 @@ _warm = WarmCalls(_prepare)
 
 
 def _attend(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
-            max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+            max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None,
+            softcap=0.0):  # fmt: skip
     return _warm(
         q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, scale_q, scale_k, scale_v,
-        number_v, out_dtype,
+        number_v, out_dtype, softcap,
     )  # fmt: skip
 
 
 def _fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
-          max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None):  # fmt: skip
+          max_keys=0, scale_q=None, scale_k=None, scale_v=None, number_v=1.0, out_dtype=None,
+          softcap=0.0):  # fmt: skip
     out_dtype = out_dtype or torch.bfloat16
     _check(q, k, v, dict(zip(_SCALES, (scale_q, scale_k, scale_v), strict=True)), first_q, out_dtype)
     return _results(q, v, first_q is not None, out_dtype)
@@ -151,7 +153,7 @@ _OPERATOR: Any = torch.library.custom_op(
     mutates_args=(),
     schema=(
         f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, Tensor? scale_q=None, Tensor? scale_k=None, Tensor? scale_v=None, "
-        "float number_v=1.0, ScalarType? out_dtype=None) -> (Tensor, Tensor)"
+        "float number_v=1.0, ScalarType? out_dtype=None, float softcap=0.0) -> (Tensor, Tensor)"
     ),
 )
 _OPERATOR.register_fake(_fake)

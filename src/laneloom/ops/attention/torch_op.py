@@ -25,11 +25,13 @@ OPTIONS = (
     'str causal="none", float? scale=None, int? left=None, int? right=None, Tensor? first_q=None, '
     "Tensor? first_k=None, int max_queries=0, int max_keys=0"
 )
+_MORE = "bool deterministic=False, float softcap=0.0"
 
 
 def attend_tensors(
-    q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, deterministic: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
+    q: Any, k: Any, v: Any, scale: float | None, seen: Band, packing: Packing | None, deterministic: bool,
+    softcap: float,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """`laneloom.flash_attention` on torch tensors, packed ones as [1, H, all positions, D]: O and LSE."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
@@ -40,7 +42,7 @@ def attend_tensors(
         for name, x in zip(("cu_seqlens_q", "cu_seqlens_k"), packing[:2], strict=True):
             if x.device != q.device:
                 raise ArgumentError(f"{name}: expected a tensor on {q.device}, as q is, got one on {x.device}")
-    options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic)
+    options = (seen.causal, scale, seen.left, seen.right, *lengths, deterministic, softcap)
     return attention_operator(q, k, v, *options)
 
 
@@ -101,13 +103,13 @@ def _results(q: torch.Tensor, v: torch.Tensor, packed: bool) -> tuple[torch.Tens
 
 
 def _prepare(
-    q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic
+    q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic, softcap
 ) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """What gives O and LSE of tensors that lie as these do. Checks all."""
     _check(q, k, v)
     gpu = gpu_of(q)
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing, softcap)
     packed, copies = packing is not None, [not _is_readable(x, gpu) for x in (q, k, v)]
     copied, (make, make_lse) = any(copies), map(maker_of, _results(q, v, packed))
 
@@ -133,29 +135,29 @@ _warm = WarmCalls(_prepare)
 @torch.library.custom_op(
     "laneloom::flash_attention",
     mutates_args=(),
-    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, bool deterministic=False) -> (Tensor, Tensor)",
+    schema=f"(Tensor q, Tensor k, Tensor v, {OPTIONS}, {_MORE}) -> (Tensor, Tensor)",
 )
 def _attention(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None, max_queries=0,
-               max_keys=0, deterministic=False):  # fmt: skip
-    return _warm(q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic)
+               max_keys=0, deterministic=False, softcap=0.0):  # fmt: skip
+    return _warm(q, k, v, causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic, softcap)
 
 
 @_attention.register_fake
 def _attention_fake(q, k, v, causal="none", scale=None, left=None, right=None, first_q=None, first_k=None,
-                    max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
+                    max_queries=0, max_keys=0, deterministic=False, softcap=0.0):  # fmt: skip
     _check(q, k, v)
     return _results(q, v, first_q is not None)
 
 
 def _prepare_backward(
     grad, grad_lse, q, k, v, out, lse, causal, scale, left, right, first_q, first_k, max_queries, max_keys,
-    deterministic,
+    deterministic, softcap,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:  # fmt: skip
     """What gives dQ, dK and dV of tensors that lie as these do. Checks all."""
     _check(q, k, v)
     gpu = gpu_of(q)
     packing = packing_of_tensors(first_q, first_k, max_queries, max_keys)
-    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing)
+    problem = execute.problem_of(q, k, v, _NAMES[q.dtype], scale, Band(causal, left, right), packing, softcap)
     make_dq, make_dk, make_dv = (maker_of(room(x, x.shape[3], packing is not None)) for x in (q, k, v))
     copies = [not _is_readable(x, gpu) for x in (q, k, v, grad, out)]
     copied, turned = any(copies), not lse.is_contiguous()
@@ -195,25 +197,25 @@ _warm_backward = WarmCalls(_prepare_backward)
     mutates_args=(),
     schema=(
         "(Tensor grad, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
-        f"{OPTIONS}, bool deterministic=False) -> (Tensor, Tensor, Tensor)"
+        f"{OPTIONS}, {_MORE}) -> (Tensor, Tensor, Tensor)"
     ),
 )
 def _backward(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
-              first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
-    options = (causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic)
+              first_k=None, max_queries=0, max_keys=0, deterministic=False, softcap=0.0):  # fmt: skip
+    options = (causal, scale, left, right, first_q, first_k, max_queries, max_keys, deterministic, softcap)
     return _warm_backward(grad, grad_lse, q, k, v, out, lse, *options)
 
 
 @_backward.register_fake
 def _backward_fake(grad, grad_lse, q, k, v, out, lse, causal="none", scale=None, left=None, right=None, first_q=None,
-                   first_k=None, max_queries=0, max_keys=0, deterministic=False):  # fmt: skip
+                   first_k=None, max_queries=0, max_keys=0, deterministic=False, softcap=0.0):  # fmt: skip
     _check(q, k, v)
     return tuple(room(x, x.shape[3], first_q is not None) for x in (q, k, v))
 
 
 def _remember(ctx, inputs, output) -> None:
-    q, k, v, *options, first_q, first_k, max_queries, max_keys, deterministic = inputs
-    ctx.options = options, (max_queries, max_keys, deterministic)
+    q, k, v, *options, first_q, first_k, max_queries, max_keys, deterministic, softcap = inputs
+    ctx.options = options, (max_queries, max_keys, deterministic, softcap)
     ctx.save_for_backward(q, k, v, *output, first_q, first_k)
     # No gradient of LSE is no tensor of zeros: the kernel has a variant without it.
     ctx.set_materialize_grads(False)
@@ -222,12 +224,12 @@ def _remember(ctx, inputs, output) -> None:
 def _gradients(ctx, grad, grad_lse):
     q, k, v, out, lse, *first = ctx.saved_tensors
     if grad is None and grad_lse is None:
-        return (None,) * 12
+        return (None,) * 13
     if grad is None:
         grad = torch.zeros_like(out)
     options = (*ctx.options[0], *first, *ctx.options[1])
     gradients = attention_backward_operator(grad, grad_lse, q, k, v, out, lse, *options)
-    return (*gradients, *(None,) * 9)
+    return (*gradients, *(None,) * 10)
 
 
 def _remember_nothing(ctx, inputs, output) -> None:

@@ -12,7 +12,7 @@ from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed
 from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
-from ..scalars import is_number, to_float
+from ..scalars import is_number, shown, to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .config import ChainConfig, parse_config
@@ -64,7 +64,7 @@ def gemm_chain(
         config = parse_config(config)
     for name, value in (("alpha0", alpha0), ("alpha1", alpha1), ("beta1", beta1)):
         if not is_number(value) or not -inf < value < inf:
-            raise ArgumentError(f"{name}: expected a finite number, got {value!r}")
+            raise ArgumentError(f"{name}: expected a finite number, got {shown(value)}")
     alpha0, alpha1, beta1 = to_float("alpha0", alpha0), to_float("alpha1", alpha1), to_float("beta1", beta1)
     factors = Factors(alpha0, alpha1, beta1 if c1 is not None else 0.0)
     torch = sys.modules.get("torch")

@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu, get_gpu
+from ..scalars import shown
 from ..target import active_gpu, gpu_for_arrays
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan_with_reasons
@@ -101,7 +102,8 @@ def numpy_dtype(name: str, asked: Any) -> np.dtype:
     try:
         return np.dtype(asked).newbyteorder("=")
     except TypeError:
-        raise ArgumentError(f"{name}: expected a dtype of numpy's, as the operands are arrays, got {asked!r}") from None
+        what = "a dtype of numpy's, as the operands are arrays"
+        raise ArgumentError(f"{name}: expected {what}, got {shown(asked)}") from None
 
 
 def operand_dtypes(a: np.ndarray, b: np.ndarray, packed: tuple[str, str] | None) -> tuple[str, str]:

@@ -55,7 +55,10 @@ class MfmaConfig(MatmulConfig):
             return f"gpu: the schedule mfma is for CDNA, got {gpu.name} ({gpu.family})"
         # Triton 3.6 gives products of fp8 with bf8 the instruction of the other order: they are wrong.
         if problem.dtype_a not in INSTRUCTIONS or problem.dtype_b != problem.dtype_a:
-            return f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, got {problem.dtype_a} and {problem.dtype_b}"
+            return (
+                f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, both operands alike, got {problem.dtype_a} and "
+                f"{problem.dtype_b}"
+            )
         if problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx942":
             return f"a: the 8-bit floats of {gpu.name} are FNUZ, {problem.dtype_a} is OCP's"
         if problem.dtype_a == "fp64" and gpu.is_cdna_1:

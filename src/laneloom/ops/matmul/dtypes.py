@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..scalars import shown
 
 #: Bytes of one stored element of every dtype that a schedule may name. int4 and uint4 are stored in pairs along K, the
 #: even k in the low half of the byte.
@@ -80,8 +81,8 @@ def check_pair(dtype_a: str, dtype_b: str) -> None:
 
 def check_arithmetic(dtype_a: str, precision: str | None, acc: str | None) -> Arithmetic:
     """The checked arguments `precision` and `acc_dtype` of a call. Raises ArgumentError."""
-    if precision is not None and precision not in PRECISIONS:
-        raise ArgumentError(f"precision: expected None, {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
+    if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
+        raise ArgumentError(f"precision: expected None, {', '.join(map(repr, PRECISIONS))}, got {shown(precision)}")
     if precision not in (None, "ieee") and dtype_a != "fp32":
         raise ArgumentError(f"precision: {precision!r} is for fp32 operands, a's dtype is {dtype_a}")
     known = ACCUMULATORS[dtype_a]

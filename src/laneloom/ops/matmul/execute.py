@@ -16,12 +16,12 @@ import numpy as np
 
 from ...codegen import CodeObject
 from ...emulator.driver import ArrayArgument
-from ...errors import ArgumentError, InvalidConfigError
+from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
 from ..axes import merge_axes
 from .config import MatmulConfig, NamedPlan, plan
 from .config_wmma import WmmaConfig
-from .dtypes import IEEE, Arithmetic
+from .dtypes import IEEE, Arithmetic, outputs, words
 from .problem import Epilogue, MatmulProblem, Matrix
 
 
@@ -211,6 +211,7 @@ def multiply_into(
     if 0 in out.shape:
         return
     if a.shape[-1] == 0 or terms.alpha == 0:
+        _check_output(dtypes, terms)
         terms = replace(terms, alpha=1.0, scale_a=None, scale_b=None)
         if terms.epilogue is None:
             out[...] = 0
@@ -229,6 +230,7 @@ def multiply_into(
             multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i), arithmetic)
         return
     if problem.epilogue and not fuses_epilogue(gpu) and not has_fused_schedule(problem, gpu, config):
+        _check_output(dtypes, terms)
         sums = _empty_like(out, problem.dtype_sums, out.shape)
         multiply_into(a, b, sums, (*dtypes[:2], problem.dtype_sums), gpu, config, arithmetic=arithmetic)
         apply_terms(sums, out, dtypes[2], terms, problem.dtype_sums)
@@ -252,6 +254,13 @@ def multiply_into(
         stream_sums.launch(problem, chosen, gpu, pieces, pointers[2], *taken)
         return
     schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken)
+
+
+def _check_output(dtypes: tuple[str, str, str], terms: Terms) -> None:
+    """Raise UnsupportedError for a result that no schedule stores, where none is asked."""
+    stored = outputs(dtypes[0], has_terms=terms.epilogue is not None)
+    if dtypes[2] not in stored:
+        raise UnsupportedError(f"out_dtype: expected {words(stored)}, got {dtypes[2]}")
 
 
 def fuses_epilogue(gpu: Gpu) -> bool:

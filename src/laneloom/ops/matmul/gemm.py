@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..scalars import is_number, to_float
+from ..scalars import is_number, shown, to_float
 from ..target import gpu_for_arrays
 from . import execute
 from .api import addressable, addressed, arithmetic_of, dtype_name, known_name, operand_dtypes, output_dtype
@@ -72,14 +72,14 @@ def gemm(
     InvalidConfigError for a config that cannot do this product.
     Source: BLAS, GEMM; AMD RDNA 3 and RDNA 4 ISA guides, WMMA instructions.
     """
-    if activation is not None and activation not in ACTIVATIONS:
+    if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         words = ", ".join(map(repr, ACTIVATIONS))
-        raise ArgumentError(f"activation: expected None, {words}, got {activation!r}")
+        raise ArgumentError(f"activation: expected None, {words}, got {shown(activation)}")
     for name, value in (("alpha", alpha), ("beta", beta)):
         if type(value) is float:
             continue
         if isinstance(value, complex) or not isinstance(value, (int, float, np.floating, np.integer)):
-            raise ArgumentError(f"{name}: expected a real number, got {value!r}")
+            raise ArgumentError(f"{name}: expected a real number, got {shown(value)}")
     config = named_config(config)
     a, b, packed = unwrap(a, b)
     torch = sys.modules.get("torch")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..scalars import shown
 from ..target import active_gpu, expected_device_type
 from .config_cluster import ClusterConfig
 from .dtypes import outputs, words
@@ -56,7 +57,7 @@ def grouped_matmul(
         if not isinstance(operand, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
     if out is None and config is None:

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from ...errors import ArgumentError
 from ...gpu import Gpu
+from ..scalars import shown
 from .config import MatmulConfig, NamedPlan
 from .config_sgemm import LADDER
 from .config_wmma import CoopConfig, PingpongConfig, WmmaConfig
@@ -75,11 +76,12 @@ def named_config(config: MatmulConfig | NamedPlan | str | None) -> MatmulConfig 
     if config is None or isinstance(config, MatmulConfig | NamedPlan):
         return config
     if not isinstance(config, str):
-        raise ArgumentError(f"config: expected a config, its text or a preset's name, got {config!r}")
+        raise ArgumentError(f"config: expected a config, its text or a preset's name, got {shown(config)}")
     if config in PRESETS:
         return PRESETS[config]
     if config in LADDER:
         return LADDER[config]
     if ":" in config:
         return MatmulConfig.parse(config)
-    raise ArgumentError(f"config: expected one of {', '.join([*PRESETS, *LADDER])}, or a config's text, got {config!r}")
+    known = ", ".join([*PRESETS, *LADDER])
+    raise ArgumentError(f"config: expected one of {known}, or a config's text, got {shown(config)}")

@@ -14,6 +14,7 @@ import torch
 from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import Composed, aligned, complete, mark_written, one_by_one, refuse_out, to_front
+from ..scalars import shown
 from ..target import active_gpu
 from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
@@ -50,7 +51,7 @@ def gemm_tensors(
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operand).__name__}")
     a, b, c, bias, out, scale_a, scale_b = operands
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
     if scale_a is not None or scale_b is not None:
         for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
             if scale is not None and scale.requires_grad and torch.is_grad_enabled():

@@ -15,6 +15,7 @@ import torch
 from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
+from ..scalars import shown
 from ..target import active_gpu, expected_device_type
 from ..warm import WarmCalls, maker_of
 from . import execute
@@ -60,7 +61,7 @@ def accumulator_name(acc_dtype: Any) -> str | None:
     if acc_dtype is None or isinstance(acc_dtype, str):
         return acc_dtype
     if not isinstance(acc_dtype, torch.dtype):
-        raise ArgumentError(f"acc_dtype: expected a torch dtype, got {acc_dtype!r}")
+        raise ArgumentError(f"acc_dtype: expected a torch dtype, got {shown(acc_dtype)}")
     return dtype_name("acc_dtype", acc_dtype)
 
 
@@ -93,7 +94,7 @@ def matmul_tensors(
 ) -> torch.Tensor:
     """`laneloom.matmul` on torch tensors."""
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
-        raise ArgumentError(f"out_dtype: expected a torch dtype, got {out_dtype!r}")
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
     tensor = torch.Tensor
     if not (isinstance(a, tensor) and isinstance(b, tensor) and (out is None or isinstance(out, tensor))):
         operands = {"a": a, "b": b, "out": out}

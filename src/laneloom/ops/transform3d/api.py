@@ -9,6 +9,7 @@ import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.api import addressable, addressed
+from ..scalars import shown
 from ..target import gpu_for_arrays
 from .config import Transform3dConfig, parse_config
 
@@ -57,7 +58,7 @@ def transform3d(
         config = parse_config(config)
     for name, flag in (("transpose", transpose), ("accumulate", accumulate)):
         if not isinstance(flag, bool):
-            raise ArgumentError(f"{name}: expected True or False, got {flag!r}")
+            raise ArgumentError(f"{name}: expected True or False, got {shown(flag)}")
     text = None if config is None else config.text
     options = {"transpose": transpose, "accumulate": accumulate, "config": text}
     if isinstance(coeffs, np.ndarray):

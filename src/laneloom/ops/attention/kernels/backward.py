@@ -18,6 +18,7 @@ from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
     block_runs,
+    capped,
     fence_loads,
     fence_schedule,
     in_band,
@@ -64,7 +65,7 @@ def attention_backward(
     first_q_ptr, first_k_ptr, scale2, queries, keys, heads, group, first, last, scale,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
     stride_gb, stride_gh, stride_gn, stride_ob, stride_oh, stride_on, stride_dqb, stride_dqh, stride_dqn,
-    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, batches,
+    stride_dkb, stride_dkh, stride_dkn, stride_dvb, stride_dvh, stride_dvn, stride_lb, stride_lh, batches, cap2,
     ROLE: gl.constexpr, D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr,
     WIDTH: gl.constexpr, WIDTH_V: gl.constexpr, OUT: gl.constexpr, PARTS: gl.constexpr,
     HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr, BOTTOM_RIGHT: gl.constexpr,
@@ -175,7 +176,7 @@ def attention_backward(
             left = fence_loads(left - 1, VERSION)  # all are under way before the first is waited for
             # Triton's barriers: tiles of one lifetime each, complete before they are read.
             y1_lds = gl.allocate_shared_memory(dtype, [COLUMNS, WIDTH], SHARED, y1)
-            s = product_of_rows(x1_lds, y1_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
+            s = capped(product_of_rows(x1_lds, y1_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2, cap2)
             left = fence_schedule(left, VERSION, CDNA=FENCED)  # the wait for the second tile stays below
             if not PREFETCH:
                 y2 = load_rows(y2_base, column0, columns, stride_y2, 0, COLUMNS, WIDTH_V, D_V, Y2_LOAD)
@@ -205,6 +206,9 @@ def attention_backward(
                 ds = p * (dp - delta[:, None])
             else:
                 ds = p * (dp - gl.convert_layout(delta, OTHER)[None, :])
+            if cap2 is not None:
+                slope = s * (1.0 / cap2)  # tanh, whose derivative is 1 - tanh^2
+                ds *= 1.0 - slope * slope
             left = fence_schedule(left, VERSION, CDNA=FENCED)  # the waits for the turned tiles stay below
             t1_lds = gl.allocate_shared_memory(
                 dtype, [COLUMNS, OUT], TURNED_SHARED, gl.convert_layout(t1, TURNED_STORE)
@@ -278,7 +282,7 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
     attention_backward[(config.programs(problem),)](
         *tensors.pointers("q", "k", "v", "g", "out", "lse", "dlse", "delta", "dq", "dk", "dv", "first_q", "first_k"),
         *sizes, first, last, problem.scale, *tensors.strides("q", "k", "v", "g", "out", "dq", "dk", "dv"),
-        *tensors.lines(), problem.batch,
+        *tensors.lines(), problem.batch, problem.cap2,
         **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -286,7 +290,7 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
 def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs where no gradient of the LSE comes in."""
     types = signature(attention_backward, problem.dtype)
-    absent = ("dlse_ptr",) if problem.packed else ("dlse_ptr", *LENGTHS)
+    absent = ["dlse_ptr", *(() if problem.packed else LENGTHS), *(() if problem.softcap else ("cap2",))]
     types = {name: kind for name, kind in types.items() if name not in absent}
     return compile_kernel(
         attention_backward,

@@ -18,6 +18,7 @@ from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
     add_product_of_rows,
+    capped,
     fence_loads,
     fence_schedule,
     load_rows,
@@ -33,7 +34,8 @@ from ..layouts import matrix_constants, rows_layout, rows_shared, turned_layout,
 _LN2 = gl.constexpr(0.6931471805599453)
 _SCALARS = ("queries", "heads", "group", "row_tiles", "left", "stride_table")
 _STRIDES = tuple(f"stride_{x}{axis}" for x in ("q", "k", "v") for axis in "bnh")
-_RUNTIME = ("scale2", *_SCALARS, *_STRIDES)
+_FLOATS = ("scale2", "cap2")
+_RUNTIME = (*_FLOATS, *_SCALARS, *_STRIDES)
 _FP32 = ("sums_ptr", "sums_lse_ptr", "lse_ptr")
 _INT32 = ("lengths_ptr", "table_ptr")
 
@@ -63,7 +65,7 @@ def _load_block(
 def attention_decode(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, sums_ptr, sums_lse_ptr, lengths_ptr, table_ptr,
     scale2, queries, heads, group, row_tiles, left, stride_table,
-    stride_qb, stride_qn, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh,
+    stride_qb, stride_qn, stride_qh, stride_kb, stride_kn, stride_kh, stride_vb, stride_vn, stride_vh, cap2,
     D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
     OUT: gl.constexpr, PARTS: gl.constexpr, SPLITS: gl.constexpr, PAGE: gl.constexpr, HAS_FIRST: gl.constexpr,
     UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr, CHUNK: gl.constexpr,
@@ -141,7 +143,7 @@ def attention_decode(
                     step = fence_schedule(step, VERSION)  # all of a wide row's operands at once are too many registers
                 q_part, k_part = q_lds.slice(c0, CHUNK, 1), k_lds.slice(c0, CHUNK, 1)
                 s = add_product_of_rows(s, q_part, k_part, min(D - c0, CHUNK), ACC, K_WIDTH, VERSION)
-            s *= scale2
+            s = capped(s * scale2, cap2)
             column = step * COLUMNS + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
             # The band counts from each row's own key: row `at`, last 0, first -left.
             p, fade, total, top = softmax_step(s, total, top, at, column, keys, -left, keys * 0, HAS_FIRST, True, True)
@@ -246,7 +248,7 @@ def launch(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu, tensors: Tens
     attention_decode[(config.programs(problem),)](
         *tensors.pointers("q", "k", "v", "out", "lse", "sums", "sums_lse", "lengths", "table"),
         *problem.decode_scalars(), tensors.table_stride(), *tensors.strides("q", "k", "v"),
-        **_constants(problem, config, gpu), num_warps=1, enable_fp_fusion=True,
+        problem.cap2, **_constants(problem, config, gpu), num_warps=1, enable_fp_fusion=True,
     )  # fmt: skip
     if config.splits > 1:
         attention_combine[(problem.batch * problem.heads * problem.queries,)](
@@ -259,12 +261,13 @@ def code_object(problem: DecodeProblem, config: DecodeConfig, gpu: Gpu) -> CodeO
     """The machine code of the kernel that reads the cache."""
     absent = [] if config.splits > 1 else ["sums_ptr", "sums_lse_ptr"]
     absent += [] if problem.page else ["table_ptr"]
+    absent += [] if problem.softcap else ["cap2"]
     types = {}
     for name in attention_decode.arg_names:
         if name.endswith("_ptr") and name not in absent:
             types[name] = "*fp32" if name in _FP32 else "*i32" if name in _INT32 else f"*{problem.dtype}"
-        elif name in _RUNTIME:
-            types[name] = "fp32" if name == "scale2" else "i32"
+        elif name in _RUNTIME and name not in absent:
+            types[name] = "fp32" if name in _FLOATS else "i32"
     return compile_kernel(
         attention_decode,
         gpu=gpu,

@@ -18,6 +18,7 @@ from ....codegen.versions import cta_barrier
 from ....device.attention_tiles import (
     add_product,
     block_runs,
+    capped,
     fence_loads,
     fence_schedule,
     load_rows,
@@ -42,7 +43,7 @@ def attention_forward(
     q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, first_q_ptr, first_k_ptr, scale_q_ptr, scale_k_ptr, scale_v_ptr,
     scale2, queries, keys, heads, group, first, last,
     stride_qb, stride_qh, stride_qn, stride_kb, stride_kh, stride_kn, stride_vb, stride_vh, stride_vn,
-    stride_ob, stride_oh, stride_on, stride_lb, stride_lh, batches,
+    stride_ob, stride_oh, stride_on, stride_lb, stride_lh, batches, cap2,
     D: gl.constexpr, D_V: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr,
     OUT: gl.constexpr, PARTS: gl.constexpr, HAS_FIRST: gl.constexpr, HAS_LAST: gl.constexpr, PREFETCH: gl.constexpr,
     BOTTOM_RIGHT: gl.constexpr, UNIT: gl.constexpr, VERSION: gl.constexpr, K_WIDTH: gl.constexpr, ACC: gl.constexpr,
@@ -126,7 +127,7 @@ def attention_forward(
             cta_barrier()
             v = load_rows(v_base, key0, keys, stride_vn, out0, COLUMNS, OUT, D_V, V_LOAD)
             step = fence_loads(step, VERSION)  # the values come while the scores are computed
-            s = product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2
+            s = capped(product_of_rows(q_lds, k_lds, ROWS, COLUMNS, D, ACC, K_WIDTH, VERSION) * scale2, cap2)
             column = key0 + gl.arange(0, COLUMNS, gl.SliceLayout(0, ACC))
             p, fade, total, top = softmax_step(
                 s, total, top, row, column, keys, first, last, HAS_FIRST, HAS_LAST, CUT == 1
@@ -187,7 +188,7 @@ def launch(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu, tensors
     attention_forward[(config.programs(problem),)](
         *tensors.pointers("q", "k", "v", "out", "lse", "first_q", "first_k", "scale_q", "scale_k", "scale_v"),
         *problem.scalars(),
-        *tensors.strides("q", "k", "v", "out"), *tensors.lines(), problem.batch,
+        *tensors.strides("q", "k", "v", "out"), *tensors.lines(), problem.batch, problem.cap2,
         **_constants(problem, config, gpu), num_warps=config.num_warps, enable_fp_fusion=True,
     )  # fmt: skip
 
@@ -196,7 +197,8 @@ def code_object(problem: AttentionProblem, config: AttentionConfig, gpu: Gpu) ->
     """The machine code that `launch` runs."""
     types = signature(attention_forward, problem.dtype, problem.out_dtype)
     constants = _constants(problem, config, gpu)
-    absent = (*(() if problem.packed else LENGTHS), *(() if problem.dtype == "fp8" else SCALES))
+    absent = [*(() if problem.packed else LENGTHS), *(() if problem.dtype == "fp8" else SCALES)]
+    absent += [] if problem.softcap else ["cap2"]
     constants |= dict.fromkeys(absent)
     types = {name: kind for name, kind in types.items() if name not in absent}
     return compile_kernel(
