@@ -20,6 +20,7 @@ from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .cluster import held_by, is_barrier, passed
 from .conditions import CONDITIONS
+from .entry import first_instruction
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
@@ -127,7 +128,8 @@ class Program:
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
         labels = {*self.listing.labels.values(), *self.places.reached(self.listing)}
-        starts = {0, *labels}
+        first = first_instruction(self.listing, self.gpu)
+        starts = {0, first, *labels}
         behind: dict[int, int] = {}  #: s_setvskip -> where it skips to
         for i, ins in enumerate(code):
             if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or is_barrier(ins.name):
@@ -137,6 +139,7 @@ class Program:
                 starts |= {i + 1, behind[i]}
         order = sorted(s for s in starts if s < len(code))
         number = {s: k for k, s in enumerate(order)}
+        self.first_block = number.get(first, 0)
         blocks = []
         for k, start in enumerate(order):
             stop = order[k + 1] if k + 1 < len(order) else len(code)
