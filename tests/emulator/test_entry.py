@@ -1,4 +1,4 @@
-"""What a kernel finds in its registers when it starts: arguments that are preloaded, user SGPRs that the text implies."""
+"""What a kernel has when it starts: arguments that are preloaded, user SGPRs that the text implies, registers."""
 
 from __future__ import annotations
 
@@ -92,3 +92,14 @@ def test_the_assembler_counts_user_sgprs():
     text = f"k:\n{code}\ts_waitcnt lgkmcnt(0){BEHIND}{DESCRIPTOR.format(more=more)}"
     got = run(text, "gfx942", b"", np.zeros(128, np.uint32))
     assert (got == 128).all()  # the grid's size, of the dispatch packet
+
+
+@pytest.mark.parametrize(("gpu", "last"), [("gfx908", "a255"), ("gfx942", "a255"), ("gfx1250", "v1023")])
+def test_registers_that_only_the_linker_counts(gpu, last):
+    """Where calls are indirect LLVM's text has an expression for the number of registers: any may be used then."""
+    most = "max(totalnumvgprs(.Lk.num_agpr, .Lk.num_vgpr), 1, 0)"
+    places = "(((((alignto(max(1, .Lk.num_vgpr), 4)/4)-1)&~65536)&63)+1)*4"
+    text = DESCRIPTOR.format(more="").replace("_vgpr 8", f"_vgpr {most}").replace("offset 8", f"offset {places}")
+    program = Program(f"k:\n\ts_endpgm\n{text}", gpu)
+    kind, number = last[0], int(last[1:])
+    assert program.vgprs > number + (program.target.accumulators if kind == "a" else 0)

@@ -105,10 +105,10 @@ class Program:
         first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu), first)
         self.targets = self._follow_mode()
-        #: strict mode: by number of the instruction, of blocks that were reached
-        self.guards: dict[int, Guard | IndexedGuard] = {}
+        self.guards: dict[int, Guard | IndexedGuard] = {}  #: strict mode: by instruction, of blocks that were reached
         self.blocks = self._cut()
-        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 32
+        vgprs = self.listing.directive("next_free_vgpr", self.gpu.vgprs_per_wave)
+        self.vgprs = max(vgprs, 1) * (1 + self.gpu.is_cdna_1) + 32
 
     # -- building ------------------------------------------------------------------------------------------------------
 
