@@ -14,6 +14,7 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
+from ..isa.symbols import plain_symbols
 from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
@@ -94,9 +95,8 @@ class Program:
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
-        constants = calls.link(asm, self.listing, self.places)
-        #: what the kernel may touch besides its arguments
-        self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]
+        constants = calls.link(plain_symbols(asm), self.listing, self.places)
+        self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]  #: beside arguments
         self.hidden_arguments = [
             a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
         ]
