@@ -203,6 +203,12 @@ def test_the_state_of_the_generator():
     state.view(torch.int64)[1] += 4
     generator.set_state(state)
     assert generator.get_state().view(torch.int64).tolist() == [5, 4]
+    generator.set_offset(generator.get_offset() + 8)
+    assert generator.clone_state().get_offset() == generator.get_offset() == 12
+    assert generator.seed() == generator.initial_seed() and generator.get_offset() == 0
+    own = torch.Generator(device="cuda")
+    own.set_offset(16)
+    assert own.get_offset() == 16 and torch.Generator(device="cuda").get_offset() == 0
     class Guard(torch.cuda.device): ...
 
     with Guard(0), torch.cuda._DeviceGuard(0) as guard:  # the second as Inductor writes it
