@@ -5,6 +5,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as the tutorials find theirs
 
@@ -216,6 +218,18 @@ def test_the_state_of_the_generator():
     torch.cuda.manual_seed_all(7)
     assert torch.cuda.initial_seed() == 7
     assert generator.initial_seed() == 7
+
+
+def test_tensors_without_memory():
+    """They may be on any device; a graph says which (Helion asks)."""
+    x = torch.randn(4, 6, device="cuda")
+    with FakeTensorMode() as mode:
+        found = mode.from_tensor(x), torch.full((4, 6), 1.0, device="cuda"), torch.empty(4, 6, device=x.device)
+        assert {t.device for t in found} == {torch.device("cuda", 0)}
+        assert sum(found)[1, 2:].device == torch.device("cuda", 0) and torch.empty(3).device.type == "cpu"
+    graph = make_fx(lambda x: torch.full((6,), 2.0, device=x.device) + x[1:], tracing_mode="fake")(x).graph
+    (made,) = graph.find_nodes(op="call_function", target=torch.ops.aten.full.default)
+    assert made.kwargs["device"] == torch.device("cuda", 0)
 
 
 def test_the_tutorials_device():
