@@ -5,6 +5,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 DEVICE = triton.runtime.driver.active.get_active_torch_device()  # as the tutorials find theirs
 
@@ -203,6 +205,12 @@ def test_the_state_of_the_generator():
     state.view(torch.int64)[1] += 4
     generator.set_state(state)
     assert generator.get_state().view(torch.int64).tolist() == [5, 4]
+    generator.set_offset(generator.get_offset() + 8)
+    assert generator.clone_state().get_offset() == generator.get_offset() == 12
+    assert generator.seed() == generator.initial_seed() and generator.get_offset() == 0
+    own = torch.Generator(device="cuda")
+    own.set_offset(16)
+    assert own.get_offset() == 16 and torch.Generator(device="cuda").get_offset() == 0
     class Guard(torch.cuda.device): ...
 
     with Guard(0), torch.cuda._DeviceGuard(0) as guard:  # the second as Inductor writes it
@@ -210,6 +218,18 @@ def test_the_state_of_the_generator():
     torch.cuda.manual_seed_all(7)
     assert torch.cuda.initial_seed() == 7
     assert generator.initial_seed() == 7
+
+
+def test_tensors_without_memory():
+    """They may be on any device; a graph says which (Helion asks)."""
+    x = torch.randn(4, 6, device="cuda")
+    with FakeTensorMode() as mode:
+        found = mode.from_tensor(x), torch.full((4, 6), 1.0, device="cuda"), torch.empty(4, 6, device=x.device)
+        assert {t.device for t in found} == {torch.device("cuda", 0)}
+        assert sum(found)[1, 2:].device == torch.device("cuda", 0) and torch.empty(3).device.type == "cpu"
+    graph = make_fx(lambda x: torch.full((6,), 2.0, device=x.device) + x[1:], tracing_mode="fake")(x).graph
+    (made,) = graph.find_nodes(op="call_function", target=torch.ops.aten.full.default)
+    assert made.kwargs["device"] == torch.device("cuda", 0)
 
 
 def test_the_tutorials_device():

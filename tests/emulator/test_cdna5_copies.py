@@ -69,6 +69,16 @@ def test_a_tile_by_the_tensor_mover(rows, columns):
     np.testing.assert_array_equal(got.view(np.uint32), want)
 
 
+@pytest.mark.parametrize("rows", [0, 32])
+def test_an_empty_tile(rows):
+    """A tile of rows of no elements moves nothing."""
+    image, registers = random_bytes(4)
+    load = TILE.format(rows=32, columns=4, wait=WAIT["tensorcnt"]).replace("s15, 0x00040000", "s15, 0")
+    load = load.replace("s16, 0x20", f"s16, {rows}")
+    _, got = run("gfx1250", f"ds_store_b128 v1, v[8:11]\n{{waits}}\n{load}", image, registers, strict=True)
+    np.testing.assert_array_equal(got, registers)
+
+
 def test_a_tile_without_its_wait():
     image, registers = random_bytes(4)
     with pytest.raises(HazardError, match="tensorcnt") as caught:
@@ -85,6 +95,62 @@ def test_a_tile_back_by_the_tensor_mover(rows, columns):
     after, _ = run("gfx1250", f"{body}\n{WAIT['tensorcnt']}", image, registers, strict=True)
     want = image.view(np.uint32).copy()
     want[:rows, :columns] = registers.view(np.uint32)[:rows, :columns]
+    np.testing.assert_array_equal(after.view(np.uint32), want)
+
+
+ITERATED = """s_mov_b32 s8, 1
+s_mov_b32 s9, 0
+s_mov_b32 s10, s2
+s_or_b32 s11, s3, 0x80000000
+s_mov_b32 s12, {options:#x}
+s_mov_b32 s13, 0x00040000
+s_mov_b32 s14, 0x00030000
+s_mov_b32 s15, 0x00040000
+s_mov_b32 s16, 4
+s_mov_b32 s17, 8
+s_mov_b32 s18, 0
+s_mov_b32 s19, 0
+s_mov_b32 s20, 0
+s_mov_b32 s21, {lds_step}
+s_mov_b32 s22, 28
+s_mov_b32 s23, 0x00020000"""
+AGAIN = "s[8:11], s[12:19], s[20:23]"
+
+
+@pytest.mark.parametrize("gap", [0, 4])
+def test_a_tile_again_and_again(gap):
+    """A tile of 4 rows of 4 words, every second row of the tensor, which has 3; three times, each time 7 rows further
+    on in memory; gaps of 4 words behind each row in LDS, if any, of each repeat anew.
+    """
+    image, registers = random_bytes(4)
+    padding = (1 << 20 | 1 << 22 | 3 << 25) if gap else 0
+    load = ITERATED.format(options=0xA0000 | padding, lds_step=40)
+    body = f"""ds_store_b128 v1, v[8:11]
+    {{waits}}
+    {load}
+    tensor_load_to_lds {AGAIN}
+    {WAIT["tensorcnt"]}
+    ds_load_b128 v[8:11], v1"""
+    _, got = run("gfx1250", body, image, registers, strict=True)
+    rows, want = image.view(np.uint32), registers.view(np.uint32).copy()
+    for repeat in range(3):
+        for row in range(4):
+            want[10 * repeat + row * (2 if gap else 1)] = rows[7 * repeat + 2 * row] if row < 3 else 0
+    np.testing.assert_array_equal(got.view(np.uint32), want)
+
+
+def test_a_tile_back_again_and_again():
+    image, registers = random_bytes(4)
+    body = f"""ds_store_b128 v1, v[8:11]
+    {{waits}}
+    {ITERATED.format(options=0xA0000 | 1 << 20, lds_step=16)}
+    tensor_store_from_lds {AGAIN}
+    {WAIT["tensorcnt"]}"""
+    after, _ = run("gfx1250", body, image, registers, strict=True)
+    sent, want = registers.view(np.uint32), image.view(np.uint32).copy()
+    for repeat in range(3):
+        for row in range(3):
+            want[7 * repeat + 2 * row] = sent[4 * repeat + row]
     np.testing.assert_array_equal(after.view(np.uint32), want)
 
 

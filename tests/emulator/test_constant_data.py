@@ -1,5 +1,6 @@
 """Constant tables behind a kernel: a symbol, and an offset into it, however far the literal is from s_getpc_b64."""
 
+import re
 import struct
 
 import numpy as np
@@ -111,3 +112,14 @@ def test_addresses_in_a_table(offset, value, strict):
             Program(POINTERS.format(offset=offset).replace(".long\t20", ".long\ttable"), "gfx1250"), [1], bytes(8),
             workgroup_size=1, regions=[region],
         )  # fmt: skip
+
+
+def test_names_that_llvm_quotes():
+    """As Triton's of functions that take aggregates; two that differ in such characters alone stay two."""
+    names = {"one": "f__C<i32, c1>", "two": "f__C<i32>c1>", "table": "a table"}
+    text = re.sub(r"\b(one|two|table)\b", lambda match: f'"{names[match[1]]}"', POINTERS.format(offset="0x8"))
+    out = np.zeros(1, np.uint32)
+    region = Region("out", out.ctypes.data, out.nbytes)
+    text += '\t.type\tword,@object\nword:\n\t.asciz\t"f__C<i32, c1>"\n\t.size\tword, 14\n'
+    launch(Program(text, "gfx1250"), [1], struct.pack("<Q", out.ctypes.data), workgroup_size=1, regions=[region])
+    assert out[0] == 22

@@ -50,7 +50,7 @@ def test_a_suite_written_for_cuda_runs_unchanged(tmp_path):
     (tmp_path / "conftest.py").write_text("import torch\n\nassert torch.cuda.device_count() == 1\n")
     done = run_pytest(tmp_path, SUITE, "--emulate", "gfx1201", "--emulate-strict", "--emulate-seed", "3")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "33 passed" in done.stdout
+    assert "34 passed" in done.stdout
     assert "Triton kernels run as gfx1201 (RDNA 4) code on the CPU, strict, seed 3" in done.stdout
     assert "laneloom: gfx1201: 17 launches of 2 kernels in strict mode" in done.stdout
 

@@ -173,6 +173,10 @@ v_mad_nc_u64_u32 v[8:9], v1, v2, v[4:5]
 v_pk_add_bf16 v8, v1, v2 op_sel:[1,0]
 v_add_max_u32 v8, v1, v2, v3
 v_cvt_scalef32_sr_pk8_fp4_f16 v8, v[4:7], v1, v2
+v_cvt_scalef32_pk8_fp8_f32 v[8:9], v[2:9], 1.0
+v_cvt_scalef32_pk8_bf8_bf16 v[8:9], v[8:11], v1
+v_cvt_scalef32_pk16_fp6_f16 v[8:10], v[2:9], 1.0
+v_cvt_scalef32_sr_pk16_bf6_f32 v[8:10], v[0:15], v1, v2
 """.strip().splitlines()
 #: what moves between lanes, some of which hold nothing that is defined
 LANES = """
@@ -272,10 +276,13 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         ("v_cndmask_b16 v8.l, v1.h, v2.h, s4", {1: 0x7FFFFFF, 8: 0xFFFF0001}, 0xFFFF07FF),
         ("v_bitop3_b32 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFF}, 0xFF),  # all but v2 is 0: v2 | v1 & v3
         ("v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFFFF00FF, 8: 0x7FFFFFFF}, 0x7FFF00FF),
+        ("v_cvt_scalef32_pk8_fp8_f32 v[8:9], v[0:7], 1.0", {1: 0xFFFFFFFF, 2: 1, 5: 2}, 0xFFFF00),
+        ("v_cvt_scalef32_pk8_fp4_f16 v8, v[0:3], 1.0", {1: 0xFFFF0000, 2: 1}, 0xFF000),
     ],
 )
 def test_no_more_is_undefined_than_has_to_be(code, masks, want):
-    gpu = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
+    older = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
+    gpu = "gfx1250" if "scalef32" in code else older
     program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
     full[4] = 0

@@ -101,6 +101,7 @@ def link(text: str, listing: Listing, places: Places) -> Region | None:
         return None
     data, offsets, pointers = _constant_data(text)
     names = sorted({match[1] for ins in users for match in _symbols(ins)})
+    data += bytes(-len(data) % 8)
     slots = {name: len(data) + 8 * k for k, name in enumerate(names)}
     memory = np.frombuffer(bytes(data) + bytes(8 * len(names) + 64), np.uint8).copy()
     base = memory.ctypes.data

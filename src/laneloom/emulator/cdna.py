@@ -24,6 +24,7 @@ _STORED = {"byte": "b8", "short": "b16"}
 _ATOMICS = {
     "swap": "swap_b", "cmpswap": "cmpswap_b", "add": "add_u", "sub": "sub_u", "smin": "min_i", "umin": "min_u",
     "smax": "max_i", "umax": "max_u", "and": "and_b", "or": "or_b", "xor": "xor_b", "inc": "inc_u", "dec": "dec_u",
+    "csub": "csub_u", "fcmpswap": "cmpswap_f", "fmin": "min_f", "fmax": "max_f",  # RDNA 2's
 }  # fmt: skip
 _EXACT = {
     "v_addc_co_u32": "v_add_co_ci_u32", "v_subb_co_u32": "v_sub_co_ci_u32", "v_subbrev_co_u32": "v_subrev_co_ci_u32",
@@ -49,6 +50,8 @@ def _memory(space: str, way: str, tail: str) -> str:
         return tail
     if match := re.fullmatch(r"dword(x[234])?", tail):
         return _WIDTHS[match[1] or ""]
+    if tail == "dword_addtid":
+        return "addtid_b32"
     if way == "load":
         if tail.startswith("lds_"):
             return f"lds_{_memory(space, way, tail.removeprefix('lds_'))}"
@@ -109,6 +112,7 @@ def spellings() -> set[str]:
     names |= {f"ds_{way}{kind}" for way in ("read", "write") for kind in two}
     names |= {f"ds_wrxchg{kind.replace('_', '_rtn_')}" for kind in (*two, "_b32", "_b64")}
     names |= {f"ds_cmpst_{rtn}{kind}{bits}" for rtn in ("", "rtn_") for kind in "bf" for bits in (32, 64)}
+    names |= {f"global_{way}_dword_addtid" for way in ("load", "store")}
     names |= {"ds_read_addtid_b32", "ds_write_addtid_b32", "ds_read_b96_tr_b6"}
     return names | {f"ds_read_b64_tr_b{bits}" for bits in (4, 8, 16)} | set(_EXACT)
 

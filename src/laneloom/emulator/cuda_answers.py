@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections import Counter
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -171,9 +172,24 @@ def answers(gpu: Gpu) -> dict[str, Any]:
             """The seed."""
             return int(self.state[0])
 
+        def seed(self) -> int:
+            """Start again anywhere."""
+            self.manual_seed(secrets.randbits(63))
+            return self.initial_seed()
+
         def get_offset(self) -> int:
             """How many numbers were drawn."""
             return int(self.state[1])
+
+        def set_offset(self, offset: int) -> None:
+            """So many numbers were drawn."""
+            self.state[1] = offset
+
+        def clone_state(self) -> Any:
+            """Another that goes on from here."""
+            return Generator().set_state(self.get_state())
+
+        graphsafe_get_state, graphsafe_set_state = clone_state, lambda self, other: self.set_state(other.get_state())
 
     generator = Generator()
 
@@ -277,7 +293,19 @@ def generator_class(torch: Any) -> type:
         def __new__(cls, device: Any = "cpu"):
             made = super().__new__(cls, device="cpu")
             made.place = torch.device("cuda", 0) if torch.device(device).type == "cuda" else torch.device("cpu")
+            made.offset = 0
             return made
+
+        def get_offset(self) -> int:
+            """The offset that was set: the CPU's numbers have none."""
+            return self.offset if self.place.type == "cuda" else super().get_offset()
+
+        def set_offset(self, offset: int) -> Any:
+            """Kept, for kernels that draw their own numbers from it."""
+            if self.place.type == "cpu":
+                return super().set_offset(offset)
+            self.offset = offset
+            return self
 
         @property
         def device(self) -> Any:

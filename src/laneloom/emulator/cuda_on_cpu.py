@@ -17,7 +17,7 @@ from typing import Any
 from ..gpu import Gpu
 from .cuda_answers import PlacedEvent, accelerator_answers, always, answers, generator_class, nvtx_answers, only_one
 from .cuda_operators import histogram_of_integers, products_of_wider_types, registering
-from .cuda_traced import compiling, replaced
+from .cuda_traced import compiling, indexed, replaced, stand_for_others
 from .cuda_types import name_of, named, tensor_types
 
 _HOST = "_laneloom_host"  #: set on a tensor that lives on the host
@@ -146,6 +146,12 @@ def _function_mode():
             """A device argument as torch's compiled kernels take it."""
             return cpu if isinstance(argument, torch.device) and argument.type == "cuda" else argument
 
+        def as_told(self, argument: Any) -> Any:
+            """A device argument that says "cuda" with the GPU's number."""
+            if isinstance(argument, str | torch.device) and str(argument) == "cuda":
+                return first
+            return argument
+
         def on(self, host: bool, func: Any, args: Any, kwargs: Any) -> Any:
             before, self.host = self.host, host
             try:
@@ -160,6 +166,10 @@ def _function_mode():
             if func is torch.device or func is parse_to:  # nn.Module.to asks what its arguments mean
                 return func(*args, **kwargs)
             inputs = [x for x in tree_leaves((args, kwargs)) if is_tensor(x)]
+            if stand_for_others(inputs):
+                if func in (tensor.__getitem__, tensor.__setitem__):
+                    return indexed(func, args, inputs, cpu, first)
+                return func(*map(self.as_told, args), **{name: self.as_told(x) for name, x in kwargs.items()})
             host = bool(inputs) and all(getattr(x, _HOST, False) for x in inputs)
             if func in (device_getter, is_cuda, is_cpu, get_device) and device_getter(args[0]).type == "cpu":
                 return {device_getter: cpu if host else first, is_cuda: not host, is_cpu: host}.get(

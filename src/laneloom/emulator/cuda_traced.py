@@ -1,4 +1,4 @@
-"""torch.compile inside `cuda_on_cpu`.
+"""torch.compile, and tensors without memory, inside `cuda_on_cpu`.
 
 Dynamo follows calls of torch through the mode, but reads `x.device` and its kin off the tensor that it traces with,
 which lies on the CPU: `if x.is_cuda` would take the other branch without a word. Inductor writes C++ for the CPU; here
@@ -146,6 +146,38 @@ def compiling(compile_: Callable, mode: Any, host_mark: str, stack: ExitStack) -
         return compile_(*args, **kwargs)
 
     return compiled
+
+
+def stand_for_others(tensors: list[Any]) -> bool:
+    """Whether a call is on tensors that have no memory (FakeTensor), or makes such: they may say any device.
+
+    Not inside torch.compile, which makes them of tensors that lie on the CPU.
+    """
+    import torch
+
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    guards, fake = torch._guards, sys.modules.get("torch._subclasses.fake_tensor")  # type: ignore[attr-defined]
+    if fake is None or guards.TracingContext.try_get() is not None:
+        return False
+    if tensors:
+        return any(isinstance(x, fake.FakeTensor) for x in tensors)
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None  # type: ignore[attr-defined]
+
+
+def indexed(func: Any, args: Any, tensors: list[Any], cpu: Any, first: Any) -> Any:
+    """An access to parts of a FakeTensor: C++ asks the driver for its device, where torch's build has none."""
+    there = [x for x in tensors if getattr(x, "fake_device", None) == first]
+    for x in there:
+        x.fake_device = cpu
+    try:
+        result = func(*args)
+    finally:
+        for x in there:
+            x.fake_device = first
+    if there and hasattr(result, "fake_device"):
+        result.fake_device = first
+    return result
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a launch hands a kernel: the argument block with its hidden arguments, the dispatch packet, the user SGPRs."""
+"""What a launch hands a kernel in memory: the argument block with its hidden arguments, the dispatch packet."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import struct
 
 import numpy as np
 
-from ..isa.parse import Listing
-from .buffer_access import scratch_resource
 from .global_sync import GlobalWaveSync
 from .hostcall import Hostcall
 from .operands import PRIVATE_APERTURE, SHARED_APERTURE
@@ -17,25 +15,6 @@ from .program import Program
 _ALIGNMENT = 256
 
 _Three = tuple[int, int, int]
-
-
-def user_sgprs(S: np.ndarray, listing: Listing, kernarg: int, packet: int, scratch: int) -> None:
-    """Fill the user SGPRs, in the ABI's order (LLVM AMDGPUUsage, "Initial Kernel Execution State")."""
-    at = 0
-    resource = sum(word << 32 * k for k, word in enumerate(scratch_resource(scratch)))
-    for name, size, value in (
-        ("private_segment_buffer", 4, resource),
-        ("dispatch_ptr", 2, packet),
-        ("queue_ptr", 2, 0),
-        ("kernarg_segment_ptr", 2, kernarg),
-        ("dispatch_id", 2, 0),
-        ("flat_scratch_init", 2, resource & 0xFFFFFFFFFFFF),
-        ("private_segment_size", 1, scratch),
-    ):
-        if listing.directive(f"user_sgpr_{name}", int(name == "kernarg_segment_ptr")):
-            for k in range(size):
-                S[at + k] = value >> (32 * k) & 0xFFFFFFFF
-            at += size
 
 
 def with_hidden_arguments(

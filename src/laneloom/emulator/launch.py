@@ -15,11 +15,12 @@ from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place
 from .cluster import BARRIERS, Clusters, release
 from .counters import Counters, Profile
+from .entry import SYSTEM_SGPRS, defined_at_entry, lane_numbers, number_lanes, user_sgpr_count, user_sgprs
 from .flights import Flights, arrives, starts_copy
 from .global_sync import GlobalWaveSync
 from .heartbeat import Heartbeat
 from .hostcall import Hostcall
-from .kernarg import dispatch_packet, user_sgprs, with_hidden_arguments
+from .kernarg import dispatch_packet, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
 from .named_barriers import NamedBarriers
 from .observer import Enough, Observer
@@ -28,7 +29,7 @@ from .program import Program
 from .races import TrackedGlobalMemory, TrackedLocalMemory
 from .shadow import Shadow, UndefinedBits
 from .state import U32, Waves
-from .strict import SYSTEM_SGPRS, barrier_error, defined_at_entry, in_order, lane_numbers, unit_bytes
+from .strict import barrier_error, in_order, unit_bytes
 
 # One instruction should move enough data to pay for numpy's call, yet a few registers of all waves should stay in the
 # cache: 512 waves of 32 lanes are 64 KiB a register. Measured: 256 is slower by a quarter on softmax, 1024 on matmul.
@@ -225,27 +226,20 @@ class _Run:
         x = (group % self.grid[0]).astype(U32)
         y = (group // self.grid[0] % self.grid[1]).astype(U32)
         z = (group // (self.grid[0] * self.grid[1])).astype(U32)
-        user_sgprs(S, listing, self.kernarg.ctypes.data, self.packet.ctypes.data, self.scratch)
+        user_sgprs(S, listing, self.kernarg, self.packet.ctypes.data, self.scratch)
         if p.gpu.major == 12:  # RDNA 4 hands the workgroup's identity over in trap registers
             place, S[TTMP + 7], S[TTMP + 9] = self.clusters.registers(x, y, z)
             S[TTMP + 8] = (wave.astype(U32) & U32(31)) << U32(25)
             if p.gpu.is_cdna5:
                 S[TTMP + 6] = place
         else:
-            at = listing.directive("user_sgpr_count", 2)
+            at = user_sgpr_count(listing)
             for field, value in zip(SYSTEM_SGPRS, (x, y, z, 0, scratch_place(ids, self.scratch)), strict=True):
                 if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):
                     S[at] = value
                     at += 1
         thread = wave[:, None] * p.lanes + np.arange(p.lanes)
-        tx, ty = thread % self.size[0], thread // self.size[0] % self.size[1]
-        tz = thread // (self.size[0] * self.size[1])
-        numbers = lane_numbers(listing, p.gpu)
-        if numbers == 0:
-            V[0] = tx | ty << 10 | tz << 20
-        else:
-            for k, number in enumerate((tx, ty, tz)[:numbers]):
-                V[k] = number
+        number_lanes(V, thread, self.size, listing, p.gpu)
         exists = np.packbits(thread < self.threads, axis=1, bitorder="little").view(U32)
         for k in range(p.lanes // 32):
             S[EXEC + k] = exists[:, k]
@@ -267,9 +261,9 @@ class _Run:
         base = (np.arange(n) // self.waves_per_group * lds.stride)[:, None]
         private = np.zeros((n, p.lanes, self.scratch), np.uint8) if self.scratch else None
         waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
-        waves.waves_per_group = self.waves_per_group
+        waves.block, waves.waves_per_group = p.first_block, self.waves_per_group
         if p.strict:
-            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu), max(numbers, 1))
+            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu), max(lane_numbers(listing, p.gpu), 1))
             waves.undefined_lds = UndefinedBits(len(groups), lds_bytes)
             waves.undefined_lds.drops = self.lds_drops
         return waves

@@ -66,14 +66,14 @@ def scatter_private(
 def scratch_addresses(ins: Instruction, vaddr: Operand, saddr: Operand, target: Target, nbytes: int = 1) -> Addresses:
     """The byte of its own scratch that each lane means: VGPR + SGPR + immediate, the VGPR signed since RDNA 4.
 
-    CDNA 5's `scale_offset` multiplies the VGPR by the bytes of the access.
+    CDNA 5's `scale_offset` multiplies the VGPR by the bytes of the access, in 32 bits, and compilers count on that.
     """
     offset, scale = signed_offset(ins), nbytes if ins.flag("scale_offset") else int(target.gpu.major == 12)
 
     def place(g: Waves) -> np.ndarray:
         at = np.full((g.count, g.lanes), offset, np.int64)
         if vaddr.kind == "v" and scale:
-            at = at + g.addresses[vaddr.index].view(np.int32) * np.int64(scale)
+            at = at + (g.addresses[vaddr.index] * U32(scale)).view(np.int32)
         elif vaddr.kind == "v":
             at = at + g.addresses[vaddr.index]
         if saddr.kind == "s" and saddr.index != NULL:

@@ -14,12 +14,14 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
+from ..isa.symbols import plain_symbols
 from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .cluster import held_by, is_barrier, passed
 from .conditions import CONDITIONS
+from .entry import first_instruction
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
@@ -93,9 +95,8 @@ class Program:
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
-        constants = calls.link(asm, self.listing, self.places)
-        #: what the kernel may touch besides its arguments
-        self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]
+        constants = calls.link(plain_symbols(asm), self.listing, self.places)
+        self.regions = [*([constants] if constants else []), *(loaded.regions if loaded else [])]  #: beside arguments
         self.hidden_arguments = [
             a for k in parse_metadata(asm) if k.name == self.kernel for a in k.arguments if a.kind.startswith("hidden_")
         ]
@@ -104,10 +105,10 @@ class Program:
         first = cdna.first_accumulator(self.listing) if self.gpu.major == 9 else Target.accumulators
         self.target = Target(self.gpu, self.lanes, initial_mode(self.listing, self.gpu), first)
         self.targets = self._follow_mode()
-        #: strict mode: by number of the instruction, of blocks that were reached
-        self.guards: dict[int, Guard | IndexedGuard] = {}
+        self.guards: dict[int, Guard | IndexedGuard] = {}  #: strict mode: by instruction, of blocks that were reached
         self.blocks = self._cut()
-        self.vgprs = max(self.listing.directive("next_free_vgpr", 256), 1) * (1 + self.gpu.is_cdna_1) + 32
+        vgprs = self.listing.directive("next_free_vgpr", self.gpu.vgprs_per_wave)
+        self.vgprs = max(vgprs, 1) * (1 + self.gpu.is_cdna_1) + 32
 
     # -- building ------------------------------------------------------------------------------------------------------
 
@@ -127,7 +128,8 @@ class Program:
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
         labels = {*self.listing.labels.values(), *self.places.reached(self.listing)}
-        starts = {0, *labels}
+        first = first_instruction(self.listing, self.gpu)
+        starts = {0, first, *labels}
         behind: dict[int, int] = {}  #: s_setvskip -> where it skips to
         for i, ins in enumerate(code):
             if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or is_barrier(ins.name):
@@ -137,6 +139,7 @@ class Program:
                 starts |= {i + 1, behind[i]}
         order = sorted(s for s in starts if s < len(code))
         number = {s: k for k, s in enumerate(order)}
+        self.first_block = number.get(first, 0)
         blocks = []
         for k, start in enumerate(order):
             stop = order[k + 1] if k + 1 < len(order) else len(code)

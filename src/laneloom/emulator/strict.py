@@ -16,7 +16,7 @@ import numpy as np
 
 from ..errors import HazardError
 from ..gpu import Gpu
-from ..isa.parse import EXEC, NULL, TTMP, VCC, Instruction, Listing, Operand
+from ..isa.parse import EXEC, VCC, Instruction, Listing, Operand
 from ..isa.registers import raises, results, returns_in_any_order, uses, waits
 from .alu import VECTOR, Step, Target
 from .flights import Flights, starts_copy
@@ -32,11 +32,6 @@ from .undefined_memory import memory_rule
 _HALVES = {"l": 0xFFFF, "h": 0xFFFF0000}
 _HALVES_SINCE = 11  #: the generation from which on registers are loaded and written by halves
 _MOST_STORES = 63  #: that can be under way: one more waits until the counter, of 6 bits, has room
-
-#: in the order in which a kernel up to gfx11 gets them behind its user SGPRs (LLVM AMDGPUUsage)
-SYSTEM_SGPRS = (
-    *(f"workgroup_id_{axis}" for axis in "xyz"), "workgroup_info", "private_segment_wavefront_offset",
-)  # fmt: skip
 
 Namer = Callable[[int], str]  #: a wave's number -> how messages name it
 
@@ -307,25 +302,6 @@ def touched_half(ins: Instruction, register: int) -> str:
                 moved = "h" if "_d16_hi" in ins.name else "l"
             found.add(moved or o.half)
     return found.pop() if len(found) == 1 else ""
-
-
-def lane_numbers(listing: Listing, gpu: Gpu) -> int:
-    """In how many registers, from v0 on, a lane's x, y and z come; 0: packed into v0, as since gfx90a."""
-    return 1 + listing.directive("system_vgpr_workitem_id", 0) if gpu.is_cdna_1 else 0
-
-
-def defined_at_entry(listing: Listing, gpu: Gpu) -> int:
-    """The scalar registers that hold something when a kernel starts, as a bit mask."""
-    count = listing.directive("user_sgpr_count", 2)
-    mask = (1 << count) - 1
-    if gpu.major == 12:
-        mask |= int(gpu.is_cdna5) << TTMP + 6 | 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
-    else:
-        for field in SYSTEM_SGPRS:
-            if listing.directive(f"system_sgpr_{field}", int(field == "workgroup_id_x")):
-                mask |= 1 << count
-                count += 1
-    return mask | 3 << EXEC | 1 << NULL
 
 
 def check_branch(g: Waves, condition: str, registers: tuple[int, ...] = ()) -> None:

@@ -2,8 +2,8 @@
 
 A descriptor in scalar registers (tensor_descriptor.py) says where the tile is in global memory and in LDS. What lies
 outside of the tensor loads as zero and is not stored; EXEC does not matter. Loads may leave gaps in LDS (padding); with
-gather, the rows of a 2-D tile are those that groups 2 and 3 list.
-A load may deliver to several workgroups of a cluster (cluster.py). Not here: iteration.
+gather, the rows of a 2-D tile are those that groups 2 and 3 list. A descriptor that iterates moves its tile several
+times, each time from addresses further on. A load may deliver to several workgroups of a cluster (cluster.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class TensorMove:
         def words(at: int | None, n: int, wave: int) -> list[int]:
             return [0] * n if at is None else [int(x) for x in g.S[at : at + n, wave]]
 
-        return [read_descriptor([words(at, n, wave) for at, n in self.groups]) for wave in range(g.count)]
+        return [read_descriptor([words(at, n, wave) for at, n in self.groups], self.load) for wave in range(g.count)]
 
     def __call__(self, g: Waves) -> None:
         """Raises AccessFault where either memory refuses."""
@@ -51,6 +51,8 @@ class TensorMove:
 
     def _move(self, g: Waves, wave: int, d: Descriptor) -> None:
         at, inside = self._places(d)
+        if not inside.size:
+            return
         offset = np.zeros(0, np.int64)
         if inside.any():
             address = d.address + d.nbytes * sum(
@@ -70,7 +72,7 @@ class TensorMove:
     def _in_lds(self, g: Waves, wave: int, d: Descriptor, lds: LocalMemory, at: np.ndarray, active: np.ndarray | None):
         """Byte offsets into `lds` of places in a workgroup's LDS, of each workgroup that takes part."""
         one = slice(wave, wave + 1)
-        mask = np.array([d.receivers if self.load else 0], U32)
+        mask = np.array([d.receivers], U32)
         for _, base in g.memory.clusters.receivers(g.ids[one], g.lds_base[one], lds, mask):
             yield lds.check(base, at, d.nbytes, active)
 
@@ -79,16 +81,15 @@ class TensorMove:
         inside = np.ones(int(np.prod(d.tile, dtype=np.int64)), np.bool_)
         for place, size in zip(d.coordinates(), d.tensor, strict=True):
             inside &= place < size
-        byte = d.nbytes * np.arange(len(inside), dtype=np.int64)
-        if d.pad_every and self.load:
-            byte += byte // d.pad_every * d.pad
-        return (d.lds + byte)[None], inside[None]
+        return d.in_lds()[None], inside[None]
 
     def each_place(self, g: Waves, lds: LocalMemory):
         """For strict mode: the wave, its places in `lds`, which elements the tensor has, bytes of an element."""
         for wave, d in enumerate(self.descriptors(g)):
             if d.active:
                 at, inside = self._places(d)
+                if not inside.size:
+                    continue
                 with _of_one_wave(g, wave):
                     found = list(self._in_lds(g, wave, d, lds, at, None if self.load else inside))
                 for place in found:

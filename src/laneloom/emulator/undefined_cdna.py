@@ -1,20 +1,25 @@
-"""Strict mode: undefined bits through instructions of gfx9 that select parts of their registers: SDWA, pairs of f32."""
+"""Strict mode: undefined bits through instructions of CDNA that go by parts of registers: SDWA, pairs of f32, rows of
+small floats, of which compilers use one where they have no instruction for one.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
 
+from ..isa.catalogue import TYPES
 from ..isa.parse import VCC, Instruction, Operand
 from ..isa.registers import results
 from . import sdwa
 from .alu import VECTOR
 from .shadow import FULL, Shadow
-from .state import U32, Waves
+from .state import U32, U64, Waves
 from .undefined_bits import BITWISE, bits_written
 from .undefined_carry import value_of
 
+_NARROWS = re.compile(r"v_cvt_scalef32_(?:sr_)?pk(\d+)_(fp8|bf8|fp6|bf6|fp4)_(f32|f16|bf16)")
 _PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
 
 
@@ -22,6 +27,8 @@ def cdna_rule(ins: Instruction) -> Callable[[Waves], None] | None:
     """The rule of such an instruction; None for others."""
     if sdwa.is_sdwa(ins):
         return _sdwa_rule(ins)
+    if match := _NARROWS.fullmatch(ins.name):
+        return _narrowing_rule(ins, int(match[1]), 32 if match[3] == "f32" else 16, TYPES[match[2]].bits)
     return _pairs_rule(ins) if ins.name in _PAIRS else None
 
 
@@ -106,5 +113,29 @@ def _pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
             results_of.append(bits if moves else np.where(np.asarray(bits) != 0, FULL, U32(0)))
         for k, bits in enumerate(results_of):
             shadow.put(g, destination.index + k, np.array(np.broadcast_to(bits, (g.count, g.lanes))))
+
+    return follow
+
+
+def _narrowing_rule(ins: Instruction, count: int, wide: int, narrow: int) -> Callable[[Waves], None]:
+    """Of `count` numbers of `wide` bits, each makes `narrow` bits of the result; the scale and random bits make all."""
+    destination, source, *others = ins.operands
+    every = U64((1 << narrow) - 1)
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        all_bad = np.zeros((g.count, 1), np.bool_)
+        for operand in others:
+            all_bad = all_bad | (np.asarray(shadow.of(operand)) != 0)
+        words = [np.zeros((g.count, g.lanes), U64) for _ in range(narrow * count // 32 + 1)]
+        for k in range(count):
+            word, half = divmod(wide * k, 32)
+            bits = shadow.of(Operand(source.kind, source.index + word), None if wide == 32 else half > 0)
+            where, shift = divmod(narrow * k, 32)
+            field = np.where(all_bad | (np.asarray(bits) != 0), every, U64(0)) << U64(shift)
+            words[where] |= field & U64(0xFFFFFFFF)
+            words[where + 1] |= field >> U64(32)
+        for k, word in enumerate(words[:-1]):
+            shadow.put(g, destination.index + k, word.astype(U32))
 
     return follow

@@ -19,6 +19,7 @@ from .descriptor import DESCRIPTOR_BYTES, directives, entry_offset, wave_of
 from .elf import BROKEN, FUNCTION, RELOCATABLE, Section, Symbol, machine, read_sections, read_symbols
 from .notes import read_metadata, to_yaml
 from .offload_bundle import code_objects
+from .symbols import plain_name
 from .targets import runs_on
 
 _HSA = 64  # ELF's OSABI of code for AMD's runtime
@@ -253,7 +254,7 @@ def _code(lines: dict[int, objdump.Line], pieces: list[Piece]) -> str:
             body.append(f"\t{text:<58} // {at:012X}: {words}\n")
             k += 1
         if name or any(_does_something(line) for line in body):
-            name = name or f"code_{start:x}"
+            name = plain_name(name) or f"code_{start:x}"
             out += [f"\t.globl\t{name}\n\t.type\t{name},@function\n{name}:\n", *body, f"\t.size\t{name}, .-{name}\n"]
     return "".join(out)
 

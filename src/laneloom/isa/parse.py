@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from ..errors import EmulationError
 from .handwritten import as_printed, line_number
+from .symbols import plain_symbols
 
 # Register numbers of the scalar file on gfx11 and gfx12 (AMD RDNA 3 and RDNA 4 ISA guides, "Scalar operands").
 VCC, TTMP, NULL, M0, EXEC = 106, 108, 124, 125, 126
@@ -124,7 +125,7 @@ def kernel_names(text: str) -> list[str]:
 
 def parse(text: str, kernel: str | None = None) -> Listing:
     """Parse one kernel of an assembly text (`kernel` may be left out where there is only one)."""
-    text = as_printed(text)
+    text = as_printed(plain_symbols(text))
     names = kernel_names(text)
     if not names:
         raise EmulationError("no kernel in this assembly: it has no .amdhsa_kernel")
