@@ -20,6 +20,29 @@ SHARES = [(1, 1), (3, 3), (16, 16), (12, 12), (5, 1), (8, 4), (21, 7), (32, 16)]
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
 
+def in_pages(k, v, page):
+    """The caches [B, S, H, D] cut into pages in any order, and the table of them; as they are without pages."""
+    if not page:
+        return (k, v), None
+    order = torch.randperm(k.shape[0] * k.shape[1] // page, device="cuda")
+    caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
+    for cache, x in zip(caches, (k, v), strict=True):
+        cache[order] = x.view(-1, page, *x.shape[2:])
+    return caches, order.view(k.shape[0], -1).int()
+
+
+def check(out, lse, q, k, v, lengths, window=None):
+    for b, n in enumerate(lengths.tolist()):
+        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
+        mask = seen(q.shape[1], n, True, None if window is None else (window, None))
+        exact, exact_lse = attend(*rows, mask, q.shape[3] ** -0.5, torch.float64)
+        plain, _ = attend(*rows, mask, q.shape[3] ** -0.5, q.dtype)
+        judge([out[b].transpose(0, 1)[None]], [plain], [exact], q.dtype)
+        there = ~exact_lse[0].isinf()
+        assert torch.equal(~lse[b].isinf(), there)
+        assert torch.allclose(lse[b].double()[there], exact_lse[0][there], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("page", [0, 16, 64])
 @pytest.mark.parametrize(
     ("d", "d_v", "window"), [(64, 64, None), (128, 128, 100), (80, 48, None), (256, 256, None), (264, 64, 50)]
@@ -31,28 +54,14 @@ def test_decode(page, d, d_v, window):
     k = torch.randn(batch, room, kv_heads, d, device="cuda", dtype=torch.bfloat16)
     v = torch.randn(batch, room, kv_heads, d_v, device="cuda", dtype=torch.bfloat16)
     k[1], v[2, 777:] = math.nan, math.nan  # what no query sees
-    caches, table = (k, v), None
-    if page:
-        order = torch.randperm(batch * room // page, device="cuda")
-        table = order.view(batch, -1).int()
-        caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
-        for cache, x in zip(caches, (k, v), strict=True):
-            cache[order] = x.view(-1, page, *x.shape[2:])
+    caches, table = in_pages(k, v, page)
     config = plan_decode(DecodeProblem(batch, heads, kv_heads, queries, room, d, d_v, "bf16", 0.1, window, page), GPU)
     assert config.schedule == ("hopper_decode" if d <= 256 else "decode")
     out, lse = laneloom.attention_decode(
         q, *caches, cache_lengths=lengths, block_table=table, window=window, return_lse=True)
     again = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, window=window)
     assert torch.equal(out, again)
-    for b, n in enumerate(lengths.tolist()):
-        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
-        mask = seen(queries, n, True, None if window is None else (window, None))
-        exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
-        plain, _ = attend(*rows, mask, d**-0.5, torch.bfloat16)
-        judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.bfloat16)
-        assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
-        if n:
-            assert (lse[b].double() - exact_lse[0]).abs().max() < 1e-4
+    check(out, lse, q, k, v, lengths, window)
 
 
 @pytest.mark.parametrize("page", [0, 32])
@@ -66,16 +75,9 @@ def test_decode_of_many_rows(page):
     config = plan_decode(problem, GPU)
     assert config.schedule == "hopper_decode"
     assert (problem.row_tiles, config.splits > 1) == (5, True)
-    table = torch.arange(2 * 2048 // page, dtype=torch.int32, device="cuda").view(2, -1) if page else None
-    caches = [x.view(-1, page, kv_heads, d) if page else x for x in (k, v)]
+    caches, table = in_pages(k, v, page)
     out, lse = laneloom.attention_decode(q, *caches, cache_lengths=lengths, block_table=table, return_lse=True)
-    for b, n in enumerate(lengths.tolist()):
-        rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
-        mask = seen(queries, n, True, None)
-        exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
-        plain, _ = attend(*rows, mask, d**-0.5, torch.bfloat16)
-        judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.bfloat16)
-        assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
+    check(out, lse, q, k, v, lengths)
 
 
 @pytest.mark.parametrize(("splits", "cluster"), SHARES)
@@ -94,13 +96,7 @@ def test_every_share(splits, cluster, d, d_v, heads, kv_heads, abreast, page, wi
     k = torch.randn(batch, room, kv_heads, d, device="cuda", dtype=torch.float16)
     v = torch.randn(batch, room, kv_heads, d_v, device="cuda", dtype=torch.float16)
     k[2, 1500:], v[2, 1500:] = math.inf, math.nan  # what no query sees
-    caches, table = (k, v), None
-    if page:
-        order = torch.randperm(batch * room // page, device="cuda")
-        table = order.view(batch, -1).int()
-        caches = tuple(torch.empty_like(x).view(-1, page, *x.shape[2:]) for x in (k, v))
-        for cache, x in zip(caches, (k, v), strict=True):
-            cache[order] = x.view(-1, page, *x.shape[2:])
+    caches, table = in_pages(k, v, page)
     problem = DecodeProblem(
         batch, heads, kv_heads, queries, room, d, d_v, "fp16", d**-0.5, window, page, adjacent=True)
     for early in (False, True):
@@ -117,12 +113,4 @@ def test_every_share(splits, cluster, d, d_v, heads, kv_heads, abreast, page, wi
         for out, lse in results[1:]:
             assert torch.equal(out, results[0][0])
             assert torch.equal(lse, results[0][1])
-        for b, n in enumerate(lengths.tolist()):
-            rows = [x.transpose(0, 1)[None] for x in (q[b], k[b, :n], v[b, :n])]
-            mask = seen(queries, n, True, None if window is None else (window, None))
-            exact, exact_lse = attend(*rows, mask, d**-0.5, torch.float64)
-            plain, _ = attend(*rows, mask, d**-0.5, torch.float16)
-            judge([out[b].transpose(0, 1)[None]], [plain], [exact], torch.float16)
-            assert torch.equal(lse[b].isinf(), exact_lse[0].isinf())
-            there = ~exact_lse[0].isinf()
-            assert (lse[b].double() - exact_lse[0])[there].abs().max() < 1e-4
+        check(out, lse, q, k, v, lengths, window)
