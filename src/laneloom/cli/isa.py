@@ -1,4 +1,4 @@
-"""`laneloom isa`: what the machine code of a product, of a file of AMDGCN text or of a code object looks like."""
+"""`laneloom isa`: what the machine code of a product, attention, a file of AMDGCN text or a code object looks like."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from .product import AsJson, Dtype, Layout, OutDtype, Precision, Shape, compile_product, parse_product
+from .product import AsJson, Dtype, Layout, OutDtype, Precision, check_operation, compile_product, parse_product
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -19,25 +19,32 @@ _LEGEND = (
     "A loop's order: G global load, L LDS load, S LDS store, W matrix instruction (W4: four in a row), F multiply-add, "
     "GS global store, BAR barrier; WAIT for global loads, LW for LDS, SW for stores, WAIT(2) for all but two."
 )
+_GPU, _SHAPE = "gfx1151", "4096,4096,4096"
 _FILE_ENDINGS = (".s", ".asm", ".amdgcn", ".txt", ".co", ".hsaco", ".o")
 
 
 def isa(
     target: Annotated[
-        str, typer.Argument(metavar="OPERATION|FILE", help="matmul, or a file: assembly or a binary; - is stdin.")
+        str, typer.Argument(
+            metavar="OPERATION|FILE", help="matmul, attention, or a file: assembly or a binary; - is stdin.")
     ],
     gpu: Annotated[
         str | None,
         typer.Option("--gpu", help="A GPU of `laneloom gpus`; by default gfx1151, or the one that the file names."),
     ] = None,
-    shape: Shape = "4096,4096,4096",
+    shape: Annotated[
+        str | None, typer.Option("--shape", help="M,N,K of matmul, B,H,N,D of attention.")
+    ] = None,
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
     precision: Precision = None,
     kernel: Annotated[
-        str | None, typer.Option("--kernel", help="The symbol to show of a file that holds several kernels.")
+        str | None,
+        typer.Option("--kernel", help="The symbol to show of a file that holds several kernels; of attention: forward, "
+                     "query and key (the backward's), on Hopper backward, or decode."),
     ] = None,
+    causal: Annotated[bool, typer.Option("--causal", help="Attention under the mask of a language model.")] = False,
     listing: Annotated[bool, typer.Option(help="Every instruction, with the hot loop marked.")] = True,
     check: Annotated[
         bool,
@@ -55,10 +62,13 @@ def isa(
 
     Registers, LDS, occupancy, instruction mix, the order of the hot loop, the listing with the loop marked.
     """
-    asked: dict[str, Any] = {}
+    said, asked = "", {}
     is_file = target == "-" or Path(target).is_file() or "/" in target or target.endswith(_FILE_ENDINGS)
     if profile is not None and not check:
         raise ArgumentError("--profile belongs to --check")
+    if causal and target != "attention":
+        raise ArgumentError("--causal belongs to attention")
+    name = _GPU if gpu is None else gpu
     if is_file:
         from .source_file import read_source
 
@@ -67,11 +77,22 @@ def isa(
             _check(source.text, source.gpu, kernel, profile, as_json)
             return
         code = _code_object(source, target, kernel)
+    elif target == "attention":
+        from .attention_code import compile_attention
+
+        for option, given in (("--out-dtype", out_dtype), ("--precision", precision), ("--layout", layout != "nn")):
+            if given:
+                raise ArgumentError(f"{option} belongs to matmul")
+        said, asked, code = compile_attention(name, shape, dtype, kernel, causal)
     else:
-        product = parse_product(target, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout, precision)
+        check_operation(target, ("matmul", "attention"))
+        shape = _SHAPE if shape is None else shape
+        product = parse_product(target, name, shape, dtype, out_dtype, layout, precision)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
         chosen, code = compile_product(product)
+        m, n, k = product.shape
+        said = f"matmul {m} x {n} x {k}, {product.dtype} to {product.dtype_out}, layout {product.layout}"
         asked = {
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
             "layout": product.layout, "precision": product.precision, "config": chosen.text,
@@ -79,7 +100,7 @@ def isa(
     if check:
         _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)
         return
-    _show(code, asked, listing, as_json)
+    _show(code, said, asked, listing, as_json)
 
 
 def _check(
@@ -112,7 +133,7 @@ def _code_object(source: Source, path: str, kernel: str | None) -> CodeObject:
     return assemble(source.text, source.gpu, kernel=kernel)
 
 
-def _show(code: CodeObject, asked: dict[str, Any], listing: bool, as_json: bool) -> None:
+def _show(code: CodeObject, said: str, asked: dict[str, Any], listing: bool, as_json: bool) -> None:
     from ..isa import render
 
     if as_json:
@@ -122,8 +143,7 @@ def _show(code: CodeObject, asked: dict[str, Any], listing: bool, as_json: bool)
     if not console.is_terminal:  # a pipe has no width: do not cut the listing at an assumed one
         console = new_console(width=max([100, *(len(line) + 12 for line in code.asm.splitlines())]))
     if asked:
-        m, n, k = asked["shape"]
-        console.print(f"matmul {m} x {n} x {k}, {asked['dtype']} to {asked['out_dtype']}, layout {asked['layout']}")
+        console.print(said)
         console.print(asked["config"], style="dim")
     console.print(_LEGEND, "", style="dim", sep="\n")
     console.print(render.render(code, listing=listing))

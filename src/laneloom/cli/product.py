@@ -76,10 +76,10 @@ class Product:
         )
 
 
-def check_operation(operation: str) -> None:
+def check_operation(operation: str, known: Sequence[str] = OPERATIONS) -> None:
     """Raises ArgumentError unless the operation is a known one."""
-    if operation not in OPERATIONS:
-        raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, OPERATIONS)}")
+    if operation not in known:
+        raise ArgumentError(f"unknown operation {operation!r}; {_nearest(operation, known)}")
 
 
 def parse_product(
@@ -97,11 +97,11 @@ def parse_product(
     from ..ops.matmul.dtypes import ACCUMULATORS, check_arithmetic, default_output, stored_k
     from ..verify import STORAGE
 
-    _check_choice("--dtype", dtype, tuple(ACCUMULATORS))  # which of them a schedule takes, its config says
+    check_choice("--dtype", dtype, tuple(ACCUMULATORS))  # which of them a schedule takes, its config says
     if out_dtype is None:
         out_dtype = default_output(dtype, has_terms=False)
-    _check_choice("--out-dtype", out_dtype, tuple(STORAGE))  # pairs of int4 are operands only
-    _check_choice("--layout", layout, _LAYOUTS)
+    check_choice("--out-dtype", out_dtype, tuple(STORAGE))  # pairs of int4 are operands only
+    check_choice("--layout", layout, _LAYOUTS)
     sizes = parse_shape(shape)
     if stored_k(2, dtype) == 1 and sizes[2] % 2:
         raise ArgumentError(f"--shape: expected an even K, as {dtype} comes in pairs along it, got {sizes[2]}")
@@ -121,7 +121,8 @@ def parse_shape(text: str) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _check_choice(option: str, given: str, known: Sequence[str]) -> None:
+def check_choice(option: str, given: str, known: Sequence[str]) -> None:
+    """Raises ArgumentError unless what an option was given is among these."""
     if given not in known:
         raise ArgumentError(f"{option}: expected {', '.join(known[:-1])} or {known[-1]}, got {given!r}")
 

@@ -45,7 +45,7 @@ def profile(
     if operation not in SHAPES:
         raise ArgumentError(f"unknown operation {operation!r}; there are {', '.join(SHAPES)}")
     names, usual = SHAPES[operation]
-    sizes = _parse_sizes(shape or usual, names)
+    sizes = parse_sizes(shape or usual, names)
     dtype = dtype or _DTYPES[operation]
     taken = _TAKEN.get(operation, (dtype,))
     if dtype not in taken:
@@ -75,7 +75,8 @@ def profile(
         _show_predicted(operation, sizes, dtype, gpu, prediction, said, sentence)
 
 
-def _parse_sizes(text: str, names: tuple[str, ...]) -> list[int]:
+def parse_sizes(text: str, names: tuple[str, ...]) -> list[int]:
+    """As many positive integers as there are names. Raises ArgumentError."""
     parts = re.split(r"\s*[,x]\s*", text.strip())
     if len(parts) != len(names) or not all(re.fullmatch(r"[0-9]{1,9}", p) and int(p) > 0 for p in parts):
         raise ArgumentError(f"--shape: expected {len(names)} positive integers {','.join(names)}, got {text!r}")
