@@ -59,7 +59,8 @@ def test_a_home_that_holds_no_cache(tmp_path, monkeypatch):
     home.write_text("")
     for name in ("HOME", "TRITON_HOME"):
         monkeypatch.setenv(name, str(home))
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for name in ("TRITON_CACHE_DIR", "LANELOOM_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
     for words in (["emulate", "matmul", "--shape", "7,7,7"], ["isa", "matmul"]):
         done = _run(words)
         assert done.returncode == 1

@@ -34,7 +34,7 @@ def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) ->
         "BF16": int(problem.dtype == "bf16"),
     }
     return compile_cuda(
-        source_text("hopper_decode.cu", []),
+        source_text("hopper_decode.cu", [], "attention_hopper_decode.cuh"),
         gpu,
         constants=constants,
         num_warps=config.num_warps,
