@@ -53,18 +53,17 @@ def test_version():
 
 
 def test_help_starts_at_once_and_imports_nothing_heavy():
-    code = (
-        "import sys\nfrom laneloom.cli import app\n"
-        "try: app(['--help'])\nexcept SystemExit: pass\n"
-        "import time\n"
-        "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules], time.process_time())"
-    )
-    ends = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-        for _ in range(3)
-    ]
-    assert all(end.startswith("[] ") for end in ends)
-    assert min(float(end.split()[-1]) for end in ends) < 0.3  # of the processor, whatever else runs
+    help_text = "import sys\nfrom laneloom.cli import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
+    heavy = "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules], time.process_time())"
+
+    def ends_of(code):
+        code = f"{code}import sys, time\n{heavy}"
+        runs = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in "123")
+        ends = [run.stdout.splitlines()[-1] for run in runs]
+        assert all(end.startswith("[] ") for end in ends)
+        return min(float(end.split()[-1]) for end in ends)
+
+    assert ends_of(help_text) < 4 * ends_of("import typer\n")  # of the processor, whatever else runs and how fast it is
 
 
 def test_module_runs_as_the_command():
