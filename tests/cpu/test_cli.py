@@ -56,14 +56,15 @@ def test_help_starts_at_once_and_imports_nothing_heavy():
     help_text = "import sys\nfrom laneloom.cli import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
     heavy = "print([m for m in ('torch', 'triton', 'numpy') if m in sys.modules], time.process_time())"
 
-    def ends_of(code):
+    def time_of(code):
         code = f"{code}import sys, time\n{heavy}"
-        runs = (subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in "123")
-        ends = [run.stdout.splitlines()[-1] for run in runs]
-        assert all(end.startswith("[] ") for end in ends)
-        return min(float(end.split()[-1]) for end in ends)
+        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        modules, _, seconds = run.stdout.splitlines()[-1].rpartition(" ")
+        assert modules == "[]"
+        return float(seconds)
 
-    assert ends_of(help_text) < 4 * ends_of("import typer\n")  # of the processor, whatever else runs and how fast it is
+    # Of the processor, whatever else runs; beside typer's own at that moment, however fast the machine is just then.
+    assert min(time_of(help_text) / time_of("import typer\n") for _ in range(4)) < 4
 
 
 def test_module_runs_as_the_command():
