@@ -210,7 +210,7 @@ def test_every_decoding_that_hopper_plans_is_valid(gpu):
         d, d_v = (8 * generator.randrange(2, 33) for _ in range(2))
         case = DecodeProblem(
             generator.choice((1, 2, 5, 64)), group * kv_heads, kv_heads, generator.choice((1, 1, 2, 17)),
-            generator.choice((1, 50, 64, 65, 1000, 8192, 100_000)), d, generator.choice((d, d_v)), "bf16",
+            generator.choice((0, 1, 50, 65, 1000, 8192, 100_000)), d, generator.choice((d, d_v)), "bf16",
             left=generator.choice((None, 100)), page=generator.choice((0, 0, 16, 80)),
             adjacent=generator.random() < 0.7,
         )  # fmt: skip

@@ -120,6 +120,18 @@ def test_decoding(driver, rooms, case, largest):
     assert len(torch_decode._warm) == 1
 
 
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries", "keys"])
+def test_nothing_to_attend_to(driver, empty):
+    batch, heads, queries, keys = (0 if name == empty else 2 for name in ("batch", "heads", "queries", "keys"))
+    cache = torch.zeros(batch, keys, heads, 64, dtype=torch.bfloat16)
+    out, lse = laneloom.attention_decode(
+        torch.ones(batch, queries, heads, 64, dtype=torch.bfloat16), cache, cache,
+        cache_lengths=torch.zeros(batch, dtype=torch.int32), return_lse=True)  # fmt: skip
+    assert not driver.launches
+    assert torch.equal(out, torch.zeros(batch, queries, heads, 64, dtype=torch.bfloat16))
+    assert torch.equal(lse, torch.full((batch, heads, queries), -torch.inf))
+
+
 def test_heads_apart_are_not_read_as_one(driver):
     """Caches [B, H, S, D] seen as [B, S, H, D]: a head's rows lie together, those of its neighbours do not."""
     q = torch.randn(3, 1, 32, 80, dtype=torch.bfloat16)

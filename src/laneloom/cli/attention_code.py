@@ -13,8 +13,6 @@ from .profile import SHAPES, parse_sizes
 if TYPE_CHECKING:
     from ..codegen import CodeObject
 
-_SHAPE = "1,8,1024,64"
-
 
 def compile_attention(
     gpu: str, shape: str | None, dtype: str, kernel: str | None, causal: bool
@@ -26,8 +24,8 @@ def compile_attention(
     from ..ops.attention.problem import HALVES
 
     row = get_gpu(gpu)
-    names, _ = SHAPES["attention"]
-    batch, heads, n, d = parse_sizes(_SHAPE if shape is None else shape, names)
+    names, usual = SHAPES["attention"]
+    batch, heads, n, d = parse_sizes(usual if shape is None else shape, names)
     check_choice("--dtype", dtype, HALVES)
     kernel = "forward" if kernel is None else kernel
     problem, configs = _planned(row, batch, heads, n, d, dtype, causal, decodes=kernel == "decode")

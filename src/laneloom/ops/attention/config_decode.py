@@ -11,7 +11,7 @@ from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import lds_room, padded
 from .config_hopper import chunks, why_not_wgmma, why_too_large
-from .problem import DTYPE_BYTES, HALVES
+from .problem import DTYPE_BYTES, HALVES, in_base_2
 
 _ROWS = 16
 _MOST_SPLITS = 256
@@ -93,7 +93,7 @@ class DecodeProblem:
     @property
     def cap2(self) -> float | None:
         """`softcap` in base 2, as the general schedule's kernel takes it; None for none."""
-        return self.softcap * log2(2.718281828459045) if self.softcap else None
+        return in_base_2(self.softcap) if self.softcap else None
 
     def abreast(self, count: int) -> DecodeProblem:
         """This problem with so many heads of keys, which lie side by side, as one wider head."""
@@ -102,7 +102,7 @@ class DecodeProblem:
     def decode_scalars(self) -> tuple[float | int, ...]:
         """The kernels' scalar arguments: scale2, queries, heads, group, row_tiles, left."""
         left = 0 if self.left is None else min(self.left, self.keys)
-        return self.scale * log2(2.718281828459045), self.queries, self.heads, self.group, self.row_tiles, left
+        return in_base_2(self.scale), self.queries, self.heads, self.group, self.row_tiles, left
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,7 +246,7 @@ def _hopper_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, Hop
                 splits = cluster * clusters
                 if splits <= min(tiles, _MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
                     # The next programs would come to lie beside some of these where there was room.
-                    is_full = splits == 1 and min(-(-programs // gpu.compute_units), rings) == rings
+                    is_full = splits == 1 and programs > (rings - 1) * gpu.compute_units
                     yield rings, HopperDecodeConfig(
                         splits=splits, stages=max(1, stages), cluster=cluster, abreast=abreast,
                         early=is_full and _memory_us(problem, gpu) < _EARLY_US,
@@ -256,7 +256,7 @@ def _hopper_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, Hop
 def _estimate_us(problem: DecodeProblem, config: HopperDecodeConfig, rings: int, gpu: Gpu) -> float:
     """Either memory or the programs' work bounds it; then what runs cost to begin and to put together."""
     programs, pieces, peers = config.programs(problem), config.pieces(problem), config.cluster
-    run = -(-problem.keys // (config.tile * config.splits))  # tiles
+    run = max(1, -(-problem.keys // (config.tile * config.splits)))  # tiles
     columns = config.abreast * max(problem.d, problem.d_v)
     resident = min(rings, next((n for limit, n in _RESIDENT.items() if columns <= limit), 1))
     at_once = resident * max(1, _CLUSTERS[peers] * gpu.compute_units // _CLUSTERS_ON)

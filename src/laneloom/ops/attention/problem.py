@@ -10,6 +10,11 @@ HALVES = ("fp16", "bf16")
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp8": 1}
 
 
+def in_base_2(exponent: float) -> float:
+    """What 2 has to be raised to for e to the power of `exponent`."""
+    return exponent * log2(e)
+
+
 @dataclass(frozen=True)
 class AttentionProblem:
     """O[b,h,i,:] = sum over j of softmax_j(scale Q[b,h,i,:] . K[b,h//group,j,:]) V[b,h//group,j,:].
@@ -95,12 +100,12 @@ class AttentionProblem:
     @property
     def cap2(self) -> float | None:
         """`softcap` in base 2, as the general schedule's kernels take it; None for none."""
-        return self.softcap * log2(e) if self.softcap else None
+        return in_base_2(self.softcap) if self.softcap else None
 
     def scalars(self) -> tuple[float | int, ...]:
         """The kernels' scalar arguments: scale2, queries, keys, heads, group, first, last."""
         return (
-            self.scale * log2(e), self.queries, self.keys, self.heads, self.group,
+            in_base_2(self.scale), self.queries, self.keys, self.heads, self.group,
             0 if self.first is None else self.first, 0 if self.last is None else self.last,
         )  # fmt: skip
 
