@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tuned_entries import entry
 
 from laneloom.gpu import as_found, get_gpu
 from laneloom.ops import target
@@ -59,6 +61,27 @@ def test_shipped_entries_are_their_products():
     own = next(e for e in tuned.shipped_entries("sm_90a") if "H100" in str(e.provenance["gpu"]) and "/nn/" in e.key)
     problem = MatmulProblem.contiguous(*own.sizes[1:], dtype="fp32")
     assert plan_with_reasons(problem, get_gpu("h100")).source == "tuned, exact"
+
+
+def test_whose_entries_speak(monkeypatch):
+    """Of the package's: a product's own; on the product of the GPU table those of another that gained enough."""
+    problem = MatmulProblem.contiguous(1000, 2000, 3000)
+    configs = [f"hopper:block_m=128,block_n=128,block_k=64,stages={n},consumers=2,pieces=4" for n in (3, 4)]
+    h200, h100 = (
+        entry(problem, config, gpu=gpu, gain=1.1, origin="package")
+        for config, gpu in zip(configs, ("NVIDIA H200", "NVIDIA H100 80GB HBM3"), strict=True)
+    )
+    much = replace(h100, model_us=13.0)
+
+    def source(gpu, *known):
+        monkeypatch.setattr(tuned, "entries", lambda name: known)
+        found = plan_with_reasons(problem, gpu)
+        return found.config.stages if found.source == "tuned, exact" else found.source
+
+    other = get_gpu("h100")
+    assert (source(ROW, h100, h200), source(ROW, much, h200), source(other, h200, h100)) == (3, 3, 4)
+    assert (source(ROW, h100), source(ROW, much), source(other, h200)) == ("cost model", 4, "cost model")
+    assert source(PCIE, much, h200) == "cost model", "it has fewer SMs"
 
 
 def test_the_device_is_asked(monkeypatch):

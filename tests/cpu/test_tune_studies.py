@@ -228,6 +228,8 @@ def test_shipping_replaces_the_same_product(cache):
     assert [(row.key, row.objective, row.time_us) for row in rows] == sorted(
         [(PROBLEM.key, "measured", 5.0), (PROBLEM.key, "predicted", 10.0), (other.key, "measured", 10.0)]
     )
+    assert len(tuned.parse_table(ship(entry(gpu="another"), GPU).read_text(), GPU.name, "package")) == 4
+    ship(entry(gain=1.0, gpu="another"), GPU)
     ship(entry(other, gain=1.005), GPU)  # noise: the cost model decides again
     rows = tuned.parse_table(path.read_text(), GPU.name, "package")
     assert [row.key for row in rows] == [PROBLEM.key, PROBLEM.key]

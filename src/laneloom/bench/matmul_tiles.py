@@ -4,7 +4,8 @@
 config: of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one
 warpgroup and of more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with
 `--random` sizes that nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and
-with `--few` 8 and 32 rows and many columns, for tiles_few.csv. By hopper_cluster alone, with `--broken --most 2`
+with `--few` 8 and 32 rows and many columns, for tiles_few.csv, with `--decode` 16 and 64 rows, for tiles_decode.csv.
+By hopper_cluster alone, with `--broken --most 2`
 products whose rows break sectors in every cluster, for tiles_in_classes.csv (an H200's: its shortest 12 estimates),
 with `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
 tiles_uneven.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for tiles_pairs.csv; of
@@ -132,6 +133,14 @@ FEW_SIZES = (
     (16384, 2048), (28672, 1024), (28672, 4096),
 )  # fmt: skip
 FEW_ROWS = (8, 32)
+#: of linear layers of models, for each of DECODE_ROWS
+DECODE_SIZES = (
+    (576, 7168), (896, 4864), (1152, 4304), (1280, 5120), (1536, 4096), (2048, 8192), (2112, 7168), (2560, 2560),
+    (3072, 3072), (3584, 3584), (3584, 18944), (4096, 11008), (4608, 3584), (5120, 5120), (5120, 13824), (5120, 27648),
+    (5760, 2880), (6400, 1600), (7168, 2304), (7168, 7168), (8192, 28672), (10240, 8192), (18944, 3584), (24576, 3072),
+    (37888, 3584), (57344, 8192),
+)  # fmt: skip
+DECODE_ROWS = (16, 64)
 CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
     "": SIZES, "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES,
     "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES,
@@ -217,7 +226,7 @@ def configs_of(kind: str, problem: MatmulProblem, gpu: Gpu, most: int) -> list[H
         return list(iterate_consumers(problem, gpu, most))
     if kind == "broken":
         return list(iterate_classes(problem, gpu, most))
-    return list(shortlist(problem, gpu, most, gluon=kind in ("", "random", "few", "misranked")))
+    return list(shortlist(problem, gpu, most, gluon=kind in ("", "random", "few", "decode", "misranked")))
 
 
 def measure(
@@ -287,6 +296,8 @@ def _sizes_of(kind: str, seed: int) -> Sequence[tuple[Any, ...]]:
     """M, N, K and, where it is one, the layout. seed: of random sizes."""
     if kind == "few":
         return [(m, n, k) for m in FEW_ROWS for n, k in FEW_SIZES]
+    if kind == "decode":
+        return [(m, n, k) for m in DECODE_ROWS for n, k in DECODE_SIZES]
     if kind == "random":
         cases = ((case.problem, case.layout) for case in random_cases(RANDOM_CASES, seed))
         return [(p.m, p.n, p.k, layout) for p, layout in cases if max(p.m, p.n, p.k) > 64 and p.m > 1]
@@ -316,7 +327,7 @@ def main() -> None:
         "broken": "products whose rows break 32-byte sectors", "long": "products of several tiles for each SM",
         "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
-        "few": "few rows and many columns", "layers": "linear layers of 48 to 384 rows",
+        "few": "few rows and many columns", "decode": "16 and 64 rows by linear layers of models", "layers": "linear layers of 48 to 384 rows",
         "misranked": "products for which the model had chosen a slow config",
         "parts": "few tiles and a long K", "models": "random linear layers of models, as bench.matmul_layers has them",
         "consumers": "all but the longest, tiles of one warpgroup beside others",

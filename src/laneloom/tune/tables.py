@@ -60,7 +60,8 @@ def store(entry: tuned.TunedEntry, gpu: Gpu) -> Path:
 
 
 def ship(entry: tuned.TunedEntry, gpu: Gpu, path: Path | None = None) -> Path:
-    """Put an entry into the package's table of its GPU, in the place of an older one of the same product and objective.
+    """Put an entry into the package's table of its GPU, in the place of an older one of the same product of matrices
+    and of the same objective, measured on the same GPU.
 
     One that gains less than LEAST_SHIPPED is left out, and the older one with it: the cost model, which may get better,
     decides there. Raises LaneloomError for a table that cannot be read: it is in the repository, and not to be lost.
@@ -75,8 +76,12 @@ def ship(entry: tuned.TunedEntry, gpu: Gpu, path: Path | None = None) -> Path:
                 entries = tuned.parse_table(path.read_text(encoding="utf-8"), gpu.name, "package")
             except ValueError as error:
                 raise LaneloomError(f"{path} is damaged ({error}): mend it or remove it first") from None
-        entries = [e for e in entries if (e.key, e.objective) != (entry.key, entry.objective)]
+
+        def place(e: tuned.TunedEntry) -> tuple[str, str, str]:
+            return e.key, e.objective, str(e.provenance.get("gpu"))
+
+        entries = [e for e in entries if place(e) != place(entry)]
         entries += [entry] if entry.gain >= LEAST_SHIPPED else []
-        write_atomically(path, tuned.render_table(sorted(entries, key=lambda e: (e.key, e.objective)), gpu.name))
+        write_atomically(path, tuned.render_table(sorted(entries, key=place), gpu.name))
     tuned.forget()
     return path

@@ -30,6 +30,7 @@ OBJECTIVES = ("measured", "predicted")
 #: How much faster than the cost model's choice an entry has to be at its own product to speak for one nearby: more
 #: where its time is a model's.
 LEAST_GAIN = {"measured": 1.02, "predicted": 1.1}
+LEAST_GAIN_ELSEWHERE = 1.2  #: of an entry that was measured on another product of the instruction set
 REACH = 0.5  #: doublings in M, N, K and the batch up to which an entry speaks for a product nearby
 MOST_BYTES = {"cache": 1 << 16, "package": 1 << 24}
 _MOST_TEXT = 600
@@ -55,6 +56,10 @@ class TunedEntry:
     def gain(self) -> float:
         """The time of the cost model's choice over this one's."""
         return self.model_us / self.time_us
+
+    def is_of(self, product: str) -> bool:
+        """Whether it was measured on that product, of a `Gpu.product` such as "H200 SXM"."""
+        return product.split()[0] in str(self.provenance.get("gpu"))
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON holds it."""
@@ -217,19 +222,24 @@ def find(problem: MatmulProblem, gpu: Gpu) -> Found | None:
     """The entry that speaks for a product: its own, else the nearest that gained; None where none does.
 
     A measured one comes before a predicted one, the user's before the package's, the newest last written. On Hopper,
-    whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model. The
-    package's speak for the product of the GPU table; for another of its instruction set (`gpu.as_found`) those that
-    were measured on it.
+    whose cost model is fitted to measured times, only its own: nearest ones were 1 to 3% behind that model. Of the
+    package's, those speak that were measured on this product with all its SMs (`gpu.as_found`); for the product of the
+    GPU table also others', where they gained LEAST_GAIN_ELSEWHERE and it has none of its own.
     """
     known = entries(gpu.name)
-    if gpu.product != get_gpu(gpu.name).product:
-        here = gpu.product.split()[0]
-        known = tuple(e for e in known if e.origin == "cache" or here in str(e.provenance.get("gpu")))
+    if gpu.vendor == "nvidia":
+        row = get_gpu(gpu.name)
+
+        def speaks(entry: TunedEntry) -> bool:
+            elsewhere = gpu.product == row.product and entry.gain >= LEAST_GAIN_ELSEWHERE
+            return gpu.compute_units == row.compute_units and (entry.is_of(gpu.product) or elsewhere)
+
+        known = tuple(e for e in known if e.origin == "cache" or speaks(e))
     if not known:
         return None
 
-    def trust(entry: TunedEntry) -> tuple[bool, bool]:
-        return entry.objective != "measured", entry.origin != "cache"
+    def trust(entry: TunedEntry) -> tuple[bool, bool, bool]:
+        return entry.objective != "measured", entry.origin != "cache", not entry.is_of(gpu.product)
 
     for entry in sorted((e for e in known if e.key == problem.key), key=trust):
         if config := _valid(entry, problem, gpu):
