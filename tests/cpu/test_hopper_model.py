@@ -56,6 +56,27 @@ def test_what_it_prefers_on_an_h100():
     assert chosen < mean(loss.own for loss in losses(rows, GPU)) - 0.01
 
 
+@pytest.mark.parametrize(("name", "count", "bound"), [("tiles_few", 76, 0.031), ("tiles_decode", 104, 0.026)])
+def test_what_it_prefers_for_few_rows_on_an_h100(name, count, bound):
+    rows = [row for row in model_fit.measured(RESULTS.parent / "h100", name) if row.schedule == "hopper_cluster"]
+    of = products(rows)
+    assert len(of) == count
+    assert mean(loss.own for loss in losses(of, get_gpu("h100"))) < bound
+
+
+def test_few_rows_on_an_h100_are_not_left_to_the_slower_schedule():
+    """hopper_cluster is at most 2% behind it, but where tiles are few: what the plan goes by there."""
+    h100 = get_gpu("h100")
+    for name in ("tiles_few", "tiles_decode"):
+        for rows in products(read(RESULTS.parent / "h100" / f"{name}.csv")):
+            m, n, k, layout = (getattr(rows[0], x) for x in ("m", "n", "k", "layout"))
+            best = {of: min(row.us for row in rows if row.schedule == of) for of in ("hopper", "hopper_cluster")}
+            few = n <= 0.25 * 64 * h100.compute_units and k >= plan_hopper.SPLIT_K
+            assert few or best["hopper_cluster"] < 1.02 * best["hopper"], (m, n, k, layout)
+            if not few and m > 8:  # up to 8 rows hopper_rows may stream
+                assert plan(MatmulProblem.contiguous(m, n, k, dtype="bf16", layout=layout), h100).schedule != "hopper"
+
+
 def test_neither_one_warpgroup_nor_more_is_always_right():
     """The model knows which: either kind alone would be slower than what it prefers."""
     chosen = mean(regrets())

@@ -12,7 +12,8 @@ FASTER = "wmma:block_m=32,block_n=32,block_k=64,num_warps=1,waves_n=1"
 
 
 def entry(
-    problem=PROBLEM, config=FASTER, *, gain=2.0, objective="measured", origin="cache", time_us=10.0, torch_us=None, gpu=""
+    problem=PROBLEM, config=FASTER, *, gain=2.0, objective="measured", origin="cache", time_us=10.0, torch_us=None,
+    gpu="",
 ):
     return tuned.TunedEntry(
         problem.key, tuned.kind_of(problem), tuned.sizes_of(problem), config, time_us, time_us * gain, objective,

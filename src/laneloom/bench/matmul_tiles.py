@@ -4,15 +4,14 @@
 config: of all products listed here but the longest, and of random ones, the shortest estimates of tiles of one
 warpgroup and of more, each checked against FP64, all interleaved with torch.matmul. By both tiled schedules, with
 `--random` sizes that nobody chose, for tiles_random.csv, with `--random --seed 2` others, for tiles_random_2.csv, and
-with `--few` 8 and 32 rows and many columns, for tiles_few.csv, with `--decode` 16 and 64 rows, for tiles_decode.csv.
-By hopper_cluster alone, with `--broken --most 2`
-products whose rows break sectors in every cluster, for tiles_in_classes.csv (an H200's: its shortest 12 estimates),
-with `--long` those of several tiles for each SM, for tiles_overlapped.csv, with `--uneven` more of these, for
-tiles_uneven.csv, and with `--pairs` large tiles in pairs of CTAs, one config after the other, for tiles_pairs.csv; of
-these four the rows of one warpgroup are left out, measured before its loop lost half of its instructions. Other lists
-are measured alone by `--survey`, `--layers`, `--misranked`, `--parts`, and, without any of these, SIZES. `--models
---most 10`, on an H100 and in part on an H200, made tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model
-against the files.
+with `--few` 8 and 32 rows and many columns, for tiles_few.csv, with `--decode` 16 and 64 rows, on an H100, for
+tiles_decode.csv. By hopper_cluster alone, with `--broken --most 2` products whose rows break sectors in every cluster,
+for tiles_in_classes.csv (an H200's: its shortest 12 estimates), with `--long` those of several tiles for each SM, for
+tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and with `--pairs` large tiles in pairs of
+CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
+before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`, `--misranked`,
+`--parts`, and, without any of these, SIZES. `--models --most 10`, on an H100 and in part on an H200, made
+tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -327,7 +326,8 @@ def main() -> None:
         "broken": "products whose rows break 32-byte sectors", "long": "products of several tiles for each SM",
         "uneven": "products that tiles of two widths can fit to the SMs", "survey": "linear layers",
         "pairs": "large products, each config in rounds of its own", "random": "sizes that nobody chose",
-        "few": "few rows and many columns", "decode": "16 and 64 rows by linear layers of models", "layers": "linear layers of 48 to 384 rows",
+        "few": "few rows and many columns", "decode": "16 and 64 rows by linear layers of models",
+        "layers": "linear layers of 48 to 384 rows",
         "misranked": "products for which the model had chosen a slow config",
         "parts": "few tiles and a long K", "models": "random linear layers of models, as bench.matmul_layers has them",
         "consumers": "all but the longest, tiles of one warpgroup beside others",

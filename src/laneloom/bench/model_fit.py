@@ -42,7 +42,7 @@ FILES = {
         "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
         "tiles_uneven", ALONE, MODELS,
     ),
-    "h100": (MODELS, "tiles_in_classes"),
+    "h100": (MODELS, "tiles_in_classes", "tiles_few", "tiles_decode"),
 }  # fmt: skip
 SHARE_OF_MODELS = 3  #: those files count as so many
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps

@@ -204,13 +204,14 @@ def render_tuned(entries: Sequence[TunedEntry]) -> str:
     dates = sorted({str(entry.provenance["date"]) for entry in entries})
     lines = [
         f"{len(entries)} products, {' and '.join(dates)}.", "",
-        "| M x N x K | layout | dtype | us | x the model's choice | x torch | what runs |",
-        "|---|---|---|---|---|---|---|",
+        "| M x N x K | layout | dtype | on | us | x the model's choice | x torch | what runs |",
+        "|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for entry in sorted(entries, key=lambda e: -e.gain):
         _, layout, dtypes, *_ = entry.key.split("/")
         torch = "" if entry.torch_us is None else f"{entry.torch_us / entry.time_us:.3f}"
         words = f"{' x '.join(map(str, entry.sizes[1:]))} | {layout.upper()} | {dtypes.partition('_')[0]}"
+        words += f" | {str(entry.provenance['gpu']).split()[1]}"  # "NVIDIA H200"
         lines.append(f"| {words} | {entry.time_us:.2f} | {entry.gain:.3f} | {torch} | {_knob_words(entry.config)} |")
     return "\n".join(lines)
 

@@ -30,7 +30,7 @@ from .config_registers import PIECES, RegistersConfig, cluster_us, in_registers
 from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
-from .model_hopper import SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, product_us, rows_of
+from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_cluster import best_cluster, cluster_configs, cluster_parts
 from .plan_half import half_best
 from .plan_rows import batched_rows
@@ -173,7 +173,8 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
 def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
     """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
     half of them and K is long, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76
-    products, tiles_few.csv, and at 48, tiles_models.csv."""
+    products, tiles_few.csv, and at 48, tiles_models.csv. On an H100 hopper_cluster is at most 1% behind but where tiles
+    are few (180 products, its tiles_few.csv and tiles_decode.csv)."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
@@ -183,6 +184,8 @@ def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
         return False
     filled = ceil_div(long, 64) / gpu.compute_units
     few = filled <= 0.25 and problem.k >= SPLIT_K
+    if constants_of(gpu) is not H200:
+        return few
     half = 0.45 <= filled <= 0.8 and problem.k >= SPLIT_K
     along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
     return few or half or 0.95 <= filled <= 1 or (along_k and filled >= 3)
@@ -333,8 +336,10 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield from _streaming(problem, gpu, in_place, bool(lying))
         alone = in_place and problem.batches == 1
         clusters = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu)) if alone else ()
-        clusters = (pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b))
-        for config, time_us in sorted((*tiled(problem, gpu), *clusters, *lying), key=lambda pair: pair[1])[:6]:
+        clusters = [pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b)]
+        few = min(problem.m, problem.n) <= SKINNY_ROWS and constants_of(gpu) is not H200
+        tiles = () if few and clusters else tiled(problem, gpu)
+        for config, time_us in sorted((*tiles, *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {time_us:.1f} us"
     for config, time_us in lying:
         yield config, f"{LYING}; shortest estimate, {time_us:.1f} us"
