@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -14,7 +16,7 @@ import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import execute, reference  # noqa: E402
-from laneloom.ops.attention.config import candidates, plan, plan_backward  # noqa: E402
+from laneloom.ops.attention.config import plan, plan_backward  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
@@ -148,14 +150,21 @@ def test_refusals(softcap):
             laneloom.attention_decode(q, k, v, cache_lengths=torch.ones(1, dtype=torch.int32), softcap=softcap)
 
 
-def test_hoppers_own_schedules_do_not_cap():
+def test_hoppers_own_schedules_cap():
+    """Up to 128: their tanh is right to a part of the cap."""
     hopper = get_gpu("sm_90a")
     problem = AttentionProblem(1, 4, 2, 512, 512, 128, 128, "bf16", 0.1, softcap=50.0)
-    assert plan(problem, hopper).schedule == "forward"
-    assert [config.role for config in plan_backward(problem, hopper)] == ["query", "key"]
-    own = candidates(AttentionProblem(1, 4, 2, 512, 512, 128, 128, "bf16", 0.1), hopper, "forward")[0]
-    with pytest.raises(InvalidConfigError, match="capped by the general schedule alone"):
-        execute.code_object(problem, hopper, "forward", own)
+    own = plan(problem, hopper)
+    assert own.schedule == "hopper_forward"
+    assert [config.schedule for config in plan_backward(problem, hopper)] == ["hopper_backward_wide"]
+    for larger in (replace(problem, softcap=129.0), replace(problem, softcap=1e-30, scale=1e3)):
+        assert plan(larger, hopper).schedule == "forward"
+        assert [config.role for config in plan_backward(larger, hopper)] == ["query", "key"]
+        with pytest.raises(InvalidConfigError, match="softcap"):
+            execute.code_object(larger, hopper, "forward", own)
+    uncapped = plan_backward(replace(problem, softcap=0.0), hopper)[0]
+    assert uncapped.schedule == "hopper_backward"
+    assert "before they would be capped" in (uncapped.why_invalid(problem, hopper) or "")
     eight = AttentionProblem(1, 4, 2, 512, 512, 128, 128, "fp8", 0.1, softcap=50.0, out="bf16")
     with pytest.raises(UnsupportedError, match="softcap is for fp16 and bf16 there"):
         plan(eight, hopper)

@@ -7,6 +7,13 @@ typedef unsigned short u16;
 typedef unsigned long long u64;
 typedef long long i64;
 #define INFINITY __int_as_float(0x7f800000)
+#if SOFTCAP  // a kernel's last parameter
+#define SLOPE , float slope2
+#define SLOPE2 slope2
+#else
+#define SLOPE
+#define SLOPE2 0.0f
+#endif
 #define CHUNKS(d) (((d) + 63) / 64)  // pieces of 128 bytes that hold a row of d 16-bit elements
 
 struct __align__(64) TensorMap { u64 words[16]; };  // CUtensorMap
@@ -64,11 +71,14 @@ __device__ __forceinline__ void load_box(u32 target, const TensorMap* map, u32 b
       ::"r"(target), "l"(map), "r"(bar), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
 }
 
-// Programmatic dependent launch: the next kernel may start now; what follows comes after the kernels ahead. Every thread
-// waits before it touches memory or ends: a grid that ended before the one ahead of it would let the one behind begin.
+// Programmatic dependent launch: the next kernel's programs may take their places when all of this one have said so or ended;
+// what follows comes after the kernels ahead. Every thread waits before it touches memory or ends: a grid that ended before the
+// one ahead of it would let the one behind begin.
+__device__ __forceinline__ void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void await_memory() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 __device__ __forceinline__ void await_predecessor() {
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  release_successor();
+  await_memory();
 }
 
 // Clusters.
@@ -140,6 +150,36 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// 1 - 2 / (1 + 2^x), which is tanh(ln(2) / 2 x), to 2^-22 of its largest value; where scores are capped.
+__device__ __forceinline__ float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ __forceinline__ float squashed(float x) { return fmaf(-2, reciprocal(1 + exp2_fast(x)), 1); }
+// The same of two numbers, by one reciprocal: that of their denominators' product, which stays finite. A NaN reaches both.
+__device__ __forceinline__ float denominator(float x) {
+  float y;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(40.0f));
+  return 1 + exp2_fast(y);
+}
+__device__ __forceinline__ void squash_both(float& x, float& y) {
+  const float a = denominator(x), b = denominator(y), r = -2 * reciprocal(a * b);
+  x = fmaf(b, r, 1), y = fmaf(a, r, 1);
+}
+// Scores of a thread, two beside each other of the same row. Where some are hidden, a NaN among them must not reach others.
+template <int N> __device__ __forceinline__ void squash(float (&s)[N], float slope2, bool cut) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) s[i] *= slope2;
+  if (cut) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) s[i] = squashed(s[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) squash_both(s[i], s[i + 1]);
+  }
+}
+
 // Two numbers, rounded, in one register: the first in the low half.
 __device__ __forceinline__ u32 pack(float low, float high) {
   u32 y;

@@ -84,11 +84,13 @@ __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], int row, int colum
   }
 }
 
-// The same for a thread's part of the scores of a slab's 64 queries, if that block of keys is cut.
-__device__ __forceinline__ void hide_if_cut(float (&s)[COLUMNS / 2], int block, int row_slab, int row, int lane, const Work& w) {
+// The same for a thread's part of the scores of a slab's 64 queries, if that block of keys is cut. Before, they are capped.
+__device__ __forceinline__ void hide_if_cut(float (&s)[COLUMNS / 2], int block, int row_slab, int row, int lane, const Work& w,
+                                            float slope2) {
   const int column = block * COLUMNS;
   const bool after = column + COLUMNS > w.keys || (HAS_LAST && column + COLUMNS - 1 > row_slab + w.last);
   const bool before = HAS_FIRST && column < row_slab + 63 + w.first;
+  if (SOFTCAP) squash(s, slope2, after || before);
   if (after || before) hide(s, row, column + 2 * (lane % 4), w);
 }
 

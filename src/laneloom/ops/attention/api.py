@@ -55,8 +55,8 @@ def flash_attention(
     window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
         after that one; None or -1 for no limit. causal with a window is both.
     softcap: scores become softcap tanh(scale Q . K / softcap) before the mask, as in Gemma 2: a number from 1e-30 to
-        1e30; None, or 0 as in flash-attn, for none. On Hopper the general, slower schedule takes its place, and not of
-        8-bit operands.
+        1e30; None, or 0 as in flash-attn, for none. On Hopper not of 8-bit operands, and above 128 by the general,
+        slower schedule.
     return_lse: return (O, LSE), LSE[b,h,i] = log of the sum over the seen keys of exp(scale Q . K), or of the capped
         scores, fp32. It is differentiable.
     deterministic: the same call gives the same bits. The forward always does, and so does the backward but for Hopper's

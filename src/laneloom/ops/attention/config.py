@@ -113,7 +113,7 @@ def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     own: list[Any] = []
     if problem.dtype == "fp8" and gpu.vendor != "amd":
         return float8_candidates(problem) if role == "forward" and not problem.softcap else []
-    if gpu.matrix_instructions == "wgmma" and not problem.softcap:
+    if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
     own_lists = {"mfma": _cdna_candidates, "wmma3": _cdna5_candidates}
     general = own_lists.get(gpu.matrix_instructions, _general_candidates)
@@ -204,8 +204,8 @@ def checked_config(problem: AttentionProblem, gpu: Gpu, role: Role, config: Any)
     why = config.why_invalid(problem, gpu)
     if why is None and config.role != role:
         why = f"it is of role {config.role}, not {role}"
-    if why is None and problem.softcap and not isinstance(config, AttentionConfig):
-        why = "scores are capped by the general schedule alone"
+    if why is None and problem.softcap and problem.dtype not in HALVES and not isinstance(config, AttentionConfig):
+        why = "scores of 8-bit operands are capped by the general schedule alone"
     if why is not None:
         raise InvalidConfigError(f"config: {config.text} cannot do {problem.key} on {gpu.name}: {why}")
     return config

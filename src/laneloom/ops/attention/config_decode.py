@@ -294,7 +294,7 @@ def plan_decode(problem: DecodeProblem, gpu: Gpu, *, boxed: bool = True) -> Deco
 
     boxed: the copy engine can read the caches, whose strides are above 0.
     """
-    if boxed and gpu.matrix_instructions == "wgmma" and not problem.softcap:
+    if boxed and gpu.matrix_instructions == "wgmma":
         own = _plan_hopper(problem, gpu)
         if own is not None and own.why_invalid(problem, gpu) is None:
             return own

@@ -20,6 +20,9 @@ PROCESSORS = 132  #: of an H100 and an H200
 REGISTERS = {(1, 1): (240, 40), (2, 1): (232, 40), (3, 1): (160, 32), (1, 2): (208, 40), (1, 3): (120, 40)}
 _OTHER_REGISTERS = 28  #: of a thread, beside scores, weights and sums: with less some are spilled, or nothing compiles
 BARRIER_BYTES = 2048  #: mbarriers, and what aligning the tiles may cost
+#: tanh is right to 2**-22 of its largest value: a larger softcap wants small ones right to more
+_MOST_SOFTCAP = 128
+_SLOPES = (1e-30, 1e30)  #: scale / softcap, whose product with a score must be a number
 
 
 def chunks(d: int) -> int:
@@ -38,6 +41,10 @@ def why_not_wgmma(
     for name, d in (("D", problem.d), (f"D of {values}", problem.d_v)):
         if not 16 <= d <= widest or d % 8:
             return f"{name} must be a multiple of 8 from 16 to {widest}, got {d}"
+    if problem.softcap > _MOST_SOFTCAP:
+        return f"softcap: up to {_MOST_SOFTCAP}, got {problem.softcap}"
+    if problem.softcap and not _SLOPES[0] <= abs(problem.scale / problem.softcap) <= _SLOPES[1]:
+        return f"scale / softcap: from {_SLOPES[0]} to {_SLOPES[1]}, got {problem.scale} and {problem.softcap}"
     return None
 
 
@@ -180,6 +187,8 @@ class HopperBackwardConfig(KeyTiles):
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
         if why := self.why_not(problem, gpu, self.widest):
             return why
+        if problem.softcap:
+            return "lse is added to the scores before they would be capped"
         if problem.dtype == "fp16" and problem.scale < _LEAST_SCALE:
             return f"lse / scale must be an fp16 number times 2**15, so that scale is at least {_LEAST_SCALE}"
         if self.stages < 1:

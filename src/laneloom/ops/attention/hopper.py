@@ -11,7 +11,7 @@ from typing import Any
 from ...codegen.cuda_call import TensorMap
 from ...codegen.cuda_context import driver
 from .arguments import strides_of
-from .problem import DTYPE_BYTES, AttentionProblem
+from .problem import DTYPE_BYTES, AttentionProblem, in_base_2
 
 _ZEROS = 1 << 20  #: 32-bit counters that are allocated together
 _LEAST_ZEROS = 32  #: of a stream: programs of two launches do not share a line
@@ -35,7 +35,15 @@ def band_constants(problem: AttentionProblem) -> dict[str, int]:
         "PACKED": int(problem.packed),
         "BOTTOM_RIGHT": int(problem.bottom_right),
         "BF16": int(problem.out_dtype == "bf16"),
+        "SOFTCAP": int(problem.softcap != 0),
     }
+
+
+def factors(problem: Any) -> tuple[float, ...]:
+    """A kernel's factors of scores in base 2: scale; of capped ones the cap, and that of the argument of `squash`."""
+    if not problem.softcap:
+        return (in_base_2(problem.scale),)
+    return in_base_2(problem.softcap), 2 * in_base_2(problem.scale / problem.softcap)
 
 
 def boxes(x: Any, dtype: str, rows: int) -> TensorMap:

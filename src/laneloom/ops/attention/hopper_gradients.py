@@ -15,7 +15,7 @@ from ...codegen.wgmma import wgmma_function
 from ...gpu import Gpu
 from .arguments import Tensors
 from .config_hopper import chunks
-from .hopper import band_constants, boxes, counter, processors, source_text
+from .hopper import band_constants, boxes, counter, factors, processors, source_text
 from .hopper_launch import JOIN_THREADS, starts_of
 from .plan_backward import BLOCK
 from .problem import AttentionProblem
@@ -144,14 +144,15 @@ def prepare(
 
     mixed = waves(problem, -(-problem.keys // config.rows), programs, sharers)
     box = config.rows // config.cluster
-    scale2, queries, keys, heads, group, first, last = problem.scalars()
+    _, queries, keys, heads, group, first, last = problem.scalars()
+    scale2, *slope2 = map(c_float, factors(problem))
     maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, BLOCK), (k, box), (v, box), (g, BLOCK))]
     pointers = [Pointer() for _ in ("lines", "sums", "dk", "dv", "first_q", "first_k", "counter")]
     written = [s for x in (dk, dv) for s in x.stride()[:3]]
     left = [s for _, h, n, d in joined for s in (h * n * d, n * d, d)]
     integers: tuple[Any, ...] = (
         queries, keys, heads, int(group) // sharers, problem.batch, first, last, *mixed, tiles, sum_blocks, sharers)
-    scalars = (c_float(scale2), c_float(problem.scale), *map(c_int32, integers))
+    scalars = (scale2, c_float(problem.scale), *map(c_int32, integers), *slope2)
     main = CudaCall(
         _load(code_object, problem.code_key, config, gpu, device),
         (*maps, *pointers, *map(c_int64, left or written), *scalars), device,

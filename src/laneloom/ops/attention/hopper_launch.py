@@ -8,7 +8,7 @@ from typing import Any
 
 from ...codegen.cuda_call import CudaCall, CudaFunction, Pointer
 from .arguments import Tensors
-from .hopper import boxes, counter, processors
+from .hopper import boxes, counter, factors, processors
 from .plan_forward import section
 from .problem import AttentionProblem
 
@@ -38,13 +38,14 @@ def prepare_forward(
 
     q, k, v, out, lse = (tensors.tensor(name) for name in ("q", "k", "v", "out", "lse"))
     device, tiles = q.device.index, config.tiles(problem)
-    scale2, *sizes, first, last = problem.scalars()
+    _, *sizes, first, last = problem.scalars()
+    scale2, *slope2 = map(c_float, factors(problem))
     maps = [boxes(x, problem.dtype, rows) for x, rows in ((q, 64), (k, config.columns), (v, config.columns))]
     pointers = [Pointer() for _ in ("out", "lse", "first_q", "first_k", "counter")]
     strides = map(c_int64, (*out.stride()[:3], *lse.stride()[:2]))
     integers: tuple[Any, ...] = (*sizes, problem.batch, first, last, forward_section(problem, config), tiles)
     call = CudaCall(
-        kernel, (*maps, *pointers, *strides, c_float(scale2), *map(c_int32, integers), *more), device,
+        kernel, (*maps, *pointers, *strides, scale2, *map(c_int32, integers), *more, *slope2), device,
         ctas=min(tiles, config.resident * processors(device)), pdl=True,
     )  # fmt: skip
 

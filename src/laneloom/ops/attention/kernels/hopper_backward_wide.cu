@@ -12,7 +12,9 @@
 // sums are up to two blocks late: their products run under the scorer's exponentials. dQ is added in the order of the accumulators'
 // registers, 64 columns at a time, under the next block's S and dP; attention_hopper_finish puts it in rows.
 //
-// Compile-time constants: those of attention_hopper_backward.cuh, BF16, STAGES and G_STAGES (blocks of Q and of dO in shared memory),
+// Where scores are capped (SOFTCAP), S becomes tanh(slope2 S), and dS has its slope 1 - S^2 as a factor.
+//
+// Compile-time constants: those of attention_hopper_backward.cuh, BF16, SOFTCAP, STAGES and G_STAGES (blocks of Q and of dO in shared memory),
 // SCORER_REGISTERS, SUM_REGISTERS, PRODUCER_REGISTERS. wgmma functions: multiply_block, multiply_keys, multiply_others (64 x 64 x 16: both
 // with the contraction contiguous, A in registers and B by row, B by row), add_rows (64 x n x 16, both by the other axis, for the first up
 // to 128 columns of D and D_V and for the others: the compiler takes no instruction with more registers than a thread begins with).
@@ -169,7 +171,8 @@ __device__ __forceinline__ void store_block(u32 to, const u32 (&x)[16], u64* ful
   if (lane == 0) barrier_arrive(shared_address(full));
 }
 
-__device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes, float* dq_sums, float scale2) {
+__device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared, const Sizes& sizes, float* dq_sums, float scale2,
+                                      float slope2) {
   const int thread = threadIdx.x % 128, lane = thread % 32;
   const int my_row = thread / 32 * 16 + lane / 4;  // of a block, and this + 8
   // Group g of this warp's rows is at this address with bits 5 and 6 exchanged by g, which is even.
@@ -205,11 +208,27 @@ __device__ __forceinline__ void score(const Tiles& at, u32 rank, Shared* shared,
       const int row = block * BLOCK;
       const bool cut = key0 + MINE > w.keys || (HAS_LAST && key0 + MINE - 1 - row > w.last) ||
                        (HAS_FIRST && key0 - (row + BLOCK - 1) < w.first);
+      if (SOFTCAP) squash(s, slope2, cut);
       if (cut) hide(s, row + my_row, key0 + 2 * (lane % 4), w);
+#if SOFTCAP
+#pragma unroll
+      for (int j = 0; j < 16; ++j) {
+        float weight[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          float& x = s[2 * j + e];
+          const float seen = fmaxf(x, -1);  // not -infinity
+          weight[e] = exp2_fast(fmaf(x, scale2, -lse2[j % 2]));
+          x = weight[e] * fmaf(-seen, seen, 1);
+        }
+        p[j] = pack(weight[0], weight[1]);
+      }
+#else
 #pragma unroll
       for (int i = 0; i < 32; ++i) s[i] = exp2_fast(fmaf(s[i], scale2, -lse2[i / 2 % 2]));
 #pragma unroll
       for (int j = 0; j < 16; ++j) p[j] = pack(s[2 * j], s[2 * j + 1]);
+#endif
       barrier_wait(shared_address(&shared->p_empty[turn]), round ^ 1);
       store_block(at.p + turn * DS_BYTES + my_store, p, &shared->p_full[turn], lane);
       wgmma_wait<0>();
@@ -317,7 +336,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
     const __grid_constant__ TensorMap g_map, const float* lines, float* dq_sums, u16* dk, u16* dv,
     const int* first_q, const int* first_k, int* counter, i64 dk_batch, i64 dk_head, i64 dk_row,
     i64 dv_batch, i64 dv_head, i64 dv_row, float scale2, float scale, int queries, int keys, int heads, int group, int batches,
-    int first, int last, int section, int wave, int tiles, int sum_blocks, int sharers) {
+    int first, int last, int section, int wave, int tiles, int sum_blocks, int sharers SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -351,7 +370,7 @@ extern "C" __global__ void __cluster_dims__(2) __launch_bounds__(512, 1) attenti
     if (threadIdx.x == 32) send(at, rank, shared, sizes);
   } else if (warpgroup == 1) {
     grow_registers<SCORER_REGISTERS>();
-    score(at, rank, shared, sizes, dq_sums, scale2);
+    score(at, rank, shared, sizes, dq_sums, scale2, SLOPE2);
   } else if (warpgroup == 2) {
     grow_registers<SUM_REGISTERS>();
     sum_rows<D_V, G_STAGES>(at.p, at.g, shared->p_full, shared->p_empty, shared->g_full, shared->g_empty, rank, shared, sizes, dv,

@@ -13,7 +13,8 @@
 // The rows and how sums are put together: attention_hopper_decode.cuh.
 //
 // Compile-time constants: D, D_V (multiples of 8 up to 256, of all the heads abreast), ABREAST, STAGES, BOX (keys of a copy: 64,
-// or fewer where pages are smaller), PAGE (keys of a page, 0 without pages), HAS_FIRST (a window), BF16.
+// or fewer where pages are smaller), PAGE (keys of a page, 0 without pages), HAS_FIRST (a window), BF16,
+// SOFTCAP (as in hopper_forward.cu).
 
 constexpr int K_BYTES = CHUNKS(D) * TILE * 128, V_BYTES = CHUNKS(D_V) * TILE * 128;
 constexpr int BOXES = TILE / BOX;
@@ -83,7 +84,7 @@ __device__ __forceinline__ void stream(const TensorMap* k_map, const TensorMap* 
 
 // Four warps: their sums, of which each of 128 threads then has a part, go to shared memory.
 __device__ __forceinline__ void attend(const u16* q, u32 k_tile, u32 v_tile, Shared* shared, float* sums, const Run& run,
-                                       const Rows& n, float scale2) {
+                                       const Rows& n, float scale2, float slope2) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   // Row r is query r / group of head `head` group + r % group, zero in the columns of the heads abreast of its own.
   // Rows beyond the last read it again.
@@ -139,6 +140,7 @@ __device__ __forceinline__ void attend(const u16* q, u32 k_tile, u32 v_tile, Sha
       for (int e = 0; e < 4; ++e) {
         float& x = s[e / 2][2 * half + e % 2];
         const int j = key + e / 2 * 8 + e % 2;
+        if (SOFTCAP) x = squashed(x * slope2);
         x *= scale2;
         if (cut && (j > at[half] || (HAS_FIRST && j < at[half] - n.left))) x = -INFINITY;
       }
@@ -202,13 +204,10 @@ __device__ __forceinline__ void attend(const u16* q, u32 k_tile, u32 v_tile, Sha
   named_sync(1, 128);
 }
 
-// The next kernel's programs may take their places beside this one's when all of these have said so.
-__device__ __forceinline__ void release_successor() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-
 extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_decode(
     const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, const u16* q, u16* out, float* lse,
     float* parts, float* parts_lse, int* tickets, const int* lengths, const int* table, i64 q_batch, i64 q_row, i64 q_head,
-    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int splits, int early) {
+    float scale2, int queries, int heads, int group, int row_tiles, int left, int table_row, int splits, int early SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -231,7 +230,7 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   }
   __syncthreads();
   if (early) release_successor();
-  asm volatile("griddepcontrol.wait;" ::: "memory");
+  await_memory();
   run.keys = lengths[run.batch];
   const int first = HAS_FIRST ? max(run.row0 / group + run.keys - queries - left, 0) / TILE : 0;
   const int tiles = max((run.keys + TILE - 1) / TILE - first, 0);
@@ -246,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(160, PROGRAMS) attention_hopper_dec
   const Slice slice = slice_of(run, n, rank, peers);
   float* const sums = (float*)ring;
   float* const mine = sums + WARPS * ROWS * PITCH;
-  attend(q, k_tile, v_tile, shared, sums, run, n, scale2);
+  attend(q, k_tile, v_tile, shared, sums, run, n, scale2, SLOPE2);
   if (!early) release_successor();
   join(sums, mine, peers, shared, to, run, n);
   if (peers > 1) {

@@ -17,7 +17,7 @@ from ....codegen.nvrtc import compile_cuda
 from ....gpu import Gpu
 from ..arguments import Tensors
 from ..config_decode import DecodeProblem, HopperDecodeConfig
-from ..hopper import boxes, counter, source_text
+from ..hopper import boxes, counter, factors, source_text
 
 
 def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) -> CodeObject:
@@ -32,6 +32,7 @@ def code_object(problem: DecodeProblem, config: HopperDecodeConfig, gpu: Gpu) ->
         "PAGE": problem.page,
         "HAS_FIRST": int(problem.left is not None),
         "BF16": int(problem.dtype == "bf16"),
+        "SOFTCAP": int(problem.softcap != 0),
     }
     return compile_cuda(
         source_text("hopper_decode.cu", [], "attention_hopper_decode.cuh"),
@@ -56,13 +57,14 @@ def prepare(
     k, v = (_abreast(tensors.tensor(name), config.abreast) for name in ("k", "v"))
     device, rows = q.device.index, config.box(problem)
     programs = config.programs(problem)
-    scale2, *sizes = problem.abreast(config.abreast).decode_scalars()
+    _, *sizes = problem.abreast(config.abreast).decode_scalars()
+    scale2, *slope2 = map(c_float, factors(problem))
     pointers = [Pointer() for _ in ("q", "out", "lse", "parts", "parts_lse", "tickets", "lengths", "table")]
     integers = map(c_int32, (*sizes, tensors.table_stride(), config.splits, config.early))
     call = CudaCall(
         _load(problem.code_key, config, gpu, device),
         (boxes(k, problem.dtype, rows), boxes(v, problem.dtype, rows), *pointers, *map(c_int64, q.stride()[:3]),
-         c_float(scale2), *integers),
+         scale2, *integers, *slope2),
         device, ctas=programs, cluster=config.cluster, pdl=True,
     )  # fmt: skip
     clusters = config.splits // call.cluster

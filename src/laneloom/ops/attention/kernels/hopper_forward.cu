@@ -11,7 +11,8 @@
 // have a part of the keys each, and hopper_forward_join.cu makes one of what they leave.
 //
 // Compile-time constants: D, D_V (multiples of 8 up to 256), COLUMNS (keys of a step, a multiple of 16), STAGES, Q_BUFFERS,
-// CONSUMERS, RESIDENT (programs of a multiprocessor), HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG, THRESHOLD, BF16. wgmma functions:
+// CONSUMERS, RESIDENT (programs of a multiprocessor), HAS_FIRST, HAS_LAST (the band's ends), PACKED (lengths from first_q, first_k), PING_PONG,
+// THRESHOLD, BF16, SOFTCAP (scores become softcap tanh(scale Q K^T / softcap): their argument is slope2 Q K^T, scale2 the cap). wgmma functions:
 // multiply_scores (64 x COLUMNS x 16), multiply_values (64 x D_V x 16, A in registers).
 
 constexpr int SLAB_BYTES = (CHUNKS(D) > CHUNKS(D_V) ? CHUNKS(D) : CHUNKS(D_V)) * 64 * 128;  // Q, then O
@@ -159,7 +160,7 @@ __device__ __forceinline__ void issue_values(float (&o)[D_V / 2], const u32 (&p)
 }
 
 __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_tile, Shared* shared, const Sizes& sizes,
-                                        const Output& to, float scale2) {
+                                        const Output& to, float scale2, float slope2) {
   const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
   const int turn = 1 + slab, next_turn = 1 + (slab + 1) % CONSUMERS, together = 8 + slab;
   int k_stage = 0, v_stage = 0, q_buffer = 0, slot = 0;
@@ -208,7 +209,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
       pin(s);
       release(&shared->k_empty[k_stage]);
       step_ring(k_stage, k_phase);
-      hide_if_cut(s, w.end - 1, row_slab, row, lane, w);
+      hide_if_cut(s, w.end - 1, row_slab, row, lane, w, slope2);
       weigh<true>(s, top, sum, fade, scale2);
       to_operand(s, p);
       for (int block = w.end - 2; block >= w.begin; --block) {
@@ -226,7 +227,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 v_
         pin(s);
         release(&shared->k_empty[k_stage]);
         step_ring(k_stage, k_phase);
-        hide_if_cut(s, block, row_slab, row, lane, w);
+        hide_if_cut(s, block, row_slab, row, lane, w, slope2);
         weigh<false>(s, top, sum, fade, scale2);
         // Never true, but the end of a basic block: the compiler would wait for the values before the maximum else.
         if (sizes.tiles < 0) __nanosleep(1);
@@ -275,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
     const __grid_constant__ TensorMap q_map, const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map,
     u16* out, float* lse, const int* first_q, const int* first_k, int* counter, i64 out_batch, i64 out_head, i64 out_row,
     i64 lse_batch, i64 lse_head, float scale2, int queries, int keys, int heads, int group, int batches, int first, int last,
-    int section, int tiles, int parts) {
+    int section, int tiles, int parts SLOPE) {
   extern __shared__ char memory[];
   __shared__ Shared storage;
   Shared* const shared = &storage;
@@ -300,6 +301,6 @@ extern "C" __global__ void __launch_bounds__(128 * (CONSUMERS + 1), RESIDENT) at
     if (threadIdx.x == 0) produce(&q_map, &k_map, &v_map, q_tile, k_tile, v_tile, shared, sizes, parts, counter);
   } else {
     grow_registers<CONSUMER_REGISTERS>();
-    consume(warpgroup - 1, q_tile, k_tile, v_tile, shared, sizes, to, scale2);
+    consume(warpgroup - 1, q_tile, k_tile, v_tile, shared, sizes, to, scale2, SLOPE2);
   }
 }

@@ -239,7 +239,7 @@ __device__ __forceinline__ void consume(int slab, u32 q_tile, u32 k_tile, u32 t_
         pin(s);
         release(&shared->k_empty[k_stage]);
         step_ring(k_stage, k_phase);
-        hide_if_cut(s, block, row_slab, row, lane, w);
+        hide_if_cut(s, block, row_slab, row, lane, w, SLOPE2);
         weigh(s, top, sum, fade, scale2);
         to_operand(s, p);
         float(&part)[D_V / 2] = *(float(*)[D_V / 2])s;  // takes the registers of the scores
