@@ -121,19 +121,19 @@ class Constants:
         return getattr(self, rows.value) if rows.value else 1.0
 
 H200 = Constants()
-#: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles*.csv, 2026-11-26
+#: of one H100, whose memory is slower and whose L2 gives its SMs less: results/h100/tiles_models.csv, 2026-11-26
 H100 = Constants(
-    bandwidth_gbs=3350, row_clocks=2.192, shared_row_clocks=1.133, sector_rows=1.513, broken_rows=1.577,
-    class_32_rows=1.275, class_64_rows=1.187, class_128_rows=1.136, missing_factor=1.651, box_clocks=0.3977,
-    shared_memory_factor=0.7875, latency_clocks=1845, busy_stages=0.9594, latency_sharpness=3.751, launch_clocks=1768,
-    tile_clocks=0.0003432, store_clocks=0.08377, cluster_clocks=1603, shared_b_clocks=3.818e-05,
-    shared_a_clocks=0.4617, least_clocks=195.5, one_factor=1.112, shared_by_one_factor=1.022,
+    bandwidth_gbs=3350, row_clocks=2.197, shared_row_clocks=1.133, sector_rows=1.365, broken_rows=1.577,
+    class_32_rows=1.275, class_64_rows=1.208, class_128_rows=1.136, missing_factor=1.651, box_clocks=0.5481,
+    shared_memory_factor=0.7592, latency_clocks=1845, busy_stages=1.008, latency_sharpness=3.629, launch_clocks=1655,
+    tile_clocks=0.0003054, store_clocks=0.08954, cluster_clocks=1603, shared_b_clocks=1.43e-05,
+    shared_a_clocks=0.3058, least_clocks=195.5, one_factor=1.112, shared_by_one_factor=1.022,
     shared_both_factor=1.016, eight_factor=0.9907, swapped_factor=1.006, swapped_store_clocks=0.01425,
-    direct_clocks=0.01787, scattered_clocks=8.741e-07, exchange_clocks=497.2, exchange_bytes_per_clock=14.95,
-    cuda_clocks=349.7, uneven_clocks=340, lone_factor=1.02, small_share_factor=1.014, unusual_factor=1.025,
-    memory_bytes_per_us=3.58e+06, reread_share=0.269, most_rereads=8.464, lockstep_factor=0.8976,
-    shared_larger_time=0.8795, shared_smaller_time=1.03, parts_memory_time=1.072, swapped_memory_time=0.9974,
-    sm_bytes_per_us=1.423e+05, sharpness=2.648,
+    direct_clocks=0.01787, scattered_clocks=1.26e-06, exchange_clocks=504, exchange_bytes_per_clock=14.95,
+    cuda_clocks=333.9, uneven_clocks=334.8, lone_factor=1.04, small_share_factor=1.014, unusual_factor=1.025,
+    memory_bytes_per_us=3.64e6, reread_share=0.2899, most_rereads=9.507, lockstep_factor=0.9469,
+    shared_larger_time=0.9306, shared_smaller_time=1.021, parts_memory_time=1.089, swapped_memory_time=0.9974,
+    sm_bytes_per_us=1.529e5, sharpness=2.99,
 )  # fmt: skip
 BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
 
