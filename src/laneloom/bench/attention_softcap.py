@@ -85,6 +85,7 @@ def _candidates(case: Case, operands: list[Any], slopes: list[torch.Tensor], dir
     mask = None
     if case.causal:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.queries, case.keys, device="cuda")
+    torch.compiler.reset()  # or the ninth shape would not be compiled
     flex: Any = torch.compile(flex_attention, dynamic=False)
     forwards: dict[str, Call] = {
         FLEX: lambda i: flex(*operands[i], score_mod=_cap, block_mask=mask, enable_gqa=grouped),

@@ -62,6 +62,9 @@ BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch 
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 #: elements of a load, and of an operand, from which on it streams through registers past few rows
 STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
+#: the same past a short side that is copied first: of 9 products on one H100 (2026-11-26) 4 and 2.5 million were 10 and
+#: 43% slower so, 16 million and more 7 to 19% faster but for one
+COPIED_ELEMENTS = 1 << 23
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 LYING = "operands where they lie, by asynchronous copies"
 
@@ -173,8 +176,8 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
 def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
     """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
     half of them and K is long, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76
-    products, tiles_few.csv, and at 48, tiles_models.csv. On an H100 hopper_cluster is at most 1% behind but where tiles
-    are few (180 products, its tiles_few.csv and tiles_decode.csv)."""
+    products, tiles_few.csv, and at 48, tiles_models.csv. On an H100 what the plan would choose of hopper_cluster is
+    behind only where tiles are few or about half (180 products, its tiles_few.csv and tiles_decode.csv)."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
@@ -184,9 +187,9 @@ def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
         return False
     filled = ceil_div(long, 64) / gpu.compute_units
     few = filled <= 0.25 and problem.k >= SPLIT_K
+    half = 0.45 <= filled <= (0.8 if constants_of(gpu) is H200 else 0.65) and problem.k >= SPLIT_K
     if constants_of(gpu) is not H200:
-        return few
-    half = 0.45 <= filled <= 0.8 and problem.k >= SPLIT_K
+        return few or half
     along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
     return few or half or 0.95 <= filled <= 1 or (along_k and filled >= 3)
 
@@ -307,7 +310,10 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
         )
     if (row := stream_row(problem, gpu)) is not None:
         yield row, "one row against B along N: streamed once, multiplied by FMA"
-    if (not lying or tma_reads(problem, "b" if problem.n == long_side else "a")) and _streams(problem, gpu, in_place):
+    # The short side may be copied first, by a launch of its own.
+    lies = tma_reads(problem, "b" if problem.n == long_side else "a")
+    lies = lies and (in_place or long_side * problem.k >= COPIED_ELEMENTS)
+    if (not lying or lies) and _streams(problem, gpu, in_place):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
 
