@@ -37,13 +37,13 @@ KINDS = {"TensorMap": (128, "128s"), "*": (8, "Q"), "i64": (8, "q"), "int": (4, 
 MOST_RELATIVE = 2**-23  #: a scale is rounded to FP32
 
 
-def parameters_of(kernel: str) -> list[tuple[str, str]]:
-    """Kind and name of what a kernel takes, by its text."""
+def parameters_of(kernel: str, capped: bool) -> list[tuple[str, str]]:
+    """Kind and name of what a kernel takes, by its text; capped: where scores are."""
     text = resources.files(kernels).joinpath(SOURCES[kernel]).read_text(encoding="utf-8")
     found = re.search(rf"\b{kernel}\(([^)]*)\)", text)
     assert found is not None
     pairs = []
-    for parameter in found[1].split(","):
+    for parameter in found[1].replace(" SLOPE", ", float slope2" if capped else "").split(","):
         *kind, name = parameter.replace("const ", "").replace("__grid_constant__ ", "").replace("*", " * ").split()
         pairs.append(("*" if "*" in kind else kind[0], name))
     return pairs
@@ -53,12 +53,13 @@ class Driver:
     """Stands for libcuda: notes launches, and what their tensor maps mean."""
 
     def __init__(self):
-        self.kernels = {number: (name, parameters_of(name)) for number, name in enumerate(SOURCES)}
+        both = [(name, capped) for name in SOURCES for capped in (False, True)]
+        self.kernels = {number: (of, parameters_of(*of)) for number, of in enumerate(both)}
         self.launches, self.maps, self.on_launch = [], {}, lambda name, values: None
         self.largest_cluster = 16
 
-    def function(self, name, threads, shared):
-        number = next(number for number, (kernel, _) in self.kernels.items() if kernel == name)
+    def function(self, name, threads, shared, capped=False):
+        number = next(number for number, (of, _) in self.kernels.items() if of == (name, capped))
         return CudaFunction(name, number, threads, shared, None)
 
     def cuTensorMapEncodeTiled(self, place, kind, rank, address, sizes, strides, box, steps, *how):
@@ -79,7 +80,7 @@ class Driver:
         return 0
 
     def cuLaunchKernelEx(self, by_config, function, parameters, extra):
-        config, (name, taken) = by_config._obj, self.kernels[function.value or 0]
+        config, ((name, _), taken) = by_config._obj, self.kernels[function.value or 0]
         assert (config.stream, extra, len(parameters)) == (STREAM, None, len(taken))
         cluster, programmatic = 4, 6
         attributes = {x.id: x.value[0] for x in config.attributes[: config.attribute_count]}
@@ -142,7 +143,8 @@ def stand_in(monkeypatch, schedules, callers):
     found = Driver()
 
     def load(problem, config, *_):
-        return found.function(f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem))
+        kernel = f"attention_{config.schedule}", 32 * config.num_warps, config.lds_bytes(problem)
+        return found.function(*kernel, capped=problem.softcap != 0)
 
     monkeypatch.setattr(cuda_call, "driver", lambda: found)
     monkeypatch.setattr(cuda_call, "make_current", lambda device: None)

@@ -22,7 +22,7 @@ from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention import reference  # noqa: E402
 from laneloom.ops.attention.config_hopper import HopperForwardConfig  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band_of, problem_of  # noqa: E402
-from laneloom.ops.attention.hopper import band_constants, source_text  # noqa: E402
+from laneloom.ops.attention.hopper import band_constants, factors, source_text  # noqa: E402
 from laneloom.ops.attention.hopper_launch import forward_section  # noqa: E402
 from laneloom.ops.attention.kernels.hopper_forward import constants_of  # noqa: E402
 
@@ -55,16 +55,21 @@ inline bool __any_sync(u32 all, bool x) {
 }
 """
 LAUNCH = """
+#if SOFTCAP
+#define MORE , c->slope2
+#else
+#define MORE
+#endif
 struct Call {
   TensorMap *q, *k, *v; u16* out; float* lse; const int *first_q, *first_k; int* counter;
-  i64 s[5]; int n[10]; float scale2;
+  i64 s[5]; int n[10]; float scale2, slope2;
 };
 extern "C" void launch(int grid, int threads, int late, const Call* c) {
   const i64* s = c->s;
   const int* n = c->n;
   run_grid(grid, threads, late, [=] {
     attention_hopper_forward(*c->q, *c->k, *c->v, c->out, c->lse, c->first_q, c->first_k, c->counter, s[0], s[1], s[2],
-        s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9]);
+        s[3], s[4], c->scale2, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9] MORE);
   });
 }
 """
@@ -74,6 +79,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "q k v out lse first_q first_k counter".split()),
         ("s", ctypes.c_longlong * 5), ("n", ctypes.c_int * 10), ("scale2", ctypes.c_float),
+        ("slope2", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -102,7 +108,9 @@ def joined(folder, problem, part_out, part_lse, parts, first_q):
     return out, lse
 
 
-def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, dtype="bf16", late=True, **knobs):
+def check(
+    folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, dtype="bf16", late=True, softcap=0.0, **knobs
+):
     """All of O and LSE; lengths: (queries, keys) of sequences, of which one alone need not be packed."""
     torch.manual_seed(0)
     queries, keys = (list(itertools.accumulate((0, *n))) for n in zip(*lengths, strict=True))
@@ -115,7 +123,7 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
     first_q, first_k = (torch.tensor(x, dtype=torch.int32) for x in (queries, keys))
     packing = Packing(first_q, first_k, max(x for x, _ in lengths), max(y for _, y in lengths)) if packed else None
     seen = band_of(causal, window)
-    problem = problem_of(q, k, v, dtype, None, seen, packing)
+    problem = problem_of(q, k, v, dtype, None, seen, packing, softcap)
     config = HopperForwardConfig(**({"columns": 80} | knobs))
     assert config.why_invalid(problem, get_gpu("sm_90a")) is None
     text = source_text("hopper_forward.cu", [FUNCTIONS], "attention_hopper_forward.cuh")
@@ -125,13 +133,14 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
     lse, counter = torch.full((1, heads * parts, n), torch.nan), torch.zeros(1, dtype=torch.int32)
     maps = [tensor_map(q, 64), tensor_map(k, config.columns), tensor_map(v, config.columns)]
     split = replace(problem, heads=heads * parts)
-    scale2, *sizes, first, last = split.scalars()
+    _, *sizes, first, last = split.scalars()
     tiles = config.tiles(split)
     call = Call(
         *map(ctypes.addressof, maps), out.data_ptr(), lse.data_ptr(),
         *(x.data_ptr() if packed else None for x in (first_q, first_k)), counter.data_ptr(),
         (ctypes.c_longlong * 5)(*out.stride()[:3], *lse.stride()[:2]),
-        (ctypes.c_int * 10)(*sizes, problem.batch, first, last, forward_section(split, config), tiles, parts), scale2,
+        (ctypes.c_int * 10)(*sizes, problem.batch, first, last, forward_section(split, config), tiles, parts),
+        *factors(split),
     )  # fmt: skip
     library.launch(min(2, tiles), 32 * config.num_warps, late, ctypes.byref(call))
     assert counter.item() == 0
@@ -143,7 +152,7 @@ def check(folder, heads, kv_heads, d, d_v, causal, window, lengths, *, packed, d
             continue
         wide = [x[:, i : i + 1, at].double().numpy() for x, i, at in (
             (q, h, rows), (k, h // group, columns), (v, h // group, columns))]  # fmt: skip
-        options = {"causal": seen.causal, "left": seen.left, "right": seen.right}
+        options = {"causal": seen.causal, "left": seen.left, "right": seen.right, "softcap": softcap}
         truth = reference.attention(*wide, **options)
         # Weights are rounded to 16 bits, and so is the output; exponentials are those of FP32.
         summed = reference.attention(*wide[:2], abs(wide[2]), **options).out
@@ -166,6 +175,12 @@ def test_forward(tmp_path, knobs):
     """A band's both ends, rows that see nothing, sequences of all kinds; the next tile's scores begun early and not."""
     lengths = [(70, 133), (0, 9), (65, 0), (200, 260)]
     check(tmp_path, 2, 1, 80, 48, True, (70, 30), lengths, packed=True, **knobs)
+
+
+def test_capped_scores(tmp_path):
+    """Blocks that the mask cuts, and others, where neighbours share a reciprocal."""
+    lengths = [(70, 133), (0, 9), (200, 260)]
+    check(tmp_path, 2, 1, 64, 48, True, (150, 30), lengths, packed=True, softcap=2.0, consumers=1, columns=48)
 
 
 @pytest.mark.skipif(os.environ.get("LANELOOM_MODEL") != "all", reason="LANELOOM_MODEL=all runs it")

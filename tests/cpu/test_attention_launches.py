@@ -17,6 +17,7 @@ from attention_driver import (  # noqa: E402
     ENDS,
     FORWARD_JOIN,
     GPU,
+    MOST_RELATIVE,
     PROCESSORS,
     SCHEDULES,
     address_of,
@@ -153,6 +154,18 @@ def test_every_call_hands_over_its_own_operands(driver, rooms, monkeypatch, case
         assert size == wanted_size
         assert not rooms, "one for each call"
     assert len(torch_op._warm_backward) == 1
+
+
+def test_capped_scores(driver):
+    """The cap in base 2 in the scale's place, and what the argument of tanh is multiplied by, at the end."""
+    q, k, v = (torch.randn(1, 4, 100, 64, dtype=torch.bfloat16, requires_grad=True) for _ in "qkv")
+    laneloom.flash_attention(q, k, v, scale=0.3, softcap=20.0).sum().backward()
+    found = {name: values for name, values in driver.launches if "scale2" in values}
+    assert found.keys() == {"attention_hopper_forward", "attention_hopper_backward_wide"}
+    for values in found.values():
+        assert values["scale2"] == pytest.approx(20 * log2(e), rel=MOST_RELATIVE)
+        assert values["slope2"] == pytest.approx(2 * log2(e) * 0.3 / 20, rel=MOST_RELATIVE)
+    assert found["attention_hopper_backward_wide"]["scale"] == pytest.approx(0.3, rel=MOST_RELATIVE)
 
 
 #: how incoming gradients lie that are copied first

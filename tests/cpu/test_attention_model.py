@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops.attention.config import plan_backward  # noqa: E402
 from laneloom.ops.attention.execute import Packing, band, band_of, problem_of  # noqa: E402
-from laneloom.ops.attention.hopper import source_text  # noqa: E402
+from laneloom.ops.attention.hopper import factors, source_text  # noqa: E402
 from laneloom.ops.attention.hopper_gradients import constants_of, end_constants, waves  # noqa: E402
 from laneloom.ops.attention.problem import AttentionProblem  # noqa: E402
 
@@ -32,10 +32,15 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 BUDGET = {"bf16": 8e-3, "fp16": 1e-3}
 ENDS = source_text("hopper_backward_ends.cu", [], "attention_hopper_halves.cuh")
 LAUNCH = """
+#if SOFTCAP
+#define MORE , c->slope2
+#else
+#define MORE
+#endif
 struct Call {
   TensorMap *q, *k, *v, *g;
   const LINES* lines; float* sums; u16 *dk, *dv; const int *first_q, *first_k; int* counter;
-  i64 s[6]; float scale2, scale; int n[12];
+  i64 s[6]; float scale2, scale; int n[12]; float slope2;
 };
 extern "C" void launch(int grid, int threads, int cluster, int late, const Call* c) {
   const i64* s = c->s;
@@ -43,7 +48,7 @@ extern "C" void launch(int grid, int threads, int cluster, int late, const Call*
   run_grid(grid, threads, late, [=] {
     KERNEL(*c->q, *c->k, *c->v, *c->g, c->lines, c->sums, c->dk, c->dv, c->first_q, c->first_k, c->counter, s[0], s[1],
            s[2], s[3], s[4], s[5], c->scale2, c->scale, n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9],
-           n[10], n[11]);
+           n[10], n[11] MORE);
   }, cluster);
 }
 """
@@ -53,6 +58,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in "q k v g lines sums dk dv first_q first_k counter".split()),
         ("s", ctypes.c_longlong * 6), ("scale2", ctypes.c_float), ("scale", ctypes.c_float), ("n", ctypes.c_int * 12),
+        ("slope2", ctypes.c_float),
     )  # fmt: skip
 
 
@@ -71,7 +77,7 @@ def pieces(x, dtype):
     return torch.stack([a, b, (rest - 16 * b.float()).to(dtype), *[torch.zeros_like(a)] * 5], -1)
 
 
-def exact(q, k, v, g, sequences, causal, window):
+def exact(q, k, v, g, sequences, causal, window, softcap):
     """O, LSE and the three gradients in FP64, of sequences (first query, its end, first key, its end)."""
     wide = [x.double().requires_grad_() for x in (q, k, v)]
     group = q.shape[1] // k.shape[1]
@@ -86,7 +92,8 @@ def exact(q, k, v, g, sequences, causal, window):
         seen &= distance >= (-(1 << 30) if first is None else first)
         seen &= distance <= ((1 << 30) if last is None else last)
         keys, values = (x[:, :, c:d].repeat_interleave(group, 1) for x in wide[1:])
-        s = (wide[0][:, :, a:b] @ keys.mT * q.shape[3] ** -0.5).masked_fill(~seen, -torch.inf)
+        s = wide[0][:, :, a:b] @ keys.mT * q.shape[3] ** -0.5
+        s = (softcap * torch.tanh(s / softcap) if softcap else s).masked_fill(~seen, -torch.inf)
         part = torch.logsumexp(s, -1)
         p = torch.exp(s - torch.where(part.isinf(), 0.0, part)[..., None]).masked_fill(~seen, 0.0)
         result = p @ values
@@ -96,7 +103,9 @@ def exact(q, k, v, g, sequences, causal, window):
     return out, lse, grads
 
 
-def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, packed, sharers=1, lates=(True,)):
+def check(
+    folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, packed, sharers=1, lates=(True,), softcap=0.0
+):
     """All elements of dQ, dK and dV; lengths: (queries, keys) of sequences, of which one alone need not be packed."""
     torch.manual_seed(0)
     queries, keys = (list(itertools.accumulate((0, *n))) for n in zip(*lengths, strict=True))
@@ -107,13 +116,13 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
     )
     first_q, first_k = (torch.tensor(x, dtype=torch.int32) for x in (queries, keys))
     packing = Packing(first_q, first_k, max(x for x, _ in lengths), max(y for _, y in lengths)) if packed else None
-    problem = problem_of(q, k, v, dtype, None, band_of(causal, window), packing)
+    problem = problem_of(q, k, v, dtype, None, band_of(causal, window), packing, softcap)
     (planned,) = plan_backward(problem, GPU)
     config = replace(planned, sharers=sharers)
     library = compiled(problem, config, folder)
     ends = zip(itertools.pairwise(queries), itertools.pairwise(keys), strict=True)
     sequences = [(*rows, *columns) for rows, columns in ends]
-    out, lse, grads = exact(q, k, v, g, sequences, causal, window)
+    out, lse, grads = exact(q, k, v, g, sequences, causal, window, softcap)
     delta = (out * g.double()).sum(-1).float()
     sum_blocks = n // BLOCK + len(lengths) + 1 if packed else -(-n // BLOCK)
     blocks = [
@@ -135,7 +144,8 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
     parts, tiles = -(-d // BLOCK), config.tiles(problem)
     clusters = min(2, tiles)
     together = waves(problem, -(-problem.keys // config.rows), clusters, sharers)
-    scale2, queries, keys, _, group, first, last = problem.scalars()
+    _, queries, keys, _, group, first, last = problem.scalars()
+    scale2, *slope2 = factors(problem)
     sizes = queries, keys, heads, group // sharers, problem.batch, first, last
     for late in lates:
         sums = torch.zeros(heads * sum_blocks, parts, 8, 128, 4)
@@ -147,7 +157,7 @@ def check(folder, heads, kv_heads, d, d_v, dtype, causal, window, lengths, *, pa
             *map(ctypes.addressof, maps),
             *(x.data_ptr() for x in (lines, sums, dk, dv, first_q, first_k, counter)),
             (ctypes.c_longlong * 6)(*dk.stride()[:3], *dv.stride()[:3]), scale2, problem.scale,
-            (ctypes.c_int * 12)(*sizes, *together, tiles, sum_blocks, sharers),
+            (ctypes.c_int * 12)(*sizes, *together, tiles, sum_blocks, sharers), *slope2,
         )  # fmt: skip
         library.launch(clusters * config.cluster, 32 * config.num_warps, config.cluster, late, ctypes.byref(call))
         assert counter.item() == 0
@@ -253,6 +263,11 @@ MASKS = {"all": (False, None), "causal": (True, None), "window": (False, (70, 30
 def test_backward(tmp_path, d, mask, packed, sharers):
     lengths = [(70, 133), (0, 9), (65, 0), (1, 20)] if packed else [(70, 200)] if d > 128 else [(150, 200)]
     check(tmp_path, 2, 1, d, d, "bf16", *MASKS[mask], lengths, packed=packed, sharers=sharers)
+
+
+def test_capped_scores(tmp_path):
+    lengths = [(70, 133), (65, 0), (150, 20)]
+    check(tmp_path, 2, 1, 48, 64, "bf16", *MASKS["window"], lengths, packed=True, softcap=0.5)
 
 
 @pytest.mark.skipif(os.environ.get("LANELOOM_MODEL") != "all", reason="LANELOOM_MODEL=all runs it")

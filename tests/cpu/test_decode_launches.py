@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 from attention_driver import (  # noqa: E402
     COUNTER,
     GPU,
+    MOST_RELATIVE,
     PROCESSORS,
     address_of,
     assert_same,
@@ -151,6 +152,16 @@ def test_queries_that_are_shifted_are_copied(driver):
     laneloom.attention_decode(q, cache, cache, cache_lengths=torch.tensor([64], dtype=torch.int32))
     assert seen[0] != q.data_ptr()
     assert seen[0] % 16 == 0
+
+
+def test_capped_scores(driver):
+    q, cache = torch.randn(1, 1, 4, 128, dtype=torch.bfloat16), torch.randn(1, 64, 2, 128, dtype=torch.bfloat16)
+    laneloom.attention_decode(
+        q, cache, cache, cache_lengths=torch.tensor([64], dtype=torch.int32), scale=0.3, softcap=20.0)
+    ((name, values),) = driver.launches
+    assert name == "attention_hopper_decode"
+    assert values["scale2"] == pytest.approx(20 * log2(e), rel=MOST_RELATIVE)
+    assert values["slope2"] == pytest.approx(2 * log2(e) * 0.3 / 20, rel=MOST_RELATIVE)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

@@ -158,11 +158,12 @@ __device__ __forceinline__ float reciprocal(float x) {
 }
 __device__ __forceinline__ float squashed(float x) { return fmaf(-2, reciprocal(1 + exp2_fast(x)), 1); }
 // The same of two numbers, by one reciprocal: that of their denominators' product, which stays finite. A NaN reaches both.
-__device__ __forceinline__ float denominator(float x) {
-  float y;
-  asm("min.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(40.0f));
-  return 1 + exp2_fast(y);
+__device__ __forceinline__ float least(float x, float y) {
+  float z;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+  return z;
 }
+__device__ __forceinline__ float denominator(float x) { return 1 + exp2_fast(least(x, 40)); }
 __device__ __forceinline__ void squash_both(float& x, float& y) {
   const float a = denominator(x), b = denominator(y), r = -2 * reciprocal(a * b);
   x = fmaf(b, r, 1), y = fmaf(a, r, 1);
