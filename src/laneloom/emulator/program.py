@@ -91,7 +91,7 @@ class Program:
         self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
         cdna.translate(self.listing, self.gpu.major)
-        number_registers(self.listing)
+        number_registers(self.listing, self.gpu.name == "gfx1251")
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
