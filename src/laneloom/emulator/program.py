@@ -90,7 +90,7 @@ class Program:
         """elf: the code object that `asm` is the disassembly of; its data is loaded."""
         self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
-        cdna.translate(self.listing, self.gpu.major)
+        cdna.translate(self.listing, self.gpu)
         number_registers(self.listing, self.gpu.name == "gfx1251")
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
