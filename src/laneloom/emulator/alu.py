@@ -18,7 +18,7 @@ from ..isa.parse import EXEC, VCC, Instruction, Operand
 from . import sdwa
 from .dpp import LaneSource, lane_source
 from .float16 import stopping
-from .mode import NEAREST, Mode, flush, refuse_rounding
+from .mode import NEAREST, Mode, flush, has_ieee_mode, refuse_rounding
 from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
 from .state import U32, Waves
 
@@ -263,13 +263,17 @@ def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _C
 def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
     """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done.
 
-    The hardware ignores omod where denormal results are kept, and on gfx11 in IEEE mode too; it turns -0 into +0.
+    Before gfx12 the hardware ignores omod where denormal results are kept and in IEEE mode, and without DX10_CLAMP
+    clamp leaves NaN. omod flushes denormals and turns -0 into +0 (ISA guides, "Output Modifiers"; rocjitsu).
     """
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
-    if not target.mode.flushes_results(kind) or (target.mode.ieee and target.gpu.major == 11):
+    if kind not in ("f16", "f32", "f64"):
+        scale = None
+    if target.gpu.major < 12 and (target.mode.ieee or not target.mode.flushes_results(kind)):
         scale = None
     clamp = ins.flag("clamp") and kind in FLOATS and kind != "bf16"
-    flushed = flushes and target.mode.flushes_results(kind)
+    keeps_nan = has_ieee_mode(target.gpu) and not target.mode.clamps_nan
+    flushed = scale is not None or (flushes and target.mode.flushes_results(kind))
     if scale is None and not clamp and not flushed:
         return None
 
@@ -282,7 +286,8 @@ def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool =
             x = x + x.dtype.type(0)
         if clamp:
             one = x.dtype.type(1)
-            x = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
+            held = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
+            x = np.where(np.isnan(x), x, held) if keeps_nan else held
         return x
 
     return modify

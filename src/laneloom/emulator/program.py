@@ -25,7 +25,7 @@ from .entry import first_instruction
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
-from .mode import initial_mode, mode_after
+from .mode import Mode, initial_mode, modes_of
 from .races import Misaligned, RaceFault
 from .shadow import Found
 from .state import Waves
@@ -114,16 +114,9 @@ class Program:
 
     def _follow_mode(self) -> list[Target]:
         """What each instruction is built for: the floating-point mode changes along the text."""
-        targets, target = [], self.target
-        entries = set(self.listing.entries.values())
-        for index, ins in enumerate(self.listing.instructions):
-            if index in entries:  # callers hand over the mode that the kernel started with
-                target = self.target
-            targets.append(target)
-            mode = mode_after(ins, target.mode)
-            if mode != target.mode:
-                target = replace(target, mode=mode)
-        return targets
+        made: dict[Mode, Target] = {}
+        modes = modes_of(self.listing, self.target.mode, self.lanes)
+        return [made.setdefault(mode, replace(self.target, mode=mode)) for mode in modes]
 
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
