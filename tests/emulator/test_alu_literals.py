@@ -36,3 +36,17 @@ def test_literals_of_vector_instructions(execute, gpu, code, want):
     """A double's is its upper half; CDNA 5 has 8 bytes of constant behind instructions of one word."""
     got = execute(code, gpu=gpu, v={2: np.ones(32), 4: np.zeros(32, np.uint64)}).vector(0, np.uint64)
     assert int(got[0]) == want
+
+
+def test_a_flag_as_a_source_of_a_packed_instruction(execute):
+    ones = np.full(32, 0x00010001, np.uint32)
+    for scc in (0, 1):
+        got = execute("v_pk_add_u16 v0, v1, src_scc", v={1: ones}, scc=bool(scc)).vector(0, np.uint32)
+        assert (got == 0x00010001 + scc).all()
+
+
+def test_more_bits_of_op_sel_than_sources(execute):
+    """LLVM takes them."""
+    x = np.full(32, 0x00070003, np.uint32)
+    for bits in ("[0,1]", "[0,1,1]", "[0,1,1,1]"):
+        assert (execute(f"v_pk_add_u16 v0, v1, v1 op_sel:{bits}", v={1: x}).vector(0, np.uint32) == 0x000E000A).all()

@@ -59,3 +59,14 @@ def test_the_bits_that_are_read(execute):
     assert execute(code, gpu="gfx1201").scalar(4)[0] == 0x8000F0
     with pytest.raises(UnknownInstructionError, match="does not keep"):
         execute("s_getreg_b32 s4, hwreg(HW_REG_MODE, 12, 8)", gpu="gfx1151")
+
+
+def test_mixed_sources_follow_the_denormal_mode(execute):
+    """Halves that of 16 bits, words that of 32."""
+    half = np.full(32, 0x0001, np.uint16)  # 2^-24, a denormal half, and none of 32 bits
+    code = "s_denorm_mode {}\nv_fma_mix_f32 v0, v2, 1.0, v3 op_sel_hi:[1,0,0]"
+    small = np.full(32, 2.0**-130, np.float32)
+    for mode, want in ((15, 2.0**-24), (3, 0.0), (12, 2.0**-24)):
+        assert (execute(code.format(mode), v={2: half, 3: small * 0}).vector(0, np.float32) == want).all()
+    for mode, want in ((15, 2.0**-130), (14, 0.0)):
+        assert (execute(code.format(mode), v={2: half * 0, 3: small}).vector(0, np.float32) == want).all()

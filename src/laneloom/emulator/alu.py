@@ -99,7 +99,7 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     if op.build is not None:
         if not op.dpp and (source := lane_source(ins, target.lanes)) is not None:
             moved = ins.operands[1]
-            if ins.name.startswith("v_movrel") or moved.kind != "v" or moved.count != 1:
+            if moved.kind != "v" or moved.count != 1:
                 raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
             return source.moved(op.build, ins, target)
         if not op.sdwa and sdwa.is_sdwa(ins):

@@ -14,9 +14,9 @@ from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special
 from .floating import MAX_NUM, MIN_NUM
-from .mode import NEAREST, flush, refuse_rounding
+from .mode import NEAREST, flush
 from .operands import Read, modify, read
-from .rounding import fma_f64
+from .rounding import ADD, FMA, MUL, fma_f64
 from .state import U32, U64, Waves
 
 _MOST = (1 << 64) - 1
@@ -65,20 +65,19 @@ def _pairs(kind: str, sources: str, function_of: Callable[[Instruction, Target, 
     return build
 
 
-def _double(function: Callable, rounds: bool = True) -> Callable:
+def _double(function: Callable, rounded: Callable[[int], Callable] | None = None) -> Callable:
     def function_of(ins: Instruction, target: Target, _place: int) -> Callable:
-        if rounds and target.mode.rounding("f64") != NEAREST:
-            raise refuse_rounding(ins, target.mode.rounding("f64"))
-        return function
+        rounding = target.mode.rounding("f64")
+        return function if rounded is None or rounding == NEAREST else rounded(rounding)
 
     return function_of
 
 
-special("v_pk_add_f64", _pairs("f64", "f64 f64", _double(np.add)))
-special("v_pk_mul_f64", _pairs("f64", "f64 f64", _double(np.multiply)))
-special("v_pk_fma_f64", _pairs("f64", "f64 f64 f64", _double(fma_f64)))
-special("v_pk_max_num_f64", _pairs("f64", "f64 f64", _double(MAX_NUM, rounds=False)))
-special("v_pk_min_num_f64", _pairs("f64", "f64 f64", _double(MIN_NUM, rounds=False)))
+special("v_pk_add_f64", _pairs("f64", "f64 f64", _double(np.add, ADD["f64"])))
+special("v_pk_mul_f64", _pairs("f64", "f64 f64", _double(np.multiply, MUL["f64"])))
+special("v_pk_fma_f64", _pairs("f64", "f64 f64 f64", _double(fma_f64, FMA["f64"])))
+special("v_pk_max_num_f64", _pairs("f64", "f64 f64", _double(MAX_NUM)))
+special("v_pk_min_num_f64", _pairs("f64", "f64 f64", _double(MIN_NUM)))
 
 
 def _sum(of_second: int) -> Callable:

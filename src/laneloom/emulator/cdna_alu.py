@@ -13,14 +13,14 @@ from .dots import elements
 from .floating import multiply_dx9
 from .mode import flush
 from .operands import Read, constant_bits, modify, read_scalar
-from .rounding import ADD, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
+from .rounding import ADD, FMA, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
 
 # -- 64 bits -----------------------------------------------------------------------------------------------------------
 
 vector("v_mov_b64", "u64", "u64", lambda x: x)
 vector("v_lshl_add_u64", "u64", "u64 u32 u64", lambda x, n, c: (x << (n & U32(7)).astype(U64)) + c)
-vector("v_fmac_f64", "f64", "f64 f64 f64", fma_f64, reads_dst=True, rounded=nearest_only)
+vector("v_fmac_f64", "f64", "f64 f64 f64", fma_f64, reads_dst=True, rounded=FMA["f64"])
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 

@@ -114,7 +114,8 @@ def _note(ins: Instruction, mode: Mode, known: dict[int, int], lanes: int) -> No
     value: int | None = None
     if ins.name in ("s_mov_b32", "s_movk_i32"):
         source = ins.operands[1]
-        value = source.value if isinstance(source.value, int) else known.get(source.index) if source.kind == "s" else None
+        value = known.get(source.index) if source.kind == "s" else None
+        value = source.value if isinstance(source.value, int) else value
     elif ins.name == "s_getreg_b32" and (field := mode_field(ins)) is not None:
         value = mode.bits >> field[0] & (1 << field[1]) - 1
     if value is not None:

@@ -17,7 +17,7 @@ from .dpp import lane_source
 from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
-from .operands import BITS, DTYPE, Read, constant_bits
+from .operands import BITS, DTYPE, Read, constant_bits, read
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 
@@ -53,7 +53,10 @@ def read_halves(operand: Operand, kind: str, low: int, high: int, negate: tuple[
         def halves(g: Waves) -> np.ndarray:
             return np.ascontiguousarray(g.s[n]).view(U16).reshape(-1, 1, 2)
     else:
-        raise UnknownInstructionError(f"operand {operand.value!r} of a packed instruction is not implemented")
+        words = read(operand, "b32")
+
+        def halves(g: Waves) -> np.ndarray:
+            return np.ascontiguousarray(words(g)).view(U16).reshape(*words(g).shape, 2)
     if flip is None:
         return lambda g: halves(g)[..., pick].view(dtype)
     return lambda g: (halves(g)[..., pick] ^ flip).view(dtype)

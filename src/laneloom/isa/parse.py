@@ -97,7 +97,7 @@ class Instruction:
         """The value of a list modifier such as `op_sel:[0,1]`, as long as `default`."""
         text = self.modifiers.get(name)
         got = [int(x, 0) for x in text.strip("[]").split(",")] if text else []
-        return got + default[len(got) :]
+        return [*got, *default[len(got) :]][: len(default)]  # LLVM takes more bits than there are operands
 
 
 @dataclass(slots=True)
