@@ -50,3 +50,18 @@ def test_more_bits_of_op_sel_than_sources(execute):
     x = np.full(32, 0x00070003, np.uint32)
     for bits in ("[0,1]", "[0,1,1]", "[0,1,1,1]"):
         assert (execute(f"v_pk_add_u16 v0, v1, v1 op_sel:{bits}", v={1: x}).vector(0, np.uint32) == 0x000E000A).all()
+
+
+@pytest.mark.parametrize(
+    ("code", "want"),
+    [
+        ("s_mov_b32 s0, (1<<4)|3", 19), ("s_mov_b32 s0, ~5", 0xFFFFFFFA), ("s_mov_b32 s0, !0", 1),
+        ("s_mov_b32 s0, 017", 15), ("s_mov_b32 s0, 0x1.8p1", 0x40400000), ("s_mov_b32 s0, -0x1p0", 0xBF800000),
+        ("s_mov_b32 s0, - 1.0", 0xBF800000), ("s_mov_b32 s0, - 7", 0xFFFFFFF9),
+        ("s_mov_b64 [s2,s3], 5\ns_mov_b64 s[0:1], [s2, s3]", 5),
+        ("s_getreg_b32 s0, 0x1901", 0xF),  # 4 bits from bit 4 of MODE
+    ],
+)  # fmt: skip
+def test_other_spellings(execute, code, want):
+    """As LLVM's assembler reads them."""
+    assert int(execute(code).scalar(0, np.uint32)[0]) == want

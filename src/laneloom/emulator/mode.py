@@ -147,8 +147,12 @@ def mode_after(ins: Instruction, mode: Mode) -> Mode:
 
 def mode_field(ins: Instruction) -> tuple[int, int] | None:
     """(offset, size) of the bits of MODE that an s_setreg or s_getreg names; None for another register."""
-    match = _MODE_REGISTER.search(ins.text)
-    return (int(match[2] or 0), int(match[3] or 32)) if match else None
+    if match := _MODE_REGISTER.search(ins.text):
+        return int(match[2] or 0), int(match[3] or 32)
+    field = ins.operands[ins.name == "s_getreg_b32"].value  # as the machine has it: number, offset, size
+    if isinstance(field, int) and field & 63 == 1:
+        return field >> 6 & 31, (field >> 11 & 31) + 1
+    return None
 
 
 def _constant(ins: Instruction, position: int) -> int:

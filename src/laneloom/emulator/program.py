@@ -51,6 +51,16 @@ class Code:
         self.sources.append(ins)
 
 
+@dataclass(frozen=True)
+class _Stop:
+    """The step of an instruction that is not implemented."""
+
+    message: str
+
+    def __call__(self, g: Waves) -> None:
+        raise UnknownInstructionError(self.message)
+
+
 @dataclass
 class Block:
     """Straight-line code, then one way to leave. Its closures are built when a launch first comes by."""
@@ -195,6 +205,8 @@ class Program:
         return code
 
     def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:
+        if isinstance(step, _Stop):
+            ins = replace(ins, name="s_nop", operands=(), modifiers={}, second=None)
         if ins.name != INDEXED:
             return Guard(ins, number, target, step, tested)
         return IndexedGuard(ins, lambda plain: Guard(plain, number, target, self.step_of(plain, target)))
@@ -298,12 +310,7 @@ class Program:
         what = f"the emulator does not implement {ins.mnemonic} on {where}{f' ({why})' if ' ' in why else ''}"
         if ins.name == "undecodable":
             what = "llvm-objdump did not know this instruction; that of a newer LLVM may (LANELOOM_OBJDUMP names it)"
-        message = self._where(ins, what)
-
-        def stop(g: Waves) -> None:
-            raise UnknownInstructionError(message)
-
-        return stop
+        return _Stop(self._where(ins, what))
 
     def _where(self, ins: Instruction, text: str) -> str:
         source = f" ({ins.source})" if ins.source else ""
