@@ -16,7 +16,7 @@ from functools import cache
 from ..gpu import Gpu
 from ..isa.parse import Instruction, Listing, Operand
 from .aliases import ALIASES
-from .gfx9_modes import indexed
+from .gfx9_modes import indexed, selects
 from .literals import lengthen
 
 _WIDTHS = {"": "b32", "x2": "b64", "x3": "b96", "x4": "b128"}
@@ -137,7 +137,7 @@ def translate(listing: Listing, gpu: Gpu) -> None:
             code[k] = _translated(ins, first)
             mode = _index_mode(ins, mode)
             if mode and ins.name.startswith("v_"):
-                move = _INDEXED.get((ins.name, mode))
+                move = None if selects(ins) else _INDEXED.get((ins.name, mode))
                 code[k] = replace(code[k], name=move, written=ins.name) if move else indexed(code[k], mode)
         elif (name := modern(ins.name)) != ins.name:
             code[k] = replace(ins, name=name, written=ins.name)
