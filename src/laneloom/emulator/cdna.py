@@ -39,6 +39,7 @@ _EXACT = {
     **{f"cluster_load_b{n}": f"global_load_b{n}" for n in (32, 64, 128)},
     "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32", "v_accvgpr_mov_b32": "v_mov_b32",
     "v_accvgpr_read": "v_mov_b32", "v_accvgpr_write": "v_mov_b32",
+    "ds_write_src2_b32": "ds_swap_src2_b32", "ds_write_src2_b64": "ds_swap_src2_b64",
 }  # fmt: skip
 _MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)_(\w+)$")
 _FORMAT = re.compile(r"t?buffer_(load|store)_(d16_|d16_hi_)?format_(d16_|d16_hi_)?([xyzw]+)$")
