@@ -17,7 +17,7 @@ from .dpp import lane_source
 from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
-from .operands import BITS, DTYPE, Read, constant_bits, read
+from .operands import BITS, DTYPE, FLOATS, Read, constant_bits, read
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 
@@ -95,7 +95,7 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
             function = ieee
         if rounded is not None and target.mode.round_16_64 != NEAREST:
             function = rounded(target.mode.round_16_64)
-        if ins.flag("clamp") and kind != "f16":
+        if ins.flag("clamp") and kind not in FLOATS:
             if clamped is None:
                 raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
             function = clamped
@@ -146,8 +146,8 @@ for _kind, _dtype in (("i16", np.int16), ("u16", U16)):
     packed(f"v_pk_add_{_kind}", _kind, 2, np.add, saturating(np.add, _dtype))
     packed(f"v_pk_sub_{_kind}", _kind, 2, np.subtract, saturating(np.subtract, _dtype))
     packed(f"v_pk_mad_{_kind}", _kind, 3, _multiply_add, _saturating_multiply_add)
-    packed(f"v_pk_max_{_kind}", _kind, 2, np.maximum)
-    packed(f"v_pk_min_{_kind}", _kind, 2, np.minimum)
+    packed(f"v_pk_max_{_kind}", _kind, 2, np.maximum, np.maximum)
+    packed(f"v_pk_min_{_kind}", _kind, 2, np.minimum, np.minimum)
 packed("v_pk_mul_lo_u16", "u16", 2, np.multiply)
 packed("v_pk_lshlrev_b16", "u16", 2, lambda n, x: x << (n & 15))
 packed("v_pk_lshrrev_b16", "u16", 2, lambda n, x: x >> (n & 15))
