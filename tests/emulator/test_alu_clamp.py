@@ -201,7 +201,8 @@ def test_small_floats_become_no_more_than_1(execute):
     "text",
     [
         "v_cvt_i32_f32_e64 v0, v1", "v_cvt_u32_f32_e64 v0, v1", "v_cvt_pk_i16_f32 v0, v1, v2",
-        "v_frexp_exp_i32_f32_e64 v0, v1", "v_cvt_pk_norm_i16_f32 v0, v1, v2", "v_pk_max_i16 v0, v1, v2", "v_pk_min_u16 v0, v1, v2",
+        "v_frexp_exp_i32_f32_e64 v0, v1", "v_cvt_pk_norm_i16_f32 v0, v1, v2", "v_pk_max_i16 v0, v1, v2",
+        "v_pk_min_u16 v0, v1, v2",
     ],
 )  # fmt: skip
 def test_integers_that_are_limited_in_any_case(execute, text):

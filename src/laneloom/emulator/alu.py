@@ -215,6 +215,12 @@ def store_step(source: LaneSource | None, compute: Callable, store: Write) -> St
     return lambda g: store(g, compute(g))
 
 
+def refuse_signs(ins: Instruction, *sources: Operand) -> None:
+    """Stop at neg and abs of operands that hold several numbers: which of them they change is not known."""
+    if any(o.negate or o.absolute for o in sources):
+        raise UnknownInstructionError(f"{ins.mnemonic} with neg or abs of a pair")
+
+
 class _Compute:
     """The arithmetic of one instruction, before it is written."""
 

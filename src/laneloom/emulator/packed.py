@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, store_step
+from .alu import Step, Target, output_modifier, refuse_signs, special, store_step
 from .bits import saturate, saturating
 from .dpp import lane_source
 from .float16 import stopping
@@ -78,6 +78,7 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
+        refuse_signs(ins, *texts)
         if reads_dst:
             texts.append(destination)
         if len(texts) != count:
