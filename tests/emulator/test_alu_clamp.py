@@ -113,6 +113,8 @@ def test_wide_products(execute, kind):
     want = [min(max(e, low), high) & M64 for e in exact]
     assert machine.vector(8, np.uint64).tolist() == want
     np.testing.assert_array_equal(machine.mask(4), [bool(e >> 64 & 1) for e in exact])
+    machine = execute(f"v_mad_nc_{kind} v[8:9], v1, v2, v[4:5] clamp", gpu="gfx1250", v={1: a, 2: b, 4: c})
+    assert machine.vector(8, np.uint64).tolist() == want
     assert any(e != min(max(e, low), high) for e in exact)
 
 
@@ -209,3 +211,11 @@ def test_integers_that_are_limited_in_any_case(execute, text):
     a, b = (np.float32(1e6) * np.random.default_rng(k).standard_normal(64).astype(np.float32) ** 9 for k in (1, 2))
     plain, clamped = (execute(t, v={1: a, 2: b}).vector(0, np.uint32) for t in (text, f"{text} clamp"))
     np.testing.assert_array_equal(plain, clamped)
+
+
+def test_sums_that_saturate_before_a_comparison(execute):
+    a, b, c = columns(3)
+    for name in ("v_add_max_i32", "v_add_min_u32"):
+        code = f"{name} v8, v1, v2, v3\n{name} v9, v1, v2, v3 clamp"
+        machine = execute(code, gpu="gfx1250", v={1: a, 2: b, 3: c})
+        np.testing.assert_array_equal(machine.vector(8, np.uint32), machine.vector(9, np.uint32))
