@@ -20,6 +20,7 @@ _SAME_PRODUCT = 0.05  #: by how much the bandwidth of one product is told differ
 
 _LLVM = "LLVM AMDGPU backend: GCNSubtarget / AMDGPUBaseInfo (register file, allocation granule, LDS)"
 _LLVM_11_7 = "LLVM AMDGPU backend: processors of FeatureISAVersion11_7 (instructions, register file)"
+_LLVM_1251 = "LLVM AMDGPU backend: FeatureISAVersion12_51 (gfx1250's instructions, and FP64 ones)"
 _RDNA3_ISA = "AMD RDNA 3 / RDNA 3.5 Instruction Set Architecture guides"
 _RDNA4_ISA = "AMD RDNA 4 Instruction Set Architecture guide"
 _CDNA1_ISA = "AMD Instinct MI100 (CDNA 1) Instruction Set Architecture guide"
@@ -56,7 +57,8 @@ class Gpu:
     peak_tflops: Mapping[str, float] = field(hash=False)
     matrix_instructions: str  #: "wmma", "mfma", "wgmma"; "wmma3", the third version of WMMA, which CDNA 5 has
     sources: tuple[str, ...]
-    #: False where no product is announced: compute units, clock and bandwidth are then gfx1150's, for plans alone
+    #: False where no product is announced: compute units, clock and bandwidth are then gfx1150's, of gfx1251 gfx1250's,
+    #: for plans alone
     published: bool = True
 
     @property
@@ -74,7 +76,7 @@ class Gpu:
     @property
     def generation(self) -> str:
         """The instruction set's number as coverage has it: "gfx9", "gfx11", "gfx12"; CDNA 5's own is "gfx1250"."""
-        return self.name if self.is_cdna5 else f"gfx{self.major}"
+        return "gfx1250" if self.is_cdna5 else f"gfx{self.major}"
 
     def __getstate__(self) -> dict[str, object]:
         """For pickle and copy, which take no read-only mapping."""
@@ -116,7 +118,9 @@ class Gpu:
     @property
     def known_since(self) -> tuple[int, int]:
         """The first Triton, from 3.6 on, that knows this GPU."""
-        return (3, 9) if self.is_rdna_4m or self.name == "gfx1154" else (3, 7) if self.is_cdna5 else (0, 0)
+        if self.is_rdna_4m or self.name in ("gfx1154", "gfx1251"):
+            return (3, 9)
+        return (3, 7) if self.is_cdna5 else (0, 0)
 
     def check_triton(self, version: str) -> None:
         """Raise UnsupportedError where Triton `version` or its LLVM does not know this GPU, which 3.9 does."""
@@ -173,6 +177,16 @@ def _rdna(
 
 def _rdna_4m(name) -> Gpu:
     return _rdna(name, "RDNA 4m", "not announced", 16, False, 2.9, 120, {}, _LLVM_11_7, published=False)
+
+
+def _cdna5(name, product, peaks, sources, published=True) -> Gpu:
+    return Gpu(
+        name=name, vendor="amd", family="CDNA 5", product=product, wave_sizes=(32,), compute_units=256,
+        simds_per_cu=4, lds_bytes=320 * KIB, vgprs_per_wave=1024, vgpr_file=1024, vgpr_granule=16,
+        max_waves_per_simd=16, sgprs_per_wave=106, clock_ghz=2.4, bandwidth_gbs=23300,
+        peak_tflops=MappingProxyType(peaks), matrix_instructions="wmma3", sources=(*sources, _LLVM),
+        published=published,
+    )  # fmt: skip
 
 
 def _rdna3_peaks(cus: int, clock: float) -> dict[str, float]:
@@ -266,14 +280,9 @@ _ROWS = (
         matrix_instructions="mfma",
         sources=("AMD Instinct MI355X GPU data sheet", _CDNA4_ISA, _LLVM),
     ),
-    Gpu(
-        name="gfx1250", vendor="amd", family="CDNA 5", product="Instinct MI455X", wave_sizes=(32,),
-        compute_units=256, simds_per_cu=4, lds_bytes=320 * KIB, vgprs_per_wave=1024, vgpr_file=1024, vgpr_granule=16,
-        max_waves_per_simd=16, sgprs_per_wave=106, clock_ghz=2.4, bandwidth_gbs=23300,
-        peak_tflops=MappingProxyType({"fp16": 5033.2, "bf16": 5033.2, "fp8": 20132.7, "int8": 5033.2, "fp4": 40265.3}),
-        matrix_instructions="wmma3",
-        sources=(*_MI455X, _LLVM),
-    ),
+    _cdna5("gfx1250", "Instinct MI455X",
+           {"fp16": 5033.2, "bf16": 5033.2, "fp8": 20132.7, "int8": 5033.2, "fp4": 40265.3}, _MI455X),
+    _cdna5("gfx1251", "not announced", {}, (_LLVM_1251,), published=False),
     Gpu(
         name="sm_90a", vendor="nvidia", family="Hopper", product="H200 SXM", wave_sizes=(32,),
         compute_units=132, simds_per_cu=4, lds_bytes=227 * KIB, vgprs_per_wave=255, vgpr_file=512, vgpr_granule=8,

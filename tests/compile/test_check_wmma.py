@@ -14,10 +14,11 @@ from laneloom.ops.matmul.problem import MatmulProblem
 
 pytestmark = pytest.mark.skipif(parse_version(triton_version()) < (3, 9), reason="Triton compiles for it from 3.9 on")
 GPU = get_gpu("gfx1250")
+GPUS = [GPU, get_gpu("gfx1251")]
 
 
-def errors(text):
-    (report,) = check(text, GPU)
+def errors(text, gpu=GPU):
+    (report,) = check(text, gpu)
     return [f for f in report.findings if f.severity == "error"]
 
 
@@ -29,13 +30,14 @@ def test_attention(role):
     assert errors(re.sub(r"^\tv_nop.*$", "", text, flags=re.MULTILINE))
 
 
+@pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.name)
 @pytest.mark.parametrize("dtype", ["fp16", "fp8", "int8"])
-def test_products(dtype):
+def test_products(dtype, gpu):
     """Every v_nop is needed but that of the kernel's beginning."""
-    text = execute.code_object(MatmulProblem.contiguous(256, 256, 256, dtype=dtype), GPU).asm
-    assert not errors(text)
+    text = execute.code_object(MatmulProblem.contiguous(256, 256, 256, dtype=dtype), gpu).asm
+    assert not errors(text, gpu)
     lines = text.split("\n")
     nops = [n for n, line in enumerate(lines) if line.strip().startswith("v_nop")]
     assert len(nops) > 1
     for n in nops[1:]:
-        assert errors("\n".join([*lines[:n], "", *lines[n + 1 :]])), n
+        assert errors("\n".join([*lines[:n], "", *lines[n + 1 :]]), gpu), n

@@ -91,11 +91,12 @@ def test_formats_of_f8f6f4_take_their_registers():
 LOADS_OF_SCALES = (0xCC35, 0xCC3A)
 
 
-def test_opcodes_and_registers_of_cdna5():
-    """All 42 rows, C and the index of sparse forms with registers of their own, scales of 16 k in pairs of them."""
-    lines, rows = [], instructions("gfx1250")
+@pytest.mark.parametrize("gpu", ["gfx1250", "gfx1251"])
+def test_opcodes_and_registers_of_cdna5(gpu):
+    """All rows, C and the index of sparse forms with registers of their own, scales of 16 k in pairs of them."""
+    lines, rows = [], instructions(gpu)
     for row in rows:
-        count = {m: get_layout(row, "gfx1250", 32, m).registers for m in row.matrices}
+        count = {m: get_layout(row, gpu, 32, m).registers for m in row.matrices}
         last = registers(120, count["K"]) if row.sparse else registers(20, count["C"])
         if row.sparse:  # D is written over the sums, which may be wider: BF16 in the first half of theirs
             count["D"] = count.get("C", count["D"])
@@ -104,7 +105,7 @@ def test_opcodes_and_registers_of_cdna5():
             each = 2 if row.scale_block == 16 else 1
             operands += [registers(122, each), registers(124, each)]
         lines.append(f"{row.name} {', '.join(operands)}")
-    binary = versions.assembler()("\t.text\n" + "\n".join(lines) + "\n", "gfx1250", "")
+    binary = versions.assembler()("\t.text\n" + "\n".join(lines) + "\n", gpu, "")
     (text,) = (s.data for s in read_sections(binary) if s.name == ".text")
     words = [word for (word,) in struct.iter_unpack("<I4x", text)]
     words = [word for word in words if word >> 16 not in LOADS_OF_SCALES]

@@ -293,7 +293,7 @@ def test_source_lines_come_from_loc():
 def test_refusals():
     with pytest.raises(ArgumentError, match="which GPU"):
         check("\ts_nop 0\n")
-    with pytest.raises(UnsupportedError, match="gfx942, gfx950, gfx1250, not of sm_90a"):
+    with pytest.raises(UnsupportedError, match="gfx942, gfx950, gfx1250, gfx1251, not of sm_90a"):
         check("\ts_nop 0\n", "sm_90a")
     with pytest.raises(ArgumentError, match="no AMDGCN instructions"):
         check("", "gfx1100")

@@ -14,7 +14,7 @@ from laneloom.isa.fragments import pack, unpack
 
 COUNTS = {
     "gfx1100": 6, "gfx1151": 6, "gfx1201": 22, "gfx908": 20, "gfx90a": 27, "gfx942": 46, "gfx950": 68, "gfx1250": 43,
-    "sm_90a": 488,
+    "gfx1251": 44, "sm_90a": 488,
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def few_wgmma(row):
 
 EVERY = [
     (gpu, row, wave, matrix)
-    for gpu in ("gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "sm_90a")
+    for gpu in ("gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "gfx1251", "sm_90a")
     for row in filter(few_wgmma, instructions(gpu))
     for wave in row.waves
     for matrix in row.matrices

@@ -113,6 +113,8 @@ def test_wide_products(execute, kind):
     want = [min(max(e, low), high) & M64 for e in exact]
     assert machine.vector(8, np.uint64).tolist() == want
     np.testing.assert_array_equal(machine.mask(4), [bool(e >> 64 & 1) for e in exact])
+    machine = execute(f"v_mad_nc_{kind} v[8:9], v1, v2, v[4:5] clamp", gpu="gfx1250", v={1: a, 2: b, 4: c})
+    assert machine.vector(8, np.uint64).tolist() == want
     assert any(e != min(max(e, low), high) for e in exact)
 
 
@@ -131,3 +133,89 @@ def test_scaled_operands_of_divisions(execute):
     x = np.array([0.25, 3.0, -2.0, 1.0], np.float32)
     got = execute("v_div_scale_f32 v0, s4, v1, v1, v2 clamp", gpu="gfx1151", v={1: x, 2: np.ones(4, np.float32)})
     np.testing.assert_array_equal(got.vector(0, np.float32)[:4], [0.25, 1, 0, 1])
+
+
+HALVES = {
+    "gfx942": ["v_cvt_pkrtz_f16_f32", "v_pack_b32_f16"], "gfx950": ["v_cvt_pk_f16_f32", "v_cvt_pk_bf16_f32"],
+    "gfx1201": ["v_cvt_pk_rtz_f16_f32", "v_pack_b32_f16", "v_pk_max_num_f16"],
+    "gfx1250": ["v_cvt_pk_f16_f32", "v_cvt_pk_bf16_f32", "v_pk_mul_bf16", "v_pk_max_num_bf16", "v_sqrt_bf16"],
+}  # fmt: skip
+
+
+def as_floats(words: np.ndarray, bf16: bool) -> np.ndarray:
+    halves = np.ascontiguousarray(words).view(np.uint16)
+    return (halves.astype(np.uint32) << 16).view(np.float32) if bf16 else halves.view(np.float16).astype(np.float32)
+
+
+@pytest.mark.parametrize(("gpu", "name"), [(gpu, name) for gpu, names in HALVES.items() for name in names])
+def test_pairs_of_floats_stay_within_0_and_1(execute, gpu, name):
+    """LLVM folds the limits of a pair into the conversion that makes it."""
+    lanes, bf16, rng = 64 if gpu.startswith("gfx9") else 32, "bf16" in name, np.random.default_rng(4)
+    if name.endswith("_f32"):
+        a, b = (rng.standard_normal(lanes).astype(np.float32) * 2 for _ in range(2))
+        a[:4] = np.nan, np.inf, -np.inf, -0.0
+    else:
+        wide = (rng.standard_normal((2, 2 * lanes)) * 2).astype(np.float32)
+        wide[0, :4] = np.nan, np.inf, -np.inf, -0.0
+        a, b = (wide.view(np.uint32) >> 16).astype(np.uint16) if bf16 else wide.astype(np.float16)
+        a, b = a.view(np.uint32), b.view(np.uint32)
+    sources = "v1" if "sqrt" in name else "v1, v2"
+    text = f"{name} v8, {sources}\n{name} v9, {sources} clamp"
+    none = np.zeros(lanes, np.uint32)
+    machine = execute(text, gpu=gpu, lanes=lanes, v={1: a, 2: b, 8: none, 9: none})
+    plain, got = (as_floats(machine.vector(n, np.uint32), bf16) for n in (8, 9))
+    want = np.fmin(np.fmax(plain, 0), 1)
+    np.testing.assert_array_equal(got.view(np.uint32), (want + np.float32(0)).view(np.uint32))
+    assert (want != plain).sum() > 10
+
+
+def test_pairs_of_floats_are_scaled_by_omod(execute):
+    a, b = (np.array([0.3, -1.5, 7, 60000] * 8, np.float32) * k for k in (1, 0.5))
+    code = "v_cvt_pk_rtz_f16_f32 v8, v1, v2\nv_cvt_pk_rtz_f16_f32 v9, v1, v2 mul:2"
+    machine = execute(code, gpu="gfx1201", v={1: a, 2: b})
+    plain, got = (machine.vector(n, np.uint32).view(np.float16) for n in (8, 9))
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(got, plain * np.float16(2))
+    code = "v_rcp_bf16_e64 v8, v1\nv_rcp_bf16_e64 v9, v1 mul:4 clamp"
+    machine = execute(code, gpu="gfx1250", v={1: a.view(np.uint32) >> 16, 8: b * 0, 9: b * 0})
+    plain, got = (as_floats(machine.vector(n, np.uint32), True) for n in (8, 9))
+    np.testing.assert_array_equal(got, np.clip(plain * 4, 0, 1))
+
+
+@pytest.mark.parametrize("kind", ["f16", "f32"])
+def test_scalar_results_of_the_vector_unit_are_modified(execute, kind):
+    x = {"f16": np.array([0x4400], np.uint32), "f32": np.array([4], np.float32).view(np.uint32)}[kind]
+    code = f"v_s_rcp_{kind} s1, s0 mul:2\nv_s_sqrt_{kind} s2, s0 clamp\nv_s_rcp_{kind} s3, -s0 clamp"
+    machine = execute(code, gpu="gfx1201", s={0: x})
+    half, one = {"f16": (0x3800, 0x3C00), "f32": (0x3F000000, 0x3F800000)}[kind]
+    assert [int(machine.scalar(n, np.uint32)[0]) for n in (1, 2, 3)] == [half, one, 0]
+
+
+def test_small_floats_become_no_more_than_1(execute):
+    codes = np.arange(64, dtype=np.uint32) * 4
+    for name in ("v_cvt_f32_fp8_e64", "v_cvt_f32_bf8_e64"):
+        machine = execute(f"{name} v8, v1\n{name} v9, v1 clamp", gpu="gfx942", lanes=64, v={1: codes})
+        plain, got = (machine.vector(n, np.float32) for n in (8, 9))
+        np.testing.assert_array_equal(got, np.fmin(np.fmax(plain, 0), 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v_cvt_i32_f32_e64 v0, v1", "v_cvt_u32_f32_e64 v0, v1", "v_cvt_pk_i16_f32 v0, v1, v2",
+        "v_frexp_exp_i32_f32_e64 v0, v1", "v_cvt_pk_norm_i16_f32 v0, v1, v2", "v_pk_max_i16 v0, v1, v2",
+        "v_pk_min_u16 v0, v1, v2",
+    ],
+)  # fmt: skip
+def test_integers_that_are_limited_in_any_case(execute, text):
+    a, b = (np.float32(1e6) * np.random.default_rng(k).standard_normal(64).astype(np.float32) ** 9 for k in (1, 2))
+    plain, clamped = (execute(t, v={1: a, 2: b}).vector(0, np.uint32) for t in (text, f"{text} clamp"))
+    np.testing.assert_array_equal(plain, clamped)
+
+
+def test_sums_that_saturate_before_a_comparison(execute):
+    a, b, c = columns(3)
+    for name in ("v_add_max_i32", "v_add_min_u32"):
+        code = f"{name} v8, v1, v2, v3\n{name} v9, v1, v2, v3 clamp"
+        machine = execute(code, gpu="gfx1250", v={1: a, 2: b, 3: c})
+        np.testing.assert_array_equal(machine.vector(8, np.uint32), machine.vector(9, np.uint32))

@@ -204,16 +204,19 @@ def test_clamp(execute):
         ("gfx1151", "", 12, False),  # IEEE mode, as compilers for compute have it
         ("gfx1151", "\t\t.amdhsa_ieee_mode 0", 15, False),
         ("gfx1151", "\t\t.amdhsa_ieee_mode 0", 12, True),
-        ("gfx1201", "", 15, False),
+        ("gfx1201", "", 15, True),
         ("gfx1201", "", 12, True),
+        ("gfx942", "", 12, False),
+        ("gfx942", "\t\t.amdhsa_ieee_mode 0", 12, True),
     ],
 )
 def test_output_scale_where_the_hardware_heeds_it(execute, gpu, directive, mode, scales):
-    """Ignored where denormal results are kept, and in gfx11's IEEE mode (ISA guides, "Output Modifiers")."""
+    """Before RDNA 4 ignored where denormal results are kept and in IEEE mode (ISA guides, "Output Modifiers")."""
     x = np.array([-1.0, 0.25, 0.75, 3.0, np.nan, -0.0, np.inf, 2.0**-126], np.float32)
     for text, factor in (("mul:2", 2), ("mul:4", 4), ("div:2", 0.5)):
-        code = f"s_denorm_mode {mode}\nv_mul_f32_e64 v0, v2, 1.0 {text}"
-        got = execute(code, gpu=gpu, v={2: x}, directives=directive).vector(0, np.float32)
+        code = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), {mode}\nv_mul_f32_e64 v0, v2, 1.0 {text}"
+        lanes = 64 if gpu == "gfx942" else 32
+        got = execute(code, gpu=gpu, v={2: x}, directives=directive, lanes=lanes).vector(0, np.float32)
         want = x * np.float32(factor) if scales else x.copy()
         if scales:
             want[np.abs(want) < 2.0**-126] = 0

@@ -80,3 +80,13 @@ def test_scalar_registers_that_are_not_there(execute):
     code = "s_movk_i32 m0, 0x3ff\ns_movreld_b32 s8, s6\ns_movreld_b64 s[8:9], s[6:7]\ns_movrelsd_2_b32 s10, s6"
     machine = execute(code + "\ns_movrels_b32 s4, s6", s=s)
     assert [int(machine.scalar(n)[0]) for n in (4, 8, 9, 10)] == [100, 108, 109, 100]
+
+
+@pytest.mark.parametrize("name", ["v_movrels_b32", "v_movreld_b32"])
+def test_moves_by_number_from_another_lane(execute, name):
+    """DPP: row_shr by 1; the first lane of a row has no source and stays."""
+    x, old = np.arange(32, dtype=np.uint32), np.full(32, 77, np.uint32)
+    source, destination = ("v2", "v8") if name == "v_movrels_b32" else ("v4", "v6")
+    code = f"s_mov_b32 m0, 2\n{name}_dpp {destination}, {source} row_shr:1 row_mask:0xf bank_mask:0xf"
+    got = execute(code, v={4: x, 8: old}).vector(8, np.uint32)
+    np.testing.assert_array_equal(got, np.where(x % 16 == 0, 77, x - 1))

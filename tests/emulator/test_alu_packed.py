@@ -5,6 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from laneloom.errors import UnknownInstructionError
+
 M32 = 0xFFFFFFFF
 rng = np.random.default_rng(21)
 A, B, C = (rng.integers(0, 1 << 32, 300).astype(np.uint32) for _ in range(3))
@@ -284,3 +286,26 @@ def test_a_dot_product_of_one_half_taken_twice(execute):
         product = a[:, i] * b[:, j]
         got = execute(text, v={1: P, 2: Q, 3: c}).vector(0, np.float32)
         np.testing.assert_array_equal(got, (c + product) + product)
+
+
+@pytest.mark.parametrize("gpu", ["gfx908", "gfx90a"])
+@pytest.mark.parametrize(("name", "dtype"), [("v_dot2_i32_i16", np.int16), ("v_dot2_u32_u16", np.uint16)])
+def test_integer_dot_products_of_chosen_halves(execute, gpu, name, dtype):
+    text = f"{name} v4, v1, v2, v3 op_sel:[1,0,0] op_sel_hi:[1,0,1]"
+    got = execute(text, gpu=gpu, lanes=64, v={1: A, 2: B, 3: C}).vector(4, np.uint32)
+    a, b = (halves(x, dtype).astype(np.int64) for x in (A, B))
+    want = 2 * a[:, 1] * b[:, 0] + C
+    np.testing.assert_array_equal(got, (want & M32).astype(np.uint32))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "text"),
+    [
+        ("gfx1151", "v_dot2_f16_f16 v0, -v1, v2, v3"), ("gfx1201", "v_dot2_bf16_bf16 v0, v1, |v2|, v3"),
+        ("gfx942", "v_pk_fmac_f16_e64 v0, -v1, v2"), ("gfx942", "v_dot2c_f32_f16_e64 v0, v1, -v2"),
+        ("gfx950", "v_cvt_scalef32_sr_pk_fp4_f16 v0, -v1, v2, v3"),
+    ],
+)  # fmt: skip
+def test_signs_of_pairs_without_known_meaning_are_refused(execute, gpu, text):
+    with pytest.raises(UnknownInstructionError, match="with neg or abs of a pair"):
+        execute(text, gpu=gpu, lanes=64 if gpu.startswith("gfx9") else 32, v={1: A})

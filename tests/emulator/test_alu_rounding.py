@@ -34,6 +34,25 @@ def test_products_of_directx(execute, exact, rounding):
 
 
 @pytest.mark.parametrize("rounding", range(4))
+def test_doubles(execute, exact, rounding):
+    """Sums, products and fused ones; what leaves the range; a sum of zero is -0 rounding down."""
+    a, b, c = RNG.standard_normal((3, 64)) * 2.0 ** RNG.integers(-30, 30, (3, 64))
+    a[:6], b[:6] = [1e308, -1e308, 5e-324, -5e-324, 1.5, 0], [1e308, -1e308, 0.5, 0.5, -1.5, -0.0]
+    b[6], c[6] = -a[6], a[6] * a[6]
+    code = f"""s_round_mode {rounding << 2}
+    v_add_f64 v[10:11], v[0:1], v[2:3]
+    v_mul_f64 v[12:13], v[0:1], v[2:3]
+    v_fma_f64 v[14:15], v[0:1], v[2:3], v[4:5]"""
+    machine = execute(code, v={0: a, 2: b, 4: c})
+    got = [machine.vector(n, np.uint64) for n in (10, 12, 14)]
+    for k, (x, y, z) in enumerate(zip(*(map(Fraction, v.tolist()) for v in (a, b, c)), strict=True)):
+        for bits, value in zip((g[k] for g in got), (x + y, x * y, x * y + z), strict=True):
+            if value:
+                assert int(bits) == exact.encode(value, "f64", rounding)
+    assert int(got[0][4]) == (1 << 63 if rounding == 2 else 0)
+
+
+@pytest.mark.parametrize("rounding", range(4))
 def test_sums_that_round_twice(cdna3, exact, rounding):
     a, b, c = RNG.standard_normal((3, 64)).astype(np.float16)
     code = f"s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), {rounding | rounding << 2}\nv_mad_f16 v4, v0, v1, v2"

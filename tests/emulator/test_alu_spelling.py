@@ -168,8 +168,8 @@ def of_cdna_alone() -> set[str]:
 
 
 def of_cdna_5_alone() -> set[str]:
-    """test_cdna5_operations.py assembles and runs them."""
-    return of_gpus(["gfx1250"]) - of_gpus(CDNA) - of_gpus(GPUS)
+    """test_cdna5_operations.py and test_cdna5_pairs.py assemble and run them."""
+    return of_gpus(["gfx1250", "gfx1251"]) - of_gpus(CDNA) - of_gpus(GPUS)
 
 
 @pytest.fixture(scope="module")

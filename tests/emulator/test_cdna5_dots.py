@@ -139,3 +139,14 @@ def test_dot_scaled(kinds, k):
         for values, scale in ((a_values, a_scale), (b_values, b_scale))
     )
     judge(c, left, right.T)
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [(torch.float64, "v_pk_fma_f64"), (torch.float16, "v_wmma")])
+def test_products_of_gfx1251(dtype, kind):
+    a, b = torch.randn(19, 40).to(dtype), torch.randn(40, 17).to(dtype)
+    with laneloom.emulated("gfx1251", strict=True) as gpu:
+        got = laneloom.matmul(a, b, out_dtype=torch.float64 if dtype is torch.float64 else torch.float32).double()
+    want, magnitude = a.double() @ b.double(), a.double().abs() @ b.double().abs()
+    # 40 sums in the accumulator's type; torch's own FP64 makes as many.
+    assert ((got - want).abs() <= 2 * 40 * 2.0 ** (-53 if dtype is torch.float64 else -24) * magnitude).all()
+    assert gpu.launches[-1].matching(kind) > 0

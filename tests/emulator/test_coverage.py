@@ -57,7 +57,7 @@ def test_the_table():
     assert rows["ds_add_rtn_u32"]["test"].endswith("test_memory_instructions.py::test_lds_atomic")
     assert rows["ds_add_rtn_u32"]["proof"] == "instruction test"
     text = CliRunner().invoke(app, ["emulate", "--coverage"], catch_exceptions=False).stdout
-    row = r"^v_add_f32 +gfx1100 gfx1151 gfx1201 gfx908 gfx90a gfx942 gfx950 gfx1250 +tests/\S+ +instruction test"
+    row = rf"^v_add_f32 +{' '.join(ONE_EACH)} +tests/\S+ +instruction test"
     assert re.search(row, text, re.MULTILINE)
     result = CliRunner().invoke(app, ["emulate", "--coverage", "--gpu", "sm_90a"])
     assert result.exit_code == 2

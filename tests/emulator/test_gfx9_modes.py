@@ -113,6 +113,7 @@ def test_comparisons_and_accumulation_registers_move(strict):
 @pytest.mark.parametrize(
     "code",
     ["v_fmac_f32_e32 v20, v10, v11", "v_lshlrev_b32_e32 v20, v10, v11", "v_mov_b32_dpp v20, v10 row_shr:1",
+     "v_mov_b32 v20, v10 row_shr:1", "v_mov_b32_sdwa v20, v10 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:BYTE_1",
      "v_fmaak_f32 v20, v10, v11, 0x40000000", "v_writelane_b32 v20, s8, 5", "v_readlane_b32 s9, v20, 5"],
 )  # fmt: skip
 def test_what_the_guide_makes_exceptions_of_stops(code):

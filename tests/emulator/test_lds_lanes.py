@@ -54,6 +54,9 @@ def test_permute_sends_to_the_lane_at_a_quarter_of_the_address(execute, active):
         ('offset:swizzle(BITMASK_PERM,"00pip")', (LANES & 7) ^ 2),
         ("offset:swizzle(ROTATE,0,5)", (LANES + 5) % 32),
         ("offset:swizzle(ROTATE,1,5)", (LANES - 5) % 32),
+        ("offset:swizzle(FFT,0)", [int(f"{lane:05b}"[::-1], 2) for lane in range(32)]),
+        ("offset:0xf001", [int(f"{lane:05b}"[::-1], 2) >> 1 | lane & 1 for lane in range(32)]),
+        ("offset:0xe01f", LANES),
     ],
 )
 def test_swizzle(execute, text, source):

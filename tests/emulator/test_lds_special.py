@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_memory_instructions import GPUS, in_space, random_bytes, run
+from test_memory_instructions import GPUS, combine, in_space, random_bytes, run
 
-from laneloom.errors import HazardError
+from laneloom.errors import HazardError, UnknownInstructionError
 from laneloom.gpu import get_gpu
 
 LANE = np.arange(32)
@@ -132,3 +132,32 @@ def test_the_sum_of_base_and_offset_has_32_bits(gpu, strict, access):
     text = "v_subrev_nc_u32 v2, 64, v1\n" + access + "\n{waits}\nv_mov_b32 v8, v12"
     _, got = run(gpu, in_space("ds", text), image, registers, strict=strict)
     np.testing.assert_array_equal(words(got)[:, 0], words(image)[:, 0])
+
+
+_NAMES = {"u": "add sub rsub inc dec min max", "i": "min max", "b": "and or xor write", "f": "min max"}
+IN_LDS = [(name, kind, bits) for kind, names in _NAMES.items() for name in names.split() for bits in (32, 64)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("distance", [2, -6, -5])
+@pytest.mark.parametrize(("name", "kind", "bits"), [*IN_LDS, ("add", "f", 32)])
+def test_a_place_combined_with_another(name, kind, bits, distance, strict):
+    """CDNA 1 alone; the other place may be another lane's first, which has then changed."""
+    image, registers = random_bytes(bits)
+    if kind == "f":
+        image = np.random.default_rng(3).standard_normal((32, 128 // bits)).astype(f"f{bits // 8}").view(np.uint8)
+    mask = "" if distance > 0 else "s_mov_b64 exec, 0xfffffff0\n"  # the first lanes would read below LDS
+    text = f"{mask}ds_{name}_src2_{kind}{bits} v1 offset:{distance & 0x7FFF}\ns_mov_b64 exec, 0xffffffff"
+    got, _ = run("gfx908", in_space("ds", text), image, registers, strict=strict)
+    want, size = bytearray(image.tobytes()), bits // 8
+    for lane in range(0 if distance > 0 else 4, 32):
+        to, source = 16 * lane, 16 * lane + 4 * distance
+        other = bytes(want[source : source + size])
+        op = "swap" if name == "write" else name
+        want[to : to + size] = combine(op, kind, bits, bytes(want[to : to + size]), other, other)
+    assert got.tobytes() == bytes(want)
+
+
+def test_a_distance_in_the_address_is_refused():
+    with pytest.raises(UnknownInstructionError, match="ds_add_src2_u32 with a distance"):
+        run("gfx908", in_space("ds", "ds_add_src2_u32 v1 offset:0x8000"), *random_bytes(1))

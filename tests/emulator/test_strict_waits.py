@@ -3,7 +3,7 @@
 import pytest
 from test_strict import GPUS, LANE, POINTER, run
 
-from laneloom.errors import HazardError
+from laneloom.errors import EmulationError, HazardError, UnknownInstructionError
 
 
 @pytest.mark.parametrize("gpu", GPUS)
@@ -63,3 +63,23 @@ def test_each_caller_of_a_function_has_its_own_waits(gpu):
     run(code.replace("WAIT", "\t{wait_load}\n"), gpu)
     with pytest.raises(HazardError, match="reads v2 before a wait"):
         run(code.replace("WAIT", ""), gpu)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    "text",
+    ["buffer_load_format_x v2, off, s[8:11], 0 tfe", "buffer_load_b32 v[2:3], off, s[8:11], 0 tfe", "s_rfe_b64 s[2:3]"],
+)
+def test_what_is_not_implemented_stops_only_when_it_is_reached(gpu, text):
+    start = POINTER + LANE + "\ts_cmp_eq_u32 0, 1\n"
+    run(start + f"\ts_cbranch_scc0 .Lgo\n\t{text}\n.Lgo:\n", gpu)
+    with pytest.raises(UnknownInstructionError, match=rf"{text.split()[0]}.* line 10: '{text.split()[0]}"):
+        run(start + f"\ts_cbranch_scc1 .Lgo\n\t{text}\n.Lgo:\n", gpu)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_running_past_the_end(gpu, strict):
+    """`.Lend` stands behind the kernel's last instruction."""
+    with pytest.raises(EmulationError, match="wave 0 runs past the code's end"):
+        run("\ts_branch .Lend\n", gpu, strict=strict)

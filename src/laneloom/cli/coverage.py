@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..emulator.instructions import Proof
 
 #: of each instruction set
-ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250")
+ONE_EACH = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "gfx1251")
 
 # The line behind the message is the source's; Triton before 3.9 prints no line number.
 _ABSENT = re.compile(r"error: (instruction not supported on this GPU|invalid instruction)[^\n]*\n\s*(\S+)")
@@ -83,7 +83,7 @@ def show_coverage(gpu: str | None, as_json: bool) -> None:
         shown.add_row(row["instruction"], " ".join(row["gpus"]), row["test"] or "", Text(row["proof"], style=style))
     console = new_console()
     if not console.is_terminal:  # a pipe has no width: do not cut names at an assumed one
-        console = new_console(width=260)
+        console = new_console(width=280)
     console.print(shown)
     kinds = [row["proof"].partition(",")[0] for row in rows]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))

@@ -7,6 +7,7 @@ and output modifiers, op_sel, DPP, EXEC, SCC, denormals and rounding. `tables.py
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from ..isa.parse import EXEC, VCC, Instruction, Operand
 from . import sdwa
 from .dpp import LaneSource, lane_source
 from .float16 import stopping
-from .mode import NEAREST, Mode, flush, refuse_rounding
-from .operands import BITS, FLOATS, Read, Write, read, read_mask, read_scalar, write
+from .mode import NEAREST, Mode, flush, has_ieee_mode, refuse_rounding
+from .operands import BITS, DTYPE, FLOATS, Read, Write, read, read_mask, read_scalar, write
 from .state import U32, Waves
 
 Step = Callable[[Waves], None]
@@ -49,6 +50,7 @@ class Op:
     implicit_vcc: bool = False  #: the last source is VCC though the text does not say so (v_div_fmas)
     flushes: bool = True  #: float operands and results follow the denormal mode
     clamped: Callable | None = None  #: `fn` under the clamp modifier, for integer results
+    halves: str = ""  #: the type of the two halves of the result, which clamp and omod change
     rounded: Callable[[int], Callable] | None = None  #: rounding mode -> fn; None: rounding does not matter
     build: Builder | None = None  #: makes the whole closure: the operands do not fit `dst = fn(*sources)`
     dpp: bool = True  #: `build` knows DPP
@@ -99,7 +101,7 @@ def build_vector(op: Op, ins: Instruction, target: Target) -> Step:
     if op.build is not None:
         if not op.dpp and (source := lane_source(ins, target.lanes)) is not None:
             moved = ins.operands[1]
-            if ins.name.startswith("v_movrel") or moved.kind != "v" or moved.count != 1:
+            if moved.kind != "v" or moved.count != 1:
                 raise UnknownInstructionError(f"{ins.mnemonic} with DPP is not implemented")
             return source.moved(op.build, ins, target)
         if not op.sdwa and sdwa.is_sdwa(ins):
@@ -213,6 +215,12 @@ def store_step(source: LaneSource | None, compute: Callable, store: Write) -> St
     return lambda g: store(g, compute(g))
 
 
+def refuse_signs(ins: Instruction, *sources: Operand) -> None:
+    """Stop at neg and abs of operands that hold several numbers: which of them they change is not known."""
+    if any(o.negate or o.absolute for o in sources):
+        raise UnknownInstructionError(f"{ins.mnemonic} with neg or abs of a pair")
+
+
 class _Compute:
     """The arithmetic of one instruction, before it is written."""
 
@@ -225,9 +233,15 @@ class _Compute:
         return self.call(g)
 
 
+# Integers that are limited in any case.
+_LIMITED = re.compile(r"v_(cvt_(\w+_)?[iu](16|32)_f|frexp_exp|(min|max)_[iu])")
+
+
 def _function(op: Op, ins: Instruction, target: Target) -> Callable:
-    if ins.flag("clamp") and op.dst not in FLOATS:
+    if ins.flag("clamp") and op.dst not in FLOATS and not op.halves:
         if op.dst in ("mask", "exec"):  # of a comparison it says only which NaNs raise an exception
+            return op.fn
+        if op.clamped is None and _LIMITED.match(ins.name):
             return op.fn
         if op.clamped is None:
             raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
@@ -256,33 +270,48 @@ def _compute(fn: Callable, readers: list) -> _Compute:
 
 
 def _with_output_modifiers(op: Op, ins: Instruction, target: Target, compute: _Compute) -> _Compute:
-    modify = output_modifier(ins, op.dst, target, op.flushes)
-    return compute if modify is None else _Compute(lambda g: modify(compute(g)), None)
+    modify = output_modifier(ins, op.halves or op.dst, target, op.flushes and not op.halves)
+    if modify is None:
+        return compute
+    if op.halves:
+        return _Compute(lambda g: modify(np.ascontiguousarray(compute(g)).view(DTYPE[op.halves])).view(U32), None)
+    return _Compute(lambda g: modify(compute(g)), None)
 
 
 def output_modifier(ins: Instruction, kind: str, target: Target, flushes: bool = True) -> Callable | None:
     """omod (mul:2, mul:4, div:2), clamp (to [0, 1], NaN to 0) and the denormal mode; None where nothing is done.
 
-    The hardware ignores omod where denormal results are kept, and on gfx11 in IEEE mode too; it turns -0 into +0.
+    Before gfx12 the hardware ignores omod where denormal results are kept and in IEEE mode, and without DX10_CLAMP
+    clamp leaves NaN. omod flushes denormals and turns -0 into +0 (ISA guides, "Output Modifiers"; rocjitsu).
     """
     scale = next((v for (k, x), v in _OUTPUT_SCALE.items() if ins.modifiers.get(k) == x), None)
-    if not target.mode.flushes_results(kind) or (target.mode.ieee and target.gpu.major == 11):
+    if kind not in FLOATS:
         scale = None
-    clamp = ins.flag("clamp") and kind in FLOATS and kind != "bf16"
-    flushed = flushes and target.mode.flushes_results(kind)
+    if target.gpu.major < 12 and (target.mode.ieee or not target.mode.flushes_results(kind)):
+        scale = None
+    clamp = ins.flag("clamp") and kind in FLOATS
+    keeps_nan = has_ieee_mode(target.gpu) and not target.mode.clamps_nan
+    flushed = scale is not None or (flushes and target.mode.flushes_results(kind))
     if scale is None and not clamp and not flushed:
         return None
 
     def modify(x: np.ndarray) -> np.ndarray:
+        if kind == "bf16":  # what it becomes has no more bits than it had
+            wide = (np.asarray(x).view(np.uint16).astype(U32) << U32(16)).view(np.float32)
+            return (change(wide).view(U32) >> U32(16)).astype(np.uint16)
+        return change(x)
+
+    def change(x: np.ndarray) -> np.ndarray:
         if scale is not None:
             x = x * x.dtype.type(scale)
         if flushed:
-            x = flush(x, kind)
+            x = flush(x, "f32" if kind == "bf16" else kind)
         if scale is not None:
             x = x + x.dtype.type(0)
         if clamp:
             one = x.dtype.type(1)
-            x = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
+            held = np.fmin(np.fmax(x, one - one), one) + (one - one)  # the sum turns -0 into +0
+            x = np.where(np.isnan(x), x, held) if keeps_nan else held
         return x
 
     return modify

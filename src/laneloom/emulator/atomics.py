@@ -88,7 +88,8 @@ _NAME = re.compile(
 _LDS = re.compile(r"ds_(?!load|store_b|store_2)(\w+?)(_rtn)?_([uibf])(32|64)$|ds_pk_add(_rtn)?_(f16|bf16)$")
 
 
-def _operation(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | None:
+def operation_of(name: str, letter: str, bits: int) -> tuple[Combine, np.dtype] | None:
+    """How an atomic combines memory and data, and their type."""
     if letter == "f" and name in ("min", "max"):
         return (MIN_NUM if name == "min" else MAX_NUM), np.dtype(f"f{bits // 8}")
     if letter == "f" and name in ("cmpswap", "cmpstore"):  # compared as floats: -0 equals +0, NaN nothing
@@ -218,7 +219,7 @@ def _build_memory(ins: Instruction, target: Target) -> Step:
     if match[6]:
         operation = (_packed(match[6]), np.dtype(np.uint32))
     else:
-        found = _operation(match[2], match[3], int(match[4]))
+        found = operation_of(match[2], match[3], int(match[4]))
         assert found
         operation = found
         if target.gpu.name in _FLUSHING and match[2] == "add" and match[3] == "f" and match[4] == "32":
@@ -257,7 +258,7 @@ def _build_lds(ins: Instruction, target: Target) -> Step:
     if match[6]:
         operation, returns = (_packed(match[6]), np.dtype(np.uint32)), bool(match[5])
     else:
-        found = _operation(match[1], match[3], int(match[4]))
+        found = operation_of(match[1], match[3], int(match[4]))
         assert found
         operation, returns = found, bool(match[2])
     dtype, offset = operation[1], ins.number("offset")
@@ -275,8 +276,8 @@ def find(name: str) -> Builder | None:
     """The builder of an atomic instruction."""
     match = _NAME.match(name)
     if match:
-        return _build_memory if match[6] or _operation(match[2], match[3], int(match[4])) else None
+        return _build_memory if match[6] or operation_of(match[2], match[3], int(match[4])) else None
     match = _LDS.match(name)
     if match:
-        return _build_lds if match[6] or _operation(match[1], match[3], int(match[4])) else None
+        return _build_lds if match[6] or operation_of(match[1], match[3], int(match[4])) else None
     return None

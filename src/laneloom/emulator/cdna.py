@@ -13,9 +13,11 @@ import re
 from dataclasses import replace
 from functools import cache
 
+from ..gpu import Gpu
 from ..isa.parse import Instruction, Listing, Operand
 from .aliases import ALIASES
-from .gfx9_modes import indexed
+from .gfx9_modes import indexed, selects
+from .literals import lengthen
 
 _WIDTHS = {"": "b32", "x2": "b64", "x3": "b96", "x4": "b128"}
 _NARROW = {"ubyte": "u8", "sbyte": "i8", "ushort": "u16", "sshort": "i16"}
@@ -36,6 +38,8 @@ _EXACT = {
     **{f"{space}_load_monitor_b{n}": f"{space}_load_b{n}" for space in ("global", "flat") for n in (32, 64, 128)},
     **{f"cluster_load_b{n}": f"global_load_b{n}" for n in (32, 64, 128)},
     "v_accvgpr_read_b32": "v_mov_b32", "v_accvgpr_write_b32": "v_mov_b32", "v_accvgpr_mov_b32": "v_mov_b32",
+    "v_accvgpr_read": "v_mov_b32", "v_accvgpr_write": "v_mov_b32",
+    "ds_write_src2_b32": "ds_swap_src2_b32", "ds_write_src2_b64": "ds_swap_src2_b64",
 }  # fmt: skip
 _MEMORY = re.compile(r"(global|flat|buffer|scratch)_(load|store|atomic)_(\w+)$")
 _FORMAT = re.compile(r"t?buffer_(load|store)_(d16_|d16_hi_)?format_(d16_|d16_hi_)?([xyzw]+)$")
@@ -122,17 +126,19 @@ def first_accumulator(listing: Listing) -> int:
     return listing.directive("accum_offset", listing.directive("next_free_vgpr", 256))
 
 
-def translate(listing: Listing, major: int) -> None:
+def translate(listing: Listing, gpu: Gpu) -> None:
     """Give a listing's instructions the names, and on gfx9 the register numbers, that the emulator works with."""
+    if gpu.is_cdna5:
+        lengthen(listing)
     first = first_accumulator(listing)
     code = listing.instructions
     mode = 0
     for k, ins in enumerate(code):
-        if major == 9:
+        if gpu.major == 9:
             code[k] = _translated(ins, first)
             mode = _index_mode(ins, mode)
             if mode and ins.name.startswith("v_"):
-                move = _INDEXED.get((ins.name, mode))
+                move = None if selects(ins) else _INDEXED.get((ins.name, mode))
                 code[k] = replace(code[k], name=move, written=ins.name) if move else indexed(code[k], mode)
         elif (name := modern(ins.name)) != ins.name:
             code[k] = replace(ins, name=name, written=ins.name)

@@ -11,7 +11,7 @@ import numpy as np
 from ..isa.bits_of_three import bits_of_three
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, special, vector
+from .alu import Step, Target, output_modifier, special, vector
 from .bits import saturate
 from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
@@ -94,22 +94,25 @@ special("v_permlane32_swap_b32", _swap_rows(32))
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 
 
-def _to_pair(convert: Callable) -> Callable[[Instruction, Target], Step]:
+def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
+        convert = rounded(target.mode.rounding(kind))
         a, b = (read(text, "f32") for text in texts)
+        modify = output_modifier(ins, kind, target, flushes=False)
 
         def step(g: Waves) -> None:
             halves = [np.broadcast_to(convert(np.asarray(r(g))), (g.count, g.lanes)) for r in (a, b)]
-            write_halves(g, destination.index, np.stack(halves, axis=-1).view(U16))
+            both = np.stack(halves, axis=-1)
+            write_halves(g, destination.index, (both if modify is None else modify(both)).view(U16))
 
         return step
 
     return build
 
 
-special("v_cvt_pk_bf16_f32", _to_pair(to_bf16))
-special("v_cvt_pk_f16_f32", _to_pair(to_f16()))
+special("v_cvt_pk_bf16_f32", _to_pair("bf16", lambda _: to_bf16))
+special("v_cvt_pk_f16_f32", _to_pair("f16", to_f16))
 vector("v_cvt_f32_bf16", "f32", "u16", bf16_to_f32)
 packed("v_pk_minimum3_f16", "f16", 3, lambda a, b, c: MINIMUM(MINIMUM(a, b), c))
 packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, special
+from .alu import Step, Target, refuse_signs, special
 from .cdna4_alu import WIDE, exponent_of, nearest, next_random
 from .float8 import SMALL_VALUES
 from .float8_convert import encoder
@@ -68,6 +68,8 @@ def _into_byte(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, seed, scale = ins.operands
+        if bits == 4:
+            refuse_signs(ins, source)
         select = ins.bits("op_sel", [0, 0, 0, 0])
         shift, n = U32(8 * (select[2] + 2 * select[3])), destination.index
         keep = ~(U32(0xFF) << shift)

@@ -39,8 +39,25 @@ for _kind in ("u64", "i64"):
     vector(f"v_min_{_kind}", _kind, f"{_kind} {_kind}", np.minimum)
     vector(f"v_max_{_kind}", _kind, f"{_kind} {_kind}", np.maximum)
 vector("v_mad_u32", "u32", "u32 u32 u32", lambda a, b, c: a * b + c)
-vector("v_mad_nc_u64_u32", "u64", "u32 u32 u64", lambda a, b, c: a.astype(U64) * b.astype(U64) + c)
-vector("v_mad_nc_i64_i32", "i64", "i32 i32 i64", lambda a, b, c: a.astype(I64) * b.astype(I64) + c)
+
+
+def _multiply_add(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return a.astype(c.dtype) * b.astype(c.dtype) + c
+
+
+def _held_u64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    total = _multiply_add(a, b, c)
+    return np.where(total < c, _MOST, total)
+
+
+def _held_i64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    product = a.astype(I64) * b.astype(I64)
+    total = product + c
+    return np.where((product ^ total) & (c ^ total) < 0, product >> I64(63) ^ I64((1 << 63) - 1), total)
+
+
+vector("v_mad_nc_u64_u32", "u64", "u32 u32 u64", _multiply_add, clamped=_held_u64)
+vector("v_mad_nc_i64_i32", "i64", "i32 i32 i64", _multiply_add, clamped=_held_i64)
 
 
 def _add_then(choose: Callable, dtype: type) -> Callable:
@@ -50,7 +67,8 @@ def _add_then(choose: Callable, dtype: type) -> Callable:
 
 for _kind, _dtype in (("u32", U32), ("i32", np.int32)):
     for _name, _choose in (("max", np.maximum), ("min", np.minimum)):
-        vector(f"v_add_{_name}_{_kind}", _kind, f"{_kind} {_kind} {_kind}", _add_then(_choose, _dtype))
+        _fn = _add_then(_choose, _dtype)
+        vector(f"v_add_{_name}_{_kind}", _kind, f"{_kind} {_kind} {_kind}", _fn, clamped=_fn)
 for _kind, _dtype in (("u16", U16), ("i16", np.int16)):
     for _name, _choose in (("max", np.maximum), ("min", np.minimum)):
         packed(f"v_pk_add_{_name}_{_kind}", _kind, 3, _add_then(_choose, _dtype))

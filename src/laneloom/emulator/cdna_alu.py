@@ -12,15 +12,15 @@ from .bits import I32, I64, saturate
 from .dots import elements
 from .floating import multiply_dx9
 from .mode import flush
-from .operands import Read, constant_bits, modify, read_scalar
-from .rounding import ADD, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
+from .operands import Read, constant_bits, modify, read, read_scalar, write
+from .rounding import ADD, FMA, MUL, add_f16, fma_f32, fma_f64, multiply_f16, nearest_only
 from .state import U32, U64, Waves
 
 # -- 64 bits -----------------------------------------------------------------------------------------------------------
 
 vector("v_mov_b64", "u64", "u64", lambda x: x)
 vector("v_lshl_add_u64", "u64", "u64 u32 u64", lambda x, n, c: (x << (n & U32(7)).astype(U64)) + c)
-vector("v_fmac_f64", "f64", "f64 f64 f64", fma_f64, reads_dst=True, rounded=nearest_only)
+vector("v_fmac_f64", "f64", "f64 f64 f64", fma_f64, reads_dst=True, rounded=FMA["f64"])
 
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 
@@ -133,12 +133,34 @@ def _dot(bits: int, signed: bool = True) -> Callable:
     return exact
 
 
-for _name, _signed, _kind, _result in (("v_dot2_i32_i16", True, "i32", I32), ("v_dot2_u32_u16", False, "u32", U32)):
-    _exact = _dot(16, _signed)
-    vector(
-        _name, _kind, f"u32 u32 {_kind}", lambda a, b, c, exact=_exact, to=_result: exact(a, b, c).astype(to),
-        clamped=lambda a, b, c, exact=_exact, to=_result: saturate(exact(a, b, c), to),
-    )  # fmt: skip
+def _of_two(signed: bool) -> Callable[[Instruction, Target], Step]:
+    """op_sel says which halves the first product takes, op_sel_hi those of the second."""
+    exact, kind, to = _dot(16, signed), "i32" if signed else "u32", I32 if signed else U32
+
+    def build(ins: Instruction, target: Target) -> Step:
+        destination, *texts = ins.operands
+        places = list(zip(ins.bits("op_sel", [0, 0, 0]), ins.bits("op_sel_hi", [1, 1, 1]), strict=True))
+        a, b = (_halves(read(text, "u32"), *place) for text, place in zip(texts[:2], places[:2], strict=True))
+        c, store, clamps = read(texts[2], kind), write(destination, kind), ins.flag("clamp")
+
+        def compute(g: Waves) -> np.ndarray:
+            total = exact(a(g), b(g), np.asarray(c(g)))
+            return saturate(total, to) if clamps else total.astype(to)
+
+        return lambda g: store(g, compute(g))
+
+    return build
+
+
+def _halves(reader: Read, low: int, high: int) -> Read:
+    """A register's halves as op_sel and op_sel_hi choose them."""
+    if (low, high) == (0, 1):
+        return reader
+    return lambda g: (reader(g) >> U32(16 * low) & U32(0xFFFF)) | (reader(g) >> U32(16 * high)) << U32(16)
+
+
+special("v_dot2_i32_i16", _of_two(signed=True))
+special("v_dot2_u32_u16", _of_two(signed=False))
 for _name, _exact in (("v_dot2c_i32_i16", _dot(16)), ("v_dot4c_i32_i8", _dot(8)), ("v_dot8c_i32_i4", _dot(4))):
     vector(_name, "i32", "u32 u32 i32", lambda a, b, c, exact=_exact: exact(a, b, c).astype(I32), reads_dst=True)
 

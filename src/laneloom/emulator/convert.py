@@ -34,7 +34,9 @@ vector("v_cvt_f32_f16", "f32", "f16", widen)
 vector("v_cvt_f32_f64", "f32", "f64", round_to(np.float32, 0), rounded=lambda r: round_to(np.float32, r))
 vector("v_cvt_f64_f32", "f64", "f32", lambda x: x.astype(np.float64))
 _towards_zero = to_f16(ZERO)
-vector("v_cvt_pk_rtz_f16_f32", "b32", "f32 f32", lambda a, b: pack(_towards_zero(a), _towards_zero(b)))
+vector(
+    "v_cvt_pk_rtz_f16_f32", "b32", "f32 f32", lambda a, b: pack(_towards_zero(a), _towards_zero(b)), halves="f16"
+)
 
 # -- integers to floats ------------------------------------------------------------------------------------------------
 

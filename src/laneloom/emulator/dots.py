@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Step, Target, special, store_step, vector_readers
+from .alu import Step, Target, refuse_signs, special, store_step, vector_readers
 from .bits import I32, I64, U32, saturate
 from .dpp import lane_source
 from .float8 import BF8_VALUES, FP8_VALUES
@@ -49,6 +49,7 @@ def _of_pairs(kind: str, result: str, accumulates: bool) -> Callable[[Instructio
         lists = [ins.bits("op_sel", [0, 0, 0]), ins.bits("op_sel_hi", [1, 1, 1]),
                  ins.bits("neg_lo", [0, 0, 0]), ins.bits("neg_hi", [0, 0, 0])]  # fmt: skip
         packed_result = result != "f32"
+        refuse_signs(ins, *texts[:2])
         if packed_result:  # VOP3: op_sel picks the halves of the accumulator and of the result
             lists[:2] = [[0] * 3, [1] * 3]
         a, b = (

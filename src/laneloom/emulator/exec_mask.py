@@ -11,7 +11,7 @@ from ..errors import UnknownInstructionError
 from ..isa.parse import EXEC, Instruction
 from .alu import Step, Target, special
 from .identity import register_reader
-from .mode import mode_after, mode_field
+from .mode import KEPT, has_ieee_mode, mode_after, mode_field
 from .operands import read_scalar
 from .scalar_alu import BITWISE
 from .state import U32, Waves
@@ -73,10 +73,12 @@ def _get_register(ins: Instruction, target: Target) -> Step:
     field, reader, n = mode_field(ins), register_reader(ins, target), ins.operands[0].index
     if reader is not None:
         return lambda g: g.set_scalar(n, reader(g))
-    if field is None or field[0] + field[1] > 8:
+    wanted = 0 if field is None else ((1 << field[1]) - 1) << field[0]
+    if field is None or (wanted & ~KEPT and (field[1] < 32 or target.gpu.is_cdna5)):
         raise UnknownInstructionError(f"{ins.text!r} reads hardware register bits that the emulator does not keep")
-    offset, size = field
-    value = U32(target.mode.bits >> offset & (1 << size) - 1)
+    offset, size = field  # of the whole register what is not kept is zero
+    kept = target.mode.bits if has_ieee_mode(target.gpu) else target.mode.bits & ~0x300
+    value = U32(kept >> offset & (1 << size) - 1)
     return lambda g: g.set_scalar(n, value)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..isa.parse import Instruction
 from . import sdwa
-from .alu import Step, Target, special, store_step, vector_readers
+from .alu import Step, Target, output_modifier, special, store_step, vector_readers
 from .dpp import lane_source
 from .float8 import SMALL_VALUES
 from .operands import read, write
@@ -91,9 +91,11 @@ def _decode(kind: str) -> Callable[[Instruction, Target], Step]:
         source = lane_source(ins, target.lanes)
         reader = read(text, "b32") if source is None else source.reader(read(text, "b32"))
         store = write(destination, "f32")
+        modify = output_modifier(ins, "f32", target, flushes=False) if target.gpu.major == 9 else None
 
         def compute(g: Waves) -> np.ndarray:
-            return values[(reader(g) >> shift) & U32(0xFF)]
+            found = values[(reader(g) >> shift) & U32(0xFF)]
+            return found if modify is None else modify(found)
 
         if source is not None and source.partial:
             return source.guarded(compute, store)

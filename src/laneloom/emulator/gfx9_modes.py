@@ -24,7 +24,9 @@ from ..errors import EmulationError, UnknownInstructionError
 from ..isa.parse import M0, Instruction
 from ..isa.registers import results
 from .alu import Step, Target
+from .dpp import lane_source
 from .operands import read_scalar
+from .sdwa import is_sdwa
 from .shadow import Found, Shadow
 from .state import U32, Waves
 
@@ -78,6 +80,11 @@ def indexed(ins: Instruction, enabled: int) -> Instruction:
     return replace(ins, name=INDEXED, modifiers=modifiers, written=ins.mnemonic)
 
 
+def selects(ins: Instruction) -> bool:
+    """Whether an instruction takes parts of its registers, or other lanes."""
+    return is_sdwa(ins) or lane_source(ins, 64) is not None
+
+
 def _behind(ins: Instruction) -> tuple[str, int]:
     enabled, name = ins.modifiers[INDEXED].split()
     return name, int(enabled)
@@ -89,8 +96,7 @@ def build_indexed(ins: Instruction, target: Target) -> Step:
 
     name, enabled = _behind(ins)
     twice = _READS_TWICE.match(name) or (name.startswith("v_writelane") and enabled != _DST)
-    lanes = ins.encoding in ("sdwa", "dpp", "dpp8", "e64_dpp", "e64_dpp8")
-    if (twice or lanes) and enabled & 15:
+    if (twice or selects(ins)) and enabled & 15:
         raise UnknownInstructionError(f"{name} with registers by number")
 
     def make(plain: Instruction) -> Step:

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import M0, Instruction
-from .alu import Step, Target, special, vector
+from .alu import Step, Target, special, store_step, vector
 from .bits import U16, U32, U64, absolute_difference, saturate, saturating
+from .dpp import lane_source
 from .operands import read, read_scalar
 from .state import Waves
 
@@ -123,31 +124,31 @@ def _within(file: np.ndarray, rows: np.ndarray) -> np.ndarray:
 def _move_vector(moves_source: bool, moves_destination: bool, low_bits: bool = False):
     def build(ins: Instruction, target: Target) -> Step:
         destination, source = ins.operands
-        plain = read(source, "b32")
+        plain, lanes = read(source, "b32"), lane_source(ins, target.lanes)
 
-        def step(g: Waves) -> None:
-            by_source, by_destination = _offsets(g, low_bits)
-            wave = np.arange(g.count)
-            value = np.broadcast_to(plain(g), (g.count, g.lanes))
-            if moves_source:
-                value = g.V[_within(g.V, source.index + by_source), wave]
+        def find(g: Waves) -> np.ndarray:
+            if not moves_source:
+                return np.broadcast_to(plain(g), (g.count, g.lanes))
+            return g.V[_within(g.V, source.index + _offsets(g, low_bits)[0]), np.arange(g.count)]
+
+        def store(g: Waves, value: np.ndarray) -> None:
             if not moves_destination:
                 g.put(destination.index, np.ascontiguousarray(value))
                 return
-            rows = destination.index + by_destination
+            rows, wave = destination.index + _offsets(g, low_bits)[1], np.arange(g.count)
             moves = g.active() & (rows < len(g.V))[:, None]
             rows = _within(g.V, rows)
             g.V[rows, wave] = np.where(moves, value, g.V[rows, wave])
 
-        return step
+        return store_step(lanes, find if lanes is None else lanes.reader(find), store)
 
     return build
 
 
-special("v_movrels_b32", _move_vector(True, False))
-special("v_movreld_b32", _move_vector(False, True))
-special("v_movrelsd_b32", _move_vector(True, True))
-special("v_movrelsd_2_b32", _move_vector(True, True, low_bits=True))
+special("v_movrels_b32", _move_vector(True, False), dpp=True)
+special("v_movreld_b32", _move_vector(False, True), dpp=True)
+special("v_movrelsd_b32", _move_vector(True, True), dpp=True)
+special("v_movrelsd_2_b32", _move_vector(True, True, low_bits=True), dpp=True)
 
 
 def _swap_vectors(ins: Instruction, target: Target) -> Step:

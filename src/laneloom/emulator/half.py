@@ -10,6 +10,7 @@ from .convert import to_f16
 from .dpp import lane_source
 from .float16 import stopping, widen
 from .floating import declare_extrema, exponent, fraction, mantissa, scale_by_power
+from .mode import Mode, flush
 from .operands import Read, read, write
 from .rounding import ADD, FMA, MUL, SUB, add_f16, fma_f16, fma_f32, multiply_f16, subtract_f16
 from .state import Waves
@@ -38,12 +39,12 @@ vector("v_ldexp_f16", "f16", "f16 i16", scale_by_power)
 # -- mixed precision ---------------------------------------------------------------------------------------------------
 
 
-def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
+def _mixed_source(operand: Operand, is_half: int, high: int, mode: Mode) -> Read:
     """A source of v_fma_mix: f32, or one half of the register as f16."""
-    if not is_half:
-        return read(operand, "f32")
-    inner = read(operand, "f16", bool(high))
-    return lambda g: widen(inner(g))
+    kind = "f16" if is_half else "f32"
+    inner = read(operand, kind, bool(is_half and high))
+    kept = (lambda g: flush(inner(g), kind)) if mode.flushes_inputs(kind) else inner
+    return (lambda g: widen(kept(g))) if is_half else kept
 
 
 def mixed_operands(ins: Instruction) -> list[tuple[Operand, int, int]]:
@@ -69,7 +70,7 @@ def _mixed(kind: str, high: bool):
     def build(ins: Instruction, target: Target) -> Step:
         destination = ins.operands[0]
         sources = mixed_operands(ins)
-        a, b, c = (_mixed_source(*source) for source in sources)
+        a, b, c = (_mixed_source(*source, target.mode) for source in sources)
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         convert = to_f16(target.mode.round_16_64)
         if target.mode.f16_overflow:

@@ -106,7 +106,7 @@ def _matrix_names() -> set[str]:
     sources = ("f16", "bf16", "iu8", "iu4", *eights)
     names = product(("wmma", "swmmac"), ("f32", "f16", "bf16", "i32"), ("16", "32", "64"), sources)
     made = {name for i, d, k, ab in names if matrix.NAME.match(name := f"v_{i}_{d}_16x16x{k}_{ab}")}
-    gpus = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250")
+    gpus = ("gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "gfx1251")
     return made | {row.name for gpu in gpus for row in instructions(gpu)}
 
 

@@ -55,7 +55,7 @@ vector("v_clz_i32_u32", "i32", "u32", leading_zeros)
 vector("v_ctz_i32_b32", "i32", "u32", trailing_zeros)
 vector("v_cls_i32", "i32", "i32", leading_signs)
 vector("v_perm_b32", "b32", "b32 b32 b32", permute_bytes)
-vector("v_pack_b32_f16", "b32", "b16 b16", pack)
+vector("v_pack_b32_f16", "b32", "b16 b16", pack, halves="f16")
 
 
 def _align(a: np.ndarray, b: np.ndarray, shift: np.ndarray) -> np.ndarray:

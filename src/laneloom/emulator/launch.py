@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..errors import ArgumentError, DeadlockError
+from ..errors import ArgumentError, DeadlockError, EmulationError
 from ..isa.occupancy import allocated_lds
 from ..isa.parse import EXEC, NULL, SCALAR_REGISTERS, TTMP, Listing
 from .buffer_access import scratch_place
@@ -294,6 +294,8 @@ class _Run:
                 others = sorted(ready, key=self._when)[1:]  # each in turn: any may be what the others poll for
                 g = others[streak % len(others)]
                 streak = streak if streak < 2 * TURNS_BEFORE_OTHERS else 0
+            if g.block >= len(self.counts):
+                raise EmulationError(f"{self.program.kernel}: {self.name_wave(int(g.ids[0]))} runs past the code's end")
             self.counts[g.block] += g.count
             if self.observer:
                 self.observer.enter(g)

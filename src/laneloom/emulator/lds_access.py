@@ -158,8 +158,9 @@ def swizzle_lanes(offset: int | str, lanes: int) -> np.ndarray:
     if isinstance(offset, str):
         offset = _encode_swizzle(offset)
     if offset & 0x8000:
-        if offset >= 0xE000:
-            raise UnknownInstructionError("ds_swizzle_b32 in FFT mode")
+        if offset >= 0xE000:  # the order of a fast Fourier transform of 32, 16, ... elements
+            reversed_bits = sum((lane >> k & 1) << (4 - k) for k in range(5))
+            return (lane & ~31) | (reversed_bits >> (offset & 31).bit_count()) | (lane & offset & 31)
         if offset >= 0xC000:  # rotate within 32 lanes
             amount = (offset >> 5) & 31
             turn = -amount if offset & 0x400 else amount
@@ -190,6 +191,8 @@ def _encode_swizzle(text: str) -> int:
         return (numbers[0] - 1) << 10 | 0x1F
     if mode == "BROADCAST":
         return numbers[1] << 5 | (32 - numbers[0])
+    if mode == "FFT":
+        return 0xE000 | numbers[0]
     if mode == "ROTATE":
         return 0xC000 | numbers[0] << 10 | numbers[1] << 5
     raise UnknownInstructionError(f"ds_swizzle_b32 with {mode}")

@@ -1,6 +1,7 @@
-"""The rarer LDS accesses: exchanges of two places, counters that a wave takes from, and addresses made of lane numbers.
+"""The rarer LDS accesses: exchanges of two places, counters that a wave takes from, addresses made of lane numbers, and
+CDNA 1's combinations of two places.
 
-Source: RDNA 3, RDNA 4 and CDNA 4 ISA guides, "LDS Instructions" (pseudo-code of each).
+Source: RDNA 3, RDNA 4, CDNA 4 and Vega ISA guides, "LDS Instructions" (pseudo-code of each).
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import M0, Instruction
 from .alu import Builder, Step, Target
+from .atomics import operation_of
 from .global_access import Access
 from .lds_access import addresses
 from .state import U32, Waves
@@ -126,6 +129,42 @@ def _build_by_lane(ins: Instruction, target: Target) -> Step:
     return step
 
 
+def _build_source_in_lds(ins: Instruction, target: Target) -> Step:
+    """A place is combined with another, as many words behind it as the offset says: 15 bits with their sign."""
+    match = _SOURCE_IN_LDS.match(ins.name)
+    found = operation_of(match[1], match[2], int(match[3])) if match else None
+    assert found
+    combine, dtype = found
+    size, offset = dtype.itemsize, ins.number("offset")
+    if offset & 0x8000:
+        raise UnknownInstructionError(f"{ins.mnemonic} with a distance in the address's upper half")
+    address, distance = ins.operands[0].index, 4 * ((offset ^ 0x4000) - 0x4000)
+    replaces = match is not None and match[1] == "swap"
+
+    def step(g: Waves) -> None:
+        active, there = g.active(), addresses(g, address, 0)
+        to = g.lds.check_atomic(g.lds_base, there, size, g.exec)
+        source = g.lds.check(g.lds_base, there + distance & 0xFFFFFFFF, size, g.exec)
+        if g.undefined_lds is not None:
+            for at in (source,) if replaces else (source, to):
+                g.undefined_lds.combine(g, at, size, active)
+            if replaces:
+                g.undefined_lds.scatter(to, np.zeros((*to.shape, size // 4), U32), size, active)
+        items = g.lds.view(size).view(dtype)
+        for lanes in _turns([at + k for at in (to, source) for k in range(0, size, 4)], active):
+            other = np.ascontiguousarray(g.lds.gather(source, size)[lanes]).view(dtype)[:, 0]
+            index = to[lanes] // size
+            items[index] = combine(items[index], other)
+        g.lds.version += 1
+
+    return step
+
+
+_SOURCE_IN_LDS = re.compile(r"ds_(\w+)_src2_([uibf])(32|64)$")
+_COMBINED = {
+    "u": ("add", "sub", "rsub", "inc", "dec", "min", "max"), "i": ("min", "max"), "b": ("and", "or", "xor", "swap"),
+    "f": ("min", "max"),
+}  # fmt: skip
 BUILDERS: dict[str, Builder] = {
     **{
         f"ds_storexchg_2addr_{stride}rtn_b{bits}": _build_exchange for stride in ("", "stride64_") for bits in (32, 64)
@@ -135,6 +174,11 @@ BUILDERS: dict[str, Builder] = {
     "ds_consume": _build_count,
     "ds_load_addtid_b32": _build_by_lane,
     "ds_store_addtid_b32": _build_by_lane,
+    **{
+        f"ds_{name}_src2_{kind}{bits}": _build_source_in_lds
+        for kind, names in _COMBINED.items() for name in names for bits in (32, 64)
+    },
+    "ds_add_src2_f32": _build_source_in_lds,
 }
 
 

@@ -33,26 +33,32 @@ _APERTURES = {
     "src_flat_scratch_base_lo": SCRATCH_APERTURE << 32,
 }  # fmt: skip
 _HALVES_OF_SCRATCH = {"src_flat_scratch_base_lo": 0, "src_flat_scratch_base_hi": SCRATCH_APERTURE}
+_INLINE = frozenset(sign * x for sign in (1, -1) for x in (0.5, 1.0, 2.0, 4.0)) | {0.15915494309189532}
 FLOATS = frozenset({"f16", "bf16", "f32", "f64"})
 
 
 def constant_bits(value: int | float, kind: str) -> int:
     """The bits that an inline constant or literal stands for in an operand of type `kind`.
 
-    A float constant is encoded in the operand's own format. An integer literal is its bits, sign-extended from 32 in a
-    64-bit integer operand, and the high half of a 64-bit float (LLVM AMDGPU operand syntax), all of it if it has 64.
+    A float constant is encoded in the operand's own format. A literal has 32 bits: a 64-bit operand that is signed has
+    them sign-extended, another integer zero-extended, and a float has them for its high half (RDNA and CDNA ISA guides,
+    "Literal constants"; LLVM AMDGPU operand syntax). All 64 are there where it is Wide.
     """
     size = BITS[kind]
     if isinstance(value, float):
         if size == 64:
-            return struct.unpack("<Q", struct.pack("<d", value))[0]
+            bits = struct.unpack("<Q", struct.pack("<d", value))[0]
+            return bits if value in _INLINE else bits & ~0xFFFFFFFF
         if kind == "bf16":
             return struct.unpack("<I", struct.pack("<f", value))[0] >> 16
         if size == 16:
             return struct.unpack("<H", struct.pack("<e", value))[0]
         return struct.unpack("<I", struct.pack("<f", value))[0]
-    if kind == "f64" and not isinstance(value, Wide) and not -16 <= value <= 64 and value < 1 << 32:
-        return value << 32
+    if size == 64 and not isinstance(value, Wide) and not -16 <= value <= 64:
+        signed = value - (1 << 64) if value >> 63 == 1 else value
+        if -(1 << 31) <= signed < 1 << 32:  # others are no literals but addresses that calls.py writes
+            low = value & 0xFFFFFFFF
+            value = low << 32 if kind == "f64" else (low ^ 1 << 31) - (1 << 31) if kind == "i64" else low
     return value & ((1 << size) - 1)
 
 

@@ -11,13 +11,13 @@ import numpy as np
 
 from ..errors import UnknownInstructionError
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, store_step
+from .alu import Step, Target, output_modifier, refuse_signs, special, store_step
 from .bits import saturate, saturating
 from .dpp import lane_source
 from .float16 import stopping
 from .floating import MAX_IEEE, MAX_NUM, MAXIMUM, MIN_IEEE, MIN_NUM, MINIMUM
 from .mode import NEAREST, flush
-from .operands import BITS, DTYPE, Read, constant_bits
+from .operands import BITS, DTYPE, FLOATS, Read, constant_bits, read
 from .rounding import ADD, FMA, MUL, add_f16, fma_f16, multiply_f16
 from .state import U32, Waves
 
@@ -53,7 +53,10 @@ def read_halves(operand: Operand, kind: str, low: int, high: int, negate: tuple[
         def halves(g: Waves) -> np.ndarray:
             return np.ascontiguousarray(g.s[n]).view(U16).reshape(-1, 1, 2)
     else:
-        raise UnknownInstructionError(f"operand {operand.value!r} of a packed instruction is not implemented")
+        words = read(operand, "b32")
+
+        def halves(g: Waves) -> np.ndarray:
+            return np.ascontiguousarray(words(g)).view(U16).reshape(*words(g).shape, 2)
     if flip is None:
         return lambda g: halves(g)[..., pick].view(dtype)
     return lambda g: (halves(g)[..., pick] ^ flip).view(dtype)
@@ -75,6 +78,7 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
+        refuse_signs(ins, *texts)
         if reads_dst:
             texts.append(destination)
         if len(texts) != count:
@@ -92,7 +96,7 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
             function = ieee
         if rounded is not None and target.mode.round_16_64 != NEAREST:
             function = rounded(target.mode.round_16_64)
-        if ins.flag("clamp") and kind != "f16":
+        if ins.flag("clamp") and kind not in FLOATS:
             if clamped is None:
                 raise UnknownInstructionError(f"{ins.name} with clamp is not implemented")
             function = clamped
@@ -143,8 +147,8 @@ for _kind, _dtype in (("i16", np.int16), ("u16", U16)):
     packed(f"v_pk_add_{_kind}", _kind, 2, np.add, saturating(np.add, _dtype))
     packed(f"v_pk_sub_{_kind}", _kind, 2, np.subtract, saturating(np.subtract, _dtype))
     packed(f"v_pk_mad_{_kind}", _kind, 3, _multiply_add, _saturating_multiply_add)
-    packed(f"v_pk_max_{_kind}", _kind, 2, np.maximum)
-    packed(f"v_pk_min_{_kind}", _kind, 2, np.minimum)
+    packed(f"v_pk_max_{_kind}", _kind, 2, np.maximum, np.maximum)
+    packed(f"v_pk_min_{_kind}", _kind, 2, np.minimum, np.minimum)
 packed("v_pk_mul_lo_u16", "u16", 2, np.multiply)
 packed("v_pk_lshlrev_b16", "u16", 2, lambda n, x: x << (n & 15))
 packed("v_pk_lshrrev_b16", "u16", 2, lambda n, x: x >> (n & 15))

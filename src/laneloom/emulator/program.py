@@ -25,7 +25,7 @@ from .entry import first_instruction
 from .gfx9_modes import INDEXED, IndexedGuard, build_skip, skipped_to
 from .loaded import LoadedObject
 from .memory import AccessFault
-from .mode import initial_mode, mode_after
+from .mode import Mode, initial_mode, modes_of
 from .races import Misaligned, RaceFault
 from .shadow import Found
 from .state import Waves
@@ -49,6 +49,16 @@ class Code:
     def append(self, ins: Instruction, step: Step) -> None:
         self.steps.append(step)
         self.sources.append(ins)
+
+
+@dataclass(frozen=True)
+class _Stop:
+    """The step of an instruction that is not implemented."""
+
+    message: str
+
+    def __call__(self, g: Waves) -> None:
+        raise UnknownInstructionError(self.message)
 
 
 @dataclass
@@ -90,8 +100,8 @@ class Program:
         """elf: the code object that `asm` is the disassembly of; its data is loaded."""
         self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
-        cdna.translate(self.listing, self.gpu.major)
-        number_registers(self.listing)
+        cdna.translate(self.listing, self.gpu)
+        number_registers(self.listing, self.gpu.name == "gfx1251")
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
@@ -114,16 +124,9 @@ class Program:
 
     def _follow_mode(self) -> list[Target]:
         """What each instruction is built for: the floating-point mode changes along the text."""
-        targets, target = [], self.target
-        entries = set(self.listing.entries.values())
-        for index, ins in enumerate(self.listing.instructions):
-            if index in entries:  # callers hand over the mode that the kernel started with
-                target = self.target
-            targets.append(target)
-            mode = mode_after(ins, target.mode)
-            if mode != target.mode:
-                target = replace(target, mode=mode)
-        return targets
+        made: dict[Mode, Target] = {}
+        modes = modes_of(self.listing, self.target.mode, self.lanes)
+        return [made.setdefault(mode, replace(self.target, mode=mode)) for mode in modes]
 
     def _cut(self) -> list[Block]:
         code = self.listing.instructions
@@ -202,6 +205,8 @@ class Program:
         return code
 
     def _guard(self, ins: Instruction, number: int, target: Target, step: Step, tested: bool) -> Guard | IndexedGuard:
+        if isinstance(step, _Stop):
+            ins = replace(ins, name="s_nop", operands=(), modifiers={}, second=None)
         if ins.name != INDEXED:
             return Guard(ins, number, target, step, tested)
         return IndexedGuard(ins, lambda plain: Guard(plain, number, target, self.step_of(plain, target)))
@@ -305,12 +310,7 @@ class Program:
         what = f"the emulator does not implement {ins.mnemonic} on {where}{f' ({why})' if ' ' in why else ''}"
         if ins.name == "undecodable":
             what = "llvm-objdump did not know this instruction; that of a newer LLVM may (LANELOOM_OBJDUMP names it)"
-        message = self._where(ins, what)
-
-        def stop(g: Waves) -> None:
-            raise UnknownInstructionError(message)
-
-        return stop
+        return _Stop(self._where(ins, what))
 
     def _where(self, ins: Instruction, text: str) -> str:
         source = f" ({ins.source})" if ins.source else ""

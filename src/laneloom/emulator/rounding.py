@@ -8,7 +8,9 @@ sums: proved algorithms using rounding to odd", 2008).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 
@@ -227,11 +229,44 @@ def _product_directed(dtype: type) -> Callable[[int], Callable]:
     return lambda rounding: lambda a, b: directed(_wide(a) * _wide(b), 0.0, dtype, rounding)
 
 
-#: operation and type -> rounding mode -> function; float64 results exist in nearest even only
-ADD = {"f32": _sum_directed(np.float32, 1), "f16": _sum_directed(np.float16, 1)}
+def _directed_double(nearest: float, exact: Fraction, negative_zero: bool, rounding: int) -> float:
+    """The double next to `exact` that a directed mode asks for, from the nearest one."""
+    if exact == 0 and rounding == DOWN and negative_zero:
+        return -0.0
+    if rounding == UP:
+        return math.nextafter(nearest, math.inf) if nearest < exact else nearest
+    if rounding == DOWN:
+        return math.nextafter(nearest, -math.inf) if nearest > exact else nearest
+    return math.nextafter(nearest, 0.0) if abs(nearest) > abs(exact) else nearest
+
+
+def _double_directed(nearest: Callable, exact: Callable, negative_zero: Callable) -> Callable[[int], Callable]:
+    """Element by element, by fractions: few programs ask for it."""
+
+    def of_mode(rounding: int) -> Callable:
+        def function(*operands):
+            x = np.broadcast_arrays(*(np.atleast_1d(_wide(v)) for v in operands))
+            result = np.array(nearest(*x))
+            for at in zip(*np.nonzero(np.all(np.isfinite(x), axis=0)), strict=True):
+                values = [float(v[at]) for v in x]
+                zero = negative_zero(*(math.copysign(1, v) < 0 for v in values))
+                result[at] = _directed_double(float(result[at]), exact(*map(Fraction, values)), zero, rounding)
+            return result
+
+        return function
+
+    return of_mode
+
+
+_ADD_F64 = _double_directed(np.add, lambda a, b: a + b, lambda a, b: a or b)
+_MUL_F64 = _double_directed(np.multiply, lambda a, b: a * b, lambda a, b: a != b)
+_FMA_F64 = _double_directed(fma_f64, lambda a, b, c: a * b + c, lambda a, b, c: (a != b) or c)
+
+#: operation and type -> rounding mode -> function
+ADD = {"f64": _ADD_F64, "f32": _sum_directed(np.float32, 1), "f16": _sum_directed(np.float16, 1)}
 SUB = {"f32": _sum_directed(np.float32, -1), "f16": _sum_directed(np.float16, -1)}
-MUL = {"f32": _product_directed(np.float32), "f16": _product_directed(np.float16)}
-FMA = {"f32": _fma_directed(np.float32), "f16": _fma_directed(np.float16)}
+MUL = {"f64": _MUL_F64, "f32": _product_directed(np.float32), "f16": _product_directed(np.float16)}
+FMA = {"f64": _FMA_F64, "f32": _fma_directed(np.float32), "f16": _fma_directed(np.float16)}
 
 
 def nearest_only(_rounding: int) -> Callable:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ..isa.parse import Instruction
-from .alu import Op, Step, Target, build_scalar, scalar, special
+from .alu import Op, Step, Target, build_scalar, output_modifier, scalar, special
 from .bits import I32, U16, U32, pack
 from .compare import FLOAT_RELATIONS
 from .convert import to_f16, to_integer
@@ -60,9 +60,12 @@ def _to_scalar(kind: str, function: Callable) -> Callable[[Instruction, Target],
     def build(ins: Instruction, target: Target) -> Step:
         destination, source = ins.operands
         value, n = read_scalar(source, kind), destination.index
+        modify = output_modifier(ins, kind, target, flushes=False)
 
         def step(g: Waves) -> None:
             result = np.asarray(function(np.atleast_1d(value(g))))
+            if modify is not None:
+                result = modify(result)
             g.set_scalar(n, result.view(U16 if kind == "f16" else U32))
 
         return step

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     cdna4_stochastic,
     cdna5_alu,
     cdna5_convert,
+    cdna5_pairs,
     cdna_alu,
     compare,
     convert,

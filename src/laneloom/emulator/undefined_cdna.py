@@ -20,6 +20,7 @@ from .undefined_bits import BITWISE, bits_written
 from .undefined_carry import value_of
 
 _NARROWS = re.compile(r"v_cvt_scalef32_(?:sr_)?pk(\d+)_(fp8|bf8|fp6|bf6|fp4)_(f32|f16|bf16)")
+_WIDE_PAIRS = re.compile(r"v_pk_\w+_[uf]64")
 _PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
 
 
@@ -29,6 +30,8 @@ def cdna_rule(ins: Instruction) -> Callable[[Waves], None] | None:
         return _sdwa_rule(ins)
     if match := _NARROWS.fullmatch(ins.name):
         return _narrowing_rule(ins, int(match[1]), 32 if match[3] == "f32" else 16, TYPES[match[2]].bits)
+    if _WIDE_PAIRS.fullmatch(ins.name):
+        return _wide_pairs_rule(ins)
     return _pairs_rule(ins) if ins.name in _PAIRS else None
 
 
@@ -113,6 +116,28 @@ def _pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
             results_of.append(bits if moves else np.where(np.asarray(bits) != 0, FULL, U32(0)))
         for k, bits in enumerate(results_of):
             shadow.put(g, destination.index + k, np.array(np.broadcast_to(bits, (g.count, g.lanes))))
+
+    return follow
+
+
+def _wide_pairs_rule(ins: Instruction) -> Callable[[Waves], None]:
+    """Each of two 64-bit results is undefined by its own half of the vector operands, and by all of the scalar ones."""
+    destination, *sources = ins.operands
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        results_of = []
+        for place in range(2):
+            bits = U32(0)
+            for operand in sources:
+                each = operand.count // 2 if operand.kind == "v" else operand.count
+                first = operand.index + (place * each if operand.kind == "v" else 0)
+                for n in range(first, first + each) if operand.kind in "vs" else ():
+                    bits = bits | shadow.of(Operand(operand.kind, n))
+            results_of.append(np.where(np.asarray(bits) != 0, FULL, U32(0)))
+        for k, bits in enumerate(results_of):
+            for n in range(destination.index + 2 * k, destination.index + 2 * k + 2):
+                shadow.put(g, n, np.array(np.broadcast_to(bits, (g.count, g.lanes))))
 
     return follow
 

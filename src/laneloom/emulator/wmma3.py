@@ -3,7 +3,7 @@ results of different types, the 32x16 product of FP4, and sparse forms.
 
 Where an element lies is what `isa/layouts.py` says. Numerics are those of the other matrix instructions: exact
 products, the K products and C summed in float64, one rounding to nearest even; denormals are kept; EXEC and MODE are
-ignored.
+ignored. Of FP64 they are four fused multiply-adds in the order of k, each rounded (rocjitsu).
 A scale stands for 32 k of a row of A or column of B, or 16 in the `scale16` forms: the row's lane, of the half wave
 that `matrix_a_scale` chooses, holds it in the byte of that number. Its type is E8M0, or what `matrix_a_scale_fmt` says.
 """
@@ -26,10 +26,11 @@ from .float8 import SMALL_VALUES, power_of_two
 from .matrix import f64_to_bf16
 from .mfma import fields, places, row_of, values_of
 from .operands import constant
+from .rounding import fma_f64
 from .state import U32, Waves
 
 _NAME = re.compile(
-    r"v_wmma_(scale(16)?_f32_|f32_16x16x128_f8f6f4|f32_32x16x128_f4|bf16f32_)|v_swmmac_\w+_16x16x(64_(bf16|f16)|128_)"
+    r"v_wmma_(scale(16)?_f32_|f64_|f32_16x16x128_f8f6f4|f32_32x16x128_f4|bf16f32_)|v_swmmac_\w+_16x16x(64_(bf16|f16)|128_)"
 )
 _FORMATS = {"MATRIX_FMT_FP8": 0, "MATRIX_FMT_BF8": 1, "MATRIX_FMT_FP6": 2, "MATRIX_FMT_BF6": 3, "MATRIX_FMT_FP4": 4}
 #: Types of scales: E4M3 is FP8.
@@ -67,6 +68,8 @@ class _Matrix:
                 stored = f64_to_bf16(values)
             case "f16":
                 stored = values.astype(np.float16)
+            case "f64":
+                stored = values
             case _:
                 stored = values.astype(np.float32)
         out = np.empty((g.count, g.lanes, self.layout.registers * 32 // self.layout.width), stored.dtype)
@@ -92,8 +95,10 @@ def _layouts(ins: Instruction, row: MatrixInstruction, target: Target) -> dict[s
 
 
 def _signs(ins: Instruction, matrix: _Matrix, side: int) -> np.ndarray | float:
-    """What A or B is multiplied by: neg_lo negates the even elements of a lane, neg_hi the odd ones."""
+    """What A or B is multiplied by: neg_lo negates the even elements of a lane, neg_hi the odd ones; of f64 all."""
     low, high = (ins.bits(name, [0, 0, 0])[side] for name in ("neg_lo", "neg_hi"))
+    if matrix.kind == "f64":
+        return 1.0 - 2 * low
     if matrix.kind in ("i8", "u8") or not (low or high):
         return 1.0
     return np.where(matrix.slots % 2 == 1, 1.0 - 2 * high, 1.0 - 2 * low)
@@ -152,9 +157,16 @@ def _build_dense(ins: Instruction, target: Target, row: MatrixInstruction) -> St
         if of_a is not None and of_b is not None:
             left = left * of_a(g)
             right = right * of_b(g).transpose(0, 2, 1)
-        d.store(g, destination.index, left @ right + c(g))
+        d.store(g, destination.index, _fused(left, right, c(g)) if row.a == "f64" else left @ right + c(g))
 
     return step
+
+
+def _fused(a: np.ndarray, b: np.ndarray, c: np.ndarray | float) -> np.ndarray:
+    """c + a b by fused multiply-adds in float64, one k after the other."""
+    for k in range(a.shape[-1]):
+        c = fma_f64(a[..., k : k + 1], b[..., k : k + 1, :], np.asarray(c))
+    return np.asarray(c)
 
 
 @lru_cache(maxsize=64)

@@ -53,11 +53,11 @@ F8F6F4 = ("fp8", "bf8", "fp6", "bf6", "fp4")
 #: Names of the generations for people.
 GENERATIONS = {
     "rdna3": "RDNA 3", "rdna4m": "RDNA 4m", "rdna4": "RDNA 4", "cdna1": "CDNA 1", "cdna2": "CDNA 2", "cdna3": "CDNA 3",
-    "cdna4": "CDNA 4", "cdna5": "CDNA 5", "hopper": "Hopper",
+    "cdna4": "CDNA 4", "cdna5": "CDNA 5", "cdna5fp64": "CDNA 5 (gfx1251)", "hopper": "Hopper",
 }  # fmt: skip
 _GENERATIONS = {
     "gfx117": "rdna4m", "gfx11": "rdna3", "gfx120": "rdna4", "gfx908": "cdna1", "gfx90a": "cdna2", "gfx942": "cdna3",
-    "gfx950": "cdna4", "gfx1250": "cdna5", "sm_90": "hopper",
+    "gfx950": "cdna4", "gfx1250": "cdna5", "gfx1251": "cdna5fp64", "sm_90": "hopper",
 }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def from_mnemonic(name: str, generation: str, *, blocks: int = 1, **facts) -> Ma
     if a == "f4":
         a = b = "fp4"
     m, n, k = (int(match[size]) for size in "mnk")
-    waves = {"cdna5": (32,)}.get(generation, (32, 64) if generation.startswith("rdna") else (64,))
+    waves = (32,) if generation.startswith("cdna5") else (32, 64) if generation.startswith("rdna") else (64,)
     return MatrixInstruction(
         name, generation, match["kind"], m, n, k, int(match["blocks"] or blocks), a, b, match["cd"], waves,
         c=match["c"] or "", **facts,
@@ -169,10 +169,10 @@ def _rows(generation: str) -> Mapping[str, MatrixInstruction]:
         from .catalogue_nvidia import hopper_rows
 
         rows = hopper_rows()
-    elif generation == "cdna5":
+    elif generation.startswith("cdna5"):
         from .catalogue_cdna5 import cdna5_rows
 
-        rows = cdna5_rows()
+        rows = cdna5_rows(generation)
     else:
         from .catalogue_amd import amd_rows
 

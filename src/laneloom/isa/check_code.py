@@ -117,16 +117,16 @@ def _code(text: str, gpu: Gpu, name: str | None, listing: Listing, metadata: Ker
         for typed in code:
             typed.operands = tuple(_one_file(o) for o in typed.operands)
     if gpu.is_cdna5:
-        code = _numbered(code, listing, name)
+        code = _numbered(code, listing, name, gpu)
     steps = [Step(typed, i.kind, uses(typed, lanes)) for typed, i in zip(code, listing.instructions, strict=True)]
     return Code(gpu, name, lanes, tuple(steps), _blocks(steps, listing), metadata, text)
 
 
-def _numbered(code: list[Instruction], listing: Listing, name: str | None) -> list[Instruction]:
+def _numbered(code: list[Instruction], listing: Listing, name: str | None, gpu: Gpu) -> list[Instruction]:
     """With the numbers that CDNA 5's vector registers have in the whole file."""
     typed = TypedListing(name or "?", code, dict(listing.labels), {})
     try:
-        number_registers(typed)
+        number_registers(typed, gpu.name == "gfx1251")
     except EmulationError as error:
         raise UnsupportedError(str(error)) from error
     return typed.instructions

@@ -3,7 +3,7 @@
 Matrix instructions run beside the vector unit, and nothing waits: a matrix instruction that takes the result for A, B
 or indices, and a vector instruction that reads or overwrites the result, or overwrites A, B or indices, has to have so
 many vector instructions before it (`v_nop` is one). Transcendental ones run elsewhere and wait. Source: LLVM's hazard
-recognizer for gfx1250, which LLVM's code goes by (tests/compile/test_check_wmma.py).
+recognizer for gfx1250 and gfx1251, which LLVM's code goes by (tests/compile/test_check_wmma.py).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .listing import Kind
 from .registers import mask_of
 
 #: cycles of the matrix instruction -> vector instructions in between, before a matrix one and before any other
-_WMMA = {4: (2, 1), 8: (5, 4), 16: (9, 8)}
-_SWMMAC = {8: (3, 2), 16: (5, 4)}
-_MOST = 9
+_WMMA = {4: (2, 1), 8: (5, 4), 16: (9, 8), 32: (17, 16)}
+_SWMMAC = {8: (3, 2), 16: (5, 4)}  # of gfx1250; on gfx1251 they are no exception
+_MOST = 17
 _VECTOR = (Kind.MATRIX, Kind.VALU, Kind.DUAL)
 _TRANSCENDENTAL = re.compile(r"v_(s_)?(exp|log|rcp|rsq|sqrt|sin|cos|tanh|prng)_")
 
@@ -92,6 +92,6 @@ def _needed(matrix: Step, row: MatrixInstruction, before_matrix: bool) -> int:
     cycles = row.cycles or 8
     fours = [matrix.ins.modifiers.get(f"matrix_{x}_fmt", "") for x in "ab"]
     if all("FP4" in word for word in fours):
-        cycles = 4
-    table = _SWMMAC if row.kind == "swmmac" else _WMMA
+        cycles //= 2
+    table = _SWMMAC if row.kind == "swmmac" and row.generation == "cdna5" else _WMMA
     return table[cycles][0 if before_matrix else 1]

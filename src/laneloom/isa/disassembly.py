@@ -29,6 +29,7 @@ _MACHINES = {
     0x46: "gfx1101", 0x47: "gfx1102", 0x48: "gfx1200", 0x4A: "gfx1151", 0x4C: "gfx942", 0x4E: "gfx1201",
     0x49: "gfx1250", 0x4F: "gfx950", 0x54: "gfx11-generic", 0x55: "gfx1152", 0x57: "gfx1154",
     0x58: "gfx1153", 0x59: "gfx12-generic", 0x5C: "gfx1172", 0x5D: "gfx1170", 0x5E: "gfx1171", 0x5F: "gfx9-4-generic",
+    0x5A: "gfx1251", 0x5B: "gfx12-5-generic",
 }  # fmt: skip
 _FILLERS = {struct.pack("<I", word) for word in (0, 0xBF800000, 0xBF9F0000)}  # nothing, s_nop 0, s_code_end
 _NAMES_TOLD = 8

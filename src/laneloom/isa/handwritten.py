@@ -24,7 +24,7 @@ _ODD_LINE = re.compile(
 )
 _ODD_INSTRUCTION = re.compile(
     r"[ \t]+[a-z]\w+[ \t][^;/]*?"
-    r"(?:\w:[ \t]+[\w(\[-]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t)"
+    r"(?:\w:[ \t]+[\w(\[-]|,[ \t]*-[ \t]+[\d.]|[\w\])][ \t]*[+*/<>&^-][ \t]*[\w(]|\[[ \t]|[\w\],]\t)"
 )
 _HIGH_REGISTER = re.compile(r" /\*v(?:\d+|\[\d+:\d+\])(?:\.[lh])?\*/")
 _DESCRIBED = re.compile(r"(\s*\.amdhsa_\w+\s+)(.*?)\s*$")
@@ -107,6 +107,7 @@ def _line(code: str, symbols: Mapping[str, int], labels: Mapping[str, int]) -> s
     if mnemonic.startswith(("s_wait", "s_delay", "s_sendmsg")):
         return f"{label}\t{mnemonic} {_replaced(rest, symbols).strip()}"
     rest = re.sub(r"(?<=\w):[ ]+(?=[\w(\[-])", ":", rest)
+    rest = re.sub(r"(^|,)([ ]*-)[ ]+(?=[\d.])", r"\1\2", rest)
     rest = re.sub(r"\[([^\]]*)\]", lambda m: f"[{_numbers(m[1], symbols)}]", rest)
     rest = _replaced(rest, symbols)
     rest = _EXPRESSION.sub(_computed, rest)

@@ -20,7 +20,7 @@ def digits_of(row: MatrixInstruction, wave: int, matrix: str, kind: str, k_order
             return _rdna3(row, wave, matrix)
         case "rdna4" | "rdna4m":
             return _rdna4(row, wave, matrix, k_order)
-        case "cdna5":
+        case "cdna5" | "cdna5fp64":
             return _cdna5(row, matrix, TYPES[kind].bits)
         case "hopper":
             return _hopper(row, matrix, TYPES[kind].bits)

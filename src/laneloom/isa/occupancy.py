@@ -9,7 +9,7 @@ from ..gpu import KIB, Gpu
 # LLVM "User Guide for AMDGPU Backend", COMPUTE_PGM_RSRC2.GRANULATED_LDS_SIZE: 128 dwords, 320 on gfx950;
 # on gfx1250 512, by the occupancy that LLVM prints.
 _LDS_GRANULE_BYTES = 512
-_LDS_GRANULES_BYTES = {"gfx950": 1280, "gfx1250": 2048}
+_LDS_GRANULES_BYTES = {"gfx950": 1280, "gfx1250": 2048, "gfx1251": 2048}
 # NVIDIA CUDA C++ Programming Guide, compute capability 9.0: the system keeps 1 KiB per block.
 _NVIDIA_RESERVED_BYTES = KIB
 

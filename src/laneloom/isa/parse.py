@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from ..errors import EmulationError
+from .expressions import value_of
 from .handwritten import as_printed, line_number
 from .symbols import plain_symbols
 
@@ -22,6 +23,7 @@ _NAMED = {
 _PAIRS = ("vcc", "exec", "flat_scratch")
 
 _REGISTER = re.compile(r"(v|a|s|ttmp)(?:(\d+)|\[(\d+)(?::(\d+))?\])(?:\.([lh]))?")
+_REGISTERS_ONE_BY_ONE = re.compile(r"\[(v|a|s|ttmp)(\d+)(?:,\s*\1\d+)*,\s*\1(\d+)\]")
 _LABEL = re.compile(r"([.\w$@]+):")
 _INSTRUCTION = re.compile(r"\s+([a-z]\w+)(?:\s+(.*))?$")
 LOC = re.compile(r"\s+\.loc\s+(\d+)\s+(\d+)\s+(\d+)")
@@ -97,7 +99,7 @@ class Instruction:
         """The value of a list modifier such as `op_sel:[0,1]`, as long as `default`."""
         text = self.modifiers.get(name)
         got = [int(x, 0) for x in text.strip("[]").split(",")] if text else []
-        return got + default[len(got) :]
+        return [*got, *default[len(got) :]][: len(default)]  # LLVM takes more bits than there are operands
 
 
 @dataclass(slots=True)
@@ -303,6 +305,8 @@ def parse_operand(text: str) -> Operand:
         return Operand(kind, start, count, negate=negate, absolute=absolute, half=half or "", signed=signed)
     if body in _NAMED:
         return Operand("s", _NAMED[body], 2 if body in _PAIRS else 1, negate=negate, absolute=absolute)
+    if match := _REGISTERS_ONE_BY_ONE.fullmatch(body):
+        return replace(parse_operand(f"{match[1]}[{match[2]}:{match[3]}]"), negate=negate, absolute=absolute)
     literal = re.fullmatch(r"(lit|lit64)\((.*)\)", body)
     body = literal[2] if literal else body
     try:
@@ -310,7 +314,10 @@ def parse_operand(text: str) -> Operand:
         return Operand("const", value=value, negate=negate, absolute=absolute)
     except ValueError:
         pass
+    if (number := value_of(text)) is not None:  # an expression, or octal
+        return Operand("const", value=number)
     try:
-        return Operand("const", value=float(body), negate=negate, absolute=absolute)
+        value = float.fromhex(body) if "0x" in body[:3] else float(body)
+        return Operand("const", value=value, negate=negate, absolute=absolute)
     except ValueError:
         return Operand("symbol", value=body)

@@ -14,7 +14,7 @@ _GENERIC = {
     "gfx9-4-generic": ("gfx942", "gfx950"),
     "gfx11-generic": tuple(name for name in GPUS if name.startswith(("gfx110", "gfx115"))),
     "gfx12-generic": tuple(name for name in GPUS if name.startswith("gfx120")),
-    "gfx12-5-generic": ("gfx1250",),
+    "gfx12-5-generic": ("gfx1250", "gfx1251"),
 }
 
 

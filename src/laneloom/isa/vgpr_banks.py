@@ -2,9 +2,10 @@
 
 An instruction names 256 registers. `s_set_vgpr_msb` sets what is put in front of those eight bits for all instructions
 that follow: simm[1:0] for the first source, [3:2] the second, [5:4] the third, [7:6] the destination; the upper byte
-only repeats the former setting. The bits are a part of MODE ([13:12] destination, [15:14], [17:16], [19:18] sources),
-and `s_setreg_imm32_b32` of any field of MODE takes them from bits 19:12 of its constant as well. Source: LLVM,
-AMDGPULowerVGPREncoding and `getVGPRLoweringOperandTables`. Scales of matrix instructions take no bits.
+only repeats the former setting. The bits are a part of MODE ([13:12] destination, [15:14], [17:16], [19:18] sources).
+On gfx1250 `s_setreg_imm32_b32` of any field of MODE takes them from bits 19:12 of its constant, on gfx1251 a write of
+their own field alone sets them. Sources: LLVM, AMDGPULowerVGPREncoding and `getVGPRLoweringOperandTables`; rocjitsu
+(ROCm/rocm-systems). Scales of matrix instructions take no bits.
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from .registers import results
 
 BANK = 256  #: registers that an instruction can name
 _DESTINATION, _NONE = 3, 4  #: pairs of bits of the setting; beyond the last one are zeros
-_MODE = re.compile(r"hwreg\(\s*(HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*[,)]")
+_MODE = re.compile(r"hwreg\(\s*(?:HW_REG_MODE|HW_REG_WAVE_MODE|1)\s*(?:,\s*(\w+)\s*,\s*(\w+)\s*)?\)")
 
 
-def number_registers(listing: Listing) -> None:
+def number_registers(listing: Listing, own_fields: bool = False) -> None:
     """Give every vector operand of the listing the number of its register in the whole file.
 
+    own_fields: writes of MODE leave what they do not name (gfx1251).
     Raises EmulationError where an instruction's registers depend on the way by which it is reached.
     """
     code = listing.instructions
     if not any(ins.name == "s_set_vgpr_msb" for ins in code):
         return
-    for k, settings in enumerate(_settings(listing)):
+    for k, settings in enumerate(_settings(listing, own_fields)):
         forms = {setting: _numbered(code[k], setting) for setting in sorted(settings)}
         first = next(iter(forms.values()), code[k])
         if any(form != first for form in forms.values()):
@@ -40,7 +42,7 @@ def number_registers(listing: Listing) -> None:
         code[k] = first
 
 
-def _settings(listing: Listing) -> list[set[int]]:
+def _settings(listing: Listing, own_fields: bool) -> list[set[int]]:
     """What may hold before each instruction; nothing where control never comes."""
     code, labels = listing.instructions, listing.labels
     found: list[set[int]] = [set() for _ in code]
@@ -56,15 +58,19 @@ def _settings(listing: Listing) -> list[set[int]]:
         if ins.name == "s_add_pc_i64":  # LLVM's far branch: a label less the label behind it
             work.append((labels.get(str(ins.operands[0].value).partition("-")[0], len(code)), setting))
         if not ins.name.startswith(("s_branch", "s_endpgm", "s_setpc", "s_set_pc", "s_add_pc")):
-            work.append((at + 1, _after(ins, setting)))
+            work.append((at + 1, _after(ins, setting, own_fields)))
     return found
 
 
-def _after(ins: Instruction, setting: int) -> int:
+def _after(ins: Instruction, setting: int, own_fields: bool) -> int:
     if ins.name == "s_set_vgpr_msb":
         return int(ins.operands[0].value) & 0xFF
-    if ins.name == "s_setreg_imm32_b32" and _MODE.search(ins.text):
-        bits = int(ins.operands[-1].value) >> 12 & 0xFF
+    if ins.name == "s_setreg_imm32_b32" and (match := _MODE.search(ins.text)):
+        value, written = int(ins.operands[-1].value), 0xFF
+        if own_fields:
+            offset, size = (int(x or default, 0) for x, default in zip(match.groups(), ("0", "32"), strict=True))
+            value, written = value << offset, ((1 << size) - 1) << offset >> 12 & 0xFF
+        bits = (setting << 2 & 0xFC | setting >> 6) & ~written | value >> 12 & written
         return bits >> 2 | (bits & 3) << 6
     return setting
 
