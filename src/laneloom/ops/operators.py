@@ -175,8 +175,9 @@ def mark_written(out: torch.Tensor) -> None:
 
 def check_strided(name: str, x: torch.Tensor) -> None:
     """Raise UnsupportedError for a tensor without strides, whose shape or dispatch torch would stumble over."""
-    if x.is_nested or x.layout != torch.strided:
-        raise UnsupportedError(f"{name}: expected a strided tensor, got {'a nested one' if x.is_nested else x.layout}")
+    if x.is_nested or x.is_quantized or x.layout != torch.strided:
+        got = "a nested one" if x.is_nested else "a quantized one" if x.is_quantized else x.layout
+        raise UnsupportedError(f"{name}: expected a strided tensor, got {got}")
 
 
 def _check_own_bits(out: torch.Tensor) -> None:

@@ -132,7 +132,7 @@ def _refuse_float8_options(q: Any, scales: dict[str, Any], out_dtype: Any) -> No
 
 def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:
     """Packed rows [all positions, H, D] as [1, H, all positions, D]; anything else as it is."""
-    if packing is None or not hasattr(x, "shape"):
+    if packing is None or not hasattr(x, "swapaxes") or isinstance(x, type):
         return x
     if len(x.shape) != _PACKED_AXES:
         raise ArgumentError(f"{name}: expected 3 axes [positions, H, D] with cu_seqlens_q, got shape {tuple(x.shape)}")

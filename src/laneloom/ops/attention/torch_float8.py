@@ -32,6 +32,8 @@ def attend_float8(
     for name, x in (("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected torch.bfloat16 or torch.float16, got {shown(out_dtype)}")
     lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
     numbers = dict.fromkeys(scales, 1.0)
     for name, x in scales.items():

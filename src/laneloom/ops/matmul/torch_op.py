@@ -78,7 +78,9 @@ def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithm
 
 
 def output_dtype(dtype_a: str, asked: torch.dtype | None, has_terms: bool = False) -> torch.dtype:
-    """torch's dtype of the result: the asked one, or the default."""
+    """torch's dtype of the result: the asked one, or the default. Raises ArgumentError for what is no dtype."""
+    if asked is not None and not isinstance(asked, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(asked)}")
     return asked or _DTYPES[default_output(dtype_a, has_terms)]
 
 
