@@ -86,6 +86,8 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
     found = []
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
+            if getattr(x, "is_meta", False):
+                raise ArgumentError(f"{name}: expected the longest sequence's length, which a meta tensor cannot tell")
             longest = int((x[1:] - x[:-1]).max())
         if not is_whole(longest) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
