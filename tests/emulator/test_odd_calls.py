@@ -310,3 +310,20 @@ def test_what_names_no_gpu():
     for wrong in (0, None, torch.ones(2, 2)):
         with pytest.raises(UnknownGpuError, match=r"^gpu: expected a name such as 'gfx1151', got "):
             laneloom.emulated(wrong).__enter__()  # pyright: ignore[reportArgumentType]
+
+
+def test_scales_that_fp32_cannot_hold():
+    q, lengths = torch.ones(1, 1, 2, 16).half(), torch.tensor([2], dtype=torch.int32)
+    for wrong in (1e31, -1e300, float("nan"), float("inf"), True):
+        with pytest.raises(ArgumentError, match=r"^scale: expected a number from -1e\+30 to 1e\+30, or None, got "):
+            laneloom.flash_attention(q, q, q, scale=wrong)
+        with pytest.raises(ArgumentError, match=r"^scale: "):
+            laneloom.attention_decode(q, q, q, cache_lengths=lengths, scale=wrong)
+    assert torch.equal(laneloom.flash_attention(q, q, q, scale=-1e30), q)
+    coarse = q.to(torch.float8_e4m3fn)
+    assert torch.equal(laneloom.flash_attention(coarse, coarse, coarse, scale_q=np.float32(2)), q.bfloat16())
+    for wrong in (0, -1.0, float("inf"), 1e31):
+        with pytest.raises(ArgumentError, match=r"^scale_q: expected a number above 0, up to "):
+            laneloom.flash_attention(coarse, coarse, coarse, scale_q=wrong)
+    with pytest.raises(ArgumentError, match=r"^scale: expected scale x scale_q x scale_k up to "):
+        laneloom.flash_attention(coarse, coarse, coarse, scale_q=1e20, scale_k=1e20)
