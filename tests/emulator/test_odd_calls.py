@@ -327,3 +327,20 @@ def test_scales_that_fp32_cannot_hold():
             laneloom.flash_attention(coarse, coarse, coarse, scale_q=wrong)
     with pytest.raises(ArgumentError, match=r"^scale: expected scale x scale_q x scale_k up to "):
         laneloom.flash_attention(coarse, coarse, coarse, scale_q=1e20, scale_k=1e20)
+
+
+def test_results_without_elements_overlap_nowhere():
+    """numpy gives arrays without elements strides of 0."""
+    x, out = halves(3, 0, 4), np.empty((3, 0, 5), np.float16)
+    assert laneloom.matmul(x, halves(4, 5), out=out) is out
+    assert laneloom.gemm(x, halves(4, 5), out=out) is out
+    assert laneloom.gemm_chain(x, halves(4, 4), halves(4, 5), out=out) is out
+    assert laneloom.transpose(halves(3, 5, 0), out=out) is out
+    cubes = np.empty((3, 0, 2, 2, 2))
+    assert laneloom.transform3d(np.ones_like(cubes), np.eye(2), out=cubes) is cubes
+
+
+def test_strides_of_single_elements_mean_nothing():
+    x, t, out = np.full((2, 1, 1, 1), 3.0), np.full((1, 1), 2.0), np.empty((2, 1, 1, 1))
+    assert (laneloom.transform3d(x[:, ::-1, :, ::-1], t[::-1], out=out[..., ::-1]) == 24).all()
+    assert (out == 24).all()
