@@ -354,7 +354,7 @@ def test_types_have_the_bits_of_their_names():
 def test_the_value_of_a_float_is_not_its_bits():
     a = get_layout("v_wmma_f32_16x16x16_f16", "gfx1151", 32, "A")
     ones = np.ones((16, 16), np.float16)
-    with pytest.raises(ArgumentError, match=r"codes: expected integers, such as x\.view\(numpy\.uint16\).*, got float16"):
+    with pytest.raises(ArgumentError, match=r"codes: expected integers, such as x\.view\(.*, got float16"):
         pack(a, ones)
     with pytest.raises(ArgumentError, match="registers: expected integers"):
         unpack(a, np.ones((8, 32), np.float32))
