@@ -344,3 +344,12 @@ def test_strides_of_single_elements_mean_nothing():
     x, t, out = np.full((2, 1, 1, 1), 3.0), np.full((1, 1), 2.0), np.empty((2, 1, 1, 1))
     assert (laneloom.transform3d(x[:, ::-1, :, ::-1], t[::-1], out=out[..., ::-1]) == 24).all()
     assert (out == 24).all()
+
+
+def test_gradients_of_decoding_are_refused_in_our_words():
+    q, lengths = torch.ones(1, 1, 2, 16).half().requires_grad_(), torch.tensor([2], dtype=torch.int32)
+    cache = torch.ones(1, 16, 1, 16).half()
+    for _ in range(2):  # the second call is one that was met before
+        out = laneloom.attention_decode(q, cache, cache, cache_lengths=lengths)
+        with pytest.raises(UnsupportedError, match=r"^attention_decode has no gradients: use flash_attention"):
+            out.sum().backward()
