@@ -329,7 +329,9 @@ def get_gpu(name: str | Gpu) -> Gpu:
     """
     if isinstance(name, Gpu):
         return name
-    key = str(name).strip().lower()
+    if not isinstance(name, str):
+        raise UnknownGpuError(f"gpu: expected a name such as 'gfx1151', got {type(name).__name__}")
+    key = name.strip().lower()
     if key.startswith("gfx"):
         key = key.partition(":")[0]
     key = {"sm_90": "sm_90a", "sm90": "sm_90a", "sm90a": "sm_90a", "h200": "sm_90a"}.get(key, key)

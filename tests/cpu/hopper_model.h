@@ -139,8 +139,7 @@ inline void named_arrive(int name, int threads) { meet(name, threads, false); }
 inline void __syncthreads() { meet(0, blockDim.x); }
 inline void __syncwarp() { pthread_barrier_wait(&cta->warps[threadIdx.x / 32]); }
 inline void fence_barrier_init() {}
-inline void release_successor() {}
-inline void await_memory() {}
+inline void release_successor() {} inline void await_memory() {}  // grids run one after the other
 inline void fence_async() {}
 inline void prefetch_map(const TensorMap*) {}
 inline u32 cluster_rank() { return cta - ctas; }
@@ -175,8 +174,7 @@ inline float __shfl_xor_sync(u32 all, float x, int far) {
 inline int atomicAdd(int* p, int x) { return *p += x, *p - x; }
 
 inline float exp2_fast(float x) { return exp2f(x); }
-inline float reciprocal(float x) { return 1 / x; }
-inline float least(float x, float y) { return x < y || x != x ? x : y; }
+inline float reciprocal(float x) { return 1 / x; } inline float least(float x, float y) { return x < y || x != x ? x : y; }
 inline u16 narrow(float x) {
 #if BF16
   u32 y;

@@ -118,5 +118,13 @@ def test_a_narrow_terminal_cuts_no_figures_off(command):
     assert {"fused", "H7", "emulated"} & set(result.stdout.split())
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_fewer_columns_than_words_need_lose_none(columns):
+    for command in (["explain", "matmul"], ["gpus"]):
+        wanted, got = (CliRunner().invoke(app, command, env={"COLUMNS": width}).stdout for width in ("40", columns))
+        assert got == wanted
+        assert "gfx1151" in got
+
+
 def test_what_else_predicts_attention():
     assert "`laneloom profile attention --gpu gfx1151` is" in sentence("bench", "attention", "--gpu", "gfx1151")

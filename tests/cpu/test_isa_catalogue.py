@@ -349,3 +349,13 @@ def test_pack_and_unpack_are_inverse():
 def test_types_have_the_bits_of_their_names():
     for name, kind in TYPES.items():
         assert name == "f8f6f4" or str(kind.bits) in name or (name in ("xf32", "tf32") and kind.bits == 32)
+
+
+def test_the_value_of_a_float_is_not_its_bits():
+    a = get_layout("v_wmma_f32_16x16x16_f16", "gfx1151", 32, "A")
+    ones = np.ones((16, 16), np.float16)
+    with pytest.raises(ArgumentError, match=r"codes: expected integers, such as x\.view\(.*, got float16"):
+        pack(a, ones)
+    with pytest.raises(ArgumentError, match="registers: expected integers"):
+        unpack(a, np.ones((8, 32), np.float32))
+    assert (pack(a, ones.view(np.uint16)) == 0x3C003C00).all()

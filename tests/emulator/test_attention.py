@@ -362,7 +362,7 @@ BAD = {
     "causal: expected": (ArgumentError, lambda q, k, v: ((q, k, v), {"causal": "left"})),
     "window: expected": (ArgumentError, lambda q, k, v: ((q, k, v), {"window": 5})),
     "window: expected (left, right)": (ArgumentError, lambda q, k, v: ((q, k, v), {"window": (-2, 1)})),
-    "scale: expected a finite": (ArgumentError, lambda q, k, v: ((q, k, v), {"scale": float("nan")})),
+    "scale: expected a number": (ArgumentError, lambda q, k, v: ((q, k, v), {"scale": float("nan")})),
     "deterministic: expected": (ArgumentError, lambda q, k, v: ((q, k, v), {"deterministic": 1})),
 }  # fmt: skip
 

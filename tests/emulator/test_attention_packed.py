@@ -210,3 +210,5 @@ def test_one_longest_length_is_enough_for_one_vector_of_lengths():
     q = torch.empty(5, 1, 16, dtype=torch.float16, device="meta")
     first = torch.empty(3, dtype=torch.int32, device="meta")
     assert laneloom.flash_attention(q, q, q, cu_seqlens_q=first, max_seqlen_q=3).shape == q.shape
+    with pytest.raises(ArgumentError, match=r"^max_seqlen_q: expected the longest sequence's length, which a meta "):
+        laneloom.flash_attention(q, q, q, cu_seqlens_q=first)

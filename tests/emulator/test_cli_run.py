@@ -145,7 +145,7 @@ def test_arrays_of_every_type(dtype, fill):
         (["--grid", "1", "--arg=f32:8:twos"], "expected TYPE:SHAPE:FILL"),
         (["--grid", "1", "--arg=f32:8x8"], "'8x8' is no number of type f32"),
         (["--grid", "1", "--arg=absent.npy"], "cannot read absent.npy"),
-        (["--grid", "1", "--arg=f32:8:ones"], "takes 7 arguments, 1 were given"),
+        (["--grid", "1", "--arg=f32:8:ones"], "takes 7 arguments, or all but the last 2, 1 were given"),
         (["--grid", "1", *["--arg=f32:8:ones"] * 5], "expects a scalar of 4 bytes as argument 3"),
     ],
 )
@@ -184,3 +184,48 @@ def test_a_narrow_terminal_cuts_no_heading(tmp_path):
     done = CliRunner().invoke(app, ["run", str(tmp_path / "scale.s"), *arguments], env={"COLUMNS": "40"})
     heading = next(line for line in done.output.splitlines() if "shape" in line)
     assert heading.split() == ["arg", "type", "shape", "changed", "min", "max", "mean", "NaN,", "inf"]
+
+
+@pytest.mark.parametrize("kind", ["complex128", "f4,f4", "U3", ">f4", "float128"])
+def test_files_of_what_has_no_least_and_no_largest(tmp_path, kind):
+    """An array of any kind is so many bytes to a kernel; those of another byte order come in the GPU's."""
+    try:
+        x = np.ones(32, kind)
+    except TypeError:
+        pytest.skip(f"numpy has no {kind} here")
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    np.save(tmp_path / "x.npy", x)
+    arguments = ["--grid", "1", "--block", "32", f"--arg={tmp_path / 'x.npy'} -> {tmp_path / 'y'}", "--arg=f32:1"]
+    done = call(tmp_path / "scale.s", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    (told,) = json.loads(done.stdout)["arrays"]
+    assert told["saved_to"] == str(tmp_path / "y.npy")
+    written = np.load(told["saved_to"]).tobytes()
+    assert np.array_equal(np.frombuffer(written[:128], "<f4"), np.arange(32))
+    assert written[128:] == x.tobytes()[128:]
+    assert told["changed"] in range(1, 33)
+    assert (told["max"] == 31) == (kind == ">f4")
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("i8:300", "300 does not fit in the 8 bits of i8"),
+        ("i32:4294967296", "4294967296 does not fit in the 32 bits"),
+        ("u64:-9223372036854775809", "does not fit in the 64 bits"),
+        ("f32:8:ones->", "expected a file after ->"),
+    ],
+)
+def test_arguments_that_would_be_others(tmp_path, argument, message):
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", "--arg", argument)
+    assert done.exit_code == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_file_of_several_arrays_is_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", a=np.ones(3))
+    (tmp_path / "x.npz").rename(tmp_path / "x.npy")
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", f"--arg={tmp_path / 'x.npy'}")
+    assert "x.npy holds several arrays (.npz), expected one" in " ".join(done.stderr.split())

@@ -20,6 +20,7 @@ import torch.multiprocessing as multiprocessing  # noqa: E402
 import triton  # noqa: E402
 
 import laneloom  # noqa: E402
+from laneloom.ops.attention import reference  # noqa: E402
 
 HALF = torch.float16
 U16, U32 = 2.0**-11, 2.0**-24
@@ -93,9 +94,13 @@ def dtensor_gemm(ranks):
     check(got, truth.relu(), size)
 
 
-def attention_truth(q, k, v, causal, grad):
-    """O and the gradients in FP64, and the size of what is summed."""
+def attention_truth(q, k, v, causal, grad, softcap=None):
+    """O and the gradients in FP64."""
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    if softcap:
+        options = {"causal": "top_left" if causal else "none", "softcap": softcap, "grad": grad.double().numpy()}
+        found = reference.attention(*(x.detach().numpy() for x in leaves), **options)
+        return torch.from_numpy(found.out), [torch.from_numpy(x) for x in (found.dq, found.dk, found.dv)]
     out = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=causal, enable_gqa=True)
     return out.detach(), torch.autograd.grad(out, leaves, grad.double())
 
@@ -282,11 +287,11 @@ def attention_in_a_ring(ranks):
 
     rank, n = dist.get_rank(), 8 * ranks
     q, k, v, grad = (random(1, heads, n, 16, seed=i) for i, heads in enumerate((2, 1, 1, 2)))
-    for causal in (False, True):
-        truth, gradients = attention_truth(q, k, v, causal, grad)
+    for causal, softcap in ((False, None), (True, None), (True, 0.5)):
+        truth, gradients = attention_truth(q, k, v, causal, grad, softcap)
         mine = [zigzag_shard(x) if causal else x[:, :, 8 * rank :][:, :, :8] for x in (q, k, v, grad)]
         parts = [x.clone().requires_grad_() for x in mine[:3]]
-        out = ring_attention(*parts, causal=causal)
+        out = ring_attention(*parts, causal=causal, softcap=softcap)
         out.backward(mine[3])
         whole = [out.detach(), *(x.grad for x in parts)]
         for got, expected in zip(whole, (truth, *gradients), strict=True):

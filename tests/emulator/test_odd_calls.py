@@ -7,7 +7,7 @@ import pytest
 
 import laneloom
 from laneloom.emulator.driver import EmulatedDriver
-from laneloom.errors import ArgumentError, UnsupportedError
+from laneloom.errors import ArgumentError, UnknownGpuError, UnsupportedError
 from laneloom.ops import target
 
 torch = pytest.importorskip("torch")
@@ -233,3 +233,123 @@ def test_a_tensor_in_place_of_a_word_or_a_number_is_named_in_one_sentence():
                 kind = f"{type(wrong).__name__} of {wrong.dtype} with 2 axes"
                 with pytest.raises(ArgumentError, match=rf"^{name}: expected [^\n]*, got {kind}$"):
                     call(wrong)
+
+
+@pytest.mark.parametrize("call", ["transpose", "gemm_chain", "transform3d"])
+def test_a_tensor_in_place_of_a_config_is_named_in_one_sentence(call):
+    x = torch.ones(2, 2, 2, 2)
+    operands = {"transpose": (x,), "gemm_chain": (x[0, 0],) * 3, "transform3d": (x, x[0, 0])}[call]
+    with pytest.raises(ArgumentError, match=r"^config: expected a config or its text, got Tensor of \S+ with 2 axes$"):
+        getattr(laneloom, call)(*operands, config=torch.ones(3, 3))
+
+
+def test_what_prints_in_lines_is_named_in_one():
+    class Odd:
+        def __repr__(self) -> str:
+            return "two\n  lines"
+
+    with pytest.raises(ArgumentError, match=r"^alpha: expected a real number, got two lines$"):
+        laneloom.gemm(halves(2, 2), halves(2, 2), alpha=Odd())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("wrong", [np.ones(2), np.ones((2, 2), "f4,f4"), torch.ones(2), torch.ones(())])
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_an_array_is_no_dtype(kind, wrong):
+    x = kind(halves(2, 2))
+    for name in ("out_dtype", "acc_dtype"):
+        for call in (laneloom.matmul, laneloom.gemm, laneloom.explain):
+            with pytest.raises(ArgumentError, match=f"^{name}: expected a "):
+                call(x, x, **{name: wrong})
+    coarse = torch.ones(1, 1, 2, 16).to(torch.float8_e4m3fn)
+    with pytest.raises(ArgumentError, match=r"^out_dtype: expected torch\.bfloat16 or torch\.float16, got "):
+        laneloom.flash_attention(coarse, coarse, coarse, out_dtype=wrong)
+
+
+def test_pairs_of_4_bits_from_what_is_none():
+    x = torch.ones(4, 4, dtype=torch.int8)
+    wrong = {"axis": (1.0, "1", None, torch.ones(2), torch.int8), "signed": (1, None, x, np.ones(0))}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ArgumentError, match=f"^{name}: expected "):
+                laneloom.Int4.pack(x, **({"axis": -1} | {name: value}))
+    for value in (3, laneloom.Int4(x)):
+        with pytest.raises(ArgumentError, match=r"^values: expected a tensor or an array of integers"):
+            laneloom.Int4.pack(value, axis=-1)
+    with pytest.raises(ArgumentError, match=r"^signed: expected True or False, got 'no'"):
+        laneloom.Int4(x, "no")  # pyright: ignore[reportArgumentType]
+
+
+def test_ends_of_sequences_of_another_kind():
+    q, ends = torch.ones(4, 1, 16).half(), np.array([0, 4], np.int32)
+    for wrong, kind in ((ends, "a ndarray of int32"), ([0, 4], "a list"), (np.int32, "a type")):
+        with pytest.raises(ArgumentError, match=f"^cu_seqlens_q: expected a contiguous int32 vector .*, got {kind}"):
+            laneloom.flash_attention(q, q, q, cu_seqlens_q=wrong)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ArgumentError, match=r"^v: expected a torch tensor as the others are, got type$"):
+        laneloom.flash_attention(q, q, np.float16, cu_seqlens_q=torch.from_numpy(ends))  # pyright: ignore
+
+
+def test_a_result_of_groups_that_is_no_tensor():
+    a, ends = torch.ones(8, 16).half(), torch.tensor([8], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"^out: expected a torch tensor, got list$"):
+        laneloom.grouped_matmul(a, a.mT[None], ends, out=[])  # pyright: ignore[reportArgumentType]
+
+
+def test_numbers_beyond_a_float_are_infinite_as_on_a_gpu():
+    x = torch.ones(2, 2)
+    assert torch.equal(laneloom.gemm(x, x, alpha=1e308), torch.full((2, 2), torch.inf))
+    assert laneloom.gemm(x.double(), x.double(), alpha=1e300)[0, 0] == 2e300
+
+
+@pytest.mark.filterwarnings("ignore:.*quant")
+def test_a_quantized_tensor_is_not_moved():
+    with pytest.raises(UnsupportedError, match=r"^x: expected a strided tensor, got a quantized one$"):
+        laneloom.transpose(torch.quantize_per_tensor(torch.ones(2, 3), 0.1, 0, torch.qint8))
+
+
+def test_what_names_no_gpu():
+    for wrong in (0, None, torch.ones(2, 2)):
+        with pytest.raises(UnknownGpuError, match=r"^gpu: expected a name such as 'gfx1151', got "):
+            laneloom.emulated(wrong).__enter__()  # pyright: ignore[reportArgumentType]
+
+
+def test_scales_that_fp32_cannot_hold():
+    q, lengths = torch.ones(1, 1, 2, 16).half(), torch.tensor([2], dtype=torch.int32)
+    for wrong in (1e31, -1e300, float("nan"), float("inf"), True):
+        with pytest.raises(ArgumentError, match=r"^scale: expected a number from -1e\+30 to 1e\+30, or None, got "):
+            laneloom.flash_attention(q, q, q, scale=wrong)
+        with pytest.raises(ArgumentError, match=r"^scale: "):
+            laneloom.attention_decode(q, q, q, cache_lengths=lengths, scale=wrong)
+    assert torch.equal(laneloom.flash_attention(q, q, q, scale=-1e30), q)
+    coarse = q.to(torch.float8_e4m3fn)
+    assert torch.equal(laneloom.flash_attention(coarse, coarse, coarse, scale_q=np.float32(2)), q.bfloat16())
+    for wrong in (0, -1.0, float("inf"), 1e31):
+        with pytest.raises(ArgumentError, match=r"^scale_q: expected a number above 0, up to "):
+            laneloom.flash_attention(coarse, coarse, coarse, scale_q=wrong)
+    with pytest.raises(ArgumentError, match=r"^scale: expected scale x scale_q x scale_k up to "):
+        laneloom.flash_attention(coarse, coarse, coarse, scale_q=1e20, scale_k=1e20)
+
+
+def test_results_without_elements_overlap_nowhere():
+    """numpy gives arrays without elements strides of 0."""
+    x, out = halves(3, 0, 4), np.empty((3, 0, 5), np.float16)
+    assert laneloom.matmul(x, halves(4, 5), out=out) is out
+    assert laneloom.gemm(x, halves(4, 5), out=out) is out
+    assert laneloom.gemm_chain(x, halves(4, 4), halves(4, 5), out=out) is out
+    assert laneloom.transpose(halves(3, 5, 0), out=out) is out
+    cubes = np.empty((3, 0, 2, 2, 2))
+    assert laneloom.transform3d(np.ones_like(cubes), np.eye(2), out=cubes) is cubes
+
+
+def test_strides_of_single_elements_mean_nothing():
+    x, t, out = np.full((2, 1, 1, 1), 3.0), np.full((1, 1), 2.0), np.empty((2, 1, 1, 1))
+    assert (laneloom.transform3d(x[:, ::-1, :, ::-1], t[::-1], out=out[..., ::-1]) == 24).all()
+    assert (out == 24).all()
+
+
+def test_gradients_of_decoding_are_refused_in_our_words():
+    q, lengths = torch.ones(1, 1, 2, 16).half().requires_grad_(), torch.tensor([2], dtype=torch.int32)
+    cache = torch.ones(1, 16, 1, 16).half()
+    for _ in range(2):  # the second call is one that was met before
+        out = laneloom.attention_decode(q, cache, cache, cache_lengths=lengths)
+        with pytest.raises(UnsupportedError, match=r"^attention_decode has no gradients: use flash_attention"):
+            out.sum().backward()

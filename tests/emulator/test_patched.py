@@ -91,6 +91,8 @@ KEPT = {
     ),
     "mask": (lambda: F.scaled_dot_product_attention(Q, Q, Q, torch.ones(9, 9, dtype=torch.bool)), "attn_mask"),
     "dropout": (lambda: F.scaled_dot_product_attention(Q, Q, Q, dropout_p=1e-9), "dropout"),
+    "scale": (lambda: F.scaled_dot_product_attention(Q, Q, Q, scale=2e30), "a scale that is no number or too large"),
+    "scale_tensor": (lambda: F.scaled_dot_product_attention(Q, Q, Q, scale=torch.tensor(0.5)), "a scale"),
     "three_axes": (lambda: F.scaled_dot_product_attention(Q[0], Q[0], Q[0]), "without 4 axes"),
     "narrow_heads": (lambda: F.scaled_dot_product_attention(*[Q[..., :4]] * 3), "multiple of 8"),
     "forward_mode": (lambda: torch.func.jvp(lambda x: x @ B, (A,), (A,))[1], "forward-mode derivatives"),

@@ -300,3 +300,12 @@ def test_what_only_hopper_runs_has_fakes():
     compiled = torch.compile(laneloom.grouped_matmul, fullgraph=True, backend="eager")
     with pytest.raises(UnsupportedError, match="Hopper"):  # traced, and refused when it runs
         compiled(random(7, 16), random(3, 16, 24), torch.zeros(3, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("shapes", [((0, 4), (3, 4, 2)), ((3, 4, 2), (2, 0)), ((0, 4), (0, 4, 2)), ((2, 5, 0), (0, 3))])
+def test_gradients_of_nothing_summed_over_a_batch(shapes):
+    a, b = (torch.ones(shape, dtype=HALF, requires_grad=True) for shape in shapes)
+    expected = torch.autograd.grad((a @ b).sum(), (a, b))
+    with laneloom.emulated("gfx1151"):
+        got = torch.autograd.grad(laneloom.matmul(a, b).sum(), (a, b))
+    torch.testing.assert_close(got, expected)

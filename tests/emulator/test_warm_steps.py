@@ -211,6 +211,12 @@ def test_a_tangent_is_refused_not_lost(emulated, call, recorded):
         torch.func.jvp(lambda x: call(x, b), (a,), (torch.ones_like(a),))
 
 
+def test_a_tangent_inside_another_transform_is_refused(emulated):
+    a, b = pair()
+    with pytest.raises(UnsupportedError, match=r"^matmul: no forward-mode derivative"):
+        torch.func.hessian(lambda x: laneloom.matmul(x, b).square().sum())(a)
+
+
 def test_patched_asks_again_where_something_looks(emulated):
     """Autocast, forward-mode derivatives and an inner context decide anew about a product that was met before."""
     a, b = pair()

@@ -43,11 +43,12 @@ def pack(given: list[Given], described: KernelMetadata | None, kernel: str, lds_
             block.extend(bytes(-len(block) % len(piece)) + piece)
         return bytes(block), lds_bytes
     slots = [a for a in described.arguments if not a.kind.startswith("hidden_")]
-    missing = slots[len(given) :]
     # Triton appends two scratch pointers, which have no name; a kernel that needs none of it never reads them.
-    if len(given) > len(slots) or any(a.name or a.kind != "global_buffer" for a in missing) or len(missing) > 2:
+    scratch = len(slots) > 1 and all(a.kind == "global_buffer" and not a.name for a in slots[-2:])
+    if not len(slots) - 2 * scratch <= len(given) <= len(slots):
         wants = ", ".join(f"{a.name or 'argument'} ({a.kind}, {a.size} bytes)" for a in slots)
-        raise ArgumentError(f"{kernel} takes {len(slots)} arguments, {len(given)} were given with --arg: {wants}")
+        count = f"{len(slots)} arguments" + (", or all but the last 2" if scratch else "")
+        raise ArgumentError(f"{kernel} takes {count}, {len(given)} were given with --arg: {wants}")
     block = bytearray(described.kernarg_bytes)
     no_pointers = all(a.kind == "by_value" for a in slots)  # as in Tensile's metadata: theirs are 8 bytes by value
     for k, (g, slot) in enumerate(zip(given, slots, strict=False)):

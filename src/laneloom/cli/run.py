@@ -134,16 +134,13 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _parse_argument(text: str, generator: Any) -> Given:
-    import numpy as np
-
-    spec, arrow, target = text.partition("->")
-    save_to = Path(target.strip()) if arrow else None
-    spec = spec.strip().rstrip(":")
+    spec, arrow, target = (part.strip() for part in text.partition("->"))
+    if arrow and not Path(target).name:
+        raise ArgumentError(f"--arg {text}: expected a file after ->, such as result.npy")
+    save_to = Path(target if target.endswith(".npy") else f"{target}.npy") if arrow else None  # as np.save calls it
+    spec = spec.rstrip(":")
     if spec.endswith(".npy"):
-        try:
-            value = np.ascontiguousarray(np.load(spec))
-        except (OSError, ValueError) as error:
-            raise ArgumentError(f"--arg {text}: cannot read {spec}: {error}") from None
+        value = _loaded(text, spec)
         return Given(text, value.dtype.name, value, save_to)
     parts = spec.split(":")
     if parts[0] == "lds":
@@ -166,6 +163,19 @@ def _parse_argument(text: str, generator: Any) -> Given:
     return Given(text, dtype, _array(dtype, tuple(int(n) for n in rest[0].split("x")), fill, generator), save_to)
 
 
+def _loaded(text: str, file: str) -> np.ndarray:
+    """The array in a file, in the byte order of the GPU."""
+    import numpy as np
+
+    try:
+        value = np.load(file)
+    except (OSError, ValueError, EOFError) as error:
+        raise ArgumentError(f"--arg {text}: cannot read {file}: {error}") from None
+    if not isinstance(value, np.ndarray):
+        raise ArgumentError(f"--arg {text}: {file} holds several arrays (.npz), expected one (.npy)")
+    return np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+
+
 def _lds_bytes(text: str, rest: list[str]) -> int:
     if len(rest) != 1 or not rest[0].isdecimal():
         raise ArgumentError(f"--arg {text}: expected lds:BYTES such as lds:4096")
@@ -174,9 +184,12 @@ def _lds_bytes(text: str, rest: list[str]) -> int:
 
 def _scalar(text: str, dtype: str, number: str) -> int | float:
     try:
-        return float(number) if "f" in dtype else int(number, 0)
+        value = float(number) if "f" in dtype else int(number, 0)
     except ValueError:
         raise ArgumentError(f"--arg {text}: {number!r} is no number of type {dtype}; an array needs a fill") from None
+    if isinstance(value, int) and not -1 << int(dtype[1:]) - 1 <= value < 1 << int(dtype[1:]):
+        raise ArgumentError(f"--arg {text}: {number} does not fit in the {dtype[1:]} bits of {dtype}")
+    return value
 
 
 def _array(dtype: str, shape: tuple[int, ...], fill: str, generator: Any) -> np.ndarray:
@@ -213,10 +226,13 @@ def _summary(index: int, given: Given, before: Any) -> dict[str, Any]:
 
     from ..verify import decode
 
-    values = decode(given.value, "bf16") if given.dtype == "bf16" else given.value.astype(np.float64)
+    values = decode(given.value, "bf16") if given.dtype == "bf16" else given.value
+    if values.dtype.kind not in "biuf":  # structs, complex numbers, text: no least and no largest
+        values = np.empty(0)
+    values = values.astype(np.float64)
     good = values[np.isfinite(values)]
-    size = given.value.itemsize
-    changed = int((given.value.view(f"u{size}") != before.view(f"u{size}")).sum())
+    old, new = (x.reshape(-1).view(np.uint8).reshape(x.size, -1) for x in (before, given.value))
+    changed = int((old != new).any(-1).sum())
     return {
         "argument": index, "dtype": given.dtype, "shape": list(given.value.shape), "changed": changed,
         "not_finite": int(values.size - good.size), "min": float(good.min()) if good.size else None,

@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+_LEAST_WIDTH = 40  #: characters; rich drops what finds no room in fewer, all of it where COLUMNS is 0
+
 
 def new_console(**options: Any) -> Console:
     """A console on standard output that colours only what is told to be coloured; plain text in a pipe."""
     from rich.console import Console  # a sixth of the time that every command takes to start
 
-    return Console(highlight=False, **options)
+    console = Console(highlight=False, **options)
+    if "width" not in options and console.width < _LEAST_WIDTH:
+        console.width = _LEAST_WIDTH
+    return console
 
 
 def print_table(table: Table) -> None:

@@ -111,9 +111,13 @@ def _memory_device(tensor: Any, base: Any) -> Any:
 
 
 def pack_scalar(name: str, kind: str, value: Any) -> bytes:
-    """A scalar argument of Triton type `kind` as bytes. bf16 is cut off, as Triton's own launchers do it."""
-    if kind == "bf16":
-        return struct.pack("<f", value)[2:]
+    """A scalar argument of Triton type `kind` as bytes. As Triton's own launchers do it, bf16 is cut off, and a number
+    beyond a float's largest becomes infinite."""
+    with np.errstate(over="ignore"):
+        if kind == "bf16":
+            return np.array(value, "<f4").tobytes()[2:]
+        if _FORMATS.get(kind) in ("e", "f", "d"):
+            return np.array(value, "<" + _FORMATS[kind]).tobytes()
     if kind not in _FORMATS:
         raise UnsupportedError(f"argument {name!r} has type {kind!r}, which the emulated driver cannot pass")
     if _FORMATS[kind] in "bhiqBHIQ":  # Triton types an int by its value, or by an annotation that may be too narrow

@@ -17,9 +17,9 @@ def pack(layout: Layout, codes: np.ndarray) -> np.ndarray:
 
     codes: integers [rows, cols] or [blocks, rows, cols]; of a sparse A [M, K/2] and of its index K [M, K/4], as
     `compress` gives them. Replicated elements go to all their places; bits that hold no element are zero.
-    Raises ArgumentError for another shape.
+    Raises ArgumentError for another shape, and for floats.
     """
-    flat = _with_blocks(layout, np.asarray(codes)).reshape(-1).astype(np.uint64)
+    flat = _with_blocks(layout, _bits("codes", codes)).reshape(-1).astype(np.uint64)
     out = np.zeros((layout.registers, layout.wave), np.uint64)
     element, lane, vgpr, low, width = _index(layout)
     bits = (flat[element] & _ones(width)) << low
@@ -35,7 +35,7 @@ def unpack(layout: Layout, registers: np.ndarray) -> np.ndarray:
     The inverse of `pack`; of replicated elements the copy in the lowest lane. Raises ArgumentError for another shape
     than [registers, lanes].
     """
-    registers = np.asarray(registers)
+    registers = _bits("registers", registers)
     if registers.shape != (layout.registers, layout.wave):
         raise ArgumentError(
             f"{layout.matrix} of {layout.instruction.name} is {layout.registers} registers of {layout.wave} lanes, "
@@ -52,6 +52,14 @@ def unpack(layout: Layout, registers: np.ndarray) -> np.ndarray:
         half = np.uint64(layout.width // 2)
         out = np.stack([out & _ones(half), out >> half], axis=-1).reshape(blocks, rows, -1)
     return out[0] if blocks == 1 else out
+
+
+def _bits(name: str, values: np.ndarray) -> np.ndarray:
+    """Integers as an array; a float's value is not its bits. Raises ArgumentError."""
+    values = np.asarray(values)
+    if values.dtype.kind not in "iub":
+        raise ArgumentError(f"{name}: expected integers, such as x.view(numpy.uint16) of fp16, got {values.dtype}")
+    return values
 
 
 def compress(dense: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -175,8 +175,9 @@ def mark_written(out: torch.Tensor) -> None:
 
 def check_strided(name: str, x: torch.Tensor) -> None:
     """Raise UnsupportedError for a tensor without strides, whose shape or dispatch torch would stumble over."""
-    if x.is_nested or x.layout != torch.strided:
-        raise UnsupportedError(f"{name}: expected a strided tensor, got {'a nested one' if x.is_nested else x.layout}")
+    if x.is_nested or x.is_quantized or x.layout != torch.strided:
+        got = "a nested one" if x.is_nested else "a quantized one" if x.is_quantized else x.layout
+        raise UnsupportedError(f"{name}: expected a strided tensor, got {got}")
 
 
 def _check_own_bits(out: torch.Tensor) -> None:
@@ -199,9 +200,13 @@ def _refuse_tangents(packet: Any, args: Sequence[Any]) -> None:
     if forward_ad._current_level < 0:
         return
     if any(isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
-        raise UnsupportedError(
-            f"{packet.__name__}: no forward-mode derivative; use reverse mode, or torch's own operator for this call"
-        )
+        raise _no_tangents(packet.__name__)
+
+
+def _no_tangents(name: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"{name}: no forward-mode derivative; use reverse mode, or torch's own operator for this call"
+    )
 
 
 def _packet(definition: Any) -> Any:
@@ -217,7 +222,10 @@ def _function_of(definition: Any, batched: Any, remember: Any, gradients: Any) -
     def setup_context(ctx, inputs, output):
         remember(ctx, inputs, output)
 
-    members = {"forward": packet, "setup_context": setup_context, "backward": backward, "vmap": batched}
+    def jvp(ctx, *tangents):  # asked for inside another transform, as by torch.func.hessian
+        raise _no_tangents(packet.__name__)
+
+    members = {"forward": packet, "setup_context": setup_context, "backward": backward, "vmap": batched, "jvp": jvp}
     return type(definition._name, (torch.autograd.Function,), {k: staticmethod(v) for k, v in members.items()})
 
 

@@ -23,9 +23,9 @@ def is_whole(value: Any) -> bool:
 
 def shown(value: Any) -> str:
     """What a caller gave, for one sentence: of a tensor or an array, whose elements may be many, what it is."""
-    if getattr(value, "ndim", 0):
+    if not isinstance(value, type) and getattr(value, "ndim", 0):
         return f"{type(value).__name__} of {value.dtype} with {value.ndim} axes"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 

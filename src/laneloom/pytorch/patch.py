@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
 
+from ..ops.attention.arguments import MOST_SCALE
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.torch_gemm import gemm_operator
 from ..ops.matmul.torch_op import matmul_operator
@@ -341,8 +342,10 @@ def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
         refusal = "attn_mask"
     elif dropout:
         refusal = "dropout"
+    elif scale is not None and not (isinstance(scale, (int, float)) and abs(scale) <= MOST_SCALE):
+        refusal = "a scale that is no number or too large"
     if _takes(mode, "scaled_dot_product_attention", x, y, z, (refusal, bool(causal), bool(grouped))):
-        return attend(x, y, z, bool(causal), scale)
+        return attend(x, y, z, bool(causal), None if scale is None else float(scale))
     return func(*args, **kwargs)
 
 

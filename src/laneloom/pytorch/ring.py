@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import ArgumentError
+from ..ops.attention.arguments import checked_scale, checked_softcap
 from ..ops.attention.torch_op import attention_backward_operator, attention_operator
 from .merge import merge_parts
 from .symmetric import pull, transport_of
@@ -27,6 +28,7 @@ def ring_attention(
     *,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     deterministic: bool = False,
     transport: str | None = None,
 ) -> torch.Tensor:
@@ -35,7 +37,7 @@ def ring_attention(
     q: [B, H, N / ranks, D]; k: [B, H_kv, N / ranks, D]; v: [B, H_kv, N / ranks, D_V]: this rank's part of the sequence,
         of one shape on every rank. Without causal in any order; with it as `zigzag_shard` deals it out, N / ranks even:
         rank r has pieces r and 2 ranks - 1 - r of 2 ranks pieces, so that all ranks do the same work.
-    scale: 1 / sqrt(D) by default. group: the default group if None. deterministic: as for `flash_attention`.
+    scale: 1 / sqrt(D) by default. softcap, deterministic: as for `flash_attention`. group: the default group if None.
     transport: as for `all_gather_matmul`, of the forward; the backward sends and receives.
 
     Each rank computes with one rank's keys while it receives the next one's. Parts are rounded to q's dtype, and merged
@@ -52,9 +54,10 @@ def ring_attention(
         raise ArgumentError(
             f"q: expected, with causal, an even number of queries and as many keys, got {q.shape[2]} and {k.shape[2]}"
         )
-    factor = 1 / sqrt(q.shape[-1]) if scale is None else float(scale)
-    group = group_of(group)
-    return _RingAttention.apply(q, k, v, group, causal, factor, deterministic, transport_of(transport, q, group))
+    given = checked_scale(scale)
+    factor = 1 / sqrt(q.shape[-1] or 1) if given is None else given
+    group, cap = group_of(group), checked_softcap(softcap)
+    return _RingAttention.apply(q, k, v, group, causal, factor, cap, deterministic, transport_of(transport, q, group))
 
 
 def group_of(group: dist.ProcessGroup | None) -> Any:
@@ -147,14 +150,14 @@ _WHOLE = (None, None, None, None, 0, 0)  #: the operator's options after scale: 
 class _RingAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Any:
-        q, k, v, group, causal, scale, deterministic, transport = inputs
+        q, k, v, group, causal, scale, softcap, deterministic, transport = inputs
         ring = _Ring(group)
         k, v = k.contiguous(), v.contiguous()
         out = lse = q
         for step, (keys, values) in enumerate(ring.visit(k, v, transport)):
             part = _step(ring.rank, ring.owner(step), q.shape[2], causal)
             operands = (q[:, :, part.queries], keys[:, :, part.keys], values[:, :, part.keys])
-            partial, sums = attention_operator(*operands, part.causal, scale, *_WHOLE, False, 0.0)
+            partial, sums = attention_operator(*operands, part.causal, scale, *_WHOLE, False, softcap)
             if step == 0:  # every query meets the keys of its own rank
                 out, lse = partial.contiguous(), sums.contiguous()
                 continue
@@ -169,13 +172,13 @@ class _RingAttention(torch.autograd.Function):
             out = target
         result = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, lse)
-        ctx.how = group, causal, scale, deterministic
+        ctx.how = group, causal, scale, softcap, deterministic
         return result
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):  # pyright: ignore[reportIncompatibleMethodOverride]
-        (q, k, v, out, lse), (group, causal, scale, deterministic) = ctx.saved_tensors, ctx.how
+        (q, k, v, out, lse), (group, causal, scale, softcap, deterministic) = ctx.saved_tensors, ctx.how
         ring = _Ring(group)
         grad = grads[0].to(q.dtype).contiguous()
         dq = torch.zeros_like(q, dtype=torch.float32, memory_format=torch.contiguous_format)
@@ -189,7 +192,7 @@ class _RingAttention(torch.autograd.Function):
             rows, columns = part.queries, part.keys
             parts = attention_backward_operator(
                 grad[:, :, rows], None, q[:, :, rows], keys[:, :, columns], values[:, :, columns], out[:, :, rows],
-                lse[:, :, rows].contiguous(), part.causal, scale, *_WHOLE, deterministic, 0.0,
+                lse[:, :, rows].contiguous(), part.causal, scale, *_WHOLE, deterministic, softcap,
             )  # fmt: skip
             dq[:, :, rows] += parts[0]
             _wait(requests)  # the sums of these keys so far, from the rank that had them before
@@ -200,4 +203,4 @@ class _RingAttention(torch.autograd.Function):
             _wait(fetching)
             here = arriving
         _wait(requests)
-        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), None, None, None, None, None
+        return dq.to(q.dtype), sums[0].to(k.dtype), sums[1].to(v.dtype), *[None] * 6

@@ -51,7 +51,7 @@ def flash_attention(
         last axis is contiguous, its rows begin at multiples of 16 bytes and are less than 2**23 elements apart (views
         of [B, N, H, D] are); any other is copied first.
     causal: True or "bottom_right": query i sees the keys up to i + N_k - N; "top_left": up to i.
-    scale: 1 / sqrt(D) by default; any finite number.
+    scale: 1 / sqrt(D) by default; a number from -1e30 to 1e30.
     window: (left, right): query i, standing at key i + N_k - N (with "top_left" at key i), sees so many keys before and
         after that one; None or -1 for no limit. causal with a window is both.
     softcap: scores become softcap tanh(scale Q . K / softcap) before the mask, as in Gemma 2: a number from 1e-30 to
@@ -132,7 +132,7 @@ def _refuse_float8_options(q: Any, scales: dict[str, Any], out_dtype: Any) -> No
 
 def _with_heads_first(name: str, x: Any, packing: execute.Packing | None) -> Any:
     """Packed rows [all positions, H, D] as [1, H, all positions, D]; anything else as it is."""
-    if packing is None or not hasattr(x, "shape"):
+    if packing is None or not hasattr(x, "swapaxes") or isinstance(x, type):
         return x
     if len(x.shape) != _PACKED_AXES:
         raise ArgumentError(f"{name}: expected 3 axes [positions, H, D] with cu_seqlens_q, got shape {tuple(x.shape)}")

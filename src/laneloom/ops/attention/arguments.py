@@ -25,15 +25,19 @@ SCALES = ("scale_q_ptr", "scale_k_ptr", "scale_v_ptr")  #: of 8-bit operands, [B
 _FP32 = ("lse_ptr", "delta_ptr", "dlse_ptr", *SCALES)
 _TRITON = {"fp8": "fp8e4nv"}
 _CAPS = (1e-30, 1e30)
+MOST_SCALE = 1e30  #: beyond it a factor to base 2 would be infinite in FP32, and every score NaN
 
 
 def checked_scale(scale: Any) -> float | None:
-    """The factor of the scores as a float; None stays. Raises ArgumentError for what is no finite number."""
+    """The factor of the scores as a float; None stays. Raises ArgumentError for what FP32 cannot multiply by."""
     if scale is None:
         return None
-    if not (isinstance(scale, int | float | np.floating | np.integer) and -inf < scale < inf):
-        raise ArgumentError(f"scale: expected a finite number or None, got {shown(scale)}")
-    return to_float("scale", scale)
+    factor = to_float("scale", scale) if is_number(scale) else inf
+    if not abs(factor) <= MOST_SCALE:
+        raise ArgumentError(
+            f"scale: expected a number from {-MOST_SCALE} to {MOST_SCALE}, or None, got {shown(scale)}"
+        )
+    return factor
 
 
 def checked_softcap(softcap: Any) -> float:

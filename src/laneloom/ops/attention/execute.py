@@ -72,7 +72,8 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
         raise ArgumentError("cu_seqlens_q: expected where the queries' sequences begin, as cu_seqlens_k is, got None")
     first_k = first_q if first_k is None else first_k
     for name, x in (("cu_seqlens_q", first_q), ("cu_seqlens_k", first_k)):
-        if getattr(x, "dtype", None) != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
+        vector = not isinstance(x, type) and hasattr(x, "shape")
+        if not vector or x.dtype != int32 or len(x.shape) != 1 or x.shape[0] < 2 or strides_of(x) != (1,):
             raise ArgumentError(
                 f"{name}: expected a contiguous int32 vector of sequences + 1 elements, got {_described(x)}"
             )
@@ -85,6 +86,8 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
     found = []
     for name, x, longest in (("max_seqlen_q", first_q, max_queries), ("max_seqlen_k", first_k, max_keys)):
         if longest is None:
+            if getattr(x, "is_meta", False):
+                raise ArgumentError(f"{name}: expected the longest sequence's length, which a meta tensor cannot tell")
             longest = int((x[1:] - x[:-1]).max())
         if not is_whole(longest) or not 0 <= longest < 1 << 31:
             raise ArgumentError(f"{name}: expected the longest sequence's length or None, got {shown(longest)}")
@@ -93,9 +96,9 @@ def packing_of(lengths: tuple[Any, Any, Any, Any], int32: Any) -> Packing | None
 
 
 def _described(x: Any) -> str:
-    if not hasattr(x, "dtype"):
+    if isinstance(x, type) or not hasattr(x, "shape"):
         return f"a {type(x).__name__}"
-    return f"{x.dtype} of shape {tuple(x.shape)} and strides {strides_of(x)}"
+    return f"a {type(x).__name__} of {x.dtype} with shape {tuple(x.shape)} and strides {strides_of(x)}"
 
 
 def check_shapes(q: Any, k: Any, v: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ...errors import UnsupportedError
 from ..operators import complete, one_by_one
 from ..warm import WarmCalls
 from .decode import check_axes, named_operands, prepare_decode
@@ -37,6 +38,14 @@ def _batched(call, info, in_dims, *args):
     return one_by_one(call, info, axes, *dense)
 
 
+def _remember(ctx, inputs, output) -> None:
+    pass
+
+
+def _refuse(ctx, *grads):
+    raise UnsupportedError("attention_decode has no gradients: use flash_attention where they are wanted")
+
+
 _OPERATOR: Any = torch.library.custom_op(
     "laneloom::attention_decode",
     _decode,
@@ -47,4 +56,6 @@ _OPERATOR: Any = torch.library.custom_op(
     ),
 )
 _OPERATOR.register_fake(_decode_fake)
-decode_operator = complete(_OPERATOR, batched=_batched, cast=lambda args: (0, 1, 2), warm=_warm)
+decode_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_refuse, cast=lambda args: (0, 1, 2), warm=_warm
+)

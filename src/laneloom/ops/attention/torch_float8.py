@@ -10,9 +10,10 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import check_strided, complete, one_by_one
-from ..scalars import shown, to_float
+from ..scalars import is_number, shown, to_float
 from ..warm import WarmCalls, maker_of
 from . import execute
+from .arguments import MOST_SCALE
 from .execute import Band, Packing
 from .torch_op import OPTIONS, direct, gpu_of, packing_of_tensors, room
 
@@ -32,16 +33,20 @@ def attend_float8(
     for name, x in (("k", k), ("v", v)):
         if not isinstance(x, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(x).__name__}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected torch.bfloat16 or torch.float16, got {shown(out_dtype)}")
     lengths: tuple[Any, ...] = (None, None, 0, 0) if packing is None else tuple(packing)
     numbers = dict.fromkeys(scales, 1.0)
     for name, x in scales.items():
         if x is None or isinstance(x, torch.Tensor):
             continue
-        if isinstance(x, bool) or not isinstance(x, int | float) or not 0 < x < float("inf"):
-            raise ArgumentError(f"{name}: expected a number above 0 or a tensor, got {shown(x)}")
-        numbers[name] = to_float(name, x)
+        numbers[name] = to_float(name, x) if is_number(x) else 0.0
+        if not 0 < numbers[name] <= MOST_SCALE:
+            raise ArgumentError(f"{name}: expected a number above 0, up to {MOST_SCALE}, or a tensor, got {shown(x)}")
     factor = (q.shape[-1] or 1) ** -0.5 if scale is None else float(scale)
     factor *= numbers["scale_q"] * numbers["scale_k"]
+    if abs(factor) > MOST_SCALE:
+        raise ArgumentError(f"scale: expected scale x scale_q x scale_k up to {MOST_SCALE}, got {factor}")
     tensors = [x if isinstance(x, torch.Tensor) else None for x in scales.values()]
     options = (seen.causal, factor, seen.left, seen.right, *lengths, *tensors, numbers["scale_v"], out_dtype, softcap)
     return float8_operator(q, k, v, *options)

@@ -10,6 +10,7 @@ from typing import Any
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
 from ..matmul.problem import Matrix
+from ..scalars import shown
 from .problem import DTYPE_BYTES, OPERANDS, ChainProblem
 
 SCHEDULES = ("wmma", "hopper", "pair")
@@ -119,7 +120,7 @@ class ChainConfig:
 def parse_config(text: Any) -> ChainConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
     if not isinstance(text, str):
-        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
+        raise ArgumentError(f"config: expected a config or its text, got {shown(text)}")
     schedule, _, rest = text.partition(":")
     known = {f.name: f.type for f in fields(ChainConfig) if f.name != "schedule"}
     knobs: dict[str, int | bool] = {}

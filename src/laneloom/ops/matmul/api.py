@@ -101,7 +101,7 @@ def numpy_dtype(name: str, asked: Any) -> np.dtype:
     """numpy's dtype that an argument means, in the machine's byte order. Raises ArgumentError."""
     try:
         return np.dtype(asked).newbyteorder("=")
-    except TypeError:
+    except (TypeError, ValueError):  # the latter of what has a `dtype` that is none of numpy's
         what = "a dtype of numpy's, as the operands are arrays"
         raise ArgumentError(f"{name}: expected {what}, got {shown(asked)}") from None
 
@@ -115,8 +115,8 @@ def operand_dtypes(a: np.ndarray, b: np.ndarray, packed: tuple[str, str] | None)
 
 def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithmetic:
     """The checked `precision` and `acc_dtype` of a call on arrays, the latter numpy's dtype or the project's word."""
-    acc = acc_dtype if acc_dtype is None or acc_dtype in ("fp16", "bf16", "fp32", "fp64", "int32") else None
-    if acc is None and acc_dtype is not None:
+    acc = acc_dtype
+    if acc is not None and not (isinstance(acc, str) and acc in ("fp16", "bf16", "fp32", "fp64", "int32")):
         acc = dtype_name("acc_dtype", numpy_dtype("acc_dtype", acc_dtype))
     return check_arithmetic(dtype_a, precision, acc)
 

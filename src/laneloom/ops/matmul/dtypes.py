@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..scalars import shown
+from ..scalars import is_whole, shown
 
 #: Bytes of one stored element of every dtype that a schedule may name. int4 and uint4 are stored in pairs along K, the
 #: even k in the low half of the byte.
@@ -110,6 +110,8 @@ class Int4:
         kind = str(getattr(self.packed, "dtype", type(self.packed).__name__)).removeprefix("torch.")
         if kind not in ("int8", "uint8"):
             raise ArgumentError(f"packed: expected a tensor or an array of int8 or uint8, got {kind}")
+        if not isinstance(self.signed, bool):
+            raise ArgumentError(f"signed: expected True or False, got {shown(self.signed)}")
 
     @property
     def dtype(self) -> str:
@@ -124,8 +126,12 @@ class Int4:
         integers.
         """
         kind = str(getattr(values, "dtype", type(values).__name__)).removeprefix("torch.")
-        if not kind.lstrip("<>=u").startswith("i"):
+        if not hasattr(values, "swapaxes") or not kind.lstrip("<>=u").startswith("i"):
             raise ArgumentError(f"values: expected a tensor or an array of integers, got {kind}")
+        if not isinstance(signed, bool):
+            raise ArgumentError(f"signed: expected True or False, got {shown(signed)}")
+        if not is_whole(axis):
+            raise ArgumentError(f"axis: expected one of values' {values.ndim} axes, got {shown(axis)}")
         if not -values.ndim <= axis < values.ndim:
             raise ArgumentError(f"axis: expected one of values' {values.ndim} axes, got {axis}")
         low, high = (-8, 7) if signed else (0, 15)

@@ -53,8 +53,8 @@ def grouped_matmul(
         raise ArgumentError(f"a: expected a torch tensor, got {type(a).__name__}")
     import torch
 
-    for name, operand in (("a", a), ("b", b), ("ends", ends)):
-        if not isinstance(operand, torch.Tensor):
+    for name, operand in (("a", a), ("b", b), ("ends", ends), ("out", out)):
+        if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")

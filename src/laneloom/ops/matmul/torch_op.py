@@ -78,7 +78,9 @@ def arithmetic_of(dtype_a: str, precision: str | None, acc_dtype: Any) -> Arithm
 
 
 def output_dtype(dtype_a: str, asked: torch.dtype | None, has_terms: bool = False) -> torch.dtype:
-    """torch's dtype of the result: the asked one, or the default."""
+    """torch's dtype of the result: the asked one, or the default. Raises ArgumentError for what is no dtype."""
+    if asked is not None and not isinstance(asked, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(asked)}")
     return asked or _DTYPES[default_output(dtype_a, has_terms)]
 
 
@@ -258,8 +260,8 @@ def summed_product(
     if batch == shape[:-2]:
         return product(x, y)
     if shape[:-2].numel() == 1:  # a sum over the whole batch is a longer K
-        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).reshape(x.shape[-2], -1)
-        y = y.expand(*batch, *y.shape[-2:]).reshape(-1, y.shape[-1])
+        x = x.expand(*batch, *x.shape[-2:]).movedim(-2, 0).flatten(1)
+        y = y.expand(*batch, *y.shape[-2:]).flatten(0, -2)
         return product(x, y).reshape(shape)
     return product(x, y, torch.promote_types(x.dtype, torch.float32)).sum_to_size(shape).to(x.dtype)
 

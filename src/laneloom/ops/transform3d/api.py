@@ -93,11 +93,17 @@ def _transform_arrays(coeffs: np.ndarray, matrix: Any, out: Any, **options: Any)
 
     target = out if out is None or addressable(out) else np.array(out)
     # torch.from_numpy warns of arrays that cannot be written; none of these is written to.
-    x, factors = (torch.from_numpy(a if a.flags.writeable else a.copy()) for a in map(addressed, (coeffs, matrix)))
-    into = None if target is None else torch.from_numpy(target)
+    x, factors = (a if a.flags.writeable else a.copy() for a in map(addressed, (coeffs, matrix)))
+    x, factors, into = (None if a is None else torch.from_numpy(_plain(a)) for a in (x, factors, target))
     result = torch_op.transform_tensors(x, factors, into, **options).numpy()
     if out is None:
         return result
     if target is not out:
         out[...] = target
     return out
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    """The same memory with stride 0 along axes of one element, which may have any, also such as torch refuses."""
+    strides = [0 if n == 1 else step for n, step in zip(array.shape, array.strides, strict=True)]
+    return np.lib.stride_tricks.as_strided(array, array.shape, strides)

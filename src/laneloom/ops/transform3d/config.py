@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..scalars import shown
 from .problem import Transform3dProblem
 
 _CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory for each CTA
@@ -336,7 +337,7 @@ def parse_config(text: Any) -> Transform3dConfig:
     Raises ArgumentError for an unknown schedule or knob, a missing knob, or a value of another type.
     """
     if not isinstance(text, str):
-        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
+        raise ArgumentError(f"config: expected a config or its text, got {shown(text)}")
     schedule, _, rest = text.partition(":")
     if schedule not in SCHEDULES:
         raise ArgumentError(f"config: unknown schedule {schedule!r}, the known ones are {', '.join(SCHEDULES)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from ..scalars import shown
 from .problem import ELEMENT_BYTES, MAX_VECTOR_BYTES, TransposeProblem
 
 _MAX_WARPS = 16
@@ -115,7 +116,7 @@ SCHEDULES: Mapping[str, type[TransposeConfig]] = {"tiles": TilesConfig, "fragmen
 def parse_config(text: Any) -> TransposeConfig:
     """The config whose `text` this is; knobs that are left out take their defaults. Raises ArgumentError."""
     if not isinstance(text, str):
-        raise ArgumentError(f"config: expected a config or its text, got {text!r}")
+        raise ArgumentError(f"config: expected a config or its text, got {shown(text)}")
     schedule, _, rest = text.partition(":")
     if schedule not in SCHEDULES:
         raise ArgumentError(f"config: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}")
