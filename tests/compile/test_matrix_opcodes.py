@@ -94,6 +94,8 @@ LOADS_OF_SCALES = (0xCC35, 0xCC3A)
 @pytest.mark.parametrize("gpu", ["gfx1250", "gfx1251"])
 def test_opcodes_and_registers_of_cdna5(gpu):
     """All rows, C and the index of sparse forms with registers of their own, scales of 16 k in pairs of them."""
+    if gpu == "gfx1251" and versions.parse_version(versions.triton_version()) < (3, 9):
+        pytest.skip("Triton's LLVM knows its product of FP64 from 3.9 on")
     lines, rows = [], instructions(gpu)
     for row in rows:
         count = {m: get_layout(row, gpu, 32, m).registers for m in row.matrices}

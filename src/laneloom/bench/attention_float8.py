@@ -26,7 +26,7 @@ from ..ops.attention.config import plan
 from ..ops.target import active_gpu
 from .attention import CUDNN, ROUNDING, Case, attend_by_torch
 from .records import Record, append, hash_sources, load, make_record, read_environment
-from .report import OURS, by_candidate, fill_page, geometric_mean
+from .report import OURS, by_candidate, fill_page, geometric_mean, measured_on
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -136,11 +136,8 @@ def render(records: Iterable[Record]) -> str:
             f"| {ours.error:.1e} | {ours.error_budget:.1e} |"
         )
     ours = [by_name[OURS] for by_name in newest]
-    environment = ours[-1].environment
-    stale = " **Stale: the kernels have changed since.**" if ours[-1].is_stale(KERNEL_SOURCES) else ""
     head = (
-        f"Measured on one {environment.gpu}, {ours[-1].time[:10]}, torch {environment.torch}, driver "
-        f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
+        f"{measured_on(ours[-1], KERNEL_SOURCES)} "
         f"Geometric means: {geometric_mean([r.ratio_to_reference for r in ours]):.2f} of cuDNN's bf16, "
         f"{geometric_mean([x[OURS_BF16].median_us / x[OURS].median_us for x in newest]):.2f} of ours."
     )

@@ -10,7 +10,7 @@ from typing import Any
 from .attention import COPY, CUDNN, DECODE_SOURCES, FLASH, KERNEL_SOURCES
 from .plots import save_figure
 from .records import Record, load
-from .report import OURS, fill_page, geometric_mean
+from .report import OURS, fill_page, geometric_mean, measured_on
 from .suites import load_suite
 
 _SWEEP = 16 * 16384  #: heads times positions of the sweep over lengths
@@ -82,11 +82,8 @@ def render_products(records: Iterable[Record]) -> str:
             row += f" | {ours.median_us:.1f} | {ours.tflops:.0f} | " + " | ".join(
                 "" if x is None else f"{x:.3f}" for x in (cudnn, flash))
         lines.append(f"| {row} | {worst:.2f} |")
-    environment = newest.environment
-    stale = " **Stale: the kernels have changed since.**" if newest.is_stale(KERNEL_SOURCES) else ""
     head = (
-        f"Measured on one {environment.gpu}, {newest.time[:10]}, torch {environment.torch}, driver "
-        f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
+        f"{measured_on(newest, KERNEL_SOURCES)} "
         f"Geometric means over cuDNN on the suite (the first eleven): "
         f"forward {geometric_mean(ratios['forward']):.3f} (least {min(ratios['forward'], default=0):.3f}), "
         f"backward {geometric_mean(ratios['backward']):.3f} (least {min(ratios['backward'], default=0):.3f})."

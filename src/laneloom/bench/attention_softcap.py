@@ -24,7 +24,7 @@ from ..ops.attention.config import plan, plan_backward
 from ..ops.target import active_gpu
 from .attention import KERNEL_SOURCES, ROUNDING, Case
 from .records import Record, append, hash_sources, load, make_record, read_environment
-from .report import OURS, by_candidate, fill_page, geometric_mean
+from .report import OURS, by_candidate, fill_page, geometric_mean, measured_on
 from .timing import Timing
 
 CAP = 50.0
@@ -154,17 +154,11 @@ def render(records: Iterable[Record]) -> str:
             f"| {by_name[UNCAPPED].median_us / ours.median_us:.2f} |"
         )
     ours = [by_name[OURS] for by_name in newest]
-    environment = ours[-1].environment
-    stale = " **Stale: the kernels have changed since.**" if ours[-1].is_stale(KERNEL_SOURCES) else ""
     means = ", ".join(
         f"{direction} {geometric_mean([r.ratio_to_reference for r in ours if r.problem['direction'] == direction]):.2f}"
         for direction in DIRECTIONS
     )
-    head = (
-        f"Measured on one {environment.gpu}, {ours[-1].time[:10]}, torch {environment.torch}, driver "
-        f"{environment.driver}, commit {environment.commit}{' with changes' if environment.dirty else ''}.{stale} "
-        f"Geometric means of flex_attention: {means}."
-    )
+    head = f"{measured_on(ours[-1], KERNEL_SOURCES)} Geometric means of flex_attention: {means}."
     return "\n".join([head, "", *lines])
 
 

@@ -48,6 +48,16 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
+def measured_on(record: Record, sources: Iterable[str | Path]) -> str:
+    """The sentence that says where and when, and whether the kernel's `sources` have changed since."""
+    of = record.environment
+    stale = " **Stale: the kernels have changed since.**" if record.is_stale(sources) else ""
+    return (
+        f"Measured on one {of.gpu}, {record.time[:10]}, torch {of.torch}, driver {of.driver}, commit {of.commit}"
+        f"{' with changes' if of.dirty else ''}.{stale}"
+    )
+
+
 def config_words(record: Record) -> str:
     return _knob_words(str((record.config or {}).get("text", "")))
 
