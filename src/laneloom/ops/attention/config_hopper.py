@@ -131,6 +131,10 @@ class HopperForwardConfig(Warpgroups):
             return f"early: two consumers in turn with two buffers of queries, got {self.text}"
         registers = self.columns // 2 + problem.d_v // 2 + self.columns // 4
         registers += problem.d // 4 if self.q_in_registers else 0
+        if problem.softcap:
+            if self.consumers > 2:
+                return "capping scores takes registers that three consumers do not have"
+            registers += self.columns // 8
         if registers > self.registers[0] - _OTHER_REGISTERS:
             return f"scores, weights and sums need {registers} registers of {self.registers[0]}"
         begun, sums = 65536 // (32 * self.num_warps * self.resident), max(self.columns, problem.d_v) // 2
