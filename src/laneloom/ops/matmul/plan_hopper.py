@@ -62,9 +62,9 @@ BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch 
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 #: elements of a load, and of an operand, from which on it streams through registers past few rows
 STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
-#: the same past a short side that is copied first: of 9 products on one H100 (2026-11-26) 4 and 2.5 million were 10 and
-#: 43% slower so, 16 million and more 7 to 19% faster but for one
-COPIED_ELEMENTS = 1 << 23
+#: the same past a short side that is copied first, up to so many rows: of 11 products on one H100 (2026-11-26) three of
+#: 2.5 to 4 million by 3 or 10 were 10 to 43% slower so, one by 30 11% faster, 16 million and more 7 to 19% but for one
+COPIED_ROWS, COPIED_ELEMENTS = 16, 1 << 23
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 LYING = "operands where they lie, by asynchronous copies"
 
@@ -312,7 +312,8 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
         yield row, "one row against B along N: streamed once, multiplied by FMA"
     # The short side may be copied first, by a launch of its own.
     lies = tma_reads(problem, "b" if problem.n == long_side else "a")
-    lies = lies and (in_place or long_side * problem.k >= COPIED_ELEMENTS)
+    worth = min(problem.m, problem.n) > COPIED_ROWS or long_side * problem.k >= COPIED_ELEMENTS
+    lies = lies and (in_place or worth)
     if (not lying or lies) and _streams(problem, gpu, in_place):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
