@@ -15,13 +15,14 @@ from ..isa.bits_of_three import bits_of_three
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step, vector
 from .bits import saturate
-from .convert import to_f16
+from .cdna4_alu import next_random
+from .cdna4_stochastic import half_by_chance
 from .dots import bf16_to_f32
 from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
 from .half import mixed_operands
 from .matrix import f64_to_bf16
-from .operands import Read, modify, read, read_scalar, write
+from .operands import DTYPE, Read, modify, read, read_scalar, write
 from .packed import packed, write_halves
 from .rounding import FMA, fma_f32, to_odd, two_sum_error
 from .state import U32, U64, Waves
@@ -262,25 +263,22 @@ special("v_bitop2_b32", _bits_of_two)
 
 
 def _random_pair(kind: str) -> Callable[[Instruction, Target], Step]:
-    """Two f32 to 16 bits by stochastic rounding: random bits are added below the last place, then it is cut off."""
+    """Two f32 to 16 bits by stochastic rounding; the second takes what v_prng_b32 makes of the bits (rocjitsu)."""
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         values = [read(text, "f32") for text in texts[:2]]
         random, n = read(texts[2], "u32"), destination.index
-        narrow = to_f16(3) if kind == "f16" else (lambda x: (np.asarray(x).view(U32) >> U32(16)).astype(U16))
-        drop = 13 if kind == "f16" else 16
+        convert, modifier = half_by_chance(kind, target), output_modifier(ins, kind, target, flushes=False)
 
         def step(g: Waves) -> None:
-            bits = np.asarray(random(g))
-            halves = []
-            for k, value in enumerate(values):
-                x = np.asarray(value(g))
-                part = (bits >> U32(16 * k) & U32(0xFFFF)) >> U32(16 - drop)
-                raised = (x.view(U32) + part).view(np.float32)
-                chosen = narrow(np.where(np.isfinite(x), raised, x))
-                halves.append(np.broadcast_to(np.asarray(chosen).view(U16), (g.count, g.lanes)))
-            write_halves(g, n, np.stack(halves, axis=-1))
+            chance, halves = np.asarray(random(g)), []
+            for value in values:
+                code = convert(np.asarray(value(g), np.float64), chance)
+                halves.append(np.broadcast_to(code, (g.count, g.lanes)))
+                chance = next_random(chance)
+            both = np.stack(halves, axis=-1).view(DTYPE[kind])
+            write_halves(g, n, (both if modifier is None else modifier(both)).view(U16))
 
         return step
 
