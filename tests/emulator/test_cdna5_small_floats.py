@@ -109,3 +109,12 @@ def test_tables_in_scalar_registers(cdna5):
     for lane, got in enumerate(fields_of(machine, 2, 8, 16)):
         numbers = int(which[0, lane]) | int(which[1, lane]) << 32
         assert got == [n if n < 8 else n + 8 for n in (numbers >> 4 * k & 15 for k in range(16))]
+
+
+@pytest.mark.parametrize(("kind", "infinity"), [("f16", 0x7C00), ("bf16", 0x7F80)])
+def test_a_pair_that_stops_at_the_largest_number(cdna5, kind, infinity):
+    """Under MODE.FP16_OVFL what overflows does, infinities stay."""
+    x = np.array([0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000], U32)
+    code = f"s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 23, 1), 1\nv_cvt_pk_{kind}_f32 v1, v0, v0"
+    got = cdna5(code, v={0: x}).vector(1, np.uint16)[:4]
+    assert got.tolist() == [infinity - 1, infinity + 0x7FFF, infinity, infinity + 0x8000]

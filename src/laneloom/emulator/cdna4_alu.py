@@ -17,6 +17,7 @@ from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
+from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
 from .operands import read, write
 from .packed import packed, write_halves
@@ -94,10 +95,23 @@ special("v_permlane32_swap_b32", _swap_rows(32))
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 
 
+def bf16_stopping(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Floats to bf16 under MODE.FP16_OVFL: what overflows stops at the largest number, infinities stay."""
+
+    def stopped(x: np.ndarray) -> np.ndarray:
+        code = convert(x)
+        beyond = np.isfinite(x) & (code & U16(0x7FFF) == 0x7F80)
+        return np.where(beyond, code & U16(0x8000) | U16(0x7F7F), code)
+
+    return stopped
+
+
 def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         convert = rounded(target.mode.rounding(kind))
+        if target.mode.f16_overflow:
+            convert = stopping(convert) if kind == "f16" else bf16_stopping(convert)
         a, b = (read(text, "f32") for text in texts)
         modify = output_modifier(ins, kind, target, flushes=False)
 

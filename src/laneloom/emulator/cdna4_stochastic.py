@@ -15,9 +15,10 @@ import numpy as np
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, refuse_signs, special
-from .cdna4_alu import WIDE, exponent_of, nearest, next_random
+from .cdna4_alu import WIDE, bf16_stopping, exponent_of, nearest, next_random
 from .float8 import SMALL_VALUES
 from .float8_convert import cut, encoder
+from .float16 import narrow_double, stopping
 from .operands import read, write
 from .state import U32, Waves
 
@@ -132,17 +133,10 @@ def half_by_chance(kind: str, target: Target) -> Encode:
     FP16_OVFL stops what overflows at the largest number (CDNA 4 and RDNA 4 ISA guides, as rocjitsu has them).
     """
     fraction, lowest = _HALVES[kind]
-    largest = {"f16": 0x7BFF, "bf16": 0x7F7F}[kind]
-
-    def function(x: np.ndarray, random: np.ndarray) -> np.ndarray:
-        y = cut(x, random, fraction, lowest)
-        code = y.astype(np.float16).view(U16) if kind == "f16" else _as_bf16(y).astype(U16)
-        if target.mode.f16_overflow:
-            beyond = np.isfinite(x) & (code & U16(0x7FFF) > largest)
-            code = np.where(beyond, code & U16(0x8000) | U16(largest), code)
-        return code
-
-    return function
+    convert = narrow_double if kind == "f16" else _as_bf16
+    if target.mode.f16_overflow:
+        convert = stopping(convert) if kind == "f16" else bf16_stopping(convert)
+    return lambda x, random: np.asarray(convert(cut(x, random, fraction, lowest))).view(U16)
 
 
 def _into_half(kind: str) -> Callable[[Instruction, Target], Step]:
@@ -159,7 +153,7 @@ def _into_half(kind: str) -> Callable[[Instruction, Target], Step]:
 
 def _as_bf16(x: np.ndarray) -> np.ndarray:
     raw = x.astype(np.float32).view(U32)
-    return np.where(np.isnan(x), raw | U32(0x400000), raw).astype(U32) >> U32(16)
+    return (np.where(np.isnan(x), raw | U32(0x400000), raw) >> U32(16)).astype(U16)
 
 
 special("v_cvt_sr_f16_f32", _into_half("f16"))
