@@ -118,3 +118,13 @@ def test_a_pair_that_stops_at_the_largest_number(cdna5, kind, infinity):
     code = f"s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 23, 1), 1\nv_cvt_pk_{kind}_f32 v1, v0, v0"
     got = cdna5(code, v={0: x}).vector(1, np.uint16)[:4]
     assert got.tolist() == [infinity - 1, infinity + 0x7FFF, infinity, infinity + 0x8000]
+
+
+def test_mixed_products_take_denormals_for_zeros_where_the_mode_does(cdna5):
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 4, 2), 0\n"
+    given = {0: np.full(32, 1, U32), 1: np.full(32, 2.0**100, np.float32), 2: np.ones(32, np.float32)}
+    code = "v_fma_mix_f32_bf16 v3, v0, v1, 0\nv_fma_mixlo_bf16 v4, v2, -v0, v1 op_sel_hi:[1,0,0]"
+    assert (cdna5(code, v=given).vector(3, np.float32) == 2.0**-49).all()
+    machine = cdna5(mode + code, v=given)
+    assert (machine.vector(3, U32) == 0).all()
+    assert (machine.vector(4, np.uint16) == 0x7180).all()

@@ -22,6 +22,7 @@ from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
 from .half import mixed_operands
 from .matrix import f64_to_bf16
+from .mode import Mode, flush
 from .operands import DTYPE, Read, modify, read, read_scalar, write
 from .packed import packed, write_halves
 from .rounding import FMA, fma_f32, to_odd, two_sum_error
@@ -125,10 +126,11 @@ vector("v_tanh_f32", "f32", "f32", lambda x: np.tanh(x.astype(np.float64)).astyp
 vector("v_tanh_f16", "f16", "f16", lambda x: np.tanh(x.astype(np.float64)).astype(np.float16))
 
 
-def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
+def _mixed_source(operand: Operand, is_half: int, high: int, mode: Mode) -> Read:
     """A source of v_fma_mix: f32, or one half of the register as bf16."""
     if not is_half:
-        return read(operand, "f32")
+        whole = read(operand, "f32")
+        return (lambda g: flush(whole(g), "f32")) if mode.flushes_inputs("f32") else whole
     plain = Operand(operand.kind, operand.index, operand.count, operand.value, half=operand.half)
     inner, signs = read(plain, "bf16", bool(high)), (operand.negate, operand.absolute)
     return lambda g: np.asarray(modify(bf16_to_f32(np.asarray(inner(g))), *signs))
@@ -140,7 +142,7 @@ def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination = ins.operands[0]
         sources = mixed_operands(ins)
-        a, b, c = (_mixed_source(*source) for source in sources)
+        a, b, c = (_mixed_source(*source, target.mode) for source in sources)
         fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
         modifier = output_modifier(ins, "f32", target)
         source = lane_source(ins, target.lanes)
