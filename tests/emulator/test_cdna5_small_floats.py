@@ -128,3 +128,17 @@ def test_mixed_products_take_denormals_for_zeros_where_the_mode_does(cdna5):
     machine = cdna5(mode + code, v=given)
     assert (machine.vector(3, U32) == 0).all()
     assert (machine.vector(4, np.uint16) == 0x7180).all()
+
+
+@pytest.mark.parametrize(("gpu", "text", "result"), [
+    ("gfx1250", "v_cvt_f32_bf16 v1, 1.0", 0x3F800000), ("gfx950", "v_cvt_f32_bf16 v1, 1.0", 0x3F800000),
+    ("gfx950", "v_cvt_scalef32_sr_fp8_bf16 v1, 1.0, v0, 1.0", 0xA5A5A538),
+    ("gfx950", "v_cvt_scalef32_pk_fp8_bf16 v1, 1.0, 1.0", 0xA5A50038),
+    ("gfx950", "v_cvt_scalef32_pk_fp8_f16 v1, 1.0, 1.0", 0xA5A50038),
+    ("gfx950", "v_cvt_scalef32_sr_pk_fp4_f16 v1, 1.0, v0, 1.0", 0xA5A5A502),
+    ("gfx1250", "v_cvt_pk_fp8_f16 v1.l, 1.0", 0xA5A50038),
+])  # fmt: skip
+def test_constants_in_the_format_of_the_operand(execute, gpu, text, result):
+    """LLVM writes 0x3f80, bf16's 1, as the inline constant 1.0; of two numbers a constant is the first."""
+    got = execute(text, gpu=gpu, lanes=64 if gpu == "gfx950" else 32, v={0: np.zeros(64, U32)}).vector(1, U32)
+    assert set(got.tolist()) == {result}

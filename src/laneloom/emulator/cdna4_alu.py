@@ -11,7 +11,7 @@ import numpy as np
 from ..isa.bits_of_three import bits_of_three
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, vector
+from .alu import Step, Target, output_modifier, refuse_signs, special, vector
 from .bits import saturate
 from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
@@ -19,8 +19,8 @@ from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
 from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
-from .operands import read, write
-from .packed import packed, write_halves
+from .operands import Read, read, write
+from .packed import packed, read_halves, write_halves
 from .state import U32, Waves
 
 U16 = np.uint16
@@ -127,7 +127,7 @@ def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruc
 
 special("v_cvt_pk_bf16_f32", _to_pair("bf16", lambda _: to_bf16))
 special("v_cvt_pk_f16_f32", _to_pair("f16", to_f16))
-vector("v_cvt_f32_bf16", "f32", "u16", bf16_to_f32)
+vector("v_cvt_f32_bf16", "f32", "bf16", bf16_to_f32)
 packed("v_pk_minimum3_f16", "f16", 3, lambda a, b, c: MINIMUM(MINIMUM(a, b), c))
 packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))
 
@@ -208,6 +208,12 @@ def nearest(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     return function
 
 
+def halves_of(operand: Operand, kind: str) -> list[Read]:
+    """How to read the two numbers of a register; a constant's second one is 0, as in packed arithmetic."""
+    both = read_halves(operand, kind, 0, 1)
+    return [lambda g: both(g)[..., 0], lambda g: both(g)[..., 1]]
+
+
 def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     """Two numbers over the scale, to the byte or half of the destination that op_sel's last bits pick."""
     bits = TYPES[small].bits
@@ -222,7 +228,8 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
         if wide == "f32":
             sources = [read(text, "f32") for text in texts]
         else:
-            sources = [read(texts[0], "u16", high) for high in (False, True)]
+            refuse_signs(ins, *texts)
+            sources = halves_of(texts[0], wide)
         widen = WIDE[wide][1]
 
         def step(g: Waves) -> None:

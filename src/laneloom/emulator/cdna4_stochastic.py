@@ -15,7 +15,7 @@ import numpy as np
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, refuse_signs, special
-from .cdna4_alu import WIDE, bf16_stopping, exponent_of, nearest, next_random
+from .cdna4_alu import WIDE, bf16_stopping, exponent_of, halves_of, nearest, next_random
 from .float8 import SMALL_VALUES
 from .float8_convert import cut, encoder
 from .float16 import narrow_double, stopping
@@ -39,11 +39,10 @@ def _numbers(operand: Operand, wide: str, count: int, high: bool = False) -> lis
     """How to read `count` numbers that follow each other in registers, as float64."""
     widen, n = WIDE[wide][1], operand.index
     if count == 1:
-        one = read(operand, "f32") if wide == "f32" else read(operand, "u16", high)
+        one = read(operand, wide, high)
         return [lambda g: widen(np.asarray(one(g)))]
     if operand.kind == "const":
-        both = read(operand, "u32")
-        return [lambda g, k=k: widen((both(g) >> U32(16 * k)).astype(U16)) for k in range(count)]
+        return [lambda g, half=half: widen(half(g)) for half in halves_of(operand, wide)]
     if wide == "f32":
         return [lambda g, k=k: g.f[n + k].astype(np.float64) for k in range(count)]
     return [lambda g, k=k: widen(g.h[n + k // 2][..., k % 2]) for k in range(count)]

@@ -16,7 +16,7 @@ from ..errors import UnknownInstructionError
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction
 from .alu import Step, Target, refuse_signs, special
-from .cdna4_alu import WIDE, exponent_of, narrow_to, nearest, next_random, put_row
+from .cdna4_alu import WIDE, exponent_of, halves_of, narrow_to, nearest, next_random, put_row
 from .cdna4_stochastic import stochastic
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import byte_number, encoder
@@ -61,7 +61,7 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
         destination, text = ins.operands
         refuse_signs(ins, text)
         convert, store = encoder(kind, ins, target), write(destination, "b16")
-        low, high = (read(text, "f16", half) for half in (False, True))
+        low, high = halves_of(text, "f16")
 
         def step(g: Waves) -> None:
             a, b = (convert(np.asarray(r(g), np.float64)) for r in (low, high))
