@@ -173,14 +173,18 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
         select, factor = ins.bits("op_sel", [0, 0, 0, 0]), exponent_of(scale)
         byte = 0 if count == 32 else 2 * select[0] if bits * count == 16 else select[0] + 2 * select[1]
         half = bool(select[2]) if count == 1 else False
+        if source.kind == "v":
+            words = [read(Operand("v", source.index + k), "u32") for k in range(max(bits * count // 32, 1))]
+        else:
+            words = [read(source, "u32")]
 
         def step(g: Waves) -> None:
             times, values = factor(g), []
             for k in range(count):
                 at = 8 * byte + bits * k
-                word = g.u[source.index + at // 32].astype(np.uint64)
+                word = np.asarray(words[at // 32](g)).astype(np.uint64)
                 if at % 32 + bits > 32:
-                    word = word | g.u[source.index + at // 32 + 1].astype(np.uint64) << np.uint64(32)
+                    word = word | np.asarray(words[at // 32 + 1](g)).astype(np.uint64) << np.uint64(32)
                 code = (word >> np.uint64(at % 32)).astype(np.int64) & (1 << bits) - 1
                 values.append(narrow_to(table[code] * times, wide))
             if count == 1 and wide != "f32":

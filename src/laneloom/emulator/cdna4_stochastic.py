@@ -41,7 +41,7 @@ def _numbers(operand: Operand, wide: str, count: int, high: bool = False) -> lis
     if count == 1:
         one = read(operand, wide, high)
         return [lambda g: widen(np.asarray(one(g)))]
-    if operand.kind == "const":
+    if operand.kind != "v":
         return [lambda g, half=half: widen(half(g)) for half in halves_of(operand, wide)]
     if wide == "f32":
         return [lambda g, k=k: g.f[n + k].astype(np.float64) for k in range(count)]
