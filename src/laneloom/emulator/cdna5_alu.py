@@ -22,10 +22,10 @@ from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
 from .half import mixed_operands
 from .matrix import f64_to_bf16
-from .mode import Mode, flush
+from .mode import DOWN, NEAREST, UP, ZERO, Mode, flush
 from .operands import DTYPE, Read, modify, read, read_scalar, write
 from .packed import packed, write_halves
-from .rounding import FMA, fma_f32, to_odd, two_sum_error
+from .rounding import FMA, directed, fma_f32, to_odd, two_sum_error
 from .state import U32, U64, Waves
 from .transcendental import FUNCTIONS
 
@@ -136,6 +136,34 @@ def _mixed_source(operand: Operand, is_half: int, high: int, mode: Mode) -> Read
     return lambda g: np.asarray(modify(bf16_to_f32(np.asarray(inner(g))), *signs))
 
 
+def _mixed_function(kind: str, mode: Mode) -> Callable:
+    """a * b + c of float32, rounded once: to f32, or to bf16 by the mode of the 16-bit types (rocjitsu)."""
+    if kind == "f32":
+        return fma_f32 if not mode.round_32 else FMA["f32"](mode.round_32)
+
+    def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        product, addend = np.broadcast_arrays(np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64))
+        total = product + addend
+        code = _to_bf16(to_odd(total, two_sum_error(product, addend, total)), mode.round_16_64)
+        if mode.round_16_64 == DOWN:  # a sum of zero is -0 unless both terms are +0
+            code = np.where((total == 0) & (np.signbit(product) | np.signbit(addend)), U16(0x8000), code)
+        denormal = code & U16(0x7F80) == 0
+        return np.where(denormal, code & U16(0x8000), code) if mode.flushes_results("f32") else code
+
+    return fma
+
+
+def _to_bf16(x: np.ndarray, rounding: int) -> np.ndarray:
+    if rounding == NEAREST:
+        return f64_to_bf16(x)
+    cut = directed(x, 0.0, np.float32, ZERO)
+    bits = cut.view(U32)
+    inexact = np.isfinite(x) & ((cut != x) | (bits & U32(0xFFFF) != 0))
+    away = inexact & ((x > 0) if rounding == UP else (x < 0) if rounding == DOWN else False)
+    code = (bits >> U32(16)) + away.astype(U32)
+    return np.where(np.isnan(x), code | U32(0x40), code).astype(U16)
+
+
 def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
     """As v_fma_mix of f16: op_sel_hi says which sources are bf16, op_sel which half of them."""
 
@@ -143,16 +171,15 @@ def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
         destination = ins.operands[0]
         sources = mixed_operands(ins)
         a, b, c = (_mixed_source(*source, target.mode) for source in sources)
-        fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
-        modifier = output_modifier(ins, "f32", target)
+        fma = _mixed_function(kind, target.mode)
+        modifier = output_modifier(ins, kind, target)
         source = lane_source(ins, target.lanes)
         if source is not None:
             a = source.reader(a, sources[0][0].negate)
 
         def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))
-            r = r if modifier is None else modifier(r)
-            return r if kind == "f32" else f64_to_bf16(np.asarray(r, np.float64))
+            return r if modifier is None else modifier(r)
 
         return store_step(source, compute, write(destination, kind, high))
 
