@@ -6,11 +6,13 @@ The layouts themselves are held against Triton's (tests/compile/test_triton_layo
 import numpy as np
 import pytest
 from matrix_registers import check, draw, fill, number, put, span
+from test_memory_instructions import random_bytes
+from test_memory_instructions import run as run_memory
 
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
-from laneloom.errors import UnknownInstructionError
+from laneloom.errors import HazardError, UnknownInstructionError
 from laneloom.isa.catalogue import F8F6F4, find_instruction, instructions
 from laneloom.isa.layouts import get_layout
 from laneloom.isa.parse import EXEC
@@ -209,3 +211,11 @@ def test_scales_in_scalar_registers(execute, name, scalar, vector):
         sums = [machine.waves.V[:8] for machine in both]
         np.testing.assert_array_equal(*sums)
         assert sums[0].any()
+
+
+def test_scales_that_nobody_wrote():
+    body = "\n".join(f"v_mov_b32 v{n}, {n}" for n in range(8, 24))
+    formats = "matrix_a_fmt:MATRIX_FMT_FP4 matrix_b_fmt:MATRIX_FMT_FP4"
+    body += f"\nv_wmma_scale_f32_16x16x128_f8f6f4 v[4:11], v[8:15], v[16:23], 0, s20, 0 {formats}"
+    with pytest.raises(HazardError, match=r"stores bits that nobody wrote \(v8\)"):
+        run_memory("gfx1250", body, *random_bytes(3), strict=True)
