@@ -161,3 +161,15 @@ def test_a_byte_of_the_destination(cdna3):
     plain = cdna3("v_cvt_pk_u8_f32 v4, v0, v1, v4", "gfx942", v={0: x, 1: place}).vector(4, U32)
     np.testing.assert_array_equal(got, plain)
     assert got[7] == 0x0CA5A5A5
+
+
+@pytest.mark.parametrize("name", ["pk_f32_fp8", "pk_f16_bf8", "pk_bf16_fp4", "f32_bf8", "f16_fp8", "sr_pk_fp4_f16"])
+def test_what_is_converted_lies_in_a_scalar_register(cdna3, name):
+    word, seed = 0x3A51C62B, "v6, " if "sr" in name else ""
+    given = {n: np.full(64, bits, U32) for n, bits in ((4, 0), (5, word), (6, 0x80000000), (7, 0x3F800000))}
+    target = "v[0:1]" if "pk_f32" in name else "v0"
+    got = [
+        cdna3(f"v_cvt_scalef32_{name} {target}, {source}, {seed}v7", gpu="gfx950", v=given, s={4: word}).waves.V[:2]
+        for source in ("s4", "v5")
+    ]
+    np.testing.assert_array_equal(*got)

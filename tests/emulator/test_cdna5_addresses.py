@@ -57,3 +57,9 @@ def test_the_memory_of_the_whole_launch_is_refused(gpu, name):
     image, registers = random_bytes(6)
     with pytest.raises(UnknownInstructionError, match=rf"{name} on {gpu} .*GDS.*not modelled"):
         run(gpu, f"{name} v1, v8 gds", image, registers)
+
+
+@pytest.mark.parametrize("place", ["global_load_block v[8:39], v1, s[2:3]", "scratch_store_block v1, v[8:39], s4"])
+def test_offsets_of_blocks_that_count_in_what_is_accessed_are_refused(execute, place):
+    with pytest.raises(UnknownInstructionError, match="scale_offset"):
+        execute(f"{place} scale_offset", gpu="gfx1250")

@@ -196,7 +196,7 @@ def test_hints_change_nothing():
 
 @pytest.mark.parametrize(("name", "width"), [
     ("ds_load_tr4_b64", 4), ("ds_load_tr6_b96", 6), ("global_load_tr4_b64", 4), ("global_load_tr6_b96", 6),
-    ("ds_load_b64_tr_b4", 4), ("ds_load_b96_tr_b6", 6),
+    ("ds_load_b64_tr_b4", 4), ("ds_load_b96_tr_b6", 6), ("global_load_b64_tr_b4", 4), ("global_load_b96_tr_b6", 6),
 ])  # fmt: skip
 def test_transposed_loads_of_small_elements(name, width):
     """Lane l gets element m = l % 16 of the 16 k of its half wave; lanes loaded all m of one k."""
@@ -223,6 +223,8 @@ def test_transposed_loads_of_small_elements(name, width):
     ("gfx1250", "ds", "_tr16_b128", 16), ("gfx1250", "ds", "_tr8_b64", 8), ("gfx1250", "ds", "_b64_tr_b8", 8),
     ("gfx1250", "global", "_tr16_b128", 16), ("gfx1250", "global", "_tr8_b64", 8),
     ("gfx1201", "global", "_tr_b128", 16), ("gfx1201", "global", "_tr_b64", 8), ("gfx1250", "global", "_tr_b64", 8),
+    ("gfx1250", "ds", "_tr_b64", 8), ("gfx1250", "ds", "_tr_b128", 16), ("gfx1250", "ds", "_b128_tr_b16", 16),
+    ("gfx1250", "global", "_b64_tr_b8", 8), ("gfx1250", "global", "_b128_tr_b16", 16),
 ])  # fmt: skip
 @pytest.mark.parametrize("strict", [False, True])
 def test_transposed_loads(gpu, space, tail, width, strict):

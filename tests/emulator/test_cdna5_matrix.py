@@ -6,11 +6,13 @@ The layouts themselves are held against Triton's (tests/compile/test_triton_layo
 import numpy as np
 import pytest
 from matrix_registers import check, draw, fill, number, put, span
+from test_memory_instructions import random_bytes
+from test_memory_instructions import run as run_memory
 
 from laneloom.emulator.memory import GlobalMemory, LocalMemory
 from laneloom.emulator.program import Program
 from laneloom.emulator.state import Waves
-from laneloom.errors import UnknownInstructionError
+from laneloom.errors import HazardError, UnknownInstructionError
 from laneloom.isa.catalogue import F8F6F4, find_instruction, instructions
 from laneloom.isa.layouts import get_layout
 from laneloom.isa.parse import EXEC
@@ -193,3 +195,27 @@ def test_what_no_source_describes_is_refused():
     ):
         with pytest.raises(UnknownInstructionError):
             run(code, V)
+
+
+@pytest.mark.parametrize(("name", "scalar", "vector"), [("scale", "s4", "v24"), ("scale16", "s[4:5]", "v[24:25]")])
+def test_scales_in_scalar_registers(execute, name, scalar, vector):
+    """Each lane has the same."""
+    rng, words = np.random.default_rng(3), (0x81807F7E, 0x7D7F8280)
+    given = {n: rng.integers(0, 1 << 32, 32).astype(np.uint32) for n in range(8, 24)}
+    given |= {24 + k: np.full(32, word, np.uint32) for k, word in enumerate(words)}
+    formats = "matrix_a_fmt:MATRIX_FMT_FP4 matrix_b_fmt:MATRIX_FMT_FP4"
+    for places in (f"{scalar}, {vector}", f"{vector}, {scalar}"):
+        code = f"v_wmma_{name}_f32_16x16x128_f8f6f4 v[0:7], v[8:15], v[16:23], 0, {{}} {formats}"
+        scales = {4: words[0], 5: words[1]}
+        both = (execute(code.format(p), gpu=GPU, v=given, s=scales) for p in (places, f"{vector}, {vector}"))
+        sums = [machine.waves.V[:8] for machine in both]
+        np.testing.assert_array_equal(*sums)
+        assert sums[0].any()
+
+
+def test_scales_that_nobody_wrote():
+    body = "\n".join(f"v_mov_b32 v{n}, {n}" for n in range(8, 24))
+    formats = "matrix_a_fmt:MATRIX_FMT_FP4 matrix_b_fmt:MATRIX_FMT_FP4"
+    body += f"\nv_wmma_scale_f32_16x16x128_f8f6f4 v[4:11], v[8:15], v[16:23], 0, s20, 0 {formats}"
+    with pytest.raises(HazardError, match=r"stores bits that nobody wrote \(v8\)"):
+        run_memory("gfx1250", body, *random_bytes(3), strict=True)

@@ -268,7 +268,7 @@ def test_stochastic_rounding_of_f16(cdna5, kind):
 
 @pytest.mark.parametrize(("kind", "bits"), [("f16", 10), ("bf16", 7)])
 def test_stochastic_rounding_of_a_pair(cdna5, kind, bits):
-    """Down or up, up as often as the part that is cut off says; each half of the random bits serves one."""
+    """Down or up, up as often as the part that is cut off says."""
     x = np.array([1 + 0.3 * 2.0**-bits, -3 - 0.75 * 2.0 ** (1 - bits)], np.float32)
     random = np.arange(4096, dtype=U32) << U32(4) | (np.arange(4096, dtype=U32)[::-1] << U32(20))
     given = {0: np.full(4096, x[0]), 1: np.full(4096, x[1]), 2: random}
@@ -350,7 +350,7 @@ def test_wide_floats_over_a_scale(cdna5, small, count, wide):
 
 
 def test_stochastic_packed_16_bits(cdna5):
-    """Half k of the random number rounds number k."""
+    """The second takes what v_prng_b32 makes of the random number."""
     x = np.full(4096, 1.0 + 2.0**-9, np.float32)
     random = np.arange(4096, dtype=U32) << U32(4) | np.arange(4096, dtype=U32)[::-1] << U32(20)
     got = cdna5("v_cvt_sr_pk_bf16_f32 v4, v0, v0, v1", v={0: x, 1: random})

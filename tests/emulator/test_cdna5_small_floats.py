@@ -109,3 +109,58 @@ def test_tables_in_scalar_registers(cdna5):
     for lane, got in enumerate(fields_of(machine, 2, 8, 16)):
         numbers = int(which[0, lane]) | int(which[1, lane]) << 32
         assert got == [n if n < 8 else n + 8 for n in (numbers >> 4 * k & 15 for k in range(16))]
+
+
+@pytest.mark.parametrize(("kind", "infinity"), [("f16", 0x7C00), ("bf16", 0x7F80)])
+def test_a_pair_that_stops_at_the_largest_number(cdna5, kind, infinity):
+    """Under MODE.FP16_OVFL what overflows does, infinities stay."""
+    x = np.array([0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000], U32)
+    code = f"s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 23, 1), 1\nv_cvt_pk_{kind}_f32 v1, v0, v0"
+    got = cdna5(code, v={0: x}).vector(1, np.uint16)[:4]
+    assert got.tolist() == [infinity - 1, infinity + 0x7FFF, infinity, infinity + 0x8000]
+
+
+def test_mixed_products_take_denormals_for_zeros_where_the_mode_does(cdna5):
+    mode = "s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 4, 2), 0\n"
+    given = {0: np.full(32, 1, U32), 1: np.full(32, 2.0**100, np.float32), 2: np.ones(32, np.float32)}
+    code = "v_fma_mix_f32_bf16 v3, v0, v1, 0\nv_fma_mixlo_bf16 v4, v2, -v0, v1 op_sel_hi:[1,0,0]"
+    assert (cdna5(code, v=given).vector(3, np.float32) == 2.0**-49).all()
+    machine = cdna5(mode + code, v=given)
+    assert (machine.vector(3, U32) == 0).all()
+    assert (machine.vector(4, np.uint16) == 0x7180).all()
+
+
+@pytest.mark.parametrize(("gpu", "text", "result"), [
+    ("gfx1250", "v_cvt_f32_bf16 v1, 1.0", 0x3F800000), ("gfx950", "v_cvt_f32_bf16 v1, 1.0", 0x3F800000),
+    ("gfx950", "v_cvt_scalef32_sr_fp8_bf16 v1, 1.0, v0, 1.0", 0xA5A5A538),
+    ("gfx950", "v_cvt_scalef32_pk_fp8_bf16 v1, 1.0, 1.0", 0xA5A50038),
+    ("gfx950", "v_cvt_scalef32_pk_fp8_f16 v1, 1.0, 1.0", 0xA5A50038),
+    ("gfx950", "v_cvt_scalef32_sr_pk_fp4_f16 v1, 1.0, v0, 1.0", 0xA5A5A502),
+    ("gfx1250", "v_cvt_pk_fp8_f16 v1.l, 1.0", 0xA5A50038),
+])  # fmt: skip
+def test_constants_in_the_format_of_the_operand(execute, gpu, text, result):
+    """LLVM writes 0x3f80, bf16's 1, as the inline constant 1.0; of two numbers a constant is the first."""
+    got = execute(text, gpu=gpu, lanes=64 if gpu == "gfx950" else 32, v={0: np.zeros(64, U32)}).vector(1, U32)
+    assert set(got.tolist()) == {result}
+
+
+@pytest.mark.parametrize(("mode", "a", "b", "c", "result"), [
+    (0, 0x3F800000, 0x3F808000, 0x2B800000, 0x3F81),  # a little more than half-way between 1 and the next number
+    (2, 0x8E0B5904, 0x1AE3BC34, 0xB6630000, 0xB664),  # rocjitsu's own example
+    (1, 0x8E0B5904, 0x1AE3BC34, 0xB6630000, 0xB663), (3, 0x3F800000, 0x3F80FFFF, 0x2B800000, 0x3F80),
+    (2, 0x3F800000, 0x3F800000, 0xBF800000, 0x8000), (3, 0x7F7FFFFF, 0x40000000, 0, 0x7F7F),
+])  # fmt: skip
+def test_mixed_products_are_rounded_once_to_bf16(cdna5, mode, a, b, c, result):
+    given = {n: np.full(32, bits, U32) for n, bits in enumerate((a, b, c))}
+    code = f"s_round_mode {mode << 2}\nv_fma_mixlo_bf16 v3, v0, v1, v2\nv_fma_mixhi_bf16 v3, v0, v1, v2"
+    assert (cdna5(code, v=given).vector(3, U32) == result * 0x10001).all()
+
+
+def test_pairs_of_bf16_that_overflow(cdna5):
+    """MODE.FP16_OVFL stops them at the largest number, not infinite operands."""
+    code = "v_pk_mul_bf16 v1, v0, v0\nv_pk_add_bf16 v2, v0, v0 neg_lo:[1,1]\nv_pk_fma_bf16 v3, v0, v0, v0"
+    given = {0: np.full(32, 0x7F807F7F, U32)}
+    for setting, largest in (("", 0x7F80), ("s_setreg_imm32_b32 hwreg(HW_REG_WAVE_MODE, 23, 1), 1\n", 0x7F7F)):
+        machine = cdna5(setting + code, v=given)
+        for n, sign in ((1, 0), (2, 0x8000), (3, 0)):
+            assert (machine.vector(n, U32) == 0x7F800000 + largest + sign).all()

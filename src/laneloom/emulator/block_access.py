@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ..errors import UnknownInstructionError
 from ..isa.parse import M0, Instruction
 from .alu import Builder, Step, Target
 from .global_access import global_addresses
@@ -29,6 +30,8 @@ class BlockAccess:
     def __init__(self, ins: Instruction, target: Target):
         match = _NAME.match(ins.name)
         assert match
+        if ins.flag("scale_offset"):
+            raise UnknownInstructionError(f"{ins.name} with scale_offset: what it multiplies by is documented nowhere")
         self.is_global, self.load = match[1] == "global", match[2] == "load"
         data, vaddr = ins.operands[:2] if self.load else ins.operands[1::-1]
         self.data = data.index

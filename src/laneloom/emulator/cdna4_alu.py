@@ -11,15 +11,16 @@ import numpy as np
 from ..isa.bits_of_three import bits_of_three
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
-from .alu import Step, Target, output_modifier, special, vector
+from .alu import Step, Target, output_modifier, refuse_signs, special, vector
 from .bits import saturate
 from .convert import to_f16
 from .dots import bf16_to_f32, to_bf16
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import encoder
+from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
-from .operands import read, write
-from .packed import packed, write_halves
+from .operands import Read, read, write
+from .packed import packed, read_halves, write_halves
 from .state import U32, Waves
 
 U16 = np.uint16
@@ -94,10 +95,23 @@ special("v_permlane32_swap_b32", _swap_rows(32))
 # -- 16 bits -----------------------------------------------------------------------------------------------------------
 
 
+def bf16_stopping(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
+    """Floats to bf16 under MODE.FP16_OVFL: what overflows stops at the largest number, infinities stay."""
+
+    def stopped(x: np.ndarray) -> np.ndarray:
+        code = convert(x)
+        beyond = np.isfinite(x) & (code & U16(0x7FFF) == 0x7F80)
+        return np.where(beyond, code & U16(0x8000) | U16(0x7F7F), code)
+
+    return stopped
+
+
 def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         convert = rounded(target.mode.rounding(kind))
+        if target.mode.f16_overflow:
+            convert = stopping(convert) if kind == "f16" else bf16_stopping(convert)
         a, b = (read(text, "f32") for text in texts)
         modify = output_modifier(ins, kind, target, flushes=False)
 
@@ -113,7 +127,7 @@ def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruc
 
 special("v_cvt_pk_bf16_f32", _to_pair("bf16", lambda _: to_bf16))
 special("v_cvt_pk_f16_f32", _to_pair("f16", to_f16))
-vector("v_cvt_f32_bf16", "f32", "u16", bf16_to_f32)
+vector("v_cvt_f32_bf16", "f32", "bf16", bf16_to_f32)
 packed("v_pk_minimum3_f16", "f16", 3, lambda a, b, c: MINIMUM(MINIMUM(a, b), c))
 packed("v_pk_maximum3_f16", "f16", 3, lambda a, b, c: MAXIMUM(MAXIMUM(a, b), c))
 
@@ -159,14 +173,18 @@ def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target
         select, factor = ins.bits("op_sel", [0, 0, 0, 0]), exponent_of(scale)
         byte = 0 if count == 32 else 2 * select[0] if bits * count == 16 else select[0] + 2 * select[1]
         half = bool(select[2]) if count == 1 else False
+        if source.kind == "v":
+            words = [read(Operand("v", source.index + k), "u32") for k in range(max(bits * count // 32, 1))]
+        else:
+            words = [read(source, "u32")]
 
         def step(g: Waves) -> None:
             times, values = factor(g), []
             for k in range(count):
                 at = 8 * byte + bits * k
-                word = g.u[source.index + at // 32].astype(np.uint64)
+                word = np.asarray(words[at // 32](g)).astype(np.uint64)
                 if at % 32 + bits > 32:
-                    word = word | g.u[source.index + at // 32 + 1].astype(np.uint64) << np.uint64(32)
+                    word = word | np.asarray(words[at // 32 + 1](g)).astype(np.uint64) << np.uint64(32)
                 code = (word >> np.uint64(at % 32)).astype(np.int64) & (1 << bits) - 1
                 values.append(narrow_to(table[code] * times, wide))
             if count == 1 and wide != "f32":
@@ -194,6 +212,12 @@ def nearest(kind: str) -> Callable[[np.ndarray], np.ndarray]:
     return function
 
 
+def halves_of(operand: Operand, kind: str) -> list[Read]:
+    """How to read the two numbers of a register; a constant's second one is 0, as in packed arithmetic."""
+    both = read_halves(operand, kind, 0, 1)
+    return [lambda g: both(g)[..., 0], lambda g: both(g)[..., 1]]
+
+
 def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
     """Two numbers over the scale, to the byte or half of the destination that op_sel's last bits pick."""
     bits = TYPES[small].bits
@@ -208,7 +232,8 @@ def _shrink(small: str, wide: str) -> Callable[[Instruction, Target], Step]:
         if wide == "f32":
             sources = [read(text, "f32") for text in texts]
         else:
-            sources = [read(texts[0], "u16", high) for high in (False, True)]
+            refuse_signs(ins, *texts)
+            sources = halves_of(texts[0], wide)
         widen = WIDE[wide][1]
 
         def step(g: Waves) -> None:

@@ -15,22 +15,15 @@ import numpy as np
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, refuse_signs, special
-from .cdna4_alu import WIDE, exponent_of, nearest, next_random
+from .cdna4_alu import WIDE, bf16_stopping, exponent_of, halves_of, nearest, next_random
 from .float8 import SMALL_VALUES
-from .float8_convert import encoder
+from .float8_convert import cut, encoder
+from .float16 import narrow_double, stopping
 from .operands import read, write
 from .state import U32, Waves
 
 U16 = np.uint16
 Encode = Callable[[np.ndarray, np.ndarray], np.ndarray]  #: float64 and random bits -> codes
-
-
-def _cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int) -> np.ndarray:
-    """x, rounded by the random bits to a multiple of the last place; fraction, lowest: bits, least normal exponent."""
-    magnitude = np.abs(x)
-    exponent = np.maximum(np.frexp(np.where(np.isfinite(magnitude), magnitude, 0))[1] - 1, lowest)
-    units = np.floor(np.ldexp(magnitude, fraction - exponent) + random / 2.0**32)
-    return np.where(np.isfinite(x), np.copysign(np.ldexp(units, exponent - fraction), x), x)
 
 
 def stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
@@ -39,24 +32,17 @@ def stochastic(kind: str, ins: Instruction, target: Target) -> Encode:
     fraction = {"fp4": 1, "fp6": 3, "bf6": 2, "fp8": 3, "bf8": 2}[kind]
     convert = encoder(kind, ins, target) if TYPES[kind].bits == 8 else nearest(kind)
     lowest = int(np.log2(values[1])) + fraction  # values[1] is the last place of denormals
-    largest = np.abs(values[np.isfinite(values)]).max()
-
-    def function(x: np.ndarray, random: np.ndarray) -> np.ndarray:
-        inside = np.abs(x) <= largest
-        return convert(np.where(inside, _cut(np.where(inside, x, 0), random, fraction, lowest), x))
-
-    return function
+    return lambda x, random: convert(cut(x, random, fraction, lowest))
 
 
 def _numbers(operand: Operand, wide: str, count: int, high: bool = False) -> list[Callable[[Waves], np.ndarray]]:
     """How to read `count` numbers that follow each other in registers, as float64."""
     widen, n = WIDE[wide][1], operand.index
     if count == 1:
-        one = read(operand, "f32") if wide == "f32" else read(operand, "u16", high)
+        one = read(operand, wide, high)
         return [lambda g: widen(np.asarray(one(g)))]
-    if operand.kind == "const":
-        both = read(operand, "u32")
-        return [lambda g, k=k: widen((both(g) >> U32(16 * k)).astype(U16)) for k in range(count)]
+    if operand.kind != "v":
+        return [lambda g, half=half: widen(half(g)) for half in halves_of(operand, wide)]
     if wide == "f32":
         return [lambda g, k=k: g.f[n + k].astype(np.float64) for k in range(count)]
     return [lambda g, k=k: widen(g.h[n + k // 2][..., k % 2]) for k in range(count)]
@@ -136,27 +122,38 @@ for _wide in WIDE:
 # -- to 16 bits --------------------------------------------------------------------------------------------------------
 
 
-def _into_half(fraction: int, lowest: int, code: Callable[[np.ndarray], np.ndarray]) -> Callable:
+#: fraction bits, least normal exponent
+_HALVES = {"f16": (10, -14), "bf16": (7, -126)}
+
+
+def half_by_chance(kind: str, target: Target) -> Encode:
+    """Numbers and 32 random bits for each -> codes of f16 or bf16.
+
+    FP16_OVFL stops what overflows at the largest number (CDNA 4 and RDNA 4 ISA guides, as rocjitsu has them).
+    """
+    fraction, lowest = _HALVES[kind]
+    convert = narrow_double if kind == "f16" else _as_bf16
+    if target.mode.f16_overflow:
+        convert = stopping(convert) if kind == "f16" else bf16_stopping(convert)
+    return lambda x, random: np.asarray(convert(cut(x, random, fraction, lowest))).view(U16)
+
+
+def _into_half(kind: str) -> Callable[[Instruction, Target], Step]:
     """An f32 into the half of the destination that op_sel picks; the other stays."""
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, seed = ins.operands
-        number, random = read(source, "f32"), read(seed, "u32")
+        number, random, convert = read(source, "f32"), read(seed, "u32"), half_by_chance(kind, target)
         store = write(destination, "u16", bool(ins.bits("op_sel", [0, 0, 0])[2]))
-
-        def step(g: Waves) -> None:
-            x = np.asarray(number(g), np.float64)
-            store(g, code(_cut(x, np.asarray(random(g)), fraction, lowest)))
-
-        return step
+        return lambda g: store(g, convert(np.asarray(number(g), np.float64), np.asarray(random(g))))
 
     return build
 
 
 def _as_bf16(x: np.ndarray) -> np.ndarray:
     raw = x.astype(np.float32).view(U32)
-    return np.where(np.isnan(x), raw | U32(0x400000), raw).astype(U32) >> U32(16)
+    return (np.where(np.isnan(x), raw | U32(0x400000), raw) >> U32(16)).astype(U16)
 
 
-special("v_cvt_sr_f16_f32", _into_half(10, -14, lambda x: x.astype(np.float16).view(U16)))
-special("v_cvt_sr_bf16_f32", _into_half(7, -126, lambda x: _as_bf16(x).astype(U16)))
+special("v_cvt_sr_f16_f32", _into_half("f16"))
+special("v_cvt_sr_bf16_f32", _into_half("bf16"))

@@ -15,15 +15,17 @@ from ..isa.bits_of_three import bits_of_three
 from ..isa.parse import Instruction, Operand
 from .alu import Step, Target, output_modifier, special, store_step, vector
 from .bits import saturate
-from .convert import to_f16
+from .cdna4_alu import next_random
+from .cdna4_stochastic import half_by_chance
 from .dots import bf16_to_f32
 from .dpp import lane_source
 from .floating import MAX_NUM, MIN_NUM
 from .half import mixed_operands
 from .matrix import f64_to_bf16
-from .operands import Read, modify, read, read_scalar, write
+from .mode import DOWN, NEAREST, UP, ZERO, Mode, flush
+from .operands import DTYPE, Read, modify, read, read_scalar, write
 from .packed import packed, write_halves
-from .rounding import FMA, fma_f32, to_odd, two_sum_error
+from .rounding import FMA, directed, fma_f32, to_odd, two_sum_error
 from .state import U32, U64, Waves
 from .transcendental import FUNCTIONS
 
@@ -124,13 +126,42 @@ vector("v_tanh_f32", "f32", "f32", lambda x: np.tanh(x.astype(np.float64)).astyp
 vector("v_tanh_f16", "f16", "f16", lambda x: np.tanh(x.astype(np.float64)).astype(np.float16))
 
 
-def _mixed_source(operand: Operand, is_half: int, high: int) -> Read:
+def _mixed_source(operand: Operand, is_half: int, high: int, mode: Mode) -> Read:
     """A source of v_fma_mix: f32, or one half of the register as bf16."""
     if not is_half:
-        return read(operand, "f32")
+        whole = read(operand, "f32")
+        return (lambda g: flush(whole(g), "f32")) if mode.flushes_inputs("f32") else whole
     plain = Operand(operand.kind, operand.index, operand.count, operand.value, half=operand.half)
     inner, signs = read(plain, "bf16", bool(high)), (operand.negate, operand.absolute)
     return lambda g: np.asarray(modify(bf16_to_f32(np.asarray(inner(g))), *signs))
+
+
+def _mixed_function(kind: str, mode: Mode) -> Callable:
+    """a * b + c of float32, rounded once: to f32, or to bf16 by the mode of the 16-bit types (rocjitsu)."""
+    if kind == "f32":
+        return fma_f32 if not mode.round_32 else FMA["f32"](mode.round_32)
+
+    def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        product, addend = np.broadcast_arrays(np.multiply(a, b, dtype=np.float64), np.asarray(c, np.float64))
+        total = product + addend
+        code = _to_bf16(to_odd(total, two_sum_error(product, addend, total)), mode.round_16_64)
+        if mode.round_16_64 == DOWN:  # a sum of zero is -0 unless both terms are +0
+            code = np.where((total == 0) & (np.signbit(product) | np.signbit(addend)), U16(0x8000), code)
+        denormal = code & U16(0x7F80) == 0
+        return np.where(denormal, code & U16(0x8000), code) if mode.flushes_results("f32") else code
+
+    return fma
+
+
+def _to_bf16(x: np.ndarray, rounding: int) -> np.ndarray:
+    if rounding == NEAREST:
+        return f64_to_bf16(x)
+    cut = directed(x, 0.0, np.float32, ZERO)
+    bits = cut.view(U32)
+    inexact = np.isfinite(x) & ((cut != x) | (bits & U32(0xFFFF) != 0))
+    away = inexact & ((x > 0) if rounding == UP else (x < 0) if rounding == DOWN else False)
+    code = (bits >> U32(16)) + away.astype(U32)
+    return np.where(np.isnan(x), code | U32(0x40), code).astype(U16)
 
 
 def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
@@ -139,17 +170,16 @@ def _mixed(kind: str, high: bool) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination = ins.operands[0]
         sources = mixed_operands(ins)
-        a, b, c = (_mixed_source(*source) for source in sources)
-        fma = fma_f32 if not target.mode.round_32 else FMA["f32"](target.mode.round_32)
-        modifier = output_modifier(ins, "f32", target)
+        a, b, c = (_mixed_source(*source, target.mode) for source in sources)
+        fma = _mixed_function(kind, target.mode)
+        modifier = output_modifier(ins, kind, target)
         source = lane_source(ins, target.lanes)
         if source is not None:
             a = source.reader(a, sources[0][0].negate)
 
         def compute(g: Waves) -> np.ndarray:
             r = fma(a(g), b(g), c(g))
-            r = r if modifier is None else modifier(r)
-            return r if kind == "f32" else f64_to_bf16(np.asarray(r, np.float64))
+            return r if modifier is None else modifier(r)
 
         return store_step(source, compute, write(destination, kind, high))
 
@@ -262,25 +292,22 @@ special("v_bitop2_b32", _bits_of_two)
 
 
 def _random_pair(kind: str) -> Callable[[Instruction, Target], Step]:
-    """Two f32 to 16 bits by stochastic rounding: random bits are added below the last place, then it is cut off."""
+    """Two f32 to 16 bits by stochastic rounding; the second takes what v_prng_b32 makes of the bits (rocjitsu)."""
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, *texts = ins.operands
         values = [read(text, "f32") for text in texts[:2]]
         random, n = read(texts[2], "u32"), destination.index
-        narrow = to_f16(3) if kind == "f16" else (lambda x: (np.asarray(x).view(U32) >> U32(16)).astype(U16))
-        drop = 13 if kind == "f16" else 16
+        convert, modifier = half_by_chance(kind, target), output_modifier(ins, kind, target, flushes=False)
 
         def step(g: Waves) -> None:
-            bits = np.asarray(random(g))
-            halves = []
-            for k, value in enumerate(values):
-                x = np.asarray(value(g))
-                part = (bits >> U32(16 * k) & U32(0xFFFF)) >> U32(16 - drop)
-                raised = (x.view(U32) + part).view(np.float32)
-                chosen = narrow(np.where(np.isfinite(x), raised, x))
-                halves.append(np.broadcast_to(np.asarray(chosen).view(U16), (g.count, g.lanes)))
-            write_halves(g, n, np.stack(halves, axis=-1))
+            chance, halves = np.asarray(random(g)), []
+            for value in values:
+                code = convert(np.asarray(value(g), np.float64), chance)
+                halves.append(np.broadcast_to(code, (g.count, g.lanes)))
+                chance = next_random(chance)
+            both = np.stack(halves, axis=-1).view(DTYPE[kind])
+            write_halves(g, n, (both if modifier is None else modifier(both)).view(U16))
 
         return step
 

@@ -15,8 +15,8 @@ import numpy as np
 from ..errors import UnknownInstructionError
 from ..isa.catalogue import TYPES
 from ..isa.parse import Instruction
-from .alu import Step, Target, special, vector_readers
-from .cdna4_alu import WIDE, exponent_of, narrow_to, nearest, next_random, put_row
+from .alu import Step, Target, refuse_signs, special
+from .cdna4_alu import WIDE, exponent_of, halves_of, narrow_to, nearest, next_random, put_row
 from .cdna4_stochastic import stochastic
 from .float8 import SMALL_VALUES, power_of_two
 from .float8_convert import byte_number, encoder
@@ -59,8 +59,9 @@ def _decode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
 def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     def build(ins: Instruction, target: Target) -> Step:
         destination, text = ins.operands
+        refuse_signs(ins, text)
         convert, store = encoder(kind, ins, target), write(destination, "b16")
-        low, high = (read(text, "f16", half) for half in (False, True))
+        low, high = halves_of(text, "f16")
 
         def step(g: Waves) -> None:
             a, b = (convert(np.asarray(r(g), np.float64)) for r in (low, high))
@@ -71,35 +72,10 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     return build
 
 
-def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
-    """A number plus the highest random bits below the last place that is kept, cut off there (see float8_convert)."""
-    drop = 10 - {"fp8": 3, "bf8": 2}[kind]
-
-    def build(ins: Instruction, target: Target) -> Step:
-        destination, *texts = ins.operands
-        convert, n = encoder(kind, ins, target), destination.index
-        value, random = vector_readers(ins, texts, ["f16", "u32"], target, [0, 0], None)
-        shift = U32(8 * ins.number("byte_sel"))
-        keep = ~(U32(0xFF) << shift)
-        largest = np.abs(SMALL_VALUES[kind][np.isfinite(SMALL_VALUES[kind])]).max()
-
-        def step(g: Waves) -> None:
-            x = np.asarray(value(g))
-            bits = x.view(U16) + (np.asarray(random(g)) >> U32(32 - drop)).astype(U16)
-            raised = (bits & ~U16((1 << drop) - 1)).view(np.float16)
-            chosen = np.where(np.isfinite(x) & (np.abs(x) <= largest), raised, x)
-            g.put(n, (g.u[n] & keep) | convert(np.asarray(chosen, np.float64)) << shift)
-
-        return step
-
-    return build
-
-
 for _kind in ("fp8", "bf8"):
     special(f"v_cvt_f16_{_kind}", _decode(_kind))
     special(f"v_cvt_pk_f16_{_kind}", _decode_pair(_kind))
     special(f"v_cvt_pk_{_kind}_f16", _encode_pair(_kind))
-    special(f"v_cvt_sr_{_kind}_f16", _encode_stochastic(_kind))
 
 # -- 8 or 16 at once ---------------------------------------------------------------------------------------------------
 

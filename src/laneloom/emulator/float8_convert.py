@@ -141,22 +141,29 @@ def _encode_pair(kind: str) -> Callable[[Instruction, Target], Step]:
     return build
 
 
-def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
+def cut(x: np.ndarray, random: np.ndarray, fraction: int, lowest: int) -> np.ndarray:
+    """x, rounded by 32 random bits to a multiple of the last place; fraction, lowest: bits, least normal exponent."""
+    magnitude = np.abs(x)
+    exponent = np.maximum(np.frexp(np.where(np.isfinite(magnitude), magnitude, 0))[1] - 1, lowest)
+    units = np.floor(np.ldexp(magnitude, fraction - exponent) + random / 2.0**32)
+    return np.where(np.isfinite(x), np.copysign(np.ldexp(units, exponent - fraction), x), x)
+
+
+def _encode_stochastic(kind: str, wide: str) -> Callable[[Instruction, Target], Step]:
     """A number plus random bits below the last place that is kept, cut off there, into one byte of the destination.
 
     The guides' pseudo-code names nearest even after the sum and a wrap of the fraction; either would be unfair, so the
-    sum carries into the exponent here and is cut off, which is what stochastic rounding means.
+    sum carries into the exponent here and is cut off, which is what stochastic rounding means. Numbers below the
+    normal ones have fewer places, and what passes the largest is found after the sum (rocjitsu).
     """
-    fraction = _FORMATS[kind][0]
-    drop = 23 - fraction
 
     def build(ins: Instruction, target: Target) -> Step:
         form = format_of(kind, target, ins)
-        largest = _VALUES[form][_FORMATS[form][2]]
+        fraction, lowest, *_ = _FORMATS[form]
         destination, *texts = ins.operands
         convert = encoder(form, ins, target)
         source = lane_source(ins, target.lanes)
-        value, random = vector_readers(ins, texts, ["f32", "u32"], target, [0, 0], source)
+        value, random = vector_readers(ins, texts, [wide, "u32"], target, [0, 0], source)
         if "byte_sel" in ins.modifiers:
             byte = ins.number("byte_sel")
         else:
@@ -166,10 +173,9 @@ def _encode_stochastic(kind: str) -> Callable[[Instruction, Target], Step]:
         keep = ~(U32(0xFF) << shift)
 
         def compute(g: Waves) -> np.ndarray:
-            x = np.abs(value(g)) if form == "e5m3" else np.asarray(value(g))
-            raised = ((x.view(U32) + (random(g) >> U32(32 - drop))) & ~U32((1 << drop) - 1)).view(np.float32)
-            raised = np.where(np.isfinite(x) & (np.abs(x) <= largest), raised, x)
-            return (g.u[n] & keep) | (convert(raised) << shift)
+            x = np.asarray(value(g), np.float64)
+            x = np.abs(x) if form == "e5m3" else x
+            return (g.u[n] & keep) | (convert(cut(x, np.asarray(random(g)), fraction, lowest)) << shift)
 
         return store_step(source, compute, lambda g, word: g.put(n, word))
 
@@ -180,4 +186,5 @@ for _kind in ("fp8", "bf8"):
     special(f"v_cvt_f32_{_kind}", _decode(_kind), dpp=True, sdwa=True)
     special(f"v_cvt_pk_f32_{_kind}", _decode_pair(_kind), sdwa=True)
     special(f"v_cvt_pk_{_kind}_f32", _encode_pair(_kind), dpp=True)
-    special(f"v_cvt_sr_{_kind}_f32", _encode_stochastic(_kind), dpp=True)
+    for _wide in ("f32", "f16"):
+        special(f"v_cvt_sr_{_kind}_{_wide}", _encode_stochastic(_kind, _wide), dpp=True)

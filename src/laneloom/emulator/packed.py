@@ -102,6 +102,8 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
             function = clamped
         if kind == "f16" and target.mode.f16_overflow:
             function = stopping(function)
+        if kind == "bf16" and target.mode.f16_overflow:
+            function = _stopping_bf16(function)
         source = lane_source(ins, target.lanes)
         if source is not None:
             signs = lists[2][0], lists[3][0]
@@ -117,6 +119,19 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
 
     assert BITS[kind] == 16
     special(names, build, dpp=reads_dst)  # v_pk_fmac_f16 alone is VOP2, which has DPP
+
+
+def _stopping_bf16(function: Callable) -> Callable:
+    """Under MODE.FP16_OVFL: what overflows stops at the largest number (rocjitsu)."""
+
+    def stopped(*sources: np.ndarray) -> np.ndarray:
+        code = function(*sources)
+        overflowed = code & U16(0x7FFF) == 0x7F80
+        for x in sources:
+            overflowed = overflowed & (x & U16(0x7F80) != 0x7F80)
+        return np.where(overflowed, code - U16(1), code)
+
+    return stopped
 
 
 def _flushed(reader: Read, kind: str) -> Read:

@@ -23,6 +23,13 @@ from .state import U32, Waves
 _CDNA4 = re.compile(r"ds_load_b(64|96)_tr_b(4|6|8|16)$")
 _CDNA5 = re.compile(r"(ds|global)_load_tr(4_b64|6_b96|8_b64|16_b128)$")
 _RDNA4 = {"global_load_tr_b64": "global_load_tr8_b64", "global_load_tr_b128": "global_load_tr16_b128"}
+#: other names that CDNA 5's assembler takes (LLVM, DSInstructions.td and FLATInstructions.td)
+_ALIASES = {
+    "ds_load_tr_b64": "ds_load_tr8_b64", "ds_load_tr_b128": "ds_load_tr16_b128",
+    "ds_load_b128_tr_b16": "ds_load_tr16_b128", "global_load_b64_tr_b4": "global_load_tr4_b64",
+    "global_load_b96_tr_b6": "global_load_tr6_b96", "global_load_b64_tr_b8": "global_load_tr8_b64",
+    "global_load_b128_tr_b16": "global_load_tr16_b128",
+}  # fmt: skip
 
 
 def _cdna4_source(each: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +66,7 @@ def _build(ins: Instruction, target: Target) -> Step:
     else:
         if target.lanes != 32:
             raise UnknownInstructionError("which lanes exchange what in a wave of 64 lanes is not documented")
-        match = _CDNA5.match(_RDNA4.get(ins.name, ins.name))
+        match = _CDNA5.match((_RDNA4 | _ALIASES).get(ins.name, ins.name))
         assert match
         width, bits = (int(n) for n in match[2].split("_b"))
         nbytes = bits // 8
@@ -98,6 +105,7 @@ def _build(ins: Instruction, target: Target) -> Step:
 NAMES = (
     *(f"ds_load_b{total}_tr_b{bits}" for total, bits in ((64, 4), (64, 8), (64, 16), (96, 6))),
     *_RDNA4,
+    *_ALIASES,
     *(f"{space}_load_tr{tail}" for space in ("ds", "global") for tail in ("4_b64", "6_b96", "8_b64", "16_b128")),
 )
 

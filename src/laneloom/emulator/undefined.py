@@ -242,10 +242,10 @@ def _upward_rule(ins: Instruction) -> Rule:
 
 def _matrix_rule(touched: Uses) -> Rule:
     """Row i of D is undefined where row i of A or C is, column j where B's is; taken per wave, which is coarser."""
-    reads, writes = list(bits_of(touched.reads_v)), list(bits_of(touched.writes_v))
+    reads, scalars, writes = (list(bits_of(x)) for x in (touched.reads_v, touched.reads_s, touched.writes_v))
 
     def follow(g: Waves) -> None:
-        bad = (g.shadow.V[reads] != 0).any(axis=(0, 2))
+        bad = (g.shadow.V[reads] != 0).any(axis=(0, 2)) | (g.shadow.S[scalars] != 0).any(axis=0)
         for n in writes:
             g.shadow.V[n] = np.where(bad, FULL, U32(0))[:, None]
             g.shadow.note(n)

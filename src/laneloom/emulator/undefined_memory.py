@@ -147,7 +147,7 @@ def _stored_bits(ins: Instruction) -> int:
 
 
 def _loaded_part(ins: Instruction, target: Target) -> int:
-    if "_load_" not in ins.name or "_load_tr" in ins.name or clears_other_half(target.gpu):
+    if "_load_" not in ins.name or re.search("_tr[_0-9]", ins.name) or clears_other_half(target.gpu):
         return 0
     half = Access(ins.name.split("_", 1)[1]).half or ins.operands[0].half
     return {"h": 0xFFFF0000, "l": 0xFFFF}.get(half, 0)

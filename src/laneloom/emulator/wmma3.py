@@ -133,7 +133,9 @@ def _scales(ins: Instruction, row: MatrixInstruction, operand: Operand, side: st
     def read(g: Waves) -> np.ndarray:
         if operand.kind == "v":
             words = np.stack([g.u[operand.index + k][:, lanes] for k in range(count // 4)], axis=-1)
-        else:  # an inline constant: the same scales in every lane
+        elif operand.kind == "s":  # the same scales in every lane, as with an inline constant
+            words = np.stack([np.repeat(g.sv[operand.index + k], rows, axis=1) for k in range(count // 4)], axis=-1)
+        else:
             word = int(constant(operand, "b32"))
             words = np.full((g.count, rows, count // 4), word, U32)
         codes = np.ascontiguousarray(words).view(np.uint8)
