@@ -8,7 +8,6 @@ page's table from the file.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -25,8 +24,8 @@ from ..ops.attention.api import flash_attention
 from ..ops.attention.config import plan
 from ..ops.target import active_gpu
 from .attention import CUDNN, ROUNDING, Case, attend_by_torch
-from .records import Record, append, hash_sources, load, make_record, read_environment
-from .report import OURS, by_candidate, fill_page, geometric_mean, measured_on
+from .records import Record, append, hash_sources, make_record, read_environment
+from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
 PACKAGE = Path(__file__).parents[1]
@@ -146,15 +145,7 @@ def render(records: Iterable[Record]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Measure laneloom's attention on 8-bit floats.")
-    parser.add_argument("--out", type=Path, required=True, help="file of records to append to, or to read with --page")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--page", type=Path, help="measure nothing: fill this page's table from the records")
-    arguments = parser.parse_args()
-    if arguments.page is None:
-        run(arguments.out, arguments.rounds)
-    else:
-        fill_page(arguments.page, {"float8": render(load(arguments.out))})
+    measure_or_fill("Measure laneloom's attention on 8-bit floats.", 9, run, "float8", render)
 
 
 if __name__ == "__main__":

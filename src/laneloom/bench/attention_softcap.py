@@ -8,7 +8,6 @@ page's table from the file.
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,8 +22,8 @@ from ..ops.attention.api import flash_attention
 from ..ops.attention.config import plan, plan_backward
 from ..ops.target import active_gpu
 from .attention import KERNEL_SOURCES, ROUNDING, Case
-from .records import Record, append, hash_sources, load, make_record, read_environment
-from .report import OURS, by_candidate, fill_page, geometric_mean, measured_on
+from .records import Record, append, hash_sources, make_record, read_environment
+from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import Timing
 
 CAP = 50.0
@@ -43,6 +42,11 @@ Call = Callable[[int], Any]
 
 def _cap(score: torch.Tensor, *_: Any) -> torch.Tensor:
     return CAP * torch.tanh(score / CAP)
+
+
+def _mask(case: Case) -> Any:
+    """What `flash_attention` takes for `causal`."""
+    return "top_left" if case.causal else False
 
 
 def _error(case: Case, out: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[float, float]:
@@ -81,7 +85,7 @@ def timed(candidates: dict[str, Call], rounds: int) -> dict[str, Timing]:
 
 
 def _candidates(case: Case, operands: list[Any], slopes: list[torch.Tensor], direction: str) -> dict[str, Call]:
-    causal, grouped = "top_left" if case.causal else False, case.heads != case.kv_heads
+    causal, grouped = _mask(case), case.heads != case.kv_heads
     mask = None
     if case.causal:
         mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, case.queries, case.keys, device="cuda")
@@ -114,13 +118,13 @@ def run(path: Path, rounds: int) -> None:
         ]
         slopes = [torch.randn_like(q) for q, _, _ in operands]
         q, k, v = operands[0]
-        seen = execute.band_of("top_left" if causal else False, None)
+        mask = _mask(case)
         with torch.no_grad():
-            out = flash_attention(q, k, v, causal="top_left" if causal else False, softcap=CAP)
+            out = flash_attention(q, k, v, causal=mask, softcap=CAP)
             error, budget = _error(case, out, q, k, v)
         if not error <= budget:
             raise LaneloomError(f"{case.text}: relative error {error:.2e} is over its budget of {budget:.2e}")
-        problem = execute.problem_of(q, k, v, "bf16", None, seen, None, CAP)
+        problem = execute.problem_of(q, k, v, "bf16", None, execute.band_of(mask, None), None, CAP)
         texts = {"forward": plan(problem, gpu).text, "backward": plan_backward(problem, gpu)[0].text}
         for direction in DIRECTIONS:
             backward = direction == "backward"
@@ -164,15 +168,7 @@ def render(records: Iterable[Record]) -> str:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description="Measure laneloom's attention with capped scores.")
-    parser.add_argument("--out", type=Path, required=True, help="file of records to append to, or to read with --page")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--page", type=Path, help="measure nothing: fill this page's table from the records")
-    arguments = parser.parse_args()
-    if arguments.page is None:
-        run(arguments.out, arguments.rounds)
-    else:
-        fill_page(arguments.page, {"softcap": render(load(arguments.out))})
+    measure_or_fill("Measure laneloom's attention with capped scores.", 11, run, "softcap", render)
 
 
 if __name__ == "__main__":

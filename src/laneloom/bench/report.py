@@ -306,6 +306,22 @@ def fill_page(page: Path, tables: Mapping[str, str]) -> None:
     fill_pages([page], tables)
 
 
+def measure_or_fill(
+    description: str, rounds: int, run: Callable[[Path, int], None], name: str,
+    render: Callable[[Iterable[Record]], str],
+) -> None:  # fmt: skip
+    """The command line of a bench that appends records to a file, by `run`, or fills the place `name` of a page."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", type=Path, required=True, help="file of records to append to, or to read with --page")
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--page", type=Path, help="measure nothing: fill this page's table from the records")
+    arguments = parser.parse_args()
+    if arguments.page is None:
+        run(arguments.out, arguments.rounds)
+    else:
+        fill_page(arguments.page, {name: render(load(arguments.out))})
+
+
 def plot_squares(records: Iterable[Record], path: Path, *, dtype: str = "bf16", layout: str = "nn") -> None:
     """TFLOP/s of square products over their size, ours and the reference's, both ways of timing; needs matplotlib."""
     import matplotlib
