@@ -20,7 +20,7 @@ from .float8_convert import encoder
 from .float16 import stopping
 from .floating import MAXIMUM, MINIMUM
 from .operands import Read, read, write
-from .packed import packed, read_halves, write_halves
+from .packed import packed, read_halves, stopped_bf16, write_halves
 from .state import U32, Waves
 
 U16 = np.uint16
@@ -97,13 +97,7 @@ special("v_permlane32_swap_b32", _swap_rows(32))
 
 def bf16_stopping(convert: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
     """Floats to bf16 under MODE.FP16_OVFL: what overflows stops at the largest number, infinities stay."""
-
-    def stopped(x: np.ndarray) -> np.ndarray:
-        code = convert(x)
-        beyond = np.isfinite(x) & (code & U16(0x7FFF) == 0x7F80)
-        return np.where(beyond, code & U16(0x8000) | U16(0x7F7F), code)
-
-    return stopped
+    return lambda x: stopped_bf16(convert(x), np.isfinite(x))
 
 
 def _to_pair(kind: str, rounded: Callable[[int], Callable]) -> Callable[[Instruction, Target], Step]:

@@ -121,15 +121,15 @@ def packed(names: str, kind: str, count: int, fn: Callable, clamped: Callable | 
     special(names, build, dpp=reads_dst)  # v_pk_fmac_f16 alone is VOP2, which has DPP
 
 
-def _stopping_bf16(function: Callable) -> Callable:
-    """Under MODE.FP16_OVFL: what overflows stops at the largest number (rocjitsu)."""
+def stopped_bf16(code: np.ndarray, finite: np.ndarray) -> np.ndarray:
+    """Results in bf16 under MODE.FP16_OVFL: of finite sources, overflow stops at the largest number (rocjitsu)."""
+    return np.where(finite & (code & U16(0x7FFF) == 0x7F80), code - U16(1), code)
 
+
+def _stopping_bf16(function: Callable) -> Callable:
     def stopped(*sources: np.ndarray) -> np.ndarray:
-        code = function(*sources)
-        overflowed = code & U16(0x7FFF) == 0x7F80
-        for x in sources:
-            overflowed = overflowed & (x & U16(0x7F80) != 0x7F80)
-        return np.where(overflowed, code - U16(1), code)
+        finite = np.logical_and.reduce(np.broadcast_arrays(*(x & U16(0x7F80) != 0x7F80 for x in sources)))
+        return stopped_bf16(function(*sources), finite)
 
     return stopped
 
