@@ -112,7 +112,7 @@ def candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list[Any]:
     """Configs of one role, best first: on sm_90a Hopper's own schedule before the general one."""
     own: list[Any] = []
     if problem.dtype == "fp8" and gpu.vendor != "amd":
-        return float8_candidates(problem) if role == "forward" and not problem.softcap else []
+        return float8_candidates(problem) if role == "forward" else []
     if gpu.matrix_instructions == "wgmma":
         own = {"forward": forward_candidates, "backward": backward_candidates}.get(role, lambda _: [])(problem)
     own_lists = {"mfma": _cdna_candidates, "wmma3": _cdna5_candidates}
@@ -176,8 +176,6 @@ def _general_candidates(problem: AttentionProblem, gpu: Gpu, role: Role) -> list
 def plan(problem: AttentionProblem, gpu: Gpu, role: Role = "forward") -> Any:
     """The config that `flash_attention` runs. Pure; raises UnsupportedError where there is none."""
     why = "there is no candidate"
-    if problem.softcap and problem.dtype not in HALVES:
-        why = "softcap is for fp16 and bf16 there, of 8-bit operands for AMD's GPUs"
     for config in candidates(problem, gpu, role):
         why = config.why_invalid(problem, gpu)
         if why is None:
@@ -204,8 +202,6 @@ def checked_config(problem: AttentionProblem, gpu: Gpu, role: Role, config: Any)
     why = config.why_invalid(problem, gpu)
     if why is None and config.role != role:
         why = f"it is of role {config.role}, not {role}"
-    if why is None and problem.softcap and problem.dtype not in HALVES and not isinstance(config, AttentionConfig):
-        why = "scores of 8-bit operands are capped by the general schedule alone"
     if why is not None:
         raise InvalidConfigError(f"config: {config.text} cannot do {problem.key} on {gpu.name}: {why}")
     return config

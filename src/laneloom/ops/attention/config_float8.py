@@ -46,6 +46,8 @@ class HopperFloat8Config(Warpgroups):
             return f"8-bit operands are multiplied by wgmma, {gpu.name} ({gpu.family}) has none"
         if problem.dtype != "fp8" or problem.out_dtype not in HALVES:
             return f"q, k and v must be fp8 and O fp16 or bf16, got {problem.dtype} and {problem.out_dtype}"
+        if problem.softcap:
+            return "softcap is for fp16 and bf16 there, of 8-bit operands for AMD's GPUs"
         for name, d, widest in (("D", problem.d, _WIDEST), ("D of v", problem.d_v, _WIDEST_V)):
             if not 16 <= d <= widest or d % 16:
                 return f"{name} of 8-bit operands must be a multiple of 16 from 16 to {widest}, got {d}"
