@@ -188,11 +188,10 @@ def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
         return False
     filled = ceil_div(long, 64) / gpu.compute_units
     few = filled <= 0.25 and problem.k >= SPLIT_K
-    half = 0.45 <= filled <= (0.8 if constants_of(gpu) is H200 else 0.65) and problem.k >= SPLIT_K
-    if constants_of(gpu) is not H200:
-        return few or half
+    as_h200 = constants_of(gpu) is H200
+    half = 0.45 <= filled <= (0.8 if as_h200 else 0.65) and problem.k >= SPLIT_K
     along_k = problem.b.major == "t" if problem.m <= problem.n else problem.a.major == "n"
-    return few or half or 0.95 <= filled <= 1 or (along_k and filled >= 3)
+    return few or half or (as_h200 and (0.95 <= filled <= 1 or (along_k and filled >= 3)))
 
 
 def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
@@ -319,10 +318,9 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
     if (row := stream_row(problem, gpu)) is not None:
         yield row, "one row against B along N: streamed once, multiplied by FMA"
     # The short side may be copied first, by a launch of its own.
-    lies = tma_reads(problem, "b" if problem.n == long_side else "a")
-    worth = min(problem.m, problem.n) > COPIED_ROWS or long_side * problem.k >= COPIED_ELEMENTS
-    lies = lies and (in_place or worth)
-    if (not lying or lies) and _streams(problem, gpu, in_place):
+    worth = in_place or min(problem.m, problem.n) > COPIED_ROWS or long_side * problem.k >= COPIED_ELEMENTS
+    long_lies = tma_reads(problem, "b" if problem.n == long_side else "a")
+    if (not lying or (long_lies and worth)) and _streams(problem, gpu, in_place):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
 
