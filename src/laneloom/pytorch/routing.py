@@ -217,7 +217,7 @@ def _fuses_terms(part: Part, gpu: Gpu) -> bool:
     problem = MatmulProblem.contiguous(
         m, n, k, dtype=dtype, layout=layout if layout in _LAYOUTS else "nn", batch=batch, epilogue=epilogue
     )
-    return execute.fuses_epilogue(gpu) or execute.has_fused_schedule(problem, gpu, None)
+    return execute.fuses_epilogue(problem, gpu, None)
 
 
 def decide(request: Request, device_type: str, *, always: bool, captured: bool = False) -> Decision:

@@ -211,8 +211,7 @@ def explain(
     problem = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype, precision, acc_dtype)
     config = named_config(config)
     extra = []
-    fuses = execute.fuses_epilogue(row) or execute.has_fused_schedule(problem, row, config)
-    if problem.epilogue and not fuses:
+    if problem.epilogue and not execute.fuses_epilogue(problem, row, config):
         sums = problem.dtype_sums
         extra.append(f"a launch of its own makes C of {sums} sums: {problem.epilogue.key.replace('+', ', ')}")
         problem = replace(problem, epilogue=None, dtype_out=sums)

@@ -28,6 +28,7 @@ SCHEDULES = {
     "fma": "plan_wmma",
     "mfma": "config_mfma",
     "dot": "config_dot",
+    "blocks": "config_blocks",
     "wmma_direct": "config_direct",
     "hopper": "plan_hopper",
     "hopper_skinny": "plan_hopper",
@@ -100,6 +101,11 @@ class MatmulConfig:
         return cls(**knobs)
 
 
+def why_not_scaled(schedule: str, problem: MatmulProblem) -> str | None:
+    """Why a schedule that knows no scales of blocks along K cannot do `problem`."""
+    return f"{schedule}: sums all of K alike, here blocks of it have scales" if problem.scales else None
+
+
 def _parse_value(name: str, kind: str, value: str) -> Any:
     if kind == "int" and value.isdecimal():
         return int(value)
@@ -144,7 +150,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = Tr
     """
     if use_tables and (found := import_module(".tuned", __package__).find(problem, gpu)):
         return Plan(found.config, found.reason, (), found.source)
-    family = FAMILIES[gpu.matrix_instructions]
+    family = "plan_blocks" if problem.scales else FAMILIES[gpu.matrix_instructions]
     passed_over: list[tuple[MatmulConfig, str]] = []
     for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
         why = config.why_invalid(problem, gpu)

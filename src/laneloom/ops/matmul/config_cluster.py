@@ -16,7 +16,7 @@ from .config_hopper import (
     why_not_walked,
 )
 from .config_shares import PartsConfig
-from .problem import DTYPE_BYTES, MatmulProblem, Matrix
+from .problem import DTYPE_BYTES, SCALE_BLOCK, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
 MOST_ROWS = 256  #: in one box of the copy engine
@@ -54,6 +54,9 @@ class ClusterConfig(PartsConfig):
     copy_b: bool = False
     pieces: int = 1  #: of each FP32 operand: 1 with precision "tf32", 2 with "3xtf32", 3 with "3xbf16"
     promote: int = 0  #: K-slices after which sums leave the tensor cores for FP32 additions; 0: at the end
+    #: where blocks of K have scales, the parts of a tile's columns that leave the tensor cores in turn; 0: no scales
+    scaled: int = 0
+    dual: bool = False  #: with `scaled`, a slice is multiplied while the sums of the one before it are added
     swapped: bool = False  #: compute the transpose of C: block_m and cluster_m are of its rows, which are N
     line: int = 0  #: bytes; tiles take rows of A that begin alike within such a line, at whole ones; 0: any rows
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
@@ -108,12 +111,15 @@ class ClusterConfig(PartsConfig):
             return self.in_classes(problem)
         _, rows, columns = self.parts_shape(problem)
         batches = 1 if self.one_by_one(problem) else problem.batches
-        a, b = (
-            replace(matrix, strides=(0, matrix.strides[1] if batches > 1 else 0, *matrix.strides[2:]))
-            for matrix in (problem.a, problem.b)
-        )
+
+        def of_parts(matrix: Matrix) -> Matrix:
+            return replace(matrix, strides=(0, matrix.strides[1] if batches > 1 else 0, *matrix.strides[2:]))
+
+        scales = problem.scales
         return replace(
-            problem, batch=(self.split_k, batches), dtype_out=problem.dtype_sums, epilogue=None, a=a, b=b,
+            problem, batch=(self.split_k, batches), dtype_out=problem.dtype_sums, epilogue=None,
+            a=of_parts(problem.a), b=of_parts(problem.b),
+            scales=scales and replace(scales, a=of_parts(scales.a), b=of_parts(scales.b)),
             out=Matrix((rows * columns, problem.m * columns, columns, 1)),
         )  # fmt: skip
 
@@ -192,8 +198,8 @@ class ClusterConfig(PartsConfig):
 
     def most_sums(self, problem: MatmulProblem) -> int:
         """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
-        if self.promote:
-            return 64 if self.consumers == 3 else 192
+        if self.promote or self.scaled:
+            return {1: 192, 2: 192, 3: 128 if self.scaled else 64}[self.consumers]
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if problem.epilogue:
@@ -213,9 +219,17 @@ class ClusterConfig(PartsConfig):
         """Shared memory of one slice in the ring."""
         return self.pieces * (self.block_m + self.b_columns(multiplied)) * 128
 
+    def scale_bytes(self, problem: MatmulProblem) -> int:
+        """Shared memory of the scales of one slice."""
+        if not (scales := self.as_multiplied(problem).scales):
+            return 0
+        cut = scales.columns > 1 and self.block_n % scales.columns > 0 and scales.columns % self.block_n > 0
+        counts = (-(-self.block_m // scales.rows), -(-self.block_n // scales.columns) + cut)
+        return sum(-(-count // 4) * 16 for count in counts)
+
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one CTA."""
-        ring = self.stages * self.stage_bytes(self.as_multiplied(problem))
+        ring = self.stages * (self.stage_bytes(self.as_multiplied(problem)) + self.scale_bytes(problem))
         warps = 4 * self.consumers
         staging = warps * self.panels * 2048
         received = (self.cluster_k - 1) * (self.block_m * self.block_n // self.cluster_k) * 4
@@ -230,6 +244,7 @@ class ClusterConfig(PartsConfig):
         multiplied = self.as_multiplied(problem)
         return (
             self.why_not_swapped(problem)
+            or self._why_scales(multiplied)
             or self._why_operands(multiplied)
             or self._why_output(problem)
             or self._why_tile(problem, multiplied, gpu)
@@ -267,6 +282,28 @@ class ClusterConfig(PartsConfig):
             return "hopper_cluster: C's transpose is written as bare sums of operands that are read where they lie"
         if DTYPE_BYTES[problem.dtype_out] != 2:
             return f"hopper_cluster: turns C of 16-bit types on its way out, got {problem.dtype_out}"
+        return None
+
+    def _why_scales(self, multiplied: MatmulProblem) -> str | None:
+        """Why scales of blocks cannot be applied, or why there are none."""
+        scales = multiplied.scales
+        if not (scales and self.scaled):
+            return "hopper_cluster: `scaled` is for blocks of K that have scales" if scales or self.scaled else None
+        if multiplied.dtype_a not in ("fp8", "bf8") or not {scales.rows, scales.columns} <= {1, SCALE_BLOCK}:
+            return f"hopper_cluster: blocks of 8-bit floats have scales, got {multiplied.key}"
+        if self.promote or self.cluster_k > 1 or self.split or self.hold_back or self.tiles_n or self.line:
+            return "hopper_cluster: scaled sums leave the tensor cores every slice, of whole tiles in one part of K"
+        if self.scaled not in (1, 2) or self.block_n % (8 * self.scaled):
+            return "hopper_cluster: one part of a tile's columns or two, of whole blocks of 8"
+        if (self.scaled == 2 and self.strips > 1) or (self.dual and self.strips * self.scaled > 1):
+            return "hopper_cluster: two parts are of one strip, and a dual config has one part of one strip"
+        if scales.rows > 1 and self.block_m % scales.rows and scales.rows % self.block_m:
+            return f"hopper_cluster: tiles begin and end where {scales.rows} rows that share a scale do"
+        part = self.block_n // self.scaled
+        if scales.columns > 1 and part > scales.columns:
+            return f"hopper_cluster: a part's columns have one scale, got {part} of {scales.columns}"
+        if scales.rows > 1 and self.grouped:
+            return "hopper_cluster: rows of groups have a scale each"
         return None
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
@@ -315,6 +352,10 @@ class ClusterConfig(PartsConfig):
         if self.block_k != 128 // size:
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
+        if self.scaled:
+            accumulators += self.block_n // (1 if self.dual else 2 * self.scaled)
+            by_column = multiplied.scales is not None and multiplied.scales.columns == 1
+            accumulators += self.block_n // 4 if self.dual and by_column else 0  # their scales
         if accumulators > self.most_sums(problem):
             room = self.most_sums(problem)
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config import MatmulConfig
+from .config import MatmulConfig, why_not_scaled
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: What a multiplication by wgmma takes, and what it accumulates in.
@@ -31,6 +31,8 @@ def why_not_bare(schedule: str, problem: MatmulProblem) -> str | None:
     """Why a schedule that sums in the default dtype and writes bare products cannot do `problem`."""
     if problem.epilogue:
         return f"{schedule}: writes the bare product; its terms are a launch of their own"
+    if why := why_not_scaled(schedule, problem):
+        return why
     if problem.precision != "ieee":
         return f"{schedule}: computes in full precision, got precision {problem.precision}"
     if problem.dtype_acc not in ("fp32", "fp64", "int32"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config import MatmulConfig
+from .config import MatmulConfig, why_not_scaled
 from .dtypes import ACCUMULATORS, MIXED, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 from .stream_k import Shares
@@ -86,6 +86,8 @@ class WmmaConfig(MatmulConfig):
                 f"gpu: the schedule {self.schedule} needs WMMA instructions (RDNA 3, 3.5, 4), got {gpu.name} "
                 f"({gpu.family})"
             )
+        if why := why_not_scaled(self.schedule, problem):
+            return why
         if problem.dtype_a not in INPUT_DTYPES:
             return f"a: the schedule {self.schedule} takes {words(INPUT_DTYPES)}, got {problem.dtype_a}"
         if problem.dtype_b != problem.dtype_a and {problem.dtype_a, problem.dtype_b} not in MIXED:

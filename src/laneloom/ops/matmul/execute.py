@@ -22,7 +22,7 @@ from ..axes import merge_axes
 from .config import MatmulConfig, NamedPlan, plan
 from .config_wmma import WmmaConfig
 from .dtypes import IEEE, Arithmetic, outputs, words
-from .problem import Epilogue, MatmulProblem, Matrix
+from .problem import SCALE_BLOCK, BlockScales, Epilogue, MatmulProblem, Matrix
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,25 @@ class Terms:
     dtype_bias: str = ""
     bias_axis: str = "n"  #: or "m": the axis of C along which the bias lies
     activation: str | None = None
-    scale_a: Any = None  #: contiguous 1-D fp32: one element, or one for each row of C
-    scale_b: Any = None  #: the same, or one for each column of C
+    #: fp32: contiguous 1-D of one element, or one for each row of C; or of blocks along K, [..., rows, blocks], of any
+    #: strides, with C's batch axes
+    scale_a: Any = None
+    scale_b: Any = None  #: the same, or one for each column of C; or [..., blocks, columns]
+
+    @property
+    def in_blocks(self) -> bool:
+        """Whether the scales are of blocks along K."""
+        return self.scale_a is not None and self.scale_a.ndim > 1
+
+    @property
+    def of_blocks(self) -> Terms:
+        """What happens to the sums of blocks."""
+        return Terms(scale_a=self.scale_a, scale_b=self.scale_b) if self.in_blocks else NO_TERMS
+
+    @property
+    def of_sums(self) -> Terms:
+        """What happens to the sums of all of K."""
+        return replace(self, scale_a=None, scale_b=None) if self.in_blocks else self
 
     @property
     def epilogue(self) -> Epilogue | None:
@@ -46,7 +63,7 @@ class Terms:
         bias = None if self.bias is None else (self.bias_axis, strides_of(self.bias)[0] if len(self.bias) > 1 else 0)
         dtype_bias = self.dtype_bias if bias else ""
         scales = [
-            None if scale is None else "tensor" if len(scale) == 1 else axis
+            None if scale is None or self.in_blocks else "tensor" if len(scale) == 1 else axis
             for scale, axis in ((self.scale_a, "row"), (self.scale_b, "column"))
         ]
         found = Epilogue(self.alpha != 1, None, self.dtype_addend, bias, dtype_bias, self.activation, *scales)
@@ -56,11 +73,17 @@ class Terms:
         """The terms of C^T."""
         addend = None if self.addend is None else self.addend.swapaxes(-1, -2)
         axis = "m" if self.bias_axis == "n" else "n"
-        return replace(self, addend=addend, bias_axis=axis, scale_a=self.scale_b, scale_b=self.scale_a)
+        scales = self.scale_b, self.scale_a
+        if self.in_blocks:
+            scales = tuple(scale.swapaxes(-1, -2) for scale in scales)
+        return replace(self, addend=addend, bias_axis=axis, scale_a=scales[0], scale_b=scales[1])
 
     def part(self, index: int) -> Terms:
         """The terms of one product of the first batch axis."""
-        return self if self.addend is None else replace(self, addend=self.addend[index])
+        part = self if self.addend is None else replace(self, addend=self.addend[index])
+        if self.in_blocks:
+            part = replace(part, scale_a=self.scale_a[index], scale_b=self.scale_b[index])
+        return part
 
     def arguments(self, dtype_acc: str) -> tuple[Any, ...]:
         """Addend, bias, alpha, beta and both scales as kernels take them: None for what is left out.
@@ -135,26 +158,33 @@ def problem_of(
     A batch that B does not have becomes more rows of A and C, if their strides allow it.
     """
     operands = [out, a, b] + ([] if terms.addend is None else [terms.addend])
+    if terms.in_blocks:
+        operands += [terms.scale_a, terms.scale_b]
     axes = merge_axes(out.shape[:-2], *(strides_of(x)[:-2] for x in operands))
     m, n = out.shape[-2:]
     k = a.shape[-1] * (2 if dtypes[0] in ("int4", "uint4") else 1)
     row = [strides_of(x)[-2] for x in operands]
     row[2] = 0  # of B, which is the same for all rows
     by_row = terms.bias is not None and terms.bias_axis == "m"
-    by_row |= terms.scale_a is not None and len(terms.scale_a) > 1
+    by_row |= terms.scale_a is not None and (terms.in_blocks or len(terms.scale_a) > 1)
     if axes and m > 0 and not by_row and axes[-1][1:] == tuple(m * stride for stride in row):
         m *= axes.pop()[0]
     if len(axes) > 2:
         return None
     (outer, *outers), (inner, *inners) = [(1,) + (0,) * len(operands)] * (2 - len(axes)) + axes
-    c, first, second, *addend = (
+    c, first, second, *others = (
         Matrix((o, i, strides_of(x)[-2], strides_of(x)[-1]), _alignment(x))
         for o, i, x in zip(outers, inners, operands, strict=True)
     )
     epilogue = terms.epilogue
-    if epilogue and addend:
-        epilogue = replace(epilogue, addend=addend[0])
-    how = (arithmetic.precision, arithmetic.dtype_acc)
+    if epilogue and terms.addend is not None:
+        epilogue = replace(epilogue, addend=others[0])
+    of_blocks = None
+    if terms.in_blocks:
+        rows, columns = operands[-2].shape[-2], operands[-1].shape[-1]
+        of_blocks = BlockScales(
+            others[-2], others[-1], 1 if rows == m else SCALE_BLOCK, 1 if columns == n else SCALE_BLOCK)
+    how = (arithmetic.precision, arithmetic.dtype_acc, of_blocks)
     return MatmulProblem(m, n, k, *dtypes, (outer, inner), first, second, c, epilogue, *how)
 
 
@@ -231,11 +261,11 @@ def multiply_into(
         for i in range(out.shape[0]):
             multiply_into(a[i], b[i], out[i], dtypes, gpu, config, terms.part(i), arithmetic)
         return
-    if problem.epilogue and not fuses_epilogue(gpu) and not has_fused_schedule(problem, gpu, config):
+    if problem.epilogue and not fuses_epilogue(problem, gpu, config):
         _check_output(dtypes, terms)
         sums = _empty_like(out, problem.dtype_sums, out.shape)
-        multiply_into(a, b, sums, (*dtypes[:2], problem.dtype_sums), gpu, config, arithmetic=arithmetic)
-        apply_terms(sums, out, dtypes[2], terms, problem.dtype_sums)
+        multiply_into(a, b, sums, (*dtypes[:2], problem.dtype_sums), gpu, config, terms.of_blocks, arithmetic)
+        apply_terms(sums, out, dtypes[2], terms.of_sums, problem.dtype_sums)
         return
     chosen = checked_config(problem, gpu, config)
     parts = chosen.parts(problem)
@@ -247,7 +277,7 @@ def multiply_into(
         apply_terms(sums, out, dtypes[2], terms, kind)
         return
     pointers = [_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True)]
-    taken = terms.arguments(problem.dtype_acc) if problem.epilogue else ()
+    taken = terms.arguments(problem.dtype_acc) if problem.epilogue or problem.scales else ()
     if isinstance(chosen, WmmaConfig) and (shape := chosen.workspace(problem, gpu)):
         from .kernels import stream_sums
 
@@ -265,14 +295,11 @@ def _check_output(dtypes: tuple[str, str, str], terms: Terms) -> None:
         raise UnsupportedError(f"out_dtype: expected {words(stored)}, got {dtypes[2]}")
 
 
-def fuses_epilogue(gpu: Gpu) -> bool:
-    """Whether all of the GPU's schedules apply an epilogue; elsewhere some problems have one that does, see
-    `has_fused_schedule`, and for others it is a launch of its own on the sums."""
-    return gpu.vendor == "amd" and gpu.matrix_instructions != "wmma3"
-
-
-def has_fused_schedule(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> bool:
-    """Whether `config`, or without one a schedule of the plan's choice, applies the problem's epilogue itself."""
+def fuses_epilogue(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPlan | None) -> bool:
+    """Whether `config`, or without one a schedule of the plan's choice, applies the problem's epilogue itself; for
+    others it is a launch of its own on the sums."""
+    if gpu.vendor == "amd":
+        return gpu.matrix_instructions != "wmma3" and problem.scales is None
     if gpu.matrix_instructions != "wgmma":
         return False
     if config is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from .api import addressable, addressed, arithmetic_of, dtype_name, known_name, 
 from .config import MatmulConfig, NamedPlan
 from .dtypes import Int4, unwrap
 from .presets import named_config
-from .problem import ACTIVATIONS
+from .problem import ACTIVATIONS, SCALE_BLOCK
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,16 @@ def gemm(
 ) -> Any:
     """activation(alpha scale_a[:, None] (A B) scale_b[None, :] + beta C + bias), over the last two axes.
 
+    Of fp8 and bf8, blocks of 128 along K may have scales of their own: in place of scale_a (A B) scale_b then
+
+        sum over blocks x of K: scale_a[m, x] (sum over k in x of A[m, k] B[k, n]) scale_b[x, n].
+
     a: [..., M, K]; b: [..., K, N]; as for `matmul`, but with two axes at least.
     scale_a: a number, or fp32 with one element or, one for each row of A, [M] or [M, 1]: what A was divided by before
         it was rounded to few bits. scale_b: the same, one for each column of B, [N] or [1, N].
+        Of blocks: scale_a [..., M, X] with X = ceil(K / 128), or one for 128 rows, [..., ceil(M / 128), X]; scale_b
+        [..., X, N] or [..., X, ceil(N / 128)]; any strides, batch axes broadcast. Both or neither; `quantize_blocks`
+        makes them.
     c: broadcasts to the result's shape [..., M, N]; fp32, fp16 or bf16 (fp64 if a is), any strides. It is read if beta
         is not 0, and never otherwise: NaN in it does not show. Without it C is 0, whatever beta is.
     alpha: if 0, A, B and their scales are not read, as in BLAS.
@@ -63,14 +71,16 @@ def gemm(
     precision, acc_dtype: as for `matmul`.
     config: what runs, a config or a preset's name; by default `plan` chooses.
 
-    Scales, alpha, beta, bias and activation are FP32 (FP64 for fp64); one rounding to out_dtype, to nearest even.
+    Scales, alpha, beta, bias and activation are FP32 (FP64 for fp64); one rounding to out_dtype, to nearest even. Sums
+    of blocks that have scales are multiplied and added in FP32.
     The same call gives the same bits. Gradients reach a, b, c and bias, not the scales; those of gelu and silu compute
     once more what they are applied to. Where a schedule has no epilogue, the terms are a launch of their own on its
     sums; `explain` says so.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what no schedule can do,
     InvalidConfigError for a config that cannot do this product.
-    Source: BLAS, GEMM; AMD RDNA 3 and RDNA 4 ISA guides, WMMA instructions.
+    Source: BLAS, GEMM; AMD RDNA 3 and RDNA 4 ISA guides, WMMA instructions; DeepSeek-AI, "DeepSeek-V3 Technical Report"
+    (scales of blocks).
     """
     if activation is not None and not (isinstance(activation, str) and activation in ACTIVATIONS):
         words = ", ".join(map(repr, ACTIVATIONS))
@@ -111,15 +121,41 @@ def folded_scales(alpha: float, scale_a: Any, scale_b: Any) -> tuple[float, Any,
     return alpha, scale_a, scale_b
 
 
-def check_scales(scale_a: Any, scale_b: Any, m: int, n: int) -> None:
-    """Raise ArgumentError for shapes of scales that are neither one number nor one for each row or column."""
-    for name, scale, size, other, what in (
-        ("scale_a", scale_a, m, (m, 1), "row"), ("scale_b", scale_b, n, (1, n), "column"),
-    ):  # fmt: skip
-        if scale is not None and tuple(scale) not in ((), (1,), (1, 1), (size,), other):
+def check_scales(scale_a: Any, scale_b: Any, shape: Sequence[int], k: int, broadcast: Any) -> None:
+    """Raise ArgumentError for shapes of scales that are neither one number nor one for each row or column of a result
+    of `shape`, nor both of blocks along k."""
+    m, n = shape[-2:]
+    blocks = -(-k // SCALE_BLOCK)
+    if not in_blocks(scale_a, scale_b, m, n):
+        return
+    for name, scale, size, what in (("scale_a", scale_a, m, "row"), ("scale_b", scale_b, n, "column")):
+        if scale is not None and len(scale) == 1 and tuple(scale) not in ((1,), (size,)):
             raise ArgumentError(
-                f"{name}: expected a number, one element, or one for each {what} in shape ({size},), got {tuple(scale)}"
+                f"{name}: expected a number, one element, one for each {what} in shape ({size},), or scales of blocks "
+                f"along K, got {tuple(scale)}"
             )
+    for name, scale, size in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
+        several = -(-size // SCALE_BLOCK)
+        known = [(x, blocks) if name == "scale_a" else (blocks, x) for x in (size, several)]
+        if scale is None or tuple(scale)[-2:] not in known or not _reaches(scale[:-2], shape[:-2], broadcast):
+            got = "none, or a number" if scale is None else tuple(scale)
+            raise ArgumentError(
+                f"{name}: expected scales of blocks along K, {known[0]} or {known[1]} behind batch axes that broadcast "
+                f"to {tuple(shape[:-2])}, as the other operand's are, got {got}"
+            )
+
+
+def _reaches(shape: Sequence[int], result: Sequence[int], broadcast: Any) -> bool:
+    try:
+        return tuple(broadcast(tuple(shape), tuple(result))) == tuple(result)
+    except (ValueError, RuntimeError):
+        return False
+
+
+def in_blocks(scale_a: Any, scale_b: Any, m: int, n: int) -> bool:
+    """Whether scales of these shapes, which `check_scales` has seen, are of blocks along K."""
+    of_rows = scale_a is None or tuple(scale_a) in ((), (1,), (1, 1), (m,), (m, 1))
+    return not (of_rows and (scale_b is None or tuple(scale_b) in ((), (1,), (1, 1), (n,), (1, n))))
 
 
 def check_shapes(
@@ -131,18 +167,13 @@ def check_shapes(
         if len(shape) < 2:
             raise ArgumentError(f"{name}: expected at least 2 axes, got shape {tuple(shape)}")
     result = execute.batched_shape(a, b, broadcast)
-    if c is not None:
-        try:
-            fits = tuple(broadcast(tuple(c), result)) == result
-        except (ValueError, RuntimeError):
-            fits = False
-        if not fits:
-            raise ArgumentError(f"c: expected a shape that broadcasts to {result}, got {tuple(c)}")
+    if c is not None and not _reaches(c, result, broadcast):
+        raise ArgumentError(f"c: expected a shape that broadcasts to {result}, got {tuple(c)}")
     if bias is not None and tuple(bias) != result[-1:]:
         raise ArgumentError(f"bias: expected shape {result[-1:]}, one for each column, got {tuple(bias)}")
     if out is not None and tuple(out) != result:
         raise ArgumentError(f"out: expected shape {result}, got {tuple(out)}")
-    check_scales(scale_a, scale_b, *result[-2:])
+    check_scales(scale_a, scale_b, result, a[-1], broadcast)
     return result
 
 
@@ -155,6 +186,12 @@ def check_term(name: str, dtype: str, dtype_a: str) -> str:
         wide = "fp64, " if dtype_a == "fp64" else ""
         raise UnsupportedError(f"{name}: expected dtype {wide}fp32, fp16 or bf16, got {dtype}")
     return dtype
+
+
+def check_block_dtypes(dtype_a: str) -> None:
+    """Raise UnsupportedError for operands whose blocks along K have no scales."""
+    if dtype_a not in ("fp8", "bf8"):
+        raise UnsupportedError(f"scale_a: scales of blocks along K are for fp8 and bf8, a's dtype is {dtype_a}")
 
 
 def is_same_place(x: Any, y: Any) -> bool:
@@ -195,10 +232,15 @@ def _gemm_arrays(
         "" if x is None else check_term(name, known_name(x.dtype), names[0]) for name, x in given.items()
     ]
     a, b, bias = (None if x is None else addressed(x) for x in (a, b, bias))
-    scales = [
-        None if x is None else np.array(x.reshape(-1), x.dtype.newbyteorder("="), order="C")
-        for x in (scale_a, scale_b)
-    ]
+    of_a, of_b = (None if x is None else x.shape for x in (scale_a, scale_b))
+    if in_blocks(of_a, of_b, shape[-2], shape[-1]):
+        check_block_dtypes(names[0])
+        scales = [np.broadcast_to(addressed(x), (*shape[:-2], *x.shape[-2:])) for x in (scale_a, scale_b)]
+    else:
+        scales = [
+            None if x is None else np.array(x.reshape(-1), x.dtype.newbyteorder("="), order="C")
+            for x in (scale_a, scale_b)
+        ]
     addend = None if addend is None else np.broadcast_to(addressed(addend), shape)
     result = out
     if out is not None and addressable(out):

@@ -25,6 +25,11 @@ class Matrix:
         row, column = self.strides[2:]
         return "n" if column == 1 else "t" if row == 1 else "x"
 
+    def transposed(self) -> Matrix:
+        """Its transpose where it lies."""
+        outer, inner, row, column = self.strides
+        return replace(self, strides=(outer, inner, column, row))
+
     def along(self, extents: tuple[int, int, int, int]) -> Matrix:
         """The same matrix with stride 0 along every axis of at most one element, whose stride has no meaning."""
         strides = tuple(s if e > 1 else 0 for s, e in zip(self.strides, extents, strict=True))
@@ -57,6 +62,32 @@ class Epilogue:
         return "+".join([*parts, *([self.activation] if self.activation else [])])
 
 
+#: K of a block that has a scale, and the rows of A, or columns of B, of one where they share it
+SCALE_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class BlockScales:
+    """FP32 scales of A's and B's blocks along K, of SCALE_BLOCK each:
+
+    sum over blocks x of A_scale[m / rows, x] B_scale[x, n / columns] (sum over k in x of A[m, k] B[k, n]).
+    """
+
+    a: Matrix  #: where A's lie: a row is `rows` of A's, a column a block of K
+    b: Matrix  #: where B's lie: a row is a block of K, a column `columns` of B's
+    rows: int = 1  #: or SCALE_BLOCK
+    columns: int = 1  #: or SCALE_BLOCK
+
+    @property
+    def key(self) -> str:
+        """Their part of a tuning record's name."""
+        return f"blocks_{self.rows}_{self.columns}"
+
+    def transposed(self) -> BlockScales:
+        """Those of C^T = B^T A^T."""
+        return BlockScales(self.b.transposed(), self.a.transposed(), self.columns, self.rows)
+
+
 #: What may be applied to alpha scale_a (A B) scale_b + beta D + bias. gelu is exact, by erf.
 ACTIVATIONS = ("relu", "gelu", "silu")
 
@@ -81,6 +112,7 @@ class MatmulProblem:
     epilogue: Epilogue | None = None  #: None for the bare product
     precision: str = "ieee"  #: of fp32 operands: one of dtypes.PRECISIONS
     dtype_acc: str = ""  #: what the products are summed in; by default the first of dtypes.ACCUMULATORS
+    scales: BlockScales | None = None  #: of blocks along K, of 8-bit floats
 
     def __post_init__(self) -> None:
         if not self.dtype_acc:
@@ -91,6 +123,11 @@ class MatmulProblem:
         k = self.k_stored
         for name, rows, columns in (("a", self.m, k), ("b", k, self.n), ("out", self.m, self.n)):
             object.__setattr__(self, name, getattr(self, name).along((*self.batch, rows, columns)))
+        if self.scales:
+            blocks = -(-self.k // SCALE_BLOCK)
+            of_a = self.scales.a.along((*self.batch, -(-self.m // self.scales.rows), blocks))
+            of_b = self.scales.b.along((*self.batch, blocks, -(-self.n // self.scales.columns)))
+            object.__setattr__(self, "scales", replace(self.scales, a=of_a, b=of_b))
 
     @classmethod
     def contiguous(
@@ -107,10 +144,13 @@ class MatmulProblem:
         dtype_b: str | None = None,
         precision: str = "ieee",
         dtype_acc: str = "",
+        scales: tuple[int, int] | None = None,
     ) -> MatmulProblem:
         """The problem of densely stored operands.
 
         `layout` has A's letter and B's: "n" stores A as [M, K] and B as [K, N], "t" stores A as [K, M] and B as [N, K].
+        scales: rows of A and columns of B that share a scale of a block of K, 1 or SCALE_BLOCK; both dense along K's
+        blocks last, as A and B^T are.
         dtype_b is `dtype` and dtype_out what a call makes of it, unless they are given. Raises ArgumentError for
         another layout.
         """
@@ -121,7 +161,12 @@ class MatmulProblem:
         b = Matrix((0, p * n, n, 1) if layout[1] == "n" else (0, p * n, 1, p))
         dtypes = (dtype, dtype_b or dtype, dtype_out or default_output(dtype, epilogue is not None))
         c = Matrix((0, m * n, n, 1))
-        return cls(m, n, k, *dtypes, (1, batch), a, b, c, epilogue, precision, dtype_acc)
+        of_blocks = None
+        if scales is not None:
+            blocks, rows, columns = -(-k // SCALE_BLOCK), -(-m // scales[0]), -(-n // scales[1])
+            of_a = Matrix((0, rows * blocks, blocks, 1), 4)
+            of_blocks = BlockScales(of_a, Matrix((0, columns * blocks, 1, blocks), 4), *scales)
+        return cls(m, n, k, *dtypes, (1, batch), a, b, c, epilogue, precision, dtype_acc, of_blocks)
 
     @property
     def k_stored(self) -> int:
@@ -131,13 +176,10 @@ class MatmulProblem:
     def transposed(self) -> MatmulProblem:
         """The product C^T = B^T A^T of the same matrices where they lie, without an epilogue."""
 
-        def turn(matrix: Matrix) -> Matrix:
-            outer, inner, row, column = matrix.strides
-            return replace(matrix, strides=(outer, inner, column, row))
-
         return replace(
-            self, m=self.n, n=self.m, dtype_a=self.dtype_b, dtype_b=self.dtype_a, a=turn(self.b), b=turn(self.a),
-            out=turn(self.out), epilogue=None,
+            self, m=self.n, n=self.m, dtype_a=self.dtype_b, dtype_b=self.dtype_a, a=self.b.transposed(),
+            b=self.a.transposed(), out=self.out.transposed(), epilogue=None,
+            scales=self.scales and self.scales.transposed(),
         )  # fmt: skip
 
     def one_product(self) -> MatmulProblem:
@@ -249,5 +291,6 @@ class MatmulProblem:
         if self.precision != "ieee":
             dtypes += f"_{self.precision}"
         sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
-        suffix = f"/{self.epilogue.key}" if self.epilogue else ""
+        terms = "+".join(part.key for part in (self.scales, self.epilogue) if part)
+        suffix = f"/{terms}" if terms else ""
         return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}{suffix}"

@@ -120,13 +120,16 @@ def prepare_launches(
 
 
 def _product_by_product(problem: Any, run: Callable[..., None]) -> Callable[..., None]:
-    e = problem.epilogue
+    e, scales = problem.epilogue, problem.scales
     addend = e.addend.strides if e and e.addend else None
+    of_blocks = (scales.a.strides, scales.b.strides) if scales else (None, None)
 
     def run_batch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, add: Any = None, *terms: Any) -> None:
-        strides = [problem.a.strides, problem.b.strides, problem.out.strides, addend]
-        for at_a, at_b, at_out, at_add in _each_product(problem.batch, strides):
-            rest = (None if add is None else _shifted(add, at_add), *terms) if e else ()
+        strides = [problem.a.strides, problem.b.strides, problem.out.strides, addend, *of_blocks]
+        for at_a, at_b, at_out, at_add, *at_scales in _each_product(problem.batch, strides):
+            rest = (None if add is None else _shifted(add, at_add), *terms) if e or scales else ()
+            if scales:
+                rest = (*rest[:4], *(_shifted(x, at) for x, at in zip(terms[3:5], at_scales, strict=True)))
             run(_shifted(a, at_a), _shifted(b, at_b), _shifted(out, at_out), *rest)
 
     return run_batch

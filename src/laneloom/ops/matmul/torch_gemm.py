@@ -20,7 +20,7 @@ from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
-from .gemm import OPERANDS, check_shapes, check_term, needs_copy
+from .gemm import OPERANDS, check_block_dtypes, check_shapes, check_term, in_blocks, needs_copy
 from .torch_op import (
     arithmetic_of,
     arithmetic_words,
@@ -82,6 +82,8 @@ def _check(
             check_term(name, known_name(term.dtype), names[0])
     shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
     shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
+    if _in_blocks(scale_a, scale_b, shape):
+        check_block_dtypes(names[0])
     return shape, names, arithmetic_of(names[0], precision, acc_dtype)
 
 
@@ -90,9 +92,22 @@ def _output_dtype(dtype_a: str, asked: torch.dtype | None, alpha: float, activat
     return output_dtype(dtype_a, asked, has_terms)
 
 
+def _in_blocks(scale_a, scale_b, shape) -> bool:
+    of_a, of_b = (None if x is None else x.shape for x in (scale_a, scale_b))
+    return in_blocks(of_a, of_b, shape[-2], shape[-1])
+
+
+def _scales_as_taken(scale_a, scale_b, shape) -> list[Any]:
+    """As `execute.Terms` takes them, for a result of `shape`."""
+    if _in_blocks(scale_a, scale_b, shape):
+        return [x.expand(*shape[:-2], *x.shape[-2:]) for x in (scale_a, scale_b)]
+    return [None if x is None else x.reshape(-1).contiguous() for x in (scale_a, scale_b)]
+
+
 def _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic) -> None:
     addend = None if c is None or beta == 0 else c.expand(out.shape)
-    scales = [None if x is None else x.reshape(-1).contiguous() for x in scales]
+    scale_a, scale_b = scales
+    scales = _scales_as_taken(scale_a, scale_b, out.shape)
     copies = needs_copy(out, addend, a, b, bias, *scales)
     result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
     terms = execute.Terms(
@@ -130,8 +145,9 @@ def _prepare(
         return out
 
     plain = config is None and alpha != 0 and a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape)
+    of_blocks = _in_blocks(scale_a, scale_b, shape)
     if not plain or gpu.matrix_instructions != "wgmma" or not all(
-        x is None or x.is_contiguous() for x in (scale_a, scale_b)
+        x is None or of_blocks or x.is_contiguous() for x in (scale_a, scale_b)
     ):
         return run_unprepared
     names_terms = ["" if x is None else dtype_name("c", x.dtype) for x in (c, bias)]
@@ -139,20 +155,20 @@ def _prepare(
     def terms_of(c, bias, alpha, beta, scale_a, scale_b) -> execute.Terms:
         return execute.Terms(
             alpha, beta, None if c is None else c.expand(shape), names_terms[0], bias, names_terms[1], "n", activation,
-            *(None if x is None else x.reshape(-1) for x in (scale_a, scale_b)),
+            *(x if x is None or of_blocks else x.reshape(-1) for x in (scale_a, scale_b)),
         )  # fmt: skip
 
     first = terms_of(c, bias, alpha, beta, scale_a, scale_b)
     problem = execute.problem_of(a, b, empty, dtypes, first, arithmetic)
     assert problem is not None  # no batch
-    if problem.epilogue is None or execute.has_fused_schedule(problem, gpu, None):
+    if problem.epilogue is None or execute.fuses_epilogue(problem, gpu, None):
         chosen = plan(problem, gpu)
         launch = prepared_on(execute.schedule_of(chosen).prepare, problem, chosen, gpu, a.device)
         has_alpha, has_addend = alpha != 1, c is not None
 
         def run_fused(a, b, c, bias, alpha, beta, _activation, _out, _config, scale_a, scale_b, *_) -> torch.Tensor:
             out = make()
-            if problem.epilogue is None:
+            if problem.epilogue is None and problem.scales is None:
                 launch(a, b, out)
             else:
                 terms = (c, beta) if has_addend else (None, None)
@@ -160,6 +176,8 @@ def _prepare(
             return out
 
         return run_fused
+    if of_blocks:
+        return run_unprepared
     kind = ACCUMULATORS[problem.dtype_a][0]
     sums_dtype = {"fp32": torch.float32, "fp64": torch.float64, "int32": torch.int32}[kind]
     empty_sums = a.new_empty(shape, dtype=sums_dtype)

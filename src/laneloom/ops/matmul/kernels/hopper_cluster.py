@@ -36,7 +36,9 @@ from ..tma_operand import (
     prepare_launches,
 )
 
-_SOURCES = ("hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster_ring.cuh", "hopper_cluster.cu")
+_SHARED = (
+    "hopper_cluster_epilogue.cuh", "hopper_cluster_store.cuh", "hopper_cluster_ring.cuh", "hopper_cluster_multiply.cuh",
+)  # fmt: skip
 SLICE_BYTES = 128
 _EDGE_STEP = 16  #: elements of two bytes in a sector: rows of the copy engine that break one are slow
 _OUT = {"bf16": ("u16", 2, 0), "fp16": ("u16", 2, 1), "fp32": ("float", 4, 2), "int32": ("int", 4, 2)}
@@ -44,6 +46,16 @@ _INDEX_TYPES = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
 _TERM_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "float", "": "float"}
 _SCALES = {None: 0, "tensor": 1, "row": 2, "column": 2}
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "silu": 3}
+
+
+class _OperandScales(ctypes.Structure):
+    _fields_ = (
+        ("at", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("outer", "inner", "along", "block"))
+    )  # fmt: skip
+
+
+class _Scales(ctypes.Structure):
+    _fields_ = (("a", _OperandScales), ("b", _OperandScales))
 
 
 class _Terms(ctypes.Structure):
@@ -97,6 +109,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
+        "SCALED": int(config.scaled > 0),
         "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
@@ -111,15 +124,25 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ADDEND_TYPE": _TERM_TYPES[e.dtype_addend if e else ""], "BIAS_TYPE": _TERM_TYPES[e.dtype_bias if e else ""],
         "ACTIVATION": ACTIVATIONS[e.activation if e else None],
     }  # fmt: skip
-    if not config.grouped and not (e and e.addend):  # groups end anywhere; an addend may be what C overwrites
+    # Groups end anywhere, an addend may be what C overwrites, and scales are of blocks of columns.
+    if not config.grouped and not (e and e.addend) and not config.scaled:
         constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
+    if scales := multiplied.scales:
+        constants |= {
+            "ROWS_SCALED": scales.rows, "COLUMNS_SCALED": scales.columns, "PARTS": config.scaled,
+            "DUAL": int(config.dual),
+        }  # fmt: skip
     elements = config.line // ELEMENT_BYTES[a]
     constants |= {"LINE": elements, "LINE_STEP": problem.a.strides[1] % elements if elements else 0}
-    widths = (config.block_n, config.block_n - NARROWER) if config.tiles_n else (config.block_n,)
+    widths = [config.block_n // (config.scaled or 1)] + [config.block_n - NARROWER] * (config.tiles_n > 0)
     multiply = "".join(
-        wgmma_function("wgmma", width, a, dtype_b=b, a_by_column=a_is_km, b_by_row=not b_is_nk) for width in widths)
+        wgmma_function(
+            "wgmma", width, a, dtype_b=b, a_in_registers=config.scaled > 1, a_by_column=a_is_km, b_by_row=not b_is_nk
+        ) for width in widths
+    )  # fmt: skip
+    own = ("hopper_cluster_blocks.cuh" if config.scaled else "hopper_cluster_sums.cuh", "hopper_cluster.cu")
     return compile_cuda(
-        _INDEX_TYPES + multiply + kernel_source(__package__, *_SOURCES), gpu,
+        _INDEX_TYPES + multiply + kernel_source(__package__, *_SHARED, *own), gpu,
         constants=constants, num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem),
         name="hopper_cluster.cu",
     )  # fmt: skip
@@ -150,7 +173,7 @@ class _Prepared:
     def __init__(self, problem, config, gpu, device: int) -> None:
         of_call, problem = problem, config.as_launched(problem)
         multiplied = config.as_multiplied(problem)
-        self.swapped = config.swapped
+        self.swapped, self.scaled = config.swapped, config.scaled > 0
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
         self.place = placing(self.a, self.b, pdl=config.pdl)
         tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
@@ -183,12 +206,18 @@ class _Prepared:
             terms = self.terms
             terms.addend_outer, terms.addend_inner, terms.addend_m, terms.addend_n = e.addend.strides
         self.terms.bias_step = e.bias[1] if e and e.bias else 0
+        self.scales = _Scales()
+        if scales := multiplied.scales:
+            outer, inner, along, block = scales.a.strides
+            self.scales.a = _OperandScales(None, outer, inner, along, block)
+            outer, inner, block, along = scales.b.strides
+            self.scales.b = _OperandScales(None, outer, inner, along, block)
         self.pointer = ctypes.c_void_p()
         maps = (
             self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map,
             self.c_tail or self.a.map,
         )  # fmt: skip
-        arguments = (*maps, self.pointer, self.sizes, self.terms)
+        arguments = (*maps, self.pointer, self.sizes, self.terms, *[self.scales] * (config.scaled > 0))
         self.launch = CudaCall(
             code_object(of_call, config, gpu), arguments, device,
             ctas=_ctas(problem, config), cluster=config.peers, pdl=config.pdl,
@@ -220,9 +249,12 @@ class _Prepared:
                 terms.addend, terms.beta = add.data_ptr(), beta
             if bias is not None:
                 terms.bias = bias.data_ptr()
-            if scale_a is not None:
+            if self.scaled:
+                first, second = (scale_b, scale_a) if self.swapped else (scale_a, scale_b)
+                self.scales.a.at, self.scales.b.at = first.data_ptr(), second.data_ptr()
+            elif scale_a is not None:
                 terms.scale_a = scale_a.data_ptr()
-            if scale_b is not None:
+            if scale_b is not None and not self.scaled:
                 terms.scale_b = scale_b.data_ptr()
             if group_ends is not None:
                 self.sizes.group_ends = group_ends.data_ptr()
@@ -270,6 +302,9 @@ def facts(problem, config, gpu) -> list[str]:
             lines.append(f"{name} is copied first: {pieces}contiguous along K, rows of whole 128-byte lines")
     if config.promote:
         lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
+    if config.scaled:
+        meanwhile = ", while the next is multiplied" if config.dual else ""
+        lines.append(f"sums of a slice, a block of K, leave the tensor cores, are scaled and added in FP32{meanwhile}")
     if not config.tma_store:
         lines.append("C is written with masked stores: TMA takes bases and pitches of 16 bytes")
     return lines

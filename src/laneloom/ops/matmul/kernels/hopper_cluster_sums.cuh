@@ -1,0 +1,175 @@
+// The warpgroups of hopper_cluster.cu that multiply and write C; blocks of K that have scales are hopper_cluster_blocks.cuh's.
+
+#define SCALES_PARAMETER
+#define BESIDE_BYTES ((CLUSTER_K - 1) * WARPS * PART_BYTES)  // of shared memory beside ring and staging
+
+#if CLUSTER_K > 1
+// Where four neighbouring sums of one lane stand in a part.
+__device__ __forceinline__ int place_of_sums(int strip, int j) {
+    return ((strip * ACCUMULATORS + j) / 4 * 32 + threadIdx.x % 32) * 16;
+}
+
+// The CTAs of a cluster add their parts of K, always in the parts' order: sums of the columns that this one finishes. A
+// warp's parts travel as they lie in registers to the same warp of another CTA: `received` is its own, in shared memory,
+// and `barrier` counts what comes.
+__device__ __forceinline__ void exchange(ACCUMULATOR (&kept)[STRIPS][ACCUMULATORS],
+                                         const ACCUMULATOR (&acc)[STRIPS][SUMS], const char *received, u32 barrier,
+                                         Rank rank) {
+    if (threadIdx.x % 32 == 0) expect_bytes(barrier, (CLUSTER_K - 1) * PART_BYTES);
+#pragma unroll
+    for (u32 part = 0; part < CLUSTER_K; ++part) {  // of the columns
+        if (part == rank.k) continue;
+        const u32 peer = part * SHARERS + rank.n * CLUSTER_M + rank.m, signal = in_peer(barrier, peer);
+        const u32 from = rank.k - (rank.k > part);  // among those that the other CTA hears from
+        const u32 to = in_peer(shared_address(received), peer) + from * PART_BYTES;
+#pragma unroll
+        for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+            for (int j = 0; j < ACCUMULATORS; j += 4)
+                send(to + place_of_sums(strip, j), signal, &acc[strip][part * ACCUMULATORS + j]);
+    }
+#pragma unroll
+    for (u32 part = 0; part < CLUSTER_K; ++part)
+        if (part == rank.k)
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+                for (int j = 0; j < ACCUMULATORS; ++j) kept[strip][j] = acc[strip][part * ACCUMULATORS + j];
+    wait_barrier(barrier, 0);
+#pragma unroll
+    for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+        for (int j = 0; j < ACCUMULATORS; j += 4) {
+            float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+            for (u32 part = 0; part < CLUSTER_K; ++part) {  // of K
+                const u32 from = part - (part > rank.k);
+                const float *own = &kept[strip][j];
+                const float4 x = part == rank.k
+                                     ? make_float4(own[0], own[1], own[2], own[3])
+                                     : *(const float4 *)(received + from * PART_BYTES + place_of_sums(strip, j));
+                sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) kept[strip][j + i] = sum[i];
+        }
+}
+#endif
+
+__device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s, u32 ring, u32 full,
+                                        u32 empty, char *staging, const char *received, u32 exchanged, u32 slab,
+                                        Rank rank, const Terms &terms) {
+    const int lane = threadIdx.x % 32;
+    const u32 warp = uniform(threadIdx.x / 32 % 4);
+    // Without the CTA's place in the cluster, which descriptors have no bits for.
+    const Descriptions of_ring = describe_ring(ring & 0x3ffff, slab);
+    const u32 freed = freed_barrier(empty, rank);
+    u32 stage = 0, phase = 0;
+    u32 busy = 0;  // the slice that the wgmmas in flight read
+    Kept kept_panels;  // the tile's last strip
+    bool held_back = false;
+    Walk walk = begin_walk();
+    Tile tile, next;
+    Tile last = {};  // where they go; ptxas 13 takes the next tile's where a path leaves these unset
+    Place last_at = {};
+    int item = blockIdx.x / PEERS;
+    bool more = locate(item, walk, next, s, rank.m, rank.n);
+    const auto compute = [&](auto &acc) {
+        tile = next;
+        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+        const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
+#if PROMOTE
+        constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
+        ACCUMULATOR sums[STRIPS][sums_of_strip] = {};
+#endif
+        Held held;
+        ask_for_terms(held, at, s, tile, terms);
+        for (int slice = k_first; slice < k_end - SPLIT;) {
+            const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end - SPLIT;
+#pragma unroll 1
+            for (; slice < end; ++slice) {
+                wait_barrier(full + 8 * stage, phase);
+                pin(acc);
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+                multiply(acc, of_ring, stage * STAGE_BYTES, slice == first);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (HOLD_BACK && held_back && slice == min(k_first + HOLD_BACK, k_end - SPLIT) - 1) {
+                    store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
+                    __syncwarp();
+                    held_back = false;
+                }
+                // All but the newest group are done: the slice before this one may be refilled.
+                asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                if (slice != first && lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
+                busy = stage;
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+#if !SPLIT
+            if (slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
+            pin(acc);
+#endif
+#if PROMOTE
+#pragma unroll
+            for (int strip = 0; strip < STRIPS; ++strip)
+#pragma unroll
+                for (int j = 0; j < sums_of_strip; ++j) sums[strip][j] += acc[strip][j];
+#endif
+        }
+#if SPLIT
+        // The last slice, strip by strip: the first is written while the second is multiplied.
+        wait_barrier(full + 8 * stage, phase);
+        pin(acc);
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        multiply_strip(acc[0], of_ring, stage * STAGE_BYTES, 0, false);
+        multiply_strip(acc[1], of_ring, stage * STAGE_BYTES, 1, false);
+        more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+        if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
+        busy = stage;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+        pin(acc[0]);
+        arrived(held);
+        Fresh first_strip(acc[0], 0, held, at, s, tile, terms);
+        store(first_strip, c_maps, c, s, tile, at, 0, staging, slab);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
+        pin(acc[1]);
+#endif
+#if CLUSTER_K > 1
+        ACCUMULATOR kept[STRIPS][ACCUMULATORS];  // of this CTA's only tile
+        exchange(kept, acc, received, exchanged, rank);
+#endif
+        if (!SPLIT) arrived(held);
+#pragma unroll
+        for (int strip = SPLIT; strip < STRIPS; ++strip) {
+#if CLUSTER_K > 1
+            auto &strip_sums = kept[strip];
+#elif PROMOTE
+            auto &strip_sums = sums[strip];
+#else
+            auto &strip_sums = acc[strip];
+#endif
+            Fresh fresh(strip_sums, strip, held, at, s, tile, terms);
+            if (HOLD_BACK && strip == STRIPS - 1) {
+                kept_panels.keep(fresh);
+                held_back = more && next.narrow == tile.narrow;
+                if (!held_back) store(kept_panels, c_maps, c, s, tile, at, strip, staging, slab);
+            } else {
+                store(fresh, c_maps, c, s, tile, at, strip, staging, slab);
+            }
+        }
+        last = tile, last_at = at;
+    };
+    // A loop for each width: ptxas waits behind every wgmma where one loop has several.
+    {
+        ACCUMULATOR acc[STRIPS][SUMS];
+        while (more && !next.narrow) compute(acc);
+    }
+#if UNEVEN
+    ACCUMULATOR acc[STRIPS][SUMS - 4];
+    while (more) compute(acc);
+#endif
+    wait_for_reads(lane == 0);  // shared memory must outlive them
+}
