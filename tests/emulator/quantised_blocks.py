@@ -57,7 +57,11 @@ def hard_numbers(dtype, dtype_q) -> torch.Tensor:
     blocks = ties(dtype_q)[:18]
     x = torch.randn(54, 128) * torch.logspace(-7, 3, 128)
     x[: len(blocks)] = blocks
-    x[18 : 18 + len(blocks)] = blocks * torch.exp2(torch.randn(len(blocks), 1) * (3 if dtype is torch.float16 else 40))
+    # scales of few bits, under which ties are exact; the reciprocals of those of 1 + k / 128 are not
+    least, most = (-8, -3) if dtype is torch.float16 else (-119, 90)
+    scales = torch.exp2(torch.linspace(least, most, len(blocks)).round())
+    scales[: len(blocks) // 2] = scales[0]
+    x[18 : 18 + len(blocks)] = blocks * (scales * (1 + torch.randint(1, 128, scales.shape) / 128))[:, None]
     x[40], x[41], x[42] = 0.0, -0.0, torch.randint(-20, 20, (128,)) * 2.0**-149
     x[43] = torch.randn(128) * (2.0**-17 if dtype is torch.float16 else 2.0**-124)
     x[44], x[45, 3::7], x[46, 5], x[46, 6] = torch.nan, torch.nan, torch.inf, -torch.inf
