@@ -34,7 +34,7 @@ MOST_STAGES, ENOUGH_STAGES = 12, 8
 MULTIPLY, ADD, WAIT, DUAL_WAIT, SHARED = 1.035, 0.2686, 108.4, 11.44, 1.1
 #: to load one row of 128 bytes, one that a neighbour shares, more in clusters, and until a slice is there
 ROW, SHARED_ROW, CLUSTER, LATENCY = 1.276, 3.889, 26.69, 2586.0
-TWO_PARTS, CUT_BLOCKS = 1.027, 1.217  #: factors of two parts, of tiles whose columns do not begin and end with blocks
+TWO_PARTS, CUT_BLOCKS = 1.027, 1.3  #: factors of two parts, of tiles whose columns do not begin and end with blocks
 LAUNCH, END = 2197.0, 0.0955  #: clocks once, and for each element of a tile
 CLOCKS_PER_US, BYTES_PER_US, LAUNCH_US = 1650, 2.728e6, 1.5  #: the memory of one H100
 SECOND_US, PARTS_US = 1.343, 0.436  #: a launch that adds up parts of K, and a megabyte of them
@@ -108,7 +108,7 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 
 
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig | None:
-    """The config with the stages that shared memory holds, and one panel of C where more would cost a stage of few; None
+    """The config with the stages that shared memory holds, and one panel of C where more cost a stage of few; None
     if it is invalid."""
     config = config.with_knobs(tma_store=config.stores_by_tma(problem) or config.split_k > 1)
 
