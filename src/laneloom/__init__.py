@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .ops.matmul.dtypes import Int4
     from .ops.matmul.gemm import gemm
     from .ops.matmul.grouped import grouped_matmul
+    from .ops.quantize.api import quantize_blocks
     from .ops.transform3d.api import transform3d
     from .ops.transpose.api import transpose
     from .pytorch.patch import patched
@@ -35,13 +36,14 @@ _HOMES = {
     "grouped_matmul": ".ops.matmul.grouped",
     "matmul": ".ops.matmul.api",
     "patched": ".pytorch.patch",
+    "quantize_blocks": ".ops.quantize.api",
     "transform3d": ".ops.transform3d.api",
     "transpose": ".ops.transpose.api",
 }
 
 __all__ = [
     "Int4", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul",
-    "matmul", "patched", "transform3d", "transpose",
+    "matmul", "patched", "quantize_blocks", "transform3d", "transpose",
 ]  # fmt: skip
 
 

@@ -49,6 +49,7 @@ CALLS = {
         lambda q, k, v, lengths: laneloom.attention_decode(q, k, v, cache_lengths=lengths, scale=0.1),
         lambda: (tensor(2, 1, 4, 32), tensor(2, 64, 2, 32), tensor(2, 64, 2, 32), whole(2)),
     ),
+    "quantize_blocks": (lambda x: laneloom.quantize_blocks(x)[1], lambda: (tensor(64, 32),)),
     "transform3d": (
         laneloom.transform3d,
         lambda: (tensor(5, 6, 6, 6, dtype=torch.float64), tensor(6, 6, dtype=torch.float64)),

@@ -105,6 +105,17 @@ def _transpose(config):
     return make
 
 
+def _quantize(seed=0, more=0):
+    torch.manual_seed(seed)
+    x = torch.randn(70, 45 + more, dtype=torch.bfloat16)
+
+    def call():
+        q, scale = laneloom.quantize_blocks(x, rows=128)
+        return q.view(torch.uint8), scale
+
+    return call
+
+
 _FP32 = torch.float32
 CASES = {
     # four waves, several K-tiles, no masks
@@ -178,6 +189,7 @@ CASES = {
         "attention/backward", _gradients, 2, Counter(wait=20, barrier=8, mask=2), step=16, gpus=CDNA_5
     ),
     "decoding, CDNA 5": Case("attention/decode", _decode, 0, Counter(wait=8, mask=1), step=12, gpus=CDNA_5),
+    "quantising": Case("quantize/blocks", _quantize, caught=Counter(wait=1, mask=1), step=10),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
     "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),
     "transform3d strips": Case(

@@ -76,6 +76,7 @@ CASES = {
                    torch.tensor([n, 20], dtype=torch.int32)),
         batched=((0,), (1, 2)), autocast=(0, 1, 2),
     ),
+    "quantize_blocks": Case(lambda n: (random(2, n, 130),), batched=((0,),)),
     "transform3d": Case(
         lambda n: (random(n, 3, 3, 3, dtype=WIDE), random(3, 3, seed=1, dtype=WIDE)), (0, 1), ((0,), (0, 1))
     ),

@@ -48,7 +48,8 @@ def by_torch(x: torch.Tensor, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The same, of sizes that are whole blocks."""
     blocks = x.float().view(x.shape[0] // rows, rows, x.shape[1] // 128, 128)
     largest = blocks.abs().amax((1, 3), keepdim=True)
-    scale = torch.where(largest > 0, largest / LARGEST, 1.0)
+    # A number in a tensor: torch divides by one of the host by multiplying with its reciprocal.
+    scale = torch.where(largest > 0, largest / torch.full_like(largest, LARGEST), 1.0)
     return (blocks / scale).to(torch.float8_e4m3fn).view(x.shape), scale.view(scale.shape[0], scale.shape[2])
 
 

@@ -23,6 +23,7 @@ from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
 from .matmul import torch_grouped as _registers_grouped  # noqa: F401
 from .matmul.gemm import in_blocks
+from .quantize import torch_op as _registers_quantize  # noqa: F401
 from .transform3d import torch_op as _registers_transform3d  # noqa: F401
 from .transpose import torch_op as _registers_transpose  # noqa: F401
 
@@ -193,6 +194,12 @@ def _decode(
     return strategies([[b, None, h, None], [b, h, None]], inputs)
 
 
+def _quantize(x: Any, *options: Any) -> list[Any]:
+    """Rows may be sharded where each has scales of its own: a shard may end within a block of 128."""
+    axes = [*(f"b{i}" for i in range(len(x.shape) - 2)), "m" if options[:1] in ((), (1,)) else None, None]
+    return strategies([axes, axes], [axes, *[None] * len(options)])
+
+
 def _transform3d(coeffs: Any, matrix: Any, *rest: Any) -> list[Any]:
     tensors = ["n", None, None, None]
     return strategies([tensors], [tensors, [None] * len(matrix.shape), *[None] * len(rest)])
@@ -223,6 +230,7 @@ _register("flash_attention", _attention)
 _register("flash_attention_backward", _attention_backward)
 _register("flash_attention_float8", _attention_float8)
 _register("attention_decode", _decode, counts=True)
+_register("quantize_blocks", _quantize)
 _register("transform3d", _transform3d)
 _register("transpose", _transpose)
 for _name in ("matmul_out", "gemm_out", "gemm_chain_out", "transform3d_out", "transpose_out"):

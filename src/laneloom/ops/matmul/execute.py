@@ -90,12 +90,12 @@ class Terms:
 
         alpha and beta of FP64 sums come as the integers that have their bits: Triton takes no FP64 number.
         """
-        add = None if self.addend is None else _pointer(self.addend, self.dtype_addend)
-        bias = None if self.bias is None else _pointer(self.bias, self.dtype_bias)
+        add = None if self.addend is None else pointer_to(self.addend, self.dtype_addend)
+        bias = None if self.bias is None else pointer_to(self.bias, self.dtype_bias)
         alpha, beta = (
             unpack("q", pack("d", x))[0] if dtype_acc == "fp64" else float(x) for x in (self.alpha, self.beta)
         )
-        scales = (None if scale is None else _pointer(scale, "fp32") for scale in (self.scale_a, self.scale_b))
+        scales = (None if scale is None else pointer_to(scale, "fp32") for scale in (self.scale_a, self.scale_b))
         return add, bias, None if self.alpha == 1 else alpha, None if add is None else beta, *scales
 
 
@@ -213,7 +213,7 @@ def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPl
     return schedule_of(config).code_object(problem, config, gpu)
 
 
-def _pointer(operand: Any, dtype: str) -> Any:
+def pointer_to(operand: Any, dtype: str) -> Any:
     """What Triton takes for a pointer to the operand; bf16 comes as an array of its bits."""
     if not isinstance(operand, np.ndarray):
         return operand
@@ -272,16 +272,16 @@ def multiply_into(
     if parts > 1:
         kind = problem.dtype_sums
         sums = _empty_like(out, kind, (parts, *out.shape))
-        pointers = (_pointer(x, dtype) for x, dtype in zip((a, b, sums), (*dtypes[:2], kind), strict=True))
+        pointers = (pointer_to(x, dtype) for x, dtype in zip((a, b, sums), (*dtypes[:2], kind), strict=True))
         schedule_of(chosen).launch(problem.of_sums(), chosen, gpu, *pointers)
         apply_terms(sums, out, dtypes[2], terms, kind)
         return
-    pointers = [_pointer(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True)]
+    pointers = [pointer_to(x, dtype) for x, dtype in zip((a, b, out), dtypes, strict=True)]
     taken = terms.arguments(problem.dtype_acc) if problem.epilogue or problem.scales else ()
     if isinstance(chosen, WmmaConfig) and (shape := chosen.workspace(problem, gpu)):
         from .kernels import stream_sums
 
-        pieces = _pointer(_empty_like(out, problem.dtype_sums, shape), problem.dtype_sums)
+        pieces = pointer_to(_empty_like(out, problem.dtype_sums, shape), problem.dtype_sums)
         schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken, parts=pieces)
         stream_sums.launch(problem, chosen, gpu, pieces, pointers[2], *taken)
         return
@@ -331,7 +331,7 @@ def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms, dtype_sums: s
                         terms.part(i), dtype_sums)  # fmt: skip
         return
     parts, stride_part = (1, 0) if sums is None or sums.ndim == out.ndim else (sums.shape[0], strides_of(sums)[0])
-    pointer = None if sums is None else _pointer(sums, dtype_sums)
+    pointer = None if sums is None else pointer_to(sums, dtype_sums)
     strides = [None if x is None else _padded(strides_of(x)[-out.ndim :]) for x in (sums, out, terms.addend)]
     sizes = (1,) * (4 - out.ndim) + tuple(out.shape)
     bias = (terms.bias_axis, 0 if terms.bias is None else strides_of(terms.bias)[0])
@@ -346,7 +346,7 @@ def apply_terms(sums: Any, out: Any, dtype_out: str, terms: Terms, dtype_sums: s
         axes,
         terms.activation,
         pointer,
-        _pointer(out, dtype_out),
+        pointer_to(out, dtype_out),
         *arguments,
     )
 
