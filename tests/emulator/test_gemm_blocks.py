@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
 import pytest
 from sampled import rarely
 
 import laneloom
 from laneloom import verify
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
-from laneloom.ops.matmul import reference
+from laneloom.ops.matmul import gemm, reference
 
 torch = pytest.importorskip("torch")
 import laneloom.pytorch  # noqa: E402  registers the operators
@@ -146,6 +150,21 @@ def test_empty_sums_and_alpha_zero(gfx1201):
     assert torch.equal(got, bias.expand(3, 5))
     empty = laneloom.gemm(floats(0, 200), floats(200, 5), scale_a=scales(0, 2), scale_b=scales(2, 1))
     assert empty.shape == (0, 5)
+
+
+def test_arrays(gfx1201, monkeypatch):
+    """Of ml_dtypes; where it is not installed, bits that are taken for them."""
+    a, b, scale_a, scale_b = operands()
+    b = b.float().to(BF8)
+    bits = [x.view(torch.uint8).numpy() for x in (a, b)]
+    if find_spec("ml_dtypes"):
+        ml_dtypes = import_module("ml_dtypes")
+        bits = bits[0].view(ml_dtypes.float8_e4m3fn), bits[1].view(ml_dtypes.float8_e5m2)
+    else:
+        monkeypatch.setattr(gemm, "operand_dtypes", lambda *_: ("fp8", "bf8"))
+    out, big_endian = np.full((N, M), np.nan, np.float16).T, scale_a.numpy().astype(">f4")
+    assert laneloom.gemm(*bits, scale_a=big_endian, scale_b=scale_b.numpy()[::-1], out=out) is out
+    check(torch.from_numpy(out), a, b, scale_a, scale_b.flip(0))
 
 
 def test_operator(gfx1201):
