@@ -21,7 +21,8 @@ GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx950", "gfx1250", "sm_90a")
 HOPPER = get_gpu("sm_90a")
 #: values of knobs without defaults, some of which suit each schedule that takes 8-bit floats somewhere
 KNOBS = {
-    "block_m": (64, 16, 1, 128), "block_n": (64, 128), "block_k": (64, 16, 128, 32), "stages": (3,), "num_warps": (4, 8),
+    "block_m": (64, 16, 1, 128), "block_n": (64, 128), "block_k": (64, 16, 128, 32), "stages": (3,),
+    "num_warps": (4, 8),
 }  # fmt: skip
 #: what multiplies bare 8-bit floats on one of the GPUs
 EIGHTS = {"wmma", "wmma_coop", "wmma_pingpong", "wmma_direct", "mfma", "dot", "hopper"}
