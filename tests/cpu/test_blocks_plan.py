@@ -128,3 +128,10 @@ def test_configs_are_ranked_and_valid(problem):
     assert [time for _, time in ranked] == sorted(time for _, time in ranked)
     assert all(config.why_invalid(problem, HOPPER) is None for config, _ in ranked)
     assert any(config.swapped for config, _ in ranked) == (problem.epilogue is None)
+
+
+def test_parts_of_k_of_columns_that_do_not_fill_16_bytes():
+    """They are written with masks where TMA cannot write them."""
+    for n in (45, 48):
+        ranked = scaled_configs(blocks(64, n, 16384, (1, 128)), HOPPER)
+        assert {config.tma_store for config, _ in ranked if config.split_k > 1} == {n == 48}

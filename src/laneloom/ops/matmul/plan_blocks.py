@@ -107,7 +107,7 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig | None:
     """The config with the stages that shared memory holds, and fewer panels of C where there would be few; None if it
     is invalid."""
-    config = config.with_knobs(tma_store=config.stores_by_tma(problem) or config.split_k > 1)
+    config = config.with_knobs(tma_store=config.stores_by_tma(config.as_launched(problem)))
     while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
         few = config.stages <= ENOUGH_STAGES and config.panels > 1
         config = config.with_knobs(panels=1) if few else config.with_knobs(stages=config.stages - 1)
