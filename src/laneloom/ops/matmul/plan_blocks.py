@@ -110,7 +110,7 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig | None:
     """The config with the stages that shared memory holds, and one panel of C where more cost a stage of few; None
     if it is invalid."""
-    config = config.with_knobs(tma_store=config.stores_by_tma(problem) or config.split_k > 1)
+    config = config.with_knobs(tma_store=config.stores_by_tma(config.as_launched(problem)))
 
     def holding(panels: int) -> ClusterConfig:
         held = config.with_knobs(panels=panels)
