@@ -290,6 +290,35 @@ template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 
   }
   multiply_registers<WIDE>(sums, a, b, accumulate);
 }
+// What hopper_cluster_blocks.cuh says: words that a thread copies by itself, which with `late` are there when its arrival is,
+// and not before; A from shared memory to registers.
+static thread_local Group words;
+inline void copy_word(u32 to, const void* from) {
+  check_shared(to, 4, 4);
+  if (!after_predecessor) fail("a load before the kernels ahead are done");
+  auto run = [=, at = arena + to] { memcpy(at, from, 4); };
+  if (late) words.push_back(run); else run();
+}
+inline void arrive_with_words(u32 at) {
+  for (auto& word : words) word();
+  words.clear();
+  take(at, 1, 0);
+}
+// ldmatrix: lane l says where row l % 8 of matrix l / 8 is, and gets a word of row l / 4 of each.
+inline void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 at) {
+  check_shared(at, 16, 16);
+  const int lane = threadIdx.x % 32;
+  auto& mine = cta->lanes[threadIdx.x / 32];
+  mine[lane][0] = at;
+  __syncwarp();
+  u32* const to[4] = {&a, &b, &c, &d};
+  for (int i = 0; i < 4; ++i) memcpy(to[i], arena + mine[i * 8 + lane / 4][0] + lane % 4 * 4, 4);
+  __syncwarp();
+}
+inline void load_shared_pair(float& x, float& y, u32 at) {
+  check_shared(at, 8, 8);
+  memcpy(&x, arena + at, 4), memcpy(&y, arena + at + 4, 4);
+}
 inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_wait<0>(); }
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
   shared_bytes = bytes, cluster_size = cluster;
@@ -297,6 +326,7 @@ inline void run(int grid, int threads, int cluster, int bytes, bool products_lat
     kernel();
     if (!stores.empty() || !open_stores.empty()) fail("a CTA ends before the copy engine has read what it stores");
     if (!committed.empty() || !open_group.empty()) fail("wgmmas that nobody waits for");
+    if (!words.empty()) fail("a CTA ends with copies that nobody waits for");
     Lock lock;
     if (++ended[cta - ctas] == blockDim.x)
       for (auto& [name, meeting] : cta->meetings)

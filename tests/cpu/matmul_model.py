@@ -85,6 +85,10 @@ CALLS = {
     "cp.async.bulk.prefetch.L2.global [%0], %1;": "ptx::fetch_line",
     "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; st.shared::cluster.f32 [there], %2; }":
     "ptx::store_at_peer",
+    "cp.async.ca.shared.global [%0], [%1], 4;": "ptx::copy_word",
+    "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];": "ptx::arrive_with_words",
+    "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];": "ptx::load_matrices",
+    "ld.volatile.shared.v2.f32 {%0, %1}, [%2];": "ptx::load_shared_pair",
     "barrier.cluster.arrive.relaxed.aligned;": "ptx::cluster_arrive",
     "barrier.cluster.wait.aligned;": "ptx::cluster_wait",
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": "ptx::cluster_meet",
@@ -122,7 +126,7 @@ class Kernel:
 CLUSTER = Kernel(
     hopper_cluster, "extern __shared__ __align__(1024) char shared[];", "char", "PEERS",
     "matmul_hopper_cluster(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(TensorMap *)p[3], "
-    "*(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7])",
+    "*(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7] SCALES)",
 )  # fmt: skip
 ROWS = Kernel(
     hopper_rows, "extern __shared__ float memory[];", "float", "CLUSTER",
@@ -211,7 +215,8 @@ def program(source: str, constants: dict[str, int | str], of: Kernel = CLUSTER) 
     kind = re.search(r"wgmma\.mma_async\.\S+\.(?:f32|s32)\.(\w+)\.(\w+) ", source)
     multiplied = kind[1] if kind else "f16" if constants.get("FP16") else "bf16"
     of_type = {"BF16": int(multiplied == "bf16"), "OPERAND_" + multiplied.upper(): 1}
-    defines = {"ELEMENT_BYTES": 32 // DEPTHS[multiplied], **constants, **of_type}
+    scales = ", *(Scales *)p[8]" if constants.get("SCALED") else ""
+    defines = {"ELEMENT_BYTES": 32 // DEPTHS[multiplied], **constants, **of_type, "SCALES": scales}
     lines = [f"#define {key} {value}" for key, value in defines.items()]
     header = Path(__file__).with_name("matmul_model.h")
     launch = LAUNCH % {"peers": of.peers, "kernel": of.call}

@@ -227,7 +227,7 @@ def dtensor_decode_and_groups(ranks):
         assert out.placements == (result,), out.placements
         assert torch.equal(out.full_tensor(), expected)
 
-    def by_group(a, b, ends, out_dtype=None):
+    def by_group(a, b, ends, out_dtype=None, scale_a=None, scale_b=None):
         """The operator's meaning, in place of the kernel that no emulated GPU runs."""
         bounds = [0, *ends.tolist()]
         parts = [a[i:j] @ x for i, j, x in zip(bounds[:-1], bounds[1:], b, strict=True)]

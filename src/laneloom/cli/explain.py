@@ -7,7 +7,19 @@ from importlib import resources
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .product import AsJson, Dtype, GpuName, Layout, Operation, OutDtype, Precision, Product, Shape, parse_product
+from .product import (
+    AsJson,
+    Dtype,
+    GpuName,
+    Layout,
+    Operation,
+    OutDtype,
+    Precision,
+    Product,
+    Scales,
+    Shape,
+    parse_product,
+)
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -23,13 +35,14 @@ def explain(
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
     precision: Precision = None,
+    scales: Scales = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which schedule and knobs a product gets, and why.
 
     Nothing is compiled or run.
     """
-    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision)
+    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision, scales)
     from ..ops.matmul import api
 
     explanation = api.explain(product.problem(), gpu=product.gpu)
@@ -50,7 +63,8 @@ def patched_decisions(product: Product) -> dict[str, Decision]:
 
     shipped = resources.files("laneloom").joinpath("pytorch", "measured", f"{product.gpu.name}.json").is_file()
     measured = shipped or any(entry.torch_us for entry in tuned.entries(product.gpu.name))
-    if not measured or product.dtype != product.dtype_out or 0 in product.shape or find_spec("torch") is None:
+    routed = measured and product.scales is None and product.dtype == product.dtype_out and 0 not in product.shape
+    if not routed or find_spec("torch") is None:
         return {}
     from ..pytorch.routing import DTYPES, Request, product_part, weigh
 
@@ -75,6 +89,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
         "out_dtype": product.dtype_out,
         "layout": product.layout,
         "precision": product.precision,
+        "scales": product.scales,
         "schedule": explanation.config.schedule,
         "config": explanation.config.text,
         "knobs": knobs_of(explanation),

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import ArgumentError
-from .product import AsJson, Dtype, Layout, OutDtype, Precision, check_operation, compile_product, parse_product
+from .product import (
+    AsJson,
+    Dtype,
+    Layout,
+    OutDtype,
+    Precision,
+    Scales,
+    check_operation,
+    compile_product,
+    parse_product,
+)
 from .terminal import new_console, print_json
 
 if TYPE_CHECKING:
@@ -39,6 +49,7 @@ def isa(
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
     precision: Precision = None,
+    scales: Scales = None,
     kernel: Annotated[
         str | None,
         typer.Option("--kernel", help="The symbol to show of a file that holds several kernels; of attention: forward, "
@@ -80,14 +91,15 @@ def isa(
     elif target == "attention":
         from .attention_code import compile_attention
 
-        for option, given in (("--out-dtype", out_dtype), ("--precision", precision), ("--layout", layout != "nn")):
+        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales))
+        for option, given in (*words, ("--layout", layout != "nn")):
             if given:
                 raise ArgumentError(f"{option} belongs to matmul")
         said, asked, code = compile_attention(name, shape, dtype, kernel, causal)
     else:
         check_operation(target, ("matmul", "attention"))
         shape = _SHAPE if shape is None else shape
-        product = parse_product(target, name, shape, dtype, out_dtype, layout, precision)
+        product = parse_product(target, name, shape, dtype, out_dtype, layout, precision, scales)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
         chosen, code = compile_product(product)
@@ -95,7 +107,7 @@ def isa(
         said = f"matmul {m} x {n} x {k}, {product.dtype} to {product.dtype_out}, layout {product.layout}"
         asked = {
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
-            "layout": product.layout, "precision": product.precision, "config": chosen.text,
+            "layout": product.layout, "precision": product.precision, "scales": product.scales, "config": chosen.text,
         }  # fmt: skip
     if check:
         _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)

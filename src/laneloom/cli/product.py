@@ -36,6 +36,11 @@ Layout = Annotated[
 Precision = Annotated[
     str | None, typer.Option("--precision", help="Of fp32 operands: tf32, 3xtf32, 3xbf16; else full precision.")
 ]
+Scales = Annotated[
+    str | None,
+    typer.Option(
+        "--scales", help="Of fp8, bf8: rows of A and columns of B that share a scale of a block of K, such as 1,128."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -51,6 +56,7 @@ class Product:
     dtype_out: str
     layout: str
     precision: str = "ieee"
+    scales: tuple[int, int] | None = None  #: rows of A and columns of B that share a scale of a block of K
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -63,7 +69,8 @@ class Product:
         out = "" if self.dtype_out == self.dtype else f" to {self.dtype_out}"
         layout = "" if self.layout == "nn" else f", layout {self.layout}"
         precision = "" if self.precision == "ieee" else f", precision {self.precision}"
-        return f"{self.m} x {self.n} x {self.k}, {self.dtype}{out}{layout}{precision}"
+        scales = f", scales of {self.scales[0]} and {self.scales[1]} by 128" if self.scales else ""
+        return f"{self.m} x {self.n} x {self.k}, {self.dtype}{out}{layout}{precision}{scales}"
 
     def problem(self) -> MatmulProblem:
         """The problem of densely stored operands. Raises ArgumentError for a product that no kernel is launched for."""
@@ -72,8 +79,9 @@ class Product:
         if 0 in self.shape:
             raise ArgumentError(f"--shape: {self.text} has nothing to multiply, so no kernel runs")
         return MatmulProblem.contiguous(
-            *self.shape, dtype=self.dtype, dtype_out=self.dtype_out, layout=self.layout, precision=self.precision
-        )
+            *self.shape, dtype=self.dtype, dtype_out=self.dtype_out, layout=self.layout, precision=self.precision,
+            scales=self.scales,
+        )  # fmt: skip
 
 
 def check_operation(operation: str, known: Sequence[str] = OPERATIONS) -> None:
@@ -90,6 +98,7 @@ def parse_product(
     out_dtype: str | None = None,
     layout: str = "nn",
     precision: str | None = None,
+    scales: str | None = None,
 ) -> Product:
     """The product that the words ask for. Raises ArgumentError or UnknownGpuError with one sentence."""
     check_operation(operation)
@@ -105,7 +114,20 @@ def parse_product(
     sizes = parse_shape(shape)
     if stored_k(2, dtype) == 1 and sizes[2] % 2:
         raise ArgumentError(f"--shape: expected an even K, as {dtype} comes in pairs along it, got {sizes[2]}")
-    return Product(row, *sizes, dtype, out_dtype, layout, check_arithmetic(dtype, precision, None).precision)
+    how = check_arithmetic(dtype, precision, None).precision
+    return Product(row, *sizes, dtype, out_dtype, layout, how, _parse_scales(scales, dtype))
+
+
+def _parse_scales(text: str | None, dtype: str) -> tuple[int, int] | None:
+    from ..ops.matmul.gemm import check_block_dtypes
+
+    if text is None:
+        return None
+    check_block_dtypes(dtype)
+    known = ("1,1", "1,128", "128,1", "128,128")
+    check_choice("--scales", text.replace(" ", ""), known)
+    rows, columns = text.split(",")
+    return int(rows), int(columns)
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from .attention import torch_op as _registers_attention  # noqa: F401
 from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
 from .matmul import torch_grouped as _registers_grouped  # noqa: F401
+from .matmul.gemm import in_blocks
 from .quantize import torch_op as _registers_quantize  # noqa: F401
 from .transform3d import torch_op as _registers_transform3d  # noqa: F401
 from .transpose import torch_op as _registers_transpose  # noqa: F401
@@ -83,6 +84,13 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
           ) -> list[Any]:  # fmt: skip
     count, first, second, result = _product_axes(a, b)
     rows, columns = a.shape[-2], b.shape[-1]
+    of_a, of_b = (None if scale is None else scale.shape for scale in (scale_a, scale_b))
+    if in_blocks(of_a, of_b, rows, columns):
+        axes = _of_blocks([first, second, result], scale_a, scale_b, rows, columns, count)
+        inputs = [*axes[:2], _term(c, count, "mn"), None if bias is None else ["n"], *[None] * 5, *axes[3:]]
+        held = {letter for letter in "mn" if letter not in axes[2]}
+        inputs = [x if x is None else [None if letter in held else letter for letter in x] for x in inputs]
+        return strategies([axes[2]], [*inputs, *[None] * len(rest)][:given])
     scales: list[Axes | None] = [
         None if scale is None else [letter if n == size > 1 else None for n in scale.shape]
         for scale, letter, size in ((scale_a, "m", rows), (scale_b, "n", columns))
@@ -93,9 +101,24 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
     return strategies([result], inputs, "k" if is_linear else "")
 
 
-def _grouped(a: Any, b: Any, ends: Any, *rest: Any) -> list[Any]:
+def _of_blocks(
+    products: list[list[str | None]], scale_a: Any, scale_b: Any, rows: int, columns: int, count: int
+) -> list[list[str | None]]:
+    """Letters of a, b, the result and both scales of blocks: K stays whole, and what shares a scale stays together."""
+    own = (("m", scale_a.shape[-2] == rows), ("n", scale_b.shape[-1] == columns))
+    whole = {"k", *(letter for letter, each in own if not each)}
+    scales = [[*_batch(scale_a.shape[:-2], count), "m", None], [*_batch(scale_b.shape[:-2], count), None, "n"]]
+    return [[None if letter in whole else letter for letter in axes] for axes in (*products, *scales)]
+
+
+def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None, *, given: int
+             ) -> list[Any]:  # fmt: skip
     """Rows belong to groups by their number, so that they stay together."""
-    return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * len(rest)], "k")
+    if scale_a is None:
+        return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 3][:given], "k")
+    n = "n" if scale_b.shape[-1] == b.shape[-1] else None
+    inputs = [[None, None], [None, None, n], [None], None, [None, None], [None, None, n]]
+    return strategies([[None, n]], inputs[:given])
 
 
 def _chain(a0: Any, b0: Any, b1: Any, c1: Any = None, *rest: Any, given: int) -> list[Any]:
@@ -201,7 +224,7 @@ def _register(name: str, rule: Callable[..., list[Any]], *, counts: bool = False
 
 _register("matmul", _matmul)
 _register("gemm", _gemm, counts=True)
-_register("grouped_matmul", _grouped)
+_register("grouped_matmul", _grouped, counts=True)
 _register("gemm_chain", _chain, counts=True)
 _register("flash_attention", _attention)
 _register("flash_attention_backward", _attention_backward)

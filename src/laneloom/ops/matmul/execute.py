@@ -213,15 +213,18 @@ def code_object(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | NamedPl
     return schedule_of(config).code_object(problem, config, gpu)
 
 
+#: Triton's names of what numpy has no dtypes of its own for
+_TYPES_OF_BITS = {"bf16": "bf16", "fp8": "fp8e4nv", "bf8": "fp8e5"}
+
+
 def pointer_to(operand: Any, dtype: str) -> Any:
-    """What Triton takes for a pointer to the operand; bf16 comes as an array of its bits."""
+    """What Triton takes for a pointer to the operand; bf16 and 8-bit floats come as an array of their bits."""
     if not isinstance(operand, np.ndarray):
         return operand
-    if operand.dtype.kind == "V":  # of ml_dtypes
-        operand = operand.view(f"u{operand.itemsize}")
-    argument = ArrayArgument(operand)
-    if dtype in ("bf16", "fp8", "bf8"):
-        argument.dtype = dtype
+    if dtype not in _TYPES_OF_BITS:
+        return ArrayArgument(operand)
+    argument = ArrayArgument(operand.view(f"u{operand.itemsize}"))
+    argument.dtype = _TYPES_OF_BITS[dtype]
     return argument
 
 

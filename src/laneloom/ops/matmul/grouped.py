@@ -14,9 +14,11 @@ from ..scalars import shown
 from ..target import active_gpu, expected_device_type
 from .config_cluster import ClusterConfig
 from .dtypes import outputs, words
-from .execute import check_distinct, overlap, problem_of, schedule_of
+from .execute import Terms, check_distinct, overlap, problem_of, schedule_of
+from .gemm import check_block_dtypes, check_term
+from .plan_blocks import scaled_configs
 from .plan_cluster import cluster_configs
-from .problem import MatmulProblem
+from .problem import SCALE_BLOCK, MatmulProblem
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +31,8 @@ def grouped_matmul(
     b: torch.Tensor,
     ends: torch.Tensor,
     *,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: ClusterConfig | None = None,
@@ -39,6 +43,8 @@ def grouped_matmul(
         whole 16 bytes; 8-bit operands along K (b as the transpose of [G, N, K]). Torch tensors on a Hopper GPU.
     ends: [G], int32, on a's device, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; rows past M are ignored.
+    scale_a, scale_b: fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M, ceil(K / 128)],
+        and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)], any strides. Both or neither.
     out: [M, N], where the result goes. It must share no memory with a, b and ends.
     out_dtype: fp32, fp16 or bf16; a's by default, fp32 for 8-bit operands.
     config: what runs; by default it is planned for groups of equal sizes.
@@ -53,8 +59,9 @@ def grouped_matmul(
         raise ArgumentError(f"a: expected a torch tensor, got {type(a).__name__}")
     import torch
 
-    for name, operand in (("a", a), ("b", b), ("ends", ends), ("out", out)):
-        if not isinstance(operand, torch.Tensor) and (name != "out" or operand is not None):
+    optional = (("out", out), ("scale_a", scale_a), ("scale_b", scale_b))
+    for name, operand in (("a", a), ("b", b), ("ends", ends), *optional):
+        if not isinstance(operand, torch.Tensor) and ((name, operand) not in optional or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
@@ -64,19 +71,19 @@ def grouped_matmul(
         torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_grouped is None:
             from . import torch_grouped
-        return torch_grouped.grouped_operator(a, b, ends, out_dtype)
-    wanted = result_dtype(a, b, ends, out_dtype if out is None else out_dtype or out.dtype)
+        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b)
+    wanted = result_dtype(a, b, ends, out_dtype if out is None else out_dtype or out.dtype, scale_a, scale_b)
     shape = (a.shape[0], b.shape[2])
     if out is None:
         out = a.new_empty(shape, dtype=wanted)
     elif tuple(out.shape) != shape or out.device != a.device or out.dtype != wanted:
         got = f"{list(out.shape)} of {out.dtype} on {out.device}"
         raise ArgumentError(f"out: expected {list(shape)} of {wanted} on {a.device}, got {got}")
-    elif any(overlap(out, operand) for operand in (a, b, ends)):
-        raise ArgumentError("out: expected memory of its own, got some that it shares with a, b or ends")
+    elif any(operand is not None and overlap(out, operand) for operand in (a, b, ends, scale_a, scale_b)):
+        raise ArgumentError("out: expected memory of its own, got some that it shares with another operand")
     check_distinct(out)
     with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        prepare_launch(a, b, out, config)(a, b, out, ends)
+        prepare_launch(a, b, out, config, scale_a, scale_b)(a, b, out, ends, scale_a, scale_b)
     return out
 
 
@@ -87,13 +94,34 @@ def check_shapes(a: Any, b: Any) -> None:
         raise ArgumentError(f"b: expected [G, {k}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
 
 
-def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:
+def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
+    """Raise for scales that are not of blocks along K of the rows of a and of the matrices of b."""
+    from .torch_op import known_name
+
+    if scale_a is scale_b is None:
+        return
+    blocks, n = -(-a.shape[1] // SCALE_BLOCK), b.shape[2]
+    known = {"scale_a": [(a.shape[0], blocks)], "scale_b": [(b.shape[0], blocks, x) for x in (n, -(-n // SCALE_BLOCK))]}
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        shapes = " or ".join(str(list(shape)) for shape in known[name])
+        if scale is None or tuple(scale.shape) not in known[name]:
+            got = "none" if scale is None else list(scale.shape)
+            raise ArgumentError(f"{name}: expected {shapes}, as both operands have scales or neither, got {got}")
+        check_term(name, known_name(scale.dtype), "")
+        if scale.device != a.device:
+            raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {scale.device}")
+
+
+def result_dtype(
+    a: Any, b: Any, ends: Any, out_dtype: Any, scale_a: Any = None, scale_b: Any = None
+) -> torch.dtype:  # fmt: skip
     """torch's dtype of the result. Checks the operands and it."""
     import torch
 
     from .torch_op import dtype_name, operand_dtypes, output_dtype
 
     check_shapes(a, b)
+    check_scales(a, b, scale_a, scale_b)
     if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
         raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
     gpu = active_gpu()
@@ -102,41 +130,47 @@ def result_dtype(a: Any, b: Any, ends: Any, out_dtype: Any) -> torch.dtype:
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
     kind, _ = operand_dtypes(a, b, None)
+    if scale_a is not None:
+        check_block_dtypes(kind)
     wanted = output_dtype(kind, out_dtype)
     if (name := dtype_name("out_dtype", wanted)) not in outputs(kind, has_terms=False):
         raise UnsupportedError(f"out_dtype: expected {words(outputs(kind, has_terms=False))}, got {name}")
     return wanted
 
 
-def prepare_launch(a: Any, b: Any, out: Any, config: ClusterConfig | None = None) -> Callable[..., None]:
-    """What writes out for a, b, out and ends that lie as these do, `result_dtype` having seen them."""
+def prepare_launch(
+    a: Any, b: Any, out: Any, config: ClusterConfig | None = None, scale_a: Any = None, scale_b: Any = None
+) -> Callable[..., None]:
+    """What writes out for a, b, out, ends and scales that lie as these do, `result_dtype` having seen them."""
     from ...device.prepared import prepared_on
     from .torch_op import dtype_name
 
     if 0 in out.shape:
-        return lambda a, b, out, ends: None
+        return lambda *_: None
     if a.shape[1] == 0:
         raise ArgumentError("a: expected at least one column")
     gpu, rows = active_gpu(), (b.shape[0], *out.shape)
     names = dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out", out.dtype)
-    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), names)
+    terms = Terms() if scale_a is None else Terms(scale_a=scale_a.expand(b.shape[0], *scale_a.shape), scale_b=scale_b)
+    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), names, terms)
     assert problem is not None  # one batch axis
     chosen = _plan(problem, gpu) if config is None else config.with_knobs(grouped=True)
     if (why := chosen.why_invalid(problem, gpu)) is not None:
         raise UnsupportedError(why)
     launch = prepared_on(schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
-    return lambda a, b, out, ends: launch(a, b, out, *[None] * 6, ends)
+    return lambda a, b, out, ends, *scales: launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
 
 
 @lru_cache(maxsize=1024)
 def _plan(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
     rows = -(-problem.m // problem.batches)
-    for config, _ in cluster_configs(replace(problem, m=rows), gpu):
+    ranked = scaled_configs if problem.scales else cluster_configs
+    for config, _ in ranked(replace(problem, m=rows), gpu):
         grouped = config.with_knobs(grouped=True)
         if grouped.peers == 1 and grouped.why_invalid(problem, gpu) is None:
             return grouped
     any_tile = ClusterConfig(
         block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
-        tma_store=False, grouped=True)  # fmt: skip
+        tma_store=False, grouped=True, scaled=int(problem.scales is not None))  # fmt: skip
     raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")

@@ -1,7 +1,7 @@
 """What runs products of 8-bit floats whose blocks along K have scales. Pure.
 
-On Hopper a model ranks the configs of `hopper_cluster`: of 64 products on one H100, 2744 configs in all, what it
-prefers is 2% slower than the fastest (2026-11-26).
+On Hopper a model ranks the configs of `hopper_cluster`: of 75 products on one H100, 3000 configs in all, what it
+prefers is 1.6% slower than the fastest (2026-11-26).
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ TILES = (
 MOST_TURNED = 128  #: rows of A that may be the columns of C^T = B^T A^T
 CLUSTERS = ((1, 1), (2, 1), (1, 2))  #: CTAs that share columns of B, and rows of A
 SPLIT_SHARES, MOST_PARTS, LEAST_SLICES = (0.5, 1.0, 2.0), 16, 2  #: of the SMs that parts of K fill; slices of a part
-MOST_STAGES, ENOUGH_STAGES = 12, 4
+MOST_STAGES, ENOUGH_STAGES = 12, 8
 #: clocks of a slice: its multiplication, for 32 elements of a tile; what of its additions, for 128, is not hidden; the
 #: wait for them, of one warpgroup, and where the next slice is multiplied meanwhile; 128 bytes of shared memory
-MULTIPLY, ADD, WAIT, DUAL_WAIT, SHARED = 1.04, 0.3165, 105.6, 15.95, 1.107
+MULTIPLY, ADD, WAIT, DUAL_WAIT, SHARED = 1.035, 0.2686, 108.4, 11.44, 1.1
 #: to load one row of 128 bytes, one that a neighbour shares, more in clusters, and until a slice is there
-ROW, SHARED_ROW, CLUSTER, LATENCY = 1.433, 3.182, 19.16, 2678.0
-THREE, TWO_PARTS = 1.034, 1.02  #: factors of three warpgroups, of two parts
-LAUNCH, END = 2277.0, 0.1095  #: clocks once, and for each element of a tile
-CLOCKS_PER_US, BYTES_PER_US, LAUNCH_US = 1650, 2.731e6, 1.5  #: the memory of one H100
-SECOND_US, PARTS_US = 1.469, 0.3557  #: a launch that adds up parts of K, and a megabyte of them
+ROW, SHARED_ROW, CLUSTER, LATENCY = 1.276, 3.889, 26.69, 2586.0
+TWO_PARTS, CUT_BLOCKS = 1.027, 1.3  #: factors of two parts, of tiles whose columns do not begin and end with blocks
+LAUNCH, END = 2197.0, 0.0955  #: clocks once, and for each element of a tile
+CLOCKS_PER_US, BYTES_PER_US, LAUNCH_US = 1650, 2.728e6, 1.5  #: the memory of one H100
+SECOND_US, PARTS_US = 1.343, 0.436  #: a launch that adds up parts of K, and a megabyte of them
 COPY_US, COPY_BYTES_PER_US = 3.0, 1.2e6  #: of an operand that TMA or wgmma does not read where it lies
 H100_GBS = 3350
 
@@ -48,8 +48,10 @@ def _estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> flo
     rounds = ceil_div(tiles, int(clusters_at_once(config.peers, gpu)))
     slices = ceil_div(ceil_div(problem.k, SCALE_BLOCK), config.split_k)
     multiply, add = m * n / 32 * MULTIPLY, m * n / 128 * ADD
-    if problem.scales and (problem.scales.rows if config.swapped else problem.scales.columns) == 1:
-        add *= 2  # scales of columns are multiplied with those of rows for each element
+    scales = problem.transposed().scales if config.swapped else problem.scales
+    assert scales is not None
+    if scales.columns == 1:
+        add *= 2  # their scales are multiplied with those of rows for each element
     wait = DUAL_WAIT if config.dual else WAIT * config.scaled * config.strips
     if config.consumers > 1:  # others multiply meanwhile
         work = multiply + add / 2 + wait * (0.5 if config.consumers == 2 else 0.1)
@@ -61,7 +63,8 @@ def _estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> flo
     own = m / config.cluster_n + n / config.cluster_m
     load = own * ROW + (m + n - own) * SHARED_ROW + CLUSTER * (config.peers > 1)
     clocks = sum(x**6 for x in (work, shared, load, LATENCY / max(config.stages - 1, 1))) ** (1 / 6)
-    clocks *= (THREE if config.consumers == 3 else 1.0) * (TWO_PARTS if config.scaled == 2 else 1.0)
+    cut = scales.columns > 1 and n % scales.columns > 0 and scales.columns % n > 0
+    clocks *= (TWO_PARTS if config.scaled == 2 else 1.0) * (CUT_BLOCKS if cut else 1.0)
     compute = (LAUNCH + rounds * (slices * clocks + END * m * n)) / CLOCKS_PER_US
     memory = problem.bytes / (BYTES_PER_US * gpu.bandwidth_gbs / H100_GBS) + LAUNCH_US
     time_us = (compute**4 + memory**4) ** 0.25
@@ -105,12 +108,18 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
 
 
 def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig | None:
-    """The config with the stages that shared memory holds, and fewer panels of C where there would be few; None if it
-    is invalid."""
-    config = config.with_knobs(tma_store=config.stores_by_tma(problem) or config.split_k > 1)
-    while config.stages > 2 and config.shared_bytes(problem) > gpu.lds_bytes:
-        few = config.stages <= ENOUGH_STAGES and config.panels > 1
-        config = config.with_knobs(panels=1) if few else config.with_knobs(stages=config.stages - 1)
+    """The config with the stages that shared memory holds, and one panel of C where more cost a stage of few; None
+    if it is invalid."""
+    config = config.with_knobs(tma_store=config.stores_by_tma(config.as_launched(problem)))
+
+    def holding(panels: int) -> ClusterConfig:
+        held = config.with_knobs(panels=panels)
+        while held.stages > 2 and held.shared_bytes(problem) > gpu.lds_bytes:
+            held = held.with_knobs(stages=held.stages - 1)
+        return held
+
+    fewer, more = holding(1), holding(config.panels)
+    config = more if more.stages >= min(fewer.stages, ENOUGH_STAGES) else fewer
     return config if config.why_invalid(problem, gpu) is None else None
 
 

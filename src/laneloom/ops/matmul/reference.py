@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import erf
+from typing import Any
 
 import numpy as np
 
 from ... import verify
+from .problem import SCALE_BLOCK
 
 _LONG = 256  #: products of a sum, more than a block of BLAS has, which adds the sums of blocks
 _MOST = 2**28  #: products in all that are summed one after another for that
@@ -86,10 +89,58 @@ def activate(z: np.ndarray, activation: str | None) -> np.ndarray:
 
 
 def judge_gemm(
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, dtype_out: str, *, accumulator: str = "fp32", **terms: Any
+) -> verify.Verdict:
+    """Compare activation(alpha scale_a (A B) scale_b + beta C + bias) with the truth under `verify`'s budget.
+
+    terms: those of `_judge_sums`.
+    """
+    exact = np.int64 if accumulator == "int32" else None
+    kinds = (np.longdouble, np.float64) if accumulator == "fp64" else (np.float64, np.float32)
+    with np.errstate(all="ignore"):
+        wide = np.matmul(a.astype(exact or kinds[0]), b.astype(exact or kinds[0])).astype(kinds[0])
+        narrow = (wide if exact else same_precision(a, b, accumulator)).astype(kinds[1])
+        magnitude = np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64)))
+    floor = "fp64" if accumulator == "fp64" else "fp32"
+    return _judge_sums(got, (wide, narrow, magnitude), dtype_out, floor, **terms)
+
+
+def judge_blocks(
+    got: np.ndarray, a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray, dtype_out: str,
+    **terms: Any,
+) -> verify.Verdict:  # fmt: skip
+    """The same where blocks along K have scales: FP32 sums of each block, scaled and added in FP32.
+
+    scale_a: [..., M, X] or [..., ceil(M / 128), X] with X = ceil(K / 128); scale_b: [..., X, N] or [..., X, ceil(N /
+    128)]. terms: those of `_judge_sums` but the scales.
+    """
+    rows = _each(scale_a, -2, a.shape[-2])
+    columns = _each(scale_b, -1, b.shape[-1])
+
+    def sums(product: Callable[..., np.ndarray], kind: type, take: Callable[..., np.ndarray]) -> np.ndarray:
+        total = np.zeros((), kind)
+        for block, first in enumerate(range(0, a.shape[-1], SCALE_BLOCK)):
+            part = slice(first, first + SCALE_BLOCK)
+            scale = take(rows[..., block, None].astype(kind)) * take(columns[..., block, None, :].astype(kind))
+            total = total + product(take(a[..., part]), take(b[..., part, :])).astype(kind) * scale
+        return total
+
+    with np.errstate(all="ignore"):
+        wide, magnitude = (sums(truth, np.float64, take) for take in (np.positive, np.abs))
+        narrow = sums(same_precision, np.float32, np.positive)
+    return _judge_sums(got, (wide, narrow, magnitude), dtype_out, "fp32", **terms)
+
+
+def _each(scale: np.ndarray, axis: int, size: int) -> np.ndarray:
+    """A scale for each of `size` rows or columns, of which SCALE_BLOCK may share one."""
+    return scale if scale.shape[axis] == size else np.repeat(scale, SCALE_BLOCK, axis).take(range(size), axis)
+
+
+def _judge_sums(
     got: np.ndarray,
-    a: np.ndarray,
-    b: np.ndarray,
+    sums: tuple[np.ndarray, np.ndarray, np.ndarray],
     dtype_out: str,
+    floor: str,
     *,
     c: np.ndarray | None = None,
     bias: np.ndarray | None = None,
@@ -98,12 +149,11 @@ def judge_gemm(
     activation: str | None = None,
     scale_a: np.ndarray | None = None,
     scale_b: np.ndarray | None = None,
-    accumulator: str = "fp32",
 ) -> verify.Verdict:
-    """Compare activation(alpha scale_a (A B) scale_b + beta C + bias) with the truth under `verify`'s budget.
+    """Compare activation(alpha scale_a S scale_b + beta C + bias) with the truth under `verify`'s budget.
 
-    Scales are [1], or [M] and [N]. Every term counts in the sum's magnitude. An activation raises an error by a factor
-    of 1.13 at most (gelu).
+    sums: S in a wider precision, S in the kernel's, and the sums of the terms' absolute values. Scales are [1], or [M]
+    and [N]. Every term counts in the sum's magnitude. An activation raises an error by a factor of 1.13 at most (gelu).
     """
 
     def terms(product: np.ndarray, take) -> np.ndarray:
@@ -118,14 +168,10 @@ def judge_gemm(
             z = z + take(kind(beta)) * take(c.astype(kind))
         return z if bias is None else z + take(bias.astype(kind))
 
-    exact = np.int64 if accumulator == "int32" else None
-    kinds = (np.longdouble, np.float64) if accumulator == "fp64" else (np.float64, np.float32)
     with np.errstate(all="ignore"):
-        wide = np.matmul(a.astype(exact or kinds[0]), b.astype(exact or kinds[0])).astype(kinds[0])
-        narrow = (wide if exact else same_precision(a, b, accumulator)).astype(kinds[1])
-        magnitude = terms(np.matmul(np.abs(a.astype(np.float64)), np.abs(b.astype(np.float64))), np.abs)
+        wide, narrow, magnitude = sums
         true = activate(terms(wide, np.positive), activation)
         same = activate(terms(narrow, np.positive), activation).astype(np.float64)
-    true, same, magnitude = (np.broadcast_to(x, got.shape) for x in (true, same, magnitude * 1.13))
-    floor = "fp64" if accumulator == "fp64" else "fp32"
+        magnitude = terms(magnitude, np.abs) * 1.13
+    true, same, magnitude = (np.broadcast_to(x, got.shape) for x in (true, same, magnitude))
     return verify.judge(got.astype(true.dtype), true, same, magnitude, dtype_out, floor)
