@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...gpu import Gpu
-from .config import MatmulConfig
+from .config import MatmulConfig, plan
 from .config_async import AsyncConfig
 from .config_cluster import ClusterConfig
 from .config_hopper import (
@@ -245,11 +245,14 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
 @lru_cache(maxsize=4096)
 def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
-    rows or columns and a long K, which other schedules stream or split."""
+    rows or columns and a long K that another schedule streams, or that is split."""
     if problem.scales:
         return scaled_fuses(problem, gpu)
-    long = min(problem.m, problem.n) <= SKINNY_ROWS and problem.k > 1024
-    return not long and best_cluster(problem, gpu) is not None
+    if min(problem.m, problem.n) <= SKINNY_ROWS and problem.k > 1024:
+        bare = plan(problem.of_sums(), gpu)
+        if not isinstance(bare, ClusterConfig) or bare.split_k > 1:
+            return False
+    return best_cluster(problem, gpu) is not None
 
 
 def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
