@@ -97,6 +97,8 @@ def test_what_blocks_refuses(config, problem, why):
     assert why in str(config.why_invalid(problem, get_gpu("gfx1151")))
 
 
+BIAS = Epilogue(bias=("n", 1), dtype_bias="bf16")
+ADDEND = Epilogue(addend=Matrix((0, 0, 256, 1)), dtype_addend="bf16")
 CLUSTER = ClusterConfig(block_m=128, block_n=128, block_k=128, stages=4, scaled=1, tma_store=False)
 
 
@@ -111,7 +113,15 @@ CLUSTER = ClusterConfig(block_m=128, block_n=128, block_k=128, stages=4, scaled=
     ({"dual": True, "scaled": 2}, blocks(), "a dual config has one part of one strip"),
     ({"block_m": 192, "consumers": 3}, blocks(scales=(128, 128)), "tiles begin and end where 128 rows"),
     ({"block_n": 192}, blocks(), "a part's columns have one scale, got 192 of 128"),
-    ({"block_n": 256}, blocks(scales=(1, 1)), "sums a thread"),
+    ({"block_n": 256}, blocks(scales=(1, 1)), "256 sums a thread"),
+    # What ptxas was seen to spill: two strips of 128 columns beside anything, an addend beside the largest tiles.
+    ({"block_m": 256}, blocks(scales=(1, 1), dtype_out="bf16"), "216 sums a thread, 208 fit"),
+    ({"block_m": 256, "tma_store": True, "panels": 2}, blocks(dtype_out="bf16"), "216 sums a thread, 208 fit"),
+    ({"block_m": 256, "tma_store": True}, blocks(), "216 sums a thread, 208 fit"),
+    ({"block_n": 256, "scaled": 2}, blocks(), "224 sums a thread, 208 fit"),
+    ({"block_n": 256, "scaled": 2}, blocks(dtype_out="bf16", epilogue=BIAS), "208 sums a thread, 192 fit"),
+    ({"dual": True}, blocks(dtype_out="bf16", epilogue=ADDEND), "192 sums a thread, 168 fit"),
+    ({"block_m": 192, "consumers": 3}, blocks(dtype_out="bf16", epilogue=ADDEND), "128 sums a thread, 96 fit"),
 ])  # fmt: skip
 def test_what_hopper_cluster_refuses(knobs, problem, why):
     assert CLUSTER.why_invalid(blocks(), HOPPER) is None

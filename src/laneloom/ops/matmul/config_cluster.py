@@ -198,8 +198,12 @@ class ClusterConfig(PartsConfig):
 
     def most_sums(self, problem: MatmulProblem) -> int:
         """Sums that a thread has registers for, beside the terms of an epilogue and sums that are exchanged."""
-        if self.promote or self.scaled:
-            return {1: 192, 2: 192, 3: 128 if self.scaled else 64}[self.consumers]
+        if self.scaled:
+            e = problem.epilogue
+            rooms = {1: 192, 2: 168, 3: 96} if e and e.addend else {1: 208, 2: 192 if e else 208, 3: 128}
+            return rooms[self.consumers]
+        if self.promote:
+            return {1: 192, 2: 192, 3: 64}[self.consumers]
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if problem.epilogue:
@@ -339,6 +343,17 @@ class ClusterConfig(PartsConfig):
             return f"hopper_cluster: a TMA store needs C, and a tile's last panel, at multiples of {TMA_BYTES} bytes"
         return None
 
+    def _beside_scaled(self, problem: MatmulProblem, multiplied: MatmulProblem) -> int:
+        """Registers beside the scaled sums: for those of a slice, scales of columns, A's rows, and what ptxas needs."""
+        by_column = multiplied.scales is not None and multiplied.scales.columns == 1
+        masked, wide = not self.tma_store, DTYPE_BYTES[problem.dtype_out] > 2
+        needed = self.block_n // (1 if self.dual else 2 * self.scaled)
+        needed += self.block_n // 4 if self.dual and by_column else 0
+        needed += (16 + 16 * (masked and wide)) if self.scaled > 1 else 0
+        needed += 8 if masked and by_column and problem.epilogue else 0
+        tight = by_column or masked or wide or self.panels > 1 or problem.epilogue
+        return needed + (24 if self.strips > 1 and tight else 0)
+
     def _why_tile(self, problem: MatmulProblem, multiplied: MatmulProblem, gpu: Gpu) -> str | None:
         slab = self.block_m // self.consumers if self.consumers in (1, 2, 3) else 0
         if slab not in (64, 128) or slab * self.consumers != self.block_m or self.num_warps != 4:
@@ -353,9 +368,7 @@ class ClusterConfig(PartsConfig):
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
         if self.scaled:
-            accumulators += self.block_n // (1 if self.dual else 2 * self.scaled)
-            by_column = multiplied.scales is not None and multiplied.scales.columns == 1
-            accumulators += self.block_n // 4 if self.dual and by_column else 0  # their scales
+            accumulators += self._beside_scaled(problem, multiplied)
         if accumulators > self.most_sums(problem):
             room = self.most_sums(problem)
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"

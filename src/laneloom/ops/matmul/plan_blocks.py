@@ -93,7 +93,8 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
         if rows >= 2 * max(m, 64) or columns >= 2 * max(n, 32):
             continue  # half of it would be empty
         tile = any_tile.with_knobs(
-            block_m=rows, block_n=columns, consumers=consumers, scaled=scaled, panels=min(2, ceil_div(columns, 64)))
+            block_m=rows, block_n=columns, consumers=consumers, scaled=scaled,
+            panels=1 if rows == 256 else min(2, ceil_div(columns, 64)))
         parts = [1] if problem.epilogue else _parts(tile.tiles(problem), problem.k, gpu)
         for share_b, share_a in CLUSTERS:
             if (share_b == 1 or m > rows) and (share_a == 1 or n > columns):

@@ -1,0 +1,102 @@
+"""Machine code of products whose blocks along K have scales: Hopper's by NVRTC, `blocks` for every AMD GPU."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hopper_compiled import GPU, compile_valid
+from sampled import EVERYTHING, rarely
+from sass_listing import disassemble
+
+from laneloom.gpu import GPUS, get_gpu
+from laneloom.ops.matmul.config_blocks import BlocksConfig, multiplies_float8
+from laneloom.ops.matmul.config_cluster import ClusterConfig
+from laneloom.ops.matmul.execute import schedule_of
+from laneloom.ops.matmul.plan_blocks import TILES
+from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
+
+
+def blocks(rows: int = 1, columns: int = 128) -> MatmulProblem:
+    return MatmulProblem.contiguous(
+        1024, 1024, 2048, dtype="fp8", dtype_out="bf16", layout="nt", scales=(rows, columns))  # fmt: skip
+
+
+def planned(columns: int) -> list[ClusterConfig]:
+    """The tiles that a plan can choose where so many columns share a scale."""
+    problem = blocks(columns=columns)
+    configs = [
+        ClusterConfig(block_m=m, block_n=n, block_k=128, stages=3, consumers=consumers, scaled=scaled, dual=dual)
+        for m, n, consumers, scaled in TILES for dual in (False, True)
+    ]  # fmt: skip
+    return [config for config in configs if config.why_invalid(problem, GPU) is None]
+
+
+def name_of(columns: int, config: ClusterConfig) -> str:
+    return f"{config.block_m}x{config.block_n}{' dual' * config.dual}, {columns}"
+
+
+CASES = {name_of(columns, config): (columns, config) for columns in (1, 128) for config in planned(columns)}
+#: of each way to multiply a slice a large tile: as it is, dual, in two parts, by three, in two strips
+LARGE = ("64x128, 128", "64x96 dual, 1", "128x256, 1", "192x128, 128", "256x128, 128")
+
+
+@pytest.mark.parametrize("name", CASES if EVERYTHING else LARGE)
+def test_a_slice_has_one_wait_for_each_of_its_units(name):
+    """What ptxas takes for a use of sums in flight it answers by a wait behind every wgmma. `compile_valid` finds
+    spills."""
+    columns, config = CASES[name]
+    code = compile_valid(blocks(columns=columns), config)
+    width, units = config.block_n // config.scaled, config.strips * config.scaled
+    found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", code.asm)
+    assert set(found) == {f"m64n{width}k32.f32.e4m3.e4m3"}
+    sass = disassemble(code)
+    # Dual: two slices of the loop and an odd one are asked for, and a tile's first in two places; five are waited for.
+    # Else the units of the loop's slice, those of the last one but its first, and a tile's first in two places.
+    assert sass.count("QGMMA") == len(found) == 4 * (5 if config.dual else 2 * units - 1 + 2)
+    assert sass.count("WARPGROUP.DEPBAR") == (5 if config.dual else 2 * units)
+    assert "cp.async.mbarrier.arrive.noinc" in code.asm
+    assert ("ldmatrix" in code.asm) == (config.scaled > 1), "A in registers where two parts read it"
+
+
+TERMS = {"scaled": True, "bias": ("n", 1), "dtype_bias": "fp32", "activation": "gelu"}
+ADDED = {**TERMS, "addend": Matrix((0, 0, 1024, 1)), "dtype_addend": "bf16"}
+
+
+@pytest.mark.parametrize(("terms", "out", "columns", "knobs"), [
+    (ADDED, "bf16", 1, {"block_n": 192, "scaled": 2, "tma_store": False}),
+    *rarely(
+        (TERMS, "fp32", 128, {"block_n": 128, "dual": True, "tma_store": False}),
+        (TERMS, "bf16", 1, {"block_m": 64, "block_n": 256, "scaled": 2, "consumers": 1, "panels": 2}),
+        (TERMS, "bf16", 1, {"block_m": 192, "block_n": 128, "consumers": 3, "panels": 2}),
+        (ADDED, "bf16", 128, {"block_m": 64, "block_n": 128, "dual": True, "consumers": 1, "tma_store": False}),
+        (ADDED, "fp32", 1, {"block_n": 96, "dual": True, "panels": 2}),
+        (None, "fp32", 1, {"block_n": 128, "split_k": 3, "block_m": 192, "consumers": 3, "tma_store": False}),
+        (None, "bf16", 1, {"block_n": 256, "scaled": 2, "tma_store": False}),
+    ),
+])  # fmt: skip
+def test_the_largest_that_are_valid_spill_nothing(terms, out, columns, knobs):
+    """What a thread holds beside its sums differs by what is written and how."""
+    epilogue = Epilogue(**terms) if terms else None
+    problem = replace(blocks(columns=columns), dtype_out=out, epilogue=epilogue)
+    compile_valid(problem, ClusterConfig(**{"block_m": 128, "block_k": 128, "stages": 3, "scaled": 1} | knobs))
+
+
+#: GPUs that test_gemm_blocks.py does not emulate, and what emulation does not see: registers
+AMD = [name for name, gpu in GPUS.items() if gpu.vendor == "amd"]
+
+
+@pytest.mark.parametrize("name", AMD if EVERYTHING else ["gfx1100", "gfx908", "gfx950"])
+def test_blocks_compile(name):
+    """A tile for every GPU: OCP's 8-bit floats go to the matrix instruction that takes them, or become bf16."""
+    gpu = get_gpu(name)
+    config = BlocksConfig(block_m=16, block_n=16, block_k=64, num_warps=1)
+    assert config.why_invalid(blocks(), gpu) is None
+    code = schedule_of(config).code_object(blocks(), config, gpu)
+    assert code.spills == 0
+    assert code.lds_bytes <= gpu.lds_bytes
+    words = {line.split()[0] for line in code.asm.splitlines() if re.match(r"\s+v_(wmma|mfma)", line)}
+    assert words
+    kinds = "fp8|f8f6f4" if multiplies_float8(blocks(), gpu) else "bf16"
+    assert all(re.search(kinds, word) for word in words), words
