@@ -56,6 +56,13 @@ def _gemm(k: int, activation: str):
     return make
 
 
+def _scaled(seed=0, more=0):
+    torch.manual_seed(seed)
+    a, b = (torch.randn(*shape).to(torch.float8_e4m3fn) for shape in ((20 + more, 150), (150, 37)))
+    scale_a, scale_b = torch.rand(20 + more, 2) + 0.5, torch.rand(2, 1) + 0.5
+    return lambda: (laneloom.gemm(a, b, scale_a=scale_a, scale_b=scale_b),)
+
+
 def _gemm_chain(seed=0, more=0):
     torch.manual_seed(seed)
     a0, b0, b1, c1 = _half(40, 24 + more), _half(24 + more, 40), _half(40, 24), _half(40, 24)
@@ -158,6 +165,7 @@ CASES = {
     ),
     "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=60),
     "gemm without K": Case("matmul/epilogue", _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=4),
+    "scaled blocks": Case("matmul/blocks", _scaled, caught=Counter(wait=2, mask=1), step=30),
     "gemm_chain": Case("gemm_chain/wmma", _gemm_chain, caught=Counter(wait=2), step=8),
     "attention": Case("attention/forward", _attention(False), caught=Counter(wait=2), step=12),
     "attention, query's gradient": Case("attention/backward", _gradients, 1, Counter(wait=2), step=16),
