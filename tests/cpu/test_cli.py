@@ -191,7 +191,7 @@ def test_explain_json():
     assert result.exit_code == 0
     shown = json.loads(result.stdout)
     assert list(shown) == [
-        "gpu", "shape", "dtype", "out_dtype", "layout", "precision", "schedule", "config", "knobs", "source",
+        "gpu", "shape", "dtype", "out_dtype", "layout", "precision", "scales", "schedule", "config", "knobs", "source",
         "reason", "facts", "passed_over", "patched",
     ]  # fmt: skip
     assert (shown["gpu"], shown["shape"], shown["dtype"], shown["out_dtype"], shown["layout"]) == (
@@ -339,3 +339,15 @@ def test_a_triton_that_is_too_old_for_a_gpu_breaks_nothing(monkeypatch):
     monkeypatch.setattr("laneloom.codegen.versions.triton_version", lambda: "3.8.0")
     found = doctor._compiled("gfx1170")
     assert (found.status, found.detail) == ("absent", "triton 3.8.0 does not know gfx1170 (RDNA 4m); 3.9 does")
+
+
+def test_scales_of_blocks():
+    asked = ("--gpu", "sm_90a", "--shape", "256,512,1024", "--dtype", "fp8", "--layout", "nt", "--json", "--scales")
+    shown = json.loads(run("explain", "matmul", *asked, "1,128").stdout)
+    assert shown["scales"] == [1, 128]
+    assert shown["schedule"] == "hopper_cluster"
+    assert shown["knobs"]["scaled"]
+    for words, sentence in ((("1,64",), "--scales: expected 1,1"), (("1,128", "--dtype", "fp16"), "for fp8 and bf8")):
+        refused = run("explain", "matmul", *asked, *words)
+        assert refused.exit_code == 2
+        assert sentence in refused.output + str(refused.exception)

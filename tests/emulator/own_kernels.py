@@ -165,7 +165,6 @@ CASES = {
     ),
     "gemm": Case("matmul/wmma", _gemm(45, "gelu"), caught=Counter(wait=2, mask=1), step=60),
     "gemm without K": Case("matmul/epilogue", _gemm(0, "silu"), caught=Counter(wait=1, mask=1), step=4),
-    "scaled blocks": Case("matmul/blocks", _scaled, caught=Counter(wait=2, mask=1), step=30),
     "gemm_chain": Case("gemm_chain/wmma", _gemm_chain, caught=Counter(wait=2), step=8),
     "attention": Case("attention/forward", _attention(False), caught=Counter(wait=2), step=12),
     "attention, query's gradient": Case("attention/backward", _gradients, 1, Counter(wait=2), step=16),
@@ -208,6 +207,7 @@ CASES = {
         "transpose/fragments", _transpose(FragmentsConfig(block_r=32, chunks=2, num_warps=2)), caught=Counter(wait=1),
         step=5,
     ),
+    "scaled blocks": Case("matmul/blocks", _scaled, caught=Counter(wait=2, mask=1), step=30),
 }  # fmt: skip
 
 
