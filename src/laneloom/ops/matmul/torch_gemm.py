@@ -267,9 +267,11 @@ def _make_gradients(
 
     S enters the products rounded to a's dtype, and the sums in FP32, or FP64 for operands in that.
     """
-    check_differentiable(a)
+    needs_s = wanted[0] or wanted[1]
+    if needs_s:
+        check_differentiable(a)
     dtype, how = a.dtype, (precision, acc_dtype)
-    wide = torch.promote_types(dtype, torch.float32)
+    wide = torch.float32 if dtype.itemsize == 1 else torch.promote_types(dtype, torch.float32)
     repeats = activation is not None and output is None
     again = gemm_operator
     if prepared and repeats:
@@ -281,11 +283,13 @@ def _make_gradients(
         elif repeats:
             z = again(a, b, c, bias, alpha, beta, None, wide, config, scale_a, scale_b, *how, None)
             grad = _times_slope(grad, z, activation)
+        if not needs_s:
+            return grad, grad
         scaled = grad if scale_a is None else grad.to(wide) * scale_a.reshape(-1, 1)
         scaled = scaled if scale_b is None else scaled * scale_b.reshape(1, -1)
         return grad, scaled if scaled.dtype == dtype else scaled.to(dtype)
 
-    s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)[1] if prepared else grad
+    s = g_and_s(grad, a, b, c, bias, scale_a, scale_b, output, alpha, beta)[1] if prepared and needs_s else grad
     step_a = summing_step(prepared, s, b.mT, a.shape, alpha, how) if wanted[0] else None
     step_b = summing_step(prepared, a.mT, s, b.shape, alpha, how) if wanted[1] else None
 
