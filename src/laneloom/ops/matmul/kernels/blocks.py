@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
+from ....device.dot_tiles import tile_of_program
 from ....device.prepared import specialise
 from ....device.tma import TRITON_TYPES
 from ....gpu import Gpu
@@ -30,15 +31,7 @@ def matmul_blocks(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, inner,
                   BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
                   WIDENED: tl.constexpr):
     """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]."""
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    tile = tl.program_id(0) % (tiles_m * tiles_n)
-    batch = tl.program_id(0) // (tiles_m * tiles_n)
-    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, GROUP_M)
-    outer = (batch // inner).to(tl.int64)
-    within = (batch % inner).to(tl.int64)
-    offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
     mask_m = offs_m < M
     mask_n = offs_n < N

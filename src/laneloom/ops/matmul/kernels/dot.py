@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
+from ....device.dot_tiles import tile_of_program
 from ....device.prepared import specialise
 from ....device.tma import TRITON_TYPES
 from ....gpu import Gpu
@@ -26,15 +27,7 @@ def matmul_dot(a_ptr, b_ptr, c_ptr, M, N, K, inner, stride_ao, stride_ai, stride
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
                ACC: tl.constexpr):
     """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]."""
-    tiles_m = tl.cdiv(M, BLOCK_M)
-    tiles_n = tl.cdiv(N, BLOCK_N)
-    tile = tl.program_id(0) % (tiles_m * tiles_n)
-    batch = tl.program_id(0) // (tiles_m * tiles_n)
-    tile_m, tile_n = tl.swizzle2d(tile // tiles_n, tile % tiles_n, tiles_m, tiles_n, GROUP_M)
-    outer = (batch // inner).to(tl.int64)
-    within = (batch % inner).to(tl.int64)
-    offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
     mask_m = (offs_m < M)[:, None]
     mask_n = (offs_n < N)[None, :]
