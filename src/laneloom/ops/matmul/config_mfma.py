@@ -18,7 +18,8 @@ INSTRUCTIONS = {
     "fp16": (16, 4), "bf16": (16, 4), "int8": (32, 8), "fp32": (4, 1), "fp64": (4, 1), "fp8": (32, 8), "bf8": (32, 8),
 }
 _CDNA4 = INSTRUCTIONS | {"fp16": (32, 8), "bf16": (32, 8), "int8": (64, 16)}
-_CDNA2 = INSTRUCTIONS | {"int8": (16, 4), "fp8": (16, 4), "bf8": (16, 4)}
+_CDNA3 = INSTRUCTIONS | {"fp8": (16, 4), "bf8": (16, 4)}
+_CDNA2 = _CDNA3 | {"int8": (16, 4)}
 _CDNA1 = _CDNA2 | {"bf16": (8, 2), "fp8": (8, 2), "bf8": (8, 2)}
 SUM_REGISTERS = 128  #: of a lane
 SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
@@ -26,15 +27,16 @@ SWIZZLED_ROWS = (64, 128)  #: bytes of a row in LDS; others are padded
 
 def instruction_of(dtype: str, gpu: Gpu) -> tuple[int, int]:
     """INSTRUCTIONS' row of a dtype."""
-    return {"gfx908": _CDNA1, "gfx90a": _CDNA2, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
+    return {"gfx908": _CDNA1, "gfx90a": _CDNA2, "gfx942": _CDNA3, "gfx950": _CDNA4}.get(gpu.name, INSTRUCTIONS)[dtype]
 
 
 def is_upcast(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 1 and 2 have no instruction for them.
+    """Whether 8-bit floats become bf16 on their way to LDS, exactly: CDNA 1 and 2 have no instruction for them, and
+    CDNA 3's are of FNUZ formats.
 
     Not fp16 as on RDNA 3: there the smallest of E5M2 are denormals, which CDNA 2 takes for zeros.
     """
-    return problem.dtype_a in ("fp8", "bf8") and gpu.name in ("gfx908", "gfx90a")
+    return problem.dtype_a in ("fp8", "bf8") and gpu.name in ("gfx908", "gfx90a", "gfx942")
 
 
 def lds_element_bytes(problem: MatmulProblem, gpu: Gpu) -> int:
@@ -61,8 +63,6 @@ class MfmaConfig(MatmulConfig):
                 f"a: the schedule mfma takes {words([*INSTRUCTIONS])}, both operands alike, got {problem.dtype_a} and "
                 f"{problem.dtype_b}"
             )
-        if problem.dtype_a in ("fp8", "bf8") and gpu.name == "gfx942":
-            return f"a: the 8-bit floats of {gpu.name} are FNUZ, {problem.dtype_a} is OCP's"
         if problem.dtype_a == "fp64" and gpu.is_cdna_1:
             return f"a: {gpu.name} has no matrix instruction of FP64, the schedule fma multiplies it"
         if problem.precision != "ieee":

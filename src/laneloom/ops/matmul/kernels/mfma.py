@@ -1,7 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through swizzled LDS, the next one loaded during matrix instructions, waves of 64.
 
 fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on
-gfx908 and gfx90a become bf16: any size, any strides, every epilogue.
+gfx908, gfx90a and gfx942 become bf16: any size, any strides, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
