@@ -22,7 +22,7 @@ from .attention import torch_op as _registers_attention  # noqa: F401
 from .gemm_chain import torch_op as _registers_gemm_chain  # noqa: F401
 from .matmul import torch_gemm as _registers_gemm  # noqa: F401
 from .matmul import torch_grouped as _registers_grouped  # noqa: F401
-from .matmul.gemm import in_blocks
+from .matmul.gemm import have_blocks
 from .quantize import torch_op as _registers_quantize  # noqa: F401
 from .transform3d import torch_op as _registers_transform3d  # noqa: F401
 from .transpose import torch_op as _registers_transpose  # noqa: F401
@@ -84,31 +84,22 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
           ) -> list[Any]:  # fmt: skip
     count, first, second, result = _product_axes(a, b)
     rows, columns = a.shape[-2], b.shape[-1]
-    of_a, of_b = (None if scale is None else scale.shape for scale in (scale_a, scale_b))
-    if in_blocks(of_a, of_b, rows, columns):
-        axes = _of_blocks([first, second, result], scale_a, scale_b, rows, columns, count)
-        inputs = [*axes[:2], _term(c, count, "mn"), None if bias is None else ["n"], *[None] * 5, *axes[3:]]
-        held = {letter for letter in "mn" if letter not in axes[2]}
-        inputs = [x if x is None else [None if letter in held else letter for letter in x] for x in inputs]
-        return strategies([axes[2]], [*inputs, *[None] * len(rest)][:given])
-    scales: list[Axes | None] = [
-        None if scale is None else [letter if n == size > 1 else None for n in scale.shape]
-        for scale, letter, size in ((scale_a, "m", rows), (scale_b, "n", columns))
-    ]
+    whole: set[str] = set()
+    if have_blocks(scale_a, scale_b, (rows, columns)):  # K stays whole, and what shares a scale stays together
+        own = (("m", scale_a.shape[-2] == rows), ("n", scale_b.shape[-1] == columns))
+        whole = {"k", *(letter for letter, each in own if not each)}
+        scales = [[*_batch(scale_a.shape[:-2], count), "m", None], [*_batch(scale_b.shape[:-2], count), None, "n"]]
+    else:
+        scales = [
+            None if scale is None else [letter if n == size > 1 else None for n in scale.shape]
+            for scale, letter, size in ((scale_a, "m", rows), (scale_b, "n", columns))
+        ]
     terms = [_term(c, count, "mn"), None if bias is None else ["n"]]
     inputs = [first, second, *terms, *[None] * 5, *scales, *[None] * len(rest)][:given]
-    is_linear = c is None and bias is None and activation is None
+    result = [None if letter in whole else letter for letter in result]
+    inputs = [axes if axes is None else [None if letter in whole else letter for letter in axes] for axes in inputs]
+    is_linear = c is None and bias is None and activation is None and not whole
     return strategies([result], inputs, "k" if is_linear else "")
-
-
-def _of_blocks(
-    products: list[list[str | None]], scale_a: Any, scale_b: Any, rows: int, columns: int, count: int
-) -> list[list[str | None]]:
-    """Letters of a, b, the result and both scales of blocks: K stays whole, and what shares a scale stays together."""
-    own = (("m", scale_a.shape[-2] == rows), ("n", scale_b.shape[-1] == columns))
-    whole = {"k", *(letter for letter, each in own if not each)}
-    scales = [[*_batch(scale_a.shape[:-2], count), "m", None], [*_batch(scale_b.shape[:-2], count), None, "n"]]
-    return [[None if letter in whole else letter for letter in axes] for axes in (*products, *scales)]
 
 
 def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None, *, given: int

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
+from .config_dot import MOST_PROGRAMS, DotConfig
 from .dtypes import FLOAT_OUTPUTS, words
 from .problem import SCALE_BLOCK, MatmulProblem
 
 DTYPES = ("fp8", "bf8")
 TILES = ((128, 128, 8), (64, 64, 4), (32, 32, 4), (16, 16, 1))  #: rows, columns and warps
-MOST_PROGRAMS = 1 << 24  #: a grid of AMD's holds fewer than 2**32 threads
 
 
 def multiplies_float8(problem: MatmulProblem, gpu: Gpu) -> bool:
@@ -24,20 +23,10 @@ def multiplies_float8(problem: MatmulProblem, gpu: Gpu) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlocksConfig(MatmulConfig):
-    """kernels/blocks.py: one program a tile, masked loads, a `tl.dot` for each block_k of a block."""
+class BlocksConfig(DotConfig):
+    """kernels/blocks.py: as `dot`, with a `tl.dot` for each block_k of a block of K."""
 
     schedule: str = "blocks"
-    num_warps: int = 4
-    stages: int = 2  #: K-tiles in flight
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
-
-    def programs(self, problem: MatmulProblem) -> int:
-        """Programs of the launch."""
-        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         """See MatmulConfig."""

@@ -203,7 +203,7 @@ class ClusterConfig(PartsConfig):
             rooms = {1: 192, 2: 168, 3: 96} if e and e.addend else {1: 208, 2: 192 if e else 208, 3: 128}
             return rooms[self.consumers]
         if self.promote:
-            return {1: 192, 2: 192, 3: 64}[self.consumers]
+            return 64 if self.consumers == 3 else 192
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if problem.epilogue:
@@ -223,12 +223,17 @@ class ClusterConfig(PartsConfig):
         """Shared memory of one slice in the ring."""
         return self.pieces * (self.block_m + self.b_columns(multiplied)) * 128
 
+    def cuts_blocks(self, multiplied: MatmulProblem) -> bool:
+        """Whether a tile's columns do not begin and end where blocks of them that share a scale do."""
+        together = multiplied.scales.columns if multiplied.scales else 1
+        return together > 1 and self.block_n % together > 0 and together % self.block_n > 0
+
     def scale_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of the scales of one slice."""
-        if not (scales := self.as_multiplied(problem).scales):
+        multiplied = self.as_multiplied(problem)
+        if not (scales := multiplied.scales):
             return 0
-        cut = scales.columns > 1 and self.block_n % scales.columns > 0 and scales.columns % self.block_n > 0
-        counts = (-(-self.block_m // scales.rows), -(-self.block_n // scales.columns) + cut)
+        counts = (-(-self.block_m // scales.rows), -(-self.block_n // scales.columns) + self.cuts_blocks(multiplied))
         return sum(-(-count // 4) * 16 for count in counts)
 
     def shared_bytes(self, problem: MatmulProblem) -> int:

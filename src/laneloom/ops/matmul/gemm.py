@@ -188,6 +188,12 @@ def check_term(name: str, dtype: str, dtype_a: str) -> str:
     return dtype
 
 
+def have_blocks(scale_a: Any, scale_b: Any, shape: Sequence[int]) -> bool:
+    """`in_blocks` of scales themselves, of a result of `shape`."""
+    of_a, of_b = (None if scale is None else scale.shape for scale in (scale_a, scale_b))
+    return in_blocks(of_a, of_b, shape[-2], shape[-1])
+
+
 def check_block_dtypes(dtype_a: str) -> None:
     """Raise UnsupportedError for operands whose blocks along K have no scales."""
     if dtype_a not in ("fp8", "bf8"):
@@ -232,8 +238,7 @@ def _gemm_arrays(
         "" if x is None else check_term(name, known_name(x.dtype), names[0]) for name, x in given.items()
     ]
     a, b, bias = (None if x is None else addressed(x) for x in (a, b, bias))
-    of_a, of_b = (None if x is None else x.shape for x in (scale_a, scale_b))
-    if in_blocks(of_a, of_b, shape[-2], shape[-1]):
+    if have_blocks(scale_a, scale_b, shape):
         check_block_dtypes(names[0])
         scales = [np.broadcast_to(addressed(x), (*shape[:-2], *x.shape[-2:])) for x in (scale_a, scale_b)]
     else:

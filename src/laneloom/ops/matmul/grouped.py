@@ -60,8 +60,9 @@ def grouped_matmul(
     import torch
 
     optional = (("out", out), ("scale_a", scale_a), ("scale_b", scale_b))
-    for name, operand in (("a", a), ("b", b), ("ends", ends), *optional):
-        if not isinstance(operand, torch.Tensor) and ((name, operand) not in optional or operand is not None):
+    given = (pair for pair in optional if pair[1] is not None)
+    for name, operand in (("a", a), ("b", b), ("ends", ends), *given):
+        if not isinstance(operand, torch.Tensor):
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")

@@ -11,13 +11,11 @@ from functools import lru_cache
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_blocks import CONFIGS, any_gpu
+from .config_blocks import any_gpu
 from .config_cluster import ClusterConfig
 from .config_hopper import tma_reads
 from .model_hopper import ceil_div, clusters_at_once
 from .problem import SCALE_BLOCK, MatmulProblem
-
-__all__ = ["CONFIGS", "candidates", "fuses_epilogue", "scaled_configs"]
 
 #: rows, columns, warpgroups that multiply, and parts of the columns that take turns
 TILES = (
@@ -48,9 +46,9 @@ def _estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> flo
     rounds = ceil_div(tiles, int(clusters_at_once(config.peers, gpu)))
     slices = ceil_div(ceil_div(problem.k, SCALE_BLOCK), config.split_k)
     multiply, add = m * n / 32 * MULTIPLY, m * n / 128 * ADD
-    scales = problem.transposed().scales if config.swapped else problem.scales
-    assert scales is not None
-    if scales.columns == 1:
+    multiplied = config.as_multiplied(problem)
+    assert multiplied.scales is not None
+    if multiplied.scales.columns == 1:
         add *= 2  # their scales are multiplied with those of rows for each element
     wait = DUAL_WAIT if config.dual else WAIT * config.scaled * config.strips
     if config.consumers > 1:  # others multiply meanwhile
@@ -63,8 +61,7 @@ def _estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> flo
     own = m / config.cluster_n + n / config.cluster_m
     load = own * ROW + (m + n - own) * SHARED_ROW + CLUSTER * (config.peers > 1)
     clocks = sum(x**6 for x in (work, shared, load, LATENCY / max(config.stages - 1, 1))) ** (1 / 6)
-    cut = scales.columns > 1 and n % scales.columns > 0 and scales.columns % n > 0
-    clocks *= (TWO_PARTS if config.scaled == 2 else 1.0) * (CUT_BLOCKS if cut else 1.0)
+    clocks *= (TWO_PARTS if config.scaled == 2 else 1.0) * (CUT_BLOCKS if config.cuts_blocks(multiplied) else 1.0)
     compute = (LAUNCH + rounds * (slices * clocks + END * m * n)) / CLOCKS_PER_US
     memory = problem.bytes / (BYTES_PER_US * gpu.bandwidth_gbs / H100_GBS) + LAUNCH_US
     time_us = (compute**4 + memory**4) ** 0.25
@@ -125,20 +122,13 @@ def _fit(config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> ClusterConf
 
 
 @lru_cache(maxsize=1024)
-def _ranked(problem: MatmulProblem, gpu: Gpu) -> tuple[tuple[ClusterConfig, float], ...]:
+def scaled_configs(problem: MatmulProblem, gpu: Gpu) -> tuple[tuple[ClusterConfig, float], ...]:
+    """Every valid config of `hopper_cluster` with an estimate in microseconds, the shortest first."""
+    if gpu.matrix_instructions != "wgmma":
+        return ()
     shapes = (shape.with_knobs(dual=dual) for shape in _shapes(problem, gpu) for dual in (False, True))
     fitting = (config for shape in shapes if (config := _fit(shape, problem, gpu)) is not None)
     return tuple(sorted(((c, _estimate_us(problem, c, gpu)) for c in fitting), key=lambda pair: pair[1]))
-
-
-def scaled_configs(problem: MatmulProblem, gpu: Gpu) -> tuple[tuple[ClusterConfig, float], ...]:
-    """Every valid config of `hopper_cluster` with an estimate in microseconds, the shortest first."""
-    return _ranked(problem, gpu) if gpu.matrix_instructions == "wgmma" else ()
-
-
-def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
-    """Whether a schedule on Hopper applies the problem's epilogue itself."""
-    return bool(scaled_configs(problem, gpu))
 
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:

@@ -31,7 +31,7 @@ from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
-from .plan_blocks import fuses_epilogue as scaled_fuses
+from .plan_blocks import scaled_configs
 from .plan_cluster import best_cluster, cluster_configs, cluster_parts, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
 from .plan_half import half_best
@@ -247,7 +247,7 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
     rows or columns and a long K that another schedule streams, or that is split."""
     if problem.scales:
-        return scaled_fuses(problem, gpu)
+        return bool(scaled_configs(problem, gpu))
     if min(problem.m, problem.n) <= SKINNY_ROWS and problem.k > 1024:
         bare = plan(problem.of_sums(), gpu)
         if not isinstance(bare, ClusterConfig) or bare.split_k > 1:

@@ -20,7 +20,7 @@ from ..warm import Key, WarmCalls, key_of, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
 from .dtypes import ACCUMULATORS, Arithmetic
-from .gemm import OPERANDS, check_block_dtypes, check_shapes, check_term, in_blocks, needs_copy
+from .gemm import OPERANDS, check_block_dtypes, check_shapes, check_term, have_blocks, needs_copy
 from .torch_op import (
     arithmetic_of,
     arithmetic_words,
@@ -82,7 +82,7 @@ def _check(
             check_term(name, known_name(term.dtype), names[0])
     shapes = [None if x is None else tuple(x.shape) for x in (a, b, c, bias, out, scale_a, scale_b)]
     shape = check_shapes(*shapes, broadcast=torch.broadcast_shapes)
-    if _in_blocks(scale_a, scale_b, shape):
+    if have_blocks(scale_a, scale_b, shape):
         check_block_dtypes(names[0])
     return shape, names, arithmetic_of(names[0], precision, acc_dtype)
 
@@ -92,22 +92,17 @@ def _output_dtype(dtype_a: str, asked: torch.dtype | None, alpha: float, activat
     return output_dtype(dtype_a, asked, has_terms)
 
 
-def _in_blocks(scale_a, scale_b, shape) -> bool:
-    of_a, of_b = (None if x is None else x.shape for x in (scale_a, scale_b))
-    return in_blocks(of_a, of_b, shape[-2], shape[-1])
-
-
-def _scales_as_taken(scale_a, scale_b, shape) -> list[Any]:
-    """As `execute.Terms` takes them, for a result of `shape`."""
-    if _in_blocks(scale_a, scale_b, shape):
-        return [x.expand(*shape[:-2], *x.shape[-2:]) for x in (scale_a, scale_b)]
-    return [None if x is None else x.reshape(-1).contiguous() for x in (scale_a, scale_b)]
+def _scales_as_taken(scales, shape) -> list[Any]:
+    """Both as `execute.Terms` takes them, for a result of `shape`."""
+    scale_a, scale_b = scales
+    if have_blocks(scale_a, scale_b, shape):
+        return [x.expand(*shape[:-2], *x.shape[-2:]) for x in scales]
+    return [None if x is None else x.reshape(-1).contiguous() for x in scales]
 
 
 def _run(a, b, c, bias, out, alpha, beta, activation, config, scales, names, arithmetic) -> None:
     addend = None if c is None or beta == 0 else c.expand(out.shape)
-    scale_a, scale_b = scales
-    scales = _scales_as_taken(scale_a, scale_b, out.shape)
+    scales = _scales_as_taken(scales, out.shape)
     copies = needs_copy(out, addend, a, b, bias, *scales)
     result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
     terms = execute.Terms(
@@ -145,7 +140,7 @@ def _prepare(
         return out
 
     plain = config is None and alpha != 0 and a.ndim == b.ndim == 2 and 0 not in (*a.shape, *b.shape)
-    of_blocks = _in_blocks(scale_a, scale_b, shape)
+    of_blocks = have_blocks(scale_a, scale_b, shape)
     if not plain or gpu.matrix_instructions != "wgmma" or not all(
         x is None or of_blocks or x.is_contiguous() for x in (scale_a, scale_b)
     ):

@@ -252,10 +252,11 @@ class _Prepared:
             if self.scaled:
                 first, second = (scale_b, scale_a) if self.swapped else (scale_a, scale_b)
                 self.scales.a.at, self.scales.b.at = first.data_ptr(), second.data_ptr()
-            elif scale_a is not None:
-                terms.scale_a = scale_a.data_ptr()
-            if scale_b is not None and not self.scaled:
-                terms.scale_b = scale_b.data_ptr()
+            else:
+                if scale_a is not None:
+                    terms.scale_a = scale_a.data_ptr()
+                if scale_b is not None:
+                    terms.scale_b = scale_b.data_ptr()
             if group_ends is not None:
                 self.sizes.group_ends = group_ends.data_ptr()
             self.launch(stream)
