@@ -23,8 +23,8 @@ pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 M, N, K = 20, 140, 136
 FP8, BF8 = torch.float8_e4m3fn, torch.float8_e5m2
-CDNA_5 = ("gfx1250",) if parse_version(triton_version()) >= (3, 9) else ()  #: which older Tritons do not know
-GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", *CDNA_5, *rarely("gfx1100", "gfx908"))
+NEWER = ("gfx1250", "gfx1171") if parse_version(triton_version()) >= (3, 9) else ()  #: which older Tritons do not know
+GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", *NEWER, *rarely("gfx1100", "gfx908"))
 
 
 def over(size: int, together: int = 128) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
+from . import config_mfma, config_wmma
 from .config import MatmulConfig
 from .config_dot import MOST_PROGRAMS, DotConfig
 from .dtypes import FLOAT_OUTPUTS, words
@@ -18,8 +19,8 @@ TILES = ((128, 128, 8), (64, 64, 4), (32, 32, 4), (16, 16, 1))  #: rows, columns
 def multiplies_float8(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether matrix instructions take the operands as they are; elsewhere they become bf16, exactly."""
     if gpu.matrix_instructions == "mfma":  # Triton 3.6 gives fp8 with bf8 the instruction of the other order
-        return gpu.name == "gfx950" and problem.dtype_a == problem.dtype_b
-    return gpu.matrix_instructions in ("wmma3", "wgmma") or (gpu.matrix_instructions == "wmma" and gpu.major == 12)
+        return not config_mfma.is_upcast(problem, gpu) and problem.dtype_a == problem.dtype_b
+    return gpu.matrix_instructions != "wmma" or not config_wmma.is_upcast(problem, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)
