@@ -7,14 +7,7 @@ from math import gcd
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config_hopper import (
-    FLOAT_OUTPUTS,
-    MOST_LAUNCHES,
-    TMA_BYTES,
-    tma_reads,
-    tma_writes,
-    why_not_walked,
-)
+from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
 from .config_shares import PartsConfig
 from .problem import DTYPE_BYTES, SCALE_BLOCK, MatmulProblem, Matrix
 
@@ -226,7 +219,7 @@ class ClusterConfig(PartsConfig):
     def cuts_blocks(self, multiplied: MatmulProblem) -> bool:
         """Whether a tile's columns do not begin and end where blocks of them that share a scale do."""
         together = multiplied.scales.columns if multiplied.scales else 1
-        return together > 1 and self.block_n % together > 0 and together % self.block_n > 0
+        return self.block_n % together > 0 and together % self.block_n > 0
 
     def scale_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of the scales of one slice."""
