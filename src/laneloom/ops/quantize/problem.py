@@ -13,7 +13,7 @@ from ..scalars import is_whole, shown
 
 DTYPES = ("fp32", "fp16", "bf16")  #: of X
 MAX_PROGRAMS = 1 << 24  #: of one launch: a grid of AMD's holds fewer than 2**32 threads
-TILE_ROWS = {1: 32, SCALE_BLOCK: SCALE_BLOCK}  #: by rows of a block: rows of 128 numbers that a program takes
+TILE_ROWS = {1: 8, SCALE_BLOCK: SCALE_BLOCK}  #: by rows of a block: rows of 128 numbers that a program takes
 _MAX_EXTENT = 1 << 30  #: of a matrix along either axis, whose numbers are 32-bit ones
 
 
@@ -39,7 +39,7 @@ class QuantizeProblem:
 
     @property
     def programs(self) -> int:
-        """Of the launch: each has 32 blocks of a row, or one of 128 rows."""
+        """Of the launch: each has 8 blocks of a row, or one of 128 rows."""
         return -(-self.blocks // (TILE_ROWS[self.rows] // self.rows))
 
 

@@ -20,7 +20,7 @@ from ....gpu import Gpu
 from ...matmul.problem import SCALE_BLOCK
 from ..problem import TILE_ROWS, QuantizeProblem
 
-_WARPS = {1: 4, SCALE_BLOCK: 8}  #: by rows of a block
+_WARPS = {1: 2, SCALE_BLOCK: 16}  #: by rows of a block
 
 
 @triton.jit
