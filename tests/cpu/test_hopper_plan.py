@@ -202,12 +202,15 @@ def test_a_class_has_the_rows_that_begin_alike_in_lines(columns, dtype, line):
     assert view.b.strides[:2] == (whole.b.strides[1], 0), "every class takes the same B"
 
 
-def test_an_epilogue_is_fused_unless_few_rows_meet_a_long_k():
+def test_an_epilogue_is_fused_unless_another_schedule_streams_one_row_or_k_is_split():
     epilogue = Epilogue(scaled=True)
-    assert fuses_epilogue(problem(512, 512, 4096, epilogue=epilogue), GPU)
-    assert not fuses_epilogue(problem(16, 4096, 4096, epilogue=epilogue), GPU)
-    assert "launch of its own" in explain(problem(16, 4096, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
-    assert explain(problem(512, 512, 512, epilogue=epilogue), gpu="sm_90a").config.schedule == "hopper_cluster"
+    for m, n, k in ((512, 512, 4096), (16, 4096, 4096), (64, 24576, 1536), (1, 4096, 512)):
+        assert fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
+    for m, n, k in ((1, 4096, 4096), (4096, 1, 4096), (16, 512, 16384)):
+        assert not fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
+    assert fuses_epilogue(problem(1, 4096, 4096, dtype="fp8", epilogue=epilogue), GPU)
+    assert "launch of its own" in explain(problem(1, 4096, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
+    assert explain(problem(16, 4096, 4096, epilogue=epilogue), gpu="sm_90a").config.schedule == "hopper_cluster"
 
 
 CLUSTER = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, cluster_m=2)

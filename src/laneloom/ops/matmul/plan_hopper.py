@@ -245,12 +245,20 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
 @lru_cache(maxsize=4096)
 def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
-    rows or columns and a long K that another schedule streams, or that is split."""
+    rows or columns and a long K that is split, nor for one row of 16 bits, which others stream as much faster.
+
+    Of 24 products of 1 to 64 rows by 4096 to 28672 columns on one H100 (2026-11-27), fp8 and bf16, one launch takes
+    0.68 to 0.97 of two; of one row of bf16 1.00 and 1.02, of 16 x 4096 x 14336 1.03.
+    """
     if problem.scales:
         return bool(scaled_configs(problem, gpu))
-    if min(problem.m, problem.n) <= SKINNY_ROWS and problem.k > 1024:
-        bare = plan(problem.of_sums(), gpu)
-        if not isinstance(bare, ClusterConfig) or bare.split_k > 1:
+    rows, size = min(problem.m, problem.n), DTYPE_BYTES[problem.dtype_a]
+    if rows <= SKINNY_ROWS and problem.k > 1024:
+        bare = problem.of_sums()
+        config = plan(bare, gpu)
+        if config.parts(bare) > 1 or (isinstance(config, ClusterConfig) and config.split_k > 1):
+            return False
+        if not isinstance(config, ClusterConfig) and (size > 2 or (rows == 1 and size == 2)):
             return False
     return best_cluster(problem, gpu) is not None
 
