@@ -254,11 +254,10 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
         return bool(scaled_configs(problem, gpu))
     rows, size = min(problem.m, problem.n), DTYPE_BYTES[problem.dtype_a]
     if rows <= SKINNY_ROWS and problem.k > 1024:
-        bare = problem.of_sums()
-        config = plan(bare, gpu)
-        if config.parts(bare) > 1 or (isinstance(config, ClusterConfig) and config.split_k > 1):
+        bare = plan(problem.of_sums(), gpu)
+        if getattr(bare, "split_k", 1) > 1:
             return False
-        if not isinstance(config, ClusterConfig) and (size > 2 or (rows == 1 and size == 2)):
+        if not isinstance(bare, ClusterConfig) and (size > 2 or (rows == 1 and size == 2)):
             return False
     return best_cluster(problem, gpu) is not None
 
