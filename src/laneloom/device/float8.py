@@ -1,10 +1,13 @@
-"""8-bit floats as fp16, exactly, two at a time: RDNA 3 multiplies no 8-bit floats. Gluon, AMD only.
+"""8-bit floats as 16-bit ones, exactly, for GPUs that multiply none: as fp16 two at a time (RDNA 3; Gluon, AMD only), and
+as bf16 (CDNA; for Gluon and for plain Triton).
 
 Source: OCP 8-bit Floating Point Specification (E4M3 has NaN and no infinity; E5M2 is the upper half of an fp16).
 """
 
 from __future__ import annotations
 
+import triton
+import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -35,3 +38,27 @@ def fp16_of_float8(x):
             "=&v,=&v,=&v,v", [bytes_], dtype=(gl.int16, gl.int16, gl.int16), is_pure=True, pack=2,
         )  # fmt: skip
         return bits[0].to(gl.float16, bitcast=True)
+
+
+@gluon.jit
+def bf16_of_float8(x):
+    """x in bf16. Triton's conversion makes finite numbers of NaN and infinity: E5M2 goes by way of the fp16 whose upper
+    byte it is, of E4M3 NaN is put back.
+    """
+    bits = x.to(gl.uint8, bitcast=True)
+    if x.dtype == gl.float8e5:
+        wide = (bits.to(gl.uint16) << 8).to(gl.float16, bitcast=True).to(gl.float32)
+        return (wide.to(gl.uint32, bitcast=True) >> 16).to(gl.uint16).to(gl.bfloat16, bitcast=True)
+    else:
+        return gl.where((bits & 0x7F) == 0x7F, float("nan"), x.to(gl.bfloat16))
+
+
+@triton.jit
+def bf16_of_float8_tile(x):
+    """`bf16_of_float8` in plain Triton."""
+    bits = x.to(tl.uint8, bitcast=True)
+    if x.dtype == tl.float8e5:
+        wide = (bits.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(tl.float32)
+        return (wide.to(tl.uint32, bitcast=True) >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
+    else:
+        return tl.where((bits & 0x7F) == 0x7F, float("nan"), x.to(tl.bfloat16))

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
 from ....device.dot_tiles import tile_of_program
+from ....device.float8 import bf16_of_float8_tile
 from ....device.prepared import specialise
 from ....device.tma import TRITON_TYPES
 from ....gpu import Gpu
@@ -47,8 +48,8 @@ def matmul_blocks(a_ptr, b_ptr, c_ptr, scale_a_ptr, scale_b_ptr, M, N, K, inner,
             a = tl.load(a_ptrs, mask=mask_m[:, None] & mask_k[None, :], other=0.0)  # [BLOCK_M, BLOCK_K]
             b = tl.load(b_ptrs, mask=mask_k[:, None] & mask_n[None, :], other=0.0)  # [BLOCK_K, BLOCK_N]
             if WIDENED:
-                a = a.to(tl.bfloat16)
-                b = b.to(tl.bfloat16)
+                a = bf16_of_float8_tile(a)
+                b = bf16_of_float8_tile(b)
             part = tl.dot(a, b, part, out_dtype=tl.float32)
             a_ptrs += BLOCK_K * stride_ak
             b_ptrs += BLOCK_K * stride_bk

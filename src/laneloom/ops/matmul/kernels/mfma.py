@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
+from ....device.float8 import bf16_of_float8
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
@@ -76,8 +77,8 @@ def mfma_matmul(
     b = load_last_tile(
         b_tile + k_last * stride_bk, b_r, b_k, K - k_last, WHOLE_K, K_VEC, BLOCK_K, B_MAJOR, B_VEC, WIDE, B_LOAD
     )  # fmt: skip
-    a_lds.store(gl.convert_layout(a.to(TYPE), A_STORE))
-    b_lds.store(gl.convert_layout(b.to(TYPE), B_STORE))
+    a_lds.store(gl.convert_layout(_multiplied(a, TYPE), A_STORE))
+    b_lds.store(gl.convert_layout(_multiplied(b, TYPE), B_STORE))
     acc = gl.zeros((BLOCK_M, BLOCK_N), ACC_TYPE, SUMS)
     a_step = stride_ak.to(gl.int64) * BLOCK_K
     b_step = stride_bk.to(gl.int64) * BLOCK_K
@@ -92,8 +93,8 @@ def mfma_matmul(
         acc = _multiply(a_lds, b_lds, acc, K_WIDTH)
         left = schedule_fence_wave64(left)
         # Triton puts a barrier here: every wave has read the tile.
-        a_lds.store(gl.convert_layout(a.to(TYPE), A_STORE))
-        b_lds.store(gl.convert_layout(b.to(TYPE), B_STORE))
+        a_lds.store(gl.convert_layout(_multiplied(a, TYPE), A_STORE))
+        b_lds.store(gl.convert_layout(_multiplied(b, TYPE), B_STORE))
         a_tile += a_step
         b_tile += b_step
     cta_barrier()  # the last tile is stored
@@ -105,6 +106,14 @@ def mfma_matmul(
         alpha, beta, scale_a_ptr, scale_b_ptr, C_CONTIGUOUS, C_VEC, ADD_CONTIGUOUS, ADD_VEC, SCALE_A, SCALE_B,
         BIAS_AXIS, ACTIVATION, WIDE, None,
     )  # fmt: skip
+
+
+@gluon.jit
+def _multiplied(x, TYPE: gl.constexpr):
+    """x as it is multiplied: 8-bit floats where no instruction takes them, in bf16."""
+    if x.dtype != TYPE and TYPE == gl.bfloat16:
+        x = bf16_of_float8(x)
+    return x.to(TYPE)
 
 
 @gluon.jit
