@@ -1,5 +1,5 @@
-"""8-bit floats as 16-bit ones, exactly, for GPUs that multiply none: as fp16 two at a time (RDNA 3; Gluon, AMD only), and
-as bf16 (CDNA; for Gluon and for plain Triton).
+"""8-bit floats as 16-bit ones, exactly, for GPUs that multiply none: as fp16 two at a time (RDNA 3; Gluon, AMD only),
+and as bf16 (CDNA; for Gluon and for plain Triton).
 
 Source: OCP 8-bit Floating Point Specification (E4M3 has NaN and no infinity; E5M2 is the upper half of an fp16).
 """

@@ -111,9 +111,8 @@ def mfma_matmul(
 @gluon.jit
 def _multiplied(x, TYPE: gl.constexpr):
     """x as it is multiplied: 8-bit floats where no instruction takes them, in bf16."""
-    if x.dtype != TYPE and TYPE == gl.bfloat16:
-        x = bf16_of_float8(x)
-    return x.to(TYPE)
+    WIDENED: gl.constexpr = x.dtype != TYPE and TYPE == gl.bfloat16  # noqa: SIM300
+    return bf16_of_float8(x) if WIDENED else x.to(TYPE)
 
 
 @gluon.jit
