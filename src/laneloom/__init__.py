@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from .ops.matmul.gemm import gemm
     from .ops.matmul.grouped import grouped_matmul
     from .ops.quantize.api import quantize_blocks
+    from .ops.quantized_matmul.api import quantized_matmul
+    from .ops.quantized_matmul.quantize import quantize_weight
+    from .ops.quantized_matmul.weight import QuantizedWeight
     from .ops.transform3d.api import transform3d
     from .ops.transpose.api import transpose
     from .pytorch.patch import patched
@@ -27,6 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Int4": ".ops.matmul.dtypes",
+    "QuantizedWeight": ".ops.quantized_matmul.weight",
     "attention_decode": ".ops.attention.decode",
     "emulated": ".emulator.driver",
     "explain": ".ops.matmul.api",
@@ -37,13 +41,16 @@ _HOMES = {
     "matmul": ".ops.matmul.api",
     "patched": ".pytorch.patch",
     "quantize_blocks": ".ops.quantize.api",
+    "quantize_weight": ".ops.quantized_matmul.quantize",
+    "quantized_matmul": ".ops.quantized_matmul.api",
     "transform3d": ".ops.transform3d.api",
     "transpose": ".ops.transpose.api",
 }
 
 __all__ = [
-    "Int4", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain", "grouped_matmul",
-    "matmul", "patched", "quantize_blocks", "transform3d", "transpose",
+    "Int4", "QuantizedWeight", "attention_decode", "emulated", "explain", "flash_attention", "gemm", "gemm_chain",
+    "grouped_matmul", "matmul", "patched", "quantize_blocks", "quantize_weight", "quantized_matmul", "transform3d",
+    "transpose",
 ]  # fmt: skip
 
 

@@ -27,6 +27,10 @@ def trained(function):
     return call
 
 
+def quantized(x, values, scales, **options):
+    return laneloom.quantized_matmul(x, laneloom.QuantizedWeight(values, scales, "int4"), **options)
+
+
 A, B = empty(2, 3, 4), empty(4, 5)
 Q, K = empty(1, 4, 5, 16), empty(1, 2, 7, 16)
 PACKED, ENDS = empty(5, 2, 16), empty(3, dtype=torch.int32)
@@ -45,6 +49,8 @@ SCORES = 4 * 5 * 7
         (PRODUCT, laneloom.gemm, (A, B), {"out": empty(2, 3, 5)}),
         (3 * PRODUCT, trained(laneloom.matmul), (A, B), {}),
         (2 * 3 * 5 * (4 + 6), laneloom.gemm_chain, (A[0], B, empty(5, 6)), {}),
+        (PRODUCT, quantized, (A, empty(5, 2, dtype=torch.uint8), empty(5, 1)), {}),
+        (PRODUCT, quantized, (A, empty(5, 2, dtype=torch.uint8), empty(5, 1)), {"out": empty(2, 3, 5)}),
         (2 * SCORES * 32, laneloom.flash_attention, (Q, K, K), {"causal": True}),
         (2 * SCORES * (32 + 80), trained(laneloom.flash_attention), (Q, K, K), {}),
         (2 * 2 * 2 * 4 * 4 * 32, laneloom.flash_attention, (PACKED,) * 3, {"cu_seqlens_q": ENDS, "max_seqlen_q": 4}),

@@ -1,4 +1,4 @@
-"""What of a product with scales of blocks along K may be sharded: no shard cuts a block, or has scales of another."""
+"""What of a product with scales along K may be sharded: no shard cuts a block or a group, or has scales of another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 if not torch.distributed.is_available():
     pytest.skip("torch without distributed", allow_module_level=True)
 
-from torch.distributed.tensor import Replicate, Shard  # noqa: E402
+from torch.distributed.tensor import Partial, Replicate, Shard  # noqa: E402
 
 from laneloom.ops import sharding  # noqa: E402
 
@@ -56,3 +56,27 @@ def test_groups():
     assert rules(sharding._grouped, *shapes, (4, 3, 512), given=6) == [
         (WHOLE, [WHOLE] * 5), (Shard(1), [WHOLE, Shard(2), WHOLE, WHOLE, Shard(2)])]  # fmt: skip
     assert rules(sharding._grouped, *shapes, (4, 3, 4), given=6) == [(WHOLE, [WHOLE] * 5)]
+
+
+def quantized_rules(x, values, scales, zeros=None, bias=None, group=32):
+    shapes = [x, values, scales, zeros, bias]
+    inputs: list = [None if shape is None else SimpleNamespace(shape=shape) for shape in shapes]
+    inputs[0].mesh = SimpleNamespace(size=lambda: 4)
+    placed = sharding._quantized(*inputs, "int4", group, given=7)
+    return [(outputs[0], [x for x in inputs if x is not None]) for outputs, inputs in placed]
+
+
+def test_weights_of_few_bits_are_sharded_along_whole_groups_of_k():
+    rows, columns = (Shard(0), [Shard(0), *[WHOLE] * 2]), (Shard(1), [WHOLE, Shard(0), Shard(0)])
+    along_k = (Partial(), [Shard(1)] * 3)
+    assert quantized_rules((64, 256), (128, 128), (128, 8)) == [(WHOLE, [WHOLE] * 3), rows, columns, along_k]
+    assert quantized_rules((64, 192), (128, 96), (128, 6)) == [(WHOLE, [WHOLE] * 3), rows, columns], "1.5 groups"
+    of_rows = quantized_rules((64, 256), (128, 128), (128, 1), group=0)
+    assert of_rows[3] == (Partial(), [Shard(1), Shard(1), WHOLE])
+
+
+def test_weights_of_few_bits_with_all_terms():
+    found = quantized_rules((2, 64, 256), (2, 128, 128), (2, 128, 8), (2, 128, 8), (128,))
+    assert found[1] == (Shard(0), [*[Shard(0)] * 4, WHOLE]), "experts"
+    assert found[3] == (Shard(2), [WHOLE, *[Shard(1)] * 3, Shard(0)])
+    assert len(found) == 4, "a bias is added once"

@@ -49,6 +49,10 @@ CALLS = {
         lambda q, k, v, lengths: laneloom.attention_decode(q, k, v, cache_lengths=lengths, scale=0.1),
         lambda: (tensor(2, 1, 4, 32), tensor(2, 64, 2, 32), tensor(2, 64, 2, 32), whole(2)),
     ),
+    "quantized_matmul": (
+        lambda x, q, scales: laneloom.quantized_matmul(x, laneloom.QuantizedWeight(q, scales, "fp8")),
+        lambda: (tensor(64, 32), tensor(16, 32, dtype=torch.float8_e4m3fn), tensor(16, 1)),
+    ),
     "quantize_blocks": (lambda x: laneloom.quantize_blocks(x)[1], lambda: (tensor(64, 32),)),
     "transform3d": (
         laneloom.transform3d,
@@ -66,7 +70,7 @@ def torch_with_cuda(monkeypatch):
 
 
 def test_every_public_function_is_called():
-    functions = set(laneloom.__all__) - {"Int4", "emulated", "explain", "patched"}
+    functions = set(laneloom.__all__) - {"Int4", "QuantizedWeight", "emulated", "explain", "patched", "quantize_weight"}
     assert functions | {"matmul_out"} == set(CALLS)
 
 

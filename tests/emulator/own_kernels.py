@@ -123,6 +123,17 @@ def _quantize(seed=0, more=0):
     return call
 
 
+def _quantized(m: int, config: str):
+    def make(seed=0, more=0):
+        torch.manual_seed(seed)
+        values = torch.randint(0, 256, (37, 50 + more // 2), dtype=torch.uint8)
+        weight = laneloom.QuantizedWeight(values, torch.rand(37, -(-(100 + more) // 32)) + 0.5, "int4", 32)
+        x = _half(m, 100 + more)
+        return lambda: (laneloom.quantized_matmul(x, weight, config=config),)
+
+    return make
+
+
 _FP32 = torch.float32
 CASES = {
     # four waves, several K-tiles, no masks
@@ -196,6 +207,12 @@ CASES = {
         "attention/backward", _gradients, 2, Counter(wait=20, barrier=8, mask=2), step=16, gpus=CDNA_5
     ),
     "decoding, CDNA 5": Case("attention/decode", _decode, 0, Counter(wait=8, mask=1), step=12, gpus=CDNA_5),
+    "few bits": Case(
+        "quantized_matmul/tiles", _quantized(20, "tiles:block_m=32,block_n=32,block_k=32,num_warps=2,stages=1"),
+    ),
+    "a row against few bits": Case(
+        "quantized_matmul/tiles", _quantized(1, "tiles:block_m=1,block_n=16,block_k=32,num_warps=1,stages=1"),
+    ),
     "quantising": Case("quantize/blocks", _quantize, caught=Counter(wait=1, mask=1), step=10),
     "transform3d rows": Case("transform3d/rows", _transform3d(RowsConfig()), caught=Counter(wait=3, mask=1), step=2),
     "transform3d chained": Case("transform3d/chained", _transform3d(ChainedConfig()), caught=Counter(wait=2), step=8),

@@ -52,6 +52,13 @@ def attention_backward(n):
     return (random(*out.shape, seed=4), None, q, k, v, out, lse)
 
 
+def weight_of_bytes(n):
+    """x, values, scales, zeros and bias, dtype, group."""
+    values, zeros = (torch.arange(size, dtype=torch.uint8).reshape(16, -1) for size in (16 * 20, 16 * 2))
+    scales = random(16, 2, seed=1).abs()
+    return (random(2, n, 40), values, scales, zeros % 16, random(16, seed=3), "uint4", 32)
+
+
 CASES = {
     "matmul": Case(
         lambda n: (random(2, n, 12), random(12, 16, seed=1), torch.float32), (0, 1), ((0,), (1,), (0, 1)), (0, 1)
@@ -77,6 +84,10 @@ CASES = {
         batched=((0,), (1, 2)), autocast=(0, 1, 2),
     ),
     "quantize_blocks": Case(lambda n: (random(2, n, 130),), batched=((0,),)),
+    "quantized_matmul": Case(weight_of_bytes, (0, 4), ((0,), (2,), (0, 2), (4,)), (0,)),
+    "quantized_matmul_out": Case(
+        lambda n: (*weight_of_bytes(n)[:5], torch.zeros(2, n, 16, dtype=HALF), *weight_of_bytes(n)[5:]), writes=True
+    ),
     "transform3d": Case(
         lambda n: (random(n, 3, 3, 3, dtype=WIDE), random(3, 3, seed=1, dtype=WIDE)), (0, 1), ((0,), (0, 1))
     ),
@@ -179,6 +190,8 @@ def test_gradients_through_vmap(name):
     """torch.func: grad of vmap, one more transform around the rule for batches."""
     public = getattr(laneloom, name)
     x, *rest = CASES[name].arguments(9)
+    if name == "quantized_matmul":
+        rest = [laneloom.QuantizedWeight(rest[0], rest[1], "uint4", 32, rest[2])]
     rest = [] if name == "transpose" else rest[: 1 + (name in ("gemm_chain", "flash_attention"))]
     samples = torch.stack([x, x * 0.5])
 

@@ -67,6 +67,11 @@ def _decode(
     return 2 * queries * heads * keys * (d + v_cache.shape[-1])
 
 
+def _quantized(x: Any, *rest: Any, out_val: Any = None, **options: Any) -> int:
+    result = out_val if isinstance(out_val, torch.Tensor) else rest[4]  # after x, values, scales, zeros and bias
+    return 2 * result.numel() * x.shape[-1]
+
+
 def _transform3d(coeffs: Any, *rest: Any, **options: Any) -> int:
     return 6 * coeffs.shape[-1] * coeffs.numel()
 
@@ -83,6 +88,8 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "flash_attention_float8": _attention,
     "flash_attention_backward": _attention_backward,
     "attention_decode": _decode,
+    "quantized_matmul": _quantized,
+    "quantized_matmul_out": _quantized,
     "transform3d": _transform3d,
     "transform3d_out": _transform3d,
 }

@@ -24,6 +24,7 @@ from .matmul import torch_gemm as _registers_gemm  # noqa: F401
 from .matmul import torch_grouped as _registers_grouped  # noqa: F401
 from .matmul.gemm import have_blocks
 from .quantize import torch_op as _registers_quantize  # noqa: F401
+from .quantized_matmul import torch_op as _registers_quantized  # noqa: F401
 from .transform3d import torch_op as _registers_transform3d  # noqa: F401
 from .transpose import torch_op as _registers_transpose  # noqa: F401
 
@@ -191,6 +192,24 @@ def _quantize(x: Any, *options: Any) -> list[Any]:
     return strategies([axes, axes], [axes, *[None] * len(options)])
 
 
+def _quantized(
+    x: Any, values: Any, scales: Any, zeros: Any, bias: Any, dtype: Any, group: int = 0, *rest: Any, given: int
+) -> list[Any]:  # fmt: skip
+    """K may be sharded where every shard has whole groups, and whole bytes."""
+    count = max(len(x.shape), len(values.shape)) - 2
+    k = "k" if x.shape[-1] % (x.mesh.size() * max(group, 2)) == 0 else None
+    batch = _batch(values.shape[:-2], count)
+    of_groups = [*batch, "n", k if group else None]
+    sizes = [max((t.shape[i - count - 2] for t in (x, values) if len(t.shape) >= count + 2 - i), default=1)
+             for i in range(count)]  # fmt: skip
+    result = [*(None if size == 1 else f"b{i}" for i, size in enumerate(sizes)), "m", "n"]
+    inputs = [
+        [*_batch(x.shape[:-2], count), "m", k], [*batch, "n", k], of_groups, None if zeros is None else of_groups,
+        None if bias is None else ["n"], None, None, *[None] * len(rest),
+    ][:given]  # fmt: skip
+    return strategies([result], inputs, "k" if k and bias is None else "")
+
+
 def _transform3d(coeffs: Any, matrix: Any, *rest: Any) -> list[Any]:
     tensors = ["n", None, None, None]
     return strategies([tensors], [tensors, [None] * len(matrix.shape), *[None] * len(rest)])
@@ -222,7 +241,10 @@ _register("flash_attention_backward", _attention_backward)
 _register("flash_attention_float8", _attention_float8)
 _register("attention_decode", _decode, counts=True)
 _register("quantize_blocks", _quantize)
+_register("quantized_matmul", _quantized, counts=True)
 _register("transform3d", _transform3d)
 _register("transpose", _transpose)
-for _name in ("matmul_out", "gemm_out", "gemm_chain_out", "transform3d_out", "transpose_out"):
+for _name in (
+    "matmul_out", "gemm_out", "gemm_chain_out", "quantized_matmul_out", "transform3d_out", "transpose_out"
+):  # fmt: skip
     _register(_name, _refuse)

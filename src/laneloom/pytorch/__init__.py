@@ -14,5 +14,6 @@ from ..ops.matmul import torch_gemm as _gemm  # noqa: F401
 from ..ops.matmul import torch_grouped as _grouped  # noqa: F401
 from ..ops.matmul import torch_op as _matmul  # noqa: F401
 from ..ops.quantize import torch_op as _quantize  # noqa: F401
+from ..ops.quantized_matmul import torch_op as _quantized  # noqa: F401
 from ..ops.transform3d import torch_op as _transform3d  # noqa: F401
 from ..ops.transpose import torch_op as _transpose  # noqa: F401

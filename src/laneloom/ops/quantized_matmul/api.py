@@ -1,0 +1,120 @@
+"""`laneloom.quantized_matmul`: what users call."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...errors import ArgumentError, UnsupportedError
+from ..matmul.api import addressable, addressed, known_name, numpy_dtype
+from ..matmul.execute import check_distinct
+from ..target import gpu_for_arrays
+from . import execute
+from .config import BaseConfig, parse_config
+from .problem import DTYPES
+from .weight import QuantizedWeight, is_tensor
+
+if TYPE_CHECKING:
+    import torch
+
+    Operand = torch.Tensor | np.ndarray
+
+_ON_TENSORS = f"{__package__}.torch_op"  #: the module that needs torch
+
+
+def quantized_matmul(
+    x: Operand,
+    weight: QuantizedWeight,
+    *,
+    bias: Operand | None = None,
+    out: Any = None,
+    out_dtype: Any = None,
+    config: BaseConfig | str | None = None,
+) -> Any:
+    """C[..., m, n] = sum over g of scale[n, g] (sum over k in g of X[..., m, k] (q[n, k] - zero[n, g])) + bias[n],
+
+    g over groups of K, which is X W^T + bias of a weight of few bits, as torch.nn.functional.linear has it.
+
+    x: [..., M, K] or [K], fp16 or bf16, any strides. A torch tensor on the GPU that Triton drives, or on the CPU inside
+        `laneloom.emulated`; a numpy array only there (bf16 as ml_dtypes' bfloat16).
+    weight: `laneloom.QuantizedWeight` [..., N, K] of tensors on x's device, or of arrays as x is. Its batch axes
+        broadcast with x's. Any strides. Sizes may be 0.
+    bias: [N], fp32, fp16 or bf16.
+    out: where the result goes, of its shape and dtype, with any strides that keep its elements apart. Where it shares
+        memory with an operand the result is made elsewhere and copied. It takes no part in autograd.
+    out_dtype: fp32, fp16 or bf16; x's dtype by default.
+    config: what runs, a config or its text; by default `plan` chooses.
+
+    q - zero is exact in x's dtype (a zero is 0 to 255), products are exact. Sums and scales are FP32, in an order that
+    depends on the config alone; one rounding to out_dtype, to nearest even. Of rows that have one scale, and of parts
+    of groups of more than 8 K-tiles, it is the sums of these that are scaled. The same call gives the same bits.
+    Gradients reach x (the product of the incoming gradient, rounded to x's dtype, with W, rounded to it) and bias; the
+    weight has none.
+
+    Raises ArgumentError for operands that do not fit together, UnsupportedError for other dtypes and GPUs,
+    InvalidConfigError for a config that cannot do this product.
+    Source: Frantar et al., "GPTQ"; Lin et al., "AWQ"; OCP Microscaling Formats (MX) Specification.
+    """
+    if not isinstance(weight, QuantizedWeight):
+        raise ArgumentError(f"weight: expected a laneloom.QuantizedWeight, got {type(weight).__name__}")
+    if config is not None:
+        config = parse_config(config)
+    if is_tensor(x) or is_tensor(weight.values) or is_tensor(bias) or is_tensor(out):
+        torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
+        if torch_op is None:
+            from . import torch_op
+        return torch_op.quantized_tensors(x, weight, bias, out, out_dtype, config)
+    for name, operand in (("x", x), ("bias", bias), ("out", out)):
+        if not isinstance(operand, np.ndarray) and (name == "x" or operand is not None):
+            raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
+    return _quantized_arrays(x, weight, bias, out, out_dtype, config)
+
+
+def check_operand(name: str) -> str:
+    """The project's word for x's dtype, as `known_name` gives it. Raises UnsupportedError."""
+    if name not in DTYPES:
+        raise UnsupportedError(f"x: expected dtype fp16 or bf16, got {name}")
+    return name
+
+
+def _quantized_arrays(x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_dtype: Any, config: Any) -> Any:
+    gpu = gpu_for_arrays(x=x, weight=weight.values, bias=bias, out=out)
+    name = check_operand(known_name(x.dtype))
+    single = x.ndim == 1
+    rows = x[None] if single else x
+    shape = execute.result_shape(rows.shape, weight.shape)
+    wanted = x.dtype.newbyteorder("=") if out_dtype is None else numpy_dtype("out_dtype", out_dtype)
+    if out_dtype is None and out is not None:
+        wanted = out.dtype
+    dtype_out = execute.check_output(known_name(wanted))
+    visible = (*shape[:-2], shape[-1]) if single else shape
+    if bias is not None:
+        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1])
+    rows = addressed(rows)
+    values, scales, zeros = (None if x is None else addressed(x) for x in execute.weight_operands(weight))
+    target = out
+    if out is not None:
+        if out.shape != visible or out.dtype != wanted:
+            raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {out.shape} and {out.dtype}")
+        if not out.flags.writeable:
+            raise ArgumentError("out: expected an array that can be written, got a read-only one")
+        if addressable(out):
+            check_distinct(out)
+        if not addressable(out) or execute.needs_copy(out, rows, values, scales, zeros, bias):
+            target = None
+    result = np.empty(visible, wanted) if target is None else target
+    rows, values, scales, zeros = (
+        None if x is None else np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (rows, values, scales, zeros)
+    )
+    bias = None if bias is None else addressed(bias)
+    into = result[..., None, :] if single else result
+    operands = execute.Operands(rows, values, scales, zeros, bias, into)
+    kinds = (name, weight.dtype, weight.dtype_scale, dtype_out, "" if bias is None else known_name(bias.dtype))
+    execute.multiply_into(operands, execute.Dtypes(*kinds, weight.group or 0), gpu, config)
+    if out is None:
+        return result
+    if target is None:
+        out[...] = result
+    return out

@@ -1,0 +1,197 @@
+"""Configs of `hopper_weights`: a weight of few bits streams past Hopper's tensor cores. Pure.
+
+Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products, 400 configs in all, what it
+prefers is 1.8% slower than the fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...gpu import Gpu
+from ..matmul.model_hopper import clusters_at_once
+from ..matmul.problem import Matrix
+from .config import BaseConfig
+from .problem import DTYPE_BYTES, DTYPES, OUTPUTS, QuantizedProblem
+
+SLICE = 128  #: of K
+EIGHTHS = (1, 2, 4, 8)  #: rows of X of a tile, in eights
+CLUSTERS = (1, 2, 4, 8)
+MOST_SIZE = (1 << 31) - (1 << 12)
+MOST_GROUP = 1 << 30
+#: registers that a thread gets, by consumer warpgroups, and what it needs beside sums and operands
+REGISTERS, OTHER_REGISTERS, BRINGER_REGISTERS = {1: 255, 2: 168, 3: 128}, 24, 60
+#: constants of the estimate: microseconds of a slice, and for 64 rows of W more, by EIGHTHS; of a launch, of a round of
+#: CTAs; of the exchange within a cluster
+SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
+LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
+CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
+TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))  #: consumer warpgroups, and strips of 64 rows of W of each
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopperWeightsConfig(BaseConfig):
+    """kernels/hopper_weights.cu: a CTA has 8 `eighths` rows of X, 64 strips * consumers of W, and a part of K."""
+
+    schedule: str = "hopper_weights"
+    eighths: int  #: of 8 rows of X
+    consumers: int = 2  #: warpgroups that multiply
+    strips: int = 1  #: of 64 rows of W, of each
+    stages: int = 3  #: of the ring
+    together: int = 2  #: slices of 128 of K of a stage
+    depth: int = 1  #: stages that are on their way to the threads that bring X and the scales
+    unit: int = 2  #: times 32 of K that are converted while as many are multiplied
+    cluster: int = 1  #: CTAs with a part of K each
+    fetched: int = 4  #: slices of W that a CTA asks the L2 for before the kernel ahead in the stream has ended
+
+    @property
+    def rows(self) -> int:
+        """Of X, of a tile."""
+        return 8 * self.eighths
+
+    @property
+    def columns(self) -> int:
+        """Of C, rows of W, of a tile."""
+        return 64 * self.strips * self.consumers
+
+    def blocks(self, problem: QuantizedProblem) -> tuple[int, int]:
+        """Tiles of a product along M and N."""
+        return -(-problem.m // self.rows), -(-problem.n // self.columns)
+
+    def ctas(self, problem: QuantizedProblem) -> int:
+        """Of the launch."""
+        along_m, along_n = self.blocks(problem)
+        return along_m * along_n * problem.batches * self.cluster
+
+    def shared_bytes(self, problem: QuantizedProblem) -> int:
+        """Shared memory of one CTA: the ring with its barriers, or the sums that take its place."""
+        numbers = groups_of_slice(problem) * (2 if problem.zeros is not None else 1)
+        slice_bytes = self.columns * line_bytes(problem) + 2 * SLICE * self.rows + 4 * self.columns * numbers
+        stage = -(-self.together * slice_bytes // 1024) * 1024
+        parts = self.columns if self.cluster > 1 else 0
+        return max(self.stages * (stage + 16), 4 * self.rows * (self.columns + 4 + parts))
+
+    def why_invalid(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
+        """See BaseConfig."""
+        if gpu.matrix_instructions != "wgmma":
+            return f"hopper_weights: needs wgmma, {gpu.name} has none"
+        if problem.dtype not in DTYPES or problem.dtype_out not in OUTPUTS:
+            return f"hopper_weights: multiplies fp16 and bf16, got {problem.dtype} to {problem.dtype_out}"
+        if problem.group and problem.group < 32:
+            return f"hopper_weights: groups of 32 or more, got {problem.group}"
+        if problem.k % 32:
+            return f"hopper_weights: K of whole blocks of 32, got {problem.k}"
+        if max(problem.m, problem.n, problem.k) > MOST_SIZE:
+            return f"hopper_weights: M, N and K of at most {MOST_SIZE}, got {problem.m}, {problem.n}, {problem.k}"
+        for name, matrix, size in (("x", problem.x, 2), ("values", problem.values, 1)):
+            if not in_lines(matrix, size):
+                return f"hopper_weights: {name} along K in rows that begin at 16 bytes"
+        for name, matrix, size in (("scales", problem.scales, scale_bytes(problem)), ("zeros", problem.zeros, 1)):
+            if matrix is None:
+                continue
+            if problem.groups > 1 and matrix.strides[3] != 1:
+                return f"hopper_weights: {name} of a row side by side"
+            if problem.n * matrix.strides[2] * size >= 1 << 31:
+                return f"hopper_weights: {name} of less than 2**31 bytes"
+        return self._why_resources(problem, gpu)
+
+    def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
+        if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4):
+            return f"hopper_weights: eighths and cluster of 1, 2, 4 or 8, unit of 1, 2 or 4, got {self.text}"
+        if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
+            return f"hopper_weights: 1 to 3 consumers of 1 or 2 strips, 256 rows of W at most, got {self.text}"
+        if not (2 <= self.stages <= 16 and self.together in (1, 2, 4) and self.depth in (1, 2) and self.fetched >= 0):
+            return f"hopper_weights: 2 to 16 stages, 1, 2 or 4 slices together, 1 or 2 deep, got {self.text}"
+        if self.cluster > -(-problem.k // SLICE):
+            return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
+        groups = groups_of_slice(problem)
+        scaled = scaled_group(problem) > 0 and not folds(problem)
+        if scaled and self.unit * groups > 4:
+            return f"hopper_weights: a unit of at most {4 // groups} for groups of {problem.group}, got {self.unit}"
+        held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 16 * self.unit) + OTHER_REGISTERS
+        scales = -(-self.columns * self.together // SLICE) * groups * (2 if problem.zeros is not None else 1)
+        brought = self.depth * (4 * self.eighths * self.together + scales) + scales + BRINGER_REGISTERS
+        if max(held, brought) > REGISTERS[self.consumers]:
+            return f"hopper_weights: would spill, threads hold {held} and {brought} registers"
+        if self.ctas(problem) >= 1 << 31:
+            return f"hopper_weights: less than 2**31 CTAs, got {self.ctas(problem)}"
+        if (needed := self.shared_bytes(problem)) > gpu.lds_bytes:
+            return f"hopper_weights: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
+        return None
+
+
+CONFIGS: dict[str, type[BaseConfig]] = {"hopper_weights": HopperWeightsConfig}
+
+
+def groups_of_slice(problem: QuantizedProblem) -> int:
+    """Scales of a row of a slice."""
+    return max(1, SLICE // problem.group) if problem.group else 1
+
+
+def scaled_group(problem: QuantizedProblem) -> int:
+    """K whose sums are scaled as one; 0 where those of a whole row are. A row's zero comes off its values, though."""
+    return problem.group or (MOST_GROUP if problem.zeros is not None else 0)
+
+
+def scale_piece(problem: QuantizedProblem) -> int:
+    """Bytes of scales that one load takes, of a slice that has several."""
+    size = scale_bytes(problem)
+    piece = size
+    outer, inner, row, _ = problem.scales.strides
+    ends = (problem.scales.alignment, *(step * size for step in (outer, inner, row)))
+    while piece < min(4, groups_of_slice(problem) * size) and all(end % (2 * piece) == 0 for end in ends):
+        piece *= 2
+    return piece
+
+
+def line_bytes(problem: QuantizedProblem) -> int:
+    """Of a slice of a row of W."""
+    return SLICE // 2 if problem.is_packed else SLICE
+
+
+def folds(problem: QuantizedProblem) -> bool:
+    """Whether values are multiplied by their scales before they are multiplied by X, which is exact: powers of two, in
+    bf16, which has E8M0's range."""
+    return problem.dtype_w == "fp4" and problem.dtype_scale == "e8m0" and problem.dtype == "bf16" and problem.group > 0
+
+
+def in_lines(matrix: Matrix, size: int) -> bool:
+    """Whether every row is contiguous and begins at 16 bytes."""
+    outer, inner, row, column = matrix.strides
+    return column == 1 and matrix.alignment >= 16 and all(step * size % 16 == 0 for step in (outer, inner, row))
+
+
+def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> float:
+    fixed, more = SLICE_US[config.eighths]
+    clusters = config.ctas(problem) // config.cluster
+    rounds = -(-clusters // int(clusters_at_once(config.cluster, gpu)))
+    slices = -(-problem.k // (SLICE * config.cluster))
+    compute_us = rounds * (ROUND_US + slices * (fixed + more * config.columns / 64))
+    memory_us = problem.bytes / (gpu.bandwidth_gbs * 1e3 * BANDWIDTH_SHARE)
+    return LAUNCH_US + CLUSTER_US[config.cluster] + (compute_us**4 + memory_us**4) ** 0.25
+
+
+def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
+    """Every valid one, the shortest estimate first."""
+    eighths = next((e for e in EIGHTHS if 8 * e >= problem.m), EIGHTHS[-1])
+    units = {1: (4, 2, 1), 2: (2, 1), 4: (2, 1), 8: (1,)}[eighths]
+    depth = 1 if eighths < 4 else 2
+    found: list[tuple[float, HopperWeightsConfig]] = []
+    for consumers, strips in TILES:
+        for cluster in CLUSTERS:
+            knobs = (
+                HopperWeightsConfig(
+                    eighths=eighths, consumers=consumers, strips=strips, stages=stages, cluster=cluster, unit=unit,
+                    together=1 if eighths == 8 else 2, depth=deep)
+                for deep in dict.fromkeys((depth, 1)) for unit in units for stages in (3, 2)
+            )  # fmt: skip
+            config = next((c for c in knobs if c.why_invalid(problem, gpu) is None), None)
+            if config is not None:
+                found.append((_estimate_us(problem, config, gpu), config))
+    yield from (config for _, config in sorted(found, key=lambda pair: pair[0]))
+
+
+def scale_bytes(problem: QuantizedProblem) -> int:
+    """Of one scale."""
+    return DTYPE_BYTES[problem.dtype_scale]

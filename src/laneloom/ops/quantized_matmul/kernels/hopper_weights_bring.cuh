@@ -1,0 +1,191 @@
+// The ring of hopper_weights.cu, and the warpgroup that fills it: W by TMA, X in the order of the weight's values, scales
+// and zeros as the others take them.
+
+#define OF_GROUP (64 * STRIPS)  // rows of W of one warpgroup
+#define COLUMNS (OF_GROUP * CONSUMERS)
+#define ROWS (8 * EIGHTS)
+#define BRINGERS 128  // threads that fill the ring
+#define THREADS (128 * CONSUMERS + BRINGERS)
+#define SLICE 128
+#define LINE (SLICE * BITS / 8)  // bytes of a slice of a row of W
+#define W_BYTES (COLUMNS * LINE)
+#define X_BYTES (ROWS * SLICE * 2)
+#define SCALE_WORDS (COLUMNS * GROUPS * (1 + ZEROS))  // of a slice
+// A stage of the ring has TOGETHER slices: of W, of X, and the scales.
+#define X_AT (TOGETHER * W_BYTES)
+#define BESIDE (X_AT + TOGETHER * X_BYTES)
+#define STAGE_BYTES ((BESIDE + TOGETHER * SCALE_WORDS * 4 + 1023) / 1024 * 1024)
+#define PITCH (COLUMNS + 4)               // of a row of sums, in words
+#define SHARE (ROWS * COLUMNS / CLUSTER)  // sums that a CTA of the cluster finishes
+#define CHUNKS_EACH (ROWS * SLICE / 8 * TOGETHER / BRINGERS)  // of 16 bytes of X, that a thread brings at once
+#define SCALES_EACH ((COLUMNS * TOGETHER + BRINGERS - 1) / BRINGERS)  // rows of W, whose groups' scales it brings
+#define SCALED (GROUP && !FOLD)  // groups' sums are scaled; else their values are, or all sums at the end
+#define UNITS (4 / UNIT)         // of a slice, that are converted and multiplied as one
+#define SUMS (EIGHTS * 4)        // of a strip in one thread
+
+struct WeightSizes {
+    int M, N, K, blocks_m, blocks_n, inner;  // blocks of a product, products of the inner batch
+    i64 x_m, scale_n, zero_n, bias_n, c_m, c_n;  // elements
+    i64 x_outer, x_inner, scale_outer, scale_inner, zero_outer, zero_inner, c_outer, c_inner;
+    int w_outer, w_inner;  // 1, or 0 where W repeats along that batch axis
+};
+
+// More bytes that a barrier's phase waits for, which does not count as an arrival.
+__device__ __forceinline__ void add_bytes(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ uint4 load_line(const u16 *from) {
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(from));
+    return x;
+}
+
+__device__ __forceinline__ void store_word(u32 to, u32 x) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+// A tile: its product, first rows of X and of W; and a CTA's part of K in slices.
+struct Part {
+    int outer, inner, m, n, first, last;
+};
+
+// Of a thread's chunk of X number r: its block of 16 rows, its panel but for `Brought::k`, and its slice.
+__device__ __forceinline__ constexpr int of_chunk(int r, int which) {
+    constexpr int blocks = ROWS / 16;  // none of 8 rows, whose two panels are brought at once
+    return ROWS == 8 ? (which == 2 ? r : 0) : which == 0 ? r % blocks : which == 1 ? r / blocks % 2 : r / blocks / 2;
+}
+
+// Where a thread's part of everything that it brings lies.
+struct Brought {
+    const u16 *x;                         // its chunk of the first slice of K
+    const unsigned char *scales, *zeros;
+    i64 step;                             // of X, 16 rows further
+    u32 scale_rows[SCALES_EACH], zero_rows[SCALES_EACH];
+    u32 to[4];                            // in a stage, of each word of a chunk
+    int thread, k, end, blocks;           // its first k, the end of K; blocks of 16 rows where its row is there
+
+    __device__ __forceinline__ Brought(const u16 *x, const unsigned char *scales, const unsigned char *zeros,
+                                       const WeightSizes &s, const Part &part)
+        : scales(scales), zeros(zeros), step(16 * s.x_m), thread(threadIdx.x - 128 * CONSUMERS),
+          end(min(s.K, part.last * SLICE)) {
+        const int at = thread % 8, row = thread / 8 % (ROWS == 8 ? 8 : 16), panel = ROWS == 8 ? thread / 64 : 0;
+        k = panel * 64 + at * 8;
+        blocks = (s.M - part.m - row + 15) / 16;
+        this->x = x + (i64)(part.m + row) * s.x_m + k;
+#pragma unroll
+        for (int piece = 0; piece < 4; ++piece)
+            to[piece] = X_AT + (panel * ROWS + row) * 128 + ((at / 4 * 4 + piece ^ row & 7) << 4) + at % 4 * 4;
+#pragma unroll
+        for (int r = 0; r < SCALES_EACH; ++r) {
+            const int n = min(part.n + (r * BRINGERS + thread) % COLUMNS, s.N - 1);
+            scale_rows[r] = n * (u32)s.scale_n, zero_rows[r] = n * (u32)s.zero_n;
+        }
+    }
+};
+
+// What one thread brings of TOGETHER slices, on its way. As number r, eight threads bring a line of 128 bytes of X, in a
+// panel of 64 of K: a warp's loads are whole lines, and its stores find different banks.
+struct Bringing {
+    uint4 x[CHUNKS_EACH];
+    u32 scales[SCALES_EACH][GROUPS], zeros[SCALES_EACH][GROUPS];
+
+    template <bool WHOLE>
+    __device__ __forceinline__ void load(const Brought &of, const WeightSizes &s, int slice) {
+        const u16 *from = of.x + slice * SLICE;
+#pragma unroll
+        for (int r = 0; r < CHUNKS_EACH; ++r) {
+            const int k = of_chunk(r, 2) * SLICE + of_chunk(r, 1) * 64;
+            const bool there = of_chunk(r, 0) < of.blocks && (WHOLE || slice * SLICE + of.k + k < of.end);
+            x[r] = there ? load_line(from + of_chunk(r, 0) * of.step + k) : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int r = 0; GROUP && r < SCALES_EACH; ++r) {
+            // Threads without a row of the last ones read what others do.
+            const int own = slice + min((r * BRINGERS + of.thread) / COLUMNS, TOGETHER - 1);
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                int group = GROUPS > 1 ? own * GROUPS + g : own * SLICE / max(GROUP, 1);
+                if (!WHOLE) group = min(group, (s.K - 1) / max(GROUP, 1));
+                scales[r][g] = load_number<SCALE_BYTES>(of.scales + (of.scale_rows[r] + group) * SCALE_BYTES);
+                if (ZEROS) zeros[r][g] = load_number<1>(of.zeros + of.zero_rows[r] + group);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load(const Brought &of, const WeightSizes &s, int slice, int last) {
+        if (slice + TOGETHER <= last && (slice + TOGETHER) * SLICE <= s.K) load<true>(of, s, slice);
+        else load<false>(of, s, slice);
+    }
+
+    // stage: where it lies.
+    __device__ __forceinline__ void store(const Brought &of, u32 stage) const {
+#pragma unroll
+        for (int r = 0; r < CHUNKS_EACH; ++r) {
+            if (of_chunk(r, 0) >= of.blocks) continue;  // what lies there, no sum that is stored has
+            // Four chunks of 8 become others: of two steps the first and second half, a word of each.
+#pragma unroll
+            for (int piece = 0; piece < 4; ++piece)
+                store_word(stage + of.to[piece] + of_chunk(r, 2) * X_BYTES +
+                               (of_chunk(r, 1) * ROWS + of_chunk(r, 0) * 16) * 128,
+                           ordered(x[r], piece));
+        }
+#pragma unroll
+        for (int r = 0; GROUP && r < SCALES_EACH; ++r) {
+            const int i = r * BRINGERS + of.thread;
+            if (COLUMNS * TOGETHER % BRINGERS && i >= COLUMNS * TOGETHER) continue;
+            const u32 words = stage + BESIDE + (i / COLUMNS * SCALE_WORDS + i % COLUMNS) * 4;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) {
+                const u32 bits = scales[r][g];
+                store_word(words + g * COLUMNS * 4, FOLD ? folded(bits) : __float_as_uint(scale_of(bits)));
+                if (ZEROS) {
+                    const float zero = zeros[r][g];
+                    store_word(words + (GROUPS + g) * COLUMNS * 4, pair_of(zero, zero));
+                }
+            }
+        }
+    }
+};
+
+// By a warpgroup: fill the ring.
+__device__ __forceinline__ void bring(const TensorMap *w_map, const u16 *x, const unsigned char *scales,
+                                      const unsigned char *zeros, const WeightSizes &s, u32 ring, u32 full, u32 empty,
+                                      const Part &part) {
+    const int thread = threadIdx.x - 128 * CONSUMERS;
+    const int z = part.inner * s.w_inner, w = part.outer * s.w_outer;
+    for (int i = thread; i < min(FETCHED, part.last - part.first); i += BRINGERS)
+        fetch_box(w_map, (part.first + i) * LINE, part.n, z, w);
+    wait_for_predecessor();
+    const Brought of(x, scales, zeros, s, part);
+    Bringing bringing[DEPTH];
+#pragma unroll
+    for (int d = 0; d < DEPTH; ++d)
+        if (part.first + d * TOGETHER < part.last)
+            bringing[d].load(of, s, part.first + d * TOGETHER, part.last);
+    u32 stage = 0, phase = 0;
+#pragma unroll 1
+    for (int slice = part.first; slice < part.last;) {
+#pragma unroll
+        for (int d = 0; d < DEPTH; ++d) {
+            if (slice >= part.last) break;
+            wait_barrier(empty + 8 * stage, phase ^ 1);
+            const u32 to = ring + stage * STAGE_BYTES, barrier = full + 8 * stage;
+            if (thread == 0) {
+                const int count = min(TOGETHER, part.last - slice);
+                add_bytes(barrier, count * W_BYTES);
+                for (int i = 0; i < count; ++i)
+                    load_box(w_map, to + i * W_BYTES, barrier, (slice + i) * LINE, part.n, z, w);
+            }
+            bringing[d].store(of, to);
+            // wgmma reads what was written so; then the warp says so.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            __syncwarp();
+            if (thread % 32 == 0) arrive(barrier);
+            const int next = slice + DEPTH * TOGETHER;
+            if (next < part.last) bringing[d].load(of, s, next, part.last);
+            if (++stage == STAGES) stage = 0, phase ^= 1;
+            slice += TOGETHER;
+        }
+    }
+}

@@ -1,0 +1,124 @@
+// What hopper_weights.cu reads of a weight: its values as pairs of 16-bit floats, its scales and zeros.
+// VALUES: 0 int4, 1 uint4, 2 fp4 (E2M1), 3 int8, 4 fp8 (E4M3). SCALES: 0 FP32, 1 FP16, 2 BF16, 3 E8M0, 4 E4M3.
+// Source: PTX ISA, `lop3`, `cvt`; OCP Microscaling Formats, E2M1 and E8M0.
+
+#if FP16
+#define MMA_TYPES "f16.f16"
+#define PAIR "f16x2"
+#define ONE_OF_UNITS 0x6400  // 1024: the last bit is worth 1
+#else
+#define MMA_TYPES "bf16.bf16"
+#define PAIR "bf16x2"
+#define ONE_OF_UNITS 0x4300  // 128
+#endif
+#define BOTH(x) ((u32)(x) * 0x10001u)
+
+__device__ __forceinline__ u32 minus(u32 x, u32 y) {
+    u32 z;
+    asm("sub." PAIR " %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+__device__ __forceinline__ u32 times(u32 x, u32 y) {
+    u32 z;
+    asm("mul." PAIR " %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+__device__ __forceinline__ u32 pair_of(float low, float high) {
+    u32 z;
+    asm("cvt.rn." PAIR ".f32 %0, %1, %2;" : "=r"(z) : "f"(high), "f"(low));
+    return z;
+}
+
+// The values i and i + 4 of eight in a word: bits in, a pair of floats out. Of integers the bits stand where those of
+// 128 (1024) count ones, so that a subtraction, which is exact, leaves the value; with zeros `zero`, a pair, comes off too.
+__device__ __forceinline__ u32 pair_of_4(u32 word, int i, u32 zero) {
+#if VALUES == 2
+    const u32 top = word << (12 - 4 * i);  // sign, two bits of exponent, one of mantissa
+    const u32 small = (top & 0x80008000u) | (FP16 ? top >> 3 & 0x0E000E00u : top >> 6 & 0x01C001C0u);
+    return times(small, BOTH(FP16 ? 0x7400 : 0x7E80));  // 2^14, 2^126: what the exponents' biases differ by
+#else
+    u32 bits;
+    // (word & mask) ^ number: of int4 the sign's bit is turned, which adds 8
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(bits)
+        : "r"(word >> 4 * i), "n"(0x000F000F), "n"(BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0))));
+    const u32 value = minus(bits, BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0)));
+    return ZEROS ? minus(value, zero) : value;
+#endif
+}
+
+// The bytes `at` and `at` + 1 of a word.
+__device__ __forceinline__ u32 pair_of_8(u32 word, int at) {
+#if VALUES == 4
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)(word >> 8 * at)));
+#if FP16
+    return halves;
+#else
+    fp16 low = {(u16)halves}, high = {(u16)(halves >> 16)};
+    return pair_of(as_float(low), as_float(high));
+#endif
+#else
+    const u32 raised = word ^ 0x80808080u;  // 128 more, as unsigned bytes
+#if FP16
+    return minus(__byte_perm(raised, 0x64646464u, at ? 0x4342 : 0x4140), BOTH(0x6480));
+#else
+    const float low = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7440 + at));  // 2^23 and the byte
+    const float high = __uint_as_float(__byte_perm(raised, 0x4B000000u, 0x7441 + at));
+    return pair_of(low - 8388736.0f, high - 8388736.0f);
+#endif
+#endif
+}
+
+// Eight neighbours along K as four pairs, in the order of `ordered`.
+__device__ __forceinline__ void floats(u32 (&pairs)[4], u32 from, u32 zero) {
+#if BITS == 4
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_4(word, i, zero);
+#else
+    u32 words[2];
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_8(words[i / 2], i % 2 * 2);
+#endif
+}
+
+// Of eight elements of X those that the weight's pair `i` is multiplied by: of 4 bits i and i + 4, else two neighbours.
+__device__ __forceinline__ u32 ordered(const uint4 &x, int i) {
+#if BITS == 4
+    return i < 2 ? __byte_perm(x.x, x.z, i ? 0x7632 : 0x5410) : __byte_perm(x.y, x.w, i == 3 ? 0x7632 : 0x5410);
+#else
+    return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
+#endif
+}
+
+// A number of BYTES bytes. Volatile: not before the kernels ahead have ended.
+template <int BYTES>
+__device__ __forceinline__ u32 load_number(const unsigned char *from) {
+    return BYTES == 1 ? *(const volatile unsigned char *)from
+           : BYTES == 2 ? *(const volatile u16 *)from : *(const volatile u32 *)from;
+}
+
+__device__ __forceinline__ float scale_of(u32 bits) {
+#if SCALES == 0
+    return __uint_as_float(bits);
+#elif SCALES == 1
+    return as_float(fp16{(u16)bits});
+#elif SCALES == 2
+    return as_float(bf16{(u16)bits});
+#elif SCALES == 3
+    return __uint_as_float(bits == 255 ? 0x7FC00000u : bits ? bits << 23 : 0x00400000u);
+#else
+    u32 halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"((u16)bits));
+    return as_float(fp16{(u16)halves});
+#endif
+}
+
+// An E8M0 scale as two of bf16, which has its exponents: values of 4 bits times it are exact.
+__device__ __forceinline__ u32 folded(u32 bits) {
+    return BOTH(bits == 255 ? 0x7FC0u : bits ? bits << 7 : 0x0040u);
+}

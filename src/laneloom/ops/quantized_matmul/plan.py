@@ -1,0 +1,69 @@
+"""Which config runs a product with a weight of few bits. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from ...errors import InvalidConfigError, UnsupportedError
+from ...gpu import Gpu
+from .config import MOST_WITH_ZEROS, BaseConfig, QuantizedConfig, parse_config
+from .config_hopper import hopper_configs
+from .problem import QuantizedProblem
+
+#: rows up to which a tile is made for: block_m, block_n, block_k, warps; above, LARGE
+TILES = ((1, 1, 16, 128, 1), (16, 16, 16, 128, 1), (64, 32, 32, 64, 2))
+#: of more rows; of weights of 8 bits a longer K-tile leaves no registers (RDNA)
+LARGE = {True: (64, 128, 64, 4), False: (64, 128, 32, 4)}
+MOST_PARTS, WAVES = 8, 2  #: of K; waves of a SIMD that parts of K are for
+
+
+def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
+    """Best first; of `tiles` on every GPU, of `hopper_weights` ahead of them where it can read the operands.
+
+    The tile goes by the rows: few have K-tiles of several small groups, whose lines of memory are whole.
+
+    Of few waves, fewer than a GPU has SIMDs, K goes in parts: their second launch is worth the memory's latency then.
+    """
+    if gpu.matrix_instructions == "wgmma":
+        yield from hopper_configs(problem, gpu)
+    stages = 2 if gpu.vendor == "nvidia" else 1
+    longest = 1 << max(4, (problem.k - 1).bit_length())
+    for rows, block_m, block_n, block_k, num_warps in (*TILES, (problem.m, *LARGE[problem.is_packed])):
+        if problem.m > rows:
+            continue
+        if block_m > 32:
+            block_k = min(block_k, problem.group or block_k)
+        elif block_m > 1 and problem.zeros and problem.group:
+            block_k = min(block_k, MOST_WITH_ZEROS * problem.group)
+        config = QuantizedConfig(
+            block_m=block_m, block_n=block_n, block_k=min(block_k, longest), num_warps=num_warps, stages=stages
+        )
+        waves, simds = config.programs(problem) * num_warps, gpu.compute_units * gpu.simds_per_cu
+        parts = min(MOST_PARTS, -(-WAVES * simds // waves)) if waves < simds else 1
+        yield config.with_knobs(split_k=parts)
+    yield QuantizedConfig(block_m=16, block_n=16, block_k=16, num_warps=1, stages=1)
+
+
+@lru_cache(maxsize=4096)
+def plan(problem: QuantizedProblem, gpu: Gpu) -> BaseConfig:
+    """The config that `quantized_matmul` runs when none is given. Pure. Raises UnsupportedError."""
+    first = None
+    for config in candidates(problem, gpu):
+        why = config.why_invalid(problem, gpu)
+        if why is None:
+            return config
+        first = first or why
+    raise UnsupportedError(f"{first} (no schedule can do {problem.key} on {gpu.name})")
+
+
+def checked_config(problem: QuantizedProblem, gpu: Gpu, config: Any) -> BaseConfig:
+    """`config`, or the planned one. Raises InvalidConfigError for one that cannot do the problem on the GPU."""
+    if config is None:
+        return plan(problem, gpu)
+    chosen = parse_config(config)
+    why = chosen.why_invalid(problem, gpu)
+    if why is not None:
+        raise InvalidConfigError(f"config {chosen.text} cannot run: {why}")
+    return chosen

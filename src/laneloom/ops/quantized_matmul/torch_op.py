@@ -1,0 +1,215 @@
+"""torch.ops.laneloom.quantized_matmul: the product as an opaque operator, with a fake implementation and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...errors import ArgumentError, UnsupportedError
+from ..matmul.execute import check_distinct
+from ..matmul.torch_op import known_name, summing_step
+from ..operators import Composed, check_strided, complete, mark_written, one_by_one, refuse_out, to_front
+from ..scalars import shown
+from ..target import active_gpu, expected_device_type
+from ..warm import WarmCalls, maker_of
+from . import execute
+from .api import check_operand
+from .config import BaseConfig
+from .weight import QuantizedWeight
+
+_NAMES = ("x", "values", "scales", "zeros", "bias", "out")
+
+
+def quantized_tensors(
+    x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_dtype: Any, config: BaseConfig | None
+) -> torch.Tensor:
+    """`laneloom.quantized_matmul` on torch tensors."""
+    for name, operand in (("x", x), ("weight", weight.values), ("bias", bias), ("out", out)):
+        if not isinstance(operand, torch.Tensor) and (operand is not None or name in ("x", "weight")):
+            kind = "a numpy array" if name == "weight" else type(operand).__name__
+            raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {kind}")
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
+    if x.ndim == 0:
+        raise ArgumentError("x: expected at least 1 axis, got a scalar")
+    if torch.is_grad_enabled() and (weight.scales.requires_grad or weight.values.requires_grad):
+        raise UnsupportedError("weight: expected one without gradients; use .detach() on its tensors")
+    how = (weight.dtype, weight.group or 0)
+    text = None if config is None else config.text
+    rows = x[None] if x.ndim == 1 else x
+    if out is None:
+        c = quantized_operator(rows, *execute.weight_operands(weight), bias, *how, out_dtype, text)
+        return c.squeeze(-2) if x.ndim == 1 else c
+    if out.dtype != (out_dtype or out.dtype):
+        raise ArgumentError(f"out: expected dtype {out_dtype}, got {out.dtype}")
+    target = out.unsqueeze(-2) if x.ndim == 1 else out
+    quantized_out_operator(rows, *execute.weight_operands(weight), bias, target, *how, text)
+    return out
+
+
+def _check(x, values, scales, zeros, bias, dtype, group, out=None) -> tuple[tuple[int, ...], QuantizedWeight]:
+    """C's shape, and the weight. Raises for operands that no product takes."""
+    for name, tensor in zip(_NAMES, (x, values, scales, zeros, bias, out), strict=True):
+        if tensor is None:
+            continue
+        check_strided(name, tensor)
+        if tensor.device != x.device:
+            raise ArgumentError(f"{name}: expected a tensor on {x.device}, as x is, got one on {tensor.device}")
+    weight = QuantizedWeight(values, scales, dtype, group or None, zeros)
+    shape = execute.result_shape(x.shape, weight.shape, torch.broadcast_shapes)
+    check_operand(known_name(x.dtype))
+    if bias is not None:
+        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1])
+    if out is not None:
+        execute.check_output(known_name(out.dtype))
+        if tuple(out.shape) != tuple(shape):
+            raise ArgumentError(f"out: expected shape {tuple(shape)}, got {tuple(out.shape)}")
+    return shape, weight
+
+
+def _expanded(x, values, scales, zeros, bias, out) -> execute.Operands:
+    """The operands with all of C's batch axes."""
+    if out.dim() > 2:
+        batch = out.shape[:-2]
+        x, values, scales, zeros = (
+            None if t is None else t.expand(*batch, *t.shape[-2:]) for t in (x, values, scales, zeros)
+        )
+    return execute.Operands(x, values, scales, zeros, bias, out)
+
+
+def _prepare_into(x, values, scales, zeros, bias, out, weight, config) -> Callable[..., None]:
+    """What writes C into out, which is distinct from all others, for tensors that lie as these do."""
+    gpu = active_gpu()
+    if x.device.type != (expected := expected_device_type()):
+        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
+        raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
+    for name, t in zip(_NAMES, (x, values, scales, zeros, bias, out), strict=True):
+        if t is not None and t.data_ptr() % t.itemsize:  # torch.from_numpy takes such arrays
+            raise ArgumentError(f"{name}: expected elements at multiples of {t.itemsize} bytes, got {t.data_ptr():#x}")
+    kinds = (known_name(x.dtype), weight.dtype, weight.dtype_scale, known_name(out.dtype))
+    dtypes = execute.Dtypes(*kinds, "" if bias is None else known_name(bias.dtype), weight.group or 0)
+    run = execute.prepare(_expanded(x, values, scales, zeros, bias, out), dtypes, gpu, config)
+    return lambda *operands: run(_expanded(*operands))
+
+
+def _prepare(x, values, scales, zeros, bias, dtype, group, out_dtype, config) -> Callable[..., torch.Tensor]:
+    """What makes C of tensors that lie as these do."""
+    shape, weight = _check(x, values, scales, zeros, bias, dtype, group)
+    first = x.new_empty(shape, dtype=out_dtype or x.dtype)
+    execute.check_output(known_name(first.dtype))
+    make, run_into = maker_of(first), _prepare_into(x, values, scales, zeros, bias, first, weight, config)
+
+    def run(x, values, scales, zeros, bias, *_: Any) -> torch.Tensor:
+        out = make()
+        run_into(x, values, scales, zeros, bias, out)
+        return out
+
+    return run
+
+
+_warm = WarmCalls(_prepare)
+
+
+def _quantized(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None):
+    return _warm(x, values, scales, zeros, bias, dtype, group, out_dtype, config)
+
+
+def _fake(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None):
+    shape, _ = _check(x, values, scales, zeros, bias, dtype, group)
+    execute.check_output(known_name(out_dtype or x.dtype))
+    return x.new_empty(shape, dtype=out_dtype or x.dtype)
+
+
+def _quantized_out(x, values, scales, zeros, bias, out, dtype, group=0, config=None):
+    _, weight = _check(x, values, scales, zeros, bias, dtype, group, out)
+    check_distinct(out)
+    copies = execute.needs_copy(out, x, values, scales, zeros, bias)
+    result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
+    with torch.cuda.device(x.device if x.device.type == "cuda" else -1), torch.no_grad():
+        operands = (x, values, scales, zeros, bias, result)
+        _prepare_into(*operands, weight, config)(*operands)
+    if copies:
+        out.copy_(result)
+    mark_written(out)
+
+
+def _out_fake(x, values, scales, zeros, bias, out, dtype, group=0, config=None):
+    _check(x, values, scales, zeros, bias, dtype, group, out)
+
+
+def _remember(ctx, inputs, output) -> None:
+    x, values, scales, zeros, bias, ctx.dtype, ctx.group, *_ = inputs
+    ctx.save_for_backward(x, values, scales, zeros, bias)
+
+
+def _make_gradients(prepared, grad, x, values, scales, zeros, bias, dtype, group, *wanted) -> Callable[..., Any]:
+    """What gives dX = dC W, summed over the axes along which x was broadcast, and dbias = the sum of dC's rows.
+
+    dC and W enter the product rounded to x's dtype; rows are summed in FP32.
+    """
+
+    def dequantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
+        return QuantizedWeight(values, scales, dtype, group or None, zeros).dequantize(x_dtype)
+
+    x_dtype = x.dtype
+    step = None
+    if wanted[0]:
+        step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x.shape)
+
+    def run(grad, x, values, scales, zeros, bias, *_: Any) -> tuple[Any, Any]:
+        grad_x = None if step is None else step(grad.to(x_dtype), dequantized(values, scales, zeros))
+        grad_bias = None
+        if bias is not None and wanted[1]:
+            grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=torch.float32).to(bias.dtype)
+        return grad_x, grad_bias
+
+    return run
+
+
+_differentiate = Composed(_make_gradients)
+
+
+def _gradients(ctx, grad):
+    wanted = ctx.needs_input_grad
+    grad_x, grad_bias = _differentiate(grad, *ctx.saved_tensors, ctx.dtype, ctx.group, wanted[0], wanted[4])
+    return grad_x, None, None, None, grad_bias, None, None, None, None
+
+
+def _batched(call, info, in_dims, x, values, scales, zeros, bias, *rest):
+    """One launch, unless a bias is batched, which takes a call for every element."""
+    if in_dims[4] is not None:
+        return one_by_one(call, info, in_dims, x, values, scales, zeros, bias, *rest)
+    weight = [values, scales, zeros]
+    if any(axis is not None for axis in in_dims[1:4]):  # each of its tensors has all of its batch axes
+        weight = [
+            t if t is None else t.expand(info.batch_size, *t.shape) if axis is None else t.movedim(axis, 0)
+            for t, axis in zip(weight, in_dims[1:4], strict=True)
+        ]
+        ndim = max(x.dim() - (in_dims[0] is not None), values.dim() - (in_dims[1] is not None))
+        weight = [to_front(t, 0, ndim) for t in weight]
+    else:
+        ndim = values.dim()
+    return call(to_front(x, in_dims[0], ndim), *weight, bias, *rest), 0
+
+
+_TENSORS = "Tensor x, Tensor values, Tensor scales, Tensor? zeros, Tensor? bias"
+_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::quantized_matmul",
+    _quantized,
+    mutates_args=(),
+    schema=f"({_TENSORS}, str dtype, int group=0, ScalarType? out_dtype=None, str? config=None) -> Tensor",
+)
+_OPERATOR.register_fake(_fake)
+quantized_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=lambda args: (0,), warm=_warm
+)
+_OUT_OPERATOR: Any = torch.library.custom_op(
+    "laneloom::quantized_matmul_out",
+    _quantized_out,
+    mutates_args=("out",),
+    schema=f"({_TENSORS}, Tensor(a!) out, str dtype, int group=0, str? config=None) -> ()",
+)
+_OUT_OPERATOR.register_fake(_out_fake)
+quantized_out_operator = complete(_OUT_OPERATOR, batched=refuse_out)

@@ -1,0 +1,51 @@
+"""Machine code of products with weights of few bits: matrix instructions, no spills, and how many integers unpack."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from laneloom.codegen import CodeObject
+from laneloom.gpu import get_gpu
+from laneloom.ops.quantized_matmul.config import QuantizedConfig
+from laneloom.ops.quantized_matmul.execute import code_object
+from laneloom.ops.quantized_matmul.plan import candidates
+from laneloom.ops.quantized_matmul.problem import QuantizedProblem
+
+GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", "sm_90a")
+KINDS = ("int4", "uint4", "fp4", "int8", "fp8")
+MATRIX = r"\bv_wmma_|\bv_mfma_|\bwgmma\.mma_async|\bmma\.sync"
+
+
+def compiled(gpu: str, m: int, kind: str, dtype: str, **how) -> CodeObject:
+    problem = QuantizedProblem.contiguous(m, 4096, 4096, dtype=dtype, dtype_w=kind, zeros=kind == "uint4", **how)
+    row = get_gpu(gpu)
+    tile = next(config for config in candidates(problem, row) if isinstance(config, QuantizedConfig))
+    assert tile.why_invalid(problem, row) is None
+    code = code_object(problem, row, tile)
+    assert code.spills == 0
+    assert code.lds_bytes <= row.lds_bytes
+    return code
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("m", [1, 16, 64, 512])
+def test_planned_tiles_spill_nothing(gpu, kind, dtype, m):
+    """One row has no use for a matrix instruction's 16, others are multiplied by it."""
+    code = compiled(gpu, m, kind, dtype)
+    assert bool(re.search(MATRIX, code.asm)) == (m > 1)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
+def test_four_bits_become_two_halves_by_four_instructions(gpu):
+    """One `and`, one `xor` for both numbers of a byte: of 16 x 128 a lane has 32 bytes."""
+    asm = compiled(gpu, 1, "int4", "fp16").asm
+    pairs = 16 * 128 // 32 // 2
+    for word in ("0xf000f", "0x64086408"):
+        assert len(re.findall(rf"\b{word}\b", asm)) == pairs
+    loads = re.findall(r"(?:global|buffer)_load_b128", asm)
+    assert len(loads) == 2, "16 bytes of 2 rows a lane"

@@ -1,0 +1,119 @@
+"""Problems, configs and plans of products with weights of few bits: all pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
+from laneloom.gpu import get_gpu
+from laneloom.ops.quantized_matmul.config import MOST_PROGRAMS, QuantizedConfig, parse_config
+from laneloom.ops.quantized_matmul.plan import checked_config, plan
+from laneloom.ops.quantized_matmul.problem import QuantizedProblem
+
+GPUS = ("gfx1100", "gfx1151", "gfx1201", "gfx908", "gfx90a", "gfx942", "gfx950", "gfx1250", "sm_90a")
+AMD = [name for name in GPUS if name != "sm_90a"]
+GFX1151 = get_gpu("gfx1151")
+TILE = QuantizedConfig(block_m=16, block_n=16, block_k=32)
+
+
+def product(m: int = 64, n: int = 256, k: int = 512, **how) -> QuantizedProblem:
+    return QuantizedProblem.contiguous(m, n, k, **how)
+
+
+@pytest.mark.parametrize("name", GPUS)
+@pytest.mark.parametrize("group", [0, 16, 32, 128, 1024])
+def test_every_gpu_has_a_plan(name, group):
+    for m, n, k in ((1, 1, 2), (1, 4096, 4096), (3, 100, 1000), (33, 5000, 200), (5000, 128, 64)):
+        for how in ({}, {"dtype_w": "fp8", "dtype": "bf16", "batch": 7}):
+            problem, gpu = product(m, n, k, group=group, **how), get_gpu(name)
+            assert plan(problem, gpu).why_invalid(problem, gpu) is None
+
+
+@pytest.mark.parametrize("name", AMD)
+def test_a_plan_goes_by_rows(name):
+    """One row is multiplied by multiply-adds, up to 16 by a matrix instruction's rows; few have K-tiles of several
+    small groups."""
+    for m, block_m, block_k in (
+        (1, 1, 128), (2, 16, 128), (16, 16, 128), (17, 32, 64), (64, 32, 64), (65, 64, 16), (4096, 64, 16)
+    ):  # fmt: skip
+        config = plan(product(m, 65536, 4096), get_gpu(name))
+        assert isinstance(config, QuantizedConfig)
+        assert (config.block_m, config.split_k, config.stages) == (block_m, 1, 1)
+        small = plan(product(m, 65536, 4096, group=16), get_gpu(name))
+        assert isinstance(small, QuantizedConfig)
+        assert small.block_k == block_k
+        few = plan(product(m, 65536, 4096, group=16, zeros=True), get_gpu(name))
+        assert isinstance(few, QuantizedConfig)
+        assert few.block_k == (block_k if m == 1 else min(block_k, 64))
+
+
+def test_k_goes_in_parts_where_waves_are_few():
+    """MI300X has 1216 SIMDs, Strix Halo 80."""
+    parts = {name: plan(product(1, 4096, 4096), get_gpu(name)).split_k for name in ("gfx942", "gfx1151")}  # pyright: ignore
+    assert parts == {"gfx942": 8, "gfx1151": 1}
+    few = plan(product(1, 64, 256), get_gpu("gfx942"))
+    assert few.parts(product(1, 64, 256)) == 2, "as many as there are groups"
+
+
+def test_a_problem():
+    problem = product(3, 64, 200, zeros=True, bias="fp32", dtype_scale="e8m0", group=32)
+    assert (problem.groups, problem.k_stored, problem.has_bias, problem.batches) == (7, 100, True, 1)
+    assert problem.flops == 2 * 3 * 64 * 200
+    assert problem.bytes == 3 * 200 * 2 + 64 * (100 + 7 + 7 + 4) + 3 * 64 * 2
+    assert problem.key == "quantized_matmul/nnnn/fp16_int4_e8m0_fp16/g32/b1_m3_n64_k200/zeros/bias_fp32"
+    sums = problem.of_sums()
+    assert (sums.dtype_out, sums.has_bias, sums.out.strides) == ("fp32", False, (0, 0, 64, 1))
+    assert product(k=100, group=128) == product(k=100, group=0), "one group is the row"
+    batch = product(3, 64, 64, batch=5, dtype_w="int8")
+    assert batch.values.strides == (0, 64 * 64, 64, 1)
+    with pytest.raises(ArgumentError, match="k: expected an even K of fp4, got 33"):
+        product(k=33, dtype_w="fp4")
+
+
+def test_text_and_back():
+    config = TILE.with_knobs(split_k=4)
+    assert parse_config(config.text) == config
+    assert parse_config("tiles:block_m=16,block_n=16,block_k=32") == TILE
+    for text, message in (
+        ("dot:", "expected a schedule of tiles"), ("tiles:rows=3", "unknown knob 'rows'"), ("tiles:", "needs block_m"),
+        ("tiles:block_m=x", "knob block_m must be of type int, got 'x'"), (3, "expected a config or its text, got 3"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"^config: .*{message}"):
+            parse_config(text)
+
+
+@pytest.mark.parametrize(("config", "problem", "why"), [
+    (TILE, product(dtype="fp32"), "tiles: multiplies fp16 and bf16, got fp32"),
+    (TILE, product(dtype_out="int32"), "out_dtype: expected fp32, fp16 or bf16, got int32"),
+    (TILE, replace(product(), k=0), "K: expected 1 to 1073741824, got 0"),
+    (TILE, product(m=1 << 31), "M: expected 1 to 1073741824, got 2147483648"),
+    (TILE.with_knobs(block_n=24), product(), "blocks of powers of two, along N and K from 16 on"),
+    (TILE.with_knobs(block_k=8), product(), "blocks of powers of two, along N and K from 16 on"),
+    (TILE.with_knobs(block_m=8), product(), "block_m of 1, or of 16 to 256 rows, got 8"),
+    (TILE.with_knobs(block_m=512), product(), "block_m of 1, or of 16 to 256 rows, got 512"),
+    (TILE.with_knobs(block_m=1), product(), "block_m of 1 is for a single row, got M = 64"),
+    (TILE.with_knobs(block_k=512), product(group=32), "block_k of at most 8 groups of 32, got 512"),
+    (TILE.with_knobs(block_k=256), product(group=32, zeros=True), "block_k of at most 4 groups of 32, got 256"),
+    (TILE.with_knobs(num_warps=3), product(), "1, 2, 4 or 8 warps, stages and group_m of 1 or more"),
+    (TILE.with_knobs(split_k=65), product(), "split_k of 1 to 64, got 65"),
+    (TILE, product(1 << 20, 1 << 20), f"at most {MOST_PROGRAMS} programs, got {1 << 32}"),
+    (TILE.with_knobs(block_m=256, block_n=256, block_k=128), product(), "needs 131072 bytes of LDS, gfx1151 gives "),
+])  # fmt: skip
+def test_what_tiles_refuses(config, problem, why):
+    assert why in str(config.why_invalid(problem, GFX1151))
+
+
+def test_errors_of_plans():
+    with pytest.raises(UnsupportedError, match=r"multiplies fp16 and bf16, got fp32 \(no schedule can do quantized_"):
+        plan(product(dtype="fp32"), GFX1151)
+    with pytest.raises(InvalidConfigError, match=r"^config tiles:.* cannot run: tiles: block_m of 1 is for a single "):
+        checked_config(product(), GFX1151, TILE.with_knobs(block_m=1))
+
+
+def test_large_groups_are_scaled_in_spans():
+    for group, span in ((0, 32), (32, 32), (256, 256), (1024, 256)):
+        assert TILE.span(product(k=4096, group=group)) == span
+    assert TILE.with_knobs(block_k=128).span(product(k=4096, group=32)) == 128, "a K-tile of four groups"
+    assert TILE.with_knobs(split_k=64).parts(product(k=4096, group=1024)) == 16

@@ -1,0 +1,123 @@
+"""laneloom.quantized_matmul on a real GPU: every weight, every way that `hopper_weights` takes, and what falls to
+`tiles`."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import laneloom  # noqa: E402
+from laneloom import QuantizedWeight  # noqa: E402
+from laneloom.ops.quantized_matmul import reference  # noqa: E402
+from laneloom.ops.quantized_matmul.config_hopper import hopper_configs  # noqa: E402
+from laneloom.ops.quantized_matmul.problem import QuantizedProblem  # noqa: E402
+from laneloom.ops.target import active_gpu  # noqa: E402
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_allocations")]
+
+NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+KINDS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+
+def weight_of(dtype, n, k, group, *batch, scale="fp16", zeros=False) -> QuantizedWeight:
+    packed = dtype in ("int4", "uint4", "fp4")
+    values = torch.randint(0, 256, (*batch, n, k // 2 if packed else k), dtype=torch.uint8, device="cuda")
+    if dtype == "int8":
+        values = values.view(torch.int8)
+    elif dtype == "fp8":
+        values = values.where(values & 0x7F != 0x7F, 0).view(torch.float8_e4m3fn)
+    shape = (*batch, n, -(-k // group) if group else 1)
+    if scale == "e8m0":
+        scales = torch.randint(120, 134, shape, dtype=torch.uint8, device="cuda")
+    else:
+        scales = (torch.rand(shape, device="cuda") + 0.5).to(KINDS[scale])
+    of_groups = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda") if zeros else None
+    return QuantizedWeight(values, scales, dtype, group, of_groups)
+
+
+def check(got, x, weight, bias=None) -> None:
+    zeros = None if weight.zeros is None else weight.zeros.cpu()
+    on_host = QuantizedWeight(weight.values.cpu(), weight.scales.cpu(), weight.dtype, weight.group, zeros)
+    bias = None if bias is None else bias.cpu().double().numpy()
+    verdict = reference.judge(
+        got.cpu().double().numpy(), x.cpu().double().numpy(), on_host, NAMES[got.dtype], bias, None
+    )
+    assert verdict.ok, verdict
+
+
+#: weight, scales, group, zeros
+CASES = [
+    ("int4", "fp16", 128, False), ("int4", "fp32", 64, False), ("int4", "bf16", None, False),
+    ("uint4", "fp16", 128, True), ("uint4", "fp32", 32, True), ("uint4", "bf16", None, True),
+    ("fp4", "e8m0", 32, False), ("fp4", "fp8", 16, False), ("fp4", "fp16", 256, False),
+    ("int8", "fp32", None, False), ("int8", "fp16", 64, False), ("fp8", "fp32", None, False),
+    ("fp8", "bf16", 128, False), ("fp8", "e8m0", 32, False),
+]  # fmt: skip
+#: rows, columns and K that fill no tile, the latter no slice either
+SHAPES = [(1, 200, 1024), (16, 512, 2880), (100, 130, 736)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_weights(case, dtype):
+    kind, scale, group, zeros = case
+    for m, n, k in SHAPES:
+        weight = weight_of(kind, n, k, group, scale=scale, zeros=zeros)
+        x, bias = torch.randn(m, k, device="cuda").to(dtype), torch.randn(n, device="cuda").to(dtype)
+        got = laneloom.quantized_matmul(x, weight, bias=bias, out_dtype=torch.float32)
+        check(got, x, weight, bias)
+        assert torch.equal(got, laneloom.quantized_matmul(x, weight, bias=bias, out_dtype=torch.float32))
+
+
+@pytest.mark.parametrize("m", [1, 12, 30, 64, 150])
+def test_every_config(m):
+    """All that the plan ranks, several times over: what is overwritten too early is not always wrong."""
+    n, k = 1000, 4096
+    weight = weight_of("int4", n, k, 128)
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    configs = list(hopper_configs(QuantizedProblem.contiguous(m, n, k, dtype="bf16"), active_gpu()))
+    assert len(configs) > 10
+    for config in configs:
+        first = laneloom.quantized_matmul(x, weight, config=config)
+        check(first, x, weight)
+        for _ in range(20):
+            assert torch.equal(first, laneloom.quantized_matmul(x, weight, config=config)), config.text
+
+
+def test_where_it_lies():
+    """Strides, batches, experts, a weight that repeats, transposed results, and rows that only `tiles` reads."""
+    experts = weight_of("fp4", 96, 256, 32, 3, scale="e8m0")
+    x = torch.randn(3, 5, 256, device="cuda", dtype=torch.bfloat16)
+    check(laneloom.quantized_matmul(x, experts), x, experts)
+    one = weight_of("int4", 96, 256, 128)
+    check(laneloom.quantized_matmul(x, one), x, one)
+    wide = torch.randn(7, 512, device="cuda", dtype=torch.bfloat16)
+    for part in (wide[:, 8:264], wide[:, 1:257], wide[:, ::2]):
+        check(laneloom.quantized_matmul(part, one), part, one)
+    out = torch.empty(96, 7, device="cuda", dtype=torch.float32).T
+    laneloom.quantized_matmul(wide[:, :256], one, out=out)
+    check(out, wide[:, :256], one)
+
+
+def test_captured():
+    """A warm call in a CUDA graph, replayed with other numbers in x."""
+    weight = weight_of("int4", 512, 1024, 128)
+    x = torch.randn(4, 1024, device="cuda", dtype=torch.float16)
+    laneloom.quantized_matmul(x, weight)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = laneloom.quantized_matmul(x, weight)
+    x.copy_(torch.randn(4, 1024) * 7)
+    graph.replay()
+    check(got, x, weight)
+
+
+def test_gradients_and_compile():
+    weight = laneloom.quantize_weight(torch.randn(256, 512, device="cuda"), "int4")
+    x = torch.randn(9, 512, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    step = torch.compile(lambda x: laneloom.quantized_matmul(x, weight).square().sum(), fullgraph=True)
+    step(x).backward()
+    y = laneloom.quantized_matmul(x.detach(), weight)
+    wanted = (2 * y).double() @ weight.dequantize(torch.bfloat16).double()
+    assert (x.grad.double() - wanted).norm() < 2 * 2.0**-8 * wanted.norm()
