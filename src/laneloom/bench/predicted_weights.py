@@ -1,11 +1,17 @@
-"""Predicted times of products with weights of few bits beside fp16's: `python -m laneloom.bench.predicted_weights`.
+"""Predicted times of products with weights of few bits beside fp16's: `python -m laneloom.bench.predicted_weights
+--out FILE`.
 
-Prints the table of docs/quantized-weights.md, and what runs, of x [M, 4096] fp16 and W [4096, 4096]. The times are the
-timing model's, not measured.
+Of x [M, 4096] fp16 and W [4096, 4096]; the timing model's, not measured. Writes a JSON line for each GPU and M, with
+what runs; with `--page` it fills a page's table from the file.
 """
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
+import json
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,8 @@ from ..ops.quantized_matmul import execute
 from ..ops.quantized_matmul.plan import plan
 from ..timing import predict
 from .predicted import predict_matmul
+from .records import read_commit
+from .report import fill_page
 
 N = K = 4096
 ROWS = (1, 4, 16, 64, 512)
@@ -50,16 +58,51 @@ def predicted_us(gpu: str, m: int, kind: tuple[str, str, int], config: Any = Non
     return found.time_us, chosen.text
 
 
-def main() -> None:
-    """Print the table."""
-    print("| GPU | M | fp16, us | " + " | ".join(f"{dtype}, us" for dtype, _, _ in KINDS) + " | int4 by |")
-    print("|---|---|---|" + "---|" * (len(KINDS) + 1))
+def predict_all(path: Path) -> None:
+    """Predict every GPU and M, and write the records."""
+    commit, dirty = read_commit()
+    made = {
+        "commit": commit, "dirty": dirty, "triton": importlib.metadata.version("triton"),
+        "date": datetime.now(UTC).date().isoformat(), "kind": "quantized matmul", "label": "predicted",
+    }  # fmt: skip
+    lines = []
     for gpu in GPUS:
         for m in ROWS:
             halves = predict_matmul(m, N, K, gpu, dtype_out="fp16", layout="nt").time_us
-            ours = [predicted_us(gpu, m, kind) for kind in KINDS]
-            times = " | ".join(f"{time:.0f}" for time, _ in ours)
-            print(f"| {gpu} | {m} | {halves:.0f} | {times} | `{ours[0][1]}` |", flush=True)
+            ours = {kind[0]: predicted_us(gpu, m, kind) for kind in KINDS}
+            record = made | {
+                "gpu": gpu, "m": m, "n": N, "k": K, "fp16_us": halves,
+                "time_us": {dtype: time_us for dtype, (time_us, _) in ours.items()},
+                "config": {dtype: text for dtype, (_, text) in ours.items()},
+            }  # fmt: skip
+            lines.append(json.dumps(record, sort_keys=True))
+            print(gpu, m, f"fp16 {halves:.0f} us", {dtype: f"{us:.0f} us" for dtype, (us, _) in ours.items()}, flush=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def render(path: Path) -> str:
+    """Markdown: when, and one row a GPU and M."""
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    first = records[0]
+    rows = [f"Predicted {first['date']}, Triton {first['triton']}, commit {first['commit']}.", ""]
+    rows += ["| GPU | M | fp16, us | " + " | ".join(f"{dtype}, us" for dtype, _, _ in KINDS) + " |"]
+    rows += ["|---|---|---|" + "---|" * len(KINDS)]
+    for x in records:
+        times = " | ".join(f"{x['time_us'][dtype]:.0f}" for dtype, _, _ in KINDS)
+        rows.append(f"| {x['gpu']} | {x['m']} | {x['fp16_us']:.0f} | {times} |")
+    return "\n".join(rows)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Predict products with weights of few bits.")
+    parser.add_argument("--out", type=Path, required=True, help="file of records to write, or to read with --page")
+    parser.add_argument("--page", type=Path, help="predict nothing: fill this page's table from the records")
+    arguments = parser.parse_args()
+    if arguments.page is None:
+        predict_all(arguments.out)
+    else:
+        fill_page(arguments.page, {"predicted": render(arguments.out)})
 
 
 if __name__ == "__main__":

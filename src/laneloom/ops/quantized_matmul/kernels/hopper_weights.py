@@ -20,7 +20,15 @@ from ....codegen.wgmma import wgmma_function
 from ....device.prepared import current_stream
 from ....gpu import Gpu
 from ...matmul.tma_operand import NO_TILES, OUTPUT_TYPES, UNUSED_PITCH, kernel_source
-from ..config_hopper import HopperWeightsConfig, folds, groups_of_slice, line_bytes, scale_bytes
+from ..config_hopper import (
+    HopperWeightsConfig,
+    folds,
+    groups_of_slice,
+    line_bytes,
+    scale_bytes,
+    scale_piece,
+    scaled_group,
+)
 from ..problem import QuantizedProblem
 
 VALUES = {"int4": 0, "uint4": 1, "fp4": 2, "int8": 3, "fp8": 4}
@@ -31,7 +39,7 @@ class _Sizes(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "blocks_m", "blocks_n", "inner")),
         *((name, ctypes.c_int64) for name in ("x_m", "scale_n", "zero_n", "bias_n", "c_m", "c_n")),
-        *((f"{matrix}_{axis}", ctypes.c_int64) for matrix in ("x", "scale", "zero", "c") for axis in ("outer", "inner")),
+        *((f"{name}_{axis}", ctypes.c_int64) for name in ("x", "scale", "zero", "c") for axis in ("outer", "inner")),
         ("w_outer", ctypes.c_int32), ("w_inner", ctypes.c_int32),
     )  # fmt: skip
 
@@ -42,7 +50,8 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
     bias = problem.bias[0] if problem.bias else "fp32"
     constants = {
         "FP16": int(problem.dtype == "fp16"), "VALUES": VALUES[problem.dtype_w], "BITS": 4 if problem.is_packed else 8,
-        "SCALES": SCALES[problem.dtype_scale], "SCALE_BYTES": scale_bytes(problem), "GROUP": problem.group,
+        "SCALES": SCALES[problem.dtype_scale], "SCALE_BYTES": scale_bytes(problem),
+        "SCALE_PIECE": scale_piece(problem), "GROUP": scaled_group(problem),
         "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(folds(problem)),
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
         "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
@@ -102,7 +111,7 @@ def prepare(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) ->
 
 
 def launch(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu, *tensors: Any) -> None:
-    """Run `config` on what lies as `problem` says: x, values, scales, zeros, bias and out; zeros and bias may be None."""
+    """Run `config` on what lies as `problem` says: x, values, scales, zeros, bias and out; zeros, bias may be None."""
     prepare(problem, config, gpu)(*tensors)
 
 

@@ -103,12 +103,18 @@ struct Bringing {
         for (int r = 0; GROUP && r < SCALES_EACH; ++r) {
             // Threads without a row of the last ones read what others do.
             const int own = slice + min((r * BRINGERS + of.thread) / COLUMNS, TOGETHER - 1);
+            constexpr int together = WHOLE ? SCALE_PIECE / SCALE_BYTES : 1;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) {
                 int group = GROUPS > 1 ? own * GROUPS + g : own * SLICE / max(GROUP, 1);
                 if (!WHOLE) group = min(group, (s.K - 1) / max(GROUP, 1));
-                scales[r][g] = load_number<SCALE_BYTES>(of.scales + (of.scale_rows[r] + group) * SCALE_BYTES);
                 if (ZEROS) zeros[r][g] = load_number<1>(of.zeros + of.zero_rows[r] + group);
+                if (g % together) continue;
+                const unsigned char *from = of.scales + (of.scale_rows[r] + group) * SCALE_BYTES;
+                const u32 bits = load_number<SCALE_BYTES * together>(from);
+#pragma unroll
+                for (int i = 0; i < together; ++i)
+                    scales[r][g + i] = together == 1 ? bits : bits >> 8 * SCALE_BYTES * i & (1u << 8 * SCALE_BYTES % 32) - 1;
             }
         }
     }
