@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from random_calls import DTYPES, Attention, Product
 from random_steps import Chain, Transform, Transpose
+from random_weights import Weights
 from sampled import sampled
 
 import laneloom
@@ -81,3 +82,10 @@ def test_chains_on_cdna_5(seed):
 def test_transposes(seed):
     with laneloom.emulated(GPUS[seed % 3], strict=True):
         Transpose(seed, 130).check("cpu")
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), every=10))
+def test_weights(seed):
+    gpu = (*GPUS, *CDNA)[seed % 7]
+    with laneloom.emulated(gpu, strict=True):
+        Weights(seed, 7).check("cpu", flushes=gpu == "gfx90a")

@@ -76,7 +76,8 @@ def predict_all(path: Path) -> None:
                 "config": {dtype: text for dtype, (_, text) in ours.items()},
             }  # fmt: skip
             lines.append(json.dumps(record, sort_keys=True))
-            print(gpu, m, f"fp16 {halves:.0f} us", {dtype: f"{us:.0f} us" for dtype, (us, _) in ours.items()}, flush=True)
+            times = {dtype: f"{us:.0f} us" for dtype, (us, _) in ours.items()}
+            print(gpu, m, f"fp16 {halves:.0f} us", times, flush=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -23,6 +23,8 @@ from ..ops.gemm_chain.api import gemm_chain
 from ..ops.matmul.api import matmul
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.problem import MatmulProblem
+from ..ops.quantized_matmul.api import quantized_matmul
+from ..ops.quantized_matmul.quantize import quantize_weight
 from ..ops.transform3d.api import transform3d
 from ..ops.transpose.api import transpose
 from ..verify import UNIT_ROUNDOFF
@@ -80,6 +82,8 @@ def _checks(device: str) -> Iterator[tuple[str, Callable[[], tuple[float, str | 
             word = "causal " if causal else ""
             yield f"flash_attention {word}{dtype}", lambda d=dtype, c=causal: _attention(device, d, c)
         yield f"gemm_chain {dtype}", lambda d=dtype: _chain(device, d)
+        for m, bits in ((1, "int4"), (20, "fp4"), (70, "int8")):
+            yield f"quantized_matmul {m} rows, {bits} {dtype}", lambda d=dtype, a=(m, bits): _quantized(device, *a, d)
     for dtype in ("fp64", "fp32"):
         for k in (4, 7, 16):
             yield f"transform3d K={k} {dtype}", lambda k=k, d=dtype: _transform(device, k, d)
@@ -172,6 +176,12 @@ def _chain(device: str, dtype: str) -> tuple[float, str | None]:
     middle = (a.float() @ b.float()).to(a.dtype)
     truth = a.double() @ b.double() @ c.double()
     return _within(gemm_chain(a, b, c), truth, (middle.float() @ c.float()).to(a.dtype), dtype)
+
+
+def _quantized(device: str, m: int, bits: str, dtype: str) -> tuple[float, str | None]:
+    weight = quantize_weight(_randn(device, 90, 320, dtype=torch.float32), bits)
+    x, w = _randn(device, m, 320, dtype=DTYPES[dtype]), weight.dequantize()
+    return _within(quantized_matmul(x, weight), x.double() @ w.double().mT, (x.float() @ w.mT).to(x.dtype), dtype)
 
 
 def _transform(device: str, k: int, dtype: str) -> tuple[float, str | None]:
