@@ -1,4 +1,5 @@
-// PTX as hopper_cluster.cu, hopper_rows.cu and hopper_registers.cu say it, on hopper_model.h: matmul_model.py makes each `asm` statement a call of what is here.
+// PTX as hopper_cluster.cu, hopper_rows.cu, hopper_registers.cu and hopper_weights.cu say it, on hopper_model.h:
+// matmul_model.py makes each `asm` statement a call of what is here.
 //
 // A tensor map is what matmul_model.py's driver encodes. A box that the copy engine writes has to begin at 16 bytes of
 // global memory, and ends behind C's edge in whole pieces of 16 bytes: both was seen on a GPU. With `late` it reads shared
@@ -24,7 +25,8 @@ inline void __threadfence() {}
 
 namespace ptx {
 
-struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, unused[2]; };  // strides and element: bytes; to TF32
+// Strides and element: bytes; rounds: to TF32; line: bytes of shared memory from a box's row to the next.
+struct Map { u64 data, sizes[4], strides[3], box[4], element, rounds, line, unused; };
 
 static int shared_bytes;  // of a CTA, as launched
 static int cluster_size, ended[CTAS + 1];  // threads of each CTA, and of all
@@ -45,10 +47,10 @@ inline void check_shared(u32 at, u32 bytes, u32 alignment) {
   if (at % alignment || at + bytes > (u32)shared_bytes) fail("shared memory: %u bytes at %u of %d", bytes, at, shared_bytes);
 }
 
-// Where byte `byte` of a box's row `row` is in shared memory, swizzled by 128 bytes.
-inline u32 swizzled(u32 box, int row, int byte) {
-  const u32 at = box + row * 128 + byte;
-  return at ^ (at >> 7 & 7) << 4;
+// Where byte `byte` of a box's row `row` is in shared memory, swizzled by as many bytes as a line has, 64 or 128.
+inline u32 swizzled(u32 box, int row, int byte, int line = 128) {
+  const u32 at = box + row * line + byte;
+  return at ^ (at >> 7 & line / 16 - 1) << 4;
 }
 // The element at a box's beginning; none if the box's product is not one of the tensor's.
 inline const char* origin(const Map& m, int x, int y, int z, int w) {
@@ -76,7 +78,7 @@ inline void load_to(Cta& to, const Map& m, u32 target, u32 barrier, int x, int y
   for (int r = 0; r < (int)m.box[1]; ++r)
     for (int c = 0; c < (int)m.box[0]; ++c) {
       const bool there = first && x + c >= 0 && (u64)(x + c) < m.sizes[0] && y + r >= 0 && (u64)(y + r) < m.sizes[1];
-      char* at = to.memory + swizzled(target, r, c * bytes);
+      char* at = to.memory + swizzled(target, r, c * bytes, m.line);
       if (there) memcpy(at, first + r * (i64)m.strides[0] + c * bytes, bytes);
       else memset(at, 0, bytes);
       if (m.rounds) round_to_tf32(at);
@@ -85,7 +87,7 @@ inline void load_to(Cta& to, const Map& m, u32 target, u32 barrier, int x, int y
 }
 inline void load_box_to_all(u32 target, const void* map, u32 barrier, int x, int y, int z, int w, u16 mask) {
   const Map& m = *(const Map*)map;
-  check_shared(target, m.box[1] * 128, 128);
+  check_shared(target, m.box[1] * m.line, 128);
   if (!after_predecessor) fail("a load before the kernels ahead are done");
   for (int rank = 0; mask; ++rank, mask >>= 1)
     if (mask & 1) load_to(peer(rank), m, target, barrier, x, y, origin(m, x, y, z, w));
@@ -105,7 +107,7 @@ inline void fetch_box(const void* map, int x, int y, int z, int w) {
 inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
   const Map m = *(const Map*)map;
   Cta& own = *cta;
-  check_shared(from, m.box[1] * 128, 128);
+  check_shared(from, m.box[1] * m.line, 128);
   if (!after_predecessor) fail("a store before the kernels ahead are done");
   char* first = (char*)origin(m, x, y, z, w);
   if ((u64)first % 16) fail("illegal instruction: a box is stored %d bytes behind a multiple of 16", (int)((u64)first % 16));
@@ -114,7 +116,7 @@ inline void store_box(const void* map, u32 from, int x, int y, int z, int w) {
       for (int byte = 0; byte < (int)(m.box[0] * m.element); byte += 16) {
         const i64 column = x * (i64)m.element + byte;
         const bool there = column >= 0 && column < (i64)(m.sizes[0] * m.element) && y + r >= 0 && (u64)(y + r) < m.sizes[1];
-        const u32 at = swizzled(from, r, byte);
+        const u32 at = swizzled(from, r, byte, m.line);
         if (there && not_visible[&own - ctas][at / 16]) fail("the copy engine reads what no fence has shown it, at %u", at);
         if (there) memcpy(first + r * (i64)m.strides[0] + byte, own.memory + at, 16);
       }
@@ -283,12 +285,13 @@ inline void cluster_wait() {
 }
 
 // What hopper_registers.cu says: wgmma with A in registers, parts of tiles that other CTAs wrote.
-template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 b, int accumulate) {
+template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 b, int accumulate, bool b_by_row) {
+  if (b_by_row) fail("what a fence has shown is known of rows along K");
   for (int piece = threadIdx.x % 32; piece < 2 * WIDE; piece += 32) {  // of 16 bytes, two in each of B's lines
     const u32 at = swizzled((b & 0x3fff) << 4, piece / 2, piece % 2 * 16);
     if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
   }
-  multiply_registers<WIDE>(sums, a, b, accumulate);
+  multiply_registers<WIDE>(sums, a, b, accumulate, b_by_row);
 }
 // What hopper_cluster_blocks.cuh says: words that a thread copies by itself, which with `late` are there when its arrival is,
 // and not before; A from shared memory to registers.
@@ -319,6 +322,61 @@ inline void load_shared_pair(float& x, float& y, u32 at) {
   check_shared(at, 8, 8);
   memcpy(&x, arena + at, 4), memcpy(&y, arena + at + 4, 4);
 }
+
+// What hopper_weights.cu says. With `late` words of shared memory are on their way until the next wgmma, and registers
+// are read until wgmma is done: who overwrites either sooner is seen.
+static thread_local std::vector<std::pair<u32, u32>> coming;  // words, and where they were
+inline void load_shared_words(u32& x, u32 at) {
+  check_shared(at, 4, 4);
+  memcpy(&x, arena + at, 4);
+  if (late) coming.push_back({at, x});
+}
+inline void load_shared_words(u32& x, u32& y, u32 at) {
+  check_shared(at, 8, 8);
+  load_shared_words(x, at), load_shared_words(y, at + 4);
+}
+struct Held { const u32 &x, &y, &z, &w; };
+template <int WIDE> void multiply_held(float* sums, Held a, u64 b, int accumulate, bool b_by_row) {
+  for (auto [at, word] : coming)
+    if (memcmp(arena + at, &word, 4)) fail("a word on its way from shared memory is overwritten, at %u", at);
+  coming.clear();
+  const u32 read[4] = {a.x, a.y, a.z, a.w};
+  multiply_fragments<WIDE>(sums, read, b, accumulate, b_by_row);
+  if (late) open_group.push_back([=] {
+    if (a.x != read[0] || a.y != read[1] || a.z != read[2] || a.w != read[3]) fail("wgmma still reads its registers");
+  });
+}
+inline void store_words(u32 at, u32 x) {
+  written(at, 4);
+  memcpy(arena + at, &x, 4);
+}
+inline void expect_more(u32 at, u32 bytes) { take(at, 0, bytes); }
+inline void follow_predecessor() {
+  if (!after_predecessor) fail("a load before the kernels ahead are done");
+}
+// Pairs of 16-bit floats, of kind "f16x2" or "bf16x2".
+inline void pack(const char* kind, u32& y, float high, float low) {
+  *kind == 'f' ? pack_halves(y, high, low) : pack_bfloats(y, high, low);
+}
+template <class Make> u32 by_halves(const char* kind, u32 x, u32 y, Make make) {  // to nearest, ties to even
+  u32 z = 0;
+  for (int i = 0; i < 32; i += 16) {
+    float a = __uint_as_float(x >> i << 16), b = __uint_as_float(y >> i << 16);
+    if (*kind == 'f') widen_half(a, x >> i), widen_half(b, y >> i);
+    const double exact = make((double)a, (double)b);
+    int exponent;
+    frexp(exact, &exponent);
+    const int last = *kind == 'f' ? max(exponent - 11, -24) : max(exponent - 8, -133);
+    const float nearest = ldexp(nearbyint(ldexp(exact, -last)), last);
+    z |= (u32)(*kind == 'f' ? to_half(nearest) : to_bfloat(nearest)) << i;
+  }
+  return z;
+}
+inline void subtract(const char* kind, u32& z, u32 x, u32 y) { z = by_halves(kind, x, y, std::minus<double>()); }
+inline void multiply(const char* kind, u32& z, u32 x, u32 y) { z = by_halves(kind, x, y, std::multiplies<double>()); }
+inline void and_xor(u32& y, u32 a, u32 b, u32 c) { y = (a & b) ^ c; }
+inline void widen_float8s(u32& y, u16 x) { pack_halves(y, widen_float8(x >> 8), widen_float8(x & 255)); }
+
 inline void wait_for_products(int pending) { pending ? wgmma_wait<1>() : wgmma_wait<0>(); }
 inline void run(int grid, int threads, int cluster, int bytes, bool products_late, const std::function<void()>& kernel) {
   shared_bytes = bytes, cluster_size = cluster;

@@ -1,5 +1,5 @@
-"""hopper_cluster.cu, hopper_rows.cu and hopper_registers.cu on hopper_model.h: their text with calls instead of
-assembly, launched by the kernels' own modules.
+"""hopper_cluster.cu, hopper_rows.cu, hopper_registers.cu and hopper_weights.cu on hopper_model.h: their text with calls
+instead of assembly, launched by the kernels' own modules.
 
 What stands for NVIDIA's driver encodes tensor maps, refuses those that the driver refuses, and runs launches in a
 process of their own, so that one that never ends is a failure like others.
@@ -24,8 +24,10 @@ from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import TENSOR_MAP_TYPES, CudaFunction
 from laneloom.ops.matmul.kernels import hopper_cluster, hopper_registers, hopper_rows
 from laneloom.ops.matmul.tma_operand import ELEMENT_BYTES
+from laneloom.ops.quantized_matmul.kernels import hopper_weights
 
-#: instructions, words apart by one blank, and what stands for them; their operands follow, what is written first
+#: instructions, words apart by one blank, and what stands for them; their operands follow, what is written first, and
+#: ahead of them the macros that an instruction has in braces here
 CALLS = {
     "": "ptx::nothing",
     "mov.u32 %0, %%cluster_ctarank;": "ptx::cluster_rank",
@@ -92,15 +94,29 @@ CALLS = {
     "barrier.cluster.arrive.relaxed.aligned;": "ptx::cluster_arrive",
     "barrier.cluster.wait.aligned;": "ptx::cluster_wait",
     "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned;": "ptx::cluster_meet",
+    "barrier.cluster.arrive.relaxed;": "ptx::cluster_arrive",
+    "barrier.cluster.wait;": "ptx::cluster_wait",
+    "barrier.cluster.arrive.release; barrier.cluster.wait.acquire;": "ptx::cluster_meet",
+    "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;": "ptx::expect_more",
+    "ld.shared.u32 %0, [%1];": "ptx::load_shared_words",
+    "ld.shared.v2.u32 {%0, %1}, [%2];": "ptx::load_shared_words",
+    "st.shared.u32 [%0], %1;": "ptx::store_words",
+    "lop3.b32 %0, %1, %2, %3, 0x6A;": "ptx::and_xor",
+    "sub.{PAIR} %0, %1, %2;": "ptx::subtract",
+    "mul.{PAIR} %0, %1, %2;": "ptx::multiply",
+    "cvt.rn.{PAIR}.f32 %0, %1, %2;": "ptx::pack",
+    "cvt.rn.f16x2.e4m3x2 %0, %1;": "ptx::widen_float8s",
 }  # fmt: skip
 _WGMMA = re.compile(
     r"\{\.reg \.pred p; setp\.ne\.b32 p, %(\d+), 0; "
     r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(?:f32|s32)\.(\w+)\.(\w+) "
-    r"\{([%\d, ]+)\}, (%\d+|\{[%\d, ]+\}), %(\d+), p(?:, 1, 1)?(?:, ([01]), ([01]))?;\}"
+    r"\{([%\d, ]+)\}, (%\d+|\{[%\d, ]+\}), %(\d+), p(?:, 1, 1)?(?:, ([01]))??(?:, ([01]))?;\}"
 )
 _BARRIER = re.compile(r"bar\.(sync|arrive) (%\d|\d+), (%\d|\d+);")
 DEPTHS = {"bf16": 16, "f16": 16, "tf32": 8, "e4m3": 32, "s8": 32}  #: K of a wgmma of each type that the model has
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|.', re.DOTALL)
+_STRING_OR_MACRO = re.compile(r'"(?:[^"\\]|\\.)*"|\w+')
+OF_HEADER = ("ELEMENT_BYTES", "MOST_SECONDS", "SIGNAL_US", "CTAS")  #: what matmul_model.h has from here
 LAUNCH = """
 extern "C" void launch(int grid, int threads, int cluster, int bytes, int late, void **p) {
   const bool fits = threads == THREADS && cluster == %(peers)s && grid %% cluster == 0 && cluster <= CTAS;
@@ -119,14 +135,14 @@ class Kernel:
     type: str
     peers: str
     call: str
-    #: of its text, what writes shared memory without assembly, and what says to the model that it does
+    #: of its text, what the model has to know and no assembly says, and what says it
     writes: tuple[tuple[str, str], ...] = ()
 
 
 CLUSTER = Kernel(
     hopper_cluster, "extern __shared__ __align__(1024) char shared[];", "char", "PEERS",
     "matmul_hopper_cluster(*(TensorMap *)p[0], *(TensorMap *)p[1], *(TensorMap *)p[2], *(TensorMap *)p[3], "
-    "*(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7] SCALES)",
+    "*(TensorMap *)p[4], *(OUT_TYPE **)p[5], *(Sizes *)p[6], *(Terms *)p[7] SCALES_OF_BLOCKS)",
 )  # fmt: skip
 ROWS = Kernel(
     hopper_rows, "extern __shared__ float memory[];", "float", "CLUSTER",
@@ -140,6 +156,14 @@ REGISTERS = Kernel(
      ("uint4 *panel", "ptx::Shared<uint4> *panel"),
      ("*(float *)(panel", "*(ptx::Shared<float> *)(panel"),
      ("*(float2 *)(buffer", "*(ptx::Shared<float2> *)(buffer")),
+)  # fmt: skip
+WEIGHTS = Kernel(
+    hopper_weights, "extern __shared__ __align__(1024) float memory[];", "float", "CLUSTER",
+    "matmul_hopper_weights(*(TensorMap *)p[0], *(u16 **)p[1], *(unsigned char **)p[2], *(unsigned char **)p[3], "
+    "*(BIAS_TYPE **)p[4], *(OUT_TYPE **)p[5], *(WeightSizes *)p[6])",
+    (("u32 a0, u32 a1, u32 a2, u32 a3", "const u32 &a0, const u32 &a1, const u32 &a2, const u32 &a3"),
+     ("ptx::multiply_fragments", "ptx::multiply_held"),
+     ("return BYTES == 1", "ptx::follow_predecessor();\n    return BYTES == 1")),
 )  # fmt: skip
 
 
@@ -163,12 +187,14 @@ def _split(text: str) -> list[list[str]]:
 
 def _call(inside: str) -> str:
     (strings,), *operands = _split(inside)
-    words = "".join(ast.literal_eval(x) for x in re.findall(r'"(?:[^"\\]|\\.)*"', strings))
+    parts = _STRING_OR_MACRO.findall(strings)
+    macros = [x for x in parts if x[0] != '"']
+    words = "".join(f"{{{x}}}" if x in macros else ast.literal_eval(x) for x in parts)
     instruction = " ".join(words.split())
     values = [re.fullmatch(r'(?:"[^"]*"|\w+)\s*\((.*)\)', x, re.DOTALL)[1] for part in operands[:2] for x in part]
     name = CALLS.get(instruction)
     if name is not None:
-        return f"{name}({', '.join(values)})"
+        return f"{name}({', '.join(macros + values)})"
     if barrier := _BARRIER.fullmatch(instruction):
         kind, *numbers = barrier.groups()
         number, threads = (values[int(x[1:])] if x[0] == "%" else x for x in numbers)
@@ -183,7 +209,7 @@ def _call(inside: str) -> str:
     assert sums == ", ".join(f"%{i}" for i in range(count))
     a, b, flag = ([values[int(x)] for x in re.findall(r"\d+", group)] for group in (a, b, flag))
     if len(a) > 1:
-        return f"ptx::multiply_fragments<{columns}>(d, {{{', '.join(a)}}}, {b[0]}, {flag[0]})"
+        return f"ptx::multiply_fragments<{columns}>(d, {{{', '.join(a)}}}, {b[0]}, {flag[0]}, {b_by_row or 0})"
     return f"multiply_shared<{columns}>(d, {a[0]}, {a_by_column or 0}, {b[0]}, {b_by_row or 0}, {flag[0]})"
 
 
@@ -216,11 +242,13 @@ def program(source: str, constants: dict[str, int | str], of: Kernel = CLUSTER) 
     multiplied = kind[1] if kind else "f16" if constants.get("FP16") else "bf16"
     of_type = {"BF16": int(multiplied == "bf16"), "OPERAND_" + multiplied.upper(): 1}
     scales = ", *(Scales *)p[8]" if constants.get("SCALED") else ""
-    defines = {"ELEMENT_BYTES": 32 // DEPTHS[multiplied], **constants, **of_type, "SCALES": scales}
+    defines = {"ELEMENT_BYTES": 32 // DEPTHS[multiplied], **constants, **of_type, "SCALES_OF_BLOCKS": scales}
     lines = [f"#define {key} {value}" for key, value in defines.items()]
+    of_header = [line for line in lines if line.split()[1] in (*OF_HEADER, *of_type)]
+    of_kernel = [line for line in lines if line not in of_header]
     header = Path(__file__).with_name("matmul_model.h")
     launch = LAUNCH % {"peers": of.peers, "kernel": of.call}
-    return "\n".join([*lines, f'#include "{header}"', "namespace kernel {", text, launch, "}"])
+    return "\n".join([*of_header, f'#include "{header}"', *of_kernel, "namespace kernel {", text, launch, "}"])
 
 
 class Model:
@@ -254,11 +282,12 @@ class Model:
         self, to, kind, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill
     ) -> int:
         size, address = self.sizes[kind], address.value
-        suits = rank == 4 and swizzle == 3 and list(steps) == [1] * 4 and not interleave and not fill
+        line = {2: 64, 3: 128}.get(swizzle, 0)
+        suits = rank == 4 and list(steps) == [1] * 4 and not interleave and not fill
         suits &= address % 16 == 0 and all(stride % 16 == 0 and stride < 1 << 40 for stride in strides)
         suits &= all(1 <= n <= 1 << 32 for n in sizes) and all(1 <= n <= 256 for n in box) and list(box[2:]) == [1, 1]
-        suits &= box[0] * size % 16 == 0 and box[0] * size <= 128
-        words = [address, *sizes, *strides, *box, size, kind == TENSOR_MAP_TYPES["tf32"]]
+        suits &= box[0] * size % 16 == 0 and box[0] * size <= line
+        words = [address, *sizes, *strides, *box, size, kind == TENSOR_MAP_TYPES["tf32"], line]
         ctypes.memmove(to, (ctypes.c_uint64 * 16)(*words), 128)
         return 0 if suits else 1
 

@@ -322,3 +322,17 @@ def test_a_weight_has_no_gradients(gfx1151):
     weight.scales.requires_grad_()
     with pytest.raises(UnsupportedError, match=r"^weight: expected one without gradients; use \.detach\(\)"):
         laneloom.quantized_matmul(X, weight)
+
+
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201", "gfx942"])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_largest_and_smallest_powers_of_two(gpu, dtype):
+    """Where a number times its scale has no place in x's dtype, or in FP32, though their sum with x has."""
+    torch.manual_seed(3)
+    for codes, size in (((252, 255), 2.0**-12), ((0, 3), 2.0**8)):
+        values = torch.randint(0, 256, (40, 48), dtype=torch.uint8)
+        weight = QuantizedWeight(values, torch.randint(*codes, (40, 3), dtype=torch.uint8), "fp4", 32)
+        for m in (1, 20):
+            x = (torch.randn(m, 96) * size).to(dtype)
+            with laneloom.emulated(gpu, strict=True):
+                check(laneloom.quantized_matmul(x, weight, out_dtype=torch.float32), x, weight)

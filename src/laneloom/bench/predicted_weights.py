@@ -1,7 +1,7 @@
 """Predicted times of products with weights of few bits beside fp16's: `python -m laneloom.bench.predicted_weights
 --out FILE`.
 
-Of x [M, 4096] fp16 and W [4096, 4096]; the timing model's, not measured. Writes a JSON line for each GPU and M, with
+Of x [M, 4096], fp16 but for MXFP4's bf16, and W [4096, 4096]; the timing model's, not measured. Writes a JSON line for each GPU and M, with
 what runs; with `--page` it fills a page's table from the file.
 """
 
@@ -27,8 +27,10 @@ from .report import fill_page
 N = K = 4096
 ROWS = (1, 4, 16, 64, 512)
 GPUS = ("gfx1151", "gfx1201", "gfx942")
-#: dtype of W, of its scales, group
-KINDS = (("int4", "fp16", 128), ("fp4", "e8m0", 32), ("int8", "fp32", 0), ("fp8", "fp32", 0))
+#: dtype of W, of its scales, group, dtype of x and C
+KINDS = (
+    ("int4", "fp16", 128, "fp16"), ("fp4", "e8m0", 32, "bf16"), ("int8", "fp32", 0, "fp16"), ("fp8", "fp32", 0, "fp16"),
+)  # fmt: skip
 _PAGE = 1 << 16
 _SCALES = {"fp16": np.float16, "fp32": np.float32, "e8m0": np.uint8}
 
@@ -41,16 +43,16 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return octets[skip : skip + size].view(dtype).reshape(shape)
 
 
-def predicted_us(gpu: str, m: int, kind: tuple[str, str, int], config: Any = None) -> tuple[float, str]:
+def predicted_us(gpu: str, m: int, kind: tuple[str, str, int, str], config: Any = None) -> tuple[float, str]:
     """The predicted time of x [m, K] and W [N, K], and the config that runs: the planned one if none is given."""
-    dtype, scale, group = kind
+    dtype, scale, group, of_x = kind
     row = get_gpu(gpu)
     stored = K // 2 if dtype in ("int4", "uint4", "fp4") else K
     operands = execute.Operands(
-        zeros((m, K), np.float16), zeros((N, stored), np.uint8), zeros((N, K // group if group else 1), _SCALES[scale]),
-        None, None, zeros((m, N), np.float16),
+        zeros((m, K), np.uint16), zeros((N, stored), np.uint8), zeros((N, K // group if group else 1), _SCALES[scale]),
+        None, None, zeros((m, N), np.uint16),
     )  # fmt: skip
-    dtypes = execute.Dtypes("fp16", dtype, scale, "fp16", "", group)
+    dtypes = execute.Dtypes(of_x, dtype, scale, of_x, "", group)
     problem = dtypes.problem(operands)
     assert problem is not None
     chosen = execute.checked_config(problem, row, config) if config else plan(problem, row)
@@ -86,10 +88,10 @@ def render(path: Path) -> str:
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     first = records[0]
     rows = [f"Predicted {first['date']}, Triton {first['triton']}, commit {first['commit']}.", ""]
-    rows += ["| GPU | M | fp16, us | " + " | ".join(f"{dtype}, us" for dtype, _, _ in KINDS) + " |"]
+    rows += ["| GPU | M | fp16, us | " + " | ".join(f"{dtype}, us" for dtype, *_ in KINDS) + " |"]
     rows += ["|---|---|---|" + "---|" * len(KINDS)]
     for x in records:
-        times = " | ".join(f"{x['time_us'][dtype]:.0f}" for dtype, _, _ in KINDS)
+        times = " | ".join(f"{x['time_us'][dtype]:.0f}" for dtype, *_ in KINDS)
         rows.append(f"| {x['gpu']} | {x['m']} | {x['fp16_us']:.0f} | {times} |")
     return "\n".join(rows)
 

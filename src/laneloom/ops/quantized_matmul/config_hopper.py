@@ -106,7 +106,7 @@ class HopperWeightsConfig(BaseConfig):
         if self.cluster > -(-problem.k // SLICE):
             return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
         groups = groups_of_slice(problem)
-        scaled = scaled_group(problem) > 0 and not folds(problem)
+        scaled = scaled_group(problem) > 0 and not problem.folds
         if scaled and self.unit * groups > 4:
             return f"hopper_weights: a unit of at most {4 // groups} for groups of {problem.group}, got {self.unit}"
         held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 16 * self.unit) + OTHER_REGISTERS
@@ -148,12 +148,6 @@ def scale_piece(problem: QuantizedProblem) -> int:
 def line_bytes(problem: QuantizedProblem) -> int:
     """Of a slice of a row of W."""
     return SLICE // 2 if problem.is_packed else SLICE
-
-
-def folds(problem: QuantizedProblem) -> bool:
-    """Whether values are multiplied by their scales before they are multiplied by X, which is exact: powers of two, in
-    bf16, which has E8M0's range."""
-    return problem.dtype_w == "fp4" and problem.dtype_scale == "e8m0" and problem.dtype == "bf16" and problem.group > 0
 
 
 def in_lines(matrix: Matrix, size: int) -> bool:

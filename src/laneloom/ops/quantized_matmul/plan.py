@@ -33,7 +33,7 @@ def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     for rows, block_m, block_n, block_k, num_warps in (*TILES, (problem.m, *LARGE[problem.is_packed])):
         if problem.m > rows:
             continue
-        if block_m > 32:
+        if block_m > 32 and not problem.folds:
             block_k = min(block_k, problem.group or block_k)
         elif block_m > 1 and problem.zeros and problem.group:
             block_k = min(block_k, MOST_WITH_ZEROS * problem.group)

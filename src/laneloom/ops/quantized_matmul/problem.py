@@ -93,6 +93,12 @@ class QuantizedProblem:
         return -(-self.k // self.group) if self.group else 1
 
     @property
+    def folds(self) -> bool:
+        """Whether numbers can be multiplied by their scales before they are by X, exactly: powers of two, in bf16,
+        which has E8M0's range."""
+        return self.dtype_w == "fp4" and self.dtype_scale == "e8m0" and self.dtype == "bf16" and self.group > 0
+
+    @property
     def has_bias(self) -> bool:
         """Whether a bias is added."""
         return self.bias is not None

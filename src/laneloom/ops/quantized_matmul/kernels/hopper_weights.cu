@@ -231,7 +231,7 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const u16 *x, con
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const int n = own + strip * 64 + half * 8;
-                float scale = 1;
+                float scale = FOLD ? 4 : 1;
                 if (!GROUP) {
                     const i64 at = min(part.n + n, s.N - 1) * s.scale_n;
                     scale = scale_of(load_number<SCALE_BYTES>(scales + at * SCALE_BYTES));
@@ -241,7 +241,7 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const u16 *x, con
 #pragma unroll
                     for (int j = 0; j < 2; ++j) {
                         const float sum = sums[strip][4 * e + 2 * half + j];
-                        memory[(8 * e + 2 * (threadIdx.x % 4) + j) * PITCH + n] = GROUP ? sum : sum * scale;
+                        memory[(8 * e + 2 * (threadIdx.x % 4) + j) * PITCH + n] = FOLD || !GROUP ? sum * scale : sum;
                     }
             }
     }

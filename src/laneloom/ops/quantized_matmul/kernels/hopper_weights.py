@@ -22,7 +22,6 @@ from ....gpu import Gpu
 from ...matmul.tma_operand import NO_TILES, OUTPUT_TYPES, UNUSED_PITCH, kernel_source
 from ..config_hopper import (
     HopperWeightsConfig,
-    folds,
     groups_of_slice,
     line_bytes,
     scale_bytes,
@@ -52,7 +51,7 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
         "FP16": int(problem.dtype == "fp16"), "VALUES": VALUES[problem.dtype_w], "BITS": 4 if problem.is_packed else 8,
         "SCALES": SCALES[problem.dtype_scale], "SCALE_BYTES": scale_bytes(problem),
         "SCALE_PIECE": scale_piece(problem), "GROUP": scaled_group(problem),
-        "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(folds(problem)),
+        "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(problem.folds),
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
         "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
         "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1),

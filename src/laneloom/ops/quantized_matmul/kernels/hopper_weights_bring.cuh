@@ -107,11 +107,13 @@ struct Bringing {
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) {
                 int group = GROUPS > 1 ? own * GROUPS + g : own * SLICE / max(GROUP, 1);
-                if (!WHOLE) group = min(group, (s.K - 1) / max(GROUP, 1));
+                const bool there = WHOLE || group <= (s.K - 1) / max(GROUP, 1);
+                if (!there) group = 0;
                 if (ZEROS) zeros[r][g] = load_number<1>(of.zeros + of.zero_rows[r] + group);
                 if (g % together) continue;
                 const unsigned char *from = of.scales + (of.scale_rows[r] + group) * SCALE_BYTES;
-                const u32 bits = load_number<SCALE_BYTES * together>(from);
+                // Of a group behind K, whose sums are 0, a number that is finite.
+                const u32 bits = there ? load_number<SCALE_BYTES * together>(from) : 0;
 #pragma unroll
                 for (int i = 0; i < together; ++i)
                     scales[r][g + i] = together == 1 ? bits : bits >> 8 * SCALE_BYTES * i & (1u << 8 * SCALE_BYTES % 32) - 1;

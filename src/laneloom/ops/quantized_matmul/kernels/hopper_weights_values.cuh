@@ -3,11 +3,9 @@
 // Source: PTX ISA, `lop3`, `cvt`; OCP Microscaling Formats, E2M1 and E8M0.
 
 #if FP16
-#define MMA_TYPES "f16.f16"
 #define PAIR "f16x2"
 #define ONE_OF_UNITS 0x6400  // 1024: the last bit is worth 1
 #else
-#define MMA_TYPES "bf16.bf16"
 #define PAIR "bf16x2"
 #define ONE_OF_UNITS 0x4300  // 128
 #endif
@@ -37,7 +35,8 @@ __device__ __forceinline__ u32 pair_of_4(u32 word, int i, u32 zero) {
 #if VALUES == 2
     const u32 top = word << (12 - 4 * i);  // sign, two bits of exponent, one of mantissa
     const u32 small = (top & 0x80008000u) | (FP16 ? top >> 3 & 0x0E000E00u : top >> 6 & 0x01C001C0u);
-    return times(small, BOTH(FP16 ? 0x7400 : 0x7E80));  // 2^14, 2^126: what the exponents' biases differ by
+    // 2^14, 2^126: what the exponents' biases differ by; 2^124 where a scale is to come, for the sums to be times 4
+    return times(small, BOTH(FP16 ? 0x7400 : FOLD ? 0x7D80 : 0x7E80));
 #else
     u32 bits;
     // (word & mask) ^ number: of int4 the sign's bit is turned, which adds 8
@@ -118,7 +117,7 @@ __device__ __forceinline__ float scale_of(u32 bits) {
 #endif
 }
 
-// An E8M0 scale as two of bf16, which has its exponents: values of 4 bits times it are exact.
+// An E8M0 scale as two of bf16, which has its exponents: a quarter of a value of E2M1 times any of them is finite, and exact.
 __device__ __forceinline__ u32 folded(u32 bits) {
     return BOTH(bits == 255 ? 0x7FC0u : bits ? bits << 7 : 0x0040u);
 }

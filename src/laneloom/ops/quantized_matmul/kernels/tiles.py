@@ -83,8 +83,9 @@ def _of_bytes(octets, KIND: tl.constexpr, FP16: tl.constexpr, HAS_FLOAT8: tl.con
 
 
 @triton.jit
-def _of_nibbles(octets, zero, KIND: tl.constexpr, FP16: tl.constexpr):
-    """q - zero of both numbers of a byte in fp16 or bf16; zero: FP32, 0 where there is none.
+def _of_nibbles(octets, zero, KIND: tl.constexpr, FP16: tl.constexpr, FOLD: tl.constexpr):
+    """q - zero of both numbers of a byte in fp16 or bf16; zero: FP32, 0 where there is none. FOLD: q / 4 by a scale,
+    which comes in place of a zero: a power of two, which bf16 has all products of that are finite.
 
     fp16: both together, in one word. Of integers they become the last bits of 1024, two's complement's top bit turned
     over, and what that is more is subtracted, with the zero. Of "fp4" bits move to their places, and a product corrects
@@ -99,8 +100,11 @@ def _of_nibbles(octets, zero, KIND: tl.constexpr, FP16: tl.constexpr):
         else:
             low = ((word & 8) << 28) | ((word & 7) << 22)
             high = ((word & 0x80) << 24) | ((word & 0x70) << 18)
-            low = low.to(tl.float32, bitcast=True) * 2.0**126
-            return _upper_half(low), _upper_half(high.to(tl.float32, bitcast=True) * 2.0**126)
+            low, high = low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+            if FOLD:
+                return _upper_half(low * 2.0**124 * zero), _upper_half(high * 2.0**124 * zero)
+            else:
+                return _upper_half(low * 2.0**126), _upper_half(high * 2.0**126)
     else:
         MIDDLE: tl.constexpr = 8 if KIND == "int4" else 0
         if FP16:
@@ -183,7 +187,9 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
     LONGEST: tl.constexpr = BLOCK_K if GROUP == 0 else min(GROUP, BLOCK_K)
     CHUNK: tl.constexpr = min(LONGEST, 16 * PER_BYTE) if BLOCK_M == 1 else LONGEST
     CHUNKS: tl.constexpr = BLOCK_K // CHUNK
-    OWN_SUMS: tl.constexpr = GROUP != 0 and BLOCK_M != 1 and CHUNKS == 1
+    # Numbers are multiplied by their scales before they are by x, where that is exact.
+    FOLD: tl.constexpr = KIND == "fp4" and SCALE == "e8m0" and not FP16 and GROUP != 0 and BLOCK_M != 1
+    OWN_SUMS: tl.constexpr = GROUP != 0 and BLOCK_M != 1 and CHUNKS == 1 and not FOLD
     offs_c = tl.arange(0, CHUNKS) * CHUNK
     if BLOCK_M == 1:
         acc = tl.zeros((BLOCK_N, CHUNKS), tl.float32)
@@ -208,9 +214,13 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
                 if HAS_ZEROS:
                     zero = _of_groups(z_ptrs, stride_zg, k0 + step + offs_c, mask_n, K, GROUP).to(tl.float32)
                     octets = octets.reshape(BLOCK_N, CHUNKS, CHUNK // PER_BYTE)
-                    low, high = _of_nibbles(octets, zero[:, :, None], KIND, FP16)
+                    low, high = _of_nibbles(octets, zero[:, :, None], KIND, FP16, False)
+                elif FOLD:
+                    factors = _factors(_of_groups(s_ptrs, stride_sg, k0 + step + offs_c, mask_n, K, GROUP), SCALE)
+                    octets = octets.reshape(BLOCK_N, CHUNKS, CHUNK // PER_BYTE)
+                    low, high = _of_nibbles(octets, factors[:, :, None], KIND, FP16, True)
                 else:
-                    low, high = _of_nibbles(octets, tl.zeros((1, 1), tl.float32), KIND, FP16)
+                    low, high = _of_nibbles(octets, tl.zeros((1, 1), tl.float32), KIND, FP16, False)
                 w = tl.join(low, high).reshape(BLOCK_N, BLOCK_K)
             else:
                 w = _of_bytes(octets, KIND, FP16, HAS_FLOAT8)
@@ -220,7 +230,7 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
                 if GROUP != 0:
                     added *= _factors(_of_groups(s_ptrs, stride_sg, k0 + offs_c, mask_n, K, GROUP), SCALE)
                 sums += added
-            elif CHUNKS == 1:
+            elif CHUNKS == 1 or FOLD:
                 sums = tl.dot(x, w.T, sums, out_dtype=tl.float32)
             else:
                 sums = _scaled_dots(x, w, sums, s_ptrs, stride_sg, k0, mask_n, K, SCALE, GROUP)
@@ -232,6 +242,8 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
             acc = sums
     if BLOCK_M == 1:
         acc = tl.sum(acc, 1)[None, :]
+    if FOLD:
+        acc *= 4
     if GROUP == 0:
         acc *= _factors(tl.load(s_ptrs, mask=mask_n, other=0), SCALE)[None, :]
     if bias_ptr is not None:

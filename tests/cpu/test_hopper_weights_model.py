@@ -1,0 +1,227 @@
+"""hopper_weights.cu on a CPU model of Hopper's instructions: its own text and its own launch, every thread by itself.
+
+Values, scales and rows lie in wider buffers of what must not be read, C among what must not be written.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from hopper_model import COMPILER
+from sampled import without
+
+torch = pytest.importorskip("torch")
+
+from matmul_model import WEIGHTS, Model  # noqa: E402
+from matmul_products import DTYPES, GPU, GUARD, WORDS  # noqa: E402
+
+from laneloom import QuantizedWeight  # noqa: E402
+from laneloom.ops.matmul.problem import Matrix  # noqa: E402
+from laneloom.ops.quantized_matmul import reference  # noqa: E402
+from laneloom.ops.quantized_matmul.config_hopper import HopperWeightsConfig  # noqa: E402
+from laneloom.ops.quantized_matmul.kernels import hopper_weights  # noqa: E402
+from laneloom.ops.quantized_matmul.problem import QuantizedProblem  # noqa: E402
+from laneloom.ops.quantized_matmul.weight import PACKED  # noqa: E402
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
+
+
+@pytest.fixture
+def model(folder, monkeypatch):
+    return functools.partial(Model, folder, monkeypatch, of=WEIGHTS)
+
+
+def lying(batch, rows, columns, gap, repeated=False):
+    """A matrix with `gap` elements behind each row; `repeated`: along the inner batch axis."""
+    pitch = columns + gap
+    return Matrix((batch[1] * rows * pitch, 0 if repeated else rows * pitch, pitch, 1))
+
+
+def product(
+    m, n, k, dtype_w, dtype="bf16", *, out=None, scale="fp32", group=128, zeros=False, bias=None, batch=(1, 1),
+    repeated=False, along_m=False,
+) -> QuantizedProblem:  # fmt: skip
+    """repeated: the weight, along the inner batch axis. along_m: so is C contiguous. Every matrix has gaps."""
+    groups = -(-k // group) if group else 1
+    scales = lying(batch, n, groups, 3, repeated)
+    c = lying(batch, n, m, 3) if along_m else lying(batch, m, n, 5)
+    return QuantizedProblem(
+        m, n, k, dtype, dtype_w, out or dtype, scale, group, batch, lying(batch, m, k, 8),
+        lying(batch, n, k // 2 if dtype_w in PACKED else k, 16, repeated), scales,
+        c.transposed() if along_m else c, scales if zeros else None, (bias, 2) if bias else None,
+    )  # fmt: skip
+
+
+def laid(matrix, shape, values):
+    """`values` of `shape` as `matrix` lies, the first along an axis that repeats, with all bits set in its gaps."""
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, matrix.strides, strict=True))
+    memory = torch.full((size * values.element_size(),), 255, dtype=torch.uint8).view(values.dtype)
+    distinct = tuple(slice(None if stride else 1) for stride in matrix.strides)
+    memory.as_strided(shape, matrix.strides)[distinct] = values[distinct]
+    return memory.as_strided(shape, matrix.strides)
+
+
+def operands(problem):
+    """x, a weight and a bias. All codes of the weight, of which one is NaN; of E8M0 2^-127 and one NaN."""
+    torch.manual_seed(problem.k)
+    (outer, inner), n = problem.batch, problem.n
+    x = laid(problem.x, (outer, inner, problem.m, problem.k),
+             torch.randn(outer, inner, problem.m, problem.k).to(DTYPES[problem.dtype]))  # fmt: skip
+    shape = (outer, inner, n, problem.k_stored)
+    codes = torch.randint(0, 256, shape, dtype=torch.uint8)
+    if problem.dtype_w == "fp8":
+        codes = codes.where(codes & 0x7F != 0x7F, 0)
+        codes[-1, :, n // 2, -1] = 0x7F
+    values = laid(problem.values, shape, codes.view(torch.int8) if problem.dtype_w == "int8" else codes)
+    shape = (outer, inner, n, problem.groups)
+    if problem.dtype_scale == "e8m0":
+        scales = torch.randint(120, 130, shape, dtype=torch.uint8)
+        scales[..., : n // 4, 0] = 0
+        scales[..., n // 3, -1] = 255
+    else:
+        kind = {"fp8": torch.float8_e4m3fn, **DTYPES}[problem.dtype_scale]
+        scales = ((torch.rand(shape) + 0.5) * (torch.randint(0, 2, shape) * 2 - 1)).to(kind)
+    zeros = problem.zeros and laid(problem.zeros, shape, torch.randint(0, 256, shape, dtype=torch.uint8))
+    weight = QuantizedWeight(values, laid(problem.scales, shape, scales), problem.dtype_w, problem.group or None, zeros)
+    bias = problem.bias and torch.randn(n, 2).to(DTYPES[problem.bias[0]])[:, 0]
+    return x, weight, bias
+
+
+def run(problem, config, x, weight, bias):
+    """C. Nothing else may be written: not between its rows, not before and behind it."""
+    assert config.why_invalid(problem, GPU) is None, config.why_invalid(problem, GPU)
+    kind, shape, strides = DTYPES[problem.dtype_out], (*problem.batch, problem.m, problem.n), problem.out.strides
+    size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
+    memory = torch.full((size + 2 * GUARD,), -1, dtype=WORDS[kind.itemsize]).share_memory_()  # NaN
+    expected = memory.clone()
+    out = memory.view(kind).as_strided(shape, strides, GUARD)
+    hopper_weights.prepare(problem, config, GPU)(x, weight.values, weight.scales, weight.zeros, bias, out)
+    own = torch.arange(len(memory)).as_strided(shape, strides, GUARD).flatten()
+    expected[own] = memory[own]
+    assert torch.equal(expected, memory), "written outside of C"
+    return out
+
+
+def check(problem, config, given):
+    out = run(problem, config, *given)
+    x, weight, bias = given
+    bias = None if bias is None else bias.double().numpy()
+    verdict = reference.judge(out.double().numpy(), x.double().numpy(), weight, problem.dtype_out, bias)
+    assert verdict.ok, f"wrong: {verdict}"
+    return out
+
+
+def small(eighths=1, consumers=1, **knobs) -> HopperWeightsConfig:
+    knobs = {"stages": 2, "together": 1, "unit": 1} | knobs
+    return HopperWeightsConfig(eighths=eighths, consumers=consumers, **knobs)
+
+
+CASES = {
+    "int4": (product(5, 77, 416, "int4", scale="fp16"), small(unit=4)),
+    "int4, fp16, two groups of a slice": (
+        product(13, 131, 736, "int4", "fp16", group=64, out="fp32"), small(2, 2, unit=2, together=2, depth=2)),
+    "int4, many slices": (product(17, 65, 1856, "int4", scale="e8m0", bias="bf16"), small(depth=2, stages=3, unit=2)),
+    "one element": (product(1, 1, 32, "int4", "fp16", scale="bf16", bias="fp32"), small(consumers=2, fetched=0)),
+    "zeros, groups of 32, two strips": (
+        product(29, 100, 320, "uint4", scale="bf16", group=32, zeros=True, bias="fp32"), small(4, strips=2, cluster=2)),
+    "zeros, fp16, groups of two slices": (
+        product(7, 193, 544, "uint4", "fp16", scale="fp16", group=256, zeros=True), small(1, 3, unit=4, together=4)),
+    "zeros of rows, c along m": (
+        product(61, 67, 224, "uint4", scale="fp8", group=0, zeros=True, out="fp16", along_m=True), small(8)),
+    "mxfp4": (
+        product(3, 129, 1056, "fp4", scale="e8m0", group=32), small(1, 2, unit=4, together=2, depth=2, cluster=4)),
+    "mxfp4, fp16": (product(15, 190, 288, "fp4", "fp16", scale="e8m0", group=32, bias="bf16"), small(2, 3)),
+    "fp4, a batch, the weight repeated": (
+        product(9, 60, 448, "fp4", scale="fp8", group=64, batch=(2, 2), repeated=True), small(2, unit=2)),
+    "int8 of rows": (product(6, 255, 640, "int8", group=0), small(1, 2, strips=2, unit=4, together=2, cluster=2)),
+    "int8, fp16, a batch, c along m": (
+        product(60, 35, 352, "int8", "fp16", scale="bf16", batch=(1, 2), along_m=True), small(8)),
+    "fp8": (product(11, 100, 672, "fp8", group=64), small(2, 2, unit=2, stages=3, depth=2)),
+    "fp8 of rows, fp16": (
+        product(31, 127, 576, "fp8", "fp16", scale="fp16", group=0, out="fp32", bias="fp16"),
+        small(4, 2, cluster=4, unit=2)),
+    "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
+}  # fmt: skip
+
+
+USUAL = without(CASES, "zeros of rows, c along m", "mxfp8, fp16")
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_products(model, name):
+    """Whether wgmma reads late or at once, the same bits."""
+    problem, config = CASES[name]
+    given = operands(problem)
+    model()
+    late = check(problem, config, given)
+    model(late=False)
+    words = WORDS[late.element_size()]
+    assert torch.equal(run(problem, config, *given).view(words), late.view(words))
+
+
+def asm(words):
+    return f'asm volatile("{words};" ::: "memory");'
+
+
+FREE, WAIT = "if (freed && lane == 0) arrive(freed);", asm("wgmma.wait_group.sync.aligned 1")
+LOAD, STORE = "next.load(of_w, beside, own, unit + 1);", "bringing[d].store(of, to);"
+BEGIN, PARTS = "    begin();\n    fragments[0].load(of_w, beside, own, 0);\n", "float *parts ="
+SLOW, SLOWER = "usleep(50000); ", "usleep(400000); "  # for each slice, once
+GROUPS = product(5, 64, 1024, "int4"), small(unit=2)
+FEW_SLICES = product(5, 64, 256, "int4"), small(unit=2)
+TWO_CONSUMERS = product(13, 128, 128, "int4"), small(2, 2)
+ROWS = product(5, 64, 1024, "int8", group=0), small(unit=2)
+PARTS_OF_K = product(5, 64, 512, "int4"), small(unit=2, cluster=2)
+
+#: what is wrong: what stands in the kernel's text and what instead, what is said of it, of which product. Who would be
+#: ahead of what is wrong by luck is slow.
+FAULTS = {
+    "a slice is read before it is there": (
+        {"if (within == 0) wait_barrier(full + 8 * stage, phase);": "", STORE: SLOWER + STORE}, "wrong|on its way",
+        FEW_SLICES),
+    "wgmma may see old rows of x": ({asm("fence.proxy.async.shared::cta"): ""}, "wgmma reads what no fence", GROUPS),
+    "bytes that nobody expects": ({"count * W_BYTES);": "(count - 1) * W_BYTES);"}, "waits for ever", FEW_SLICES),
+    "x is in another order than w": ({"i == 3 ? 0x7632 : 0x5410": "i == 3 ? 0x5410 : 0x7632"}, "wrong", FEW_SLICES),
+    "a slice is freed before its products are done": (
+        {FREE: "", WAIT: f"__syncwarp(); if (unit == 0 && freed) {{ if (lane == 0) arrive(freed); {SLOW}}} {WAIT}"},
+        "wrong|on its way", ROWS),
+    "a slice is freed before all of it is read": (
+        {FREE: f"if (last && lane == 0) arrive(last), {SLOW}"}, "wrong|on its way", GROUPS),
+    "a slice is freed while the last words are on their way": (
+        {FREE: "", LOAD: f"{LOAD} __syncwarp(); if (last) {{ if (lane == 0) arrive(last); {SLOW}}}"},
+        "on its way from shared memory is overwritten", GROUPS),
+    "registers are overwritten before wgmma is done": ({WAIT: ""}, "wgmma still reads its registers", ROWS),
+    "sums are read before wgmma is done": (
+        {f"if (ends) {{\n                {asm('wgmma.wait_group.sync.aligned 0')}": "if (ends) {"}, "wrong", GROUPS),
+    "sums take the place of what is still read": (
+        {"__syncthreads();  // the": "// the", BEGIN: f"{BEGIN[:12]} if (threadIdx.x >= 128) {SLOWER}{BEGIN[12:]}"},
+        "wrong|on its way", TWO_CONSUMERS),
+    "sums of a neighbour take the place of what is still read": (
+        {asm("barrier.cluster.arrive.relaxed"): "", asm("barrier.cluster.wait"): "",
+         BEGIN: f"if (blockIdx.x == 1) {SLOWER}{BEGIN}"}, "wrong|on its way", PARTS_OF_K),
+    "sums are added before all are there": (
+        {asm("barrier.cluster.arrive.release;\\nbarrier.cluster.wait.acquire"): "__syncthreads();",
+         PARTS: f"if (rank == 1) {SLOWER}{PARTS}"}, "wrong|a signal to a CTA that has ended", PARTS_OF_K),
+    "scales are read before the kernels ahead are done": (
+        {"wait_for_predecessor();  // C": "// C"}, "kernels ahead", ROWS),
+}  # fmt: skip
+
+
+#: but what test_hopper_registers_faults.py finds with the same model, and what every product above would show
+OWN = without(FAULTS, "sums are read before wgmma is done", "x is in another order than w")
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_faults_are_seen(model, name):
+    changes, what, (problem, config) = FAULTS[name]
+
+    def change(text):
+        for there, instead in changes.items():
+            assert text.count(there) == 1, there
+            text = text.replace(there, instead)
+        return text
+
+    model(change=change, seconds=1 if "ever" in what else 20)
+    with pytest.raises(AssertionError, match=what):
+        check(problem, config, operands(problem))
