@@ -1,8 +1,8 @@
 """Predicted times of products with weights of few bits beside fp16's: `python -m laneloom.bench.predicted_weights
 --out FILE`.
 
-Of x [M, 4096], fp16 but for MXFP4's bf16, and W [4096, 4096]; the timing model's, not measured. Writes a JSON line for each GPU and M, with
-what runs; with `--page` it fills a page's table from the file.
+Of x [M, 4096], fp16 but for MXFP4's bf16, and W [4096, 4096]; the timing model's, not measured. Writes a JSON line for
+each GPU and M, with what runs; with `--page` it fills a page's table from the file.
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ def predicted_us(gpu: str, m: int, kind: tuple[str, str, int, str], config: Any 
     """The predicted time of x [m, K] and W [N, K], and the config that runs: the planned one if none is given."""
     dtype, scale, group, of_x = kind
     row = get_gpu(gpu)
+    halves = np.float16 if of_x == "fp16" else np.uint16  # bf16's bits
     stored = K // 2 if dtype in ("int4", "uint4", "fp4") else K
     operands = execute.Operands(
-        zeros((m, K), np.uint16), zeros((N, stored), np.uint8), zeros((N, K // group if group else 1), _SCALES[scale]),
-        None, None, zeros((m, N), np.uint16),
+        zeros((m, K), halves), zeros((N, stored), np.uint8), zeros((N, K // group if group else 1), _SCALES[scale]),
+        None, None, zeros((m, N), halves),
     )  # fmt: skip
     dtypes = execute.Dtypes(of_x, dtype, scale, of_x, "", group)
     problem = dtypes.problem(operands)

@@ -144,6 +144,14 @@ def addressed(array: np.ndarray) -> np.ndarray:
     return array if addressable(array) else np.array(array, array.dtype.newbyteorder("="), order="C")
 
 
+def check_array_out(out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Raise ArgumentError for an `out` that a result of this shape and dtype cannot go into."""
+    if out.shape != shape or out.dtype != dtype:
+        raise ArgumentError(f"out: expected shape {shape} and {dtype}, got {out.shape} and {out.dtype}")
+    if not out.flags.writeable:
+        raise ArgumentError("out: expected an array that can be written, got a read-only one")
+
+
 def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -> Any:
     gpu = gpu_for_arrays(a=a, b=b, out=out)
     names = operand_dtypes(a, b, packed)
@@ -156,10 +164,7 @@ def _matmul_arrays(a, b, out, out_dtype, config, precision, acc_dtype, packed) -
     a, b = addressed(a), addressed(b)
     target = out
     if out is not None:
-        if out.shape != visible or out.dtype != wanted:
-            raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {out.shape} and {out.dtype}")
-        if not out.flags.writeable:
-            raise ArgumentError("out: expected an array that can be written, got a read-only one")
+        check_array_out(out, visible, wanted)
         if addressable(out):
             execute.check_distinct(out)
         if not addressable(out) or execute.overlap(out, a) or execute.overlap(out, b):

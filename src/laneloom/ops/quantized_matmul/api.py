@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..matmul.api import addressable, addressed, known_name, numpy_dtype
+from ..matmul.api import addressable, addressed, check_array_out, known_name, numpy_dtype
 from ..matmul.execute import check_distinct
 from ..target import gpu_for_arrays
 from . import execute
@@ -96,10 +96,7 @@ def _quantized_arrays(x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_
     values, scales, zeros = (None if x is None else addressed(x) for x in execute.weight_operands(weight))
     target = out
     if out is not None:
-        if out.shape != visible or out.dtype != wanted:
-            raise ArgumentError(f"out: expected shape {visible} and {wanted}, got {out.shape} and {out.dtype}")
-        if not out.flags.writeable:
-            raise ArgumentError("out: expected an array that can be written, got a read-only one")
+        check_array_out(out, visible, wanted)
         if addressable(out):
             check_distinct(out)
         if not addressable(out) or execute.needs_copy(out, rows, values, scales, zeros, bias):

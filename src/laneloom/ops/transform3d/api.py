@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ..matmul.api import addressable, addressed
+from ..matmul.api import addressable, addressed, check_array_out
 from ..scalars import shown
 from ..target import gpu_for_arrays
 from .config import Transform3dConfig, parse_config
@@ -80,11 +80,8 @@ def _transform_arrays(coeffs: np.ndarray, matrix: Any, out: Any, **options: Any)
     for name, operand in (("coeffs", coeffs), ("matrix", matrix)):
         if operand.dtype.name not in _DTYPES:
             raise UnsupportedError(f"{name}: expected dtype {', '.join(_DTYPES)}, got {operand.dtype}")
-    if out is not None and (out.shape != coeffs.shape or out.dtype != coeffs.dtype.newbyteorder("=")):
-        wanted = coeffs.dtype.newbyteorder("=")
-        raise ArgumentError(f"out: expected shape {coeffs.shape} and {wanted}, got {out.shape} and {out.dtype}")
-    if out is not None and not out.flags.writeable:
-        raise ArgumentError("out: expected an array that can be written, got a read-only one")
+    if out is not None:
+        check_array_out(out, coeffs.shape, coeffs.dtype.newbyteorder("="))
     try:
         import torch
     except ModuleNotFoundError:
