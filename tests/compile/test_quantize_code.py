@@ -8,8 +8,8 @@ import pytest
 
 from laneloom.codegen import CodeObject
 from laneloom.gpu import get_gpu
-from laneloom.ops.quantize.kernels.blocks import code_object
-from laneloom.ops.quantize.problem import problem_of
+from laneloom.ops.quantize.kernels.blocks import THREADS, code_object
+from laneloom.ops.quantize.problem import TILE_ROWS, problem_of
 
 GPUS = ("gfx1151", "gfx1201", "gfx942", "sm_90a")
 
@@ -36,8 +36,7 @@ def accesses(code: CodeObject) -> list[str]:
 def test_accesses_have_16_bytes(gpu, rows, dtype, dtype_q):
     found = accesses(compiled(gpu, rows, dtype, dtype_q))
     whole = [width for width in found if width in ("v4.b32", "b128", "dwordx4")]
-    lanes = (256 if rows == 128 else 128) * get_gpu(gpu).wave // 32
-    numbers = (128 if rows == 128 else 32) * 128 // lanes
+    numbers = TILE_ROWS[rows] * 128 // THREADS[rows]
     assert len(whole) == numbers * (5 if dtype == "fp32" else 3) // 16, found
     assert [width for width in found if width not in whole] in (["b32"], ["dword"]), "the scales"
 

@@ -20,7 +20,7 @@ from ....gpu import Gpu
 from ...matmul.problem import SCALE_BLOCK
 from ..problem import TILE_ROWS, QuantizeProblem
 
-_WARPS = {1: 2, SCALE_BLOCK: 16}  #: by rows of a block
+THREADS = {1: 64, SCALE_BLOCK: 512}  #: of a program, by rows of a block: 16 or 32 numbers each
 
 
 @triton.jit
@@ -121,17 +121,21 @@ def _arguments(problem: QuantizeProblem, gpu: Gpu) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+def _warps(problem: QuantizeProblem, gpu: Gpu) -> int:
+    return THREADS[problem.rows] // gpu.wave
+
+
 def launch(problem: QuantizeProblem, gpu: Gpu, x: Any, q: Any, scale: Any) -> None:
     """Quantise what lies as `problem` says; q as bytes."""
     arguments = _arguments(problem, gpu)
-    quantize_blocks[(problem.programs,)](x, q, scale, *arguments, num_warps=_WARPS[problem.rows])
+    quantize_blocks[(problem.programs,)](x, q, scale, *arguments, num_warps=_warps(problem, gpu))
 
 
 def prepare(problem: QuantizeProblem, gpu: Gpu) -> PreparedLaunch:
     """What quantises CUDA tensors that lie as `problem` says, call after call."""
     rest = _arguments(problem, gpu)
     return PreparedLaunch(
-        quantize_blocks, (problem.programs,), lambda x, q, scale: (x, q, scale, *rest), num_warps=_WARPS[problem.rows]
+        quantize_blocks, (problem.programs,), lambda x, q, scale: (x, q, scale, *rest), num_warps=_warps(problem, gpu)
     )
 
 
@@ -141,6 +145,6 @@ def code_object(problem: QuantizeProblem, gpu: Gpu) -> CodeObject:
     arguments = dict(zip(quantize_blocks.arg_names[3:], _arguments(problem, gpu), strict=True))
     signature, constants, divisible = specialise(quantize_blocks, arguments, pointers)
     return compile_kernel(
-        quantize_blocks, gpu=gpu, signature=signature, constants=constants, num_warps=_WARPS[problem.rows],
+        quantize_blocks, gpu=gpu, signature=signature, constants=constants, num_warps=_warps(problem, gpu),
         attrs=divisible,
     )  # fmt: skip
