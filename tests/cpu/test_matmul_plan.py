@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from laneloom.errors import ArgumentError, UnsupportedError
@@ -285,6 +285,7 @@ def test_layouts_of_the_planned_tiles_are_compile_time_constants():
         assert all(isinstance(hash(value), int) for value in chosen.values())
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # what it draws first waits for imports on a busy machine
 @given(
     batch=st.lists(st.integers(1, 3), max_size=4),
     sizes=st.tuples(*[st.integers(1, 5)] * 3),
