@@ -18,7 +18,7 @@ from laneloom.codegen import cuda_call
 from laneloom.codegen.cuda_call import CudaFunction
 from laneloom.device import prepared
 from laneloom.gpu import get_gpu
-from laneloom.ops import warm
+from laneloom.ops import target, warm
 from laneloom.ops.attention import hopper_launch, kernels
 from laneloom.ops.operators import Operator
 from laneloom.ops.warm import WarmCalls
@@ -154,9 +154,10 @@ def stand_in(monkeypatch, schedules, callers):
     for module in (*schedules, hopper_launch):
         monkeypatch.setattr(module, "counter", lambda device, stream, count=1: COUNTER, raising=False)
         monkeypatch.setattr(module, "processors", lambda device: PROCESSORS, raising=False)
-    for module in callers:
-        monkeypatch.setattr(module, "active_gpu", lambda: GPU)
-        monkeypatch.setattr(module, "expected_device_type", lambda: "cpu")
+    for module in (target, *callers):
+        for name, found_there in (("active_gpu", lambda: GPU), ("expected_device_type", lambda: "cpu")):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, found_there)
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
     monkeypatch.setattr(warm, "current_device", lambda: 0)
     return found, load

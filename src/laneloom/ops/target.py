@@ -10,7 +10,7 @@ from triton.runtime import driver
 
 from ..codegen.versions import check_gpu
 from ..emulator.driver import EmulatedDriver
-from ..errors import UnsupportedError
+from ..errors import ArgumentError, UnsupportedError
 from ..gpu import Gpu, as_found, get_gpu
 
 
@@ -68,6 +68,15 @@ def gpu_for_arrays(**operands: Any) -> Gpu:
             )
         if isinstance(x, np.ma.MaskedArray):
             raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
+    return gpu
+
+
+def gpu_for_tensor(name: str, x: Any) -> Gpu:
+    """The GPU that a call on torch tensors runs on; `name` is x's. Raises ArgumentError for a tensor elsewhere."""
+    gpu = active_gpu()
+    if x.device.type != (expected := expected_device_type()):
+        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
+        raise ArgumentError(f"{name}: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
     return gpu
 
 

@@ -13,7 +13,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..operators import check_strided, complete, folded, one_by_one, unfolded
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .arguments import is_direct
@@ -77,11 +77,7 @@ def copy_of(x: torch.Tensor) -> torch.Tensor:
 
 def gpu_of(q: torch.Tensor) -> Gpu:
     """The GPU that q is on. Raises ArgumentError for one that is not driven."""
-    gpu = active_gpu()
-    if q.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"q: expected a tensor on {expected} for {gpu.name}, got one on {q.device}{hint}")
-    return gpu
+    return gpu_for_tensor("q", q)
 
 
 def packing_of_tensors(first_q: Any, first_k: Any, max_queries: int, max_keys: int) -> Packing | None:

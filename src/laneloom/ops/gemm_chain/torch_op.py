@@ -12,7 +12,7 @@ from ..matmul.execute import check_distinct
 from ..matmul.gemm import needs_copy
 from ..matmul.torch_op import summing_step
 from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import ChainConfig, parse_config
@@ -60,10 +60,7 @@ def _check(a0, b0, b1, c1, out=None) -> tuple[int, ...]:
 
 def _prepare_into(a0, b0, b1, c1, out, factors: Factors, config: str | None) -> Callable[..., None]:
     """What writes D1 into out for operands that lie as these do, call after call: of a0, b0, b1, c1 and out."""
-    gpu = active_gpu()
-    if a0.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"a0: expected a tensor on {expected} for {gpu.name}, got one on {a0.device}{hint}")
+    gpu = gpu_for_tensor("a0", a0)
     names = (_NAMES[a0.dtype], "" if c1 is None or factors.beta1 == 0 else _ADDENDS[c1.dtype])
     parsed = None if config is None else parse_config(config)
     operands = _expanded(a0, b0, b1, c1, out, factors)

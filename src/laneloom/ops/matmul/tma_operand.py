@@ -135,7 +135,7 @@ def _product_by_product(problem: Any, run: Callable[..., None]) -> Callable[...,
     return run_batch
 
 
-def kernel_source(package: str, *names: str, header: bool = True) -> str:
+def kernel_source(package: str, *names: str) -> str:
     """The texts of a package's files, one behind the other, with hopper.cuh in front of them."""
-    first = resources.files(device).joinpath("hopper.cuh").read_text(encoding="utf-8") if header else ""
-    return first + "".join(resources.files(package).joinpath(name).read_text(encoding="utf-8") for name in names)
+    header = resources.files(device).joinpath("hopper.cuh").read_text(encoding="utf-8")
+    return header + "".join(resources.files(package).joinpath(name).read_text(encoding="utf-8") for name in names)

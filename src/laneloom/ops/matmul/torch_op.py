@@ -16,7 +16,7 @@ from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import Composed, aligned, check_strided, complete, mark_written, refuse_out
 from ..scalars import shown
-from ..target import active_gpu, expected_device_type
+from ..target import active_gpu, expected_device_type, gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import MatmulConfig, NamedPlan, plan
@@ -149,10 +149,7 @@ def run(
 ) -> None:
     """Write the product and its terms into out, which is distinct from a and b; `names` are a's and b's dtypes."""
     dtypes = (*names, dtype_name("out_dtype", out.dtype))
-    gpu = active_gpu()
-    if a.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"a: expected a tensor on {expected} for {gpu.name}, got one on {a.device}{hint}")
+    gpu = gpu_for_tensor("a", a)
     places = {"a": a, "b": b, "out": out, "c": terms.addend, "bias": terms.bias}
     for name, x in places.items():
         if x is not None and x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays

@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..operators import check_strided, complete, to_front
 from ..scalars import shown
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from .kernels import blocks
 from .problem import check_rows, problem_of, scales_shape
@@ -41,10 +41,7 @@ def _prepare(x: torch.Tensor, rows: int, dtype: Any) -> Callable[..., tuple[torc
     """What gives Q and the scales of tensors that lie as x does. Checks all."""
     dtype = torch.float8_e4m3fn if dtype is None else dtype
     first = _results(x, rows, dtype)
-    gpu = active_gpu()
-    if x.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
+    gpu = gpu_for_tensor("x", x)
     make, make_scale = map(maker_of, first)
     if not x.numel():
         return lambda *_: (make(), make_scale())

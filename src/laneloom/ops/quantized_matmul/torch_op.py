@@ -12,7 +12,7 @@ from ..matmul.execute import check_distinct
 from ..matmul.torch_op import known_name, summing_step
 from ..operators import Composed, check_strided, complete, mark_written, one_by_one, refuse_out, to_front
 from ..scalars import shown
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .api import check_operand
@@ -81,10 +81,7 @@ def _expanded(x, values, scales, zeros, bias, out) -> execute.Operands:
 
 def _prepare_into(x, values, scales, zeros, bias, out, weight, config) -> Callable[..., None]:
     """What writes C into out, which is distinct from all others, for tensors that lie as these do."""
-    gpu = active_gpu()
-    if x.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
+    gpu = gpu_for_tensor("x", x)
     for name, t in zip(_NAMES, (x, values, scales, zeros, bias, out), strict=True):
         if t is not None and t.data_ptr() % t.itemsize:  # torch.from_numpy takes such arrays
             raise ArgumentError(f"{name}: expected elements at multiples of {t.itemsize} bytes, got {t.data_ptr():#x}")

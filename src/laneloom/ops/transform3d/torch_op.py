@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct, overlap
 from ..operators import check_strided, complete, folded, mark_written, one_by_one, refuse_out, unfolded
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .config import parse_config
@@ -83,10 +83,7 @@ def _prepare_into(
     x: torch.Tensor, matrix: torch.Tensor, out: torch.Tensor, transpose: bool, accumulate: bool, config: str | None
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """What transforms x into out, [N, K, K, K], for tensors that lie as these do; out is dense and apart from both."""
-    gpu = active_gpu()
-    if x.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"coeffs: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
+    gpu = gpu_for_tensor("coeffs", x)
     parsed, dense = None if config is None else parse_config(config), _dense(x)
     run = execute.prepare_transform(
         x if dense else x.contiguous(), matrix, out, _NAMES[x.dtype], gpu, transpose=transpose, accumulate=accumulate,

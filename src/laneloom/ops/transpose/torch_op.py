@@ -10,7 +10,7 @@ import torch
 from ...errors import ArgumentError
 from ..matmul.execute import check_distinct, overlap
 from ..operators import check_strided, complete, mark_written, refuse_out, to_front
-from ..target import active_gpu, expected_device_type
+from ..target import gpu_for_tensor
 from ..warm import WarmCalls, maker_of
 from . import execute
 from .api import check_size, turned_shape
@@ -46,10 +46,7 @@ def _prepare_into(
     x: torch.Tensor, out: torch.Tensor, config: str | None
 ) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """What writes the transpose of x into out, which is apart from it, for tensors that lie as these do."""
-    gpu = active_gpu()
-    if x.device.type != (expected := expected_device_type()):
-        hint = "" if expected == "cpu" else '; inside `with laneloom.emulated("gfx1151"):` CPU tensors work'
-        raise ArgumentError(f"x: expected a tensor on {expected} for {gpu.name}, got one on {x.device}{hint}")
+    gpu = gpu_for_tensor("x", x)
     return execute.prepare_transpose(x, out, gpu, None if config is None else parse_config(config))
 
 
