@@ -10,13 +10,20 @@ from random_calls import GUARD, NAMES, lying, sizes
 
 import laneloom
 from laneloom.ops.quantized_matmul import reference
+from laneloom.verify import Verdict
 
 PACKED = ("int4", "uint4", "fp4")
 SCALES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
-def _lying_bytes(generator: random.Random, shape: tuple[int, ...], device: str) -> torch.Tensor:
-    return lying(generator, shape, torch.uint8, device)
+def judge(got: torch.Tensor, x: torch.Tensor, weight: laneloom.QuantizedWeight, bias=None, flushed=None) -> Verdict:
+    """A product on any device beside FP64; flushed: x's dtype, where the GPU takes its denormals for zeros."""
+    values, scales, zeros = (
+        t.cpu() if isinstance(t, torch.Tensor) else t for t in (weight.values, weight.scales, weight.zeros)
+    )
+    on_host = laneloom.QuantizedWeight(values, scales, weight.dtype, weight.group, zeros)
+    c, a, term = (None if t is None else t.double().cpu().numpy() for t in (got, x, bias))
+    return reference.judge(c, a, on_host, NAMES[got.dtype], term, flushed)
 
 
 @dataclass
@@ -46,17 +53,17 @@ class Weights:
 
     def _weight(self, device: str) -> laneloom.QuantizedWeight:
         g, batch = self.generator, self.batch if self.own else ()
-        values = _lying_bytes(g, (*batch, self.n, self.k // 2 if self.kind in PACKED else self.k), device)
+        values = lying(g, (*batch, self.n, self.k // 2 if self.kind in PACKED else self.k), torch.uint8, device)
         if self.kind == "fp8":
             values.masked_fill_(values & 0x7F == 0x7F, 0)  # no NaN
             values = values.view(torch.float8_e4m3fn)
         values = values.view(torch.int8) if self.kind == "int8" else values
         shape = (*batch, self.n, -(-self.k // self.group) if self.group else 1)
         if self.scale == "e8m0":
-            scales = _lying_bytes(g, shape, device).remainder_(9).add_(122)
+            scales = lying(g, shape, torch.uint8, device).remainder_(9).add_(122)
         else:
             scales = lying(g, shape, torch.float32, device).to(SCALES[self.scale])
-        zeros = _lying_bytes(g, shape, device) if self.zeros else None
+        zeros = lying(g, shape, torch.uint8, device) if self.zeros else None
         return laneloom.QuantizedWeight(values, scales, self.kind, self.group, zeros)
 
     def check(self, device: str, *, flushes: bool = False) -> None:
@@ -72,15 +79,7 @@ class Weights:
             buffer = torch.full((*self.batch, rows, columns + self.pad), GUARD, device=device).to(kind)
             out = buffer[..., :columns] if self.out == "n" else buffer[..., :columns].mT
         got = laneloom.quantized_matmul(x, weight, bias=bias, out=out, out_dtype=kind)
-        zeros = None if weight.zeros is None else weight.zeros.cpu()
-        on_host = laneloom.QuantizedWeight(
-            weight.values.cpu(), weight.scales.cpu(), weight.dtype, weight.group, zeros
-        )  # fmt: skip
-        bias_values = None if bias is None else bias.double().cpu().numpy()
-        flushed = NAMES[self.dtype] if flushes else None
-        verdict = reference.judge(
-            got.double().cpu().numpy(), x.double().cpu().numpy(), on_host, NAMES[kind], bias_values, flushed
-        )
+        verdict = judge(got, x, weight, bias, NAMES[self.dtype] if flushes else None)
         assert verdict.ok, (str(self), verdict)
         if buffer is not None:
             assert (buffer[..., columns:].double() == GUARD).all(), (str(self), "written beside out")

@@ -10,14 +10,14 @@ import laneloom
 from laneloom import QuantizedWeight, verify
 from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
-from laneloom.ops.quantized_matmul import reference
 
 torch = pytest.importorskip("torch")
+from random_weights import NAMES, judge  # noqa: E402
+
 import laneloom.pytorch  # noqa: E402  registers the operators
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 NEWER = ("gfx1250",) if parse_version(triton_version()) >= (3, 9) else ()  #: which older Tritons do not know
 GPUS = ("gfx1151", "gfx1201", "gfx90a", "gfx942", "gfx950", *NEWER, *rarely("gfx1100", "gfx908"))
 FLUSHING = ("gfx90a",)  #: whose matrix instructions take 16-bit denormals for zeros
@@ -49,9 +49,7 @@ def scales_of(kind: str, *shape: int) -> torch.Tensor:
 
 
 def check(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, bias=None, flushed=None) -> None:
-    bias = None if bias is None else bias.double().numpy()
-    arrays = got.double().numpy(), x.double().numpy()
-    verdict = reference.judge(*arrays, weight, NAMES[got.dtype], bias, flushed)
+    verdict = judge(got, x, weight, bias, flushed)
     assert verdict.ok, verdict
 
 

@@ -7,21 +7,19 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from random_weights import PACKED, SCALES, judge  # noqa: E402
+
 import laneloom  # noqa: E402
 from laneloom import QuantizedWeight  # noqa: E402
-from laneloom.ops.quantized_matmul import reference  # noqa: E402
 from laneloom.ops.quantized_matmul.config_hopper import hopper_configs  # noqa: E402
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem  # noqa: E402
 from laneloom.ops.target import active_gpu  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("poisoned_allocations")]
 
-NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-KINDS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
-
 
 def weight_of(dtype, n, k, group, *batch, scale="fp16", zeros=False) -> QuantizedWeight:
-    packed = dtype in ("int4", "uint4", "fp4")
+    packed = dtype in PACKED
     values = torch.randint(0, 256, (*batch, n, k // 2 if packed else k), dtype=torch.uint8, device="cuda")
     if dtype == "int8":
         values = values.view(torch.int8)
@@ -31,18 +29,13 @@ def weight_of(dtype, n, k, group, *batch, scale="fp16", zeros=False) -> Quantize
     if scale == "e8m0":
         scales = torch.randint(120, 134, shape, dtype=torch.uint8, device="cuda")
     else:
-        scales = (torch.rand(shape, device="cuda") + 0.5).to(KINDS[scale])
+        scales = (torch.rand(shape, device="cuda") + 0.5).to(SCALES[scale])
     of_groups = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda") if zeros else None
     return QuantizedWeight(values, scales, dtype, group, of_groups)
 
 
 def check(got, x, weight, bias=None) -> None:
-    zeros = None if weight.zeros is None else weight.zeros.cpu()
-    on_host = QuantizedWeight(weight.values.cpu(), weight.scales.cpu(), weight.dtype, weight.group, zeros)
-    bias = None if bias is None else bias.cpu().double().numpy()
-    verdict = reference.judge(
-        got.cpu().double().numpy(), x.cpu().double().numpy(), on_host, NAMES[got.dtype], bias, None
-    )
+    verdict = judge(got, x, weight, bias)
     assert verdict.ok, verdict
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from ..config_words import config_text
 from ..matmul.problem import Matrix
 from ..scalars import shown
 from .problem import DTYPE_BYTES, OPERANDS, ChainProblem
@@ -42,8 +43,7 @@ class ChainConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `parse_config` reads back: "wmma:block_m=64,..."."""
-        knobs = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
-        return f"{self.schedule}:" + ",".join(knobs)
+        return config_text(self)
 
     def programs(self, problem: ChainProblem) -> int:
         """Workgroups of the fused schedules."""

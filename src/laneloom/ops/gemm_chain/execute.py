@@ -15,7 +15,7 @@ from ...emulator.driver import ArrayArgument
 from ...errors import ArgumentError
 from ...gpu import Gpu
 from ..axes import merge_axes
-from ..matmul.execute import address_of, strides_of
+from ..matmul.execute import alignment_of, strides_of
 from ..matmul.problem import Matrix
 from .config import ChainConfig, checked_config
 from .problem import ChainProblem
@@ -62,9 +62,8 @@ def chain_shape(
 
 
 def _matrix(operand: Any, outer: int, inner: int) -> Matrix:
-    address = address_of(operand)
     strides = strides_of(operand)
-    return Matrix((outer, inner, strides[-2], strides[-1]), min(16, address & -address) if address else 16)
+    return Matrix((outer, inner, strides[-2], strides[-1]), alignment_of(operand))
 
 
 def problem_of(a0: Any, b0: Any, b1: Any, c1: Any, out: Any, dtype: str, dtype_c: str) -> ChainProblem | None:

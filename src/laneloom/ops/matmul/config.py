@@ -8,13 +8,14 @@ class of each of its schedules.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
-from typing import Any, Self
+from typing import Self
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..config_words import config_of_words, config_text
 from .problem import MatmulProblem
 
 #: matrix instruction of a GPU -> the module that plans for it
@@ -70,8 +71,7 @@ class MatmulConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `MatmulConfig.parse` reads back: "wmma:block_m=128,block_n=..."."""
-        knobs = ",".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
-        return f"{self.schedule}:{knobs}"
+        return config_text(self)
 
     @classmethod
     def parse(cls, text: str) -> MatmulConfig:
@@ -88,32 +88,12 @@ class MatmulConfig:
     @classmethod
     def from_words(cls, words: Iterator[str]) -> Self:
         """The config of this class with the knobs given as "name=value"."""
-        types = {f.name: f.type for f in fields(cls) if f.name != "schedule"}
-        knobs: dict[str, Any] = {}
-        for word in words:
-            name, _, value = word.partition("=")
-            if name not in types:
-                raise ArgumentError(f"config: unknown knob {name!r}, the knobs are {', '.join(types)}")
-            knobs[name] = _parse_value(name, str(types[name]), value)
-        absent = [f.name for f in fields(cls) if f.name not in knobs and f.init and f.default is MISSING]
-        if absent:
-            raise ArgumentError(f"config: {cls.schedule} needs {', '.join(absent)} as well, as {absent[0]}=...")
-        return cls(**knobs)
+        return config_of_words(cls, words)
 
 
 def why_not_scaled(schedule: str, problem: MatmulProblem) -> str | None:
     """Why a schedule that knows no scales of blocks along K cannot do `problem`."""
     return f"{schedule}: sums all of K alike, here blocks of it have scales" if problem.scales else None
-
-
-def _parse_value(name: str, kind: str, value: str) -> Any:
-    if kind == "int" and value.isdecimal():
-        return int(value)
-    if kind == "bool" and value in ("True", "False"):
-        return value == "True"
-    if kind == "str" and value:
-        return value
-    raise ArgumentError(f"config: knob {name} must be of type {kind}, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -144,7 +144,8 @@ def check_distinct(out: Any) -> None:
         reach += (size - 1) * stride
 
 
-def _alignment(operand: Any) -> int:
+def alignment_of(operand: Any) -> int:
+    """The largest power of two up to 16 that divides the operand's address."""
     address = address_of(operand)
     return min(16, address & -address) if address else 16
 
@@ -173,7 +174,7 @@ def problem_of(
         return None
     (outer, *outers), (inner, *inners) = [(1,) + (0,) * len(operands)] * (2 - len(axes)) + axes
     c, first, second, *others = (
-        Matrix((o, i, strides_of(x)[-2], strides_of(x)[-1]), _alignment(x))
+        Matrix((o, i, strides_of(x)[-2], strides_of(x)[-1]), alignment_of(x))
         for o, i, x in zip(outers, inners, operands, strict=True)
     )
     epilogue = terms.epilogue
@@ -266,7 +267,7 @@ def multiply_into(
         return
     if problem.epilogue and not fuses_epilogue(problem, gpu, config):
         _check_output(dtypes, terms)
-        sums = _empty_like(out, problem.dtype_sums, out.shape)
+        sums = empty_like(out, problem.dtype_sums, out.shape)
         multiply_into(a, b, sums, (*dtypes[:2], problem.dtype_sums), gpu, config, terms.of_blocks, arithmetic)
         apply_terms(sums, out, dtypes[2], terms.of_sums, problem.dtype_sums)
         return
@@ -274,7 +275,7 @@ def multiply_into(
     parts = chosen.parts(problem)
     if parts > 1:
         kind = problem.dtype_sums
-        sums = _empty_like(out, kind, (parts, *out.shape))
+        sums = empty_like(out, kind, (parts, *out.shape))
         pointers = (pointer_to(x, dtype) for x, dtype in zip((a, b, sums), (*dtypes[:2], kind), strict=True))
         schedule_of(chosen).launch(problem.of_sums(), chosen, gpu, *pointers)
         apply_terms(sums, out, dtypes[2], terms, kind)
@@ -284,7 +285,7 @@ def multiply_into(
     if isinstance(chosen, WmmaConfig) and (shape := chosen.workspace(problem, gpu)):
         from .kernels import stream_sums
 
-        pieces = pointer_to(_empty_like(out, problem.dtype_sums, shape), problem.dtype_sums)
+        pieces = pointer_to(empty_like(out, problem.dtype_sums, shape), problem.dtype_sums)
         schedule_of(chosen).launch(problem, chosen, gpu, *pointers, *taken, parts=pieces)
         stream_sums.launch(problem, chosen, gpu, pieces, pointers[2], *taken)
         return
@@ -312,7 +313,7 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu, config: MatmulConfig | Name
     return isinstance(config, MatmulConfig) and config.why_invalid(problem, gpu) is None
 
 
-def _empty_like(out: Any, dtype: str, shape: Sequence[int]) -> Any:
+def empty_like(out: Any, dtype: str, shape: Sequence[int]) -> Any:
     """Row-major fp32, fp64 or int32 on out's device."""
     name = {"fp32": "float32", "fp64": "float64"}.get(dtype, dtype)
     if isinstance(out, (np.ndarray, ArrayArgument)):

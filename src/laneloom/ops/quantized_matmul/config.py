@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Self
 
 from ...errors import ArgumentError
 from ...gpu import Gpu
+from ..config_words import config_of_words, config_text
+from ..matmul.config_dot import MOST_PROGRAMS
+from ..matmul.dtypes import FLOAT_OUTPUTS
 from ..scalars import shown
-from .problem import DTYPES, OUTPUTS, QuantizedProblem
+from .problem import DTYPES, QuantizedProblem
 
 #: schedule -> the module of its Config class; the kernel itself is kernels/<schedule>.py
 SCHEDULES = {"tiles": "config", "hopper_weights": "config_hopper"}
-MOST_PROGRAMS = 1 << 24  #: a grid of AMD's holds fewer than 2**32 threads
 MOST_PARTS = 64  #: of K
 MOST_STEPS = 8  #: `tl.dot` of a group, or of a K-tile of small ones; larger groups have several sums that are scaled
 MOST_WITH_ZEROS = 4  #: groups of a K-tile: of 8 Triton 3.6 makes wrong code
@@ -41,8 +43,7 @@ class BaseConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `parse_config` reads back: "tiles:block_m=16,..."."""
-        knobs = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
-        return f"{self.schedule}:" + ",".join(knobs)
+        return config_text(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,7 @@ class QuantizedConfig(BaseConfig):
         """See BaseConfig."""
         if problem.dtype not in DTYPES:
             return f"tiles: multiplies {' and '.join(DTYPES)}, got {problem.dtype}"
-        if problem.dtype_out not in OUTPUTS:
+        if problem.dtype_out not in FLOAT_OUTPUTS:
             return f"out_dtype: expected fp32, fp16 or bf16, got {problem.dtype_out}"
         for name, size in (("M", problem.m), ("N", problem.n), ("K", problem.k)):
             if not 0 < size <= _MOST_EXTENT:
@@ -122,19 +123,4 @@ def parse_config(text: Any) -> BaseConfig:
     if schedule not in SCHEDULES:
         raise ArgumentError(f"config: expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}")
     kind = import_module(f".{SCHEDULES[schedule]}", __package__).CONFIGS[schedule]
-    types = {f.name: str(f.type) for f in fields(kind) if f.name != "schedule"}
-    knobs: dict[str, Any] = {}
-    for word in filter(None, rest.split(",")):
-        name, _, value = word.partition("=")
-        if name not in types:
-            raise ArgumentError(f"config: unknown knob {name!r}, the knobs are {', '.join(types)}")
-        if types[name] == "bool" and value in ("True", "False"):
-            knobs[name] = value == "True"
-        elif types[name] == "int" and value.isdecimal():
-            knobs[name] = int(value)
-        else:
-            raise ArgumentError(f"config: knob {name} must be of type {types[name]}, got {value!r}")
-    absent = [f.name for f in fields(kind) if f.name not in knobs and f.default is MISSING]
-    if absent:
-        raise ArgumentError(f"config: {schedule} needs {', '.join(absent)} as well, as {absent[0]}=...")
-    return kind(**knobs)
+    return config_of_words(kind, filter(None, rest.split(",")))

@@ -10,10 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
+from ..matmul.dtypes import FLOAT_OUTPUTS
 from ..matmul.model_hopper import clusters_at_once
 from ..matmul.problem import Matrix
 from .config import BaseConfig
-from .problem import DTYPE_BYTES, DTYPES, OUTPUTS, QuantizedProblem
+from .problem import DTYPE_BYTES, DTYPES, QuantizedProblem
 
 SLICE = 128  #: of K
 EIGHTHS = (1, 2, 4, 8)  #: rows of X of a tile, in eights
@@ -77,7 +78,7 @@ class HopperWeightsConfig(BaseConfig):
         """See BaseConfig."""
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_weights: needs wgmma, {gpu.name} has none"
-        if problem.dtype not in DTYPES or problem.dtype_out not in OUTPUTS:
+        if problem.dtype not in DTYPES or problem.dtype_out not in FLOAT_OUTPUTS:
             return f"hopper_weights: multiplies fp16 and bf16, got {problem.dtype} to {problem.dtype_out}"
         if problem.group and problem.group < 32:
             return f"hopper_weights: groups of 32 or more, got {problem.group}"

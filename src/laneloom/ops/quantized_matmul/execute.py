@@ -11,17 +11,27 @@ from typing import Any
 import numpy as np
 
 from ...codegen import CodeObject
+from ...device.prepared import prepared_on
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..axes import merge_axes
-from ..matmul.execute import Terms, address_of, apply_terms, overlap, pointer_to, reach_bytes, strides_of
+from ..matmul.dtypes import FLOAT_OUTPUTS, words
+from ..matmul.execute import (
+    Terms,
+    alignment_of,
+    apply_terms,
+    empty_like,
+    overlap,
+    pointer_to,
+    reach_bytes,
+    strides_of,
+)
+from ..matmul.gemm import TERM_DTYPES
 from ..matmul.problem import Matrix
 from .config import BaseConfig
 from .plan import checked_config
-from .problem import OUTPUTS, TERM_DTYPES, QuantizedProblem
+from .problem import QuantizedProblem
 from .weight import QuantizedWeight, as_octets
-
-_BIAS_WORDS = "fp32, fp16 or bf16"
 
 
 @dataclass(frozen=True)
@@ -74,7 +84,7 @@ class Dtypes:
             return None
         (outer, *outers), (inner, *inners) = [(1,) + (0,) * len(matrices)] * (2 - len(axes)) + axes
         out, x, values, scales, *zeros = (
-            Matrix((o, i, strides_of(matrix)[-2], strides_of(matrix)[-1]), _alignment(matrix))
+            Matrix((o, i, strides_of(matrix)[-2], strides_of(matrix)[-1]), alignment_of(matrix))
             for o, i, matrix in zip(outers, inners, matrices, strict=True)
         )
         bias = None if operands.bias is None else (self.bias, strides_of(operands.bias)[0])
@@ -94,11 +104,6 @@ class Dtypes:
             None if operands.bias is None else pointer_to(operands.bias, self.bias),
             pointer_to(operands.out, self.out),
         )
-
-
-def _alignment(operand: Any) -> int:
-    address = address_of(operand)
-    return min(16, address & -address) if address else 16
 
 
 def schedule_of(config: BaseConfig) -> ModuleType:
@@ -133,7 +138,7 @@ def prepare(operands: Operands, dtypes: Dtypes, gpu: Gpu, config: Any) -> Callab
     run = problem if parts == 1 else problem.of_sums()
     schedule = schedule_of(chosen)
     if gpu.vendor == "nvidia":
-        launch = schedule.prepare(run, chosen, gpu)
+        launch = prepared_on(schedule.prepare, run, chosen, gpu, operands.out.device)
     else:
 
         def launch(*pointers: Any) -> None:
@@ -144,7 +149,7 @@ def prepare(operands: Operands, dtypes: Dtypes, gpu: Gpu, config: Any) -> Callab
     bare = replace(dtypes, out="fp32")
 
     def run_parts(operands: Operands) -> None:
-        sums = _empty_sums(operands.out, (parts, *operands.out.shape))
+        sums = empty_like(operands.out, "fp32", (parts, *operands.out.shape))
         launch(*bare.pointers(replace(operands, bias=None, out=sums)))
         apply_terms(sums, operands.out, dtypes.out, Terms(bias=operands.bias, dtype_bias=dtypes.bias))
 
@@ -160,14 +165,6 @@ def _write_bias(operands: Operands) -> None:
 def _each(operands: Operands, dtypes: Dtypes, gpu: Gpu, config: Any) -> None:
     for i in range(operands.out.shape[0]):
         multiply_into(operands.part(i), dtypes, gpu, config)
-
-
-def _empty_sums(out: Any, shape: Sequence[int]) -> Any:
-    if isinstance(out, np.ndarray):
-        return np.empty(shape, np.float32)
-    import torch
-
-    return torch.empty(tuple(shape), dtype=torch.float32, device=out.device)
 
 
 def result_shape(x: Sequence[int], weight: Sequence[int], broadcast: Any = np.broadcast_shapes) -> tuple[int, ...]:
@@ -193,13 +190,13 @@ def check_bias(bias_shape: Sequence[int], dtype: str, n: Any) -> None:
     if tuple(bias_shape) != (n,):
         raise ArgumentError(f"bias: expected shape {(n,)}, one for each column, got {tuple(bias_shape)}")
     if dtype not in TERM_DTYPES:
-        raise UnsupportedError(f"bias: expected dtype {_BIAS_WORDS}, got {dtype}")
+        raise UnsupportedError(f"bias: expected dtype {words(TERM_DTYPES)}, got {dtype}")
 
 
 def check_output(dtype: str) -> str:
     """The result's dtype. Raises UnsupportedError."""
-    if dtype not in OUTPUTS:
-        raise UnsupportedError(f"out_dtype: expected {_BIAS_WORDS}, got {dtype}")
+    if dtype not in FLOAT_OUTPUTS:
+        raise UnsupportedError(f"out_dtype: expected {words(FLOAT_OUTPUTS)}, got {dtype}")
     return dtype
 
 

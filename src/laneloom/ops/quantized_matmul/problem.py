@@ -6,13 +6,12 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from ...errors import ArgumentError
+from ..matmul.dtypes import DTYPE_BYTES as _DTYPE_BYTES
 from ..matmul.problem import Matrix
 from .weight import PACKED
 
 DTYPES = ("fp16", "bf16")  #: of X
-OUTPUTS = ("fp32", "fp16", "bf16")
-TERM_DTYPES = ("fp32", "fp16", "bf16")  #: of a bias
-DTYPE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e8m0": 1, "fp8": 1}
+DTYPE_BYTES = {**_DTYPE_BYTES, "e8m0": 1}
 
 
 @dataclass(frozen=True)

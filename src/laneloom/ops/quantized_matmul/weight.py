@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ..matmul.dtypes import words
 from ..scalars import is_whole, shown
 
 DTYPES = ("int4", "uint4", "fp4", "int8", "fp8")
@@ -42,7 +43,7 @@ def scale_dtype(scales: Any) -> str:
     """The project's word for the dtype of scales. Raises UnsupportedError."""
     name = storage_name(scales)
     if name not in _SCALES:
-        raise UnsupportedError(f"scales: expected dtype {_or(_SCALES)}, got {name}")
+        raise UnsupportedError(f"scales: expected dtype {words([*_SCALES])}, got {name}")
     return _SCALES[name]
 
 
@@ -53,11 +54,6 @@ def check_group(group: Any) -> int | None:
     if not is_whole(group) or group < LEAST_GROUP or int(group) & (int(group) - 1):
         raise ArgumentError(f"group: expected a power of two from {LEAST_GROUP} on, or None, got {shown(group)}")
     return int(group)
-
-
-def _or(words: Any) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}" if most else last
 
 
 @dataclass(frozen=True)
@@ -89,7 +85,7 @@ class QuantizedWeight:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.dtype, str) and self.dtype in DTYPES):
-            raise UnsupportedError(f"dtype: expected {_or(map(repr, DTYPES))}, got {shown(self.dtype)}")
+            raise UnsupportedError(f"dtype: expected {words([*map(repr, DTYPES)])}, got {shown(self.dtype)}")
         group = check_group(self.group)
         tensors = is_tensor(self.values)
         kind = "a torch tensor" if tensors else "a torch tensor or a numpy array"
@@ -101,7 +97,7 @@ class QuantizedWeight:
                 wanted = kind if name == "values" or tensors else "a numpy array"
                 raise ArgumentError(f"{name}: expected {wanted}, got {type(x).__name__}")
         if storage_name(self.values) not in _VALUES[self.dtype]:
-            known = _or(_VALUES[self.dtype])
+            known = words(_VALUES[self.dtype])
             raise UnsupportedError(
                 f"values: expected {known} for dtype {self.dtype!r}, got {storage_name(self.values)}"
             )

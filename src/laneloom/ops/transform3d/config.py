@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
+from ..config_words import config_text
 from ..scalars import shown
 from .problem import Transform3dProblem
 
@@ -36,9 +37,7 @@ class Transform3dConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `parse_config` reads back: "fused:group=2,cluster=1,..."."""
-        return f"{self.schedule}:" + ",".join(
-            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule"
-        )
+        return config_text(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import ArgumentError, InvalidConfigError, UnsupportedError
 from ...gpu import Gpu
+from ..config_words import config_text
 from ..scalars import shown
 from .problem import ELEMENT_BYTES, MAX_VECTOR_BYTES, TransposeProblem
 
@@ -38,8 +39,7 @@ class TransposeConfig:
     @property
     def text(self) -> str:
         """The config as one word, which `parse_config` reads back: "tiles:block_b=1,..."."""
-        knobs = (f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name != "schedule")
-        return f"{self.schedule}:" + ",".join(knobs)
+        return config_text(self)
 
 
 @dataclass(frozen=True, kw_only=True)

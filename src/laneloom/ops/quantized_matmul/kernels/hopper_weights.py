@@ -59,12 +59,11 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
         "OUT_KIND": out_kind, "HAS_BIAS": int(problem.has_bias), "BIAS_TYPE": "float" if bias == "fp32" else bias,
     }  # fmt: skip
     wgmma = wgmma_function("wgmma", config.rows, problem.dtype, a_in_registers=True)
-    # hopper.cuh, what values are, wgmma, the kernel
-    source = kernel_source(__package__, "hopper_weights_values.cuh", "hopper_weights_bring.cuh") + wgmma
-    source += kernel_source(__package__, "hopper_weights.cu", header=False)
+    types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
+    own = ("hopper_weights_values.cuh", "hopper_weights_bring.cuh", "hopper_weights.cu")
     return compile_cuda(
-        source, gpu, constants=NO_TILES | constants, num_warps=4 * (config.consumers + 1),
-        lds_bytes=config.shared_bytes(problem), name="hopper_weights.cu",
+        types + wgmma + kernel_source(__package__, *own), gpu, constants=NO_TILES | constants,
+        num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_weights.cu",
     )  # fmt: skip
 
 
@@ -107,14 +106,3 @@ def prepare(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) ->
         prepared[0](x, values, scales, zeros, bias, out)
 
     return run
-
-
-def launch(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu, *tensors: Any) -> None:
-    """Run `config` on what lies as `problem` says: x, values, scales, zeros, bias and out; zeros, bias may be None."""
-    prepare(problem, config, gpu)(*tensors)
-
-
-def facts(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> list[str]:
-    """What sizes and strides made of the launch, as sentences."""
-    parts = f", {config.cluster} of a cluster with a part of K each" if config.cluster > 1 else ""
-    return [f"{config.ctas(problem)} CTAs of {config.rows} rows of X and {config.columns} of W{parts}"]

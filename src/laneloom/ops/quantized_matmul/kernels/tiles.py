@@ -316,9 +316,3 @@ def code_object(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) ->
         quantized_tiles, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
         attrs=divisible,
     )  # fmt: skip
-
-
-def facts(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> list[str]:
-    """What sizes and strides made of the launch, as sentences."""
-    programs, parts = config.programs(problem), config.parts(problem)
-    return [f"{programs} programs for each of {parts} parts of K, {problem.dtype_w} becomes {problem.dtype}, exactly"]
