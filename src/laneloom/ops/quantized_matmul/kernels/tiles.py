@@ -120,6 +120,16 @@ def _of_nibbles(octets, zero, KIND: tl.constexpr, FP16: tl.constexpr, FOLD: tl.c
 
 
 @triton.jit
+def _opaque(w):
+    """w, of 16 bits, whose origin Triton's NVIDIA passes cannot see.
+
+    Where they see a join of bytes they ask of a K of 16 for 8 neighbours in each lane, which it has not (wrong sums,
+    Triton 3.6), and lay bytes along N out as shared memory that cannot be (an error, Triton 3.6 to 3.9).
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [w], dtype=w.dtype, is_pure=False, pack=2)
+
+
+@triton.jit
 def _of_groups(ptrs, stride, offs_k, mask_n, K, GROUP: tl.constexpr):
     """Scales or zeros [BLOCK_N, CHUNKS] of the groups that offs_k lie in; of a row, GROUP = 0, there is one."""
     groups = offs_k // GROUP if GROUP != 0 else offs_k * 0
@@ -161,7 +171,7 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
                     stride_co, stride_ci, stride_cm, stride_cn, stride_bias, stride_part,
                     KIND: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr,
                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-                    GROUP_M: tl.constexpr, WHOLE_K: tl.constexpr, HAS_FLOAT8: tl.constexpr):
+                    GROUP_M: tl.constexpr, WHOLE_K: tl.constexpr, HAS_FLOAT8: tl.constexpr, NVIDIA: tl.constexpr):
     """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n], or of one part of K, which has `spans` of SPAN."""
     PACKED: tl.constexpr = KIND == "int4" or KIND == "uint4" or KIND == "fp4"
     PER_BYTE: tl.constexpr = 2 if PACKED else 1
@@ -222,6 +232,8 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
                 else:
                     low, high = _of_nibbles(octets, tl.zeros((1, 1), tl.float32), KIND, FP16, False)
                 w = tl.join(low, high).reshape(BLOCK_N, BLOCK_K)
+                if NVIDIA and BLOCK_M != 1:
+                    w = _opaque(w)
             else:
                 w = _of_bytes(octets, KIND, FP16, HAS_FLOAT8)
             if BLOCK_M == 1:
@@ -268,7 +280,7 @@ def _arguments(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> 
         *problem.scales.strides, *zeros, *problem.out.strides, problem.bias[1] if problem.bias else 0,
         problem.batches * problem.m * problem.n if parts > 1 else 0, problem.dtype_w, problem.dtype_scale,
         problem.group, span, config.block_m, config.block_n, config.block_k, config.stages, config.group_m,
-        problem.k % span == 0, converts_float8(gpu),
+        problem.k % span == 0, converts_float8(gpu), gpu.vendor == "nvidia",
     )  # fmt: skip
 
 
