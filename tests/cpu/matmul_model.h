@@ -335,6 +335,10 @@ inline void load_shared_words(u32& x, u32& y, u32 at) {
   check_shared(at, 8, 8);
   load_shared_words(x, at), load_shared_words(y, at + 4);
 }
+inline void load_shared_words(u32& x, u32& y, u32& z, u32& w, u32 at) {
+  check_shared(at, 16, 16);
+  load_shared_words(x, y, at), load_shared_words(z, w, at + 8);
+}
 struct Held { const u32 &x, &y, &z, &w; };
 template <int WIDE> void multiply_held(float* sums, Held a, u64 b, int accumulate, bool b_by_row) {
   for (auto [at, word] : coming)

@@ -100,6 +100,7 @@ CALLS = {
     "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;": "ptx::expect_more",
     "ld.shared.u32 %0, [%1];": "ptx::load_shared_words",
     "ld.shared.v2.u32 {%0, %1}, [%2];": "ptx::load_shared_words",
+    "ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];": "ptx::load_shared_words",
     "st.shared.u32 [%0], %1;": "ptx::store_words",
     "lop3.b32 %0, %1, %2, %3, 0x6A;": "ptx::and_xor",
     "sub.{PAIR} %0, %1, %2;": "ptx::subtract",
@@ -159,7 +160,7 @@ REGISTERS = Kernel(
 )  # fmt: skip
 WEIGHTS = Kernel(
     hopper_weights, "extern __shared__ __align__(1024) float memory[];", "float", "CLUSTER",
-    "matmul_hopper_weights(*(TensorMap *)p[0], *(u16 **)p[1], *(unsigned char **)p[2], *(unsigned char **)p[3], "
+    "matmul_hopper_weights(*(TensorMap *)p[0], *(Rows *)p[1], *(unsigned char **)p[2], *(unsigned char **)p[3], "
     "*(BIAS_TYPE **)p[4], *(OUT_TYPE **)p[5], *(WeightSizes *)p[6])",
     (("u32 a0, u32 a1, u32 a2, u32 a3", "const u32 &a0, const u32 &a1, const u32 &a2, const u32 &a3"),
      ("ptx::multiply_fragments", "ptx::multiply_held"),

@@ -141,6 +141,17 @@ CASES = {
     "fp8 of rows, fp16": (
         product(31, 127, 576, "fp8", "fp16", scale="fp16", group=0, out="fp32", bias="fp16"),
         small(4, 2, cluster=4, unit=2)),
+    "int4, x by tma, two groups of a slice": (
+        product(130, 100, 736, "int4", scale="fp16", group=64, bias="bf16"), small(16, x_by_tma=True)),
+    "zeros, fp16, x by tma, a batch": (
+        product(33, 131, 416, "uint4", "fp16", scale="fp16", zeros=True, batch=(2, 2), repeated=True),
+        small(8, 2, x_by_tma=True, stages=3)),
+    "mxfp4, x by tma": (
+        product(77, 120, 544, "fp4", scale="e8m0", group=32), small(16, strips=2, x_by_tma=True, cluster=2)),
+    "fp4, fp16, x by tma": (product(21, 70, 288, "fp4", "fp16", scale="fp8", group=64), small(4, x_by_tma=True)),
+    "int8, x by tma, c along m": (
+        product(20, 150, 352, "int8", group=0, along_m=True, out="fp32"), small(4, 3, x_by_tma=True, together=2)),
+    "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 
@@ -181,7 +192,7 @@ FAULTS = {
         {"if (within == 0) wait_barrier(full + 8 * stage, phase);": "", STORE: SLOWER + STORE}, "wrong|on its way",
         FEW_SLICES),
     "wgmma may see old rows of x": ({asm("fence.proxy.async.shared::cta"): ""}, "wgmma reads what no fence", GROUPS),
-    "bytes that nobody expects": ({"count * W_BYTES);": "(count - 1) * W_BYTES);"}, "waits for ever", FEW_SLICES),
+    "bytes that nobody expects": ({"count * (W_BYTES": "(count - 1) * (W_BYTES"}, "waits for ever", FEW_SLICES),
     "x is in another order than w": ({"i == 3 ? 0x7632 : 0x5410": "i == 3 ? 0x5410 : 0x7632"}, "wrong", FEW_SLICES),
     "a slice is freed before its products are done": (
         {FREE: "", WAIT: f"__syncwarp(); if (unit == 0 && freed) {{ if (lane == 0) arrive(freed); {SLOW}}} {WAIT}"},

@@ -17,7 +17,7 @@ from .config import BaseConfig
 from .problem import DTYPE_BYTES, DTYPES, QuantizedProblem
 
 SLICE = 128  #: of K
-EIGHTHS = (1, 2, 4, 8)  #: rows of X of a tile, in eights
+EIGHTHS = (1, 2, 4, 8, 16)  #: rows of X of a tile, in eights
 CLUSTERS = (1, 2, 4, 8)
 MOST_SIZE = (1 << 31) - (1 << 12)
 MOST_GROUP = 1 << 30
@@ -45,6 +45,7 @@ class HopperWeightsConfig(BaseConfig):
     depth: int = 1  #: stages that are on their way to the threads that bring X and the scales
     unit: int = 2  #: times 32 of K that are converted while as many are multiplied
     cluster: int = 1  #: CTAs with a part of K each
+    x_by_tma: bool = False  #: X as it lies in memory; else threads bring it, in the order of the weight's values
     fetched: int = 4  #: slices of W that a CTA asks the L2 for before the kernel ahead in the stream has ended
 
     @property
@@ -100,7 +101,9 @@ class HopperWeightsConfig(BaseConfig):
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4):
-            return f"hopper_weights: eighths and cluster of 1, 2, 4 or 8, unit of 1, 2 or 4, got {self.text}"
+            return f"hopper_weights: eighths of 1 to 16, cluster of 1 to 8, unit of 1 to 4, powers of 2, got {self.text}"
+        if self.eighths > 8 and not self.x_by_tma:
+            return "hopper_weights: more than 64 rows of X with x_by_tma alone"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
             return f"hopper_weights: 1 to 3 consumers of 1 or 2 strips, 256 rows of W at most, got {self.text}"
         if not (2 <= self.stages <= 16 and self.together in (1, 2, 4) and self.depth in (1, 2) and self.fetched >= 0):
@@ -114,7 +117,8 @@ class HopperWeightsConfig(BaseConfig):
         held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 16 * self.unit) + OTHER_REGISTERS
         held += 0 if problem.is_packed else BYTES_REGISTERS
         scales = -(-self.columns * self.together // SLICE) * groups * (2 if problem.zeros is not None else 1)
-        brought = self.depth * (4 * self.eighths * self.together + scales) + scales + BRINGER_REGISTERS
+        of_x = 0 if self.x_by_tma else 4 * self.eighths * self.together
+        brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
         if max(held, brought) > REGISTERS[self.consumers]:
             return f"hopper_weights: would spill, threads hold {held} and {brought} registers"
         if self.ctas(problem) >= 1 << 31:
@@ -171,7 +175,7 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
 
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
     """Every valid one, the shortest estimate first."""
-    eighths = next((e for e in EIGHTHS if 8 * e >= problem.m), EIGHTHS[-1])
+    eighths = next((e for e in EIGHTHS[:4] if 8 * e >= problem.m), 8)
     units = {1: (4, 2, 1), 2: (2, 1), 4: (2, 1), 8: (1,)}[eighths]
     depth = 1 if eighths < 4 else 2
     found: list[tuple[float, HopperWeightsConfig]] = []

@@ -3,16 +3,12 @@
 // C^T = W X^T: wgmma's rows are rows of W, 64 STRIPS for each of CONSUMERS warpgroups, its columns rows of X. W is as
 // narrow in shared memory as in memory; a lane reads a word of a row, 8 values (two words of 8 bits), makes 16-bit floats
 // of them and has wgmma's A of two steps of 16 in its registers: wgmma does not care which of K's elements stand where if
-// those of X stand alike. Another warpgroup brings X in that order, the scales as FP32, and asks for W. While UNIT times 32
+// those of X stand alike. Another warpgroup brings X in that order, the scales as FP32, and asks for W. X_BY_TMA: TMA brings
+// X too, as it lies, and a lane picks its values from the words of four: more instructions, for many rows. While UNIT times 32
 // of K are multiplied the next are converted; the sums of a group are scaled and added in FP32. Of a cluster of CLUSTER
 // CTAs each has a part of K; their sums are added in a fixed order, so the same inputs give the same bits. Behind the end
 // of K both operands are zero.
 // device/hopper.cuh, hopper_weights_values.cuh, hopper_weights_bring.cuh and wgmma come in front of this text.
-
-// Where a chunk of 16 bytes of a row lies: TMA's swizzles of 64 and of 128 bytes.
-__device__ __forceinline__ u32 place_w(int row, int chunk) {
-    return row * LINE + ((BITS == 4 ? chunk ^ (row >> 1 & 3) : chunk ^ (row & 7)) << 4);
-}
 
 // Of step `step` of a slice, wgmma's description of X: rows of 128 bytes in groups of 8, two panels of 64 of K. `from` is
 // without the CTA's place in the cluster, which descriptions have no bits for.
@@ -43,12 +39,6 @@ __device__ __forceinline__ void send(float *to, float x, u32 rank) {
             shared_address(to)), "r"(rank), "f"(x) : "memory");
 }
 
-__device__ __forceinline__ u32 read_word(u32 from) {
-    u32 x;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
-    return x;
-}
-
 // A unit of one warpgroup's rows of W as wgmma takes them, by steps of 16.
 struct Fragments {
     u32 a[STRIPS][2 * UNIT][4];
@@ -64,8 +54,7 @@ struct Fragments {
                     const int n = own + strip * 64 + half * 8, j = unit * UNIT + i, group = j * GROUPS / 4;
                     u32 pairs[4];
                     const u32 zero = ZEROS ? read_word(beside + ((GROUPS + group) * COLUMNS + n) * 4) : 0;
-                    const u32 at = BITS == 4 ? place_w(n, j) + t * 4 : place_w(n, 2 * j + t / 2) + t % 2 * 8;
-                    floats(pairs, of_w + at, zero);
+                    floats(pairs, of_w, n, j, t, zero);
                     if (FOLD) {
                         const u32 scale = read_word(beside + (group * COLUMNS + n) * 4);
 #pragma unroll
@@ -182,8 +171,8 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], u32 ring, u
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const u16 *x, const unsigned char *scales,
-                      const unsigned char *zeros, const BIAS_TYPE *bias, OUT_TYPE *c,
+matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_constant__ Rows rows,
+                      const unsigned char *scales, const unsigned char *zeros, const BIAS_TYPE *bias, OUT_TYPE *c,
                       const __grid_constant__ WeightSizes s) {
     extern __shared__ __align__(1024) float memory[];  // the ring and its barriers; then sums
     release_successor();
@@ -205,7 +194,6 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const u16 *x, con
     const int product = number / (s.blocks_m * s.blocks_n);
     part.outer = product / s.inner, part.inner = product - part.outer * s.inner;
     number -= product * s.blocks_m * s.blocks_n;
-    x += part.outer * s.x_outer + part.inner * s.x_inner;
     scales += (part.outer * s.scale_outer + part.inner * s.scale_inner) * SCALE_BYTES;
     zeros += part.outer * s.zero_outer + part.inner * s.zero_inner;
     c += part.outer * s.c_outer + part.inner * s.c_inner;
@@ -215,7 +203,7 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const u16 *x, con
     float sums[STRIPS][SUMS] = {};
     const int own = (warp / 4) * OF_GROUP + warp % 4 * 16 + threadIdx.x % 32 / 4;  // a consumer's row of W
     if (warp >= 4 * CONSUMERS) {
-        bring(&w_map, x, scales, zeros, s, ring, full, empty, part);
+        bring(&w_map, rows, scales, zeros, s, ring, full, empty, part);
     } else {
         consume(sums, ring, full, empty, own, part.last - part.first);
         wait_for_predecessor();  // C, the bias and the scales of rows come after the kernels ahead

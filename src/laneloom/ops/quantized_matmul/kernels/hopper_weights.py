@@ -54,7 +54,7 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
         "GROUPS": groups_of_slice(problem), "ZEROS": int(problem.zeros is not None), "FOLD": int(problem.folds),
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
         "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
-        "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1),
+        "X_BY_TMA": int(config.x_by_tma), "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1),
         "C_ALONG_M": int(problem.out.strides[2] == 1 and problem.out.strides[3] != 1), "OUT_TYPE": out_type,
         "OUT_KIND": out_kind, "HAS_BIAS": int(problem.has_bias), "BIAS_TYPE": "float" if bias == "fp32" else bias,
     }  # fmt: skip
@@ -84,8 +84,16 @@ class _Prepared:
             "uint8", (problem.k_stored, problem.n, inner, outer),
             [step or UNUSED_PITCH for step in (values[2], values[1], values[0])], (line, config.columns, 1, 1), line,
         )  # fmt: skip
+        x = Pointer()
+        if config.x_by_tma:
+            steps = problem.x.strides
+            outer, inner = (size if step else 1 for size, step in zip(problem.batch, steps, strict=False))
+            x = TensorMap(
+                problem.dtype, (problem.k, problem.m, inner, outer),
+                [2 * step or UNUSED_PITCH for step in (steps[2], steps[1], steps[0])], (64, config.rows, 1, 1), 128,
+            )  # fmt: skip
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (w_map, *(Pointer() for _ in range(5)), sizes), device,
+            code_object(problem, config, gpu), (w_map, x, *(Pointer() for _ in range(4)), sizes), device,
             ctas=config.ctas(problem), cluster=config.cluster, pdl=True,
         )  # fmt: skip
 

@@ -6,8 +6,6 @@
 #define ROWS (8 * EIGHTS)
 #define BRINGERS 128  // threads that fill the ring
 #define THREADS (128 * CONSUMERS + BRINGERS)
-#define SLICE 128
-#define LINE (SLICE * BITS / 8)  // bytes of a slice of a row of W
 #define W_BYTES (COLUMNS * LINE)
 #define X_BYTES (ROWS * SLICE * 2)
 #define SCALE_WORDS (COLUMNS * GROUPS * (1 + ZEROS))  // of a slice
@@ -17,7 +15,7 @@
 #define STAGE_BYTES ((BESIDE + TOGETHER * SCALE_WORDS * 4 + 1023) / 1024 * 1024)
 #define PITCH (COLUMNS + 4)               // of a row of sums, in words
 #define SHARE (ROWS * COLUMNS / CLUSTER)  // sums that a CTA of the cluster finishes
-#define CHUNKS_EACH (ROWS * SLICE / 8 * TOGETHER / BRINGERS)  // of 16 bytes of X, that a thread brings at once
+#define CHUNKS_EACH (X_BY_TMA ? 0 : ROWS * SLICE / 8 * TOGETHER / BRINGERS)  // of 16 bytes of X, that a thread brings
 #define SCALES_EACH ((COLUMNS * TOGETHER + BRINGERS - 1) / BRINGERS)  // rows of W, whose groups' scales it brings
 #define SCALED (GROUP && !FOLD)  // groups' sums are scaled; else their values are, or all sums at the end
 #define UNITS (4 / UNIT)         // of a slice, that are converted and multiplied as one
@@ -29,6 +27,12 @@ struct WeightSizes {
     i64 x_outer, x_inner, scale_outer, scale_inner, zero_outer, zero_inner, c_outer, c_inner;
     int w_outer, w_inner;  // 1, or 0 where W repeats along that batch axis
 };
+
+#if X_BY_TMA
+typedef TensorMap Rows;  // X
+#else
+typedef const u16 *Rows;
+#endif
 
 // More bytes that a barrier's phase waits for, which does not count as an arrival.
 __device__ __forceinline__ void add_bytes(u32 barrier, u32 bytes) {
@@ -58,7 +62,7 @@ __device__ __forceinline__ constexpr int of_chunk(int r, int which) {
 
 // Where a thread's part of everything that it brings lies.
 struct Brought {
-    const u16 *x;                         // its chunk of the first slice of K
+    const u16 *x;                         // its chunk of the first slice of K, unless TMA brings it
     const unsigned char *scales, *zeros;
     i64 step;                             // of X, 16 rows further
     u32 scale_rows[SCALES_EACH], zero_rows[SCALES_EACH];
@@ -72,7 +76,7 @@ struct Brought {
         const int at = thread % 8, row = thread / 8 % (ROWS == 8 ? 8 : 16), panel = ROWS == 8 ? thread / 64 : 0;
         k = panel * 64 + at * 8;
         blocks = (s.M - part.m - row + 15) / 16;
-        this->x = x + (i64)(part.m + row) * s.x_m + k;
+        this->x = x + part.outer * s.x_outer + part.inner * s.x_inner + (part.m + row) * s.x_m + k;
 #pragma unroll
         for (int piece = 0; piece < 4; ++piece)
             to[piece] = X_AT + (panel * ROWS + row) * 128 + ((at / 4 * 4 + piece ^ row & 7) << 4) + at % 4 * 4;
@@ -87,7 +91,7 @@ struct Brought {
 // What one thread brings of TOGETHER slices, on its way. As number r, eight threads bring a line of 128 bytes of X, in a
 // panel of 64 of K: a warp's loads are whole lines, and its stores find different banks.
 struct Bringing {
-    uint4 x[CHUNKS_EACH];
+    uint4 x[CHUNKS_EACH + X_BY_TMA];
     u32 scales[SCALES_EACH][GROUPS], zeros[SCALES_EACH][GROUPS];
 
     template <bool WHOLE>
@@ -157,15 +161,20 @@ struct Bringing {
 };
 
 // By a warpgroup: fill the ring.
-__device__ __forceinline__ void bring(const TensorMap *w_map, const u16 *x, const unsigned char *scales,
+__device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
                                       const unsigned char *zeros, const WeightSizes &s, u32 ring, u32 full, u32 empty,
                                       const Part &part) {
     const int thread = threadIdx.x - 128 * CONSUMERS;
     const int z = part.inner * s.w_inner, w = part.outer * s.w_outer;
+    const int x_z = s.x_inner ? part.inner : 0, x_w = s.x_outer ? part.outer : 0;
     for (int i = thread; i < min(FETCHED, part.last - part.first); i += BRINGERS)
         fetch_box(w_map, (part.first + i) * LINE, part.n, z, w);
     wait_for_predecessor();
-    const Brought of(x, scales, zeros, s, part);
+#if X_BY_TMA
+    const Brought of(nullptr, scales, zeros, s, part);
+#else
+    const Brought of(rows, scales, zeros, s, part);
+#endif
     Bringing bringing[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
@@ -181,9 +190,15 @@ __device__ __forceinline__ void bring(const TensorMap *w_map, const u16 *x, cons
             const u32 to = ring + stage * STAGE_BYTES, barrier = full + 8 * stage;
             if (thread == 0) {
                 const int count = min(TOGETHER, part.last - slice);
-                add_bytes(barrier, count * W_BYTES);
-                for (int i = 0; i < count; ++i)
+                add_bytes(barrier, count * (W_BYTES + X_BY_TMA * X_BYTES));
+                for (int i = 0; i < count; ++i) {
                     load_box(w_map, to + i * W_BYTES, barrier, (slice + i) * LINE, part.n, z, w);
+#if X_BY_TMA
+                    for (int panel = 0; panel < 2; ++panel)
+                        load_box(&rows, to + X_AT + (2 * i + panel) * (X_BYTES / 2), barrier, (slice + i) * SLICE + panel * 64,
+                                 part.m, x_z, x_w);
+#endif
+                }
             }
             bringing[d].store(of, to);
             // wgmma reads what was written so; then the warp says so.

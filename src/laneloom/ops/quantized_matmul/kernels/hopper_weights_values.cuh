@@ -2,6 +2,9 @@
 // VALUES: 0 int4, 1 uint4, 2 fp4 (E2M1), 3 int8, 4 fp8 (E4M3). SCALES: 0 FP32, 1 FP16, 2 BF16, 3 E8M0, 4 E4M3.
 // Source: PTX ISA, `lop3`, `cvt`; OCP Microscaling Formats, E2M1 and E8M0.
 
+#define SLICE 128                // of K
+#define LINE (SLICE * BITS / 8)  // bytes of a slice of a row of W
+
 #if FP16
 #define PAIR "f16x2"
 #define ONE_OF_UNITS 0x6400  // 1024: the last bit is worth 1
@@ -10,6 +13,12 @@
 #define ONE_OF_UNITS 0x4300  // 128
 #endif
 #define BOTH(x) ((u32)(x) * 0x10001u)
+
+__device__ __forceinline__ u32 read_word(u32 from) {
+    u32 x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from));
+    return x;
+}
 
 __device__ __forceinline__ u32 minus(u32 x, u32 y) {
     u32 z;
@@ -29,20 +38,20 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return z;
 }
 
-// The values i and i + 4 of eight in a word: bits in, a pair of floats out. Of integers the bits stand where those of
-// 128 (1024) count ones, so that a subtraction, which is exact, leaves the value; with zeros `zero`, a pair, comes off too.
-__device__ __forceinline__ u32 pair_of_4(u32 word, int i, u32 zero) {
-#if VALUES == 2
-    const u32 top = word << (12 - 4 * i);  // sign, two bits of exponent, one of mantissa
-    const u32 small = (top & 0x80008000u) | (FP16 ? top >> 3 & 0x0E000E00u : top >> 6 & 0x01C001C0u);
+// Two values of 4 bits as a pair of floats. `bits`: the lower one's are the last four of its half and so are the other's;
+// of fp4 they are the first. Integers come to stand where those of 128 (1024) count ones, so that a subtraction, which is
+// exact, leaves the value; with zeros `zero`, a pair, comes off too.
+__device__ __forceinline__ u32 pair_of_4(u32 bits, u32 zero) {
+#if VALUES == 2  // sign, two bits of exponent, one of mantissa
+    const u32 small = (bits & 0x80008000u) | (FP16 ? bits >> 3 & 0x0E000E00u : bits >> 6 & 0x01C001C0u);
     // 2^14, 2^126: what the exponents' biases differ by; 2^124 where a scale is to come, for the sums to be times 4
     return times(small, BOTH(FP16 ? 0x7400 : FOLD ? 0x7D80 : 0x7E80));
 #else
-    u32 bits;
-    // (word & mask) ^ number: of int4 the sign's bit is turned, which adds 8
-    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(bits)
-        : "r"(word >> 4 * i), "n"(0x000F000F), "n"(BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0))));
-    const u32 value = minus(bits, BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0)));
+    // (bits & mask) ^ number: of int4 the sign's bit is turned, which adds 8
+    u32 raised;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(raised)
+        : "r"(bits), "n"(0x000F000F), "n"(BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0))));
+    const u32 value = minus(raised, BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0)));
     return ZEROS ? minus(value, zero) : value;
 #endif
 }
@@ -70,22 +79,44 @@ __device__ __forceinline__ u32 pair_of_8(u32 word, int at) {
 #endif
 }
 
-// Eight neighbours along K as four pairs, in the order of `ordered`.
-__device__ __forceinline__ void floats(u32 (&pairs)[4], u32 from, u32 zero) {
-#if BITS == 4
-    u32 word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(from));
+// Where a chunk of 16 bytes of a row lies: TMA's swizzles of 64 and of 128 bytes.
+__device__ __forceinline__ u32 place_w(int row, int chunk) {
+    return row * LINE + ((BITS == 4 ? chunk ^ (row >> 1 & 3) : chunk ^ (row & 7)) << 4);
+}
+
+// Eight values along K as four pairs, of row n and the 32 of K that `j` counts, lane t of 4; of_w: where a slice lies.
+__device__ __forceinline__ void floats(u32 (&pairs)[4], u32 of_w, int n, int j, int t, u32 zero) {
+#if BITS == 4 && X_BY_TMA  // neighbours as wgmma wants them: byte t of each word
+    u32 words[4];
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(of_w + place_w(n, j)));
+    const u32 pick = 0x4400 + 0x1111 * t;  // to each half's two bytes, of each of two words
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_4(word, i, zero);
-#else
+    for (int i = 0; i < 4; ++i)
+        pairs[i] = pair_of_4(VALUES == 2 ? __byte_perm(words[i] << 4, words[i], pick)
+                                         : __byte_perm(words[i], words[i] >> 4, pick), zero);
+#elif BITS == 4  // eight neighbours, i and i + 4
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(of_w + place_w(n, j) + t * 4));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_4(VALUES == 2 ? word << (12 - 4 * i) : word >> 4 * i, zero);
+#elif X_BY_TMA  // two neighbours of each half of 16
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+        const u32 at = of_w + place_w(n, 2 * j + step) + t / 2 * 4;
+        const u32 word = __byte_perm(read_word(at), read_word(at + 8), t % 2 ? 0x7632 : 0x5410);
+        pairs[2 * step] = pair_of_8(word, 0), pairs[2 * step + 1] = pair_of_8(word, 2);
+    }
+#else  // eight neighbours
     u32 words[2];
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1]) : "r"(from));
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1])
+                 : "r"(of_w + place_w(n, 2 * j + t / 2) + t % 2 * 8));
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = pair_of_8(words[i / 2], i % 2 * 2);
 #endif
 }
 
-// Of eight elements of X those that the weight's pair `i` is multiplied by: of 4 bits i and i + 4, else two neighbours.
+// Of eight elements of X, those that threads bring, what the weight's pair `i` is multiplied by: of 4 bits i and i + 4, else two neighbours.
 __device__ __forceinline__ u32 ordered(const uint4 &x, int i) {
 #if BITS == 4
     return i < 2 ? __byte_perm(x.x, x.z, i ? 0x7632 : 0x5410) : __byte_perm(x.y, x.w, i == 3 ? 0x7632 : 0x5410);
