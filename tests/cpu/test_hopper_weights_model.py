@@ -6,6 +6,7 @@ Values, scales and rows lie in wider buffers of what must not be read, C among w
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 from hopper_model import COMPILER
@@ -14,7 +15,8 @@ from sampled import without
 torch = pytest.importorskip("torch")
 
 from matmul_model import WEIGHTS, Model  # noqa: E402
-from matmul_products import DTYPES, GPU, GUARD, WORDS  # noqa: E402
+from matmul_products import DTYPES, GUARD, WORDS  # noqa: E402
+from matmul_products import GPU as WHOLE_GPU  # noqa: E402
 
 from laneloom import QuantizedWeight  # noqa: E402
 from laneloom.ops.matmul.problem import Matrix  # noqa: E402
@@ -23,6 +25,8 @@ from laneloom.ops.quantized_matmul.config_hopper import HopperWeightsConfig  # n
 from laneloom.ops.quantized_matmul.kernels import hopper_weights  # noqa: E402
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem  # noqa: E402
 from laneloom.ops.quantized_matmul.weight import PACKED  # noqa: E402
+
+GPU = replace(WHOLE_GPU, compute_units=2)  #: a CTA of which takes tile after tile
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -113,45 +117,47 @@ def check(problem, config, given):
 
 
 def small(eighths=1, consumers=1, **knobs) -> HopperWeightsConfig:
-    knobs = {"stages": 2, "together": 1, "unit": 1} | knobs
+    knobs = {"stages": 2, "together": 1, "unit": 2} | knobs
     return HopperWeightsConfig(eighths=eighths, consumers=consumers, **knobs)
 
 
 CASES = {
-    "int4": (product(5, 77, 416, "int4", scale="fp16"), small(unit=4)),
+    "int4": (product(5, 77, 416, "int4", scale="fp16"), small(unit=8)),
     "int4, fp16, two groups of a slice": (
-        product(13, 131, 736, "int4", "fp16", group=64, out="fp32"), small(2, 2, unit=2, together=2, depth=2)),
-    "int4, many slices": (product(17, 65, 1856, "int4", scale="e8m0", bias="bf16"), small(depth=2, stages=3, unit=2)),
+        product(13, 131, 736, "int4", "fp16", group=64, out="fp32"), small(2, 2, unit=4, together=2, depth=2)),
+    "int4, many slices": (product(17, 65, 1856, "int4", scale="e8m0", bias="bf16"), small(depth=2, stages=3, unit=4)),
     "one element": (product(1, 1, 32, "int4", "fp16", scale="bf16", bias="fp32"), small(consumers=2, fetched=0)),
     "zeros, groups of 32, two strips": (
         product(29, 100, 320, "uint4", scale="bf16", group=32, zeros=True, bias="fp32"), small(4, strips=2, cluster=2)),
     "zeros, fp16, groups of two slices": (
-        product(7, 193, 544, "uint4", "fp16", scale="fp16", group=256, zeros=True), small(1, 3, unit=4, together=4)),
+        product(7, 193, 544, "uint4", "fp16", scale="fp16", group=256, zeros=True), small(1, 3, unit=8, together=4)),
     "zeros of rows, c along m": (
-        product(61, 67, 224, "uint4", scale="fp8", group=0, zeros=True, out="fp16", along_m=True), small(8)),
+        product(61, 67, 224, "uint4", scale="fp8", group=0, zeros=True, out="fp16", along_m=True), small(8, unit=1)),
     "mxfp4": (
-        product(3, 129, 1056, "fp4", scale="e8m0", group=32), small(1, 2, unit=4, together=2, depth=2, cluster=4)),
+        product(3, 129, 1056, "fp4", scale="e8m0", group=32), small(1, 2, unit=8, together=2, depth=2, cluster=4)),
     "mxfp4, fp16": (product(15, 190, 288, "fp4", "fp16", scale="e8m0", group=32, bias="bf16"), small(2, 3)),
     "fp4, a batch, the weight repeated": (
-        product(9, 60, 448, "fp4", scale="fp8", group=64, batch=(2, 2), repeated=True), small(2, unit=2)),
-    "int8 of rows": (product(6, 255, 640, "int8", group=0), small(1, 2, strips=2, unit=4, together=2, cluster=2)),
+        product(9, 60, 448, "fp4", scale="fp8", group=64, batch=(2, 2), repeated=True), small(2, unit=4)),
+    "int8 of rows": (product(6, 255, 640, "int8", group=0), small(1, 2, strips=2, unit=8, together=2, cluster=2)),
     "int8, fp16, a batch, c along m": (
         product(60, 35, 352, "int8", "fp16", scale="bf16", batch=(1, 2), along_m=True), small(8)),
-    "fp8": (product(11, 100, 672, "fp8", group=64), small(2, 2, unit=2, stages=3, depth=2)),
+    "fp8": (product(11, 100, 672, "fp8", group=64), small(2, 2, unit=4, stages=3, depth=2)),
     "fp8 of rows, fp16": (
         product(31, 127, 576, "fp8", "fp16", scale="fp16", group=0, out="fp32", bias="fp16"),
-        small(4, 2, cluster=4, unit=2)),
+        small(4, 2, cluster=4, unit=4)),
     "int4, x by tma, two groups of a slice": (
-        product(130, 100, 736, "int4", scale="fp16", group=64, bias="bf16"), small(16, x_by_tma=True)),
+        product(130, 100, 736, "int4", scale="fp16", group=64, bias="bf16"), small(16, x_by_tma=True, unit=1)),
     "zeros, fp16, x by tma, a batch": (
         product(33, 131, 416, "uint4", "fp16", scale="fp16", zeros=True, batch=(2, 2), repeated=True),
         small(8, 2, x_by_tma=True, stages=3)),
     "mxfp4, x by tma": (
-        product(77, 120, 544, "fp4", scale="e8m0", group=32), small(16, strips=2, x_by_tma=True, cluster=2)),
-    "fp4, fp16, x by tma": (product(21, 70, 288, "fp4", "fp16", scale="fp8", group=64), small(4, x_by_tma=True)),
+        product(77, 120, 544, "fp4", scale="e8m0", group=32), small(16, strips=2, x_by_tma=True, cluster=2, unit=1)),
+    "fp4, fp16, x by tma": (
+        product(21, 70, 288, "fp4", "fp16", scale="fp8", group=64), small(4, x_by_tma=True, unit=4)),
     "int8, x by tma, c along m": (
-        product(20, 150, 352, "int8", group=0, along_m=True, out="fp32"), small(4, 3, x_by_tma=True, together=2)),
-    "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True)),
+        product(20, 150, 352, "int8", group=0, along_m=True, out="fp32"),
+        small(4, 3, x_by_tma=True, together=2, unit=1)),
+    "fp8, fp16, x by tma": (product(70, 40, 224, "fp8", "fp16", group=32), small(16, x_by_tma=True, unit=1)),
     "mxfp8, fp16": (product(8, 40, 224, "fp8", "fp16", scale="e8m0", group=32, batch=(2, 1)), small(together=2)),
 }  # fmt: skip
 
@@ -179,19 +185,21 @@ FREE, WAIT = "if (freed && lane == 0) arrive(freed);", asm("wgmma.wait_group.syn
 LOAD, STORE = "next.load(of_w, beside, own, unit + 1);", "bringing[d].store(of, to);"
 BEGIN, PARTS = "    begin();\n    fragments[0].load(of_w, beside, own, 0);\n", "float *parts ="
 SLOW, SLOWER = "usleep(50000); ", "usleep(400000); "  # for each slice, once
-GROUPS = product(5, 64, 1024, "int4"), small(unit=2)
-FEW_SLICES = product(5, 64, 256, "int4"), small(unit=2)
-TWO_CONSUMERS = product(13, 128, 128, "int4"), small(2, 2)
-ROWS = product(5, 64, 1024, "int8", group=0), small(unit=2)
-PARTS_OF_K = product(5, 64, 512, "int4"), small(unit=2, cluster=2)
+GROUPS = product(5, 64, 1024, "int4"), small(unit=4)
+FEW_SLICES = product(5, 64, 256, "int4"), small(unit=4)
+TWO_CONSUMERS = product(13, 128, 256, "int4"), small(2, 2, cluster=2)
+ROWS = product(5, 64, 1024, "int8", group=0), small(unit=4)
+PARTS_OF_K = product(5, 64, 512, "int4"), small(unit=4, cluster=2)
 
 #: what is wrong: what stands in the kernel's text and what instead, what is said of it, of which product. Who would be
 #: ahead of what is wrong by luck is slow.
 FAULTS = {
     "a slice is read before it is there": (
-        {"if (within == 0) wait_barrier(full + 8 * stage, phase);": "", STORE: SLOWER + STORE}, "wrong|on its way",
+        {"if (within == 0) wait_barrier(at.full(), at.phase);": "", STORE: SLOWER + STORE}, "wrong|on its way|for ever",
         FEW_SLICES),
     "wgmma may see old rows of x": ({asm("fence.proxy.async.shared::cta"): ""}, "wgmma reads what no fence", GROUPS),
+    "a tile's last slice is not freed": (
+        {"    if (lane == 0) arrive(freed);": ""}, "waits for ever", (product(5, 512, 512, "int4"), small(unit=4))),
     "bytes that nobody expects": ({"count * (W_BYTES": "(count - 1) * (W_BYTES"}, "waits for ever", FEW_SLICES),
     "x is in another order than w": ({"i == 3 ? 0x7632 : 0x5410": "i == 3 ? 0x5410 : 0x7632"}, "wrong", FEW_SLICES),
     "a slice is freed before its products are done": (

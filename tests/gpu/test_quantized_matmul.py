@@ -48,7 +48,7 @@ CASES = [
     ("fp8", "bf16", 128, False), ("fp8", "e8m0", 32, False),
 ]  # fmt: skip
 #: rows, columns and K that fill no tile, the latter no slice either
-SHAPES = [(1, 200, 1024), (16, 512, 2880), (100, 130, 736)]
+SHAPES = [(1, 200, 1024), (16, 512, 2880), (100, 130, 736), (520, 3000, 544)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -63,7 +63,7 @@ def test_weights(case, dtype):
         assert torch.equal(got, laneloom.quantized_matmul(x, weight, bias=bias, out_dtype=torch.float32))
 
 
-@pytest.mark.parametrize("m", [1, 12, 30, 64, 150])
+@pytest.mark.parametrize("m", [1, 12, 30, 64, 150, 1100])
 def test_every_config(m):
     """All that the plan ranks, several times over: what is overwritten too early is not always wrong."""
     n, k = 1000, 4096

@@ -1,7 +1,7 @@
 """Configs of `hopper_weights`: a weight of few bits streams past Hopper's tensor cores. Pure.
 
-Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products, 400 configs in all, what it
-prefers is 1.8% slower than the fastest.
+Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products of up to 64 rows, 400 configs
+in all, what it prefers is 1.8% slower than the fastest; of 63 of 48 to 4096 rows, 1300 configs, 1.7%.
 """
 
 from __future__ import annotations
@@ -23,12 +23,18 @@ MOST_SIZE = (1 << 31) - (1 << 12)
 MOST_GROUP = 1 << 30
 #: registers that a thread gets, by consumer warpgroups, and what it needs beside sums and operands
 REGISTERS, OTHER_REGISTERS, BRINGER_REGISTERS = {1: 255, 2: 168, 3: 128}, 24, 60
+#: the same where TMA brings X, of consumers and of the others; what these need beside scales
+OF_CONSUMERS, OF_OTHERS, TMA_REGISTERS = {1: 255, 2: 216, 3: 152}, {1: 255, 2: 72, 3: 56}, 40
 BYTES_REGISTERS = 8  #: more, to convert numbers of 8 bits
 #: constants of the estimate: microseconds of a slice, and for 64 rows of W more, by EIGHTHS; of a launch, of a round of
 #: CTAs; of the exchange within a cluster
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
 LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
 CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
+#: the same where TMA brings X; the exchange of 8192 sums, and what 8 CTAs add to it
+TMA_SLICE_US, TMA_ROUND_US = {8: (0.09, 0.21), 16: (0.33, 0.23)}, 5.6
+EXCHANGE_US, OF_EIGHT_US = 0.6, 1.8
+TURNED_BYTES = 4 * 16 * 20  #: of a warp, as hopper_weights_store.cuh has it
 TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))  #: consumer warpgroups, and strips of 64 rows of W of each
 
 
@@ -43,7 +49,7 @@ class HopperWeightsConfig(BaseConfig):
     stages: int = 3  #: of the ring
     together: int = 2  #: slices of 128 of K of a stage
     depth: int = 1  #: stages that are on their way to the threads that bring X and the scales
-    unit: int = 2  #: times 32 of K that are converted while as many are multiplied
+    unit: int = 4  #: times 16 of K that are converted while as many are multiplied
     cluster: int = 1  #: CTAs with a part of K each
     x_by_tma: bool = False  #: X as it lies in memory; else threads bring it, in the order of the weight's values
     fetched: int = 4  #: slices of W that a CTA asks the L2 for before the kernel ahead in the stream has ended
@@ -62,18 +68,25 @@ class HopperWeightsConfig(BaseConfig):
         """Tiles of a product along M and N."""
         return -(-problem.m // self.rows), -(-problem.n // self.columns)
 
-    def ctas(self, problem: QuantizedProblem) -> int:
-        """Of the launch."""
+    def tiles(self, problem: QuantizedProblem) -> int:
+        """Of all products."""
         along_m, along_n = self.blocks(problem)
-        return along_m * along_n * problem.batches * self.cluster
+        return along_m * along_n * problem.batches
+
+    def ctas(self, problem: QuantizedProblem, gpu: Gpu) -> int:
+        """Of the launch: a CTA for each compute unit, which takes tile after tile; of clusters one for each tile."""
+        return self.tiles(problem) * self.cluster if self.cluster > 1 else min(self.tiles(problem), gpu.compute_units)
 
     def shared_bytes(self, problem: QuantizedProblem) -> int:
-        """Shared memory of one CTA: the ring with its barriers, or the sums that take its place."""
+        """Shared memory of one CTA: the ring with its barriers, and what turns each warp's sums; or, of a cluster, the
+        sums that take the ring's place."""
         numbers = groups_of_slice(problem) * (2 if problem.zeros is not None else 1)
         slice_bytes = self.columns * line_bytes(problem) + 2 * SLICE * self.rows + 4 * self.columns * numbers
         stage = -(-self.together * slice_bytes // 1024) * 1024
-        parts = self.columns if self.cluster > 1 else 0
-        return max(self.stages * (stage + 16), 4 * self.rows * (self.columns + 4 + parts))
+        ring = self.stages * (stage + 16)
+        if self.cluster > 1:
+            return max(ring, 4 * self.rows * (2 * self.columns + 4))
+        return ring + 4 * self.consumers * TURNED_BYTES
 
     def why_invalid(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
         """See BaseConfig."""
@@ -100,8 +113,8 @@ class HopperWeightsConfig(BaseConfig):
         return self._why_resources(problem, gpu)
 
     def _why_resources(self, problem: QuantizedProblem, gpu: Gpu) -> str | None:
-        if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4):
-            return f"hopper_weights: eighths of 1 to 16, cluster of 1 to 8, unit of 1 to 4, powers of 2, got {self.text}"
+        if self.eighths not in EIGHTHS or self.cluster not in CLUSTERS or self.unit not in (1, 2, 4, 8):
+            return f"hopper_weights: eighths of 1 to 16, cluster and unit of 1 to 8, powers of 2, got {self.text}"
         if self.eighths > 8 and not self.x_by_tma:
             return "hopper_weights: more than 64 rows of X with x_by_tma alone"
         if self.consumers not in REGISTERS or self.strips not in (1, 2) or self.columns > 256:
@@ -112,17 +125,23 @@ class HopperWeightsConfig(BaseConfig):
             return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
         groups = groups_of_slice(problem)
         scaled = scaled_group(problem) > 0 and not problem.folds
-        if scaled and self.unit * groups > 4:
-            return f"hopper_weights: a unit of at most {4 // groups} for groups of {problem.group}, got {self.unit}"
-        held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 16 * self.unit) + OTHER_REGISTERS
+        if scaled and self.unit * groups > 8:
+            return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
+        held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 8 * self.unit) + OTHER_REGISTERS
         held += 0 if problem.is_packed else BYTES_REGISTERS
         scales = -(-self.columns * self.together // SLICE) * groups * (2 if problem.zeros is not None else 1)
-        of_x = 0 if self.x_by_tma else 4 * self.eighths * self.together
-        brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
-        if max(held, brought) > REGISTERS[self.consumers]:
+        of_x = 4 * self.eighths * self.together
+        if self.x_by_tma:
+            brought = (self.depth + 1) * scales + TMA_REGISTERS
+            most, most_brought = OF_CONSUMERS[self.consumers], OF_OTHERS[self.consumers]
+            most -= 8 if self.cluster == 1 else 40
+        else:
+            brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
+            most = most_brought = REGISTERS[self.consumers]
+        if held > most or brought > most_brought:
             return f"hopper_weights: would spill, threads hold {held} and {brought} registers"
-        if self.ctas(problem) >= 1 << 31:
-            return f"hopper_weights: less than 2**31 CTAs, got {self.ctas(problem)}"
+        if self.tiles(problem) * self.cluster >= 1 << 30:
+            return f"hopper_weights: less than 2**30 tiles, got {self.tiles(problem) * self.cluster}"
         if (needed := self.shared_bytes(problem)) > gpu.lds_bytes:
             return f"hopper_weights: needs {needed} bytes of shared memory, {gpu.name} gives {gpu.lds_bytes}"
         return None
@@ -164,32 +183,53 @@ def in_lines(matrix: Matrix, size: int) -> bool:
 
 
 def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> float:
-    fixed, more = SLICE_US[config.eighths]
-    clusters = config.ctas(problem) // config.cluster
-    rounds = -(-clusters // int(clusters_at_once(config.cluster, gpu)))
+    rounds = -(-config.tiles(problem) // int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
-    compute_us = rounds * (ROUND_US + slices * (fixed + more * config.columns / 64))
+    if config.x_by_tma:
+        fixed, more = TMA_SLICE_US[config.eighths]
+        round_us, others_us = TMA_ROUND_US, 0.0
+        if config.cluster > 1:
+            others_us = EXCHANGE_US * config.rows * config.columns / 8192 + OF_EIGHT_US * (config.cluster == 8)
+    else:
+        fixed, more = SLICE_US[config.eighths]
+        round_us, others_us = ROUND_US, LAUNCH_US + CLUSTER_US[config.cluster]
+    compute_us = rounds * (round_us + slices * (fixed + more * config.columns / 64))
     memory_us = problem.bytes / (gpu.bandwidth_gbs * 1e3 * BANDWIDTH_SHARE)
-    return LAUNCH_US + CLUSTER_US[config.cluster] + (compute_us**4 + memory_us**4) ** 0.25
+    return others_us + (compute_us**4 + memory_us**4) ** 0.25
+
+
+def _turned(eighths: int) -> Iterator[HopperWeightsConfig]:
+    """Knobs of tiles whose X threads bring, most wanted first."""
+    units = {1: (8, 4, 2), 2: (4, 2), 4: (4, 2), 8: (2,)}[eighths]
+    for depth in (1,) if eighths < 4 else (2, 1):
+        for unit in units:
+            for stages in (3, 2):
+                yield HopperWeightsConfig(
+                    eighths=eighths, stages=stages, unit=unit, together=1 if eighths == 8 else 2, depth=depth
+                )
+
+
+def _by_tma(eighths: int) -> Iterator[HopperWeightsConfig]:
+    """The same of tiles whose X TMA brings."""
+    for stages in (6, 5, 4, 3):
+        for unit in (4, 2, 1):
+            yield HopperWeightsConfig(eighths=eighths, stages=stages, unit=unit, together=1, x_by_tma=True)
 
 
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
     """Every valid one, the shortest estimate first."""
-    eighths = next((e for e in EIGHTHS[:4] if 8 * e >= problem.m), 8)
-    units = {1: (4, 2, 1), 2: (2, 1), 4: (2, 1), 8: (1,)}[eighths]
-    depth = 1 if eighths < 4 else 2
+    turned = next((e for e in EIGHTHS if 8 * e >= problem.m), 8)
+    kinds = [tuple(_turned(min(turned, 8)))]
+    if problem.m > 32:
+        kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if problem.m <= 64 else (8, 16))]
     found: list[tuple[float, HopperWeightsConfig]] = []
-    for consumers, strips in TILES:
-        for cluster in CLUSTERS:
-            knobs = (
-                HopperWeightsConfig(
-                    eighths=eighths, consumers=consumers, strips=strips, stages=stages, cluster=cluster, unit=unit,
-                    together=1 if eighths == 8 else 2, depth=deep)
-                for deep in dict.fromkeys((depth, 1)) for unit in units for stages in (3, 2)
-            )  # fmt: skip
-            config = next((c for c in knobs if c.why_invalid(problem, gpu) is None), None)
-            if config is not None:
-                found.append((_estimate_us(problem, config, gpu), config))
+    for knobs in kinds:
+        for consumers, strips in TILES:
+            for cluster in CLUSTERS:
+                ways = (knob.with_knobs(consumers=consumers, strips=strips, cluster=cluster) for knob in knobs)
+                config = next((way for way in ways if way.why_invalid(problem, gpu) is None), None)
+                if config is not None:
+                    found.append((_estimate_us(problem, config, gpu), config))
     yield from (config for _, config in sorted(found, key=lambda pair: pair[0]))
 
 

@@ -36,7 +36,7 @@ SCALES = {"fp32": 0, "fp16": 1, "bf16": 2, "e8m0": 3, "fp8": 4}
 
 class _Sizes(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("m", "n", "k", "blocks_m", "blocks_n", "inner")),
+        *((name, ctypes.c_int32) for name in ("m", "n", "k", "blocks_m", "blocks_n", "inner", "tiles")),
         *((name, ctypes.c_int64) for name in ("x_m", "scale_n", "zero_n", "bias_n", "c_m", "c_n")),
         *((f"{name}_{axis}", ctypes.c_int64) for name in ("x", "scale", "zero", "c") for axis in ("outer", "inner")),
         ("w_outer", ctypes.c_int32), ("w_inner", ctypes.c_int32),
@@ -60,7 +60,7 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
     }  # fmt: skip
     wgmma = wgmma_function("wgmma", config.rows, problem.dtype, a_in_registers=True)
     types = "typedef unsigned int u32;\ntypedef unsigned long long u64;\n"
-    own = ("hopper_weights_values.cuh", "hopper_weights_bring.cuh", "hopper_weights.cu")
+    own = tuple(f"hopper_weights{rest}" for rest in ("_values.cuh", "_bring.cuh", "_store.cuh", ".cu"))
     return compile_cuda(
         types + wgmma + kernel_source(__package__, *own), gpu, constants=NO_TILES | constants,
         num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_weights.cu",
@@ -73,7 +73,8 @@ class _Prepared:
     def __init__(self, problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu, device: int) -> None:
         values, zeros = problem.values.strides, problem.zeros.strides if problem.zeros else (0, 0, 0, 0)
         sizes = _Sizes(
-            problem.m, problem.n, problem.k, *config.blocks(problem), problem.batch[1], problem.x.strides[2],
+            problem.m, problem.n, problem.k, *config.blocks(problem), problem.batch[1], config.tiles(problem),
+            problem.x.strides[2],
             problem.scales.strides[2], zeros[2], problem.bias[1] if problem.bias else 0, *problem.out.strides[2:],
             *problem.x.strides[:2], *problem.scales.strides[:2], *zeros[:2], *problem.out.strides[:2],
             int(values[0] > 0), int(values[1] > 0),
@@ -94,7 +95,7 @@ class _Prepared:
             )  # fmt: skip
         self.launch = CudaCall(
             code_object(problem, config, gpu), (w_map, x, *(Pointer() for _ in range(4)), sizes), device,
-            ctas=config.ctas(problem), cluster=config.cluster, pdl=True,
+            ctas=config.ctas(problem, gpu), cluster=config.cluster, pdl=True,
         )  # fmt: skip
 
     def __call__(self, x: Any, values: Any, scales: Any, zeros: Any, bias: Any, out: Any) -> None:

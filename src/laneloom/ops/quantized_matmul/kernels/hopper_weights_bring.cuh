@@ -13,16 +13,17 @@
 #define X_AT (TOGETHER * W_BYTES)
 #define BESIDE (X_AT + TOGETHER * X_BYTES)
 #define STAGE_BYTES ((BESIDE + TOGETHER * SCALE_WORDS * 4 + 1023) / 1024 * 1024)
-#define PITCH (COLUMNS + 4)               // of a row of sums, in words
-#define SHARE (ROWS * COLUMNS / CLUSTER)  // sums that a CTA of the cluster finishes
+#define RING_BYTES (STAGES * (STAGE_BYTES + 16))  // with its barriers
 #define CHUNKS_EACH (X_BY_TMA ? 0 : ROWS * SLICE / 8 * TOGETHER / BRINGERS)  // of 16 bytes of X, that a thread brings
 #define SCALES_EACH ((COLUMNS * TOGETHER + BRINGERS - 1) / BRINGERS)  // rows of W, whose groups' scales it brings
 #define SCALED (GROUP && !FOLD)  // groups' sums are scaled; else their values are, or all sums at the end
-#define UNITS (4 / UNIT)         // of a slice, that are converted and multiplied as one
+#define UNITS (8 / UNIT)         // of a slice, that are converted and multiplied as one
+#define FEWER_REGISTERS (CONSUMERS == 2 ? 72 : 56)  // those that fill the ring, if TMA brings X, and the others
+#define MORE_REGISTERS (CONSUMERS == 2 ? 216 : 152)
 #define SUMS (EIGHTS * 4)        // of a strip in one thread
 
 struct WeightSizes {
-    int M, N, K, blocks_m, blocks_n, inner;  // blocks of a product, products of the inner batch
+    int M, N, K, blocks_m, blocks_n, inner, tiles;  // blocks of a product, products of the inner batch, tiles of all
     i64 x_m, scale_n, zero_n, bias_n, c_m, c_n;  // elements
     i64 x_outer, x_inner, scale_outer, scale_inner, zero_outer, zero_inner, c_outer, c_inner;
     int w_outer, w_inner;  // 1, or 0 where W repeats along that batch axis
@@ -54,6 +55,35 @@ struct Part {
     int outer, inner, m, n, first, last;
 };
 
+// Tile `number`. Neighbours have the same rows of W, so that the L2 brings them once.
+__device__ __forceinline__ Part part_of(int number, const WeightSizes &s, u32 rank) {
+    const int all = (s.K + SLICE - 1) / SLICE;
+    Part part = {0, 0, 0, 0, (int)((i64)all * rank / CLUSTER), (int)((i64)all * (rank + 1) / CLUSTER)};
+#if BATCHED
+    const int product = number / (s.blocks_m * s.blocks_n);
+    part.outer = product / s.inner, part.inner = product - part.outer * s.inner;
+    number -= product * s.blocks_m * s.blocks_n;
+#endif
+    part.m = number % s.blocks_m * ROWS, part.n = number / s.blocks_m * COLUMNS;
+    return part;
+}
+
+__device__ __forceinline__ i64 of_batch(const Part &part, i64 outer, i64 inner) {
+    return BATCHED ? part.outer * outer + part.inner * inner : 0;
+}
+
+// A place in the ring.
+struct Turn {
+    u32 ring, stage, phase;
+
+    __device__ __forceinline__ u32 place() const { return ring + stage * STAGE_BYTES; }
+    __device__ __forceinline__ u32 full() const { return ring + STAGES * STAGE_BYTES + 8 * stage; }
+    __device__ __forceinline__ u32 empty() const { return full() + 8 * STAGES; }
+    __device__ __forceinline__ void next() {
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+    }
+};
+
 // Of a thread's chunk of X number r: its block of 16 rows, its panel but for `Brought::k`, and its slice.
 __device__ __forceinline__ constexpr int of_chunk(int r, int which) {
     constexpr int blocks = ROWS / 16;  // none of 8 rows, whose two panels are brought at once
@@ -71,12 +101,13 @@ struct Brought {
 
     __device__ __forceinline__ Brought(const u16 *x, const unsigned char *scales, const unsigned char *zeros,
                                        const WeightSizes &s, const Part &part)
-        : scales(scales), zeros(zeros), step(16 * s.x_m), thread(threadIdx.x - 128 * CONSUMERS),
+        : scales(scales + of_batch(part, s.scale_outer, s.scale_inner) * SCALE_BYTES),
+          zeros(zeros + of_batch(part, s.zero_outer, s.zero_inner)), step(16 * s.x_m), thread(threadIdx.x - 128 * CONSUMERS),
           end(min(s.K, part.last * SLICE)) {
         const int at = thread % 8, row = thread / 8 % (ROWS == 8 ? 8 : 16), panel = ROWS == 8 ? thread / 64 : 0;
         k = panel * 64 + at * 8;
         blocks = (s.M - part.m - row + 15) / 16;
-        this->x = x + part.outer * s.x_outer + part.inner * s.x_inner + (part.m + row) * s.x_m + k;
+        this->x = x + of_batch(part, s.x_outer, s.x_inner) + (part.m + row) * s.x_m + k;
 #pragma unroll
         for (int piece = 0; piece < 4; ++piece)
             to[piece] = X_AT + (panel * ROWS + row) * 128 + ((at / 4 * 4 + piece ^ row & 7) << 4) + at % 4 * 4;
@@ -160,35 +191,24 @@ struct Bringing {
     }
 };
 
-// By a warpgroup: fill the ring.
-__device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
-                                      const unsigned char *zeros, const WeightSizes &s, u32 ring, u32 full, u32 empty,
-                                      const Part &part) {
-    const int thread = threadIdx.x - 128 * CONSUMERS;
+// By a warpgroup: fill the ring, for a tile.
+__device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &rows, const Brought &of,
+                                           const WeightSizes &s, Turn &at, const Part &part) {
     const int z = part.inner * s.w_inner, w = part.outer * s.w_outer;
     const int x_z = s.x_inner ? part.inner : 0, x_w = s.x_outer ? part.outer : 0;
-    for (int i = thread; i < min(FETCHED, part.last - part.first); i += BRINGERS)
-        fetch_box(w_map, (part.first + i) * LINE, part.n, z, w);
-    wait_for_predecessor();
-#if X_BY_TMA
-    const Brought of(nullptr, scales, zeros, s, part);
-#else
-    const Brought of(rows, scales, zeros, s, part);
-#endif
     Bringing bringing[DEPTH];
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
         if (part.first + d * TOGETHER < part.last)
             bringing[d].load(of, s, part.first + d * TOGETHER, part.last);
-    u32 stage = 0, phase = 0;
 #pragma unroll 1
     for (int slice = part.first; slice < part.last;) {
 #pragma unroll
         for (int d = 0; d < DEPTH; ++d) {
             if (slice >= part.last) break;
-            wait_barrier(empty + 8 * stage, phase ^ 1);
-            const u32 to = ring + stage * STAGE_BYTES, barrier = full + 8 * stage;
-            if (thread == 0) {
+            wait_barrier(at.empty(), at.phase ^ 1);
+            const u32 to = at.place(), barrier = at.full();
+            if (of.thread == 0) {
                 const int count = min(TOGETHER, part.last - slice);
                 add_bytes(barrier, count * (W_BYTES + X_BY_TMA * X_BYTES));
                 for (int i = 0; i < count; ++i) {
@@ -204,11 +224,31 @@ __device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, 
             // wgmma reads what was written so; then the warp says so.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
-            if (thread % 32 == 0) arrive(barrier);
+            if (of.thread % 32 == 0) arrive(barrier);
             const int next = slice + DEPTH * TOGETHER;
             if (next < part.last) bringing[d].load(of, s, next, part.last);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
+            at.next();
             slice += TOGETHER;
         }
+    }
+}
+
+// The same for all tiles of the CTA.
+__device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
+                                      const unsigned char *zeros, const WeightSizes &s, Turn at, u32 rank) {
+    int tile = blockIdx.x / CLUSTER;
+    Part part = part_of(tile, s, rank);
+    for (int i = threadIdx.x - 128 * CONSUMERS; i < min(FETCHED, part.last - part.first); i += BRINGERS)
+        fetch_box(w_map, (part.first + i) * LINE, part.n, part.inner * s.w_inner, part.outer * s.w_outer);
+    wait_for_predecessor();
+    while (tile < s.tiles) {
+#if X_BY_TMA
+        const Brought of(nullptr, scales, zeros, s, part);
+#else
+        const Brought of(rows, scales, zeros, s, part);
+#endif
+        bring_tile(w_map, rows, of, s, at, part);
+        tile += gridDim.x / CLUSTER;
+        part = part_of(tile, s, rank);
     }
 }

@@ -20,6 +20,14 @@ __device__ __forceinline__ u32 read_word(u32 from) {
     return x;
 }
 
+__device__ __forceinline__ void read_words(u32 (&x)[1], u32 from) { x[0] = read_word(from); }
+__device__ __forceinline__ void read_words(u32 (&x)[2], u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(x[0]), "=r"(x[1]) : "r"(from));
+}
+__device__ __forceinline__ void read_words(u32 (&x)[4], u32 from) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from));
+}
+
 __device__ __forceinline__ u32 minus(u32 x, u32 y) {
     u32 z;
     asm("sub." PAIR " %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
@@ -84,35 +92,36 @@ __device__ __forceinline__ u32 place_w(int row, int chunk) {
     return row * LINE + ((BITS == 4 ? chunk ^ (row >> 1 & 3) : chunk ^ (row & 7)) << 4);
 }
 
-// Eight values along K as four pairs, of row n and the 32 of K that `j` counts, lane t of 4; of_w: where a slice lies.
-__device__ __forceinline__ void floats(u32 (&pairs)[4], u32 of_w, int n, int j, int t, u32 zero) {
+// Values of row n as pairs, two of them for each of COUNT steps of 16 from `step` on, of lane t of 4; of_w: where the slice
+// lies. Of two steps the first is even.
+template <int COUNT>
+__device__ __forceinline__ void floats(u32 (&pairs)[2 * COUNT], u32 of_w, int n, int step, int t, u32 zero) {
+    const int chunk = BITS == 4 ? step / 2 : step & ~1, first = BITS == 4 || !X_BY_TMA ? step % 2 * 2 : 0;
 #if BITS == 4 && X_BY_TMA  // neighbours as wgmma wants them: byte t of each word
-    u32 words[4];
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "r"(of_w + place_w(n, j)));
+    u32 words[2 * COUNT];
+    read_words(words, of_w + place_w(n, chunk) + first * 4);
     const u32 pick = 0x4400 + 0x1111 * t;  // to each half's two bytes, of each of two words
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 2 * COUNT; ++i)
         pairs[i] = pair_of_4(VALUES == 2 ? __byte_perm(words[i] << 4, words[i], pick)
                                          : __byte_perm(words[i], words[i] >> 4, pick), zero);
-#elif BITS == 4  // eight neighbours, i and i + 4
-    u32 word;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(of_w + place_w(n, j) + t * 4));
+#elif BITS == 4  // of eight neighbours i and i + 4
+    const u32 word = read_word(of_w + place_w(n, chunk) + t * 4);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_4(VALUES == 2 ? word << (12 - 4 * i) : word >> 4 * i, zero);
+    for (int i = 0; i < 2 * COUNT; ++i)
+        pairs[i] = pair_of_4(VALUES == 2 ? word << (12 - 4 * (first + i)) : word >> 4 * (first + i), zero);
 #elif X_BY_TMA  // two neighbours of each half of 16
 #pragma unroll
-    for (int step = 0; step < 2; ++step) {
-        const u32 at = of_w + place_w(n, 2 * j + step) + t / 2 * 4;
+    for (int i = 0; i < COUNT; ++i) {
+        const u32 at = of_w + place_w(n, step + i) + t / 2 * 4;
         const u32 word = __byte_perm(read_word(at), read_word(at + 8), t % 2 ? 0x7632 : 0x5410);
-        pairs[2 * step] = pair_of_8(word, 0), pairs[2 * step + 1] = pair_of_8(word, 2);
+        pairs[2 * i] = pair_of_8(word, 0), pairs[2 * i + 1] = pair_of_8(word, 2);
     }
 #else  // eight neighbours
-    u32 words[2];
-    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words[0]), "=r"(words[1])
-                 : "r"(of_w + place_w(n, 2 * j + t / 2) + t % 2 * 8));
+    u32 words[COUNT];
+    read_words(words, of_w + place_w(n, chunk + t / 2) + t % 2 * 8 + first * 2);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pair_of_8(words[i / 2], i % 2 * 2);
+    for (int i = 0; i < 2 * COUNT; ++i) pairs[i] = pair_of_8(words[i / 2], i % 2 * 2);
 #endif
 }
 
