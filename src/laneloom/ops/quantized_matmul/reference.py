@@ -10,6 +10,8 @@ from ... import verify
 from ..matmul.reference import same_precision, truth
 from .weight import QuantizedWeight, is_tensor, to_float32
 
+STEP = 16  #: of K, of a matrix instruction of 16-bit floats
+
 
 def parts_of(weight: QuantizedWeight) -> tuple[np.ndarray, np.ndarray]:
     """q - zero [..., N, K] and scales [..., N, G], in FP64."""
@@ -26,12 +28,13 @@ def _array(x: Any) -> np.ndarray:
 
 def judge(
     got: np.ndarray, x: np.ndarray, weight: QuantizedWeight, dtype_out: str, bias: np.ndarray | None = None,
-    flushed: str | None = None,
+    flushed: str | None = None, lost_of_step: float = 0.0,
 ) -> verify.Verdict:  # fmt: skip
     """Compare a product with the truth under `verify`'s budget: FP32 sums of each group, scaled and added in FP32.
 
     got [..., M, N], x [..., M, K] and bias [N] hold values in any float dtype; `got` was stored as `dtype_out`.
-    flushed: x's dtype, where the GPU takes its denormals for zeros.
+    flushed: x's dtype, where the GPU takes its denormals for zeros. lost_of_step: what tensor cores lose in a step of
+    16 of K, of its largest sum: 2**-23 on Hopper, which cuts sums off.
     """
     q, scales = parts_of(weight)
     group = weight.group or max(q.shape[-1], 1)
@@ -44,7 +47,9 @@ def judge(
             b = q[..., first : first + group].swapaxes(-1, -2)
             scale = scales[..., None, :, g]
             true = true + truth(a, b) * scale
-            magnitude = magnitude + np.matmul(np.abs(a), np.abs(b)) * np.abs(scale)
+            size = np.matmul(np.abs(a), np.abs(b)) * np.abs(scale)
+            magnitude = magnitude + size
+            lost = lost + (a.shape[-1] / STEP + 1) * lost_of_step * size
             same = same + same_precision(a, b).astype(np.float32) * scale.astype(np.float32)
             if flushed:
                 lost = lost + verify.lost_to_zeros(a, b, flushed) * np.abs(scale)

@@ -166,6 +166,7 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
+    Part part = part_of(blockIdx.x / CLUSTER, s, rank);  // the first tile's
     __syncthreads();
     const Result to = {c, bias, scales};
     const auto end_ring = [&]() {
@@ -176,23 +177,24 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
     };
     if (warp >= 4 * CONSUMERS) {
         if (X_BY_TMA && CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEWER_REGISTERS));
-        bring(&w_map, rows, scales, zeros, s, at, rank);
+        bring(&w_map, rows, scales, zeros, s, at, part);
         end_ring();
     } else {
         if (X_BY_TMA && CONSUMERS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE_REGISTERS));
         const int own = (warp / 4) * OF_GROUP + warp % 4 * 16 + threadIdx.x % 32 / 4;  // its first row of W
-        for (int tile = blockIdx.x / CLUSTER; tile < s.tiles; tile += gridDim.x / CLUSTER) {
-            const Part part = part_of(tile, s, rank);
+        for (int tile = blockIdx.x;; part = part_of(tile, s, rank)) {
             float sums[STRIPS][SUMS] = {};
             consume(sums, at, own, part.last - part.first);
             wait_for_predecessor();  // C, the bias and the scales of rows come after the kernels ahead
             end_ring();
             if (CLUSTER == 1) store_tile(sums, memory + RING_BYTES / 4 + warp * TURNED_WORDS, to, s, part, own);
             else leave_tile(sums, memory, to, s, part, own);
+            tile += gridDim.x;
+            if (CLUSTER > 1 || tile >= s.tiles) break;
         }
     }
 #if CLUSTER > 1
     __syncthreads();
-    store_parts(memory, to, s, part_of(blockIdx.x / CLUSTER, s, rank), rank);
+    store_parts(memory, to, s, part, rank);
 #endif
 }

@@ -233,22 +233,20 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
     }
 }
 
-// The same for all tiles of the CTA.
+// The same for all tiles of the CTA, of which `part` is the first; a cluster has one.
 __device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
-                                      const unsigned char *zeros, const WeightSizes &s, Turn at, u32 rank) {
-    int tile = blockIdx.x / CLUSTER;
-    Part part = part_of(tile, s, rank);
+                                      const unsigned char *zeros, const WeightSizes &s, Turn at, Part part) {
     for (int i = threadIdx.x - 128 * CONSUMERS; i < min(FETCHED, part.last - part.first); i += BRINGERS)
         fetch_box(w_map, (part.first + i) * LINE, part.n, part.inner * s.w_inner, part.outer * s.w_outer);
     wait_for_predecessor();
-    while (tile < s.tiles) {
+    for (int tile = blockIdx.x;; part = part_of(tile, s, 0)) {
 #if X_BY_TMA
         const Brought of(nullptr, scales, zeros, s, part);
 #else
         const Brought of(rows, scales, zeros, s, part);
 #endif
         bring_tile(w_map, rows, of, s, at, part);
-        tile += gridDim.x / CLUSTER;
-        part = part_of(tile, s, rank);
+        tile += gridDim.x;
+        if (CLUSTER > 1 || tile >= s.tiles) break;
     }
 }
