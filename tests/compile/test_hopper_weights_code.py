@@ -19,10 +19,10 @@ WEIGHTS = [
     ("fp4", "e8m0", 32, "fp16"), ("fp8", "fp32", 0, "bf16"), ("int4", "fp32", 32, "fp16"),
     ("int8", "fp16", 64, "fp16"),
 ]  # fmt: skip
-CASES = [(weight, m) for weight in WEIGHTS for m in (1, 16, 32, 64)]
+CASES = [(weight, m) for weight in WEIGHTS for m in (1, 16, 32, 64, 128)]
 
 
-@pytest.mark.parametrize(("weight", "m"), sampled(CASES, every=7), ids=str)
+@pytest.mark.parametrize(("weight", "m"), sampled(CASES, every=9), ids=str)
 def test_every_ranked_config(weight, m):
     """The tiles of each product: a different code for each, parts of K aside."""
     kind, scale, group, dtype = weight

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LaneloomError
+from ..gpu import get_gpu
 from ..ops.quantized_matmul.api import quantized_matmul
 from ..ops.quantized_matmul.plan import plan
 from ..ops.quantized_matmul.problem import QuantizedProblem
@@ -145,9 +146,11 @@ def render(records: Iterable[Record]) -> str:
     ]  # fmt: skip
     for x in newest:
         ours, p = x[OURS], x[OURS].problem
+        gpu = get_gpu("h100" if "H100" in ours.environment.gpu else "sm_90a")
+        replanned = " *" if plan(Case(**p).shape, gpu).text != (ours.config or {}).get("text") else ""
         packed = f"{x[INT4PACK].median_us / ours.median_us:.2f}" if INT4PACK in x else ""
         lines.append(
-            f"| {p['dtype']} | {p['m']} x {p['n']} x {p['k']} | {ours.median_us:.1f} | {ours.gbs:.0f} | "
+            f"| {p['dtype']} | {p['m']} x {p['n']} x {p['k']} | {ours.median_us:.1f}{replanned} | {ours.gbs:.0f} | "
             f"{x[BF16].median_us / ours.median_us:.2f} | {packed} | {ours.error:.1e} |"
         )
 
@@ -163,6 +166,8 @@ def render(records: Iterable[Record]) -> str:
         f"{mean(BF16, 1, 16, eight)}, 64 and 128 {mean(BF16, 64, 128, eight)}. Of _weight_int4pack_mm: one row "
         f"{mean(INT4PACK, 1, 1, four)}, 4 to 128 rows {mean(INT4PACK, 4, 128, four)}."
     )
+    if any(" *" in line for line in lines):
+        lines += ["", "\\* the plan chooses another tile since."]
     return "\n".join([head, "", *lines])
 
 

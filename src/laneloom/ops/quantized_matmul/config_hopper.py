@@ -31,9 +31,10 @@ BYTES_REGISTERS = 8  #: more, to convert numbers of 8 bits, or for zeros
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
 LAUNCH_US, ROUND_US, BANDWIDTH_SHARE = 1.5, 3.0, 0.9
 CLUSTER_US = {1: 0.0, 2: 0.8, 4: 0.8, 8: 1.5}
-#: the same where TMA brings X; the exchange of 8192 sums, and what 8 CTAs add to it
-TMA_SLICE_US, TMA_ROUND_US = {8: (0.09, 0.21), 16: (0.33, 0.23)}, 5.6
-EXCHANGE_US, OF_EIGHT_US = 0.6, 1.8
+#: the same where TMA brings X: of a slice where groups' sums are scaled, and where none are; the exchange of 8192 sums,
+#: likewise, and what 8 CTAs add to it
+TMA_SLICE_US = {True: {8: (0.13, 0.19), 16: (0.40, 0.18)}, False: {8: (0.10, 0.21), 16: (0.14, 0.30)}}
+TMA_ROUND_US, EXCHANGE_US, OF_EIGHT_US = 5.1, {True: 1.3, False: 0.45}, 1.2
 TURNED_BYTES = 4 * 16 * 20  #: of a warp, as hopper_weights_store.cuh has it
 TILES = ((1, 1), (2, 1), (1, 2), (2, 2), (3, 1))  #: consumer warpgroups, and strips of 64 rows of W of each
 
@@ -124,7 +125,7 @@ class HopperWeightsConfig(BaseConfig):
         if self.cluster > -(-problem.k // SLICE):
             return f"hopper_weights: at least a slice of {SLICE} for each of {self.cluster} CTAs, K is {problem.k}"
         groups = groups_of_slice(problem)
-        scaled = scaled_group(problem) > 0 and not problem.folds
+        scaled = scales_sums(problem)
         if scaled and self.unit * groups > 8:
             return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
         held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 8 * self.unit) + OTHER_REGISTERS
@@ -160,6 +161,11 @@ def scaled_group(problem: QuantizedProblem) -> int:
     return problem.group or (MOST_GROUP if problem.zeros is not None else 0)
 
 
+def scales_sums(problem: QuantizedProblem) -> bool:
+    """Whether sums of groups are scaled and added; else values are scaled before, or all sums of a row at the end."""
+    return scaled_group(problem) > 0 and not problem.folds
+
+
 def scale_piece(problem: QuantizedProblem) -> int:
     """Bytes of scales that one load takes, of a slice that has several."""
     size = scale_bytes(problem)
@@ -186,10 +192,11 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
     rounds = -(-config.tiles(problem) // int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
     if config.x_by_tma:
-        fixed, more = TMA_SLICE_US[config.eighths]
+        scaled = scales_sums(problem)
+        fixed, more = TMA_SLICE_US[scaled][config.eighths]
         round_us, others_us = TMA_ROUND_US, 0.0
         if config.cluster > 1:
-            others_us = EXCHANGE_US * config.rows * config.columns / 8192 + OF_EIGHT_US * (config.cluster == 8)
+            others_us = EXCHANGE_US[scaled] * config.rows * config.columns / 8192 + OF_EIGHT_US * (config.cluster == 8)
     else:
         fixed, more = SLICE_US[config.eighths]
         round_us, others_us = ROUND_US, LAUNCH_US + CLUSTER_US[config.cluster]
