@@ -25,7 +25,7 @@ MOST_GROUP = 1 << 30
 REGISTERS, OTHER_REGISTERS, BRINGER_REGISTERS = {1: 255, 2: 168, 3: 128}, 24, 60
 #: the same where TMA brings X, of consumers and of the others; what these need beside scales
 OF_CONSUMERS, OF_OTHERS, TMA_REGISTERS = {1: 216, 2: 216, 3: 152}, {1: 255, 2: 72, 3: 56}, 40
-BYTES_REGISTERS = 8  #: more, to convert numbers of 8 bits, or for zeros
+BYTES_REGISTERS = 8  #: more, to convert numbers of 8 bits, or for zeros, or with a bias
 #: constants of the estimate: microseconds of a slice, and for 64 rows of W more, by EIGHTHS; of a launch, of a round of
 #: CTAs; of the exchange within a cluster
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
@@ -129,7 +129,8 @@ class HopperWeightsConfig(BaseConfig):
         if scaled and self.unit * groups > 8:
             return f"hopper_weights: a unit of at most {8 // groups} for groups of {problem.group}, got {self.unit}"
         held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 8 * self.unit) + OTHER_REGISTERS
-        held += 0 if problem.is_packed and problem.zeros is None else BYTES_REGISTERS
+        bare = problem.is_packed and problem.zeros is None and problem.bias is None
+        held += 0 if bare else BYTES_REGISTERS
         scales = -(-self.columns * self.together // SLICE) * groups * (2 if problem.zeros is not None else 1)
         of_x = 4 * self.eighths * self.together
         if self.x_by_tma:
