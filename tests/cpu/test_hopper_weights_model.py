@@ -6,11 +6,12 @@ Values, scales and rows lie in wider buffers of what must not be read, C among w
 from __future__ import annotations
 
 import functools
+import random
 from dataclasses import replace
 
 import pytest
 from hopper_model import COMPILER
-from sampled import without
+from sampled import sampled, without
 
 torch = pytest.importorskip("torch")
 
@@ -21,7 +22,7 @@ from matmul_products import GPU as WHOLE_GPU  # noqa: E402
 from laneloom import QuantizedWeight  # noqa: E402
 from laneloom.ops.matmul.problem import Matrix  # noqa: E402
 from laneloom.ops.quantized_matmul import reference  # noqa: E402
-from laneloom.ops.quantized_matmul.config_hopper import HopperWeightsConfig  # noqa: E402
+from laneloom.ops.quantized_matmul.config_hopper import HopperWeightsConfig, hopper_configs  # noqa: E402
 from laneloom.ops.quantized_matmul.kernels import hopper_weights  # noqa: E402
 from laneloom.ops.quantized_matmul.problem import QuantizedProblem  # noqa: E402
 from laneloom.ops.quantized_matmul.weight import PACKED  # noqa: E402
@@ -175,6 +176,23 @@ def test_products(model, name):
     model(late=False)
     words = WORDS[late.element_size()]
     assert torch.equal(run(problem, config, *given).view(words), late.view(words))
+
+
+@pytest.mark.parametrize("seed", sampled(range(60), every=12))
+def test_what_is_planned(model, seed):
+    """Products that nobody chose, each by a config that the plan ranks."""
+    g = random.Random(seed)
+    kind = g.choice(list(hopper_weights.VALUES))
+    m = g.choice((1, g.randint(2, 32), g.randint(33, 64), g.randint(65, 140)))
+    problem = product(
+        m, g.randint(1, 260), 32 * g.randint(1, 24), kind, g.choice(("fp16", "bf16")),
+        out=g.choice(("fp32", "fp16", "bf16")), scale=g.choice(list(hopper_weights.SCALES)),
+        group=g.choice((0, 32, 64, 128, 256)), zeros=kind == "uint4" and g.random() < 0.7,
+        bias=g.choice((None, "fp32", "bf16")), batch=g.choice(((1, 1), (1, 1), (1, 2))), along_m=g.random() < 0.3,
+    )  # fmt: skip
+    config = g.choice(list(hopper_configs(problem, WHOLE_GPU)))
+    model()
+    check(problem, config, operands(problem))
 
 
 def asm(words):

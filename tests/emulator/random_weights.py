@@ -47,32 +47,39 @@ class Weights:
         self.own = g.random() < 0.5  #: whether each of the batch has a weight of its own
         self.out_dtype = g.choice((None, torch.float32, torch.float16, torch.bfloat16))
         self.bias, self.out, self.pad = g.random() < 0.4, g.choice((None, "n", "t")), g.choice((0, 1, 8))
-        if self.kind in PACKED:
+        self.dense = g.random() < 0.5  #: whether all lies densely, in rows that every kernel reads
+        if self.dense:
+            self.k += -self.k % 32
+        elif self.kind in PACKED:
             self.k += self.k % 2
+
+    def _lying(self, shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
+        x = lying(self.generator, shape, dtype, device)
+        return x.contiguous() if self.dense else x
 
     def __str__(self) -> str:
         return str({name: value for name, value in vars(self).items() if name != "generator"})
 
     def _weight(self, device: str) -> laneloom.QuantizedWeight:
-        g, batch = self.generator, self.batch if self.own else ()
-        values = lying(g, (*batch, self.n, self.k // 2 if self.kind in PACKED else self.k), torch.uint8, device)
+        batch = self.batch if self.own else ()
+        values = self._lying((*batch, self.n, self.k // 2 if self.kind in PACKED else self.k), torch.uint8, device)
         if self.kind == "fp8":
             values.masked_fill_(values & 0x7F == 0x7F, 0)  # no NaN
             values = values.view(torch.float8_e4m3fn)
         values = values.view(torch.int8) if self.kind == "int8" else values
         shape = (*batch, self.n, -(-self.k // self.group) if self.group else 1)
         if self.scale == "e8m0":
-            scales = lying(g, shape, torch.uint8, device).remainder_(9).add_(122)
+            scales = self._lying(shape, torch.uint8, device).remainder_(9).add_(122)
         else:
-            scales = lying(g, shape, torch.float32, device).to(SCALES[self.scale])
-        zeros = lying(g, shape, torch.uint8, device) if self.zeros else None
+            scales = self._lying(shape, torch.float32, device).to(SCALES[self.scale])
+        zeros = self._lying(shape, torch.uint8, device) if self.zeros else None
         return laneloom.QuantizedWeight(values, scales, self.kind, self.group, zeros)
 
     def check(self, device: str, *, flushes: bool = False) -> None:
         """Make the call and hold it against FP64. flushes: the GPU takes denormals of 16-bit products for zeros."""
         torch.manual_seed(self.seed)
         weight = self._weight(device)
-        x = lying(self.generator, (*self.batch, self.m, self.k), self.dtype, device)
+        x = self._lying((*self.batch, self.m, self.k), self.dtype, device)
         bias = torch.randn(self.n, device=device).to(self.dtype) if self.bias else None
         kind = self.out_dtype or self.dtype
         buffer = out = None
