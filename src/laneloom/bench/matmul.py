@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from ..errors import ArgumentError, LaneloomError
-from ..gpu import get_gpu
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul.api import matmul
 from ..ops.matmul.config import MatmulConfig
@@ -46,8 +45,7 @@ def is_replanned(record: Record) -> bool:
         measured = MatmulConfig.parse((record.config or {})["text"])  # knobs that are newer take their defaults
     except ArgumentError:
         return True
-    gpu = get_gpu("h100" if "H100" in record.environment.gpu else "sm_90a")
-    return matmul_config.plan(case.problem, gpu) != measured
+    return matmul_config.plan(case.problem, record.environment.known_gpu()) != measured
 
 
 def replanned_cases(records: Iterable[Record]) -> Iterator[Case]:

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import LaneloomError
-from ..gpu import get_gpu
 from ..ops.quantized_matmul.api import quantized_matmul
 from ..ops.quantized_matmul.plan import plan
 from ..ops.quantized_matmul.problem import QuantizedProblem
@@ -146,8 +145,8 @@ def render(records: Iterable[Record]) -> str:
     ]  # fmt: skip
     for x in newest:
         ours, p = x[OURS], x[OURS].problem
-        gpu = get_gpu("h100" if "H100" in ours.environment.gpu else "sm_90a")
-        replanned = " *" if plan(Case(**p).shape, gpu).text != (ours.config or {}).get("text") else ""
+        planned = plan(Case(**p).shape, ours.environment.known_gpu()).text
+        replanned = "" if planned == (ours.config or {}).get("text") else " *"
         packed = f"{x[INT4PACK].median_us / ours.median_us:.2f}" if INT4PACK in x else ""
         lines.append(
             f"| {p['dtype']} | {p['m']} x {p['n']} x {p['k']} | {ours.median_us:.1f}{replanned} | {ours.gbs:.0f} | "

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ArgumentError
+from ..gpu import Gpu, get_gpu
 
 if TYPE_CHECKING:
     from .timing import Timing  # which needs torch; records do not
@@ -39,6 +40,10 @@ class Environment:
     triton: str
     commit: str
     dirty: bool
+
+    def known_gpu(self) -> Gpu:
+        """laneloom's row of a Hopper GPU that was measured on, which its plan went by."""
+        return get_gpu("h100" if "H100" in self.gpu else "sm_90a")
 
 
 @dataclass(frozen=True)

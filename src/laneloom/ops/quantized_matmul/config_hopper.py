@@ -1,7 +1,7 @@
 """Configs of `hopper_weights`: a weight of few bits streams past Hopper's tensor cores. Pure.
 
 Which tile is a model's choice, with constants from one H100 (2026-11-27): of 20 products of up to 64 rows, 400 configs
-in all, what it prefers is 1.8% slower than the fastest; of 63 of 48 to 4096 rows, 1300 configs, 1.7%.
+in all, what it prefers is 1.8% slower than the fastest; of 63 of 48 to 4096 rows, 1300 configs, 1.1%.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class HopperWeightsConfig(BaseConfig):
         if self.x_by_tma:
             brought = (self.depth + 1) * scales + TMA_REGISTERS
             most, most_brought = OF_CONSUMERS[self.consumers], OF_OTHERS[self.consumers]
-            most -= 8 if self.cluster == 1 else 40
+            most -= 8 if self.cluster == 1 else 40  # beyond that ptxas was seen to spill
         else:
             brought = self.depth * (of_x + scales) + scales + BRINGER_REGISTERS
             most = most_brought = REGISTERS[self.consumers]
@@ -226,8 +226,7 @@ def _by_tma(eighths: int) -> Iterator[HopperWeightsConfig]:
 
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
     """Every valid one, the shortest estimate first."""
-    turned = next((e for e in EIGHTHS if 8 * e >= problem.m), 8)
-    kinds = [tuple(_turned(min(turned, 8)))]
+    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= problem.m), 8)))]
     if problem.m > 32:
         kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if problem.m <= 64 else (8, 16))]
     found: list[tuple[float, HopperWeightsConfig]] = []
