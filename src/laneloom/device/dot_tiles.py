@@ -18,3 +18,29 @@ def tile_of_program(M, N, inner, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, G
     offs_m = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     offs_n = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     return (batch // inner).to(tl.int64), (batch % inner).to(tl.int64), offs_m, offs_n
+
+
+@triton.jit
+def tile_of_group(ends_ptr, M, N, groups, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr):
+    """The same of rows in groups, which end at the row ends[g]: the tile's group, the row behind its group's last, and
+    its rows and columns of C, all 64-bit. GROUPS: a power of two, `groups` or more.
+
+    Tiles of the same columns follow each other, so that a group's matrix is read once. A program more than there are
+    tiles has rows behind the last.
+    """
+    of = tl.arange(0, GROUPS)
+    firsts = tl.load(ends_ptr + of - 1, mask=(of > 0) & (of < groups), other=0)
+    firsts = tl.minimum(tl.maximum(firsts, 0), M)
+    ends = tl.minimum(tl.load(ends_ptr + of, mask=of < groups, other=0), M)
+    tiles_m = tl.cdiv(tl.maximum(ends - firsts, 0), BLOCK_M)
+    tiles = tiles_m * tl.cdiv(N, BLOCK_N)
+    behind = tl.cumsum(tiles, 0)
+    group = tl.sum((behind <= tl.program_id(0)).to(tl.int32), 0)
+    own = of == group  # of none, if there is no tile
+    tile = tl.program_id(0) - tl.sum(tl.where(own, behind - tiles, 0), 0)
+    rows_of_tiles = tl.maximum(tl.sum(tl.where(own, tiles_m, 0), 0), 1)
+    first = tl.sum(tl.where(own, firsts, 0), 0)
+    end = tl.sum(tl.where(own, ends, 0), 0)
+    offs_m = first + (tile % rows_of_tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (tile // rows_of_tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    return group.to(tl.int64), end.to(tl.int64), offs_m, offs_n
