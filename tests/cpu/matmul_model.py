@@ -161,10 +161,12 @@ REGISTERS = Kernel(
 WEIGHTS = Kernel(
     hopper_weights, "extern __shared__ __align__(1024) float memory[];", "float", "CLUSTER",
     "matmul_hopper_weights(*(TensorMap *)p[0], *(Rows *)p[1], *(unsigned char **)p[2], *(unsigned char **)p[3], "
-    "*(BIAS_TYPE **)p[4], *(OUT_TYPE **)p[5], *(WeightSizes *)p[6])",
+    "*(BIAS_TYPE **)p[4], *(OUT_TYPE **)p[5], *(int **)p[6], *(WeightSizes *)p[7])",
     (("u32 a0, u32 a1, u32 a2, u32 a3", "const u32 &a0, const u32 &a1, const u32 &a2, const u32 &a3"),
      ("ptx::multiply_fragments", "ptx::multiply_held"),
-     ("return BYTES == 1", "ptx::follow_predecessor();\n    return BYTES == 1")),
+     ("return BYTES == 1", "ptx::follow_predecessor();\n    return BYTES == 1"),
+     ("const int lane = threadIdx.x % 32;\n    for (; search", "const int lane = threadIdx.x % 32;\n    "
+      "ptx::follow_predecessor();\n    for (; search")),
 )  # fmt: skip
 
 

@@ -45,16 +45,20 @@ def lying(batch, rows, columns, gap, repeated=False):
 
 def product(
     m, n, k, dtype_w, dtype="bf16", *, out=None, scale="fp32", group=128, zeros=False, bias=None, batch=(1, 1),
-    repeated=False, along_m=False,
+    repeated=False, along_m=False, ragged=0,
 ) -> QuantizedProblem:  # fmt: skip
-    """repeated: the weight, along the inner batch axis. along_m: so is C contiguous. Every matrix has gaps."""
+    """repeated: the weight, along the inner batch axis. along_m: so is C contiguous. ragged: groups of rows. Every matrix
+    has gaps."""
+    if ragged:
+        batch = (1, ragged)
     groups = -(-k // group) if group else 1
     scales = lying(batch, n, groups, 3, repeated)
-    c = lying(batch, n, m, 3) if along_m else lying(batch, m, n, 5)
+    c = lying(batch, n, m, 3, ragged > 0) if along_m else lying(batch, m, n, 5, ragged > 0)
     return QuantizedProblem(
-        m, n, k, dtype, dtype_w, out or dtype, scale, group, batch, lying(batch, m, k, 8),
+        m, n, k, dtype, dtype_w, out or dtype, scale, group, batch, lying(batch, m, k, 8, ragged > 0),
         lying(batch, n, k // 2 if dtype_w in PACKED else k, 16, repeated), scales,
-        c.transposed() if along_m else c, scales if zeros else None, (bias, 2) if bias else None,
+        c.transposed() if along_m else c, scales if zeros else None, (bias, 2, 2 * n + 3 if ragged else 0) if bias else None,
+        ragged > 0,
     )  # fmt: skip
 
 
@@ -89,20 +93,22 @@ def operands(problem):
         scales = ((torch.rand(shape) + 0.5) * (torch.randint(0, 2, shape) * 2 - 1)).to(kind)
     zeros = problem.zeros and laid(problem.zeros, shape, torch.randint(0, 256, shape, dtype=torch.uint8))
     weight = QuantizedWeight(values, laid(problem.scales, shape, scales), problem.dtype_w, problem.group or None, zeros)
-    bias = problem.bias and torch.randn(n, 2).to(DTYPES[problem.bias[0]])[:, 0]
-    return x, weight, bias
+    bias = problem.bias and torch.randn(inner, 2 * n + 3).to(DTYPES[problem.bias[0]])[:, : 2 * n : 2]
+    return x, weight, bias if problem.ragged or bias is None else bias[0]
 
 
-def run(problem, config, x, weight, bias):
-    """C. Nothing else may be written: not between its rows, not before and behind it."""
+def run(problem, config, x, weight, bias, ends=None):
+    """C. Nothing else may be written: not between its rows, not before and behind it, no row that is in no group."""
     assert config.why_invalid(problem, GPU) is None, config.why_invalid(problem, GPU)
     kind, shape, strides = DTYPES[problem.dtype_out], (*problem.batch, problem.m, problem.n), problem.out.strides
     size = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True))
     memory = torch.full((size + 2 * GUARD,), -1, dtype=WORDS[kind.itemsize]).share_memory_()  # NaN
     expected = memory.clone()
     out = memory.view(kind).as_strided(shape, strides, GUARD)
-    hopper_weights.prepare(problem, config, GPU)(x, weight.values, weight.scales, weight.zeros, bias, out)
-    own = torch.arange(len(memory)).as_strided(shape, strides, GUARD).flatten()
+    numbers = None if ends is None else torch.tensor(ends, dtype=torch.int32)
+    hopper_weights.prepare(problem, config, GPU)(x, weight.values, weight.scales, weight.zeros, bias, out, numbers)
+    own = torch.arange(len(memory)).as_strided(shape, strides, GUARD)
+    own = (own if ends is None else own[0, 0, : ends[-1]]).flatten()
     expected[own] = memory[own]
     assert torch.equal(expected, memory), "written outside of C"
     return out
@@ -114,6 +120,23 @@ def check(problem, config, given):
     bias = None if bias is None else bias.double().numpy()
     verdict = reference.judge(out.double().numpy(), x.double().numpy(), weight, problem.dtype_out, bias)
     assert verdict.ok, f"wrong: {verdict}"
+    return out
+
+
+def check_groups(problem, config, given, ends):
+    """Each group's rows beside its weight."""
+    out = run(problem, config, *given, ends)
+    x, weight, bias = given
+    parts = (weight.values, weight.scales, weight.zeros, bias)
+    for group, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
+        last = min(end, problem.m)
+        values, scales, zeros, own_bias = (None if t is None else t[0, group] if t.dim() == 4 else t[group] for t in parts)
+        verdict = reference.judge(
+            out[0, group, first:last].double().numpy(), x[0, group, first:last].double().numpy(),
+            QuantizedWeight(values, scales, weight.dtype, weight.group, zeros), problem.dtype_out,
+            None if own_bias is None else own_bias.double().numpy(),
+        )  # fmt: skip
+        assert verdict.ok, f"wrong, group {group}: {verdict}"
     return out
 
 
@@ -176,6 +199,33 @@ def test_products(model, name):
     model(late=False)
     words = WORDS[late.element_size()]
     assert torch.equal(run(problem, config, *given).view(words), late.view(words))
+
+
+#: groups that are empty, that end within tiles and past the last row, more than 32 of them; of few CTAs
+RAGGED = {
+    "int4": (product(60, 77, 416, "int4", scale="fp16", ragged=5, bias="bf16"), small(unit=8), (0, 9, 9, 40, 57)),
+    "more groups than a warp has lanes": (
+        product(70, 20, 160, "fp4", scale="e8m0", group=32, ragged=67), small(2, unit=4),
+        (*[0] * 3, *range(1, 29), *[40] * 30, *range(60, 64), 70, 90)),
+    "int8, x by tma, c along m": (
+        product(150, 130, 224, "int8", "fp16", group=0, ragged=3, along_m=True, bias="fp32"),
+        small(8, 2, x_by_tma=True, stages=3), (70, 75, 149)),
+    "zeros, clusters": (
+        product(30, 70, 416, "uint4", scale="bf16", zeros=True, ragged=4, out="fp32"), small(2, cluster=2),
+        (3, 3, 20, 30)),
+    "no rows": (product(9, 40, 160, "fp8", ragged=2), small(together=2), (0, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RAGGED)
+def test_rows_in_groups(model, name):
+    problem, config, ends = RAGGED[name]
+    given = operands(problem)
+    model()
+    late = check_groups(problem, config, given, ends)
+    model(late=False)
+    words = WORDS[late.element_size()]
+    assert torch.equal(run(problem, config, *given, ends).view(words), late.view(words))
 
 
 @pytest.mark.parametrize("seed", sampled(range(60), every=12))

@@ -28,6 +28,19 @@ def judge(got: torch.Tensor, x: torch.Tensor, weight: laneloom.QuantizedWeight, 
     return reference.judge(c, a, on_host, NAMES[got.dtype], term, flushed, lost)
 
 
+def judge_groups(got, x, weight: laneloom.QuantizedWeight, ends, bias=None, flushed=None) -> int:
+    """Each group's rows beside its weight; the row behind the last."""
+    first = 0
+    for group, end in enumerate(min(end, len(x)) for end in ends):
+        parts = (weight.values, weight.scales, weight.zeros, bias)
+        values, scales, zeros, term = (None if part is None else part[group] for part in parts)
+        own = laneloom.QuantizedWeight(values, scales, weight.dtype, weight.group, zeros)
+        verdict = judge(got[first:end], x[first:end], own, term, flushed)
+        assert verdict.ok, (group, first, end, verdict)
+        first = end
+    return first
+
+
 @dataclass
 class Weights:
     """A call of `quantized_matmul`."""
@@ -92,3 +105,33 @@ class Weights:
         assert verdict.ok, (str(self), verdict)
         if buffer is not None:
             assert (buffer[..., columns:].double() == GUARD).all(), (str(self), "written beside out")
+
+
+@dataclass
+class Experts(Weights):
+    """A call whose rows are in groups, some of them empty; rows may be in none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        g = self.generator
+        self.batch, self.own = (g.choice((1, 2, 3, 8, 40)),), True
+        self.m, self.k = 2 * self.m, max(self.k, 2)
+        self.ends = sorted(g.randint(0, self.m + 2) for _ in range(self.batch[0]))
+
+    def check(self, device: str, *, flushes: bool = False) -> None:
+        """See Weights."""
+        torch.manual_seed(self.seed)
+        weight = self._weight(device)
+        x = self._lying((self.m, self.k), self.dtype, device)
+        bias = self._lying((*self.batch, self.n), self.dtype, device) if self.bias else None
+        rows, columns = (self.n, self.m) if self.out == "t" else (self.m, self.n)
+        buffer = torch.full((rows, columns + self.pad), GUARD, device=device).to(self.out_dtype or self.dtype)
+        out = buffer[:, :columns].mT if self.out == "t" else buffer[:, :columns]
+        ends = torch.tensor(self.ends, dtype=torch.int32, device=device)
+        laneloom.quantized_matmul(x, weight, ends=ends, bias=bias, out=out)
+        last = judge_groups(out, x, weight, self.ends, bias, NAMES[self.dtype] if flushes else None)
+        beside = out[last:].double(), buffer[:, columns:].double()
+        assert all((x == GUARD).all() for x in beside), (str(self), "written beside the groups")
+        if self.out is None:
+            got = laneloom.quantized_matmul(x, weight, ends=ends, bias=bias, out_dtype=out.dtype)
+            assert torch.equal(got[:last], out[:last]), (str(self), "not the same bits")

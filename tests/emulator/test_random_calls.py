@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from random_calls import DTYPES, Attention, Product
 from random_steps import Chain, Transform, Transpose
-from random_weights import Weights
+from random_weights import Experts, Weights
 from sampled import sampled
 
 import laneloom
@@ -89,3 +89,10 @@ def test_weights(seed):
     gpu = (*GPUS, *CDNA)[seed % 7]
     with laneloom.emulated(gpu, strict=True):
         Weights(seed, 7).check("cpu", flushes=gpu == "gfx90a")
+
+
+@pytest.mark.parametrize("seed", sampled(range(40), every=10))
+def test_experts(seed):
+    gpu = (*GPUS, *CDNA)[seed % 7]
+    with laneloom.emulated(gpu, strict=True):
+        Experts(seed, 7).check("cpu", flushes=gpu == "gfx90a")

@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from random_weights import PACKED, SCALES, judge  # noqa: E402
+from random_weights import PACKED, SCALES, judge, judge_groups  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom import QuantizedWeight  # noqa: E402
@@ -114,3 +114,49 @@ def test_gradients_and_compile():
     y = laneloom.quantized_matmul(x.detach(), weight)
     wanted = (2 * y).double() @ weight.dequantize(torch.bfloat16).double()
     assert (x.grad.double() - wanted).norm() < 2 * 2.0**-8 * wanted.norm()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_rows_in_groups(case):
+    """Empty groups, groups that end within tiles; many of them; rows in none. The kernel alone reads where they end."""
+    kind, scale, group, zeros = case
+    for groups, m, n, k in ((3, 40, 200, 1024), (7, 900, 130, 736), (130, 400, 96, 288), (8, 5, 512, 2880)):
+        weight, bias = weight_of(kind, n, k, group, groups, scale=scale, zeros=zeros), torch.randn(groups, n).cuda()
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        for seed in range(3):
+            ends = torch.randint(0, m + 1, (groups,), generator=torch.Generator().manual_seed(seed)).sort().values
+            out = torch.full((m, n), torch.nan, device="cuda")
+            laneloom.quantized_matmul(x, weight, ends=ends.int().cuda(), bias=bias, out=out)
+            last = judge_groups(out, x, weight, ends.tolist(), bias)
+            assert out[last:].isnan().all()
+
+
+@pytest.mark.parametrize("m", [16, 100, 1000, 3000])
+def test_every_config_of_groups(m):
+    groups, n, k = 20, 300, 1024
+    weight = weight_of("int4", n, k, 128, groups)
+    x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+    ends = torch.randint(0, m + 1, (groups,)).sort().values.int()
+    shape = QuantizedProblem.contiguous(m, n, k, dtype="bf16", batch=groups, ragged=True)
+    for config in hopper_configs(shape, active_gpu()):
+        first = torch.zeros(m, n, device="cuda", dtype=torch.bfloat16)
+        laneloom.quantized_matmul(x, weight, ends=ends.cuda(), out=first, config=config)
+        judge_groups(first, x, weight, ends.tolist())
+        for _ in range(10):
+            again = torch.zeros_like(first)
+            laneloom.quantized_matmul(x, weight, ends=ends.cuda(), out=again, config=config)
+            assert torch.equal(first, again), config.text
+
+
+def test_groups_in_a_graph():
+    """Replayed with other ends."""
+    weight = weight_of("int4", 512, 1024, 128, 16)
+    x, ends = torch.randn(64, 1024, device="cuda", dtype=torch.float16), torch.arange(4, 65, 4, dtype=torch.int32).cuda()
+    laneloom.quantized_matmul(x, weight, ends=ends)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = laneloom.quantized_matmul(x, weight, ends=ends)
+    for numbers in ([*range(0, 64, 4)], [0] * 15 + [64], [60] * 16):
+        ends.copy_(torch.tensor(numbers))
+        graph.replay()
+        judge_groups(got, x, weight, numbers)

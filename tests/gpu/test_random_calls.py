@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from random_calls import Attention, Product
 from random_steps import Chain, Transform, Transpose
-from random_weights import Weights
+from random_weights import Experts, Weights
 
 KINDS = ("bf16", "fp16", "bf16", "fp16", "fp8", "bf8", "fp32", "fp64", "int8", "uint8")
 
@@ -41,3 +41,8 @@ def test_transposes(seed):
 @pytest.mark.parametrize("seed", range(100))
 def test_weights(seed):
     Weights(seed, 11).check("cuda")
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_experts(seed):
+    Experts(seed, 10).check("cuda")

@@ -60,22 +60,22 @@ CASES = (
 )
 
 
-def _weight(case: Case) -> QuantizedWeight:
+def make_weight(dtype: str, batch: tuple[int, ...], n: int, k: int) -> QuantizedWeight:
     """Random codes, and scales between 1/2 and 1, or powers of two."""
-    scale, group = KINDS[case.dtype]
-    packed = case.dtype in ("int4", "fp4")
-    values = torch.randint(0, 256, (case.n, case.k // 2 if packed else case.k), dtype=torch.uint8, device="cuda")
-    if case.dtype == "int8":
+    scale, group = KINDS[dtype]
+    packed = dtype in ("int4", "fp4")
+    values = torch.randint(0, 256, (*batch, n, k // 2 if packed else k), dtype=torch.uint8, device="cuda")
+    if dtype == "int8":
         values = values.view(torch.int8)
-    elif case.dtype == "fp8":
+    elif dtype == "fp8":
         values = torch.randn(values.shape, device="cuda").to(torch.float8_e4m3fn)
-    shape = (case.n, -(-case.k // group) if group else 1)
+    shape = (*batch, n, -(-k // group) if group else 1)
     if scale == "e8m0":
         scales = torch.randint(124, 131, shape, dtype=torch.uint8, device="cuda")
     else:
         scales = torch.rand(shape, device="cuda") / 2 + 0.5
         scales = scales.to(torch.bfloat16) if scale == "bf16" else scales
-    return QuantizedWeight(values, scales, case.dtype, group or None)
+    return QuantizedWeight(values, scales, dtype, group or None)
 
 
 def _of_torch(weight: QuantizedWeight) -> tuple[Any, Any]:
@@ -100,7 +100,7 @@ def _error(case: Case, got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeig
 
 def measure(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float]:
     """Timings by candidate, error and its budget. Raises LaneloomError for an error beyond its budget."""
-    weight = _weight(case)
+    weight = make_weight(case.dtype, (), case.n, case.k)
     n_sets = count_sets(case.shape.bytes, limit=48)
     weights = [
         QuantizedWeight(weight.values.clone(), weight.scales.clone(), case.dtype, weight.group) for _ in range(n_sets)

@@ -22,11 +22,11 @@ def tile_of_program(M, N, inner, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, G
 
 @triton.jit
 def tile_of_group(ends_ptr, M, N, groups, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUPS: tl.constexpr):
-    """The same of rows in groups, which end at the row ends[g]: the tile's group, the row behind its group's last, and
+    """The same of rows in groups, which end at the rows ends[g]: the tile's group, the row behind its group's last, and
     its rows and columns of C, all 64-bit. GROUPS: a power of two, `groups` or more.
 
-    Tiles of the same columns follow each other, so that a group's matrix is read once. A program more than there are
-    tiles has rows behind the last.
+    A group's tiles of the same columns follow each other, so that its matrix is read once. Programs that are more than
+    there are tiles find group 0, end 0 and columns behind the last.
     """
     of = tl.arange(0, GROUPS)
     firsts = tl.load(ends_ptr + of - 1, mask=(of > 0) & (of < groups), other=0)
@@ -36,11 +36,13 @@ def tile_of_group(ends_ptr, M, N, groups, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
     tiles = tiles_m * tl.cdiv(N, BLOCK_N)
     behind = tl.cumsum(tiles, 0)
     group = tl.sum((behind <= tl.program_id(0)).to(tl.int32), 0)
-    own = of == group  # of none, if there is no tile
+    own = of == group  # nowhere, if there is no tile
     tile = tl.program_id(0) - tl.sum(tl.where(own, behind - tiles, 0), 0)
-    rows_of_tiles = tl.maximum(tl.sum(tl.where(own, tiles_m, 0), 0), 1)
+    of_group = tl.sum(tl.where(own, tiles_m, 0), 0)
     first = tl.sum(tl.where(own, firsts, 0), 0)
     end = tl.sum(tl.where(own, ends, 0), 0)
-    offs_m = first + (tile % rows_of_tiles).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
-    offs_n = (tile // rows_of_tiles).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-    return group.to(tl.int64), end.to(tl.int64), offs_m, offs_n
+    tile_m = tile % tl.maximum(of_group, 1)
+    offs_m = first + tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    offs_n = (tile // tl.maximum(of_group, 1)).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+    group = tl.where(of_group > 0, group, 0).to(tl.int64)
+    return group, end.to(tl.int64), offs_m, tl.where(of_group > 0, offs_n, N)

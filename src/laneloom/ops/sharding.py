@@ -195,7 +195,11 @@ def _quantize(x: Any, *options: Any) -> list[Any]:
 def _quantized(
     x: Any, values: Any, scales: Any, zeros: Any, bias: Any, dtype: Any, group: int = 0, *rest: Any, given: int
 ) -> list[Any]:  # fmt: skip
-    """K may be sharded where every shard has whole groups, and whole bytes."""
+    """K may be sharded where every shard has whole groups, and whole bytes. Rows in groups stay together."""
+    if len(rest) > 2 and rest[2] is not None:  # ends, after out_dtype and config
+        columns = [None, "n", None]
+        others = [columns, None if zeros is None else columns, None if bias is None else [None, "n"]]
+        return strategies([[None, "n"]], [[None, None], columns, *others, *[None] * 4, [None]])
     count = max(len(x.shape), len(values.shape)) - 2
     k = "k" if x.shape[-1] % (x.mesh.size() * max(group, 2)) == 0 else None
     batch = _batch(values.shape[:-2], count)

@@ -28,6 +28,7 @@ def quantized_matmul(
     x: Operand,
     weight: QuantizedWeight,
     *,
+    ends: Operand | None = None,
     bias: Operand | None = None,
     out: Any = None,
     out_dtype: Any = None,
@@ -41,6 +42,10 @@ def quantized_matmul(
         `laneloom.emulated`; a numpy array only there (bf16 as ml_dtypes' bfloat16).
     weight: `laneloom.QuantizedWeight` [..., N, K] of tensors on x's device, or of arrays as x is. Its batch axes
         broadcast with x's. Any strides. Sizes may be 0.
+    ends: [G], int32, not decreasing: the rows of x are in groups, as tokens of experts are, with a weight each. x is
+        [M, K], the weight [G, N, K], bias [G, N], and rows from ends[g - 1] (0 for the first) up to ends[g] are
+        multiplied by weight g. Only the kernel reads it: nothing waits for the GPU, and a CUDA graph may be replayed
+        with other ends. Rows from ends[G - 1] on are not written; ends past M are M.
     bias: [N], fp32, fp16 or bf16.
     out: where the result goes, of its shape and dtype, with any strides that keep its elements apart. Where it shares
         memory with an operand the result is made elsewhere and copied. It takes no part in autograd.
@@ -51,7 +56,7 @@ def quantized_matmul(
     depends on the config alone; one rounding to out_dtype, to nearest even. Of rows that have one scale, and of parts
     of groups of more than 8 K-tiles, it is the sums of these that are scaled. The same call gives the same bits.
     Gradients reach x (the product of the incoming gradient, rounded to x's dtype, with W, rounded to it) and bias; the
-    weight has none.
+    weight has none, and of rows in groups there are none.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for other dtypes and GPUs,
     InvalidConfigError for a config that cannot do this product.
@@ -61,15 +66,15 @@ def quantized_matmul(
         raise ArgumentError(f"weight: expected a laneloom.QuantizedWeight, got {type(weight).__name__}")
     if config is not None:
         config = parse_config(config)
-    if is_tensor(x) or is_tensor(weight.values) or is_tensor(bias) or is_tensor(out):
+    if any(is_tensor(operand) for operand in (x, weight.values, ends, bias, out)):
         torch_op = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_op is None:
             from . import torch_op
-        return torch_op.quantized_tensors(x, weight, bias, out, out_dtype, config)
-    for name, operand in (("x", x), ("bias", bias), ("out", out)):
+        return torch_op.quantized_tensors(x, weight, ends, bias, out, out_dtype, config)
+    for name, operand in (("x", x), ("ends", ends), ("bias", bias), ("out", out)):
         if not isinstance(operand, np.ndarray) and (name == "x" or operand is not None):
             raise ArgumentError(f"{name}: expected a torch tensor or a numpy array, got {type(operand).__name__}")
-    return _quantized_arrays(x, weight, bias, out, out_dtype, config)
+    return _quantized_arrays(x, weight, ends, bias, out, out_dtype, config)
 
 
 def check_operand(name: str) -> str:
@@ -79,19 +84,26 @@ def check_operand(name: str) -> str:
     return name
 
 
-def _quantized_arrays(x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_dtype: Any, config: Any) -> Any:
-    gpu = gpu_for_arrays(x=x, weight=weight.values, bias=bias, out=out)
+def _quantized_arrays(
+    x: Any, weight: QuantizedWeight, ends: Any, bias: Any, out: Any, out_dtype: Any, config: Any
+) -> Any:  # fmt: skip
+    gpu = gpu_for_arrays(x=x, weight=weight.values, ends=ends, bias=bias, out=out)
     name = check_operand(known_name(x.dtype))
     single = x.ndim == 1
     rows = x[None] if single else x
-    shape = execute.result_shape(rows.shape, weight.shape)
+    groups = ()
+    if ends is None:
+        shape = execute.result_shape(rows.shape, weight.shape)
+    else:
+        shape, groups = execute.ragged_shape(x.shape, weight.shape, ends.shape, known_name(ends.dtype)), ends.shape
+        ends = np.ascontiguousarray(ends, np.int32)
     wanted = x.dtype.newbyteorder("=") if out_dtype is None else numpy_dtype("out_dtype", out_dtype)
     if out_dtype is None and out is not None:
         wanted = out.dtype
     dtype_out = execute.check_output(known_name(wanted))
     visible = (*shape[:-2], shape[-1]) if single else shape
     if bias is not None:
-        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1])
+        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1], *groups)
     rows = addressed(rows)
     values, scales, zeros = (None if x is None else addressed(x) for x in execute.weight_operands(weight))
     target = out
@@ -99,15 +111,19 @@ def _quantized_arrays(x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_
         check_array_out(out, visible, wanted)
         if addressable(out):
             check_distinct(out)
-        if not addressable(out) or execute.needs_copy(out, rows, values, scales, zeros, bias):
+        if not addressable(out) or execute.needs_copy(out, rows, values, scales, zeros, bias, ends):
             target = None
-    result = np.empty(visible, wanted) if target is None else target
-    rows, values, scales, zeros = (
-        None if x is None else np.broadcast_to(x, (*shape[:-2], *x.shape[-2:])) for x in (rows, values, scales, zeros)
-    )
+    result = target
+    if result is None:  # of rows in groups those behind the last stay as they are
+        result = np.empty(visible, wanted) if out is None else np.array(out)
+    if ends is None:
+        rows, values, scales, zeros = (
+            None if x is None else np.broadcast_to(x, (*shape[:-2], *x.shape[-2:]))
+            for x in (rows, values, scales, zeros)
+        )
     bias = None if bias is None else addressed(bias)
     into = result[..., None, :] if single else result
-    operands = execute.Operands(rows, values, scales, zeros, bias, into)
+    operands = execute.Operands(rows, values, scales, zeros, bias, into, ends)
     kinds = (name, weight.dtype, weight.dtype_scale, dtype_out, "" if bias is None else known_name(bias.dtype))
     execute.multiply_into(operands, execute.Dtypes(*kinds, weight.group or 0), gpu, config)
     if out is None:

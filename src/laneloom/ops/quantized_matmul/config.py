@@ -19,6 +19,7 @@ SCHEDULES = {"tiles": "config", "hopper_weights": "config_hopper"}
 MOST_PARTS = 64  #: of K
 MOST_STEPS = 8  #: `tl.dot` of a group, or of a K-tile of small ones; larger groups have several sums that are scaled
 MOST_WITH_ZEROS = 4  #: groups of a K-tile: of 8 Triton 3.6 makes wrong code
+MOST_ROW_GROUPS = 1 << 12  #: whose ends a program loads
 _MOST_EXTENT = 1 << 30  #: of M, N and K, so that sums of a position and a tile fit 32 bits
 
 
@@ -71,7 +72,7 @@ class QuantizedConfig(BaseConfig):
 
     def programs(self, problem: QuantizedProblem) -> int:
         """Of the launch, but for parts of K."""
-        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
+        return problem.row_tiles(self.block_m) * -(-problem.n // self.block_n)
 
     def lds_bytes(self, problem: QuantizedProblem) -> int:
         """Of the tiles that a program multiplies."""
@@ -91,13 +92,17 @@ class QuantizedConfig(BaseConfig):
             return f"tiles: blocks of powers of two, along N and K from 16 on, got {self.text}"
         if self.block_m not in (1, *(16 << i for i in range(5))):
             return f"tiles: block_m of 1, or of 16 to 256 rows, got {self.block_m}"
-        if self.block_m == 1 and problem.m != 1:
+        if self.block_m == 1 and problem.m != 1 and not problem.ragged:
             return f"tiles: block_m of 1 is for a single row, got M = {problem.m}"
+        if problem.ragged and problem.batches > MOST_ROW_GROUPS:
+            return f"tiles: at most {MOST_ROW_GROUPS} groups of rows, got {problem.batches}"
         most = MOST_WITH_ZEROS if problem.zeros else MOST_STEPS
         if self.block_m > 1 and problem.group and self.block_k > most * problem.group:
             return f"tiles: block_k of at most {most} groups of {problem.group}, got {self.block_k}"
         if self.num_warps not in (1, 2, 4, 8) or self.stages < 1 or self.group_m < 1:
             return f"tiles: 1, 2, 4 or 8 warps, stages and group_m of 1 or more, got {self.text}"
+        if problem.ragged and self.split_k > 1:
+            return f"tiles: no parts of K of rows in groups, got {self.split_k}"
         if not 1 <= self.split_k <= MOST_PARTS:
             return f"tiles: split_k of 1 to {MOST_PARTS}, got {self.split_k}"
         if self.programs(problem) > MOST_PROGRAMS:

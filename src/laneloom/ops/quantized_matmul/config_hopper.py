@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import ceil
 
 from ...gpu import Gpu
 from ..matmul.dtypes import FLOAT_OUTPUTS
@@ -26,6 +27,7 @@ REGISTERS, OTHER_REGISTERS, BRINGER_REGISTERS = {1: 255, 2: 168, 3: 128}, 24, 60
 #: the same where TMA brings X, of consumers and of the others; what these need beside scales
 OF_CONSUMERS, OF_OTHERS, TMA_REGISTERS = {1: 216, 2: 216, 3: 152}, {1: 255, 2: 72, 3: 56}, 40
 BYTES_REGISTERS = 8  #: more, to convert numbers of 8 bits, or for zeros, or with a bias
+SEARCH_REGISTERS = 8  #: more, to find tiles of rows in groups
 #: constants of the estimate: microseconds of a slice, and for 64 rows of W more, by EIGHTHS; of a launch, of a round of
 #: CTAs; of the exchange within a cluster
 SLICE_US = {1: (0.13, 0.09), 2: (0.17, 0.10), 4: (0.20, 0.123), 8: (0.30, 0.19)}
@@ -70,9 +72,8 @@ class HopperWeightsConfig(BaseConfig):
         return -(-problem.m // self.rows), -(-problem.n // self.columns)
 
     def tiles(self, problem: QuantizedProblem) -> int:
-        """Of all products."""
-        along_m, along_n = self.blocks(problem)
-        return along_m * along_n * problem.batches
+        """Of all products; of rows in groups at most."""
+        return problem.row_tiles(self.rows) * self.blocks(problem)[1]
 
     def ctas(self, problem: QuantizedProblem, gpu: Gpu) -> int:
         """Of the launch: a CTA for each compute unit, which takes tile after tile; of clusters one for each tile."""
@@ -131,6 +132,7 @@ class HopperWeightsConfig(BaseConfig):
         held = self.strips * (4 * self.eighths * (2 if scaled else 1) + 8 * self.unit) + OTHER_REGISTERS
         bare = problem.is_packed and problem.zeros is None and problem.bias is None
         held += 0 if bare else BYTES_REGISTERS
+        held += SEARCH_REGISTERS if problem.ragged else 0
         scales = -(-self.columns * self.together // SLICE) * groups * (2 if problem.zeros is not None else 1)
         of_x = 4 * self.eighths * self.together
         if self.x_by_tma:
@@ -190,7 +192,8 @@ def in_lines(matrix: Matrix, size: int) -> bool:
 
 
 def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> float:
-    rounds = -(-config.tiles(problem) // int(clusters_at_once(config.cluster, gpu)))
+    tiles = problem.likely_row_tiles(config.rows) * config.blocks(problem)[1]
+    rounds = ceil(tiles / int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
     if config.x_by_tma:
         scaled = scales_sums(problem)
@@ -225,10 +228,11 @@ def _by_tma(eighths: int) -> Iterator[HopperWeightsConfig]:
 
 
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
-    """Every valid one, the shortest estimate first."""
-    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= problem.m), 8)))]
-    if problem.m > 32:
-        kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if problem.m <= 64 else (8, 16))]
+    """Every valid one, the shortest estimate first; of rows in groups by what is typical of them."""
+    typical = problem.typical
+    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= typical.m), 8)))]
+    if typical.m > 32:
+        kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if typical.m <= 64 else (8, 16))]
     found: list[tuple[float, HopperWeightsConfig]] = []
     for knobs in kinds:
         for consumers, strips in TILES:

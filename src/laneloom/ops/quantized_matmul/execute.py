@@ -37,7 +37,9 @@ from .weight import QuantizedWeight, as_octets
 @dataclass(frozen=True)
 class Operands:
     """What one product is made of, batch axes as C's: x [..., M, K], values [..., N, bytes], scales and zeros [..., N,
-    G], bias [N], C [..., M, N]. zeros and bias may be None."""
+    G], bias [N], C [..., M, N]. zeros and bias may be None.
+
+    Of rows in groups, which end at `ends`: x [M, K], C [M, N], all else with an axis for the groups in front."""
 
     x: Any
     values: Any
@@ -45,6 +47,7 @@ class Operands:
     zeros: Any
     bias: Any
     out: Any
+    ends: Any = None
 
     @property
     def matrices(self) -> list[Any]:
@@ -75,6 +78,8 @@ class Dtypes:
         A batch that the weight does not have becomes more rows of X and C, if their strides allow it.
         """
         matrices = operands.matrices
+        if operands.ends is not None:
+            return self._ragged(operands)
         axes = merge_axes(operands.out.shape[:-2], *(strides_of(x)[:-2] for x in matrices))
         m, n = operands.out.shape[-2:]
         rows = [strides_of(x)[-2] for x in matrices[:2]] + [0] * (len(matrices) - 2)
@@ -87,14 +92,27 @@ class Dtypes:
             Matrix((o, i, strides_of(matrix)[-2], strides_of(matrix)[-1]), alignment_of(matrix))
             for o, i, matrix in zip(outers, inners, matrices, strict=True)
         )
-        bias = None if operands.bias is None else (self.bias, strides_of(operands.bias)[0])
+        bias = None if operands.bias is None else (self.bias, strides_of(operands.bias)[0], 0)
         return QuantizedProblem(
             m, n, operands.x.shape[-1], self.x, self.w, self.out, self.scale, self.group, (outer, inner), x, values,
             scales, out, zeros[0] if zeros else None, bias,
         )  # fmt: skip
 
+    def _ragged(self, operands: Operands) -> QuantizedProblem:
+        """Of rows in groups."""
+        out, x, values, scales, *zeros = (
+            Matrix((0, strides[0] if len(strides) > 2 else 0, *strides[-2:]), alignment_of(matrix))
+            for matrix, strides in ((matrix, strides_of(matrix)) for matrix in operands.matrices)
+        )
+        bias = None if operands.bias is None else (self.bias, *reversed(strides_of(operands.bias)))
+        (m, n), (groups, *_), k = operands.out.shape, operands.values.shape, operands.x.shape[-1]
+        return QuantizedProblem(
+            m, n, k, self.x, self.w, self.out, self.scale, self.group, (1, groups), x, values, scales, out,
+            zeros[0] if zeros else None, bias, ragged=True,
+        )  # fmt: skip
+
     def pointers(self, operands: Operands) -> tuple[Any, ...]:
-        """What a kernel takes: x, values, scales, zeros, bias and C."""
+        """What a kernel takes: x, values, scales, zeros, bias, C and ends."""
         scale = operands.scales
         return (
             pointer_to(operands.x, self.x),
@@ -103,6 +121,7 @@ class Dtypes:
             None if operands.zeros is None else pointer_to(operands.zeros, "uint8"),
             None if operands.bias is None else pointer_to(operands.bias, self.bias),
             pointer_to(operands.out, self.out),
+            None if operands.ends is None else pointer_to(operands.ends, "int32"),
         )
 
 
@@ -128,6 +147,8 @@ def prepare(operands: Operands, dtypes: Dtypes, gpu: Gpu, config: Any) -> Callab
     """What does `multiply_into` for operands that lie as these do, call after call."""
     if 0 in operands.out.shape:
         return lambda operands: None
+    if operands.ends is not None and 0 in (operands.x.shape[-1], len(operands.ends)):
+        raise ArgumentError("x: expected at least one column of rows in groups, and at least one group")
     if operands.x.shape[-1] == 0:
         return lambda operands: _write_bias(operands)
     problem = dtypes.problem(operands)
@@ -185,10 +206,20 @@ def result_shape(x: Sequence[int], weight: Sequence[int], broadcast: Any = np.br
     return (*batch, x[-2], weight[-2])
 
 
-def check_bias(bias_shape: Sequence[int], dtype: str, n: Any) -> None:
-    """Raise ArgumentError, UnsupportedError for what is no bias of n columns."""
-    if tuple(bias_shape) != (n,):
-        raise ArgumentError(f"bias: expected shape {(n,)}, one for each column, got {tuple(bias_shape)}")
+def ragged_shape(x: Sequence[int], weight: Sequence[int], ends: Sequence[int], dtype: str) -> tuple[int, ...]:
+    """C's shape, of those of x [M, K], W [G, N, K] and ends [G]. Raises ArgumentError if they do not fit."""
+    if len(x) != 2 or len(weight) != 3 or x[-1] != weight[-1]:
+        raise ArgumentError(f"ends: expected x [M, K] and a weight [G, N, K] beside it, got {tuple(x)}, {tuple(weight)}")
+    if tuple(ends) != (weight[0],) or dtype != "int32":
+        raise ArgumentError(f"ends: expected {weight[0]} numbers of int32, a group's each, got {dtype} of {tuple(ends)}")
+    return x[0], weight[-2]
+
+
+def check_bias(bias_shape: Sequence[int], dtype: str, n: Any, *groups: Any) -> None:
+    """Raise ArgumentError, UnsupportedError for what is no bias of n columns, of each of so many groups of rows."""
+    if tuple(bias_shape) != (*groups, n):
+        each = "column of each group" if groups else "column"
+        raise ArgumentError(f"bias: expected shape {(*groups, n)}, one for each {each}, got {tuple(bias_shape)}")
     if dtype not in TERM_DTYPES:
         raise UnsupportedError(f"bias: expected dtype {words(TERM_DTYPES)}, got {dtype}")
 

@@ -22,7 +22,8 @@ MOST_PARTS, WAVES = 8, 2  #: of K; waves of a SIMD that parts of K are for
 def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
     """Best first; of `tiles` on every GPU, of `hopper_weights` ahead of them where it can read the operands.
 
-    The tile goes by the rows: few have K-tiles of several small groups, whose lines of memory are whole.
+    The tile goes by the rows, of each group where they are in groups: few have K-tiles of several small groups of K,
+    whose lines of memory are whole.
 
     Of few waves, fewer than a GPU has SIMDs, K goes in parts: their second launch is worth the memory's latency then.
     """
@@ -30,8 +31,9 @@ def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
         yield from hopper_configs(problem, gpu)
     stages = 2 if gpu.vendor == "nvidia" else 1
     longest = 1 << max(4, (problem.k - 1).bit_length())
-    for rows, block_m, block_n, block_k, num_warps in (*TILES, (problem.m, *LARGE[problem.is_packed])):
-        if problem.m > rows:
+    m = problem.typical.m
+    for rows, block_m, block_n, block_k, num_warps in (*TILES, (m, *LARGE[problem.is_packed])):
+        if m > rows:
             continue
         if block_m > 32 and not problem.folds:
             block_k = min(block_k, problem.group or block_k)
@@ -41,7 +43,7 @@ def candidates(problem: QuantizedProblem, gpu: Gpu) -> Iterator[BaseConfig]:
             block_m=block_m, block_n=block_n, block_k=min(block_k, longest), num_warps=num_warps, stages=stages
         )
         waves, simds = config.programs(problem) * num_warps, gpu.compute_units * gpu.simds_per_cu
-        parts = min(MOST_PARTS, -(-WAVES * simds // waves)) if waves < simds else 1
+        parts = min(MOST_PARTS, -(-WAVES * simds // waves)) if waves < simds and not problem.ragged else 1
         yield config.with_knobs(split_k=parts)
     yield QuantizedConfig(block_m=16, block_n=16, block_k=16, num_warps=1, stages=1)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
+from itertools import takewhile
+from math import erfc, prod, sqrt
 
 from ...errors import ArgumentError
 from ..matmul.dtypes import DTYPE_BYTES as _DTYPE_BYTES
@@ -37,7 +38,9 @@ class QuantizedProblem:
     scales: Matrix
     out: Matrix
     zeros: Matrix | None = None
-    bias: tuple[str, int] | None = None  #: its dtype, and its stride in elements
+    bias: tuple[str, int, int] | None = None  #: its dtype, and its strides in elements, of columns and of groups of rows
+    #: row m is in one product of the inner batch alone; where each one's rows end is known on the GPU. m is of all.
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         if self.k <= self.group:  # one group is the row
@@ -50,13 +53,16 @@ class QuantizedProblem:
             matrix = getattr(self, name)
             if matrix is not None:
                 object.__setattr__(self, name, matrix.along((*self.batch, *extents)))
-        if self.bias and self.n == 1:
-            object.__setattr__(self, "bias", (self.bias[0], 0))
+        if self.bias:
+            kind, column, row = self.bias
+            own = (kind, 0 if self.n == 1 else column, 0 if self.batches == 1 else row)
+            object.__setattr__(self, "bias", own)
 
     @classmethod
     def contiguous(
         cls, m: int, n: int, k: int, *, dtype: str = "fp16", dtype_w: str = "int4", dtype_out: str | None = None,
         dtype_scale: str = "fp16", group: int = 128, zeros: bool = False, bias: str | None = None, batch: int = 1,
+        ragged: bool = False,
     ) -> QuantizedProblem:  # fmt: skip
         """The problem of densely stored operands; dtype_out is `dtype` unless it is given, bias its dtype.
 
@@ -70,10 +76,13 @@ class QuantizedProblem:
         def dense(rows: int, columns: int) -> Matrix:
             return Matrix((0, rows * columns, columns, 1))
 
+        def rows(columns: int) -> Matrix:
+            return Matrix((0, 0 if ragged else m * columns, columns, 1))
+
         return cls(
-            m, n, k, dtype, dtype_w, dtype_out or dtype, dtype_scale, group, (1, batch), dense(m, k),
-            dense(n, stored), dense(n, groups), dense(m, n), dense(n, groups) if zeros else None,
-            (bias, 1) if bias else None,
+            m, n, k, dtype, dtype_w, dtype_out or dtype, dtype_scale, group, (1, batch), rows(k),
+            dense(n, stored), dense(n, groups), rows(n), dense(n, groups) if zeros else None,
+            (bias, 1, n if ragged else 0) if bias else None, ragged,
         )  # fmt: skip
 
     @property
@@ -107,14 +116,47 @@ class QuantizedProblem:
         """Independent products."""
         return prod(self.batch)
 
+    def row_tiles(self, rows: int) -> int:
+        """Tiles of `rows` rows along M, of all products; of rows in groups at most, wherever these end."""
+        if not self.ragged:
+            return self.batches * -(-self.m // rows)
+        groups = min(self.batches, self.m)
+        return groups + (self.m - groups) // rows
+
+    def likely_row_tiles(self, rows: int) -> float:
+        """The same on average, if rows choose their groups at random, all alike likely; 1 at least."""
+        if not self.ragged:
+            return self.row_tiles(rows)
+        chosen = 1 - (1 - 1 / self.batches) ** self.m  # that a group has rows at all
+        mean = self.m / self.batches
+        width = sqrt(2 * max(mean * (1 - 1 / self.batches), 1e-9))
+        more = (erfc((step * rows + 0.5 - mean) / width) / 2 for step in range(1, -(-self.m // rows)))
+        return max(1.0, self.batches * (chosen + sum(takewhile(lambda p: p > 1e-6, more))))
+
+    @property
+    def typical(self) -> QuantizedProblem:
+        """What to plan rows in groups for: the groups that have some, if rows choose at random, each with one row and, of
+        what the others have, a standard deviation more than the mean. A product without groups is itself."""
+        if not self.ragged:
+            return self
+        groups = max(1, round(self.batches * (1 - (1 - 1 / self.batches) ** self.m)))
+        mean = self.m / groups
+        spread = sqrt(max(mean - 1, 0)) if groups > 1 else 0
+        return replace(self, m=int(min(self.m, mean + spread)), batch=(1, groups), ragged=False)
+
     @property
     def flops(self) -> int:
         """A multiplication and an addition per term."""
-        return 2 * self.batches * self.m * self.n * self.k
+        return 2 * (1 if self.ragged else self.batches) * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
-        """Device memory traffic if each distinct element is read once and each of C written once."""
+        """Device memory traffic if each distinct element is read once and each of C written once. Rows in groups: of the
+        groups that `typical` has."""
+        if self.ragged:
+            typical = self.typical
+            of_weight = replace(typical, m=0)
+            return of_weight.bytes + self.m * (self.k * DTYPE_BYTES[self.dtype] + self.n * DTYPE_BYTES[self.dtype_out])
         matrices = [
             (self.x, self.m, self.k, DTYPE_BYTES[self.dtype]), (self.values, self.n, self.k_stored, 1),
             (self.scales, self.n, self.groups, DTYPE_BYTES[self.dtype_scale]),
@@ -122,7 +164,7 @@ class QuantizedProblem:
         ]  # fmt: skip
         if self.zeros is not None:
             matrices.append((self.zeros, self.n, self.groups, 1))
-        total = DTYPE_BYTES[self.bias[0]] * self.n if self.bias else 0
+        total = DTYPE_BYTES[self.bias[0]] * self.n * (self.batches if self.bias[2] else 1) if self.bias else 0
         for matrix, rows, columns, size in matrices:
             extents = (*self.batch, rows, columns)
             total += prod(e if s else min(e, 1) for e, s in zip(extents, matrix.strides, strict=True)) * size
@@ -141,4 +183,5 @@ class QuantizedProblem:
         sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
         majors = self.x.major + self.values.major + self.scales.major + self.out.major
         terms = "/zeros" * (self.zeros is not None) + (f"/bias_{self.bias[0]}" if self.bias else "")
+        terms += "/ragged" * self.ragged
         return f"quantized_matmul/{majors}/{dtypes}/{group}/{sizes}{terms}"

@@ -19,14 +19,14 @@ from .api import check_operand
 from .config import BaseConfig
 from .weight import QuantizedWeight
 
-_NAMES = ("x", "values", "scales", "zeros", "bias", "out")
+_NAMES = ("x", "values", "scales", "zeros", "bias", "ends", "out")
 
 
 def quantized_tensors(
-    x: Any, weight: QuantizedWeight, bias: Any, out: Any, out_dtype: Any, config: BaseConfig | None
+    x: Any, weight: QuantizedWeight, ends: Any, bias: Any, out: Any, out_dtype: Any, config: BaseConfig | None
 ) -> torch.Tensor:
     """`laneloom.quantized_matmul` on torch tensors."""
-    for name, operand in (("x", x), ("weight", weight.values), ("bias", bias), ("out", out)):
+    for name, operand in (("x", x), ("weight", weight.values), ("ends", ends), ("bias", bias), ("out", out)):
         if not isinstance(operand, torch.Tensor) and (operand is not None or name in ("x", "weight")):
             kind = "a numpy array" if name == "weight" else type(operand).__name__
             raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {kind}")
@@ -40,28 +40,33 @@ def quantized_tensors(
     text = None if config is None else config.text
     rows = x[None] if x.ndim == 1 else x
     if out is None:
-        c = quantized_operator(rows, *execute.weight_operands(weight), bias, *how, out_dtype, text)
+        c = quantized_operator(rows, *execute.weight_operands(weight), bias, *how, out_dtype, text, ends)
         return c.squeeze(-2) if x.ndim == 1 else c
     if out.dtype != (out_dtype or out.dtype):
         raise ArgumentError(f"out: expected dtype {out_dtype}, got {out.dtype}")
     target = out.unsqueeze(-2) if x.ndim == 1 else out
-    quantized_out_operator(rows, *execute.weight_operands(weight), bias, target, *how, text)
+    quantized_out_operator(rows, *execute.weight_operands(weight), bias, target, *how, text, ends)
     return out
 
 
-def _check(x, values, scales, zeros, bias, dtype, group, out=None) -> tuple[tuple[int, ...], QuantizedWeight]:
+def _check(x, values, scales, zeros, bias, dtype, group, ends, out=None) -> tuple[tuple[int, ...], QuantizedWeight]:
     """C's shape, and the weight. Raises for operands that no product takes."""
-    for name, tensor in zip(_NAMES, (x, values, scales, zeros, bias, out), strict=True):
+    for name, tensor in zip(_NAMES, (x, values, scales, zeros, bias, ends, out), strict=True):
         if tensor is None:
             continue
         check_strided(name, tensor)
         if tensor.device != x.device:
             raise ArgumentError(f"{name}: expected a tensor on {x.device}, as x is, got one on {tensor.device}")
     weight = QuantizedWeight(values, scales, dtype, group or None, zeros)
-    shape = execute.result_shape(x.shape, weight.shape, torch.broadcast_shapes)
+    if ends is None:
+        shape, groups = execute.result_shape(x.shape, weight.shape, torch.broadcast_shapes), ()
+    else:
+        shape, groups = execute.ragged_shape(x.shape, weight.shape, ends.shape, known_name(ends.dtype)), ends.shape
+        if not ends.is_contiguous():
+            raise ArgumentError(f"ends: expected contiguous numbers, got stride {ends.stride()}")
     check_operand(known_name(x.dtype))
     if bias is not None:
-        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1])
+        execute.check_bias(bias.shape, known_name(bias.dtype), shape[-1], *groups)
     if out is not None:
         execute.check_output(known_name(out.dtype))
         if tuple(out.shape) != tuple(shape):
@@ -69,38 +74,38 @@ def _check(x, values, scales, zeros, bias, dtype, group, out=None) -> tuple[tupl
     return shape, weight
 
 
-def _expanded(x, values, scales, zeros, bias, out) -> execute.Operands:
+def _expanded(x, values, scales, zeros, bias, ends, out) -> execute.Operands:
     """The operands with all of C's batch axes."""
-    if out.dim() > 2:
+    if ends is None and out.dim() > 2:
         batch = out.shape[:-2]
         x, values, scales, zeros = (
             None if t is None else t.expand(*batch, *t.shape[-2:]) for t in (x, values, scales, zeros)
         )
-    return execute.Operands(x, values, scales, zeros, bias, out)
+    return execute.Operands(x, values, scales, zeros, bias, out, ends)
 
 
-def _prepare_into(x, values, scales, zeros, bias, out, weight, config) -> Callable[..., None]:
+def _prepare_into(x, values, scales, zeros, bias, ends, out, weight, config) -> Callable[..., None]:
     """What writes C into out, which is distinct from all others, for tensors that lie as these do."""
     gpu = gpu_for_tensor("x", x)
-    for name, t in zip(_NAMES, (x, values, scales, zeros, bias, out), strict=True):
+    for name, t in zip(_NAMES, (x, values, scales, zeros, bias, ends, out), strict=True):
         if t is not None and t.data_ptr() % t.itemsize:  # torch.from_numpy takes such arrays
             raise ArgumentError(f"{name}: expected elements at multiples of {t.itemsize} bytes, got {t.data_ptr():#x}")
     kinds = (known_name(x.dtype), weight.dtype, weight.dtype_scale, known_name(out.dtype))
     dtypes = execute.Dtypes(*kinds, "" if bias is None else known_name(bias.dtype), weight.group or 0)
-    run = execute.prepare(_expanded(x, values, scales, zeros, bias, out), dtypes, gpu, config)
+    run = execute.prepare(_expanded(x, values, scales, zeros, bias, ends, out), dtypes, gpu, config)
     return lambda *operands: run(_expanded(*operands))
 
 
-def _prepare(x, values, scales, zeros, bias, dtype, group, out_dtype, config) -> Callable[..., torch.Tensor]:
+def _prepare(x, values, scales, zeros, bias, dtype, group, out_dtype, config, ends) -> Callable[..., torch.Tensor]:
     """What makes C of tensors that lie as these do."""
-    shape, weight = _check(x, values, scales, zeros, bias, dtype, group)
+    shape, weight = _check(x, values, scales, zeros, bias, dtype, group, ends)
     first = x.new_empty(shape, dtype=out_dtype or x.dtype)
     execute.check_output(known_name(first.dtype))
-    make, run_into = maker_of(first), _prepare_into(x, values, scales, zeros, bias, first, weight, config)
+    make, run_into = maker_of(first), _prepare_into(x, values, scales, zeros, bias, ends, first, weight, config)
 
-    def run(x, values, scales, zeros, bias, *_: Any) -> torch.Tensor:
+    def run(x, values, scales, zeros, bias, *rest: Any) -> torch.Tensor:
         out = make()
-        run_into(x, values, scales, zeros, bias, out)
+        run_into(x, values, scales, zeros, bias, rest[-1], out)
         return out
 
     return run
@@ -109,35 +114,38 @@ def _prepare(x, values, scales, zeros, bias, dtype, group, out_dtype, config) ->
 _warm = WarmCalls(_prepare)
 
 
-def _quantized(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None):
-    return _warm(x, values, scales, zeros, bias, dtype, group, out_dtype, config)
+def _quantized(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None, ends=None):
+    return _warm(x, values, scales, zeros, bias, dtype, group, out_dtype, config, ends)
 
 
-def _fake(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None):
-    shape, _ = _check(x, values, scales, zeros, bias, dtype, group)
+def _fake(x, values, scales, zeros, bias, dtype, group=0, out_dtype=None, config=None, ends=None):
+    shape, _ = _check(x, values, scales, zeros, bias, dtype, group, ends)
     execute.check_output(known_name(out_dtype or x.dtype))
     return x.new_empty(shape, dtype=out_dtype or x.dtype)
 
 
-def _quantized_out(x, values, scales, zeros, bias, out, dtype, group=0, config=None):
-    _, weight = _check(x, values, scales, zeros, bias, dtype, group, out)
+def _quantized_out(x, values, scales, zeros, bias, out, dtype, group=0, config=None, ends=None):
+    _, weight = _check(x, values, scales, zeros, bias, dtype, group, ends, out)
     check_distinct(out)
-    copies = execute.needs_copy(out, x, values, scales, zeros, bias)
-    result = torch.empty_like(out, memory_format=torch.contiguous_format) if copies else out
+    copies = execute.needs_copy(out, x, values, scales, zeros, bias, ends)
+    # Of rows in groups those behind the last stay as they are.
+    result = out.clone(memory_format=torch.contiguous_format) if copies else out
     with torch.cuda.device(x.device if x.device.type == "cuda" else -1), torch.no_grad():
-        operands = (x, values, scales, zeros, bias, result)
+        operands = (x, values, scales, zeros, bias, ends, result)
         _prepare_into(*operands, weight, config)(*operands)
     if copies:
         out.copy_(result)
     mark_written(out)
 
 
-def _out_fake(x, values, scales, zeros, bias, out, dtype, group=0, config=None):
-    _check(x, values, scales, zeros, bias, dtype, group, out)
+def _out_fake(x, values, scales, zeros, bias, out, dtype, group=0, config=None, ends=None):
+    _check(x, values, scales, zeros, bias, dtype, group, ends, out)
 
 
 def _remember(ctx, inputs, output) -> None:
-    x, values, scales, zeros, bias, ctx.dtype, ctx.group, *_ = inputs
+    x, values, scales, zeros, bias, ctx.dtype, ctx.group, *_, ends = inputs
+    if ends is not None:
+        raise UnsupportedError("ends: products of rows in groups have no gradients, use torch.no_grad() or detach()")
     ctx.save_for_backward(x, values, scales, zeros, bias)
 
 
@@ -171,12 +179,12 @@ _differentiate = Composed(_make_gradients)
 def _gradients(ctx, grad):
     wanted = ctx.needs_input_grad
     grad_x, grad_bias = _differentiate(grad, *ctx.saved_tensors, ctx.dtype, ctx.group, wanted[0], wanted[4])
-    return grad_x, None, None, None, grad_bias, None, None, None, None
+    return grad_x, None, None, None, grad_bias, *[None] * 5
 
 
 def _batched(call, info, in_dims, x, values, scales, zeros, bias, *rest):
-    """One launch, unless a bias is batched, which takes a call for every element."""
-    if in_dims[4] is not None:
+    """One launch, unless a bias is batched or rows are in groups, which takes a call for every element."""
+    if in_dims[4] is not None or rest[-1] is not None:
         return one_by_one(call, info, in_dims, x, values, scales, zeros, bias, *rest)
     weight = [values, scales, zeros]
     if any(axis is not None for axis in in_dims[1:4]):  # each of its tensors has all of its batch axes
@@ -196,7 +204,8 @@ _OPERATOR: Any = torch.library.custom_op(
     "laneloom::quantized_matmul",
     _quantized,
     mutates_args=(),
-    schema=f"({_TENSORS}, str dtype, int group=0, ScalarType? out_dtype=None, str? config=None) -> Tensor",
+    schema=f"({_TENSORS}, str dtype, int group=0, ScalarType? out_dtype=None, str? config=None, "
+    "Tensor? ends=None) -> Tensor",
 )
 _OPERATOR.register_fake(_fake)
 quantized_operator = complete(
@@ -206,7 +215,7 @@ _OUT_OPERATOR: Any = torch.library.custom_op(
     "laneloom::quantized_matmul_out",
     _quantized_out,
     mutates_args=("out",),
-    schema=f"({_TENSORS}, Tensor(a!) out, str dtype, int group=0, str? config=None) -> ()",
+    schema=f"({_TENSORS}, Tensor(a!) out, str dtype, int group=0, str? config=None, Tensor? ends=None) -> ()",
 )
 _OUT_OPERATOR.register_fake(_out_fake)
 quantized_out_operator = complete(_OUT_OPERATOR, batched=refuse_out)

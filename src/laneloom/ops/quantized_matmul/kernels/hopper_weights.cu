@@ -7,7 +7,7 @@
 // X too, as it lies, and a lane picks its values from the words of four: more instructions, for many rows. While UNIT times 16
 // of K are multiplied the next are converted; the sums of a group are scaled and added in FP32. Of a cluster of CLUSTER
 // CTAs each has a part of K; their sums are added in a fixed order, so the same inputs give the same bits. Behind the end
-// of K both operands are zero.
+// of K both operands are zero. GROUPED: rows of X are in groups with a W each, whose ends the kernel reads.
 // device/hopper.cuh, hopper_weights_values.cuh, _bring.cuh, _store.cuh and wgmma come in front of this text.
 
 // Of step `step` of a slice, wgmma's description of X: rows of 128 bytes in groups of 8, two panels of 64 of K. `from` is
@@ -153,7 +153,7 @@ __device__ __forceinline__ void consume(float (&sums)[STRIPS][SUMS], Turn &at, i
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_constant__ Rows rows,
                       const unsigned char *scales, const unsigned char *zeros, const BIAS_TYPE *bias, OUT_TYPE *c,
-                      const __grid_constant__ WeightSizes s) {
+                      const int *ends, const __grid_constant__ WeightSizes s) {
     extern __shared__ __align__(1024) float memory[];  // the ring and its barriers; then sums
     release_successor();
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
@@ -166,7 +166,11 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    Part part = part_of(blockIdx.x / CLUSTER, s, rank);  // the first tile's
+    if (GROUPED) wait_for_predecessor();  // which may write the ends
+    Search search = {0, 0};
+    Part part;
+    bool there = find_part(part, blockIdx.x / CLUSTER, search, ends, s, rank);
+    if (CLUSTER > 1 && !there) return;
     __syncthreads();
     const Result to = {c, bias, scales};
     const auto end_ring = [&]() {
@@ -177,20 +181,18 @@ matmul_hopper_weights(const __grid_constant__ TensorMap w_map, const __grid_cons
     };
     if (warp >= 4 * CONSUMERS) {
         if (X_BY_TMA && CONSUMERS > 1) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FEWER_REGISTERS));
-        bring(&w_map, rows, scales, zeros, s, at, part);
+        bring(&w_map, rows, scales, zeros, ends, s, at, search, part, there);
         end_ring();
     } else {
         if (X_BY_TMA && CONSUMERS > 1) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MORE_REGISTERS));
         const int own = (warp / 4) * OF_GROUP + warp % 4 * 16 + threadIdx.x % 32 / 4;  // its first row of W
-        for (int tile = blockIdx.x;; part = part_of(tile, s, rank)) {
+        for (int tile = blockIdx.x; there; there = CLUSTER == 1 && find_part(part, tile += gridDim.x, search, ends, s, 0)) {
             float sums[STRIPS][SUMS] = {};
             consume(sums, at, own, part.last - part.first);
             wait_for_predecessor();  // C, the bias and the scales of rows come after the kernels ahead
             end_ring();
             if (CLUSTER == 1) store_tile(sums, memory + RING_BYTES / 4 + warp * TURNED_WORDS, to, s, part, own);
             else leave_tile(sums, memory, to, s, part, own);
-            tile += gridDim.x;
-            if (CLUSTER > 1 || tile >= s.tiles) break;
         }
     }
 #if CLUSTER > 1

@@ -39,7 +39,7 @@ class _Sizes(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("m", "n", "k", "blocks_m", "blocks_n", "inner", "tiles")),
         *((name, ctypes.c_int64) for name in ("x_m", "scale_n", "zero_n", "bias_n", "c_m", "c_n")),
         *((f"{name}_{axis}", ctypes.c_int64) for name in ("x", "scale", "zero", "c") for axis in ("outer", "inner")),
-        ("w_outer", ctypes.c_int32), ("w_inner", ctypes.c_int32),
+        ("bias_inner", ctypes.c_int64), ("w_outer", ctypes.c_int32), ("w_inner", ctypes.c_int32),
     )  # fmt: skip
 
 
@@ -55,6 +55,7 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
         "EIGHTS": config.eighths, "STRIPS": config.strips, "CONSUMERS": config.consumers, "STAGES": config.stages,
         "TOGETHER": config.together, "DEPTH": config.depth, "UNIT": config.unit, "CLUSTER": config.cluster,
         "X_BY_TMA": int(config.x_by_tma), "FETCHED": config.fetched, "BATCHED": int(problem.batches > 1),
+        "GROUPED": int(problem.ragged),
         "C_ALONG_M": int(problem.out.strides[2] == 1 and problem.out.strides[3] != 1), "OUT_TYPE": out_type,
         "OUT_KIND": out_kind, "HAS_BIAS": int(problem.has_bias), "BIAS_TYPE": "float" if bias == "fp32" else bias,
     }  # fmt: skip
@@ -77,7 +78,7 @@ class _Prepared:
             problem.x.strides[2],
             problem.scales.strides[2], zeros[2], problem.bias[1] if problem.bias else 0, *problem.out.strides[2:],
             *problem.x.strides[:2], *problem.scales.strides[:2], *zeros[:2], *problem.out.strides[:2],
-            int(values[0] > 0), int(values[1] > 0),
+            problem.bias[2] if problem.bias else 0, int(values[0] > 0), int(values[1] > 0),
         )  # fmt: skip
         line = line_bytes(problem)
         outer, inner = (size if step else 1 for size, step in zip(problem.batch, values, strict=False))
@@ -94,14 +95,15 @@ class _Prepared:
                 [2 * step or UNUSED_PITCH for step in (steps[2], steps[1], steps[0])], (64, config.rows, 1, 1), 128,
             )  # fmt: skip
         self.launch = CudaCall(
-            code_object(problem, config, gpu), (w_map, x, *(Pointer() for _ in range(4)), sizes), device,
+            code_object(problem, config, gpu), (w_map, x, *(Pointer() for _ in range(5)), sizes), device,
             ctas=config.ctas(problem, gpu), cluster=config.cluster, pdl=True,
         )  # fmt: skip
 
-    def __call__(self, x: Any, values: Any, scales: Any, zeros: Any, bias: Any, out: Any) -> None:
+    def __call__(self, x: Any, values: Any, scales: Any, zeros: Any, bias: Any, out: Any, ends: Any) -> None:
         self.launch.launch_at(
             current_stream(out.get_device()), values.data_ptr(), x.data_ptr(), scales.data_ptr(),
             0 if zeros is None else zeros.data_ptr(), 0 if bias is None else bias.data_ptr(), out.data_ptr(),
+            0 if ends is None else ends.data_ptr(),
         )  # fmt: skip
 
 
@@ -109,9 +111,9 @@ def prepare(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) ->
     """What runs `config` on CUDA tensors that lie as `problem` says, call after call, on one device."""
     prepared: list[_Prepared] = []
 
-    def run(x: Any, values: Any, scales: Any, zeros: Any, bias: Any, out: Any) -> None:
+    def run(x: Any, values: Any, scales: Any, zeros: Any, bias: Any, out: Any, ends: Any = None) -> None:
         if not prepared:
             prepared.append(_Prepared(problem, config, gpu, out.device.index))
-        prepared[0](x, values, scales, zeros, bias, out)
+        prepared[0](x, values, scales, zeros, bias, out, ends)
 
     return run

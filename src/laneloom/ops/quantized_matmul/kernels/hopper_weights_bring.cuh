@@ -25,7 +25,7 @@
 struct WeightSizes {
     int M, N, K, blocks_m, blocks_n, inner, tiles;  // blocks of a product, products of the inner batch, tiles of all
     i64 x_m, scale_n, zero_n, bias_n, c_m, c_n;  // elements
-    i64 x_outer, x_inner, scale_outer, scale_inner, zero_outer, zero_inner, c_outer, c_inner;
+    i64 x_outer, x_inner, scale_outer, scale_inner, zero_outer, zero_inner, c_outer, c_inner, bias_inner;
     int w_outer, w_inner;  // 1, or 0 where W repeats along that batch axis
 };
 
@@ -50,22 +50,58 @@ __device__ __forceinline__ void store_word(u32 to, u32 x) {
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
 }
 
-// A tile: its product, first rows of X and of W; and a CTA's part of K in slices.
+// A tile: its product, first rows of X and of W, the row behind the last of X; and a CTA's part of K in slices.
 struct Part {
-    int outer, inner, m, n, first, last;
+    int outer, inner, m, n, end, first, last;
 };
 
-// Tile `number`. Neighbours have the same rows of W, so that the L2 brings them once.
-__device__ __forceinline__ Part part_of(int number, const WeightSizes &s, u32 rank) {
+// Where a CTA's search for tiles of rows in groups is: at 32 groups, which so many tiles come before.
+struct Search {
+    int groups, before;
+};
+
+__device__ __forceinline__ int from_lane(int x, int lane) { return (int)__shfl_sync(~0u, (u32)x, lane); }
+
+// Whether there is a tile `number`, not less than the last one that was asked for; if so, it. By a warp. Neighbours have
+// the same rows of W, so that the L2 brings them once.
+__device__ __forceinline__ bool find_part(Part &part, int number, Search &search, const int *ends, const WeightSizes &s,
+                                          u32 rank) {
     const int all = (s.K + SLICE - 1) / SLICE;
-    Part part = {0, 0, 0, 0, (int)((i64)all * rank / CLUSTER), (int)((i64)all * (rank + 1) / CLUSTER)};
+    part = {0, 0, 0, 0, s.M, (int)((i64)all * rank / CLUSTER), (int)((i64)all * (rank + 1) / CLUSTER)};
+#if GROUPED
+    const int lane = threadIdx.x % 32;
+    for (; search.groups < s.inner; search.groups += 32) {
+        const int group = search.groups + lane;
+        const int first = 0 < group && group < s.inner ? min(max(ends[group - 1], 0), s.M) : 0;
+        const int end = group < s.inner ? min(ends[group], s.M) : 0;
+        const int blocks = max(end - first + ROWS - 1, 0) / ROWS;
+        int behind = blocks * s.blocks_n;  // tiles of the groups up to this one
+#pragma unroll
+        for (int far = 1; far < 32; far *= 2) {
+            const int others = from_lane(behind, max(lane - far, 0));
+            if (lane >= far) behind += others;
+        }
+        const u32 later = __ballot_sync(~0u, number < search.before + behind);
+        if (later) {
+            const int own = __ffs(later) - 1, rows = from_lane(blocks, own);
+            const int within = number - search.before - from_lane(behind, own) + rows * s.blocks_n;
+            part.inner = search.groups + own, part.end = from_lane(end, own);
+            part.m = from_lane(first, own) + within % rows * ROWS, part.n = within / rows * COLUMNS;
+            return true;
+        }
+        search.before += from_lane(behind, 31);
+    }
+    return false;
+#else
+    if (number >= s.tiles) return false;
 #if BATCHED
     const int product = number / (s.blocks_m * s.blocks_n);
     part.outer = product / s.inner, part.inner = product - part.outer * s.inner;
     number -= product * s.blocks_m * s.blocks_n;
 #endif
     part.m = number % s.blocks_m * ROWS, part.n = number / s.blocks_m * COLUMNS;
-    return part;
+    return true;
+#endif
 }
 
 __device__ __forceinline__ i64 of_batch(const Part &part, i64 outer, i64 inner) {
@@ -106,7 +142,7 @@ struct Brought {
           end(min(s.K, part.last * SLICE)) {
         const int at = thread % 8, row = thread / 8 % (ROWS == 8 ? 8 : 16), panel = ROWS == 8 ? thread / 64 : 0;
         k = panel * 64 + at * 8;
-        blocks = (s.M - part.m - row + 15) / 16;
+        blocks = (part.end - part.m - row + 15) / 16;
         this->x = x + of_batch(part, s.x_outer, s.x_inner) + (part.m + row) * s.x_m + k;
 #pragma unroll
         for (int piece = 0; piece < 4; ++piece)
@@ -235,18 +271,19 @@ __device__ __forceinline__ void bring_tile(const TensorMap *w_map, const Rows &r
 
 // The same for all tiles of the CTA, of which `part` is the first; a cluster has one.
 __device__ __forceinline__ void bring(const TensorMap *w_map, const Rows &rows, const unsigned char *scales,
-                                      const unsigned char *zeros, const WeightSizes &s, Turn at, Part part) {
+                                      const unsigned char *zeros, const int *ends, const WeightSizes &s, Turn at, Search search,
+                                      Part part, bool there) {
+#if !GROUPED
     for (int i = threadIdx.x - 128 * CONSUMERS; i < min(FETCHED, part.last - part.first); i += BRINGERS)
         fetch_box(w_map, (part.first + i) * LINE, part.n, part.inner * s.w_inner, part.outer * s.w_outer);
     wait_for_predecessor();
-    for (int tile = blockIdx.x;; part = part_of(tile, s, 0)) {
+#endif
+    for (int tile = blockIdx.x; there; there = CLUSTER == 1 && find_part(part, tile += gridDim.x, search, ends, s, 0)) {
 #if X_BY_TMA
         const Brought of(nullptr, scales, zeros, s, part);
 #else
         const Brought of(rows, scales, zeros, s, part);
 #endif
         bring_tile(w_map, rows, of, s, at, part);
-        tile += gridDim.x;
-        if (CLUSTER > 1 || tile >= s.tiles) break;
     }
 }

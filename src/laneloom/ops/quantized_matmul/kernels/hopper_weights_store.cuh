@@ -30,6 +30,10 @@ __device__ __forceinline__ void send(float *to, float x, u32 rank) {
             shared_address(to)), "r"(rank), "f"(x) : "memory");
 }
 
+// A group of rows has a bias of its own.
+__device__ __forceinline__ const BIAS_TYPE *bias_of(const Result &to, const WeightSizes &s, const Part &part) {
+    return GROUPED ? to.bias + part.inner * s.bias_inner : to.bias;
+}
 
 // Of column n of a tile: a row's scale, the 4 that folded values were divided by, or 1.
 __device__ __forceinline__ float last_factor(const Result &to, const WeightSizes &s, const Part &part, int n) {
@@ -50,11 +54,11 @@ __device__ __forceinline__ void store_tile(const float (&sums)[STRIPS][SUMS], fl
         for (int half = 0; half < 2; ++half) {
             const int n = own + strip * 64 + half * 8;
             scale[half] = last_factor(to, s, part, n);
-            if (HAS_BIAS) bias[half] = as_float(to.bias[min(part.n + n, s.N - 1) * s.bias_n]);
+            if (HAS_BIAS) bias[half] = as_float(bias_of(to, s, part)[min(part.n + n, s.N - 1) * s.bias_n]);
         }
 #pragma unroll
         for (int e = 0; e < EIGHTS; e += TURNED_ROWS / 8) {
-            if (part.m + e * 8 >= s.M) break;
+            if (part.m + e * 8 >= part.end) break;
 #pragma unroll
             for (int i = 0; i < TURNED_ROWS / 8; ++i)
 #pragma unroll
@@ -66,9 +70,9 @@ __device__ __forceinline__ void store_tile(const float (&sums)[STRIPS][SUMS], fl
             __syncwarp();
             const int row = C_ALONG_M ? lane / 16 * 8 : lane / 2, column = C_ALONG_M ? lane % 16 : lane % 2 * 8;
             const int m = part.m + e * 8 + row, n = part.n + own - lane / 4 + strip * 64 + column;
-            if (row < TURNED_ROWS && m < s.M && n < s.N) {
+            if (row < TURNED_ROWS && m < part.end && n < s.N) {
                 const i64 step = C_ALONG_M ? s.c_m : s.c_n;
-                const int count = min(8, C_ALONG_M ? s.M - m : s.N - n);
+                const int count = min(8, C_ALONG_M ? part.end - m : s.N - n);
                 OUT_TYPE *first = c + m * s.c_m + n * s.c_n;
                 __align__(16) OUT_TYPE y[8];
 #pragma unroll
@@ -114,17 +118,17 @@ __device__ __forceinline__ void store_parts(float *memory, const Result &to, con
     float *parts = memory + ROWS * PITCH;
     asm volatile("barrier.cluster.wait;" ::: "memory");
     for (int i = threadIdx.x; i < ROWS * COLUMNS; i += THREADS)
-        if (part.m + row(i) < s.M)
+        if (part.m + row(i) < part.end)
             send(parts + rank * SHARE + i % SHARE, memory[row(i) * PITCH + column(i)], i / SHARE);
     // The parts are there once all have arrived.
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
     for (int j = threadIdx.x; j < SHARE; j += THREADS) {
         const int m = part.m + row(rank * SHARE + j), n = part.n + column(rank * SHARE + j);
-        if (m >= s.M || n >= s.N) continue;
+        if (m >= part.end || n >= s.N) continue;
         float sum = 0;
 #pragma unroll
         for (int r = 0; r < CLUSTER; ++r) sum += parts[r * SHARE + j];
-        if (HAS_BIAS) sum += as_float(to.bias[n * s.bias_n]);
+        if (HAS_BIAS) sum += as_float(bias_of(to, s, part)[n * s.bias_n]);
         write(c + m * s.c_m + n * s.c_n, sum);
     }
 }

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
-from ....device.dot_tiles import tile_of_program
+from ....device.dot_tiles import tile_of_group, tile_of_program
 from ....device.prepared import PreparedLaunch, specialise
 from ....gpu import Gpu
 from ..config import QuantizedConfig
@@ -165,24 +165,34 @@ def _scaled_dots(x, w, acc, s_ptrs, stride_sg, k, mask_n, K, SCALE: tl.constexpr
 
 
 @triton.jit
-def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M, N, K, inner, spans,
+def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, ends_ptr, M, N, K, inner, spans,
                     stride_xo, stride_xi, stride_xm, stride_xk, stride_qo, stride_qi, stride_qn, stride_qk,
                     stride_so, stride_si, stride_sn, stride_sg, stride_zo, stride_zi, stride_zn, stride_zg,
-                    stride_co, stride_ci, stride_cm, stride_cn, stride_bias, stride_part,
+                    stride_co, stride_ci, stride_cm, stride_cn, stride_bias, stride_bi, stride_part,
                     KIND: tl.constexpr, SCALE: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr,
                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-                    GROUP_M: tl.constexpr, WHOLE_K: tl.constexpr, HAS_FLOAT8: tl.constexpr, NVIDIA: tl.constexpr):
-    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n], or of one part of K, which has `spans` of SPAN."""
+                    GROUP_M: tl.constexpr, WHOLE_K: tl.constexpr, HAS_FLOAT8: tl.constexpr, NVIDIA: tl.constexpr,
+                    ROW_GROUPS: tl.constexpr):
+    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n], or of one part of K, which has `spans` of SPAN.
+
+    ROW_GROUPS: 0, or of rows in `inner` groups a power of two that is as many or more.
+    """
     PACKED: tl.constexpr = KIND == "int4" or KIND == "uint4" or KIND == "fp4"
     PER_BYTE: tl.constexpr = 2 if PACKED else 1
     FP16: tl.constexpr = x_ptr.dtype.element_ty == tl.float16
-    outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     part = tl.program_id(1)
     first = part * spans * SPAN
     last = tl.minimum(first + spans * SPAN, K)
+    if ROW_GROUPS == 0:
+        outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+        end_m = M
+    else:
+        within, end_m, offs_m, offs_n = tile_of_group(ends_ptr, M, N, inner, BLOCK_M, BLOCK_N, ROW_GROUPS)
+        outer = within * 0
+        last = tl.where(end_m > 0, last, first)  # a program without a tile multiplies nothing
     offs_k = tl.arange(0, BLOCK_K)
     offs_q = tl.arange(0, BLOCK_K // PER_BYTE)
-    mask_m = offs_m < M
+    mask_m = offs_m < end_m
     mask_n = offs_n < N
     x_rows = x_ptr + outer * stride_xo + within * stride_xi + offs_m * stride_xm
     x_ptrs = x_rows[:, None] + (first + offs_k).to(tl.int64)[None, :] * stride_xk
@@ -259,7 +269,7 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, M
     if GROUP == 0:
         acc *= _factors(tl.load(s_ptrs, mask=mask_n, other=0), SCALE)[None, :]
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + offs_n * stride_bias, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+        acc += tl.load(bias_ptr + within * stride_bi + offs_n * stride_bias, mask=mask_n, other=0.0).to(tl.float32)[None, :]
     c_rows = c_ptr + part.to(tl.int64) * stride_part + outer * stride_co + within * stride_ci + offs_m * stride_cm
     mask = mask_m[:, None] & mask_n[None, :]
     tl.store(c_rows[:, None] + offs_n[None, :] * stride_cn, acc.to(c_ptr.dtype.element_ty), mask=mask)
@@ -277,33 +287,33 @@ def _arguments(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> 
     zeros = problem.zeros.strides if problem.zeros else (0, 0, 0, 0)
     return (
         problem.m, problem.n, problem.k, problem.batch[1], spans, *problem.x.strides, *problem.values.strides,
-        *problem.scales.strides, *zeros, *problem.out.strides, problem.bias[1] if problem.bias else 0,
+        *problem.scales.strides, *zeros, *problem.out.strides, *(problem.bias[1:] if problem.bias else (0, 0)),
         problem.batches * problem.m * problem.n if parts > 1 else 0, problem.dtype_w, problem.dtype_scale,
         problem.group, span, config.block_m, config.block_n, config.block_k, config.stages, config.group_m,
         problem.k % span == 0, converts_float8(gpu), gpu.vendor == "nvidia",
+        triton.next_power_of_2(problem.batches) if problem.ragged else 0,
     )  # fmt: skip
 
 
 def launch(
     problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu, x: Any, values: Any, scales: Any, zeros: Any,
-    bias: Any, out: Any,
+    bias: Any, out: Any, ends: Any,
 ) -> None:  # fmt: skip
-    """Run `config` on what lies as `problem` says: values, zeros and 8-bit scales as bytes, zeros and bias or None.
-    Of several parts, out has FP32 sums [parts, ...], each as `problem.of_sums()` says."""
+    """Run `config` on what lies as `problem` says: values, zeros and 8-bit scales as bytes, zeros, bias and ends or
+    None. Of several parts, out has FP32 sums [parts, ...], each as `problem.of_sums()` says."""
     quantized_tiles[(config.programs(problem), config.parts(problem))](
-        x, values, scales, zeros, bias, out, *_arguments(problem, config, gpu), num_warps=config.num_warps
+        x, values, scales, zeros, bias, out, ends, *_arguments(problem, config, gpu), num_warps=config.num_warps
     )
 
 
 def prepare(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) -> Callable[..., None]:
     """What runs `config` on CUDA tensors that lie as `problem` says, call after call."""
     rest = _arguments(problem, config, gpu)
-    given = [problem.zeros is not None, problem.bias is not None]
+    given = [problem.zeros is not None, problem.bias is not None, True, problem.ragged]
 
     def arguments(x: Any, values: Any, scales: Any, *others: Any) -> tuple[Any, ...]:
         terms = iter(others)
-        zeros, bias = (next(terms) if there else None for there in given)
-        return (x, values, scales, zeros, bias, next(terms), *rest)
+        return (x, values, scales, *(next(terms) if there else None for there in given), *rest)
 
     grid = (config.programs(problem), config.parts(problem))
     run = PreparedLaunch(quantized_tiles, grid, arguments, num_warps=config.num_warps)
@@ -317,12 +327,14 @@ def code_object(problem: QuantizedProblem, config: QuantizedConfig, gpu: Gpu) ->
         "x_ptr": f"*{problem.dtype}", "values_ptr": "*u8", "scales_ptr": known.get(problem.dtype_scale) or
         f"*{problem.dtype_scale}", "c_ptr": f"*{problem.dtype_out}",
     }  # fmt: skip
-    arguments = dict(zip(quantized_tiles.arg_names[6:], _arguments(problem, config, gpu), strict=True))
+    arguments = dict(zip(quantized_tiles.arg_names[7:], _arguments(problem, config, gpu), strict=True))
     if problem.zeros is not None:
         pointers["zeros_ptr"] = "*u8"
     if problem.bias is not None:
         pointers["bias_ptr"] = f"*{problem.bias[0]}"
-    arguments |= {name: None for name in ("zeros_ptr", "bias_ptr") if name not in pointers}
+    if problem.ragged:
+        pointers["ends_ptr"] = "*i32"
+    arguments |= {name: None for name in ("zeros_ptr", "bias_ptr", "ends_ptr") if name not in pointers}
     signature, constants, divisible = specialise(quantized_tiles, arguments, pointers)
     return compile_kernel(
         quantized_tiles, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps,
