@@ -78,6 +78,8 @@ CALLS = {
     "ld.global.v4.u32 {%0, %1, %2, %3}, [%4];": "ptx::load_words",
     "ld.global.v2.u32 {%0, %1}, [%2];": "ptx::load_words",
     "ld.global.u32 %0, [%1];": "ptx::load_words",
+    "ld.global.u16 %0, [%1];": "ptx::load_number<u16>",
+    "ld.global.u8 %0, [%1];": "ptx::load_number<unsigned char>",
     "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
     "{%0, %1, %2, %3};": "ptx::multiply_warp",
     "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -105,6 +107,8 @@ CALLS = {
     "lop3.b32 %0, %1, %2, %3, 0x6A;": "ptx::and_xor",
     "sub.{PAIR} %0, %1, %2;": "ptx::subtract",
     "mul.{PAIR} %0, %1, %2;": "ptx::multiply",
+    "fma.rn.{PAIR} %0, %1, %2, %3;": "ptx::multiply_add",
+    "prmt.b32 %0, %1, %2, %3;": "ptx::permute",
     "cvt.rn.{PAIR}.f32 %0, %1, %2;": "ptx::pack",
     "cvt.rn.f16x2.e4m3x2 %0, %1;": "ptx::widen_float8s",
 }  # fmt: skip
@@ -164,7 +168,6 @@ WEIGHTS = Kernel(
     "*(BIAS_TYPE **)p[4], *(OUT_TYPE **)p[5], *(int **)p[6], *(WeightSizes *)p[7])",
     (("u32 a0, u32 a1, u32 a2, u32 a3", "const u32 &a0, const u32 &a1, const u32 &a2, const u32 &a3"),
      ("ptx::multiply_fragments", "ptx::multiply_held"),
-     ("return BYTES == 1", "ptx::follow_predecessor();\n    return BYTES == 1"),
      ("const int lane = threadIdx.x % 32;\n    for (; search", "const int lane = threadIdx.x % 32;\n    "
       "ptx::follow_predecessor();\n    for (; search")),
 )  # fmt: skip

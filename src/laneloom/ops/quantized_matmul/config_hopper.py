@@ -209,9 +209,9 @@ def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gp
     return others_us + (compute_us**4 + memory_us**4) ** 0.25
 
 
-def _turned(eighths: int) -> Iterator[HopperWeightsConfig]:
+def _turned(eighths: int, folds: bool) -> Iterator[HopperWeightsConfig]:
     """Knobs of tiles whose X threads bring, most wanted first."""
-    units = {1: (8, 4, 2), 2: (4, 2), 4: (4, 2), 8: (2,)}[eighths]
+    units = {1: (4, 8, 2) if folds else (8, 4, 2), 2: (4, 2), 4: (4, 2), 8: (2,)}[eighths]
     for depth in (1,) if eighths < 4 else (2, 1):
         for unit in units:
             for stages in (3, 2):
@@ -230,7 +230,7 @@ def _by_tma(eighths: int) -> Iterator[HopperWeightsConfig]:
 def hopper_configs(problem: QuantizedProblem, gpu: Gpu) -> Iterator[HopperWeightsConfig]:
     """Every valid one, the shortest estimate first; of rows in groups by what is typical of them."""
     typical = problem.typical
-    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= typical.m), 8)))]
+    kinds = [tuple(_turned(next((e for e in SLICE_US if 8 * e >= typical.m), 8), problem.folds))]
     if typical.m > 32:
         kinds += [tuple(_by_tma(eighths)) for eighths in ((8,) if typical.m <= 64 else (8, 16))]
     found: list[tuple[float, HopperWeightsConfig]] = []

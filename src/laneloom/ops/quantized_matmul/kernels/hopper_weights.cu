@@ -36,13 +36,9 @@ struct Fragments {
                 for (int half = 0; half < 2; ++half) {
                     const int n = own + strip * 64 + half * 8, step = unit * UNIT + i, group = step * GROUPS / 8;
                     u32 pairs[2 * together];
-                    const u32 zero = ZEROS ? read_word(beside + ((GROUPS + group) * COLUMNS + n) * 4) : 0;
-                    floats<together>(pairs, of_w, n, step, threadIdx.x % 4, zero);
-                    if (FOLD) {
-                        const u32 scale = read_word(beside + (group * COLUMNS + n) * 4);
-#pragma unroll
-                        for (int k = 0; k < 2 * together; ++k) pairs[k] = times(pairs[k], scale);
-                    }
+                    const int beside_it = ZEROS ? GROUPS + group : group;
+                    const u32 of_group = ZEROS || FOLD ? read_word(beside + (beside_it * COLUMNS + n) * 4) : 0;
+                    floats<together>(pairs, of_w, n, step, threadIdx.x % 4, of_group);
 #pragma unroll
                     for (int k = 0; k < 2 * together; ++k) a[strip][i + k / 2][k % 2 * 2 + half] = pairs[k];
                 }

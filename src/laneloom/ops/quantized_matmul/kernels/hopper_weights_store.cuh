@@ -35,9 +35,9 @@ __device__ __forceinline__ const BIAS_TYPE *bias_of(const Result &to, const Weig
     return GROUPED ? to.bias + part.inner * s.bias_inner : to.bias;
 }
 
-// Of column n of a tile: a row's scale, the 4 that folded values were divided by, or 1.
+// Of column n of a tile: a row's scale, what folded values were divided by, or 1.
 __device__ __forceinline__ float last_factor(const Result &to, const WeightSizes &s, const Part &part, int n) {
-    if (GROUP) return FOLD ? 4 : 1;
+    if (GROUP) return FOLD ? X_BY_TMA ? 16 : 4 : 1;
     const i64 at = of_batch(part, s.scale_outer, s.scale_inner) + min(part.n + n, s.N - 1) * s.scale_n;
     return scale_of(load_number<SCALE_BYTES>(to.scales + at * SCALE_BYTES));
 }

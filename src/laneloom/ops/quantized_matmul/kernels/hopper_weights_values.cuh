@@ -46,23 +46,56 @@ __device__ __forceinline__ u32 pair_of(float low, float high) {
     return z;
 }
 
+#if VALUES == 2 && X_BY_TMA
+#define ALL(x) ((u32)(x) * 0x01010101u)
+
+// For each nibble of `chosen` the byte of a and b that it numbers; with its highest bit set, that byte's sign eight times.
+__device__ __forceinline__ u32 look_up(u32 a, u32 b, u32 chosen) {
+    u32 y;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(chosen));
+    return y;
+}
+
+__device__ __forceinline__ u32 times_plus(u32 x, u32 y, u32 z) {
+    u32 sum;
+    asm("fma.rn." PAIR " %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+    return sum;
+}
+
+// Four values v of E2M1, in the last 16 bits, as floats; FOLD: times `scale`, a pair, and 1/16, which is finite and exact
+// for every scale of E8M0. v becomes the last byte of a float that grows with it: of bf16 1.375 + v / 16, of fp16
+// 1164 + 2 v. Positive ones are looked up in the first table, which has the bytes inverted, negative ones in the second;
+// each gives the other's nothing, or all ones.
+__device__ __forceinline__ void floats_of_4(u32 &low, u32 &high, u32 bits, u32 scale) {
+    const u32 positive = FP16 ? look_up(0x70717273, 0x676B6D6F, bits) : look_up(0x43474B4F, 0x1F2F373F, bits);
+    bits ^= 0x88888888u;
+    const u32 negative = FP16 ? look_up(0x898A8B8C, 0x80848688, bits) : look_up(0xA4A8ACB0, 0x809098A0, bits);
+    const u32 codes = positive ^ negative, upper = ALL(FP16 ? 0x64 : 0x3F);
+    const u32 factor = FOLD ? scale : BOTH(FP16 ? 0x3800 : 0x4180);                           // 1/2, 16
+    const u32 least = FOLD ? times(scale, BOTH(0xBFB0)) : BOTH(FP16 ? 0xE08C : 0xC1B0);  // -1.375; -582, -22
+    low = times_plus(__byte_perm(codes, upper, 0x4140), factor, least);
+    high = times_plus(__byte_perm(codes, upper, 0x4342), factor, least);
+}
+#elif BITS == 4
 // Two values of 4 bits as a pair of floats. `bits`: the lower one's are the last four of its half and so are the other's;
 // of fp4 they are the first. Integers come to stand where those of 128 (1024) count ones, so that a subtraction, which is
-// exact, leaves the value; with zeros `zero`, a pair, comes off too.
-__device__ __forceinline__ u32 pair_of_4(u32 bits, u32 zero) {
+// exact, leaves the value; with zeros `of_group`, a pair, comes off too. FOLD: times `of_group`, and 1/4.
+__device__ __forceinline__ u32 pair_of_4(u32 bits, u32 of_group) {
 #if VALUES == 2  // sign, two bits of exponent, one of mantissa
     const u32 small = (bits & 0x80008000u) | (FP16 ? bits >> 3 & 0x0E000E00u : bits >> 6 & 0x01C001C0u);
-    // 2^14, 2^126: what the exponents' biases differ by; 2^124 where a scale is to come, for the sums to be times 4
-    return times(small, BOTH(FP16 ? 0x7400 : FOLD ? 0x7D80 : 0x7E80));
+    // 2^14, 2^126: what the exponents' biases differ by; 2^124 ahead of a scale, so that all products are finite
+    const u32 value = times(small, BOTH(FP16 ? 0x7400 : FOLD ? 0x7D80 : 0x7E80));
+    return FOLD ? times(value, of_group) : value;
 #else
     // (bits & mask) ^ number: of int4 the sign's bit is turned, which adds 8
     u32 raised;
     asm("lop3.b32 %0, %1, %2, %3, 0x6A;" : "=r"(raised)
         : "r"(bits), "n"(0x000F000F), "n"(BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0))));
     const u32 value = minus(raised, BOTH(ONE_OF_UNITS | (VALUES == 0 ? 8 : 0)));
-    return ZEROS ? minus(value, zero) : value;
+    return ZEROS ? minus(value, of_group) : value;
 #endif
 }
+#endif
 
 // The bytes `at` and `at` + 1 of a word.
 __device__ __forceinline__ u32 pair_of_8(u32 word, int at) {
@@ -93,23 +126,27 @@ __device__ __forceinline__ u32 place_w(int row, int chunk) {
 }
 
 // Values of row n as pairs, two of them for each of COUNT steps of 16 from `step` on, of lane t of 4; of_w: where the slice
-// lies. Of two steps the first is even.
+// lies. Of two steps the first is even. of_group: a zero, or a scale that values are multiplied by, as a pair.
 template <int COUNT>
-__device__ __forceinline__ void floats(u32 (&pairs)[2 * COUNT], u32 of_w, int n, int step, int t, u32 zero) {
+__device__ __forceinline__ void floats(u32 (&pairs)[2 * COUNT], u32 of_w, int n, int step, int t, u32 of_group) {
     const int chunk = BITS == 4 ? step / 2 : step & ~1, first = BITS == 4 || !X_BY_TMA ? step % 2 * 2 : 0;
 #if BITS == 4 && X_BY_TMA  // neighbours as wgmma wants them: byte t of each word
     u32 words[2 * COUNT];
     read_words(words, of_w + place_w(n, chunk) + first * 4);
+#if VALUES == 2
+#pragma unroll
+    for (int i = 0; i < 2 * COUNT; i += 2)
+        floats_of_4(pairs[i], pairs[i + 1], __byte_perm(words[i], words[i + 1], 0x40 + 0x11 * t), of_group);
+#else
     const u32 pick = 0x4400 + 0x1111 * t;  // to each half's two bytes, of each of two words
 #pragma unroll
-    for (int i = 0; i < 2 * COUNT; ++i)
-        pairs[i] = pair_of_4(VALUES == 2 ? __byte_perm(words[i] << 4, words[i], pick)
-                                         : __byte_perm(words[i], words[i] >> 4, pick), zero);
+    for (int i = 0; i < 2 * COUNT; ++i) pairs[i] = pair_of_4(__byte_perm(words[i], words[i] >> 4, pick), of_group);
+#endif
 #elif BITS == 4  // of eight neighbours i and i + 4
     const u32 word = read_word(of_w + place_w(n, chunk) + t * 4);
 #pragma unroll
     for (int i = 0; i < 2 * COUNT; ++i)
-        pairs[i] = pair_of_4(VALUES == 2 ? word << (12 - 4 * (first + i)) : word >> 4 * (first + i), zero);
+        pairs[i] = pair_of_4(VALUES == 2 ? word << (12 - 4 * (first + i)) : word >> 4 * (first + i), of_group);
 #elif X_BY_TMA  // two neighbours of each half of 16
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -125,7 +162,8 @@ __device__ __forceinline__ void floats(u32 (&pairs)[2 * COUNT], u32 of_w, int n,
 #endif
 }
 
-// Of eight elements of X, those that threads bring, what the weight's pair `i` is multiplied by: of 4 bits i and i + 4, else two neighbours.
+// Of eight elements of X, those that threads bring, what the weight's pair `i` is multiplied by: of 4 bits i and i + 4, else
+// two neighbours.
 __device__ __forceinline__ u32 ordered(const uint4 &x, int i) {
 #if BITS == 4
     return i < 2 ? __byte_perm(x.x, x.z, i ? 0x7632 : 0x5410) : __byte_perm(x.y, x.w, i == 3 ? 0x7632 : 0x5410);
@@ -134,11 +172,14 @@ __device__ __forceinline__ u32 ordered(const uint4 &x, int i) {
 #endif
 }
 
-// A number of BYTES bytes. Volatile: not before the kernels ahead have ended.
+// A number of BYTES bytes, not before the kernels ahead have ended. Scales of neighbouring groups stay in the L1.
 template <int BYTES>
 __device__ __forceinline__ u32 load_number(const unsigned char *from) {
-    return BYTES == 1 ? *(const volatile unsigned char *)from
-           : BYTES == 2 ? *(const volatile u16 *)from : *(const volatile u32 *)from;
+    u32 x;
+    if (BYTES == 1) asm volatile("ld.global.u8 %0, [%1];" : "=r"(x) : "l"(from));
+    else if (BYTES == 2) asm volatile("ld.global.u16 %0, [%1];" : "=r"(x) : "l"(from));
+    else asm volatile("ld.global.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
 }
 
 __device__ __forceinline__ float scale_of(u32 bits) {
@@ -157,7 +198,7 @@ __device__ __forceinline__ float scale_of(u32 bits) {
 #endif
 }
 
-// An E8M0 scale as two of bf16, which has its exponents: a quarter of a value of E2M1 times any of them is finite, and exact.
+// An E8M0 scale as two of bf16, which has its exponents.
 __device__ __forceinline__ u32 folded(u32 bits) {
     return BOTH(bits == 255 ? 0x7FC0u : bits ? bits << 7 : 0x0040u);
 }
