@@ -122,6 +122,16 @@ def test_tile_orders(order):
             multiply(gpu, a, b, ends, torch.full((150, 100), NAN).bfloat16(), config=replace(config, order=order))
 
 
+@pytest.mark.parametrize("gpu", ["gfx1151", "gfx942"])
+def test_more_programs_than_one_launch_has(gpu, monkeypatch):
+    monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 3)
+    a, b, ends, out = draw(90, 24), draw(4, 24, 70), [33, 34, 34, 90], torch.full((90, 70), NAN).bfloat16()
+    with laneloom.emulated(gpu, strict=True) as session:
+        laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=out)
+    assert len(session.launches) > 2
+    check_groups(out, a, b, ends, NAN)
+
+
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx942", CDNA_5])
 def test_ends_that_are_no_ends(gpu):
     """Ends that decrease, are negative or far past M: what is written lies in out, and its reads in A and B."""
