@@ -47,9 +47,9 @@ def grouped_matmul(
 
     a: [M, K]; b: [G, K, N]; K of 1 at least. Torch tensors on the GPU that Triton drives, or on the CPU inside
         `laneloom.emulated`; numpy arrays only there. On AMD: any strides, up to 1024 groups; fp16, bf16, fp8, bf8 and
-        int8 as `matmul` multiplies them, on CDNA fp32 and fp64 as well. On Hopper: fp16, bf16, or fp8 and bf8 in every
-        pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit operands along K (b as the transpose
-        of [G, N, K]).
+        8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper: fp16, bf16,
+        or fp8 and bf8 in every pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit operands along
+        K (b as the transpose of [G, N, K]).
     ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; rows past M are ignored.
     scale_a, scale_b: on Hopper, fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M,
@@ -58,7 +58,7 @@ def grouped_matmul(
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
     config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
-        planned for groups of equal sizes, of which nothing is known here.
+        planned as if all groups had as many rows.
 
     Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype; integers,
     fp32 and fp64 as in `matmul`. The same call gives the same bits. There are no gradients.
