@@ -287,6 +287,7 @@ def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(
 def test_groups_compile():
     b = Matrix((0, 256 * 512, 512, 1))
     problem = MatmulProblem(
-        300, 512, 256, "bf16", "bf16", "bf16", (1, 7), Matrix((0, 0, 256, 1)), b, Matrix((0, 0, 512, 1)))
+        300, 512, 256, "bf16", "bf16", "bf16", (1, 7), Matrix((0, 0, 256, 1)), b, Matrix((0, 0, 512, 1)),
+        grouped=True)  # fmt: skip
     config = ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, grouped=True)
     assert "cp.async.bulk.tensor.4d.global" in compiled(problem, config).asm

@@ -53,7 +53,7 @@ def launches(monkeypatch):
     monkeypatch.setattr(hopper_cluster, "prepare", prepare)
     monkeypatch.setattr("laneloom.device.prepared.prepared_on", lambda prepare, *rest: prepare(*rest[:3]))
     monkeypatch.setattr(grouped, "active_gpu", lambda: get_gpu("sm_90a"))
-    monkeypatch.setattr(grouped, "expected_device_type", lambda: "cpu")
+    monkeypatch.setattr(grouped, "gpu_for_tensor", lambda name, x: get_gpu("sm_90a"))
     monkeypatch.setattr(torch.Tensor, "get_device", lambda x: 0, raising=False)
     monkeypatch.setattr(warm, "current_device", lambda: 0)
     forget()

@@ -105,7 +105,7 @@ def test_groups(model):
     problem = blocks(m, n, k, batch=(1, len(ends)), shared="ac")
     a_scales = replace(problem.scales.a, strides=(0, 0, *problem.scales.a.strides[2:]))
     b_scales = replace(problem.scales.b, strides=(0, 4, 1, 3))
-    problem = replace(problem, scales=replace(problem.scales, a=a_scales, b=b_scales))
+    problem = replace(problem, scales=replace(problem.scales, a=a_scales, b=b_scales), grouped=True)
     scale_a = laid(problem.scales.a, (1, 4, m, 3), "fp32", 5)
     scale_b = laid(problem.scales.b, (1, 4, 3, 1), "fp32", 6)
     model()

@@ -6,6 +6,7 @@ wgmma and the copy engine's reads of what it stores come as late as their waits 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -164,7 +165,7 @@ def test_epilogue_of_two_strips(model):
 def test_groups(model):
     """Groups that end within tiles, that are empty, and rows behind the last group, which nobody writes."""
     m, n, k, ends = 150, 40, 72, (70, 70, 75, 141)
-    problem = product(m, n, k, "nn", batch=(1, len(ends)), shared="ac")
+    problem = replace(product(m, n, k, "nn", batch=(1, len(ends)), shared="ac"), grouped=True)
     model()
     a, b, out = run(problem, small(grouped=True), *[None] * 6, torch.tensor(ends, dtype=torch.int32))
     first = 0

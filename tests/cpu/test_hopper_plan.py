@@ -250,6 +250,7 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(cluster_m=3), problem(64, 64, 64), "clusters of 1, 2, 4 or 8"),
         (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
+        (CLUSTER.with_knobs(grouped=True), problem(64, 64, 64), "`grouped` is for rows in groups"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=Epilogue(scaled=True)), "as bare sums"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype_out="fp32"), "C of 16-bit types"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from random_calls import DTYPES, Attention, Product
+from random_groups import Groups
 from random_steps import Chain, Transform, Transpose
 from random_weights import Experts, Weights
 from sampled import sampled
@@ -40,6 +41,20 @@ def test_products_on_cdna_1_and_2(gpu, seed):
 def test_products_on_cdna_5(seed):
     with laneloom.emulated("gfx1250", strict=True):
         Product(seed, 7, WITHOUT_UINT8).check("cpu", tensor_cores=False)
+
+
+@pytest.mark.parametrize("seed", sampled(range(20)))
+def test_groups(seed):
+    gpu = (*GPUS, *CDNA)[seed % 7]
+    kinds = tuple(kind for kind in KINDS if gpu in CDNA or kind not in ("fp32", "fp64"))
+    with laneloom.emulated(gpu, strict=True):
+        Groups(seed, 7, tuple(x for x in kinds if gpu in GPUS or x != "uint8")).check("cpu", flushes=gpu == "gfx90a")
+
+
+@pytest.mark.parametrize("seed", sampled(range(20, 24)))
+def test_groups_on_cdna_5(seed):
+    with laneloom.emulated("gfx1250", strict=True):
+        Groups(seed, 7, WITHOUT_UINT8).check("cpu")
 
 
 @pytest.mark.parametrize("seed", sampled(range(9), every=8))

@@ -68,6 +68,10 @@ CASES = {
     "gemm_out": Case(
         lambda n: (random(n, 12), random(12, 16, seed=1), torch.zeros(n, 16, dtype=HALF), None, None, 2.0), writes=True
     ),
+    "grouped_matmul": Case(
+        lambda n: (random(n, 16), random(3, 16, 24, seed=1), torch.tensor([4, 4, n], dtype=torch.int32)),
+        batched=((0,), (1,), (0, 1)), autocast=(0, 1),
+    ),
     "gemm_chain": Case(
         lambda n: (random(n, 16), *(random(16, 16, seed=i) for i in (1, 2)), random(16, seed=3), 0.5, 1.0, 0.25),
         (0, 1, 2, 3), ((0,), (1, 2), (3,)), (0, 1, 2),
@@ -99,7 +103,7 @@ CASES = {
     "transpose_out": Case(lambda n: (random(2, n, 16), torch.zeros(2, 16, n, dtype=HALF)), writes=True),
 }
 #: operators that no emulated GPU runs, tests/gpu has their checks, or whose operands torch does not compare
-ELSEWHERE = {"flash_attention_float8", "grouped_matmul"}
+ELSEWHERE = {"flash_attention_float8"}
 NAMES = list(CASES)
 RETURNING = [name for name in NAMES if not CASES[name].writes]
 DIFFERENTIABLE = [name for name in NAMES if CASES[name].differentiable]
@@ -300,7 +304,8 @@ def test_gradcheck_in_fp64():
     assert torch.autograd.gradcheck(product, (a, b, c, c.detach().clone().requires_grad_()), fast_mode=True)
 
 
-def test_what_only_hopper_runs_has_fakes():
+def test_groups_compile():
+    """Traced without a look at where they end: one graph, the same bits."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
@@ -312,8 +317,9 @@ def test_what_only_hopper_runs_has_fakes():
         with pytest.raises(ArgumentError, match="expected"):
             torch.ops.laneloom.grouped_matmul(a, b.mT, ends)
     compiled = torch.compile(laneloom.grouped_matmul, fullgraph=True, backend="eager")
-    with pytest.raises(UnsupportedError, match="Hopper"):  # traced, and refused when it runs
-        compiled(random(7, 16), random(3, 16, 24), torch.zeros(3, dtype=torch.int32))
+    for ends in ([2, 5, 7], [0, 7, 7]):
+        operands = random(7, 16), random(3, 16, 24), torch.tensor(ends, dtype=torch.int32)
+        assert torch.equal(compiled(*operands), laneloom.grouped_matmul(*operands))
 
 
 @pytest.mark.parametrize("shapes", [((0, 4), (3, 4, 2)), ((3, 4, 2), (2, 0)), ((0, 4), (0, 4, 2)), ((2, 5, 0), (0, 3))])

@@ -48,6 +48,8 @@ SCHEDULES = {
     "sgemm_hopper": "config_sgemm",
 }
 
+MOST_GROUPS = 1024  #: of rows, whose ends a wave holds at once
+
 
 @dataclass(frozen=True, kw_only=True)
 class MatmulConfig:
@@ -91,9 +93,24 @@ class MatmulConfig:
         return config_of_words(cls, words)
 
 
-def why_not_scaled(schedule: str, problem: MatmulProblem) -> str | None:
-    """Why a schedule that knows no scales of blocks along K cannot do `problem`."""
-    return f"{schedule}: sums all of K alike, here blocks of it have scales" if problem.scales else None
+def why_not_plain(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
+    """Why a schedule that knows no scales of blocks along K, nor rows in groups unless it takes them, cannot do
+    `problem`.
+    """
+    if problem.scales:
+        return f"{schedule}: sums all of K alike, here blocks of it have scales"
+    return why_not_grouped(schedule, problem, takes_groups=takes_groups)
+
+
+def why_not_grouped(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
+    """Why a schedule cannot do rows in groups: it takes none, or not so many or such groups."""
+    if not problem.grouped:
+        return None
+    if not takes_groups:
+        return f"{schedule}: multiplies all rows of a product by one matrix, here each group of them has its own"
+    if problem.batches > MOST_GROUPS:
+        return f"b: expected at most {MOST_GROUPS} groups, got {problem.batches}"
+    return "rows in groups have no terms, as alpha, c, bias or an activation" if problem.epilogue else None
 
 
 @dataclass(frozen=True)
@@ -125,14 +142,15 @@ class Plan:
 def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = True) -> Plan:
     """What the tuner found for the product or one nearby, else the first valid candidate of the GPU's family.
 
-    Pure but for the tables, which are read once in a process; without them the cost model alone decides.
+    Pure but for the tables, which are read once in a process; without them the cost model alone decides. How many rows
+    each group of a grouped product has is not known: it is planned as if all had as many.
     Raises UnsupportedError if no schedule can do the problem.
     """
-    if use_tables and (found := import_module(".tuned", __package__).find(problem, gpu)):
+    if use_tables and not problem.grouped and (found := import_module(".tuned", __package__).find(problem, gpu)):
         return Plan(found.config, found.reason, (), found.source)
     family = "plan_blocks" if problem.scales else FAMILIES[gpu.matrix_instructions]
     passed_over: list[tuple[MatmulConfig, str]] = []
-    for config, reason in import_module(f".{family}", __package__).candidates(problem, gpu):
+    for config, reason in import_module(f".{family}", __package__).candidates(problem.of_equal_groups(), gpu):
         why = config.why_invalid(problem, gpu)
         if why is None:
             return Plan(config, reason, tuple(passed_over))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ...gpu import Gpu
 from . import config_mfma, config_wmma
-from .config import MatmulConfig
+from .config import MatmulConfig, why_not_grouped
 from .config_dot import MOST_PROGRAMS, DotConfig
 from .dtypes import FLOAT_OUTPUTS, words
 from .problem import SCALE_BLOCK, MatmulProblem
@@ -33,6 +33,8 @@ class BlocksConfig(DotConfig):
         """See MatmulConfig."""
         if not problem.scales:
             return "blocks: the schedule is for blocks along K that have scales"
+        if why := why_not_grouped(self.schedule, problem):
+            return why
         if problem.epilogue:
             return "blocks: writes the scaled product; its terms are a launch of their own"
         if not {problem.dtype_a, problem.dtype_b} <= set(DTYPES):

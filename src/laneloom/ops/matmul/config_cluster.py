@@ -250,7 +250,12 @@ class ClusterConfig(PartsConfig):
             or self._why_operands(multiplied)
             or self._why_output(problem)
             or self._why_tile(problem, multiplied, gpu)
+            or self._why_groups(problem)
         )
+
+    def _why_groups(self, problem: MatmulProblem) -> str | None:
+        """Why rows cannot be in groups, or why they are in none."""
+        return "hopper_cluster: `grouped` is for rows in groups" if self.grouped != problem.grouped else None
 
     def why_not_in_classes(self, problem: MatmulProblem) -> str | None:
         """Why rows of A that begin alike cannot share tiles."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config import MatmulConfig, why_not_scaled
+from .config import MatmulConfig, why_not_plain
 from .problem import DTYPE_BYTES, MatmulProblem
 
 #: operands -> what they may be stored as
@@ -30,7 +30,7 @@ class DirectConfig(MatmulConfig):
         """See MatmulConfig."""
         if gpu.matrix_instructions != "wmma" or gpu.major != 12:
             return f"the direct schedule holds half of K's elements in each half wave, as RDNA 4 does, not {gpu.family}"
-        if why := why_not_scaled(self.schedule, problem):
+        if why := why_not_plain(self.schedule, problem):
             return why
         if problem.dtype_a not in OUTPUTS:
             return f"a: expected dtype {', '.join(OUTPUTS)}, got {problem.dtype_a}"

@@ -32,12 +32,12 @@ class DotConfig(MatmulConfig):
 
     def programs(self, problem: MatmulProblem) -> int:
         """Programs of the launch."""
-        return -(-problem.m // self.block_m) * -(-problem.n // self.block_n) * problem.batches
+        return problem.tiles(self.block_m, self.block_n)
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma3":
             return f"dot: the schedule is for CDNA 5, got {gpu.name} ({gpu.family})"
-        if why := why_not_bare(self.schedule, problem):
+        if why := why_not_bare(self.schedule, problem, takes_groups=True):
             return why
         eights = {"fp8", "bf8"}
         pair = {problem.dtype_a, problem.dtype_b}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config import MatmulConfig
+from .config import MatmulConfig, why_not_plain
 from .config_wmma import NARROW_REGISTERS, is_power_of_two
 from .dtypes import outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
@@ -27,6 +27,8 @@ class FmaConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma" and not gpu.is_cdna_1:
             return f"gpu: the schedule fma is for RDNA 3, 3.5 and 4 and CDNA 1, got {gpu.name} ({gpu.family})"
+        if why := why_not_plain(self.schedule, problem):
+            return why
         if problem.dtype_a not in PIECE or problem.dtype_b != problem.dtype_a:
             return f"a: the schedule fma takes fp32 or fp64, got {problem.dtype_a} and {problem.dtype_b}"
         if problem.precision != "ieee":

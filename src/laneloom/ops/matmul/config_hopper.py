@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from ...gpu import Gpu
-from .config import MatmulConfig, why_not_scaled
+from .config import MatmulConfig, why_not_plain
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 #: What a multiplication by wgmma takes, and what it accumulates in.
@@ -27,11 +27,11 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def why_not_bare(schedule: str, problem: MatmulProblem) -> str | None:
+def why_not_bare(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
     """Why a schedule that sums in the default dtype and writes bare products cannot do `problem`."""
     if problem.epilogue:
         return f"{schedule}: writes the bare product; its terms are a launch of their own"
-    if why := why_not_scaled(schedule, problem):
+    if why := why_not_plain(schedule, problem, takes_groups=takes_groups):
         return why
     if problem.precision != "ieee":
         return f"{schedule}: computes in full precision, got precision {problem.precision}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ...gpu import Gpu
-from .config import MatmulConfig, why_not_scaled
+from .config import MatmulConfig, why_not_plain
 from .config_fma import FmaConfig
 from .config_wmma import is_power_of_two
 from .dtypes import outputs, words
@@ -55,7 +55,7 @@ class MfmaConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "mfma":
             return f"gpu: the schedule mfma is for CDNA, got {gpu.name} ({gpu.family})"
-        if why := why_not_scaled(self.schedule, problem):
+        if why := why_not_plain(self.schedule, problem, takes_groups=True):
             return why
         # Triton 3.6 gives products of fp8 with bf8 the instruction of the other order: they are wrong.
         if problem.dtype_a not in INSTRUCTIONS or problem.dtype_b != problem.dtype_a:

@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Self
 
 from ...gpu import Gpu
+from .config import why_not_grouped
 from .config_cluster import ClusterConfig
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
 from .config_shares import TiledConfig
@@ -117,6 +118,8 @@ class RegistersConfig(TiledConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
             return f"hopper_registers: needs wgmma and TMA, {gpu.name} has {gpu.matrix_instructions}"
+        if why := why_not_grouped(self.schedule, problem):
+            return why
         dtypes = {problem.dtype_a, problem.dtype_b, problem.dtype_out, problem.dtype_acc}
         if dtypes != {"fp32"} or problem.precision not in PIECES or problem.epilogue:
             return f"hopper_registers: bare products of fp32 in precision tf32 or 3xtf32, got {problem.key}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from ...gpu import Gpu
-from .config import MatmulConfig
+from .config import MatmulConfig, why_not_grouped
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 _MOST_BYTES = 1 << 31  #: from a tile's first element to its last
@@ -39,6 +39,7 @@ class SgemmConfig(MatmulConfig):
         return (
             self._why_not_gpu(gpu)
             or self._why_not_knobs()
+            or why_not_grouped(self.schedule, problem)
             or self._why_not_problem(problem)
             or self._why_not_strides(problem)
         )

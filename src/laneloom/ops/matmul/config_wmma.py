@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config import MatmulConfig, why_not_scaled
+from .config import MatmulConfig, why_not_plain
 from .dtypes import ACCUMULATORS, MIXED, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 from .stream_k import Shares
@@ -86,7 +86,7 @@ class WmmaConfig(MatmulConfig):
                 f"gpu: the schedule {self.schedule} needs WMMA instructions (RDNA 3, 3.5, 4), got {gpu.name} "
                 f"({gpu.family})"
             )
-        if why := why_not_scaled(self.schedule, problem):
+        if why := why_not_plain(self.schedule, problem, takes_groups=self.schedule == "wmma"):
             return why
         if problem.dtype_a not in INPUT_DTYPES:
             return f"a: the schedule {self.schedule} takes {words(INPUT_DTYPES)}, got {problem.dtype_a}"
@@ -119,6 +119,8 @@ class WmmaConfig(MatmulConfig):
             return f"split_k: expected 1 to 65535, got {self.split_k}"
         if not 0 <= self.stream_k <= 32 or (self.stream_k and self.split_k > 1):
             return f"stream_k: expected 0 to 32, and 0 with split_k, got {self.stream_k} and split_k={self.split_k}"
+        if problem.grouped and (self.split_k > 1 or self.stream_k):
+            return f"split_k: rows in groups are summed in one part, got {self.split_k} and stream_k={self.stream_k}"
         if self.buffers not in (1, 2):
             return f"buffers: expected 1 or 2, got {self.buffers}"
         if self.group_m < 1:

@@ -8,55 +8,68 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
 from ..scalars import shown
-from ..target import active_gpu, expected_device_type
+from ..target import active_gpu, gpu_for_arrays, gpu_for_tensor
+from . import api
+from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
 from .dtypes import outputs, words
-from .execute import Terms, check_distinct, overlap, problem_of, schedule_of
+from .execute import alignment_of, check_distinct, overlap, pointer_to, schedule_of, strides_of
 from .gemm import check_block_dtypes, check_term
 from .plan_blocks import scaled_configs
 from .plan_cluster import cluster_configs
-from .problem import SCALE_BLOCK, MatmulProblem
+from .problem import SCALE_BLOCK, BlockScales, MatmulProblem, Matrix
 
 if TYPE_CHECKING:
     import torch
+
+    Operand = torch.Tensor | np.ndarray
 
 _ON_TENSORS = f"{__package__}.torch_grouped"  #: the module that has the operator
 
 
 def grouped_matmul(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    ends: torch.Tensor,
+    a: Operand,
+    b: Operand,
+    ends: Operand,
     *,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: ClusterConfig | None = None,
-) -> torch.Tensor:
+    out: Any = None,
+    out_dtype: Any = None,
+    config: MatmulConfig | None = None,
+) -> Any:
     """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g].
 
-    a: [M, K]; b: [G, K, N]. fp16, bf16, or fp8 and bf8 in every pairing, contiguous along one axis with pitches of
-        whole 16 bytes; 8-bit operands along K (b as the transpose of [G, N, K]). Torch tensors on a Hopper GPU.
-    ends: [G], int32, on a's device, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
+    a: [M, K]; b: [G, K, N]; K of 1 at least. Torch tensors on the GPU that Triton drives, or on the CPU inside
+        `laneloom.emulated`; numpy arrays only there. On AMD: any strides, up to 1024 groups; fp16, bf16, fp8, bf8 and
+        8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper: fp16, bf16,
+        or fp8 and bf8 in every pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit operands along
+        K (b as the transpose of [G, N, K]).
+    ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; rows past M are ignored.
-    scale_a, scale_b: fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M, ceil(K / 128)],
-        and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)], any strides. Both or neither.
+    scale_a, scale_b: on Hopper, fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M,
+        ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)], any strides. Both or neither.
     out: [M, N], where the result goes. It must share no memory with a, b and ends.
-    out_dtype: fp32, fp16 or bf16; a's by default, fp32 for 8-bit operands.
-    config: what runs; by default it is planned for groups of equal sizes.
+    out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
+        fp32 for 8-bit ones.
+    config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
+        planned as if all groups had as many rows.
 
-    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype. The same
-    call gives the same bits. There are no gradients.
+    Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype; integers,
+    fp32 and fp64 as in `matmul`. The same call gives the same bits. There are no gradients.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what the GPU has no schedule for.
     Source: Gale, Narayanan, Young, Zaharia, "MegaBlocks" (products of experts without padding).
     """
+    if isinstance(a, np.ndarray):
+        return _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config)
     if "torch" not in sys.modules:
-        raise ArgumentError(f"a: expected a torch tensor, got {type(a).__name__}")
+        raise ArgumentError(f"a: expected a torch tensor or a numpy array, got {type(a).__name__}")
     import torch
 
     optional = (("out", out), ("scale_a", scale_a), ("scale_b", scale_b))
@@ -66,7 +79,7 @@ def grouped_matmul(
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
         raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
     if out is None and config is None:
         torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
@@ -80,12 +93,46 @@ def grouped_matmul(
     elif tuple(out.shape) != shape or out.device != a.device or out.dtype != wanted:
         got = f"{list(out.shape)} of {out.dtype} on {out.device}"
         raise ArgumentError(f"out: expected {list(shape)} of {wanted} on {a.device}, got {got}")
-    elif any(operand is not None and overlap(out, operand) for operand in (a, b, ends, scale_a, scale_b)):
+    check_apart(out, a, b, ends, scale_a, scale_b)
+    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
+        names = tensor_names(a, b, ends, out)
+        prepare_launch(a, b, out, names, config, scale_a, scale_b)(a, b, out, ends, scale_a, scale_b)
+    return out
+
+
+def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.ndarray:
+    for name, operand in (("b", b), ("ends", ends), ("out", out)):
+        if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
+            raise ArgumentError(f"{name}: expected a numpy array, as a is, got {type(operand).__name__}")
+    if scale_a is not None or scale_b is not None:
+        raise UnsupportedError("scale_a: scales of blocks in grouped products take torch tensors on Hopper")
+    gpu_for_arrays(a=a, b=b, ends=ends, out=out)
+    check_shapes(a, b)
+    if ends.dtype != np.int32 or ends.shape != b.shape[:1] or not ends.flags.c_contiguous:
+        raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
+    names = api.operand_dtypes(a, b, None)
+    asked = out.dtype if out_dtype is None and out is not None else out_dtype
+    wanted = api.output_dtype(a, names[0], asked, has_terms=False)
+    names = (*names, check_output(names[0], api.dtype_name("out_dtype", wanted)))
+    a, b, ends = (api.addressed(x) for x in (a, b, ends))
+    shape = (a.shape[0], b.shape[2])
+    if out is None:
+        out = np.empty(shape, wanted)
+    api.check_array_out(out, shape, wanted)
+    # Where a kernel cannot walk over it, rows of no group keep what is there.
+    result = out if api.addressable(out) else out.astype(wanted, order="C")
+    check_apart(result, a, b, ends)
+    prepare_launch(a, b, result, names, config)(a, b, result, ends)
+    if result is not out:
+        out[...] = result
+    return out
+
+
+def check_apart(out: Any, *operands: Any) -> None:
+    """Raise ArgumentError for a result that shares memory with an operand, or whose elements share an address."""
+    if any(operand is not None and overlap(out, operand) for operand in operands):
         raise ArgumentError("out: expected memory of its own, got some that it shares with another operand")
     check_distinct(out)
-    with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
-        prepare_launch(a, b, out, config, scale_a, scale_b)(a, b, out, ends, scale_a, scale_b)
-    return out
 
 
 def check_shapes(a: Any, b: Any) -> None:
@@ -125,49 +172,87 @@ def result_dtype(
     check_scales(a, b, scale_a, scale_b)
     if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
         raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
-    gpu = active_gpu()
-    if gpu.matrix_instructions != "wgmma" or a.device.type != expected_device_type():
-        raise UnsupportedError(f"a: grouped products run on Hopper GPUs only, got a tensor on {a.device}, {gpu.name}")
+    gpu = gpu_for_tensor("a", a)
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
     kind, _ = operand_dtypes(a, b, None)
     if scale_a is not None:
         check_block_dtypes(kind)
+        if gpu.vendor == "amd":
+            raise UnsupportedError(f"scale_a: scales of blocks in grouped products run on Hopper only, not {gpu.name}")
     wanted = output_dtype(kind, out_dtype)
-    if (name := dtype_name("out_dtype", wanted)) not in outputs(kind, has_terms=False):
-        raise UnsupportedError(f"out_dtype: expected {words(outputs(kind, has_terms=False))}, got {name}")
+    check_output(kind, dtype_name("out_dtype", wanted))
     return wanted
 
 
-def prepare_launch(
-    a: Any, b: Any, out: Any, config: ClusterConfig | None = None, scale_a: Any = None, scale_b: Any = None
-) -> Callable[..., None]:
-    """What writes out for a, b, out, ends and scales that lie as these do, `result_dtype` having seen them."""
-    from ...device.prepared import prepared_on
-    from .torch_op import dtype_name
+def check_output(kind: str, name: str) -> str:
+    """The word for a result's dtype, if products of `kind` are stored so. Raises UnsupportedError."""
+    if name not in (known := outputs(kind, has_terms=False)):
+        raise UnsupportedError(f"out_dtype: expected {words(known)}, got {name}")
+    return name
 
-    if 0 in out.shape:
+
+def tensor_names(a: Any, b: Any, ends: Any, out: Any) -> tuple[str, str, str]:
+    """The words for the dtypes of a, b and out. Raises ArgumentError for elements that lie between addresses."""
+    from .torch_op import check_aligned, dtype_name
+
+    check_aligned(a=a, b=b, ends=ends, out=out)
+    return dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out", out.dtype)
+
+
+def prepare_launch(
+    a: Any, b: Any, out: Any, names: tuple[str, str, str], config: MatmulConfig | None = None, scale_a: Any = None,
+    scale_b: Any = None,
+) -> Callable[..., None]:  # fmt: skip
+    """What writes out for a, b, out, ends and scales that lie as these do, which are checked; names: of the dtypes."""
+    from ...device.prepared import prepared_on
+
+    if 0 in out.shape or b.shape[0] == 0:
         return lambda *_: None
     if a.shape[1] == 0:
         raise ArgumentError("a: expected at least one column")
-    gpu, rows = active_gpu(), (b.shape[0], *out.shape)
-    names = dtype_name("a", a.dtype), dtype_name("b", b.dtype), dtype_name("out", out.dtype)
-    terms = Terms() if scale_a is None else Terms(scale_a=scale_a.expand(b.shape[0], *scale_a.shape), scale_b=scale_b)
-    problem = problem_of(a.expand(b.shape[0], *a.shape), b, out.expand(rows), names, terms)
-    assert problem is not None  # one batch axis
-    chosen = _plan(problem, gpu) if config is None else config.with_knobs(grouped=True)
+    gpu, problem = active_gpu(), problem_of_groups(a, b, out, names, scale_a, scale_b)
+    if config is None:
+        chosen = plan(problem, gpu) if gpu.vendor == "amd" else _plan(problem, gpu)
+    else:
+        chosen = config.with_knobs(grouped=True) if isinstance(config, ClusterConfig) else config
     if (why := chosen.why_invalid(problem, gpu)) is not None:
         raise UnsupportedError(why)
+    if gpu.vendor == "amd":
+
+        def run(a: Any, b: Any, out: Any, ends: Any, *_: Any) -> None:
+            pointers = (pointer_to(x, name) for x, name in zip((a, b, out), names, strict=True))
+            schedule_of(chosen).launch(problem, chosen, gpu, *pointers, ends=pointer_to(ends, "int32"))
+
+        return run
     launch = prepared_on(schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
     return lambda a, b, out, ends, *scales: launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
 
 
+def problem_of_groups(
+    a: Any, b: Any, out: Any, names: tuple[str, str, str], scale_a: Any = None, scale_b: Any = None
+) -> MatmulProblem:  # fmt: skip
+    """The problem of rows in groups."""
+
+    def matrix(x: Any) -> Matrix:
+        group, row, column = (0, *strides_of(x))[-3:]
+        return Matrix((0, group, row, column), alignment_of(x))
+
+    (m, k), (groups, _, n) = a.shape, b.shape
+    scales = None
+    if scale_a is not None:
+        scales = BlockScales(matrix(scale_a), matrix(scale_b), columns=1 if scale_b.shape[2] == n else SCALE_BLOCK)
+    return MatmulProblem(
+        m, n, k, *names, (1, groups), matrix(a), matrix(b), matrix(out), scales=scales, grouped=True
+    )  # fmt: skip
+
+
 @lru_cache(maxsize=1024)
 def _plan(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
-    """The config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
+    """Hopper's config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
     rows = -(-problem.m // problem.batches)
     ranked = scaled_configs if problem.scales else cluster_configs
-    for config, _ in ranked(replace(problem, m=rows), gpu):
+    for config, _ in ranked(replace(problem, m=rows, grouped=False), gpu):
         grouped = config.with_knobs(grouped=True)
         if grouped.peers == 1 and grouped.why_invalid(problem, gpu) is None:
             return grouped

@@ -33,7 +33,7 @@ SIZES = [
 ]  # fmt: skip
 PART_SIZES = ["k_part", "stride_part"]  #: of the schedule that splits K
 SHARE_SIZES = ["whole", "shared", "workers", "copies", "inverse"]  #: of its stream-K, fields of `stream_k.Shares`
-POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr"]
+POINTERS = ["a_ptr", "b_ptr", "c_ptr", "add_ptr", "bias_ptr", "scale_a_ptr", "scale_b_ptr", "ends_ptr"]
 #: Not specialised on values: what matters about them are constexprs, so that a new size compiles nothing.
 RUNTIME = [*POINTERS, "alpha", "beta", *SIZES]
 RUNTIME_PARTS = [*RUNTIME, *PART_SIZES, *SHARE_SIZES]
@@ -97,6 +97,7 @@ def pointer_types(problem: MatmulProblem) -> dict[str, str | None]:
         "beta": ("i64" if problem.dtype_acc == "fp64" else "fp32") if adds else None,
         "scale_a_ptr": "*fp32" if epilogue and epilogue.scale_a else None,
         "scale_b_ptr": "*fp32" if epilogue and epilogue.scale_b else None,
+        **({"ends_ptr": "*i32"} if problem.grouped else {}),
     }
 
 
@@ -223,9 +224,12 @@ def part_arguments(problem: MatmulProblem, config: MatmulConfig, chosen: dict[st
     return parts | {name: getattr(shares, name, 0) for name in SHARE_SIZES}
 
 
-def programs(problem: MatmulProblem, config: MatmulConfig) -> int:
-    """Workgroups: one for each tile of each product."""
-    return problem.batches * -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
+def ends_layout(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> gl.BlockedLayout | None:
+    """How a wave holds the ends of groups: a power of two of them in each lane, the same in every wave."""
+    if not problem.grouped:
+        return None
+    held = 1 << (-(-problem.batches // gpu.wave) - 1).bit_length()
+    return gl.BlockedLayout([held], [gpu.wave], [config.num_warps], [0])
 
 
 def _as(operand: Any, dtype: str, taken_for: str) -> Any:
@@ -242,20 +246,23 @@ def _as(operand: Any, dtype: str, taken_for: str) -> Any:
 def launch_tiles(
     kernel: Any, problem: MatmulProblem, config: MatmulConfig, chosen: dict[str, Any], gpu: Gpu, a: Any, b: Any, c: Any,
     add: Any = None, bias: Any = None, alpha: float | None = None, beta: float | None = None,
-    scale_a: Any = None, scale_b: Any = None, *, count: int | None = None,
+    scale_a: Any = None, scale_b: Any = None, *, count: int | None = None, ends: Any = None,
 ) -> None:  # fmt: skip
     """Write activation(alpha scale_a (a b) scale_b + beta add + bias) into c: what Triton takes for pointers, None for
-    no term. `chosen` are the kernel's constexprs, count its programs if they are not one for each tile.
+    no term. `chosen` are the kernel's constexprs, count its programs if they are not one for each tile, ends where
+    groups of rows end.
     """
     a, b = (
         _as(operand, dtype, operand_type(problem, dtype))
         for operand, dtype in ((a, problem.dtype_a), (b, problem.dtype_b))
     )
     arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen, gpu) | chosen
-    count, parts = programs(problem, config) if count is None else count, config.parts(problem)
+    if problem.grouped:
+        arguments["ends_ptr"] = ends
+    count = problem.tiles(config.block_m, config.block_n) if count is None else count
     with rewriting(bool(chosen["MARK"])):
         for first in range(0, count, MAX_PROGRAMS):
-            kernel[(min(count - first, MAX_PROGRAMS), parts, 1)](
+            kernel[(min(count - first, MAX_PROGRAMS), config.parts(problem), 1)](
                 a, b, c, add, bias, alpha, beta, scale_a, scale_b, first_program=first, **arguments,
                 num_warps=config.num_warps, enable_fp_fusion=True,
             )  # fmt: skip

@@ -113,6 +113,9 @@ class MatmulProblem:
     precision: str = "ieee"  #: of fp32 operands: one of dtypes.PRECISIONS
     dtype_acc: str = ""  #: what the products are summed in; by default the first of dtypes.ACCUMULATORS
     scales: BlockScales | None = None  #: of blocks along K, of 8-bit floats
+    #: Whether A's rows lie in groups, one after another, each against one of the batch's B, where only the GPU knows; A
+    #: and C have stride 0 along the batch.
+    grouped: bool = False
 
     def __post_init__(self) -> None:
         if not self.dtype_acc:
@@ -197,6 +200,14 @@ class MatmulProblem:
         a, b = any_of(self.a, self.dtype_a), any_of(self.b, self.dtype_b)
         return replace(self, batch=(1, 1), a=a, b=b, out=any_of(self.out, self.dtype_out), epilogue=e)
 
+    def of_equal_groups(self) -> MatmulProblem:
+        """A batch of products of equal sizes as large as the groups together; the problem itself where it has none."""
+        if not self.grouped:
+            return self
+        m = -(-self.m // self.batches)
+        a, out = (replace(x, strides=(0, m * x.strides[2], *x.strides[2:])) for x in (self.a, self.out))
+        return replace(self, m=m, a=a, out=out, grouped=False)
+
     @property
     def dtype_sums(self) -> str:
         """What the bare product is stored as for a launch that finishes it: what it is summed in by default."""
@@ -215,10 +226,18 @@ class MatmulProblem:
         """Independent products."""
         return prod(self.batch)
 
+    def tiles(self, block_m: int, block_n: int) -> int:
+        """Tiles of all products; of rows in groups as many as there can be, wherever the groups end."""
+        rows = self.batches * -(-self.m // block_m)
+        if self.grouped:
+            begun = min(self.batches, self.m)  # groups with rows, the last tile of each of which may have one
+            rows = begun + (self.m - begun) // block_m
+        return rows * -(-self.n // block_n)
+
     @property
     def flops(self) -> int:
         """A multiplication and an addition per term."""
-        return 2 * self.batches * self.m * self.n * self.k
+        return 2 * (1 if self.grouped else self.batches) * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -247,8 +266,10 @@ class MatmulProblem:
         """Elements of A that one aligned load of at most 16 bytes takes: a power of two.
 
         Along K the strides and the base address decide, because the end of K is masked. Along M (N for B) the extent
-        has to be whole vectors as well, because a vector is read wholly or not at all there.
+        has to be whole vectors as well, because a vector is read wholly or not at all there; groups end anywhere.
         """
+        if self.grouped and self.a.major == "t":
+            return 1
         return self._vector(self.a, self.dtype_a, along_k=self.a.major == "n", rows=self.m)
 
     @cached_property
@@ -290,7 +311,7 @@ class MatmulProblem:
             dtypes += f"_acc_{self.dtype_acc}"
         if self.precision != "ieee":
             dtypes += f"_{self.precision}"
-        sizes = f"b{self.batches}_m{self.m}_n{self.n}_k{self.k}"
+        sizes = f"{'g' if self.grouped else 'b'}{self.batches}_m{self.m}_n{self.n}_k{self.k}"
         terms = "+".join(part.key for part in (self.scales, self.epilogue) if part)
         suffix = f"/{terms}" if terms else ""
         return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}{suffix}"

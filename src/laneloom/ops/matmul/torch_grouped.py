@@ -20,7 +20,8 @@ def _prepare(a, b, ends, out_dtype, scale_a, scale_b) -> Callable[..., torch.Ten
     """What makes the product of tensors that lie as these do."""
     dtype = grouped.result_dtype(a, b, ends, out_dtype, scale_a, scale_b)  # which checks the shapes
     out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
-    make, launch = maker_of(out), grouped.prepare_launch(a, b, out, None, scale_a, scale_b)
+    names = grouped.tensor_names(a, b, ends, out)
+    make, launch = maker_of(out), grouped.prepare_launch(a, b, out, names, None, scale_a, scale_b)
 
     def run(a, b, ends, _, scale_a, scale_b) -> torch.Tensor:
         out = make()

@@ -138,6 +138,13 @@ def check(a: torch.Tensor, b: torch.Tensor, packed: Sequence[str] | None) -> tup
     return operand_dtypes(a, b, packed)
 
 
+def check_aligned(**operands: torch.Tensor | None) -> None:
+    """Raise ArgumentError for tensors, by their names, whose elements lie between addresses."""
+    for name, x in operands.items():
+        if x is not None and x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays
+            raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {x.data_ptr():#x}")
+
+
 def run(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -150,10 +157,7 @@ def run(
     """Write the product and its terms into out, which is distinct from a and b; `names` are a's and b's dtypes."""
     dtypes = (*names, dtype_name("out_dtype", out.dtype))
     gpu = gpu_for_tensor("a", a)
-    places = {"a": a, "b": b, "out": out, "c": terms.addend, "bias": terms.bias}
-    for name, x in places.items():
-        if x is not None and x.data_ptr() % x.itemsize:  # torch.from_numpy takes such arrays
-            raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {x.data_ptr():#x}")
+    check_aligned(a=a, b=b, out=out, c=terms.addend, bias=terms.bias)
     a, b = (x.expand(*out.shape[:-2], *x.shape[-2:]) for x in (a, b))
     execute.multiply_into(a, b, out, dtypes, gpu, named_config(config), terms, arithmetic)
 

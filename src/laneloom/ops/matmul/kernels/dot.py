@@ -1,4 +1,5 @@
-"""Any strides, any sizes, any batch by Triton's own `tl.dot`: masked loads, plain stores, one program a tile.
+"""Any strides, any sizes, any batch, rows in groups by Triton's own `tl.dot`: masked loads, plain stores, one program a
+tile.
 
 The only schedule of CDNA 5 (WMMA of the third version), for which Triton chooses layouts, LDS and order. Terms of an
 epilogue are a launch of their own. Plain Triton.
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
-from ....device.dot_tiles import tile_of_program
+from ....device.dot_tiles import tile_of_group, tile_of_program
 from ....device.prepared import specialise
 from ....device.tma import TRITON_TYPES
 from ....gpu import Gpu
@@ -22,12 +23,18 @@ from ..problem import MatmulProblem
 
 
 @triton.jit
-def matmul_dot(a_ptr, b_ptr, c_ptr, M, N, K, inner, stride_ao, stride_ai, stride_am, stride_ak, stride_bo, stride_bi,
-               stride_bk, stride_bn, stride_co, stride_ci, stride_cm, stride_cn, BLOCK_M: tl.constexpr,
+def matmul_dot(a_ptr, b_ptr, c_ptr, ends_ptr, M, N, K, inner, stride_ao, stride_ai, stride_am, stride_ak, stride_bo,
+               stride_bi, stride_bk, stride_bn, stride_co, stride_ci, stride_cm, stride_cn, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
-               ACC: tl.constexpr):
-    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]."""
-    outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+               ACC: tl.constexpr, GROUPS: tl.constexpr):
+    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]; with ends_ptr, of C[m, n] whose rows are in groups."""
+    if ends_ptr is None:
+        outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
+    else:
+        outer = 0
+        within, M, offs_m, offs_n = tile_of_group(ends_ptr, M, N, inner, BLOCK_M, BLOCK_N, GROUPS)
+        if M == 0:  # there are fewer tiles
+            return
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
     mask_m = (offs_m < M)[:, None]
     mask_n = (offs_n < N)[None, :]
@@ -46,23 +53,27 @@ def matmul_dot(a_ptr, b_ptr, c_ptr, M, N, K, inner, stride_ao, stride_ai, stride
 
 def _arguments(problem: MatmulProblem, config: DotConfig) -> tuple[Any, ...]:
     """All that follows the pointers."""
+    groups = 1 << (problem.batches - 1).bit_length() if problem.grouped else 0
     acc = {"fp64": tl.float64, "int8": tl.int32}.get(problem.dtype_a, tl.float32)
     return (
         problem.m, problem.n, problem.k, problem.batch[1], *problem.a.strides, *problem.b.strides,
         *problem.out.strides, config.block_m, config.block_n, config.block_k, config.stages, config.group_m, acc,
+        groups,
     )  # fmt: skip
 
 
-def launch(problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any) -> None:
-    """Run `config` on what lies as `problem` says."""
-    matmul_dot[(config.programs(problem),)](a, b, out, *_arguments(problem, config), num_warps=config.num_warps)
+def launch(problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any, *, ends: Any = None) -> None:
+    """Run `config` on what lies as `problem` says. ends: of the groups of rows of a grouped product."""
+    matmul_dot[(config.programs(problem),)](a, b, out, ends, *_arguments(problem, config), num_warps=config.num_warps)
 
 
 def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObject:
     """The machine code that `launch` runs."""
     kinds = (problem.dtype_a, problem.dtype_b, problem.dtype_out)
     pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
-    arguments = dict(zip(matmul_dot.arg_names[3:], _arguments(problem, config), strict=True))
+    if problem.grouped:
+        pointers["ends_ptr"] = "*i32"
+    arguments = dict(zip(matmul_dot.arg_names[3:], (None, *_arguments(problem, config)), strict=True))
     signature, constants, divisible = specialise(matmul_dot, arguments, pointers)
     return compile_kernel(
         matmul_dot, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps, attrs=divisible)

@@ -1,7 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through swizzled LDS, the next one loaded during matrix instructions, waves of 64.
 
 fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on
-gfx908, gfx90a and gfx942 become bf16: any size, any strides, every epilogue.
+gfx908, gfx90a and gfx942 become bf16: any size, any strides, rows in groups, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
@@ -17,12 +17,14 @@ from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
 from ....device.float8 import bf16_of_float8
+from ....device.row_groups import place_tile_in_groups
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
 from ..launch_wmma import (
     RUNTIME,
     compile_tiles,
+    ends_layout,
     language_type,
     launch_tiles,
     load_along,
@@ -52,10 +54,19 @@ def mfma_matmul(
     TYPE: gl.constexpr, ACC_TYPE: gl.constexpr, SUMS: gl.constexpr, K_WIDTH: gl.constexpr,
     A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
     A_SHARED: gl.constexpr, B_SHARED: gl.constexpr, N_VEC: gl.constexpr, MARK: gl.constexpr,
+    ENDS: gl.constexpr, ends_ptr=None,
 ):  # fmt: skip
-    outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        gl.program_id(0) + first_program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
-    )  # fmt: skip
+    tile = gl.program_id(0) + first_program
+    if ends_ptr is None:
+        outer, inner, m0, n0, rows_m, rows_n = place_tile(
+            tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+        )  # fmt: skip
+    else:
+        outer, inner, m0, n0, rows_m, rows_n = place_tile_in_groups(
+            tile, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, ENDS
+        )  # fmt: skip
+        if rows_m <= 0:  # there are fewer tiles
+            return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
     c_ptr += outer * stride_co + inner * stride_ci
@@ -150,6 +161,7 @@ def _constants(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> dict[str
     waves_n = 1 << (config.num_warps.bit_length() - 1) // 2
     return problem_constants(problem, config) | {
         "BATCHED": problem.batches > 1,
+        "ENDS": ends_layout(problem, config, gpu),
         "TYPE": gl.bfloat16 if is_upcast(problem, gpu) else language_type(problem.dtype_a),
         "ACC_TYPE": language_type(problem.dtype_acc),
         "SUMS": layout(version, [16, 16, depth], True, [config.num_warps // waves_n, waves_n], **wide),
@@ -174,9 +186,9 @@ def _on_the_way(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, operand: i
     return loaded, turned_layout(rows, config, stored, size, gpu, reorder=True)
 
 
-def launch(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, *pointers: Any) -> None:
+def launch(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu, *pointers: Any, ends: Any = None) -> None:
     """As `launch_wmma.launch_tiles`."""
-    launch_tiles(mfma_matmul, problem, config, _constants(problem, config, gpu), gpu, *pointers)
+    launch_tiles(mfma_matmul, problem, config, _constants(problem, config, gpu), gpu, *pointers, ends=ends)
 
 
 def code_object(problem: MatmulProblem, config: MfmaConfig, gpu: Gpu) -> CodeObject:

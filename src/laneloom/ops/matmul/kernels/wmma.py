@@ -1,10 +1,10 @@
 """WMMA block GEMM: a workgroup's tiles of A and B go through LDS while the next ones are on their way.
 
-The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, K in parts, or
-the last round of tiles shared (stream-K). Both tiles lie in LDS with K contiguous, so that fragments are read 16 bytes
-at a time; an operand that is contiguous along M or N is transposed on the way. Its knobs make most presets
-(docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of the fragment layouts: AMD RDNA 3 and
-RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, rows in groups, K
+in parts, or the last round of tiles shared (stream-K). Both tiles lie in LDS with K contiguous, so that fragments are
+read 16 bytes at a time; an operand that is contiguous along M or N is transposed on the way. Its knobs make most
+presets (docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of the fragment layouts: AMD RDNA 3
+and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import above_stores, store_tile_in_pieces
+from ....device.row_groups import place_tile_in_groups
 from ....device.stream_k import stream_piece
 from ....device.wmma_tiles import (
     load_fence,
@@ -36,7 +37,7 @@ from ....device.wmma_tiles import (
 )
 from ....gpu import Gpu
 from ..config_wmma import WmmaConfig
-from ..launch_wmma import RUNTIME_PARTS, compile_tiles, constants, facts, launch_tiles
+from ..launch_wmma import RUNTIME_PARTS, compile_tiles, constants, ends_layout, facts, launch_tiles
 from ..problem import MatmulProblem
 
 __all__ = ["code_object", "facts", "launch", "wmma_matmul"]
@@ -62,7 +63,7 @@ def wmma_matmul(
     B_TYPE: gl.constexpr, A_LOAD: gl.constexpr, B_LOAD: gl.constexpr, A_STORE: gl.constexpr, B_STORE: gl.constexpr,
     A_OPAQUE: gl.constexpr, B_OPAQUE: gl.constexpr, A_SHUFFLE: gl.constexpr, B_SHUFFLE: gl.constexpr,
     C_STORE: gl.constexpr, C_PIECES: gl.constexpr, HOLD: gl.constexpr, N_VEC: gl.constexpr, A_SHARED: gl.constexpr,
-    B_SHARED: gl.constexpr,
+    B_SHARED: gl.constexpr, ENDS: gl.constexpr, ends_ptr=None,
 ):  # fmt: skip
     K = marked(K, MARK)
     tile = gl.program_id(0) + first_program
@@ -75,9 +76,16 @@ def wmma_matmul(
         K = gl.minimum(K, end_step * BLOCK_K) - k_first
         a_ptr += k_first.to(gl.int64) * stride_ak
         b_ptr += k_first.to(gl.int64) * stride_bk
-    outer, inner, m0, n0, rows_m, rows_n = place_tile(
-        tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
-    )  # fmt: skip
+    if ends_ptr is None:
+        outer, inner, m0, n0, rows_m, rows_n = place_tile(
+            tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
+        )  # fmt: skip
+    else:
+        outer, inner, m0, n0, rows_m, rows_n = place_tile_in_groups(
+            tile, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, ENDS
+        )  # fmt: skip
+        if rows_m <= 0:  # there are fewer tiles
+            return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
     if not STREAM:
@@ -171,6 +179,7 @@ def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str
         "SPLIT": config.parts(problem) > 1,
         "STREAM": stream,
         "BATCHED": problem.batches > 1,
+        "ENDS": ends_layout(problem, config, gpu),
         "BUFFERS": config.buffers,
         "PREFETCH": config.prefetch,
         "CONTROL": config.control,
@@ -179,14 +188,15 @@ def _constants(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu) -> dict[str
     }
 
 
-def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, *pointers: Any, parts: Any = None) -> None:
+def launch(problem: MatmulProblem, config: WmmaConfig, gpu: Gpu, *pointers: Any, parts: Any = None, ends: Any = None
+) -> None:  # fmt: skip
     """As `launch_wmma.launch_tiles`. With stream-K a launch makes the whole tiles, another leaves the pieces of the
     others in `parts`, of the shape that the config says, for kernels/stream_sums.py.
     """
     whole = replace(config, stream_k=0)
     shares = config.shares(problem, gpu) if config.stream_k else None
     chosen = _constants(problem, whole, gpu)
-    launch_tiles(wmma_matmul, problem, whole, chosen, gpu, *pointers, count=shares and shares.whole)
+    launch_tiles(wmma_matmul, problem, whole, chosen, gpu, *pointers, count=shares and shares.whole, ends=ends)
     if shares and shares.shared:
         pieces = problem.of_sums()
         chosen, a, b = _constants(pieces, config, gpu), *pointers[:2]
