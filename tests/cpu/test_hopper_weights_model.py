@@ -228,6 +228,23 @@ def test_rows_in_groups(model, name):
     assert torch.equal(run(problem, config, *given, ends).view(words), late.view(words))
 
 
+@pytest.mark.parametrize(("dtype", "knobs"), [
+    ("bf16", {"eighths": 4}), ("bf16", {"eighths": 8, "x_by_tma": True}), ("fp16", {"eighths": 4, "x_by_tma": True}),
+])  # fmt: skip
+def test_every_number_by_every_power_of_two(model, dtype, knobs):
+    """By the identity, exactly: of bf16 down to 2**-128 and up to what FP32 holds."""
+    problem = product(32, 255, 32, "fp4", dtype, scale="e8m0", group=32, out="fp32")
+    codes = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE] * 2, dtype=torch.uint8)
+    scales = torch.arange(255, dtype=torch.uint8)[:, None]
+    weight = QuantizedWeight(codes.expand(255, 16), scales, "fp4", 32)
+    given = (problem.values, (1, 1, 255, 16), weight.values), (problem.scales, (1, 1, 255, 1), scales)
+    values, scales = (laid(matrix, shape, x.expand(shape)) for matrix, shape, x in given)
+    x = laid(problem.x, (1, 1, 32, 32), torch.eye(32).to(DTYPES[dtype]).expand(1, 1, 32, 32))
+    model()
+    got = run(problem, small(**knobs), x, QuantizedWeight(values, scales, "fp4", 32), None)
+    assert torch.equal(got[0, 0], weight.dequantize().T)
+
+
 @pytest.mark.parametrize("seed", sampled(range(60), every=12))
 def test_what_is_planned(model, seed):
     """Products that nobody chose, each by a config that the plan ranks."""

@@ -78,6 +78,18 @@ def test_every_config(m):
             assert torch.equal(first, laneloom.quantized_matmul(x, weight, config=config)), config.text
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", ["eighths=4", "eighths=8,x_by_tma=True"])
+def test_every_number_by_every_power_of_two(dtype, config):
+    """By the identity, exactly: of bf16 down to 2**-128 and up to what FP32 holds."""
+    codes = torch.tensor([0x10, 0x32, 0x54, 0x76, 0x98, 0xBA, 0xDC, 0xFE] * 2, dtype=torch.uint8, device="cuda")
+    scales = torch.arange(255, dtype=torch.uint8, device="cuda")[:, None]
+    weight = QuantizedWeight(codes.repeat(255, 1), scales, "fp4", 32)
+    x, config = torch.eye(32, device="cuda").to(dtype), f"hopper_weights:{config},together=1,unit=2"
+    got = laneloom.quantized_matmul(x, weight, out_dtype=torch.float32, config=config)
+    assert torch.equal(got, weight.dequantize().T)
+
+
 def test_where_it_lies():
     """Strides, batches, experts, a weight that repeats, transposed results, and rows that only `tiles` reads."""
     experts = weight_of("fp4", 96, 256, 32, 3, scale="e8m0")
