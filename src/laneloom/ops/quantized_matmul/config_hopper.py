@@ -192,7 +192,9 @@ def in_lines(matrix: Matrix, size: int) -> bool:
 
 
 def _estimate_us(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> float:
-    tiles = problem.likely_row_tiles(config.rows) * config.blocks(problem)[1]
+    tiles = config.tiles(problem)
+    if config.cluster == 1:  # of clusters all that there may be are launched
+        tiles = problem.likely_row_tiles(config.rows) * config.blocks(problem)[1]
     rounds = ceil(tiles / int(clusters_at_once(config.cluster, gpu)))
     slices = -(-problem.k // (SLICE * config.cluster))
     if config.x_by_tma:

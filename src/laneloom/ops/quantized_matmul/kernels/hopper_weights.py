@@ -64,8 +64,15 @@ def code_object(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu
     own = tuple(f"hopper_weights{rest}" for rest in ("_values.cuh", "_bring.cuh", "_store.cuh", ".cu"))
     return compile_cuda(
         types + wgmma + kernel_source(__package__, *own), gpu, constants=NO_TILES | constants,
-        num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem), name="hopper_weights.cu",
+        num_warps=4 * (config.consumers + 1), lds_bytes=_shared_bytes(problem, config, gpu), name="hopper_weights.cu",
     )  # fmt: skip
+
+
+def _shared_bytes(problem: QuantizedProblem, config: HopperWeightsConfig, gpu: Gpu) -> int:
+    """What a CTA takes: more than half of what there is where each can have a compute unit of its own. Those of the
+    next launch, which come early, would share some, and leave others idle."""
+    alone = config.ctas(problem, gpu) <= gpu.compute_units
+    return max(config.shared_bytes(problem), gpu.lds_bytes // 2 + 1024 if alone else 0)
 
 
 class _Prepared:
