@@ -165,12 +165,6 @@ inline u32 __shfl_sync(u32, u32 x, int from) {
   __syncwarp();
   return y;
 }
-inline u32 __ballot_sync(u32 all, bool x) {
-  u32 found = 0;
-  for (int lane = 0; lane < 32; ++lane) found |= __shfl_sync(all, x, lane) << lane;
-  return found;
-}
-inline int __ffs(u32 x) { return __builtin_ffs(x); }
 inline u32 __shfl_xor_sync(u32 all, u32 x, int far) { return __shfl_sync(all, x, threadIdx.x % 32 ^ far); }
 inline float __shfl_xor_sync(u32 all, float x, int far) {
   u32 y;

@@ -47,8 +47,8 @@ def product(
     m, n, k, dtype_w, dtype="bf16", *, out=None, scale="fp32", group=128, zeros=False, bias=None, batch=(1, 1),
     repeated=False, along_m=False, ragged=0,
 ) -> QuantizedProblem:  # fmt: skip
-    """repeated: the weight, along the inner batch axis. along_m: so is C contiguous. ragged: groups of rows. Every matrix
-    has gaps."""
+    """repeated: the weight, along the inner batch axis. along_m: so is C contiguous. ragged: groups of rows. Every
+    matrix has gaps."""
     if ragged:
         batch = (1, ragged)
     groups = -(-k // group) if group else 1
@@ -57,8 +57,8 @@ def product(
     return QuantizedProblem(
         m, n, k, dtype, dtype_w, out or dtype, scale, group, batch, lying(batch, m, k, 8, ragged > 0),
         lying(batch, n, k // 2 if dtype_w in PACKED else k, 16, repeated), scales,
-        c.transposed() if along_m else c, scales if zeros else None, (bias, 2, 2 * n + 3 if ragged else 0) if bias else None,
-        ragged > 0,
+        c.transposed() if along_m else c, scales if zeros else None,
+        (bias, 2, 2 * n + 3 if ragged else 0) if bias else None, ragged > 0,
     )  # fmt: skip
 
 
@@ -130,7 +130,9 @@ def check_groups(problem, config, given, ends):
     parts = (weight.values, weight.scales, weight.zeros, bias)
     for group, (first, end) in enumerate(zip((0, *ends), ends, strict=False)):
         last = min(end, problem.m)
-        values, scales, zeros, own_bias = (None if t is None else t[0, group] if t.dim() == 4 else t[group] for t in parts)
+        values, scales, zeros, own_bias = (
+            None if t is None else t[0, group] if t.dim() == 4 else t[group] for t in parts
+        )
         verdict = reference.judge(
             out[0, group, first:last].double().numpy(), x[0, group, first:last].double().numpy(),
             QuantizedWeight(values, scales, weight.dtype, weight.group, zeros), problem.dtype_out,

@@ -42,7 +42,8 @@ def test_groups(name, kind):
     torch.manual_seed(3)
     dtype_w, scale, zeros, group = KINDS[kind]
     for m, ends in ENDS:
-        weight, bias = weight_of(dtype_w, 37, 200, group, len(ends), scale=scale, zeros=zeros), torch.randn(len(ends), 37)
+        weight = weight_of(dtype_w, 37, 200, group, len(ends), scale=scale, zeros=zeros)
+        bias = torch.randn(len(ends), 37)
         x, out = torch.randn(m, 200).bfloat16(), torch.full((m, 37), torch.nan)
         with laneloom.emulated(name, strict=True, seed=3) as emulation:
             assert laneloom.quantized_matmul(x, weight, ends=numbers(ends), bias=bias, out=out) is out

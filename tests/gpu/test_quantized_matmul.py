@@ -163,7 +163,8 @@ def test_every_config_of_groups(m):
 def test_groups_in_a_graph():
     """Replayed with other ends."""
     weight = weight_of("int4", 512, 1024, 128, 16)
-    x, ends = torch.randn(64, 1024, device="cuda", dtype=torch.float16), torch.arange(4, 65, 4, dtype=torch.int32).cuda()
+    x = torch.randn(64, 1024, device="cuda", dtype=torch.float16)
+    ends = torch.arange(4, 65, 4, dtype=torch.int32, device="cuda")
     laneloom.quantized_matmul(x, weight, ends=ends)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

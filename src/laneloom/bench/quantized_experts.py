@@ -150,8 +150,9 @@ def render(records: Iterable[Record]) -> str:
         replanned = "" if planned == (ours.config or {}).get("text") else " *"
         ratio = x[GROUPED].median_us / ours.median_us
         ratios.setdefault(tokens, []).append(ratio)
+        rows = tokens * layer.top
         lines.append(
-            f"| {layer.model}, {layer.dtype} | {layer.groups}, {layer.n} x {layer.k} | {tokens} | {tokens * layer.top} | "
+            f"| {layer.model}, {layer.dtype} | {layer.groups}, {layer.n} x {layer.k} | {tokens} | {rows} | "
             f"{ours.median_us:.1f}{replanned} | {ours.gbs:.0f} | {ours.tflops:.0f} | {ratio:.2f} | {ours.error:.1e} |"
         )
     means = ", ".join(f"{tokens} {geometric_mean(of):.2f}" for tokens, of in ratios.items())

@@ -100,11 +100,16 @@ class Dtypes:
 
     def _ragged(self, operands: Operands) -> QuantizedProblem:
         """Of rows in groups."""
-        out, x, values, scales, *zeros = (
-            Matrix((0, strides[0] if len(strides) > 2 else 0, *strides[-2:]), alignment_of(matrix))
-            for matrix, strides in ((matrix, strides_of(matrix)) for matrix in operands.matrices)
-        )
-        bias = None if operands.bias is None else (self.bias, *reversed(strides_of(operands.bias)))
+
+        def lying(matrix: Any) -> Matrix:
+            group, row, column = (0, *strides_of(matrix))[-3:]
+            return Matrix((0, group, row, column), alignment_of(matrix))
+
+        out, x, values, scales, *zeros = map(lying, operands.matrices)
+        bias = None
+        if operands.bias is not None:
+            group, column = strides_of(operands.bias)
+            bias = (self.bias, column, group)
         (m, n), (groups, *_), k = operands.out.shape, operands.values.shape, operands.x.shape[-1]
         return QuantizedProblem(
             m, n, k, self.x, self.w, self.out, self.scale, self.group, (1, groups), x, values, scales, out,
@@ -209,9 +214,11 @@ def result_shape(x: Sequence[int], weight: Sequence[int], broadcast: Any = np.br
 def ragged_shape(x: Sequence[int], weight: Sequence[int], ends: Sequence[int], dtype: str) -> tuple[int, ...]:
     """C's shape, of those of x [M, K], W [G, N, K] and ends [G]. Raises ArgumentError if they do not fit."""
     if len(x) != 2 or len(weight) != 3 or x[-1] != weight[-1]:
-        raise ArgumentError(f"ends: expected x [M, K] and a weight [G, N, K] beside it, got {tuple(x)}, {tuple(weight)}")
+        got = f"{tuple(x)}, {tuple(weight)}"
+        raise ArgumentError(f"ends: expected x [M, K] and a weight [G, N, K] beside it, got {got}")
     if tuple(ends) != (weight[0],) or dtype != "int32":
-        raise ArgumentError(f"ends: expected {weight[0]} numbers of int32, a group's each, got {dtype} of {tuple(ends)}")
+        got = f"{dtype} of {tuple(ends)}"
+        raise ArgumentError(f"ends: expected {weight[0]} numbers of int32, a group's each, got {got}")
     return x[0], weight[-2]
 
 

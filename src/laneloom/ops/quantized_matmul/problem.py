@@ -38,7 +38,7 @@ class QuantizedProblem:
     scales: Matrix
     out: Matrix
     zeros: Matrix | None = None
-    bias: tuple[str, int, int] | None = None  #: its dtype, and its strides in elements, of columns and of groups of rows
+    bias: tuple[str, int, int] | None = None  #: its dtype, its strides in elements: of columns, of groups of rows
     #: row m is in one product of the inner batch alone; where each one's rows end is known on the GPU. m is of all.
     ragged: bool = False
 
@@ -135,8 +135,8 @@ class QuantizedProblem:
 
     @property
     def typical(self) -> QuantizedProblem:
-        """What to plan rows in groups for: the groups that have some, if rows choose at random, each with one row and, of
-        what the others have, a standard deviation more than the mean. A product without groups is itself."""
+        """What to plan rows in groups for: the groups that have some, if rows choose at random, each with one row and,
+        of what the others have, a standard deviation more than the mean. A product without groups is itself."""
         if not self.ragged:
             return self
         groups = max(1, round(self.batches * (1 - (1 - 1 / self.batches) ** self.m)))
@@ -151,12 +151,11 @@ class QuantizedProblem:
 
     @property
     def bytes(self) -> int:
-        """Device memory traffic if each distinct element is read once and each of C written once. Rows in groups: of the
-        groups that `typical` has."""
+        """Device memory traffic if each distinct element is read once and each of C written once. Rows in groups: of
+        the groups that `typical` has."""
         if self.ragged:
-            typical = self.typical
-            of_weight = replace(typical, m=0)
-            return of_weight.bytes + self.m * (self.k * DTYPE_BYTES[self.dtype] + self.n * DTYPE_BYTES[self.dtype_out])
+            of_row = self.k * DTYPE_BYTES[self.dtype] + self.n * DTYPE_BYTES[self.dtype_out]
+            return replace(self.typical, m=0).bytes + self.m * of_row
         matrices = [
             (self.x, self.m, self.k, DTYPE_BYTES[self.dtype]), (self.values, self.n, self.k_stored, 1),
             (self.scales, self.n, self.groups, DTYPE_BYTES[self.dtype_scale]),

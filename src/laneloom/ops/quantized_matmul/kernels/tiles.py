@@ -269,7 +269,8 @@ def quantized_tiles(x_ptr, values_ptr, scales_ptr, zeros_ptr, bias_ptr, c_ptr, e
     if GROUP == 0:
         acc *= _factors(tl.load(s_ptrs, mask=mask_n, other=0), SCALE)[None, :]
     if bias_ptr is not None:
-        acc += tl.load(bias_ptr + within * stride_bi + offs_n * stride_bias, mask=mask_n, other=0.0).to(tl.float32)[None, :]
+        bias = tl.load(bias_ptr + within * stride_bi + offs_n * stride_bias, mask=mask_n, other=0.0)
+        acc += bias.to(tl.float32)[None, :]
     c_rows = c_ptr + part.to(tl.int64) * stride_part + outer * stride_co + within * stride_ci + offs_m * stride_cm
     mask = mask_m[:, None] & mask_n[None, :]
     tl.store(c_rows[:, None] + offs_n[None, :] * stride_cn, acc.to(c_ptr.dtype.element_ty), mask=mask)
