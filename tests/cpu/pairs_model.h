@@ -2,7 +2,7 @@
 
 inline u32 __ballot_sync(u32 all, bool x) {
   u32 found = 0;
-  for (int lane = 0; lane < 32; ++lane) found |= __shfl_sync(all, x, lane) << lane;
+  for (int lane = 0; lane < 32; ++lane) found |= __shfl_sync(all, (u32)x, lane) << lane;
   return found;
 }
 inline int __ffs(u32 x) { return __builtin_ffs(x); }

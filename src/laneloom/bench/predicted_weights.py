@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu import get_gpu
+from ..gpu import Gpu, get_gpu
 from ..ops.quantized_matmul import execute
 from ..ops.quantized_matmul.plan import plan
-from ..timing import predict
+from ..timing import Prediction, predict
 from .predicted import predict_matmul
 from .records import read_commit
 from .report import fill_page
@@ -32,6 +32,7 @@ KINDS = (
     ("int4", "fp16", 128, "fp16"), ("fp4", "e8m0", 32, "bf16"), ("int8", "fp32", 0, "fp16"), ("fp8", "fp32", 0, "fp16"),
 )  # fmt: skip
 _PAGE = 1 << 16
+_STORED = {"fp16": np.float16, "bf16": np.uint16, "fp32": np.float32}  #: bf16 as bits
 _SCALES = {"fp16": np.float16, "fp32": np.float32, "e8m0": np.uint8}
 
 
@@ -43,22 +44,32 @@ def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     return octets[skip : skip + size].view(dtype).reshape(shape)
 
 
-def predicted_us(gpu: str, m: int, kind: tuple[str, str, int, str], config: Any = None) -> tuple[float, str]:
-    """The predicted time of x [m, K] and W [N, K], and the config that runs: the planned one if none is given."""
+def predict_weights(
+    gpu: str | Gpu, m: int, n: int, k: int, kind: tuple[str, str, int, str], config: Any = None, dtype_out: str = ""
+) -> tuple[Prediction, str]:
+    """The prediction for x [m, k] and W [n, k], and the config that runs: the planned one if none is given.
+
+    kind: as in KINDS; "uint4" has zeros. dtype_out: x's by default.
+    """
     dtype, scale, group, of_x = kind
-    row = get_gpu(gpu)
-    halves = np.float16 if of_x == "fp16" else np.uint16  # bf16's bits
-    stored = K // 2 if dtype in ("int4", "uint4", "fp4") else K
+    row = get_gpu(gpu) if isinstance(gpu, str) else gpu
+    groups = (n, -(-k // group) if group else 1)
+    stored = k // 2 if dtype in ("int4", "uint4", "fp4") else k
     operands = execute.Operands(
-        zeros((m, K), halves), zeros((N, stored), np.uint8), zeros((N, K // group if group else 1), _SCALES[scale]),
-        None, None, zeros((m, N), halves),
+        zeros((m, k), _STORED[of_x]), zeros((n, stored), np.uint8), zeros(groups, _SCALES[scale]),
+        zeros(groups, np.uint8) if dtype == "uint4" else None, None, zeros((m, n), _STORED[dtype_out or of_x]),
     )  # fmt: skip
-    dtypes = execute.Dtypes(of_x, dtype, scale, of_x, "", group)
+    dtypes = execute.Dtypes(of_x, dtype, scale, dtype_out or of_x, "", group)
     problem = dtypes.problem(operands)
     assert problem is not None
     chosen = execute.checked_config(problem, row, config) if config else plan(problem, row)
-    found = predict(lambda: execute.multiply_into(operands, dtypes, row, chosen), gpu)
-    return found.time_us, chosen.text
+    return predict(lambda: execute.multiply_into(operands, dtypes, row, chosen), row), chosen.text
+
+
+def predicted_us(gpu: str, m: int, kind: tuple[str, str, int, str], config: Any = None) -> tuple[float, str]:
+    """The same in microseconds for x [m, K] and W [N, K]."""
+    found, text = predict_weights(gpu, m, N, K, kind, config)
+    return found.time_us, text
 
 
 def predict_all(path: Path) -> None:

@@ -22,6 +22,7 @@ from ..ops.attention.api import flash_attention
 from ..ops.gemm_chain.api import gemm_chain
 from ..ops.matmul.api import matmul
 from ..ops.matmul.gemm import gemm
+from ..ops.matmul.grouped import grouped_matmul
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.quantized_matmul.api import quantized_matmul
 from ..ops.quantized_matmul.quantize import quantize_weight
@@ -38,6 +39,7 @@ PRODUCTS = (
     (64, 64, 64, "nn"), (127, 129, 131, "nt"), (1, 200, 96, "nn"), (130, 1, 70, "tn"), (33, 47, 600, "tt"),
     (256, 192, 128, "nt"),
 )  # fmt: skip
+GROUP_ENDS = (20, 20, 70)  #: of rows in groups, the second of which has none
 PRODUCT_DTYPES = ("fp16", "bf16", "int8", "fp8", "fp32", "fp64")
 
 
@@ -84,6 +86,8 @@ def _checks(device: str) -> Iterator[tuple[str, Callable[[], tuple[float, str | 
         yield f"gemm_chain {dtype}", lambda d=dtype: _chain(device, d)
         for m, bits in ((1, "int4"), (20, "fp4"), (70, "int8")):
             yield f"quantized_matmul {m} rows, {bits} {dtype}", lambda d=dtype, a=(m, bits): _quantized(device, *a, d)
+        yield f"grouped_matmul {dtype}", lambda d=dtype: _grouped(device, d)
+        yield f"quantized_matmul of groups, int4 {dtype}", lambda d=dtype: _quantized_groups(device, d)
     for dtype in ("fp64", "fp32"):
         for k in (4, 7, 16):
             yield f"transform3d K={k} {dtype}", lambda k=k, d=dtype: _transform(device, k, d)
@@ -182,6 +186,25 @@ def _quantized(device: str, m: int, bits: str, dtype: str) -> tuple[float, str |
     weight = quantize_weight(_randn(device, 90, 320, dtype=torch.float32), bits)
     x, w = _randn(device, m, 320, dtype=DTYPES[dtype]), weight.dequantize()
     return _within(quantized_matmul(x, weight), x.double() @ w.double().mT, (x.float() @ w.mT).to(x.dtype), dtype)
+
+
+def _by_groups(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Each group's rows by its matrix [K, N]."""
+    firsts = (0, *GROUP_ENDS)
+    return torch.cat([x[i:j].to(dtype) @ m.to(dtype) for i, j, m in zip(firsts, GROUP_ENDS, w, strict=False)])
+
+
+def _grouped(device: str, dtype: str) -> tuple[float, str | None]:
+    a, b = (_randn(device, *s, dtype=DTYPES[dtype]) for s in ((GROUP_ENDS[-1], 320), (len(GROUP_ENDS), 320, 96)))
+    got = grouped_matmul(a, b, torch.tensor(GROUP_ENDS, dtype=torch.int32, device=device))
+    return _within(got, _by_groups(a, b, torch.float64), _by_groups(a, b, torch.float32).to(a.dtype), dtype)
+
+
+def _quantized_groups(device: str, dtype: str) -> tuple[float, str | None]:
+    weight = quantize_weight(_randn(device, len(GROUP_ENDS), 90, 320, dtype=torch.float32), "int4")
+    x, w = _randn(device, GROUP_ENDS[-1], 320, dtype=DTYPES[dtype]), weight.dequantize().mT
+    got = quantized_matmul(x, weight, ends=torch.tensor(GROUP_ENDS, dtype=torch.int32, device=device))
+    return _within(got, _by_groups(x, w, torch.float64), _by_groups(x, w, torch.float32).to(x.dtype), dtype)
 
 
 def _transform(device: str, k: int, dtype: str) -> tuple[float, str | None]:

@@ -20,6 +20,7 @@ from .product import (
     parse_product,
 )
 from .terminal import check_writable, new_console, print_json
+from .weights import Group, Weight, WeightProduct, parse_weight, said_of_weight
 
 
 def emulate(
@@ -29,6 +30,8 @@ def emulate(
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
+    weight: Weight = None,
+    group: Group = None,
     seed: Annotated[
         int, typer.Option("--seed", min=0, help="Of the random operands and, where not 0, of the order of waves.")
     ] = 0,
@@ -54,7 +57,9 @@ def emulate(
     if operation is None:
         raise ArgumentError("name an operation, such as `laneloom emulate matmul`, or ask for --coverage")
     product = parse_product(operation, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout)
+    product = parse_weight(product, weight, group)
     from .product import random_operands, run_product
+    from .weights import run_weight
 
     if html is not None:
         check_writable("--html", html)
@@ -62,7 +67,10 @@ def emulate(
     outcome = None
     hazard = ""
     try:
-        outcome = run_product(product, *random_operands(product, seed), strict=strict, seed=seed, profile=profile)
+        if isinstance(product, WeightProduct):
+            outcome = run_weight(product, strict=strict, seed=seed, profile=profile)
+        else:
+            outcome = run_product(product, *random_operands(product, seed), strict=strict, seed=seed, profile=profile)
     except HazardError as error:
         if not as_json:
             raise
@@ -91,6 +99,7 @@ def to_dict(product: Product, outcome: Outcome | None, strict: bool = False, haz
         "gpu": product.gpu.name,
         "shape": list(product.shape),
         "dtype": product.dtype,
+        **said_of_weight(product),
         "error": outcome.verdict.error if outcome else None,
         "budget": outcome.verdict.budget if outcome else None,
         "wall_s": outcome.wall_s if outcome else None,

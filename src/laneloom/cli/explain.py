@@ -21,6 +21,7 @@ from .product import (
     parse_product,
 )
 from .terminal import new_console, print_json
+from .weights import Group, Weight, WeightProduct, explain_weight, parse_weight, said_of_weight
 
 if TYPE_CHECKING:
     from ..ops.matmul.api import Explanation
@@ -36,6 +37,8 @@ def explain(
     layout: Layout = "nn",
     precision: Precision = None,
     scales: Scales = None,
+    weight: Weight = None,
+    group: Group = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which schedule and knobs a product gets, and why.
@@ -43,10 +46,14 @@ def explain(
     Nothing is compiled or run.
     """
     product = parse_product(operation, gpu, shape, dtype, out_dtype, layout, precision, scales)
-    from ..ops.matmul import api
+    product = parse_weight(product, weight, group)
+    if isinstance(product, WeightProduct):
+        explanation, decisions = explain_weight(product), {}
+    else:
+        from ..ops.matmul import api
 
-    explanation = api.explain(product.problem(), gpu=product.gpu)
-    decisions = patched_decisions(product)
+        explanation = api.explain(product.problem(), gpu=product.gpu)
+        decisions = patched_decisions(product)
     if as_json:
         patched = {name: asdict(decision) for name, decision in decisions.items()}
         print_json(to_dict(product, explanation) | {"patched": patched})
@@ -90,6 +97,7 @@ def to_dict(product: Product, explanation: Explanation) -> dict[str, Any]:
         "layout": product.layout,
         "precision": product.precision,
         "scales": product.scales,
+        **said_of_weight(product),
         "schedule": explanation.config.schedule,
         "config": explanation.config.text,
         "knobs": knobs_of(explanation),

@@ -20,6 +20,7 @@ from .product import (
     parse_product,
 )
 from .terminal import new_console, print_json
+from .weights import Group, Weight, WeightProduct, compile_weight, parse_weight, said_of_weight
 
 if TYPE_CHECKING:
     from ..codegen import CodeObject
@@ -50,6 +51,8 @@ def isa(
     layout: Layout = "nn",
     precision: Precision = None,
     scales: Scales = None,
+    weight: Weight = None,
+    group: Group = None,
     kernel: Annotated[
         str | None,
         typer.Option("--kernel", help="The symbol to show of a file that holds several kernels; of attention: forward, "
@@ -91,8 +94,8 @@ def isa(
     elif target == "attention":
         from .attention_code import compile_attention
 
-        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales))
-        for option, given in (*words, ("--layout", layout != "nn")):
+        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight))
+        for option, given in (*words, ("--group", group is not None), ("--layout", layout != "nn")):
             if given:
                 raise ArgumentError(f"{option} belongs to matmul")
         said, asked, code = compile_attention(name, shape, dtype, kernel, causal)
@@ -100,14 +103,19 @@ def isa(
         check_operation(target, ("matmul", "attention"))
         shape = _SHAPE if shape is None else shape
         product = parse_product(target, name, shape, dtype, out_dtype, layout, precision, scales)
+        product = parse_weight(product, weight, group)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
-        chosen, code = compile_product(product)
         m, n, k = product.shape
         said = f"matmul {m} x {n} x {k}, {product.dtype} to {product.dtype_out}, layout {product.layout}"
+        if isinstance(product, WeightProduct):
+            (chosen, code), said = compile_weight(product), f"quantized_matmul {product.text}"
+        else:
+            chosen, code = compile_product(product)
         asked = {
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
             "layout": product.layout, "precision": product.precision, "scales": product.scales, "config": chosen.text,
+            **said_of_weight(product),
         }  # fmt: skip
     if check:
         _check(code.asm, code.gpu, code.kernel, profile, as_json, code.lds_bytes, code.num_warps)

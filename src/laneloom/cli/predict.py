@@ -9,6 +9,7 @@ import typer
 
 from .product import AsJson, Dtype, Layout, Operation, OutDtype, Product, Shape, parse_product
 from .terminal import check_writable, new_console, print_json
+from .weights import Group, Weight, WeightProduct, parse_weight, predict_weight, said_of_weight
 
 if TYPE_CHECKING:
     from ..timing import Prediction
@@ -21,6 +22,8 @@ def predict(
     dtype: Dtype = "fp16",
     out_dtype: OutDtype = None,
     layout: Layout = "nn",
+    weight: Weight = None,
+    group: Group = None,
     config: Annotated[
         str | None, typer.Option("--config", help="A preset or a config's text; by default the planned one.")
     ] = None,
@@ -37,18 +40,22 @@ def predict(
     """
     import json
 
-    product = parse_product(operation, gpu, shape, dtype, out_dtype, layout)
-    from ..bench.predicted import sample_matmul
+    product = parse_weight(parse_product(operation, gpu, shape, dtype, out_dtype, layout), weight, group)
     from ..timing import machine_of
 
     product.problem()  # refuses a product that nothing is launched for
     if timeline is not None:
         check_writable("--timeline", timeline)
-    m, n, k = product.shape
-    sampled = sample_matmul(
-        m, n, k, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout, config=config
-    )
-    prediction, chosen = sampled.evaluate(machine_of(product.gpu)), sampled.config
+    if isinstance(product, WeightProduct):
+        prediction, chosen = predict_weight(product, config)
+    else:
+        from ..bench.predicted import sample_matmul
+
+        sampled = sample_matmul(
+            *product.shape, product.gpu, dtype=product.dtype, dtype_out=product.dtype_out, layout=product.layout,
+            config=config,
+        )  # fmt: skip
+        prediction, chosen = sampled.evaluate(machine_of(product.gpu)), sampled.config
     if timeline is not None:
         from ..timing.timeline import trace_events
 
@@ -56,7 +63,7 @@ def predict(
     flops = 2 * product.m * product.n * product.k
     if as_json:
         print_json(
-            {"shape": list(product.shape), "dtype": product.dtype, "config": chosen}
+            {"shape": list(product.shape), "dtype": product.dtype, "config": chosen, **said_of_weight(product)}
             | prediction.to_dict()
             | {"predicted_us": prediction.time_us, "tflops": flops / prediction.time_us * 1e-6}
         )

@@ -194,6 +194,16 @@ class Outcome:
         return found
 
 
+def check_size(m: int, n: int, k: int) -> None:
+    """Raises ArgumentError for a product that takes too much memory to be checked in FP64."""
+    needed = 8 * (m * k + k * n + 5 * m * n)
+    if needed > _MOST_BYTES:
+        raise ArgumentError(
+            f"--shape: checking {m} x {n} x {k} in FP64 takes {needed / 2**30:.0f} GiB, "
+            f"the most is {_MOST_BYTES / 2**30:.0f}"
+        )
+
+
 def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
     """A and B in the storage of their dtype (bf16 and 8-bit floats as bits, int4 in pairs) and in the layout's order:
     standard normal, or integers of the whole range.
@@ -203,12 +213,7 @@ def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
     from .. import verify
     from ..ops.matmul.dtypes import stored_k
 
-    needed = 8 * (product.m * product.k + product.k * product.n + 5 * product.m * product.n)
-    if needed > _MOST_BYTES:
-        raise ArgumentError(
-            f"--shape: checking {product.m} x {product.n} x {product.k} in FP64 takes {needed / 2**30:.0f} GiB, "
-            f"the most is {_MOST_BYTES / 2**30:.0f}"
-        )
+    check_size(*product.shape)
     rng = np.random.default_rng(seed)
     m, n, k = product.shape
     k = stored_k(k, product.dtype)
@@ -217,15 +222,15 @@ def random_operands(product: Product, seed: int) -> tuple[Any, Any]:
         stored = (rows, columns) if letter == "n" else (columns, rows)
         if "int" in product.dtype:
             values = rng.integers(0, 256, stored).astype(np.uint8)
-            array = _aligned(values if product.dtype.startswith("u") else values.view(np.int8))
+            array = aligned(values if product.dtype.startswith("u") else values.view(np.int8))
         else:
             kind = np.float64 if product.dtype == "fp64" else np.float32
-            array = _aligned(verify.encode(rng.standard_normal(stored, kind), product.dtype))
+            array = aligned(verify.encode(rng.standard_normal(stored, kind), product.dtype))
         operands.append(array if letter == "n" else array.T)
     return operands[0], operands[1]
 
 
-def _aligned(array: Any) -> Any:
+def aligned(array: Any) -> Any:
     """A copy aligned to 256 bytes, as a GPU's allocator gives memory: cache lines are counted as there."""
     import numpy as np
 
