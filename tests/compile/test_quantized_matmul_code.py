@@ -44,9 +44,9 @@ def test_planned_tiles_spill_nothing(gpu, kind, dtype, m):
 
 @pytest.mark.parametrize("gpu", ["gfx1151", "gfx1201"])
 def test_four_bits_become_two_halves_by_four_instructions(gpu):
-    """One `and`, one `xor` for both numbers of a byte: of 16 x 128 a lane has 32 bytes."""
+    """One `and`, one `xor` for both numbers of a byte: of 16 x 256 a lane of two waves has 32 bytes."""
     asm = compiled(gpu, 1, "int4", "fp16").asm
-    pairs = 16 * 128 // 32 // 2
+    pairs = 16 * 256 // 64 // 2
     for word in ("0xf000f", "0x64086408"):
         assert len(re.findall(rf"\b{word}\b", asm)) == pairs
     loads = re.findall(r"(?:global|buffer)_load_b128", asm)

@@ -13,7 +13,7 @@ from .config_hopper import hopper_configs
 from .problem import QuantizedProblem
 
 #: rows up to which a tile is made for: block_m, block_n, block_k, warps; above, LARGE
-TILES = ((1, 1, 16, 128, 1), (16, 16, 16, 128, 1), (64, 32, 32, 64, 2))
+TILES = ((1, 1, 16, 256, 2), (16, 16, 16, 128, 1), (64, 32, 32, 64, 2))
 #: of more rows; of weights of 8 bits a longer K-tile leaves no registers (RDNA)
 LARGE = {True: (64, 128, 64, 4), False: (64, 128, 32, 4)}
 MOST_PARTS, WAVES = 8, 2  #: of K; waves of a SIMD that parts of K are for
