@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
@@ -36,7 +37,7 @@ def test_a_plan_goes_by_rows(name):
     """One row is multiplied by multiply-adds, up to 16 by a matrix instruction's rows; few have K-tiles of several
     small groups."""
     for m, block_m, block_k in (
-        (1, 1, 128), (2, 16, 128), (16, 16, 128), (17, 32, 64), (64, 32, 64), (65, 64, 16), (4096, 64, 16)
+        (1, 1, 256), (2, 16, 128), (16, 16, 128), (17, 32, 64), (64, 32, 64), (65, 64, 16), (4096, 64, 16)
     ):  # fmt: skip
         config = plan(product(m, 65536, 4096), get_gpu(name))
         assert isinstance(config, QuantizedConfig)
@@ -52,9 +53,55 @@ def test_a_plan_goes_by_rows(name):
 def test_k_goes_in_parts_where_waves_are_few():
     """MI300X has 1216 SIMDs, Strix Halo 80."""
     parts = {name: plan(product(1, 4096, 4096), get_gpu(name)).split_k for name in ("gfx942", "gfx1151")}  # pyright: ignore
-    assert parts == {"gfx942": 8, "gfx1151": 1}
-    few = plan(product(1, 64, 256), get_gpu("gfx942"))
-    assert few.parts(product(1, 64, 256)) == 2, "as many as there are groups"
+    assert parts == {"gfx942": 5, "gfx1151": 1}
+    few = plan(product(1, 64, 512), get_gpu("gfx942"))
+    assert few.parts(product(1, 64, 512)) == 2, "as many as there are K-tiles"
+
+
+def experts(m: int, groups: int, **how) -> QuantizedProblem:
+    return product(m, 256, 512, batch=groups, ragged=True, **how)
+
+
+def test_tiles_of_rows_in_groups():
+    """No groups make more than the bound, some make as many; on average they are about what is likely."""
+    generator = np.random.default_rng(1)
+    for m, groups, rows in ((1, 8, 16), (40, 3, 16), (100, 128, 8), (500, 20, 16), (3000, 8, 64), (7, 1, 16)):
+        problem = experts(m, groups)
+        most = problem.row_tiles(rows)
+        counts = np.stack([np.bincount(generator.integers(0, groups, m), minlength=groups) for _ in range(400)])
+        tiles = (-(-counts // rows)).sum(1)
+        assert tiles.max() <= most
+        begun = min(groups, m)
+        full = [1] * (begun - 1) + [m - begun + 1]  # each but the last has one row
+        assert sum(-(-x // rows) for x in full) == most
+        assert abs(problem.likely_row_tiles(rows) / tiles.mean() - 1) < 0.04
+    assert product(33, batch=2).likely_row_tiles(16) == product(33, batch=2).row_tiles(16) == 6
+
+
+def test_what_is_typical_of_groups():
+    """The rows of a group go by the mean of those that have some; a weight is read once if it is chosen."""
+    assert [(x.m, x.batches) for x in (experts(m, 128).typical for m in (1, 4, 1024, 4096))] == [
+        (1, 1), (1, 4), (10, 128), (37, 128)]  # fmt: skip
+    one = experts(20, 1)
+    assert (one.typical.m, one.typical.batches, one.typical.ragged) == (20, 1, False)
+    assert product(5).typical == product(5)
+    problem = experts(1000, 4, bias="fp32")
+    assert problem.flops == 2 * 1000 * 256 * 512
+    of_expert = 256 * (512 // 2 + 2 * 4 + 4)
+    assert problem.bytes == 4 * of_expert + 1000 * 2 * (512 + 256)
+    assert problem.key.endswith("b4_m1000_n256_k512/bias_fp32/ragged")
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_has_a_plan_for_groups(name):
+    for m, groups in ((1, 1), (3, 40), (64, 8), (5000, 8), (9000, 300)):
+        problem, gpu = experts(m, groups), get_gpu(name)
+        chosen = plan(problem, gpu)
+        assert chosen.why_invalid(problem, gpu) is None
+        assert chosen.parts(problem) == 1
+    many = experts(5000, 5000, group=16)  # 16: `tiles` alone
+    with pytest.raises(UnsupportedError, match="tiles: at most 4096 groups of rows, got 5000"):
+        plan(many, get_gpu("gfx1151"))
 
 
 def test_a_problem():
