@@ -39,9 +39,9 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 def multiply(gpu, a, b, ends, out, **options):
     """`grouped_matmul` into out, which holds NaN; its one launch."""
-    with laneloom.emulated(gpu, strict=True) as session:
+    with laneloom.emulated(gpu, strict=True) as emulation:
         assert laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=out, **options) is out
-    (record,) = session.launches
+    (record,) = emulation.launches
     assert record.kernel == KERNELS[get_gpu(gpu).matrix_instructions]
     check_groups(out, a, b, ends, NAN, flushes=gpu == "gfx90a")
     return record
@@ -126,9 +126,9 @@ def test_tile_orders(order):
 def test_more_programs_than_one_launch_has(gpu, monkeypatch):
     monkeypatch.setattr("laneloom.ops.matmul.launch_wmma.MAX_PROGRAMS", 3)
     a, b, ends, out = draw(90, 24), draw(4, 24, 70), [33, 34, 34, 90], torch.full((90, 70), NAN).bfloat16()
-    with laneloom.emulated(gpu, strict=True) as session:
+    with laneloom.emulated(gpu, strict=True) as emulation:
         laneloom.grouped_matmul(a, b, torch.tensor(ends, dtype=torch.int32), out=out)
-    assert len(session.launches) > 2
+    assert len(emulation.launches) > 2
     check_groups(out, a, b, ends, NAN)
 
 
@@ -154,11 +154,11 @@ def test_a_row_does_not_depend_on_other_groups():
 
 def test_nothing():
     none = torch.zeros(0, dtype=torch.int32)
-    with laneloom.emulated("gfx1151") as session:
+    with laneloom.emulated("gfx1151") as emulation:
         assert laneloom.grouped_matmul(draw(0, 8), draw(2, 8, 5), torch.zeros(2, dtype=torch.int32)).shape == (0, 5)
         assert laneloom.grouped_matmul(draw(4, 8), draw(2, 8, 0), torch.tensor([1, 4]).int()).shape == (4, 0)
         assert laneloom.grouped_matmul(draw(4, 8), draw(0, 8, 5), none).isnan().all()
-    assert not session.launches
+    assert not emulation.launches
 
 
 def test_arrays():
@@ -201,9 +201,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_refusals(case):
     gpu, changes, error, words = REFUSED[case]
-    with laneloom.emulated(gpu) as session, pytest.raises(error, match=words):
+    with laneloom.emulated(gpu) as emulation, pytest.raises(error, match=words):
         laneloom.grouped_matmul(**HALVES | changes)
-    assert not session.launches
+    assert not emulation.launches
 
 
 ARRAYS = {name: x.half().numpy() if name != "ends" else x.numpy() for name, x in HALVES.items()}
@@ -220,9 +220,9 @@ REFUSED_ARRAYS = {
 @pytest.mark.parametrize("case", REFUSED_ARRAYS)
 def test_refused_arrays(case):
     changes, error, words = REFUSED_ARRAYS[case]
-    with laneloom.emulated("gfx1151") as session, pytest.raises(error, match=words):
+    with laneloom.emulated("gfx1151") as emulation, pytest.raises(error, match=words):
         laneloom.grouped_matmul(**ARRAYS | changes)
-    assert not session.launches
+    assert not emulation.launches
 
 
 def test_arrays_are_refused_without_an_emulated_gpu():
