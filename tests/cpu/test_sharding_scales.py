@@ -80,3 +80,13 @@ def test_weights_of_few_bits_with_all_terms():
     assert found[1] == (Shard(0), [*[Shard(0)] * 4, WHOLE]), "experts"
     assert found[3] == (Shard(2), [WHOLE, *[Shard(1)] * 3, Shard(0)])
     assert len(found) == 4, "a bias is added once"
+
+
+def test_rows_in_groups_and_weights_of_few_bits_are_sharded_along_columns():
+    shapes = [(64, 256), (5, 128, 128), (5, 128, 8), None, (5, 128)]
+    tensors = [None if shape is None else SimpleNamespace(shape=shape) for shape in shapes]
+    ends = SimpleNamespace(shape=(5,))
+    placed = sharding._quantized(*tensors, "int4", 32, None, None, ends, given=10)
+    assert [(outputs[0], inputs) for outputs, inputs in placed] == [
+        (WHOLE, [*[WHOLE] * 3, None, WHOLE, *[None] * 4, WHOLE]),
+        (Shard(1), [WHOLE, Shard(1), Shard(1), None, Shard(1), *[None] * 4, WHOLE])]  # fmt: skip

@@ -238,6 +238,11 @@ def dtensor_decode_and_groups(ranks):
         out = laneloom.grouped_matmul(*placed((a, b, ends), places))
         assert out.placements == (result,), out.placements
         check(out.full_tensor(), truth, size, 2 * ranks)
+    own = laneloom.quantize_weight(random(2, 12, 16).float(), "int8")
+    x, q, s, n = placed((a, own.values, own.scales, ends), [whole, Shard(1), Shard(1), whole])
+    out = laneloom.quantized_matmul(x, laneloom.QuantizedWeight(q, s, "int8"), ends=n)
+    assert out.placements == (Shard(1),), out.placements
+    assert torch.equal(out.full_tensor(), laneloom.quantized_matmul(a, own, ends=ends))
 
 
 def gathered_product(ranks):
