@@ -236,6 +236,8 @@ def test_arrays(gfx1151):
     assert laneloom.quantized_matmul(x, taken, out=out) is out
     check(torch.from_numpy(out), torch.from_numpy(x), taken)
     assert laneloom.quantized_matmul(x[0], taken).shape == (20,)
+    with pytest.raises(ArgumentError, match=r"^out: expected shape \(3, 20\) and float32, got \(3, 20\) and >f4"):
+        laneloom.quantized_matmul(x, taken, out=np.empty((3, 20), ">f4"))
 
 
 def test_gradients(gfx1151):

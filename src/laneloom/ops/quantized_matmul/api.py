@@ -99,7 +99,7 @@ def _quantized_arrays(
         ends = np.ascontiguousarray(ends, np.int32)
     wanted = x.dtype.newbyteorder("=") if out_dtype is None else numpy_dtype("out_dtype", out_dtype)
     if out_dtype is None and out is not None:
-        wanted = out.dtype
+        wanted = out.dtype.newbyteorder("=")
     dtype_out = execute.check_output(known_name(wanted))
     visible = (*shape[:-2], shape[-1]) if single else shape
     if bias is not None:
@@ -115,7 +115,7 @@ def _quantized_arrays(
             target = None
     result = target
     if result is None:  # of rows in groups those behind the last stay as they are
-        result = np.empty(visible, wanted) if out is None else np.array(out)
+        result = np.empty(visible, wanted) if out is None or ends is None else np.array(out)
     if ends is None:
         rows, values, scales, zeros = (
             None if x is None else np.broadcast_to(x, (*shape[:-2], *x.shape[-2:]))
