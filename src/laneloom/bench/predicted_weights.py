@@ -19,6 +19,7 @@ import numpy as np
 from ..gpu import Gpu, get_gpu
 from ..ops.quantized_matmul import execute
 from ..ops.quantized_matmul.plan import plan
+from ..ops.quantized_matmul.weight import PACKED
 from ..timing import Prediction, predict
 from .predicted import predict_matmul
 from .records import read_commit
@@ -54,7 +55,7 @@ def predict_weights(
     dtype, scale, group, of_x = kind
     row = get_gpu(gpu) if isinstance(gpu, str) else gpu
     groups = (n, -(-k // group) if group else 1)
-    stored = k // 2 if dtype in ("int4", "uint4", "fp4") else k
+    stored = k // 2 if dtype in PACKED else k
     operands = execute.Operands(
         zeros((m, k), _STORED[of_x]), zeros((n, stored), np.uint8), zeros(groups, _SCALES[scale]),
         zeros(groups, np.uint8) if dtype == "uint4" else None, None, zeros((m, n), _STORED[dtype_out or of_x]),

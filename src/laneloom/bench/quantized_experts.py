@@ -9,6 +9,7 @@ table from the file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,14 +18,12 @@ import torch.nn.functional as F
 
 from ..errors import LaneloomError
 from ..ops.quantized_matmul.api import quantized_matmul
-from ..ops.quantized_matmul.plan import plan
 from ..ops.quantized_matmul.problem import QuantizedProblem
 from ..ops.quantized_matmul.weight import QuantizedWeight
-from ..ops.target import active_gpu
-from .quantized_weights import BF16_ROUNDING, KERNEL_SOURCES, KINDS, make_weight
-from .records import Record, append, hash_sources, make_record, read_environment
+from .quantized_weights import BF16_ROUNDING, KERNEL_SOURCES, KINDS, keep, make_weight, page, star
+from .records import Record, read_environment
 from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
-from .timing import METHOD_SUSTAINED, Timing, interleave
+from .timing import Timing, interleave
 
 OP = "quantized experts"
 GROUPED = "torch grouped_mm, bf16"
@@ -72,7 +71,7 @@ def bytes_of(layer: Layer, tokens: int, ends: Sequence[torch.Tensor]) -> int:
     shape = shape_of(layer, tokens)
     rows = [x.diff(prepend=torch.zeros_like(x[:1])) for x in ends]
     chosen = sum(int((x > 0).sum()) for x in rows) / len(rows)
-    of_expert = layer.n * (shape.k_stored + shape.groups * (1 if layer.dtype == "fp4" else 2))
+    of_expert = replace(shape.typical, m=0, batch=(1, 1)).bytes
     return int(chosen * of_expert + 2 * shape.m * (layer.k + layer.n))
 
 
@@ -111,8 +110,7 @@ def measure(
 
 def run(path: Path, rounds: int) -> None:
     """Measure every layer and append records to `path`."""
-    environment, sources = read_environment(), hash_sources(KERNEL_SOURCES)
-    gpu = active_gpu()
+    environment = read_environment()
     for layer in LAYERS:
         weight = make_weight(layer.dtype, (layer.groups,), layer.n, layer.k)
         plain = torch.stack([
@@ -121,15 +119,10 @@ def run(path: Path, rounds: int) -> None:
         ])  # fmt: skip
         for tokens in TOKENS:
             timings, error, budget, moved = measure(layer, tokens, weight, plain, rounds)
-            shape = shape_of(layer, tokens)
-            for name, timing in timings.items():
-                ours = name == OURS
-                append(path, make_record(
-                    timing, op=OP, problem={**layer._asdict(), "tokens": tokens}, candidate=name,
-                    method=METHOD_SUSTAINED, reference=GROUPED, flops=shape.flops, bytes=moved, environment=environment,
-                    kernel_hash=sources if ours else "", config={"text": plan(shape, gpu).text} if ours else None,
-                    error=error if ours else None, error_budget=budget if ours else None,
-                ))  # fmt: skip
+            keep(
+                path, timings, environment, shape_of(layer, tokens), op=OP,
+                problem={**layer._asdict(), "tokens": tokens}, reference=GROUPED, nbytes=moved, errors=(error, budget),
+            )  # fmt: skip
             shown = {n: f"{t.median_us:.1f} us x{t.ratio_to_reference:.3f}" for n, t in timings.items()}
             print(layer, tokens, shown, flush=True)
 
@@ -146,8 +139,7 @@ def render(records: Iterable[Record]) -> str:
         ours, p = x[OURS], dict(x[OURS].problem)
         tokens = p.pop("tokens")
         layer = Layer(**p)
-        planned = plan(shape_of(layer, tokens), ours.environment.known_gpu()).text
-        replanned = "" if planned == (ours.config or {}).get("text") else " *"
+        replanned = star(shape_of(layer, tokens), ours)
         ratio = x[GROUPED].median_us / ours.median_us
         ratios.setdefault(tokens, []).append(ratio)
         rows = tokens * layer.top
@@ -157,9 +149,7 @@ def render(records: Iterable[Record]) -> str:
         )
     means = ", ".join(f"{tokens} {geometric_mean(of):.2f}" for tokens, of in ratios.items())
     head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means of torch's grouped_mm, by tokens: {means}."
-    if any(" *" in line for line in lines):
-        lines += ["", "\\* the plan chooses another tile since."]
-    return "\n".join([head, "", *lines])
+    return page(head, lines)
 
 
 def main() -> None:

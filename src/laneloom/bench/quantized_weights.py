@@ -19,7 +19,7 @@ from ..ops.quantized_matmul.plan import plan
 from ..ops.quantized_matmul.problem import QuantizedProblem
 from ..ops.quantized_matmul.weight import QuantizedWeight
 from ..ops.target import active_gpu
-from .records import Record, append, hash_sources, make_record, read_environment
+from .records import Environment, Record, append, hash_sources, make_record, read_environment
 from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
@@ -120,20 +120,44 @@ def measure(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float]:
     return interleave(candidates, n_sets, reference=BF16, rounds=rounds), error, budget
 
 
+def keep(
+    path: Path, timings: dict[str, Timing], environment: Environment, shape: QuantizedProblem, *, op: str,
+    problem: dict[str, Any], reference: str, nbytes: int, errors: tuple[float, float],
+) -> None:  # fmt: skip
+    """Append a record for each candidate; errors: ours and its budget."""
+    ours: dict[str, Any] = {
+        "kernel_hash": hash_sources(KERNEL_SOURCES), "config": {"text": plan(shape, active_gpu()).text},
+        "error": errors[0], "error_budget": errors[1],
+    }  # fmt: skip
+    others: dict[str, Any] = {"kernel_hash": "", "config": None, "error": None, "error_budget": None}
+    for name, timing in timings.items():
+        append(path, make_record(
+            timing, op=op, problem=problem, candidate=name, method=METHOD_SUSTAINED, reference=reference,
+            flops=shape.flops, bytes=nbytes, environment=environment, **(ours if name == OURS else others),
+        ))  # fmt: skip
+
+
+def star(shape: QuantizedProblem, ours: Record) -> str:
+    """What marks a time whose config the plan would not choose any more."""
+    planned = plan(shape, ours.environment.known_gpu()).text
+    return "" if planned == (ours.config or {}).get("text") else " *"
+
+
+def page(head: str, lines: list[str]) -> str:
+    """A table with what is said above it, and below of its stars."""
+    note = ["", "\\* the plan chooses another tile since."] if any(" *" in line for line in lines) else []
+    return "\n".join([head, "", *lines, *note])
+
+
 def run(path: Path, rounds: int) -> None:
     """Measure every case and append records to `path`."""
-    environment, sources = read_environment(), hash_sources(KERNEL_SOURCES)
-    gpu = active_gpu()
+    environment = read_environment()
     for case in CASES:
         timings, error, budget = measure(case, rounds)
-        for name, timing in timings.items():
-            ours = name == OURS
-            append(path, make_record(
-                timing, op="quantized matmul", problem=case._asdict(), candidate=name, method=METHOD_SUSTAINED,
-                reference=BF16, flops=case.shape.flops, bytes=case.shape.bytes, environment=environment,
-                kernel_hash=sources if ours else "", config={"text": plan(case.shape, gpu).text} if ours else None,
-                error=error if ours else None, error_budget=budget if ours else None,
-            ))  # fmt: skip
+        keep(
+            path, timings, environment, case.shape, op="quantized matmul", problem=case._asdict(), reference=BF16,
+            nbytes=case.shape.bytes, errors=(error, budget),
+        )  # fmt: skip
         print(case, {n: f"{t.median_us:.1f} us x{t.ratio_to_reference:.3f}" for n, t in timings.items()}, flush=True)
 
 
@@ -145,8 +169,7 @@ def render(records: Iterable[Record]) -> str:
     ]  # fmt: skip
     for x in newest:
         ours, p = x[OURS], x[OURS].problem
-        planned = plan(Case(**p).shape, ours.environment.known_gpu()).text
-        replanned = "" if planned == (ours.config or {}).get("text") else " *"
+        replanned = star(Case(**p).shape, ours)
         packed = f"{x[INT4PACK].median_us / ours.median_us:.2f}" if INT4PACK in x else ""
         lines.append(
             f"| {p['dtype']} | {p['m']} x {p['n']} x {p['k']} | {ours.median_us:.1f}{replanned} | {ours.gbs:.0f} | "
@@ -165,9 +188,7 @@ def render(records: Iterable[Record]) -> str:
         f"{mean(BF16, 1, 16, eight)}, 64 and 128 {mean(BF16, 64, 128, eight)}. Of _weight_int4pack_mm: one row "
         f"{mean(INT4PACK, 1, 1, four)}, 4 to 128 rows {mean(INT4PACK, 4, 128, four)}."
     )
-    if any(" *" in line for line in lines):
-        lines += ["", "\\* the plan chooses another tile since."]
-    return "\n".join([head, "", *lines])
+    return page(head, lines)
 
 
 def main() -> None:

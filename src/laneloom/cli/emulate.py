@@ -20,7 +20,7 @@ from .product import (
     parse_product,
 )
 from .terminal import check_writable, new_console, print_json
-from .weights import Group, Weight, WeightProduct, parse_weight, said_of_weight
+from .weights import Group, Weight, WeightProduct, parse_weight, run_weight, said_of_weight
 
 
 def emulate(
@@ -59,7 +59,6 @@ def emulate(
     product = parse_product(operation, "gfx1151" if gpu is None else gpu, shape, dtype, out_dtype, layout)
     product = parse_weight(product, weight, group)
     from .product import random_operands, run_product
-    from .weights import run_weight
 
     if html is not None:
         check_writable("--html", html)

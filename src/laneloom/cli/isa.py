@@ -106,12 +106,12 @@ def isa(
         product = parse_weight(product, weight, group)
         if kernel is not None:
             raise ArgumentError("--kernel: a product has one kernel; this option is for files")
-        m, n, k = product.shape
-        said = f"matmul {m} x {n} x {k}, {product.dtype} to {product.dtype_out}, layout {product.layout}"
         if isinstance(product, WeightProduct):
             (chosen, code), said = compile_weight(product), f"quantized_matmul {product.text}"
         else:
             chosen, code = compile_product(product)
+            m, n, k = product.shape
+            said = f"matmul {m} x {n} x {k}, {product.dtype} to {product.dtype_out}, layout {product.layout}"
         asked = {
             "shape": list(product.shape), "dtype": product.dtype, "out_dtype": product.dtype_out,
             "layout": product.layout, "precision": product.precision, "scales": product.scales, "config": chosen.text,

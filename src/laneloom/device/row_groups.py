@@ -10,6 +10,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.language import core
 
 from .tile_order import tile_of
+from .wmma_tiles import place_tile
 
 
 @builtin
@@ -58,3 +59,17 @@ def place_tile_in_groups(
     rows_m = gl.minimum(end - m0, BLOCK_M).to(gl.int32)
     rows_n = gl.minimum(N - n0, BLOCK_N).to(gl.int32)
     return gl.to_tensor(0).to(gl.int64), group.to(gl.int64), m0, n0, rows_m, rows_n
+
+
+@gluon.jit
+def place_tile_of_all(
+    program, ends_ptr, M, N, batch_inner, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ORDER: gl.constexpr,
+    GROUP: gl.constexpr, CHIPLETS: gl.constexpr, BATCHED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """`place_tile` where ends_ptr is None, else of rows in `batch_inner` groups."""
+    if ends_ptr is None:
+        return place_tile(program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED)
+    else:
+        return place_tile_in_groups(
+            program, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, LAYOUT
+        )  # fmt: skip

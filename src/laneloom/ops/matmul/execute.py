@@ -150,6 +150,12 @@ def alignment_of(operand: Any) -> int:
     return min(16, address & -address) if address else 16
 
 
+def matrix_of_groups(operand: Any) -> Matrix:
+    """Where [M, N], or [G, M, N] of groups of rows, lies."""
+    group, row, column = (0, *strides_of(operand))[-3:]
+    return Matrix((0, group, row, column), alignment_of(operand))
+
+
 def problem_of(
     a: Any, b: Any, out: Any, dtypes: tuple[str, str, str], terms: Terms = NO_TERMS, arithmetic: Arithmetic = IEEE
 ) -> MatmulProblem | None:

@@ -18,11 +18,11 @@ from . import api
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
 from .dtypes import outputs, words
-from .execute import alignment_of, check_distinct, overlap, pointer_to, schedule_of, strides_of
+from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
 from .plan_blocks import scaled_configs
 from .plan_cluster import cluster_configs
-from .problem import SCALE_BLOCK, BlockScales, MatmulProblem, Matrix
+from .problem import SCALE_BLOCK, BlockScales, MatmulProblem
 
 if TYPE_CHECKING:
     import torch
@@ -233,18 +233,14 @@ def problem_of_groups(
     a: Any, b: Any, out: Any, names: tuple[str, str, str], scale_a: Any = None, scale_b: Any = None
 ) -> MatmulProblem:  # fmt: skip
     """The problem of rows in groups."""
-
-    def matrix(x: Any) -> Matrix:
-        group, row, column = (0, *strides_of(x))[-3:]
-        return Matrix((0, group, row, column), alignment_of(x))
-
     (m, k), (groups, _, n) = a.shape, b.shape
     scales = None
     if scale_a is not None:
-        scales = BlockScales(matrix(scale_a), matrix(scale_b), columns=1 if scale_b.shape[2] == n else SCALE_BLOCK)
-    return MatmulProblem(
-        m, n, k, *names, (1, groups), matrix(a), matrix(b), matrix(out), scales=scales, grouped=True
-    )  # fmt: skip
+        scales = BlockScales(
+            matrix_of_groups(scale_a), matrix_of_groups(scale_b), columns=1 if scale_b.shape[2] == n else SCALE_BLOCK
+        )
+    of_a, of_b, of_out = map(matrix_of_groups, (a, b, out))
+    return MatmulProblem(m, n, k, *names, (1, groups), of_a, of_b, of_out, scales=scales, grouped=True)
 
 
 @lru_cache(maxsize=1024)

@@ -92,6 +92,12 @@ class BlockScales:
 ACTIVATIONS = ("relu", "gelu", "silu")
 
 
+def most_row_tiles(m: int, groups: int, rows: int) -> int:
+    """Tiles of `rows` rows of m rows in groups, wherever these end: as many as there can be."""
+    begun = min(groups, m)  # groups with rows, the last tile of each of which may have one
+    return begun + (m - begun) // rows
+
+
 @dataclass(frozen=True)
 class MatmulProblem:
     """C[o, i, m, n] = sum over k of A[o, i, m, k] B[o, i, k, n], with o, i over `batch`, then the epilogue.
@@ -230,8 +236,7 @@ class MatmulProblem:
         """Tiles of all products; of rows in groups as many as there can be, wherever the groups end."""
         rows = self.batches * -(-self.m // block_m)
         if self.grouped:
-            begun = min(self.batches, self.m)  # groups with rows, the last tile of each of which may have one
-            rows = begun + (self.m - begun) // block_m
+            rows = most_row_tiles(self.m, self.batches, block_m)
         return rows * -(-self.n // block_n)
 
     @property

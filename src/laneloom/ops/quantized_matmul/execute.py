@@ -21,6 +21,7 @@ from ..matmul.execute import (
     alignment_of,
     apply_terms,
     empty_like,
+    matrix_of_groups,
     overlap,
     pointer_to,
     reach_bytes,
@@ -100,12 +101,7 @@ class Dtypes:
 
     def _ragged(self, operands: Operands) -> QuantizedProblem:
         """Of rows in groups."""
-
-        def lying(matrix: Any) -> Matrix:
-            group, row, column = (0, *strides_of(matrix))[-3:]
-            return Matrix((0, group, row, column), alignment_of(matrix))
-
-        out, x, values, scales, *zeros = map(lying, operands.matrices)
+        out, x, values, scales, *zeros = map(matrix_of_groups, operands.matrices)
         bias = None
         if operands.bias is not None:
             group, column = strides_of(operands.bias)

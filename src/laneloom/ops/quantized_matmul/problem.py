@@ -8,7 +8,7 @@ from math import erfc, prod, sqrt
 
 from ...errors import ArgumentError
 from ..matmul.dtypes import DTYPE_BYTES as _DTYPE_BYTES
-from ..matmul.problem import Matrix
+from ..matmul.problem import Matrix, most_row_tiles
 from .weight import PACKED
 
 DTYPES = ("fp16", "bf16")  #: of X
@@ -118,10 +118,7 @@ class QuantizedProblem:
 
     def row_tiles(self, rows: int) -> int:
         """Tiles of `rows` rows along M, of all products; of rows in groups at most, wherever these end."""
-        if not self.ragged:
-            return self.batches * -(-self.m // rows)
-        groups = min(self.batches, self.m)
-        return groups + (self.m - groups) // rows
+        return most_row_tiles(self.m, self.batches, rows) if self.ragged else self.batches * -(-self.m // rows)
 
     def likely_row_tiles(self, rows: int) -> float:
         """The same on average, if rows choose their groups at random, all alike likely; 1 at least."""

@@ -9,7 +9,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
-from ..matmul.torch_op import known_name, summing_step
+from ..matmul.torch_op import check_aligned, known_name, summing_step
 from ..operators import Composed, check_strided, complete, mark_written, one_by_one, refuse_out, to_front
 from ..scalars import shown
 from ..target import gpu_for_tensor
@@ -87,9 +87,7 @@ def _expanded(x, values, scales, zeros, bias, ends, out) -> execute.Operands:
 def _prepare_into(x, values, scales, zeros, bias, ends, out, weight, config) -> Callable[..., None]:
     """What writes C into out, which is distinct from all others, for tensors that lie as these do."""
     gpu = gpu_for_tensor("x", x)
-    for name, t in zip(_NAMES, (x, values, scales, zeros, bias, ends, out), strict=True):
-        if t is not None and t.data_ptr() % t.itemsize:  # torch.from_numpy takes such arrays
-            raise ArgumentError(f"{name}: expected elements at multiples of {t.itemsize} bytes, got {t.data_ptr():#x}")
+    check_aligned(**dict(zip(_NAMES, (x, values, scales, zeros, bias, ends, out), strict=True)))
     kinds = (known_name(x.dtype), weight.dtype, weight.dtype_scale, known_name(out.dtype))
     dtypes = execute.Dtypes(*kinds, "" if bias is None else known_name(bias.dtype), weight.group or 0)
     run = execute.prepare(_expanded(x, values, scales, zeros, bias, ends, out), dtypes, gpu, config)
@@ -128,8 +126,10 @@ def _quantized_out(x, values, scales, zeros, bias, out, dtype, group=0, config=N
     _, weight = _check(x, values, scales, zeros, bias, dtype, group, ends, out)
     check_distinct(out)
     copies = execute.needs_copy(out, x, values, scales, zeros, bias, ends)
-    # Of rows in groups those behind the last stay as they are.
-    result = out.clone(memory_format=torch.contiguous_format) if copies else out
+    result = out
+    if copies:  # of rows in groups those behind the last stay as they are
+        made = torch.empty_like if ends is None else torch.clone
+        result = made(out, memory_format=torch.contiguous_format)
     with torch.cuda.device(x.device if x.device.type == "cuda" else -1), torch.no_grad():
         operands = (x, values, scales, zeros, bias, ends, result)
         _prepare_into(*operands, weight, config)(*operands)

@@ -17,8 +17,8 @@ from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
 from ....device.float8 import bf16_of_float8
-from ....device.row_groups import place_tile_in_groups
-from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, place_tile, schedule_fence_wave64, tile_offsets
+from ....device.row_groups import place_tile_of_all
+from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
 from ..launch_wmma import (
@@ -57,16 +57,11 @@ def mfma_matmul(
     ENDS: gl.constexpr, ends_ptr=None,
 ):  # fmt: skip
     tile = gl.program_id(0) + first_program
-    if ends_ptr is None:
-        outer, inner, m0, n0, rows_m, rows_n = place_tile(
-            tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
-        )  # fmt: skip
-    else:
-        outer, inner, m0, n0, rows_m, rows_n = place_tile_in_groups(
-            tile, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, ENDS
-        )  # fmt: skip
-        if rows_m <= 0:  # there are fewer tiles
-            return
+    outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
+        tile, ends_ptr, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED, ENDS
+    )  # fmt: skip
+    if ends_ptr is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
+        return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
     c_ptr += outer * stride_co + inner * stride_ci

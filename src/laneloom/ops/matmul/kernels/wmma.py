@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import above_stores, store_tile_in_pieces
-from ....device.row_groups import place_tile_in_groups
+from ....device.row_groups import place_tile_of_all
 from ....device.stream_k import stream_piece
 from ....device.wmma_tiles import (
     load_fence,
@@ -28,7 +28,6 @@ from ....device.wmma_tiles import (
     marked,
     multiply,
     opaque_halves,
-    place_tile,
     raise_priority,
     schedule_fence,
     store_to_lds,
@@ -76,16 +75,11 @@ def wmma_matmul(
         K = gl.minimum(K, end_step * BLOCK_K) - k_first
         a_ptr += k_first.to(gl.int64) * stride_ak
         b_ptr += k_first.to(gl.int64) * stride_bk
-    if ends_ptr is None:
-        outer, inner, m0, n0, rows_m, rows_n = place_tile(
-            tile, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED
-        )  # fmt: skip
-    else:
-        outer, inner, m0, n0, rows_m, rows_n = place_tile_in_groups(
-            tile, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, ENDS
-        )  # fmt: skip
-        if rows_m <= 0:  # there are fewer tiles
-            return
+    outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
+        tile, ends_ptr, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED, ENDS
+    )  # fmt: skip
+    if ends_ptr is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
+        return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
     if not STREAM:
