@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hopper_compiled import GPU, compile_valid
@@ -14,6 +15,7 @@ from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
+from laneloom.ops.matmul.plan_groups import plan_groups
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
 BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
@@ -291,3 +293,17 @@ def test_groups_compile():
         grouped=True)  # fmt: skip
     config = ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, grouped=True)
     assert "cp.async.bulk.tensor.4d.global" in compiled(problem, config).asm
+
+
+@pytest.mark.parametrize("layout", ["tn", "nt"])
+@pytest.mark.parametrize("n", [64, 2880])
+def test_k_in_groups_compiles(layout, n):
+    """No spills, and the waits of the plain product, though slices are cleared between its wgmmas."""
+    plain = MatmulProblem.contiguous(n, 2 * n, 2048, dtype="bf16", layout=layout, batch=8)
+    a, b = (replace(x, strides=(0, 0, *x.strides[2:])) for x in (plain.a, plain.b))
+    problem = replace(plain, a=a, b=b, k_grouped=True)
+    config = plan_groups(problem, GPU)
+    sass, usual = (disassemble(compiled(*pair)) for pair in (
+        (problem, config), (problem.of_equal_groups(), config.with_knobs(k_grouped=False))))
+    assert sass.count("HGMMA") == usual.count("HGMMA") > 0
+    assert sass.count("WARPGROUP.DEPBAR") == usual.count("WARPGROUP.DEPBAR")

@@ -90,9 +90,11 @@ REFUSED = {
     "numbers": ({"ends": [10, 20, 96]}, ArgumentError, "ends: expected a torch tensor, got list"),
     "a word": ({"out_dtype": "fp32"}, ArgumentError, "out_dtype: expected a torch dtype, got 'fp32'"),
     "rows of matrices": ({"b": torch.zeros(3, 32, 32).bfloat16()}, ArgumentError, r"b: expected \[G, 64, N\]"),
-    "a number": ({"a": torch.tensor(1.0).bfloat16()}, ArgumentError, r"b: expected \[G, K, N\] for a of \[M, K\]"),
+    "a number": ({"a": torch.tensor(1.0).bfloat16()}, ArgumentError, r"b: expected \[G, K, N\] or \[K, N\] for"),
     "64-bit ends": ({"ends": torch.tensor([10, 20, 96])}, ArgumentError, "ends: expected 3 contiguous int32"),
-    "gradients": ({"a": torch.zeros(96, 64).bfloat16().requires_grad_()}, UnsupportedError, "have no gradients"),
+    "gradients": (
+        {"a": torch.zeros(96, 64).bfloat16().requires_grad_(), "out": torch.empty(96, 32).bfloat16()}, UnsupportedError,
+        "have no gradients"),
     "int32": ({"out_dtype": torch.int32}, UnsupportedError, "out_dtype: expected"),
     "a result of another shape": ({"out": torch.empty(95, 32).bfloat16()}, ArgumentError, r"expected \[96, 32\]"),
     "a result of another dtype": (

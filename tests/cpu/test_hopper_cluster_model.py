@@ -174,3 +174,36 @@ def test_groups(model):
         compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), k, "bf16")
         first = end
     assert out[0, 0, ends[-1] :].isnan().all()
+
+
+OF_K = {
+    "tn": ("tn", small()), "nt": ("nt", small()),
+    "nn, two consumers, panels of b": ("nn", small(block_m=128, block_n=80, consumers=2, programs=3)),
+    "tt, two strips held back": ("tt", small(block_m=128, hold_back=1, programs=3)),
+    "tn, held back": ("tn", small(hold_back=2, programs=3)),
+    "tn, a cluster of 2 x 1": ("tn", small(cluster_m=2, programs=4)),
+    "nt, a cluster of 1 x 2": ("nt", small(cluster_n=2, programs=4)),
+    "tn, swapped": ("tn", small(swapped=True)),
+    "nt, uneven": ("nt", small(block_n=32, tiles_n=3, tma_store=False)),
+    "nt, masked": ("nt", small(tma_store=False)),
+    "fp8": ("nt", small(block_k=128)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("name", without(OF_K, "nt", "tn, held back", "fp8"))
+def test_k_in_groups(model, name, late):
+    """Groups that begin and end within slices and pieces of 16 bytes, empty ones, and what is behind the last."""
+    layout, config = OF_K[name]
+    ends = (70, 70, 75, 139, 139, 403, 403)
+    dtype = {"dtype": "fp8", "out": "bf16"} if name == "fp8" else {}
+    m, n, k = 150, 83 if "masked" in name else 88, 424 if name == "fp8" else 416
+    problem = product(m, n, k, layout, batch=(1, len(ends)), shared="ab", **dtype)
+    config = config.with_knobs(k_grouped=True)
+    model(late=late)
+    a, b, out = run(replace(problem, k_grouped=True), config, *[None] * 6, torch.tensor(ends, dtype=torch.int32))
+    first = 0
+    for group, end in enumerate(ends):
+        x, y = a[0, 0, :, first:end].double().numpy(), b[0, 0, first:end].double().numpy()
+        compare(out[0, group], x @ y, abs(x) @ abs(y), k, "bf16")
+        first = end

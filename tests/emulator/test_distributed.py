@@ -238,6 +238,10 @@ def dtensor_decode_and_groups(ranks):
         out = laneloom.grouped_matmul(*placed((a, b, ends), places))
         assert out.placements == (result,), out.placements
         check(out.full_tensor(), truth, size, 2 * ranks)
+    x, y, n = placed((a, random(8, 12, seed=2), ends), [Replicate(), Shard(1), Replicate()])
+    out = laneloom.grouped_matmul(x.mT, y, n)
+    assert out.placements == (Shard(2),), out.placements
+    assert torch.equal(out.full_tensor(), laneloom.grouped_matmul(a.mT, random(8, 12, seed=2), ends))
     own = laneloom.quantize_weight(random(2, 12, 16).float(), "int8")
     x, q, s, n = placed((a, own.values, own.scales, ends), [whole, Shard(1), Shard(1), whole])
     out = laneloom.quantized_matmul(x, laneloom.QuantizedWeight(q, s, "int8"), ends=n)

@@ -8,7 +8,7 @@ from sampled import rarely
 
 import laneloom
 from laneloom.codegen.versions import parse_version, triton_version
-from laneloom.errors import ArgumentError, InvalidConfigError, UnsupportedError
+from laneloom.errors import ArgumentError, InvalidConfigError
 
 torch = pytest.importorskip("torch")
 from random_weights import judge_groups  # noqa: E402
@@ -112,6 +112,29 @@ def test_torch_compile_and_vmap(gfx1151):
     assert torch.equal(got[1], product(2 * x, numbers((1, 4, 9))))
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients(gfx1151, compiled):
+    """dX and dbias of each group beside FP64; rows of no group get zeros, whatever the gradient there."""
+    weight, ends = weight_of("uint4", 24, 64, 32, 3, zeros=True), (1, 1, 7)
+    x = torch.randn(9, 64).half().requires_grad_()
+    bias = torch.randn(3, 24).half().requires_grad_()
+    grad = torch.full((9, 24), torch.nan).half()
+    grad[:7] = torch.randn(7, 24)
+
+    def product(x, bias):
+        return laneloom.quantized_matmul(x, weight, ends=numbers(ends), bias=bias)
+
+    call = torch.compile(product, fullgraph=True, backend="aot_eager") if compiled else product
+    call(x, bias).backward(grad)
+    torch._dynamo.reset()
+    wide, d = weight.dequantize(torch.float16).double(), grad.double()
+    for group, rows in ((0, slice(0, 1)), (1, slice(1, 1)), (2, slice(1, 7))):
+        sums = d[rows].abs() @ wide[group].abs()
+        assert ((x.grad[rows].double() - d[rows] @ wide[group]).abs() <= 2.0**-11 * (sums + 1)).all()
+        assert ((bias.grad[group].double() - d[rows].sum(0)).abs() <= 2.0**-11 * (d[rows].abs().sum(0) + 1)).all()
+    assert (x.grad[7:] == 0).all()
+
+
 X, ENDS_OF_TWO = torch.ones(3, 64).half(), numbers((1, 3))
 REFUSALS = [
     (ArgumentError, r"ends: expected x \[M, K\] and a weight \[G, N, K\] beside it, got \(3, 64\), \(16, 64\)", X,
@@ -129,7 +152,6 @@ REFUSALS = [
      lambda: weight_of("int8", 16, 0, None, 2), {}),
     (InvalidConfigError, "no parts of K of rows in groups, got 2", X, None,
      {"config": "tiles:block_m=16,block_n=16,block_k=32,split_k=2"}),
-    (UnsupportedError, "ends: products of rows in groups have no gradients", X.clone().requires_grad_(), None, {}),
 ]  # fmt: skip
 
 

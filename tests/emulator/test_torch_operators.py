@@ -70,7 +70,7 @@ CASES = {
     ),
     "grouped_matmul": Case(
         lambda n: (random(n, 16), random(3, 16, 24, seed=1), torch.tensor([4, 4, n], dtype=torch.int32)),
-        batched=((0,), (1,), (0, 1)), autocast=(0, 1),
+        (0, 1), ((0,), (1,), (0, 1)), (0, 1),
     ),
     "gemm_chain": Case(
         lambda n: (random(n, 16), *(random(16, 16, seed=i) for i in (1, 2)), random(16, seed=3), 0.5, 1.0, 0.25),
@@ -196,7 +196,7 @@ def test_gradients_through_vmap(name):
     x, *rest = CASES[name].arguments(9)
     if name == "quantized_matmul":
         rest = [laneloom.QuantizedWeight(rest[0], rest[1], "uint4", 32, rest[2])]
-    rest = [] if name == "transpose" else rest[: 1 + (name in ("gemm_chain", "flash_attention"))]
+    rest = [] if name == "transpose" else rest[: 1 + (name in ("gemm_chain", "flash_attention", "grouped_matmul"))]
     samples = torch.stack([x, x * 0.5])
 
     def loss(x):

@@ -280,6 +280,54 @@ def test_groups(name, dtype, layout):
             first += size
 
 
+@pytest.mark.parametrize("layout", ["tn", "nt", "nn", "tt"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_k_in_groups(name, dtype, layout):
+    """What is behind a group's end is of the next one, and NaN behind the last."""
+    if dtype == "fp8" and layout != "nt":
+        pytest.skip("8-bit operands are taken along K")
+    sizes, m, n = GROUPS[name], 136, 328 if dtype != "fp8" else 336
+    rows = sum(sizes)
+    k = -(-rows // 16) * 16 + 16
+    a, b = operand(m, k, DTYPES[dtype], layout[0], seed=1), operand(k, n, DTYPES[dtype], layout[1], seed=2)
+    a[:, rows:], b[rows:] = float("nan"), float("nan")
+    ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        out = torch.full((len(sizes), m, n), float("nan"), dtype=out_dtype, device="cuda")
+        assert laneloom.grouped_matmul(a, b, ends, out=out) is out
+        assert torch.equal(laneloom.grouped_matmul(a, b, ends, out_dtype=out_dtype), out)
+        first = 0
+        for group, size in enumerate(sizes):
+            part = slice(first, first + size)
+            if size:
+                assert_right(out[group], a[:, part], b[part], sums=2.0**-9 if dtype == "fp8" else 2.0**-18)
+            else:
+                assert (out[group] == 0).all()
+            first += size
+
+
+@pytest.mark.parametrize("n", [200, 100])
+def test_gradients_of_groups(n):
+    """Of any n: the copy engine reads rows at multiples of 16 bytes, gradients of others are copied."""
+    a = operand(500, 136, torch.bfloat16, seed=1).requires_grad_()
+    b = torch.randn(3, n, 136, device="cuda").bfloat16().requires_grad_()
+    ends = torch.tensor([70, 70, 411], dtype=torch.int32, device="cuda")
+    out = laneloom.grouped_matmul(a, b.mT, ends)
+    grad = torch.full_like(out, float("nan"))
+    grad[:411].normal_()
+    out.backward(grad)
+    assert a.grad is not None
+    assert b.grad is not None
+    assert (a.grad[411:] == 0).all()
+    assert (b.grad[1] == 0).all()
+    for group, part in ((0, slice(0, 70)), (2, slice(70, 411))):
+        assert_right(a.grad[part], grad[part], b[group].detach())
+        assert_right(b.grad[group], grad[part].mT, a[part].detach())
+    summed = laneloom.grouped_matmul(a, b.mT, ends)[:411].sum()
+    assert all(x.isfinite().all() for x in torch.autograd.grad(summed, (a, b)))
+
+
 def test_groups_that_change_between_replays():
     a, b = operand(512, 128, torch.bfloat16, seed=1), operand(256, 256, torch.bfloat16, seed=2).view(2, 128, 256)
     ends = torch.tensor([100, 512], dtype=torch.int32, device="cuda")

@@ -46,3 +46,11 @@ def tile_of_group(ends_ptr, M, N, groups, BLOCK_M: tl.constexpr, BLOCK_N: tl.con
     offs_n = (tile // tl.maximum(of_group, 1)).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     group = tl.where(of_group > 0, group, 0).to(tl.int64)
     return group, end.to(tl.int64), offs_m, tl.where(of_group > 0, offs_n, N)
+
+
+@triton.jit
+def k_of_group(ends_ptr, group, K):
+    """Where a group of K begins, and how much of K it has: groups lie one after another and end at ends[g]."""
+    first = tl.load(ends_ptr + group - 1, mask=group > 0, other=0)
+    first = tl.minimum(tl.maximum(first, 0), K)
+    return first.to(tl.int64), tl.maximum(tl.minimum(tl.load(ends_ptr + group), K) - first, 0)

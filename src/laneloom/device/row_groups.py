@@ -1,5 +1,5 @@
-"""Which tile of which group a program has, of rows in groups that only the GPU knows. Gluon, AMD only; `dot_tiles.py`
-has the same for plain Triton.
+"""Which tile of which group a program has, of rows or of K in groups that only the GPU knows. Gluon, AMD only;
+`dot_tiles.py` has the same for plain Triton.
 """
 
 from __future__ import annotations
@@ -66,10 +66,19 @@ def place_tile_of_all(
     program, ends_ptr, M, N, batch_inner, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, ORDER: gl.constexpr,
     GROUP: gl.constexpr, CHIPLETS: gl.constexpr, BATCHED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """`place_tile` where ends_ptr is None, else of rows in `batch_inner` groups."""
-    if ends_ptr is None:
+    """`place_tile` where LAYOUT is None, else of rows in `batch_inner` groups."""
+    if LAYOUT is None:
         return place_tile(program, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED)
     else:
         return place_tile_in_groups(
             program, ends_ptr, batch_inner, M, N, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, LAYOUT
         )  # fmt: skip
+
+
+@gluon.jit
+def k_of_group(ends_ptr, group, K):
+    """Where a group of K begins, and how much of K it has: groups lie one after another and end at ends[g]."""
+    first = gl.load(ends_ptr + group - 1, mask=group > 0, other=0)
+    end = gl.load(ends_ptr + group)
+    first = gl.minimum(gl.maximum(_first_lane(first), 0), K)
+    return first.to(gl.int64), gl.maximum(gl.minimum(_first_lane(end), K) - first, 0).to(gl.int32)

@@ -25,6 +25,10 @@ def _product(a: Any, b: Any, *rest: Any, out_val: Any = None, out: Any = None, *
     return 2 * result.numel() * k
 
 
+def _in_groups(a: Any, b: Any, *rest: Any, **options: Any) -> int:
+    return 2 * a.shape[0] * a.shape[1] * b.shape[-1]
+
+
 def _chain(a0: Any, b0: Any, b1: Any, *rest: Any, out_val: Any = None, out: Any = None, **options: Any) -> int:
     result = next(x for x in (out_val, out, *rest) if isinstance(x, torch.Tensor))
     k0, n0 = b0.shape[-2:]
@@ -81,7 +85,7 @@ FORMULAS: dict[str, Callable[..., int]] = {
     "matmul_out": _product,
     "gemm": _product,
     "gemm_out": _product,
-    "grouped_matmul": _product,
+    "grouped_matmul": _in_groups,
     "gemm_chain": _chain,
     "gemm_chain_out": _chain,
     "flash_attention": _attention,

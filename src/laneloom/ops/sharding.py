@@ -103,13 +103,15 @@ def _gemm(a: Any, b: Any, c: Any = None, bias: Any = None, alpha: Any = 1.0, bet
     return strategies([result], inputs, "k" if is_linear else "")
 
 
-def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None, *, given: int
-             ) -> list[Any]:  # fmt: skip
-    """Rows belong to groups by their number, so that they stay together."""
+def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = None, scale_b: Any = None,
+             cleared: bool = False, *, given: int) -> list[Any]:  # fmt: skip
+    """What lies in groups belongs to one by its number, so that it stays together."""
+    if len(b.shape) == 2:
+        return strategies([[None, "m", "n"]], [["m", None], [None, "n"], [None], *[None] * 4][:given])
     if scale_a is None:
-        return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 3][:given], "k")
+        return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 4][:given], "k")
     n = "n" if scale_b.shape[-1] == b.shape[-1] else None
-    inputs = [[None, None], [None, None, n], [None], None, [None, None], [None, None, n]]
+    inputs = [[None, None], [None, None, n], [None], None, [None, None], [None, None, n], None]
     return strategies([[None, n]], inputs[:given])
 
 

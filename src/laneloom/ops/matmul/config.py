@@ -8,10 +8,10 @@ class of each of its schedules.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
-from typing import Self
+from typing import Any, Self
 
 from ...errors import ArgumentError, UnsupportedError
 from ...gpu import Gpu
@@ -66,6 +66,10 @@ class MatmulConfig:
         """Why this config cannot do `problem` on `gpu`, or None: the only statement of each constraint."""
         raise NotImplementedError
 
+    def with_knobs(self, **knobs: Any) -> Self:
+        """The same config with some knobs changed."""
+        return replace(self, **knobs)
+
     def parts(self, problem: MatmulProblem) -> int:
         """Parts of K whose sums `launch` leaves side by side, for `execute` to add up in their order and to finish."""
         return 1
@@ -103,14 +107,16 @@ def why_not_plain(schedule: str, problem: MatmulProblem, *, takes_groups: bool =
 
 
 def why_not_grouped(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
-    """Why a schedule cannot do rows in groups: it takes none, or not so many or such groups."""
-    if not problem.grouped:
+    """Why a schedule cannot do rows, or K, in groups: it takes none, or not so many or such groups."""
+    if not (problem.grouped or problem.k_grouped):
         return None
+    if not takes_groups and problem.k_grouped:
+        return f"{schedule}: sums all of K in one product, here each group of it is one of its own"
     if not takes_groups:
         return f"{schedule}: multiplies all rows of a product by one matrix, here each group of them has its own"
-    if problem.batches > MOST_GROUPS:
+    if problem.grouped and problem.batches > MOST_GROUPS:
         return f"b: expected at most {MOST_GROUPS} groups, got {problem.batches}"
-    return "rows in groups have no terms, as alpha, c, bias or an activation" if problem.epilogue else None
+    return "products in groups have no terms, as alpha, c, bias or an activation" if problem.epilogue else None
 
 
 @dataclass(frozen=True)
@@ -142,11 +148,12 @@ class Plan:
 def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = True) -> Plan:
     """What the tuner found for the product or one nearby, else the first valid candidate of the GPU's family.
 
-    Pure but for the tables, which are read once in a process; without them the cost model alone decides. How many rows
-    each group of a grouped product has is not known: it is planned as if all had as many.
+    Pure but for the tables, which are read once in a process; without them the cost model alone decides. How many rows,
+    or how much of K, each group of a grouped product has is not known: it is planned as if all had as many.
     Raises UnsupportedError if no schedule can do the problem.
     """
-    if use_tables and not problem.grouped and (found := import_module(".tuned", __package__).find(problem, gpu)):
+    tuned = use_tables and not (problem.grouped or problem.k_grouped)
+    if tuned and (found := import_module(".tuned", __package__).find(problem, gpu)):
         return Plan(found.config, found.reason, (), found.source)
     family = "plan_blocks" if problem.scales else FAMILIES[gpu.matrix_instructions]
     passed_over: list[tuple[MatmulConfig, str]] = []

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -50,10 +49,6 @@ class AsyncConfig(MatmulConfig):
     swapped: bool = False  #: C^T = B^T A^T: the tile's longer side along N
     resident: int = 2  #: CTAs on an SM for which registers are kept
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
         """The product as the kernel sees it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import gcd
-from typing import Any, Self
+from typing import Self
 
 from ...gpu import Gpu
 from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
@@ -53,14 +53,11 @@ class ClusterConfig(PartsConfig):
     swapped: bool = False  #: compute the transpose of C: block_m and cluster_m are of its rows, which are N
     line: int = 0  #: bytes; tiles take rows of A that begin alike within such a line, at whole ones; 0: any rows
     grouped: bool = False  #: rows of A in groups, each against a B of its own; see ops/matmul/grouped.py
+    k_grouped: bool = False  #: K in groups, each a product of the batch
     programs: int = 132  #: most CTAs that are launched; each walks over several tiles
     split_k: int = 1  #: parts of K, which a second launch adds up
     fetched: int = 0  #: slices that the L2 is asked for before the kernel ahead in the stream has ended
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     @property
     def peers(self) -> int:
@@ -98,8 +95,7 @@ class ClusterConfig(PartsConfig):
         )  # fmt: skip
 
     def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
-        """The problem that the kernel is given: parts of K stand where a batch's outer products do, perhaps rows
-        `in_classes` where its inner ones do."""
+        """The problem that the kernel is given: parts of K as a batch's outer products, perhaps rows `in_classes`."""
         if self.split_k == 1:
             return self.in_classes(problem)
         _, rows, columns = self.parts_shape(problem)
@@ -254,8 +250,13 @@ class ClusterConfig(PartsConfig):
         )
 
     def _why_groups(self, problem: MatmulProblem) -> str | None:
-        """Why rows cannot be in groups, or why they are in none."""
-        return "hopper_cluster: `grouped` is for rows in groups" if self.grouped != problem.grouped else None
+        """Why rows, or K, cannot be in groups, or why they are in none."""
+        if (self.grouped, self.k_grouped) != (problem.grouped, problem.k_grouped):
+            return "hopper_cluster: `grouped` is for rows in groups, `k_grouped` for K"
+        parts = self.cluster_k * self.split_k + self.promote + self.scaled + self.fetched + self.split
+        if self.k_grouped and (self.copy_a or self.copy_b or problem.epilogue or self.line or parts > 1):
+            return "hopper_cluster: groups of K are bare sums of one part, of operands that are read where they lie"
+        return None
 
     def why_not_in_classes(self, problem: MatmulProblem) -> str | None:
         """Why rows of A that begin alike cannot share tiles."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -25,10 +24,6 @@ class DotConfig(MatmulConfig):
     schedule: str = "dot"
     num_warps: int = 4
     stages: int = 2  #: K-tiles in flight
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     def programs(self, problem: MatmulProblem) -> int:
         """Programs of the launch."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig, why_not_plain
@@ -104,10 +103,6 @@ class HopperConfig(MatmulConfig):
     programs: int = 132  #: most programs that are launched; each walks over several tiles
     max_registers: int = 168  #: per thread at entry, before the warpgroups share them out
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     def shared_bytes(self, problem: MatmulProblem) -> int:
         """Shared memory of one program."""

@@ -7,8 +7,7 @@ parts meet in memory. Fitted to tiles_wide.csv of results/h200 and h100.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
@@ -63,10 +62,6 @@ class PreciseConfig(SharedConfig):
     stages: int
     split: bool = False  #: cut the tiles that would not fill a last round along K
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     @property
     def tile(self) -> _Tile:

@@ -7,9 +7,8 @@ parts up. docs/hopper-gemm.md.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Self
 
 from ...gpu import Gpu
 from .config import why_not_grouped
@@ -80,10 +79,6 @@ class RegistersConfig(TiledConfig):
     copy_a: bool = False  #: copy A first, contiguous along K
     copy_b: bool = False  #: copy B first, contiguous along K
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     @property
     def tile(self) -> tuple[int, int]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -28,10 +27,6 @@ class RowConfig(MatmulConfig):
     cluster_k: int = 1  #: CTAs of a cluster, each with a part of K
     ahead: int = 0  #: rows of B that a CTA asks the L2 for before the kernel ahead in the stream has ended
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     def ctas(self, problem: MatmulProblem) -> int:
         """CTAs of the launch."""

@@ -3,8 +3,7 @@ chooses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -56,10 +55,6 @@ class RowsConfig(MatmulConfig):
     ahead: int = 0  #: K that a CTA asks the L2 for before the kernel ahead in the stream has ended
     swapped: bool = False  #: C^T = B^T A^T: few columns, and A streams
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     def as_multiplied(self, problem: MatmulProblem) -> MatmulProblem:
         """The product of few rows."""

@@ -7,9 +7,9 @@ along K every CTA has the same share, and their parts meet in memory. Fitted to 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any
 
 from ...gpu import Gpu
 from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
@@ -82,10 +82,6 @@ class StreamConfig(SharedConfig):
     lanes_a: bool = False
     lanes_b: bool = False  #: lanes bring B: turned or element by element
     pdl: bool = True  #: start while the kernel ahead in the stream still drains
-
-    def with_knobs(self, **knobs: Any) -> Self:
-        """The same config with some knobs changed."""
-        return replace(self, **knobs)
 
     @property
     def tile(self) -> _Tile:

@@ -1,17 +1,14 @@
-"""`laneloom.grouped_matmul`: rows in groups, each against a matrix of its own, in one launch."""
+"""`laneloom.grouped_matmul`: rows in groups, each against a matrix of its own, or K in groups, in one launch."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
-from ...gpu import Gpu
 from ..scalars import shown
 from ..target import active_gpu, gpu_for_arrays, gpu_for_tensor
 from . import api
@@ -20,8 +17,7 @@ from .config_cluster import ClusterConfig
 from .dtypes import outputs, words
 from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
-from .plan_blocks import scaled_configs
-from .plan_cluster import cluster_configs
+from .plan_groups import kind_of, plan_groups
 from .problem import SCALE_BLOCK, BlockScales, MatmulProblem
 
 if TYPE_CHECKING:
@@ -43,25 +39,28 @@ def grouped_matmul(
     out_dtype: Any = None,
     config: MatmulConfig | None = None,
 ) -> Any:
-    """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g].
+    """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g]. Where
+    b has two axes K lies in groups: C[g] = sum over the k of group g of A[:, k] B[k, :], the gradient of the former b.
 
-    a: [M, K]; b: [G, K, N]; K of 1 at least. Torch tensors on the GPU that Triton drives, or on the CPU inside
-        `laneloom.emulated`; numpy arrays only there. On AMD: any strides, up to 1024 groups; fp16, bf16, fp8, bf8 and
-        8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper: fp16, bf16,
-        or fp8 and bf8 in every pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit operands along
-        K (b as the transpose of [G, N, K]).
+    a: [M, K]; b: [G, K, N], K of 1 at least, or [K, N]. Torch tensors on the GPU that Triton drives, or on the CPU
+        inside `laneloom.emulated`; numpy arrays only there. On AMD: any strides, up to 1024 groups of rows; fp16, bf16,
+        fp8, bf8 and 8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper:
+        fp16, bf16, or fp8 and bf8 in every pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit
+        operands along K (b as the transpose of [G, N, K]).
     ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
-        CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; rows past M are ignored.
+        CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is past M, or K, is
+        ignored. A group without any k has zeros.
     scale_a, scale_b: on Hopper, fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M,
         ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)], any strides. Both or neither.
-    out: [M, N], where the result goes. It must share no memory with a, b and ends.
+    out: [M, N], or [G, M, N] of K in groups, where the result goes. It must share no memory with a, b and ends.
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
     config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
-        planned as if all groups had as many rows.
+        planned as if all groups were as large.
 
     Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype; integers,
-    fp32 and fp64 as in `matmul`. The same call gives the same bits. There are no gradients.
+    fp32 and fp64 as in `matmul`. The same call gives the same bits. Gradients of a and b, of any order, are grouped
+    products too, of what has no scales and is not of 8 bits; rows of no group get zeros.
 
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what the GPU has no schedule for.
     Source: Gale, Narayanan, Young, Zaharia, "MegaBlocks" (products of experts without padding).
@@ -79,15 +78,15 @@ def grouped_matmul(
             raise ArgumentError(f"{name}: expected a torch tensor, got {type(operand).__name__}")
     if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
-        raise UnsupportedError("a: grouped products have no gradients, use torch.no_grad() or detach()")
     if out is None and config is None:
         torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_grouped is None:
             from . import torch_grouped
-        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b)
+        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
+        raise UnsupportedError("a: products with `out` or `config` have no gradients, use torch.no_grad() or detach()")
     wanted = result_dtype(a, b, ends, out_dtype if out is None else out_dtype or out.dtype, scale_a, scale_b)
-    shape = (a.shape[0], b.shape[2])
+    shape = result_shape(a, b, ends)
     if out is None:
         out = a.new_empty(shape, dtype=wanted)
     elif tuple(out.shape) != shape or out.device != a.device or out.dtype != wanted:
@@ -108,14 +107,14 @@ def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.
         raise UnsupportedError("scale_a: scales of blocks in grouped products take torch tensors on Hopper")
     gpu_for_arrays(a=a, b=b, ends=ends, out=out)
     check_shapes(a, b)
-    if ends.dtype != np.int32 or ends.shape != b.shape[:1] or not ends.flags.c_contiguous:
-        raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
+    if ends.dtype != np.int32 or not has_groups(b, ends) or not ends.flags.c_contiguous:
+        raise ArgumentError(f"ends: expected {wanted_ends(b)} int32, got {ends.dtype} of {list(ends.shape)}")
     names = api.operand_dtypes(a, b, None)
     asked = out.dtype if out_dtype is None and out is not None else out_dtype
     wanted = api.output_dtype(a, names[0], asked, has_terms=False)
     names = (*names, check_output(names[0], api.dtype_name("out_dtype", wanted)))
     a, b, ends = (api.addressed(x) for x in (a, b, ends))
-    shape = (a.shape[0], b.shape[2])
+    shape = result_shape(a, b, ends)
     if out is None:
         out = np.empty(shape, wanted)
     api.check_array_out(out, shape, wanted)
@@ -136,10 +135,26 @@ def check_apart(out: Any, *operands: Any) -> None:
 
 
 def check_shapes(a: Any, b: Any) -> None:
-    """Raise ArgumentError for a and b that are no rows and matrices for them."""
-    if a.ndim != 2 or b.ndim != 3 or a.shape[1] != b.shape[1]:
+    """Raise ArgumentError for a and b that are no rows and matrices for them, nor two matrices."""
+    if a.ndim != 2 or b.ndim not in (2, 3) or a.shape[1] != b.shape[-2]:
         k = a.shape[1] if a.ndim == 2 else "K"
-        raise ArgumentError(f"b: expected [G, {k}, N] for a of [M, K], got {list(a.shape)}, {list(b.shape)}")
+        got = f"{list(a.shape)}, {list(b.shape)}"
+        raise ArgumentError(f"b: expected [G, {k}, N] or [{k}, N] for a of [M, K], got {got}")
+
+
+def result_shape(a: Any, b: Any, ends: Any) -> tuple[int, ...]:
+    """Of operands whose shapes are checked."""
+    return (a.shape[0], b.shape[2]) if b.ndim == 3 else (ends.shape[0], a.shape[0], b.shape[1])
+
+
+def has_groups(b: Any, ends: Any) -> bool:
+    """Whether `ends` has a number for each matrix of b, or is a list of any."""
+    return ends.ndim == 1 and (b.ndim == 2 or ends.shape[0] == b.shape[0])
+
+
+def wanted_ends(b: Any) -> str:
+    """What `ends` should be, in words."""
+    return f"{b.shape[0]} contiguous" if b.ndim == 3 else "a contiguous list of"
 
 
 def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
@@ -148,6 +163,8 @@ def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
 
     if scale_a is scale_b is None:
         return
+    if b.ndim == 2:
+        raise UnsupportedError("scale_a: expected none, scales of blocks go with groups of rows, not of K")
     blocks, n = -(-a.shape[1] // SCALE_BLOCK), b.shape[2]
     known = {"scale_a": [(a.shape[0], blocks)], "scale_b": [(b.shape[0], blocks, x) for x in (n, -(-n // SCALE_BLOCK))]}
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
@@ -170,8 +187,8 @@ def result_dtype(
 
     check_shapes(a, b)
     check_scales(a, b, scale_a, scale_b)
-    if ends.dtype != torch.int32 or ends.shape != b.shape[:1] or not ends.is_contiguous():
-        raise ArgumentError(f"ends: expected {b.shape[0]} contiguous int32, got {ends.dtype} of {list(ends.shape)}")
+    if ends.dtype != torch.int32 or not has_groups(b, ends) or not ends.is_contiguous():
+        raise ArgumentError(f"ends: expected {wanted_ends(b)} int32, got {ends.dtype} of {list(ends.shape)}")
     gpu = gpu_for_tensor("a", a)
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
@@ -207,15 +224,18 @@ def prepare_launch(
     """What writes out for a, b, out, ends and scales that lie as these do, which are checked; names: of the dtypes."""
     from ...device.prepared import prepared_on
 
-    if 0 in out.shape or b.shape[0] == 0:
+    if 0 in out.shape or (b.ndim == 3 and b.shape[0] == 0):
         return lambda *_: None
+    if a.shape[1] == 0 and b.ndim == 2:
+        return lambda a, b, out, *_: out.fill(0) if isinstance(out, np.ndarray) else out.zero_()
     if a.shape[1] == 0:
         raise ArgumentError("a: expected at least one column")
-    gpu, problem = active_gpu(), problem_of_groups(a, b, out, names, scale_a, scale_b)
+    gpu = active_gpu()
+    problem = problem_of_groups(a, b, out, names, scale_a, scale_b)
     if config is None:
-        chosen = plan(problem, gpu) if gpu.vendor == "amd" else _plan(problem, gpu)
+        chosen = plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
     else:
-        chosen = config.with_knobs(grouped=True) if isinstance(config, ClusterConfig) else config
+        chosen = config.with_knobs(**kind_of(problem)) if isinstance(config, ClusterConfig) else config
     if (why := chosen.why_invalid(problem, gpu)) is not None:
         raise UnsupportedError(why)
     if gpu.vendor == "amd":
@@ -232,27 +252,13 @@ def prepare_launch(
 def problem_of_groups(
     a: Any, b: Any, out: Any, names: tuple[str, str, str], scale_a: Any = None, scale_b: Any = None
 ) -> MatmulProblem:  # fmt: skip
-    """The problem of rows in groups."""
-    (m, k), (groups, _, n) = a.shape, b.shape
+    """The problem of rows in groups, or of K in groups."""
+    (m, k), (*of_b, _, n) = a.shape, b.shape
     scales = None
     if scale_a is not None:
         scales = BlockScales(
             matrix_of_groups(scale_a), matrix_of_groups(scale_b), columns=1 if scale_b.shape[2] == n else SCALE_BLOCK
         )
-    of_a, of_b, of_out = map(matrix_of_groups, (a, b, out))
-    return MatmulProblem(m, n, k, *names, (1, groups), of_a, of_b, of_out, scales=scales, grouped=True)
-
-
-@lru_cache(maxsize=1024)
-def _plan(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
-    """Hopper's config for groups of equal sizes. Raises UnsupportedError with the reason where there is none."""
-    rows = -(-problem.m // problem.batches)
-    ranked = scaled_configs if problem.scales else cluster_configs
-    for config, _ in ranked(replace(problem, m=rows, grouped=False), gpu):
-        grouped = config.with_knobs(grouped=True)
-        if grouped.peers == 1 and grouped.why_invalid(problem, gpu) is None:
-            return grouped
-    any_tile = ClusterConfig(
-        block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
-        tma_store=False, grouped=True, scaled=int(problem.scales is not None))  # fmt: skip
-    raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")
+    batch = (1, *of_b) if of_b else (1, out.shape[0])
+    x, y, z = map(matrix_of_groups, (a, b, out))
+    return MatmulProblem(m, n, k, *names, batch, x, y, z, scales=scales, grouped=bool(of_b), k_grouped=not of_b)

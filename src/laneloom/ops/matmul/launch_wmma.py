@@ -97,7 +97,7 @@ def pointer_types(problem: MatmulProblem) -> dict[str, str | None]:
         "beta": ("i64" if problem.dtype_acc == "fp64" else "fp32") if adds else None,
         "scale_a_ptr": "*fp32" if epilogue and epilogue.scale_a else None,
         "scale_b_ptr": "*fp32" if epilogue and epilogue.scale_b else None,
-        **({"ends_ptr": "*i32"} if problem.grouped else {}),
+        **({"ends_ptr": "*i32"} if problem.grouped or problem.k_grouped else {}),
     }
 
 
@@ -150,7 +150,7 @@ def problem_constants(problem: MatmulProblem, config: WmmaConfig | FmaConfig | M
         "ORDER": config.order,
         "GROUP": config.group_m,
         "CHIPLETS": CHIPLETS,
-        "WHOLE_K": problem.k_stored % config.block_k == 0,
+        "WHOLE_K": problem.k_stored % config.block_k == 0 and not problem.k_grouped,
         "WIDE": needs_wide_offsets(problem, config),
         "A_MAJOR": a_major,
         "B_MAJOR": b_major,
@@ -225,7 +225,7 @@ def part_arguments(problem: MatmulProblem, config: MatmulConfig, chosen: dict[st
 
 
 def ends_layout(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> gl.BlockedLayout | None:
-    """How a wave holds the ends of groups: a power of two of them in each lane, the same in every wave."""
+    """How a wave holds the ends of groups of rows: a power of two of them in each lane, the same in every wave."""
     if not problem.grouped:
         return None
     held = 1 << (-(-problem.batches // gpu.wave) - 1).bit_length()
@@ -250,14 +250,14 @@ def launch_tiles(
 ) -> None:  # fmt: skip
     """Write activation(alpha scale_a (a b) scale_b + beta add + bias) into c: what Triton takes for pointers, None for
     no term. `chosen` are the kernel's constexprs, count its programs if they are not one for each tile, ends where
-    groups of rows end.
+    groups of rows, or of K, end.
     """
     a, b = (
         _as(operand, dtype, operand_type(problem, dtype))
         for operand, dtype in ((a, problem.dtype_a), (b, problem.dtype_b))
     )
     arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen, gpu) | chosen
-    if problem.grouped:
+    if problem.grouped or problem.k_grouped:
         arguments["ends_ptr"] = ends
     count = problem.tiles(config.block_m, config.block_n) if count is None else count
     with rewriting(bool(chosen["MARK"])):

@@ -122,6 +122,9 @@ class MatmulProblem:
     #: Whether A's rows lie in groups, one after another, each against one of the batch's B, where only the GPU knows; A
     #: and C have stride 0 along the batch.
     grouped: bool = False
+    #: Whether K lies in groups, one after another, each a product of the batch, where only the GPU knows; A and B have
+    #: stride 0 along the batch. `k` is that of all groups.
+    k_grouped: bool = False
 
     def __post_init__(self) -> None:
         if not self.dtype_acc:
@@ -208,6 +211,11 @@ class MatmulProblem:
 
     def of_equal_groups(self) -> MatmulProblem:
         """A batch of products of equal sizes as large as the groups together; the problem itself where it has none."""
+        if self.k_grouped:
+            k = -(-self.k // self.batches)
+            a = replace(self.a, strides=(0, k * self.a.strides[3], *self.a.strides[2:]))
+            b = replace(self.b, strides=(0, k * self.b.strides[2], *self.b.strides[2:]))
+            return replace(self, k=k, a=a, b=b, k_grouped=False)
         if not self.grouped:
             return self
         m = -(-self.m // self.batches)
@@ -242,7 +250,7 @@ class MatmulProblem:
     @property
     def flops(self) -> int:
         """A multiplication and an addition per term."""
-        return 2 * (1 if self.grouped else self.batches) * self.m * self.n * self.k
+        return 2 * (1 if self.grouped or self.k_grouped else self.batches) * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:
@@ -271,7 +279,8 @@ class MatmulProblem:
         """Elements of A that one aligned load of at most 16 bytes takes: a power of two.
 
         Along K the strides and the base address decide, because the end of K is masked. Along M (N for B) the extent
-        has to be whole vectors as well, because a vector is read wholly or not at all there; groups end anywhere.
+        has to be whole vectors as well, because a vector is read wholly or not at all there; groups begin and end
+        anywhere.
         """
         if self.grouped and self.a.major == "t":
             return 1
@@ -297,7 +306,7 @@ class MatmulProblem:
         return self._vector(self.epilogue.addend, self.epilogue.dtype_addend, along_k=False, rows=self.n)
 
     def _vector(self, matrix: Matrix, dtype: str, *, along_k: bool, rows: int) -> int:
-        if matrix.major == "x":
+        if matrix.major == "x" or (along_k and self.k_grouped):
             return 1
         outer, inner, row, column = matrix.strides
         pitch = row if matrix.major == "n" else column
@@ -316,7 +325,7 @@ class MatmulProblem:
             dtypes += f"_acc_{self.dtype_acc}"
         if self.precision != "ieee":
             dtypes += f"_{self.precision}"
-        sizes = f"{'g' if self.grouped else 'b'}{self.batches}_m{self.m}_n{self.n}_k{self.k}"
+        sizes = f"{'g' if self.grouped else 'k' if self.k_grouped else 'b'}{self.batches}_m{self.m}_n{self.n}_k{self.k}"
         terms = "+".join(part.key for part in (self.scales, self.epilogue) if part)
         suffix = f"/{terms}" if terms else ""
         return f"matmul/{self.layout}/{dtypes}/{sizes}/v{self.vector_a}_{self.vector_b}{suffix}"

@@ -1,6 +1,6 @@
-"""torch.ops.laneloom.grouped_matmul: the product in groups as an opaque operator, for compilers, autocast and vmap.
+"""torch.ops.laneloom.grouped_matmul: the product in groups as an opaque operator, with gradients.
 
-It has no gradients.
+The gradients of rows in groups are a product of rows in groups and one of K in groups, and the other way round.
 """
 
 from __future__ import annotations
@@ -10,23 +10,32 @@ from typing import Any
 
 import torch
 
-from ..operators import complete, one_by_one
+from ...device.clear_rows import prepare_clearing
+from ...errors import UnsupportedError
+from ..operators import Composed, complete, one_by_one
+from ..target import active_gpu
 from ..warm import WarmCalls, maker_of
 from . import grouped
-from .torch_op import operand_dtypes, output_dtype
+from .config_hopper import TMA_BYTES
+from .torch_op import check_differentiable, operand_dtypes, output_dtype
 
 
-def _prepare(a, b, ends, out_dtype, scale_a, scale_b) -> Callable[..., torch.Tensor]:
+def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared) -> Callable[..., torch.Tensor]:
     """What makes the product of tensors that lie as these do."""
     dtype = grouped.result_dtype(a, b, ends, out_dtype, scale_a, scale_b)  # which checks the shapes
-    out = a.new_empty((a.shape[0], b.shape[2]), dtype=dtype)
+    out = a.new_empty(grouped.result_shape(a, b, ends), dtype=dtype)
     names = grouped.tensor_names(a, b, ends, out)
     make, launch = maker_of(out), grouped.prepare_launch(a, b, out, names, None, scale_a, scale_b)
+    clear = None
+    if cleared and 0 not in (*out.shape, *ends.shape):
+        clear = prepare_clearing(out, ends[-1:])
 
-    def run(a, b, ends, _, scale_a, scale_b) -> torch.Tensor:
+    def run(a, b, ends, _, scale_a, scale_b, cleared) -> torch.Tensor:
         out = make()
         launch(a, b, out, ends, scale_a, scale_b)
-        return out
+        if clear is not None:
+            clear(out, ends[-1:])
+        return out.zero_() if cleared and clear is None else out
 
     return run
 
@@ -34,15 +43,81 @@ def _prepare(a, b, ends, out_dtype, scale_a, scale_b) -> Callable[..., torch.Ten
 _warm = WarmCalls(_prepare)
 
 
-def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None):
-    return _warm(a, b, ends, out_dtype, scale_a, scale_b)
+def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False):
+    return _warm(a, b, ends, out_dtype, scale_a, scale_b, cleared)
 
 
-def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None):
+def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False):
     grouped.check_shapes(a, b)
     grouped.check_scales(a, b, scale_a, scale_b)
     names = operand_dtypes(a, b, None)
-    return a.new_empty((a.shape[0], b.shape[2]), dtype=output_dtype(names[0], out_dtype))
+    return a.new_empty(grouped.result_shape(a, b, ends), dtype=output_dtype(names[0], out_dtype))
+
+
+def _remember(ctx, inputs, output) -> None:
+    a, b, ends, _, scale_a, _, _ = inputs
+    if scale_a is not None:
+        raise UnsupportedError("scale_a: products with scales of blocks have no gradients, use .detach()")
+    ctx.save_for_backward(a, b, ends)
+
+
+def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[..., tuple[Any, Any]]:
+    """What gives dA and dB, in a's dtype, to which dC is rounded first. Rows of no group get zeros.
+
+    C[m] = A[m] B[g]: dA[m] = dC[m] B[g]^T, dB[g] = A[of g]^T dC[of g]. Of K in groups, C[g] = A[:, of g] B[of g]:
+    dA^T[k] = B[k] dC[g]^T, dB[k] = A^T[k] dC[g].
+    """
+    check_differentiable(a)
+
+    a_dtype, rows = a.dtype, b.dim() == 3
+    like = readable(grad.to(a_dtype)) if prepared else grad
+    of_a = of_b = None
+    if wanted_a:
+        of_a = grouped_step(prepared, *((like, b.mT) if rows else (b, like.mT)), ends, cleared=True)
+    if wanted_b:
+        of_b = grouped_step(prepared, a.mT, like, ends, cleared=not rows)
+
+    def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> tuple[Any, Any]:
+        grad = readable(grad.to(a_dtype))
+        grad_a = grad_b = None
+        if of_a is not None:
+            grad_a = of_a(grad, b.mT, ends) if rows else of_a(b, grad.mT, ends).mT
+        if of_b is not None:
+            grad_b = of_b(a.mT, grad, ends)
+        return grad_a, grad_b
+
+    return run
+
+
+def grouped_step(
+    prepared: bool, x: torch.Tensor, y: torch.Tensor, ends: torch.Tensor, *, cleared: bool
+) -> Callable[..., torch.Tensor]:
+    """What gives the grouped product of x, y and ends as a step of a formula: of operands that lie as these do."""
+    if not prepared:
+        return lambda x, y, ends: grouped_operator(x, y, ends, None, None, None, cleared)
+    run = grouped_operator.prepared(x, y, ends, None, None, None, cleared)
+    return lambda x, y, ends: run(x, y, ends, None, None, None, cleared)
+
+
+def readable(x: torch.Tensor) -> torch.Tensor:
+    """x, or a copy with rows at multiples of 16 bytes, where a grouped product would not read x: on Hopper."""
+    if active_gpu().matrix_instructions != "wgmma":
+        return x
+    size, last = x.element_size(), x.dim() - 1
+    for axis in (last, last - 1):  # along which it may be contiguous
+        others = (stride * size for i, stride in enumerate(x.stride()) if i != axis)
+        if x.stride(axis) == 1 and not any(step % TMA_BYTES or not step for step in (*others, x.data_ptr() or 16)):
+            return x
+    pitch = -(-x.shape[-1] * size // TMA_BYTES) * TMA_BYTES // size
+    return x.new_empty((*x.shape[:-1], pitch))[..., : x.shape[-1]].copy_(x)
+
+
+_differentiate = Composed(_make_gradients)
+
+
+def _gradients(ctx, grad):
+    wanted = ctx.needs_input_grad
+    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), None, None, None, None, None
 
 
 def _batched(call, info, in_dims, *args):
@@ -58,7 +133,9 @@ _OPERATOR: Any = torch.library.custom_op(
     _grouped,
     mutates_args=(),
     schema="(Tensor a, Tensor b, Tensor ends, ScalarType? out_dtype=None, Tensor? scale_a=None, "
-    "Tensor? scale_b=None) -> Tensor",
+    "Tensor? scale_b=None, bool cleared=False) -> Tensor",
 )
 _OPERATOR.register_fake(_grouped_fake)
-grouped_operator = complete(_OPERATOR, batched=_batched, cast=_cast, warm=_warm)
+grouped_operator = complete(
+    _OPERATOR, batched=_batched, remember=_remember, gradients=_gradients, cast=_cast, warm=_warm
+)

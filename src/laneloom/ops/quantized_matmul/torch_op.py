@@ -9,6 +9,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
+from ..matmul.torch_grouped import grouped_operator, grouped_step, readable
 from ..matmul.torch_op import check_aligned, known_name, summing_step
 from ..operators import Composed, check_strided, complete, mark_written, one_by_one, refuse_out, to_front
 from ..scalars import shown
@@ -144,15 +145,14 @@ def _out_fake(x, values, scales, zeros, bias, out, dtype, group=0, config=None, 
 
 def _remember(ctx, inputs, output) -> None:
     x, values, scales, zeros, bias, ctx.dtype, ctx.group, *_, ends = inputs
-    if ends is not None:
-        raise UnsupportedError("ends: products of rows in groups have no gradients, use torch.no_grad() or detach()")
-    ctx.save_for_backward(x, values, scales, zeros, bias)
+    ctx.save_for_backward(x, values, scales, zeros, bias, ends)
 
 
-def _make_gradients(prepared, grad, x, values, scales, zeros, bias, dtype, group, *wanted) -> Callable[..., Any]:
-    """What gives dX = dC W, summed over the axes along which x was broadcast, and dbias = the sum of dC's rows.
+def _make_gradients(prepared, grad, x, values, scales, zeros, bias, ends, dtype, group, *wanted) -> Callable[..., Any]:
+    """What gives dX = dC W, summed over the axes along which x was broadcast, and dbias = the sum of dC's rows; of rows
+    in groups each group's, and zeros in dX's rows of no group.
 
-    dC and W enter the product rounded to x's dtype; rows are summed in FP32.
+    dC and W enter the product rounded to x's dtype; rows are summed in FP32, of groups those of dC in x's dtype.
     """
 
     def dequantized(values: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None) -> torch.Tensor:
@@ -160,13 +160,23 @@ def _make_gradients(prepared, grad, x, values, scales, zeros, bias, dtype, group
 
     x_dtype = x.dtype
     step = None
-    if wanted[0]:
+    if wanted[0] and ends is None:
         step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x.shape)
+    elif wanted[0]:
+        like = readable(grad.to(x_dtype))
+        step = grouped_step(prepared, like, dequantized(values, scales, zeros), ends, cleared=True)
 
-    def run(grad, x, values, scales, zeros, bias, *_: Any) -> tuple[Any, Any]:
-        grad_x = None if step is None else step(grad.to(x_dtype), dequantized(values, scales, zeros))
-        grad_bias = None
-        if bias is not None and wanted[1]:
+    def run(grad, x, values, scales, zeros, bias, ends, *_: Any) -> tuple[Any, Any]:
+        grad_x = grad_bias = None
+        of_groups, rounded = () if ends is None else (ends,), grad.to(x_dtype)
+        if ends is not None:
+            rounded = readable(rounded)
+        if step is not None:
+            grad_x = step(rounded, dequantized(values, scales, zeros), *of_groups)
+        if bias is not None and wanted[1] and ends is not None:
+            grad_bias = grouped_operator(rounded.new_ones(1, len(x)), rounded, ends, torch.float32, None, None, False)
+            grad_bias = grad_bias[:, 0].to(bias.dtype)
+        elif bias is not None and wanted[1]:
             grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=torch.float32).to(bias.dtype)
         return grad_x, grad_bias
 

@@ -1,5 +1,5 @@
-"""Any strides, any sizes, any batch, rows in groups by Triton's own `tl.dot`: masked loads, plain stores, one program a
-tile.
+"""Any strides, any sizes, any batch, rows or K in groups by Triton's own `tl.dot`: masked loads, plain stores, one
+program a tile.
 
 The only schedule of CDNA 5 (WMMA of the third version), for which Triton chooses layouts, LDS and order. Terms of an
 epilogue are a launch of their own. Plain Triton.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from ....codegen import CodeObject, compile_kernel
-from ....device.dot_tiles import tile_of_group, tile_of_program
+from ....device.dot_tiles import k_of_group, tile_of_group, tile_of_program
 from ....device.prepared import specialise
 from ....device.tma import TRITON_TYPES
 from ....gpu import Gpu
@@ -27,14 +27,19 @@ def matmul_dot(a_ptr, b_ptr, c_ptr, ends_ptr, M, N, K, inner, stride_ao, stride_
                stride_bi, stride_bk, stride_bn, stride_co, stride_ci, stride_cm, stride_cn, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
                ACC: tl.constexpr, GROUPS: tl.constexpr):
-    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]; with ends_ptr, of C[m, n] whose rows are in groups."""
-    if ends_ptr is None:
+    """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]; with GROUPS, of C[m, n] whose rows are in groups, which end
+    at ends_ptr; with it alone, of C[inner, m, n] whose K are."""
+    if GROUPS == 0:
         outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     else:
         outer = 0
         within, M, offs_m, offs_n = tile_of_group(ends_ptr, M, N, inner, BLOCK_M, BLOCK_N, GROUPS)
         if M == 0:  # there are fewer tiles
             return
+    if ends_ptr is not None and GROUPS == 0:
+        k_first, K = k_of_group(ends_ptr, within, K)
+        a_ptr += k_first * stride_ak
+        b_ptr += k_first * stride_bk
     offs_k = tl.arange(0, BLOCK_K).to(tl.int64)
     mask_m = (offs_m < M)[:, None]
     mask_n = (offs_n < N)[None, :]
@@ -63,7 +68,7 @@ def _arguments(problem: MatmulProblem, config: DotConfig) -> tuple[Any, ...]:
 
 
 def launch(problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any, *, ends: Any = None) -> None:
-    """Run `config` on what lies as `problem` says. ends: of the groups of rows of a grouped product."""
+    """Run `config` on what lies as `problem` says. ends: of the groups of rows, or of K, of a grouped product."""
     matmul_dot[(config.programs(problem),)](a, b, out, ends, *_arguments(problem, config), num_warps=config.num_warps)
 
 
@@ -71,7 +76,7 @@ def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObje
     """The machine code that `launch` runs."""
     kinds = (problem.dtype_a, problem.dtype_b, problem.dtype_out)
     pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
-    if problem.grouped:
+    if problem.grouped or problem.k_grouped:
         pointers["ends_ptr"] = "*i32"
     arguments = dict(zip(matmul_dot.arg_names[3:], (None, *_arguments(problem, config)), strict=True))
     signature, constants, divisible = specialise(matmul_dot, arguments, pointers)

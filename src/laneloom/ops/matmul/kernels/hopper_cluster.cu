@@ -8,14 +8,15 @@
 // With SWAPPED the product is C^T = B^T A^T: what is A here is B^T, what is B here A^T, and C is turned on its way out.
 // With PIECES > 1 a slice holds that many pieces of each operand (see device/pieces.py), multiplied in pairs from the
 // smallest to the largest.
+// With K_GROUPED every product of the batch has a group of K, which end where `ends` says: hopper_cluster_groups.cuh.
 // With UNEVEN the last tiles along N are 8 columns narrower, so that their number fills all SMs; see `locate`.
 // Overlap: with HOLD_BACK > 0 a tile's last strip waits in registers, as words of C, until so many slices of the next tile
 // are being multiplied. With SPLIT the first of two strips is written while the last slice of the second is multiplied.
 // With SCALED every slice of a row and of a column has a scale: hopper_cluster_blocks.cuh.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
 // afresh: their own additions are less precise than FP32's.
-// device/hopper.cuh, wgmma(), from hopper_cluster.py, hopper_cluster_epilogue, _store, _ring and _multiply.cuh, and _sums or
-// _blocks.cuh come in front of this text.
+// device/hopper.cuh, wgmma(), from hopper_cluster.py, hopper_cluster_epilogue, _store, _ring and _multiply.cuh, _groups.cuh, and _sums
+// or _blocks.cuh come in front of this text.
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_constant__ TensorMap b_map,
@@ -38,7 +39,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         prefetch_map(&a_map);
         prefetch_map(&b_map);
         // While another warp makes the barriers; not before kernels ahead have written where groups end.
-        if (!GROUPED) work.find(blockIdx.x / PEERS, walk, sizes, rank);
+        if (!READS_ENDS) work.find(blockIdx.x / PEERS, walk, sizes, rank);
     }
     if (threadIdx.x == 128) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {

@@ -106,7 +106,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "CLUSTER_M": config.cluster_m, "CLUSTER_N": config.cluster_n, "CLUSTER_K": config.cluster_k,
         "K_PARTS": config.split_k,
         "STRIPS": config.strips, "B_COLUMNS": config.b_columns(multiplied), "GROUP_M": config.group_m,
-        "GROUPED": int(config.grouped), "SWAPPED": int(config.swapped),
+        "GROUPED": int(config.grouped), "K_GROUPED": int(config.k_grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
         "SCALED": int(config.scaled > 0),
@@ -141,6 +141,8 @@ def code_object(problem, config, gpu) -> CodeObject:
         ) for width in widths
     )  # fmt: skip
     own = ("hopper_cluster_blocks.cuh" if config.scaled else "hopper_cluster_sums.cuh", "hopper_cluster.cu")
+    if config.k_grouped:
+        own = ("hopper_cluster_groups.cuh", *own)
     return compile_cuda(
         _INDEX_TYPES + multiply + kernel_source(__package__, *_SHARED, *own), gpu,
         constants=constants, num_warps=4 * (config.consumers + 1), lds_bytes=config.shared_bytes(problem),

@@ -14,6 +14,7 @@
 #define SUMS (BLOCK_N / 2)                     // of one strip in one thread, before they are exchanged
 #define PART_BYTES (STRIPS * ACCUMULATORS * 4 * 32)  // of one warp's sums that one CTA finishes
 #define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
+#define READS_ENDS (GROUPED || K_GROUPED)      // of groups, which kernels ahead may write
 #define WARPS (4 * CONSUMERS)                  // that multiply
 #define THREADS (128 * (CONSUMERS + 1))
 
@@ -26,9 +27,27 @@ struct Rank {
 // rows begin where a line of memory does. Those rows are of one class, which is a product of the batch here.
 __device__ __forceinline__ int before_k(const Tile &tile) { return LINE ? tile.inner * LINE_STEP % LINE : 0; }
 
+#if K_GROUPED
+// A tile's group of K. Boxes of the copy engine begin at 16 bytes of a row along K: perhaps in the group before.
+struct GroupOfK {
+    int begin, before, extent;  // where its slices begin, how many of their elements are another's, all of them
+    int slices;
+    __device__ __forceinline__ GroupOfK(const Sizes &s, const Tile &tile) {
+        const int step = A_IS_KM && !B_IS_NK ? 1 : 16 / ELEMENT_BYTES;
+        const int first = tile.inner > 0 ? min(max(s.group_ends[tile.inner - 1], 0), s.K) : 0;
+        const int end = min(s.group_ends[tile.inner], s.K);
+        before = first % step, begin = first - before, extent = end - begin;
+        slices = end > first ? (extent + BLOCK_K - 1) / BLOCK_K : 0;
+    }
+};
+#endif
+
 // The slices of a CTA's part of K. With K_PARTS > 1 clusters have parts of K as well, which stand where a batch's outer
 // products do.
 __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32 part) {
+#if K_GROUPED
+    return part == 0 ? 0 : GroupOfK(s, tile).slices;
+#endif
     const int slices = (s.K + before_k(tile) + BLOCK_K - 1) / BLOCK_K;
 #if K_PARTS > 1
     const int share = tile.outer * CLUSTER_K + part, shares = K_PARTS * CLUSTER_K;
@@ -56,9 +75,16 @@ struct Work {
     Tile tile;
     int k_first, k_end;
     bool more;
+#if K_GROUPED
+    int k_begin;
+#endif
 
     __device__ __forceinline__ void find(int item, Walk &walk, const Sizes &s, Rank rank) {
         more = locate(item, walk, tile, s, rank.m, rank.n);
+#if K_GROUPED
+        if (!more) return;
+        k_begin = GroupOfK(s, tile).begin;
+#endif
         k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
     }
     // What the warp's first lane has found.
@@ -66,6 +92,9 @@ struct Work {
         tile.m = uniform(tile.m), tile.n = uniform(tile.n);
         tile.outer = uniform(tile.outer), tile.inner = uniform(tile.inner);
         k_first = uniform(k_first), k_end = uniform(k_end), more = uniform(more);
+#if K_GROUPED
+        k_begin = uniform(k_begin);
+#endif
     }
 };
 
@@ -89,7 +118,11 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             else if (shared) share_box(map, at, barrier, mask, x, y, z, w);
             else load_box(map, at, barrier, x, y, z, w);
         };
+#if K_GROUPED
+        const int k = slice * BLOCK_K + work.k_begin;
+#else
         const int k = slice * BLOCK_K - before_k(tile);
+#endif
         // One of `sharers` shares of an operand's tile: of its rows along K, or, where it comes in panels of 64 neighbours
         // along the axis that it shares with C, of K.
         const auto share = [&](const TensorMap *map, const TensorMap *last_map, bool along_k, int extent, u32 sharers,
@@ -115,12 +148,12 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
                   PIECES > 1 ? piece : tile.inner * s.b_inner, tile.outer * s.b_outer);
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
-    if (GROUPED) {
+    if (READS_ENDS) {
         wait_for_predecessor();
         if (threadIdx.x == 0) work.find(item, walk, s, rank);
     }
     work.share();
-    if (!GROUPED) {
+    if (!READS_ENDS) {
 #if FETCHED
         // All CTAs of a row of tiles begin with the same slices of A, each asks for some of them; likewise B down a column.
         // Classes of rows are rows of tiles of one product. No remainders: divisions in uniform registers take 100 clocks.

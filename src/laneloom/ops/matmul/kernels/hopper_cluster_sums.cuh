@@ -63,6 +63,9 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const u32 warp = uniform(threadIdx.x / 32 % 4);
     // Without the CTA's place in the cluster, which descriptors have no bits for.
     const Descriptions of_ring = describe_ring(ring & 0x3ffff, slab);
+#if K_GROUPED
+    char *slices = staging - (4 * slab + warp) * PANELS * PANEL_BYTES - STAGES * STAGE_BYTES;
+#endif
     const u32 freed = freed_barrier(empty, rank);
     u32 stage = 0, phase = 0;
     u32 busy = 0;  // the slice that the wgmmas in flight read
@@ -77,6 +80,19 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const auto compute = [&](auto &acc) {
         tile = next;
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+#if K_GROUPED
+        const GroupOfK group(s, tile);
+        const int begins_within = group.before ? 0 : -1, ends_within = group.extent % BLOCK_K ? k_end - 1 : -1;
+        if (k_end == 0) {  // the group is empty
+            if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
+            __syncwarp();
+#pragma unroll
+            for (auto &strip : acc)
+#pragma unroll
+                for (auto &sum : strip) sum = 0;
+            more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+        }
+#endif
         const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
         constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
@@ -89,6 +105,10 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
 #pragma unroll 1
             for (; slice < end; ++slice) {
                 wait_barrier(full + 8 * stage, phase);
+#if K_GROUPED
+                if (slice == begins_within || slice == ends_within)
+                    clear_others(slices + stage * STAGE_BYTES, slab, group, slice);
+#endif
                 pin(acc);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
                 multiply(acc, of_ring, stage * STAGE_BYTES, slice == first);

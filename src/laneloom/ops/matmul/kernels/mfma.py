@@ -1,7 +1,7 @@
 """MFMA block GEMM for CDNA: tiles through swizzled LDS, the next one loaded during matrix instructions, waves of 64.
 
 fp16, bf16 and int8 (`v_mfma_*_16x16x16` and wider), fp32 and fp64 (`_16x16x4`), on gfx950 fp8 and bf8, which on
-gfx908, gfx90a and gfx942 become bf16: any size, any strides, rows in groups, every epilogue.
+gfx908, gfx90a and gfx942 become bf16: any size, any strides, rows or K in groups, every epilogue.
 Emulated and inspected; nobody ran it on a GPU. Source: AMD Instinct MI300 ISA guide, "Matrix Arithmetic Instructions".
 """
 
@@ -17,7 +17,7 @@ from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import store_tile
 from ....device.float8 import bf16_of_float8
-from ....device.row_groups import place_tile_of_all
+from ....device.row_groups import k_of_group, place_tile_of_all
 from ....device.wmma_tiles import load_fence, load_last_tile, load_tile, schedule_fence_wave64, tile_offsets
 from ....gpu import Gpu
 from ..config_mfma import MfmaConfig, instruction_of, is_upcast, lds_element_bytes
@@ -60,13 +60,17 @@ def mfma_matmul(
     outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
         tile, ends_ptr, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED, ENDS
     )  # fmt: skip
-    if ends_ptr is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
+    if ENDS is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
         return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
     c_ptr += outer * stride_co + inner * stride_ci
     if add_ptr is not None:
         add_ptr += outer * stride_do + inner * stride_di
+    if ends_ptr is not None and ENDS is None:  # K in groups
+        k_first, K = k_of_group(ends_ptr, inner, K)
+        a_ptr += k_first * stride_ak
+        b_ptr += k_first * stride_bk
     a_tile = a_ptr + m0 * stride_am
     b_tile = b_ptr + n0 * stride_bn
     a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)

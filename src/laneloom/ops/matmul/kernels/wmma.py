@@ -1,10 +1,10 @@
 """WMMA block GEMM: a workgroup's tiles of A and B go through LDS while the next ones are on their way.
 
-The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, rows in groups, K
-in parts, or the last round of tiles shared (stream-K). Both tiles lie in LDS with K contiguous, so that fragments are
-read 16 bytes at a time; an operand that is contiguous along M or N is transposed on the way. Its knobs make most
-presets (docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of the fragment layouts: AMD RDNA 3
-and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
+The general schedule of RDNA 3, 3.5 and 4 for halves, 8-bit and 4-bit operands: any size, any strides, rows or K in
+groups, K in parts, or the last round of tiles shared (stream-K). Both tiles lie in LDS with K contiguous, so that
+fragments are read 16 bytes at a time; an operand that is contiguous along M or N is transposed on the way. Its knobs
+make most presets (docs/presets.md). What was tried, compiled figures: docs/matmul.md. Source of the fragment layouts:
+AMD RDNA 3 and RDNA 4 ISA guides, "Wave Matrix Multiply Accumulate".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from ....codegen import CodeObject
 from ....codegen.versions import cta_barrier
 from ....device.epilogue import above_stores, store_tile_in_pieces
-from ....device.row_groups import place_tile_of_all
+from ....device.row_groups import k_of_group, place_tile_of_all
 from ....device.stream_k import stream_piece
 from ....device.wmma_tiles import (
     load_fence,
@@ -78,7 +78,7 @@ def wmma_matmul(
     outer, inner, m0, n0, rows_m, rows_n = place_tile_of_all(
         tile, ends_ptr, M, N, batch_inner, BLOCK_M, BLOCK_N, ORDER, GROUP, CHIPLETS, BATCHED, ENDS
     )  # fmt: skip
-    if ends_ptr is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
+    if ENDS is not None and rows_m <= 0:  # there are fewer tiles of rows in groups
         return
     a_ptr += outer * stride_ao + inner * stride_ai
     b_ptr += outer * stride_bo + inner * stride_bi
@@ -94,6 +94,10 @@ def wmma_matmul(
         a_ptr += k_first.to(gl.int64) * stride_ak
         b_ptr += k_first.to(gl.int64) * stride_bk
         c_ptr += part.to(gl.int64) * stride_part
+    if ends_ptr is not None and ENDS is None:  # K in groups
+        k_first, K = k_of_group(ends_ptr, inner, K)
+        a_ptr += k_first * stride_ak
+        b_ptr += k_first * stride_bk
     a_tile = a_ptr + m0 * stride_am
     b_tile = b_ptr + n0 * stride_bn
     a_r, a_k = tile_offsets(rows_m, stride_am, stride_ak, BLOCK_M, BLOCK_K, A_MAJOR, A_VEC, WIDE, A_LOAD)
