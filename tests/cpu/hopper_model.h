@@ -287,6 +287,7 @@ template <int WIDTH> void add_columns(const float (&dq)[32], float* sums) {
 }
 
 inline float to_tf32(u32 x) { return __uint_as_float(x & ~0x1fffu); }  // the tensor cores ignore the last bits
+static void (*at_each_read)(u32) = nullptr;  // of the tensor cores, where a model has something to say
 // An element of an operand in shared memory: PTX ISA, "Asynchronous warpgroup level matrix shared memory layout".
 inline float element(u64 descriptor, bool by_column, int row, int k) {
   const u32 from = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4, stride = (descriptor >> 32 & 0x3fff) << 4;
@@ -295,6 +296,7 @@ inline float element(u64 descriptor, bool by_column, int row, int k) {
   else if (descriptor >> 62 == 1) at = from + row / 8 * stride + row % 8 * 128 + k * ELEMENT_BYTES;
   else at = from + row / 8 * stride + k / 8 * leading + row % 8 * 16 + k % 8 * 2;
   if (descriptor >> 62 == 1) at ^= (at >> 7 & 7) << 4;
+  if (at_each_read) at_each_read(at % WINDOW);
   if (ELEMENT_BYTES == 1) return widen_byte(arena[at % WINDOW]);
   if (ELEMENT_BYTES == 4) return to_tf32(*(u32*)(arena + at % WINDOW));
   u16 x;

@@ -89,6 +89,7 @@ inline void load_box_to_all(u32 target, const void* map, u32 barrier, int x, int
   const Map& m = *(const Map*)map;
   check_shared(target, m.box[1] * m.line, 128);
   if (!after_predecessor) fail("a load before the kernels ahead are done");
+  if (x * (i64)m.element % 16) fail("a box is loaded from %d bytes behind a multiple of 16", (int)(x * (i64)m.element % 16));
   for (int rank = 0; mask; ++rank, mask >>= 1)
     if (mask & 1) load_to(peer(rank), m, target, barrier, x, y, origin(m, x, y, z, w));
 }
@@ -134,6 +135,9 @@ template <int PENDING> void wait_for_stores() {
 inline void show_to_copy_engine() {
   for (u32 piece : unfenced) not_visible[cta - ctas][piece] = 0;
   unfenced.clear();
+}
+inline void check_visible(u32 at) {
+  if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
 }
 inline void written(u32 at, u32 bytes) {
   check_shared(at, bytes, bytes);
@@ -289,7 +293,7 @@ template <int WIDE> void multiply_fragments(float* sums, const u32 (&a)[4], u64 
   if (b_by_row) fail("what a fence has shown is known of rows along K");
   for (int piece = threadIdx.x % 32; piece < 2 * WIDE; piece += 32) {  // of 16 bytes, two in each of B's lines
     const u32 at = swizzled((b & 0x3fff) << 4, piece / 2, piece % 2 * 16);
-    if (not_visible[cta - ctas][at / 16]) fail("wgmma reads what no fence has shown it, at %u", at);
+    check_visible(at);
   }
   multiply_registers<WIDE>(sums, a, b, accumulate, b_by_row);
 }

@@ -126,6 +126,7 @@ LAUNCH = """
 extern "C" void launch(int grid, int threads, int cluster, int bytes, int late, void **p) {
   const bool fits = threads == THREADS && cluster == %(peers)s && grid %% cluster == 0 && cluster <= CTAS;
   if (!fits) ptx::fail("no launch of this kernel");
+  if (%(checked)s) at_each_read = ptx::check_visible;
   ptx::run(grid, threads, cluster, bytes, late, [=] { %(kernel)s; });
 }
 """
@@ -253,7 +254,9 @@ def program(source: str, constants: dict[str, int | str], of: Kernel = CLUSTER) 
     of_header = [line for line in lines if line.split()[1] in (*OF_HEADER, *of_type)]
     of_kernel = [line for line in lines if line not in of_header]
     header = Path(__file__).with_name("matmul_model.h")
-    launch = LAUNCH % {"peers": of.peers, "kernel": of.call}
+    # Two consumers write the same zeros over B, one perhaps while the other multiplies.
+    checked = int(bool(constants.get("K_GROUPED")) and constants["CONSUMERS"] == 1)
+    launch = LAUNCH % {"peers": of.peers, "kernel": of.call, "checked": checked}
     return "\n".join([*of_header, f'#include "{header}"', *of_kernel, "namespace kernel {", text, launch, "}"])
 
 

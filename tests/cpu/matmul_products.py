@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -96,6 +98,18 @@ def compare(out, truth, sums, k, dtype, unit=2.0**-24):
     error = abs(out.double().numpy() - truth)
     wrong = ~(error <= k * unit * sums + verify.UNIT_ROUNDOFF.get(dtype, 0) * abs(truth))
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
+
+
+def check_groups_of_k(problem, config, ends):
+    """Of a batch that says nothing of groups; both operands are those of all products."""
+    config = config.with_knobs(k_grouped=True)
+    numbers = torch.tensor(ends, dtype=torch.int32)
+    a, b, out = run(replace(problem, k_grouped=True), config, *[None] * 6, numbers)
+    first = 0
+    for group, end in enumerate(ends):
+        x, y = a[0, 0, :, first:end].double().numpy(), b[0, 0, first:end].double().numpy()
+        compare(out[0, group], x @ y, abs(x) @ abs(y), problem.k, problem.dtype_out)
+        first = end
 
 
 def check(problem, config, unit=2.0**-24):

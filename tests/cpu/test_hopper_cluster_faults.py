@@ -12,7 +12,7 @@ from sampled import without
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model, with_calls  # noqa: E402
-from matmul_products import GPU, check, product, run, small  # noqa: E402
+from matmul_products import GPU, check, check_groups_of_k, product, run, small  # noqa: E402
 
 from laneloom.errors import LaneloomError  # noqa: E402
 from laneloom.ops.matmul.problem import Matrix  # noqa: E402
@@ -74,7 +74,18 @@ FAULTS_OF_CLUSTERS = {
 }  # fmt: skip
 
 
-def check_fault(model, fault, problem, config, **options):
+#: the same of groups of K
+FAULTS_OF_GROUPS = {
+    "what is behind a group's end stays": (" || slice == ends_within", "", "wrong"),
+    "what is in front of its beginning stays": ("slice == begins_within || ", "", "wrong"),
+    "the tensor cores may see it": (
+        'asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  //', "//", "no fence"),
+    "an empty group has the sums of the one before": ("K_GROUPED && k_end == 0", "false", "wrong"),
+    "boxes begin where groups do": ("16 / ELEMENT_BYTES;", "1;", "6 bytes behind a multiple of 16"),
+}  # fmt: skip
+
+
+def check_fault(model, fault, problem, config, *rest, check=check, **options):
     there, instead, what = fault
 
     def change(text):
@@ -83,7 +94,7 @@ def check_fault(model, fault, problem, config, **options):
 
     model(change=change, seconds=1 if "ever" in what else 20, **options)
     with pytest.raises(AssertionError, match=what):
-        check(problem, config)
+        check(problem, config, *rest)
 
 
 #: but what test_hopper_registers_faults.py finds with the same model
@@ -102,3 +113,9 @@ def test_faults_are_seen(model, name):
 @pytest.mark.parametrize("name", FAULTS_OF_CLUSTERS)
 def test_faults_of_clusters_are_seen(model, name):
     check_fault(model, FAULTS_OF_CLUSTERS[name], product(100, 24, 72), small(cluster_m=2), signal_us=300_000)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_GROUPS)
+def test_faults_of_groups_are_seen(model, name):
+    problem = product(60, 24, 168, batch=(1, 3), shared="ab")
+    check_fault(model, FAULTS_OF_GROUPS[name], problem, small(programs=1), (75, 75, 160), check=check_groups_of_k)

@@ -16,7 +16,7 @@ from sampled import without
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model  # noqa: E402
-from matmul_products import SUMMED, check, compare, cut, product, run, small  # noqa: E402
+from matmul_products import SUMMED, check, check_groups_of_k, compare, cut, product, run, small  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
@@ -198,12 +198,5 @@ def test_k_in_groups(model, name, late):
     ends = (70, 70, 75, 139, 139, 403, 403)
     dtype = {"dtype": "fp8", "out": "bf16"} if name == "fp8" else {}
     m, n, k = 150, 83 if "masked" in name else 88, 424 if name == "fp8" else 416
-    problem = product(m, n, k, layout, batch=(1, len(ends)), shared="ab", **dtype)
-    config = config.with_knobs(k_grouped=True)
     model(late=late)
-    a, b, out = run(replace(problem, k_grouped=True), config, *[None] * 6, torch.tensor(ends, dtype=torch.int32))
-    first = 0
-    for group, end in enumerate(ends):
-        x, y = a[0, 0, :, first:end].double().numpy(), b[0, 0, first:end].double().numpy()
-        compare(out[0, group], x @ y, abs(x) @ abs(y), k, "bf16")
-        first = end
+    check_groups_of_k(product(m, n, k, layout, batch=(1, len(ends)), shared="ab", **dtype), config, ends)

@@ -36,10 +36,10 @@ struct Fresh {
 
     template <class Sum, int N>
     __device__ __forceinline__ Fresh(const Sum (&from)[N], int strip, Held &held, const Place &at,
-                                     const Sizes &s, const Tile &tile, const Terms &terms)
+                                     const Sizes &s, const Tile &tile, const Terms &terms, bool zeros = false)
         : strip(strip), held(held), at(at), s(s), tile(tile), terms(terms) {
 #pragma unroll
-        for (int j = 0; j < ACCUMULATORS; ++j) sums[j] = j < N ? (STORED)from[j] : (STORED)0;
+        for (int j = 0; j < ACCUMULATORS; ++j) sums[j] = j < N && !zeros ? (STORED)from[j] : (STORED)0;
     }
     __device__ __forceinline__ void make(PanelWords &words, int panel) {
         const int first = panel * (PANEL / 2), left = ACCUMULATORS - first, count = left < PANEL / 2 ? left : PANEL / 2;

@@ -63,9 +63,6 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const u32 warp = uniform(threadIdx.x / 32 % 4);
     // Without the CTA's place in the cluster, which descriptors have no bits for.
     const Descriptions of_ring = describe_ring(ring & 0x3ffff, slab);
-#if K_GROUPED
-    char *slices = staging - (4 * slab + warp) * PANELS * PANEL_BYTES - STAGES * STAGE_BYTES;
-#endif
     const u32 freed = freed_barrier(empty, rank);
     u32 stage = 0, phase = 0;
     u32 busy = 0;  // the slice that the wgmmas in flight read
@@ -86,10 +83,6 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         if (k_end == 0) {  // the group is empty
             if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
             __syncwarp();
-#pragma unroll
-            for (auto &strip : acc)
-#pragma unroll
-                for (auto &sum : strip) sum = 0;
             more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
         }
 #endif
@@ -107,7 +100,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 wait_barrier(full + 8 * stage, phase);
 #if K_GROUPED
                 if (slice == begins_within || slice == ends_within)
-                    clear_others(slices + stage * STAGE_BYTES, slab, group, slice);
+                    clear_others(ring + stage * STAGE_BYTES, slab, group, slice);
 #endif
                 pin(acc);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -171,7 +164,8 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
 #else
             auto &strip_sums = acc[strip];
 #endif
-            Fresh fresh(strip_sums, strip, held, at, s, tile, terms);
+            // Of an empty group nothing was summed; zeros in the sums themselves, and ptxas waits behind every wgmma.
+            Fresh fresh(strip_sums, strip, held, at, s, tile, terms, K_GROUPED && k_end == 0);
             if (HOLD_BACK && strip == STRIPS - 1) {
                 kept_panels.keep(fresh);
                 held_back = more && next.narrow == tile.narrow;
