@@ -51,6 +51,7 @@ def assert_attention_close(got, expected):
 
 A, B, BIAS = random(2, 9, 16), random(16, 16, seed=1), random(16, seed=2)
 Q = random(1, 2, 9, 16)
+ROWS, EXPERTS, ENDS = random(9, 16).bfloat16(), random(3, 16, 8, seed=1).bfloat16(), torch.tensor([4, 4, 9]).int()
 ROUTED = {
     "matmul": lambda: torch.matmul(A, B),
     "at": lambda: A @ B,
@@ -63,6 +64,8 @@ ROUTED = {
     "fp32": lambda: torch.matmul(A.float(), B.float()),
     "fp64": lambda: torch.matmul(A.double(), B.double()),
     "addmm": lambda: torch.addmm(random(9, 16, seed=3), A[0], B, beta=0.5, alpha=2),
+    "grouped": lambda: F.grouped_mm(ROWS, EXPERTS, offs=ENDS),
+    "grouped_of_k": lambda: torch._grouped_mm(ROWS.mT, random(9, 8).bfloat16(), ENDS, out_dtype=torch.bfloat16),
     "attention": lambda: F.scaled_dot_product_attention(Q, Q, Q),
     "attention_causal": lambda: F.scaled_dot_product_attention(Q, Q[:, :, :5], Q[:, :, :5], is_causal=True, scale=0.3),
     "attention_grouped": lambda: F.scaled_dot_product_attention(Q, Q[:, :1], Q[:, :1], enable_gqa=True),
@@ -85,6 +88,8 @@ KEPT = {
     "empty": (lambda: torch.matmul(A[:0], B), "an empty operand"),
     "integers": (lambda: torch.matmul(A.int(), B.int()), "dtype torch.int32"),
     "complex": (lambda: torch.matmul(A.cfloat(), B.cfloat()), "complex64"),
+    "grouped_batch": (lambda: F.grouped_mm(EXPERTS, EXPERTS.mT), "groups that are a batch"),
+    "grouped_columns": (lambda: F.grouped_mm(EXPERTS.mT, ROWS.mT, offs=ENDS), "columns in groups"),
     "sparse": (lambda: torch.mm(A[0].float().to_sparse(), B.float()), "layout torch.sparse_coo"),
     "nested": (
         lambda: F.linear(torch.nested.nested_tensor([A[0], A[0, :2]]), B.mT).to_padded_tensor(0.0), "a nested tensor"
@@ -358,3 +363,22 @@ DAMAGED = ["", "[]", '{"schema_version": 9}', '{"schema_version": 1, "measuremen
 def test_a_damaged_table_is_an_error_that_names_it(text):
     with pytest.raises(measurements.MeasurementsError, match=r"x\.json"):
         measurements.parse(text, "x.json")
+
+
+def test_experts_with_gradients(gfx1201):
+    """Both of a layer's matrices, routed forwards and backwards."""
+
+    def layer(x, up, down):
+        return F.grouped_mm(F.grouped_mm(x, up, offs=ENDS).relu(), down, offs=ENDS)
+
+    tensors = [ROWS, EXPERTS, random(3, 8, 16, seed=2).bfloat16()]
+    theirs, ours = ([x.clone().requires_grad_() for x in tensors] for _ in range(2))
+    grad = random(9, 16, seed=3).bfloat16()
+    layer(*theirs).backward(grad)
+    with laneloom.patched(always=True) as p:
+        layer(*ours).backward(grad)
+    assert p.report().routed == 2
+    assert {(e.function, e.routed) for e in p.report().entries} == {("grouped_mm", True)}
+    assert sum(launch.kernel == "wmma_matmul" for launch in gfx1201.launches) == 6
+    for expected, got in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)

@@ -25,11 +25,12 @@ from triton.runtime import driver
 from ..ops.attention.arguments import MOST_SCALE
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.torch_gemm import gemm_operator
+from ..ops.matmul.torch_grouped import grouped_operator
 from ..ops.matmul.torch_op import matmul_operator
 from ..ops.operators import AUTOCAST_DEVICES, Operator, is_watched
 from ..ops.warm import keep, key_of
 from .attention import attend
-from .routing import Decision, Request, attention_request, decide, product_request
+from .routing import Decision, Request, attention_request, decide, grouped_request, product_request
 
 Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 
@@ -205,10 +206,10 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
     laneloom, and prints the report when the process ends. `python -m laneloom.pytorch SCRIPT` does that to any script.
 
     Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
-    F.scaled_dot_product_attention, and those inside nn.MultiheadAttention. A call is routed if a schedule can do it and
-    the measurements of this GPU say that laneloom is faster, gradients included where they are recorded, and the host's
-    time to start a kernel where that is longer than the kernel. captured: the calls go into CUDA graphs, where the host
-    does not count. always: route all that a schedule can do, measured or not.
+    F.scaled_dot_product_attention and those inside nn.MultiheadAttention; outside compiled graphs F.grouped_mm. A call
+    is routed if a schedule can do it and the measurements of this GPU say that laneloom is faster, gradients included
+    where they are recorded, and the host's time to start a kernel where that is longer than the kernel. captured: the
+    calls go into CUDA graphs, where the host does not count. always: route all that a schedule can do, measured or not.
 
     What laneloom cannot do (a mask tensor, dropout, out=, other dtypes, subclasses of tensors, forward-mode
     derivatives) goes to torch unchanged; the report says why.
@@ -275,6 +276,8 @@ def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) ->
         return refusal
     if function == "scaled_dot_product_attention":
         return attention_request(x, y, z, causal, grouped)
+    if function == "grouped_mm":
+        return grouped_request(x, y, z)
     return product_request(function, x, y, z)
 
 
@@ -349,6 +352,17 @@ def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (x, y, ends, bias, out_dtype), refusal = _bound(("self", "mat2", "offs", "bias", "out_dtype"), args, kwargs)
+    if bias is not None:
+        refusal = "a bias"
+    elif out_dtype is not None and out_dtype != getattr(x, "dtype", None):
+        refusal = "out_dtype="
+    if _takes(mode, "grouped_mm", x, y, ends, (refusal, False, False)):
+        return grouped_operator(x, y, ends, None, None, None, False)
+    return func(*args, **kwargs)
+
+
 _PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.matmul: ("matmul", ("input", "other")),
     torch.Tensor.matmul: ("matmul", ("self", "other")),
@@ -365,6 +379,7 @@ _ROUTES: dict[Any, Callable[..., Any]] = {
     torch.addmm: _route_addmm,
     torch.Tensor.addmm: _route_addmm,
     F.scaled_dot_product_attention: _route_attention,
+    torch._grouped_mm: _route_grouped,  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
 }
 
 

@@ -18,6 +18,7 @@ from ..ops.attention import config as attention_config
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul import execute
+from ..ops.matmul.plan_groups import plan_grouped
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.target import active_gpu, expected_device_type
 from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
@@ -170,6 +171,36 @@ def _why_term_kept(function: str, a: torch.Tensor, n: int, term: Any) -> str | N
     return None
 
 
+def grouped_request(a: Any, b: Any, ends: Any) -> Request | str:
+    """The request of a product of rows in groups, or of K in groups, as `grouped_matmul` has them; or why torch keeps
+    it."""
+    if not all(isinstance(x, torch.Tensor) for x in (a, b, ends)):
+        return "groups that are a batch" if ends is None else "an operand that is no tensor"
+    kept = why_kept((a, b))
+    if kept is not None:
+        return kept
+    if dtype_in_force(a) != a.dtype:  # torch's function does not follow it
+        return f"autocast to {dtype_in_force(a)}"
+    if a.dim() != 2 or b.dim() not in (2, 3):
+        return "columns in groups"
+    m, k, n, groups = (size_of(x) for x in (*a.shape, b.shape[-1], ends.shape[0] if ends.dim() else 1))
+    fits = ends.dim() == 1 and size_of(b.shape[-2]) == k and (b.dim() == 2 or size_of(b.shape[0]) == groups)
+    if not fits or ends.dtype != torch.int32 or ends.device != a.device:
+        return "ends or shapes that do not fit"
+    dtype, rows = DTYPES[a.dtype], b.dim() == 3
+
+    def part(rows: bool, *sizes: int) -> Part:
+        return Part("grouped_matmul", (f"{dtype} {'rows' if rows else 'k'}",), (groups, *sizes))
+
+    parts = [part(rows, m, n, k)]
+    if torch.is_grad_enabled() and a.requires_grad:
+        parts.append(part(True, m, k, n) if rows else part(True, k, m, n))
+    if torch.is_grad_enabled() and b.requires_grad:
+        parts.append(part(False, k, n, m) if rows else part(True, k, n, m))
+    text = f"{m}x{n}x{k} in {groups} groups of {'rows' if rows else 'K'} {dtype} {_letter(a)}{_letter(b)}"
+    return Request(text, tuple(parts))
+
+
 def attention_request(q: Any, k: Any, v: Any, causal: bool, grouped: bool) -> Request | str:
     """The request of an attention of q [B, H, N, D], k, v; or why torch keeps it."""
     if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
@@ -196,6 +227,9 @@ def _check_planned(request: Request, gpu: Gpu) -> None:
     """Raise LaneloomError unless a schedule can do every part."""
     for part in request.parts:
         dtype, kind, *_ = part.kinds[0].split()
+        if part.op == "grouped_matmul":
+            plan_grouped(part.sizes, dtype, gpu, of_k=kind == "k")
+            continue
         if part.op == "matmul":
             layout = kind if kind in _LAYOUTS else "nn"
             batch, *sizes = part.sizes

@@ -1,19 +1,20 @@
-"""Which config of `hopper_cluster` a grouped product takes, as if all groups were as large. Pure."""
+"""Which config a grouped product takes, as if all groups were as large; on Hopper one of `hopper_cluster`. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from ...errors import UnsupportedError
 from ...gpu import Gpu
+from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
 from .config_hopper import filled
 from .plan_blocks import scaled_configs
 from .plan_cluster import cluster_configs
-from .problem import MatmulProblem
+from .problem import MatmulProblem, Matrix
 
 #: Tiles for groups of K, whose results are large: each with its time an element beside the best's, and the same where a
 #: group has at most SHORT_K, which is when C's way to memory is the limit. Measured on one H200: docs/hopper-gemm.md.
@@ -69,3 +70,13 @@ def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
         block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
         tma_store=False, scaled=int(problem.scales is not None), **kind_of(problem))  # fmt: skip
     raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")
+
+
+def plan_grouped(sizes: Sequence[int], dtype: str, gpu: Gpu, *, of_k: bool) -> MatmulConfig:
+    """The config for G, M, N, K, rows or K in groups, of operands that lie densely; raises UnsupportedError."""
+    groups, m, n, k = sizes
+    a = Matrix((0, 0, 1, m) if of_k else (0, 0, k, 1))
+    b, out = (Matrix((0, 0 if each else x * n, n, 1)) for each, x in ((of_k, k), (not of_k, m)))
+    problem = MatmulProblem(
+        m, n, k, dtype, dtype, dtype, (1, groups), a, b, out, grouped=not of_k, k_grouped=of_k)  # fmt: skip
+    return plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
