@@ -61,6 +61,9 @@ class Groups:
         """Make the call and hold it against FP64. flushes: as `judge`."""
         torch.manual_seed(self.seed)
         g, dtype = self.generator, DTYPES[self.kind]
+        if g.random() < 0.4:
+            self.check_of_k(device, flushes)
+            return
         a = lying(g, (self.m, self.k), dtype, device)
         b = lying(g, (len(self.ends), self.k, self.n), dtype, device)
         rows, columns = (self.m, self.n) if self.out == "n" else (self.n, self.m)
@@ -70,3 +73,18 @@ class Groups:
         assert laneloom.grouped_matmul(a, b, ends, out=out) is out
         check_groups(out.cpu(), a.cpu(), b.cpu(), self.ends, GUARD, flushes=flushes)
         assert (buffer[:, columns:].double() == GUARD).all(), (str(self), "written beside out")
+
+    def check_of_k(self, device: str, flushes: bool) -> None:
+        """The same groups along K, of as many rows as the others have columns."""
+        g, dtype, rows = self.generator, DTYPES[self.kind], self.k
+        a, b = lying(g, (rows, self.m), dtype, device), lying(g, (self.m, self.n), dtype, device)
+        buffer = torch.full((len(self.ends), rows, self.n + self.pad), GUARD, device=device).to(self.out_dtype)
+        out, ends = buffer[..., : self.n], torch.tensor(self.ends, dtype=torch.int32, device=device)
+        assert laneloom.grouped_matmul(a, b, ends, out=out) is out
+        for group, (first, end) in enumerate(pairwise(min(end, self.m) for end in (0, *self.ends))):
+            if end > first:
+                verdict = judge(out[group].cpu(), a[:, first:end].cpu(), b[first:end].cpu(), flushes)
+                assert verdict.ok, (str(self), group, verdict)
+            else:
+                assert (out[group] == 0).all(), (str(self), group)
+        assert (buffer[..., self.n :].double() == GUARD).all(), (str(self), "written beside out")

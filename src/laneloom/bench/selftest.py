@@ -87,6 +87,7 @@ def _checks(device: str) -> Iterator[tuple[str, Callable[[], tuple[float, str | 
         for m, bits in ((1, "int4"), (20, "fp4"), (70, "int8")):
             yield f"quantized_matmul {m} rows, {bits} {dtype}", lambda d=dtype, a=(m, bits): _quantized(device, *a, d)
         yield f"grouped_matmul {dtype}", lambda d=dtype: _grouped(device, d)
+        yield f"gradients of grouped_matmul {dtype}", lambda d=dtype: _gradients_of_groups(device, d)
         yield f"quantized_matmul of groups, int4 {dtype}", lambda d=dtype: _quantized_groups(device, d)
     for dtype in ("fp64", "fp32"):
         for k in (4, 7, 16):
@@ -198,6 +199,21 @@ def _grouped(device: str, dtype: str) -> tuple[float, str | None]:
     a, b = (_randn(device, *s, dtype=DTYPES[dtype]) for s in ((GROUP_ENDS[-1], 320), (len(GROUP_ENDS), 320, 96)))
     got = grouped_matmul(a, b, torch.tensor(GROUP_ENDS, dtype=torch.int32, device=device))
     return _within(got, _by_groups(a, b, torch.float64), _by_groups(a, b, torch.float32).to(a.dtype), dtype)
+
+
+def _gradients_of_groups(device: str, dtype: str) -> tuple[float, str | None]:
+    """Those of the matrices, which are a product of K in groups; each group's beside its own."""
+    a, d = (_randn(device, GROUP_ENDS[-1], n, dtype=DTYPES[dtype]) for n in (320, 96))
+    b = _randn(device, len(GROUP_ENDS), 320, 96, dtype=DTYPES[dtype]).requires_grad_()
+    grouped_matmul(a, b, torch.tensor(GROUP_ENDS, dtype=torch.int32, device=device)).backward(d)
+    firsts, got = (0, *GROUP_ENDS), b.grad
+    assert got is not None
+
+    def truth(kind: torch.dtype) -> torch.Tensor:
+        parts = zip(firsts, GROUP_ENDS, strict=False)
+        return torch.stack([a[i:j].to(kind).mT @ d[i:j].to(kind) for i, j in parts])
+
+    return _within(got, truth(torch.float64), truth(torch.float32).to(a.dtype), dtype)
 
 
 def _quantized_groups(device: str, dtype: str) -> tuple[float, str | None]:
