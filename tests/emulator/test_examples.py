@@ -16,3 +16,10 @@ def test_wmma_hello_world(gpu, capsys):
     c = module["main"](gpu)
     assert (c == 16).all()
     assert f"{gpu}: hello, every element is 16" in capsys.readouterr().out
+
+
+def test_experts_are_trained(capsys):
+    module = runpy.run_path(str(EXAMPLES / "train_experts.py"))
+    losses = module["main"](["--emulate", "gfx1151"])
+    assert losses[-1] < 0.85 * losses[0]
+    assert len(capsys.readouterr().out.splitlines()) == 1 + len(losses)
