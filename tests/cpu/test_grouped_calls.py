@@ -35,7 +35,7 @@ def launches(monkeypatch):
     found = {"prepared": [], "launched": []}
 
     def prepare(problem, config, gpu):
-        assert config.grouped
+        assert config.grouped == problem.grouped != problem.k_grouped == config.k_grouped
         assert config.why_invalid(problem, gpu) is None
         found["prepared"].append(problem)
 
@@ -43,9 +43,15 @@ def launches(monkeypatch):
             *absent, ends = terms
             assert absent == [None] * 6
             found["launched"].append((a.data_ptr(), b.data_ptr(), ends.data_ptr(), out.data_ptr()))
+            for x, matrix in ((a, problem.a), (b, problem.b)):  # as the problem says
+                assert x.stride()[-2:] == matrix.strides[2:]
+                assert x.data_ptr() % 16 == 0
             first = 0
-            for matrix, end in zip(b, ends.tolist(), strict=True):
-                out[first:end] = (a[first:end].double() @ matrix.double()).to(out.dtype)
+            for group, end in enumerate(ends.tolist()):
+                if problem.grouped:
+                    out[first:end] = (a[first:end].double() @ b[group].double()).to(out.dtype)
+                else:
+                    out[group] = (a[:, first:end].double() @ b[first:end].double()).to(out.dtype)
                 first = end
 
         return launch
@@ -84,6 +90,40 @@ def test_a_result_that_is_given(launches):
     assert laneloom.grouped_matmul(**given, out=out, out_dtype=torch.float16) is out
     empty = laneloom.grouped_matmul(**operands(a=torch.empty(0, 64).bfloat16()))
     assert empty.shape == (0, 32)
+
+
+def anyhow(x):
+    """Ways to lie: as it is, the transpose, pitches of no 16 bytes, between 16 bytes, one row for all, every other."""
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + 3)
+    wide[..., 1:-2] = x
+    yield x
+    yield x.mT.contiguous().mT
+    yield wide[..., 1:-2]
+    yield x[..., :1, :].expand(*x.shape)
+    yield torch.stack([x, x], -1)[..., 0]
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("of_k", [False, True])
+def test_operands_that_lie_anyhow(launches, of_k, kind):
+    """Those that the copy engine cannot read, or that groups of rows cut between 16 bytes, are copied first."""
+    given = operands(3)
+    if of_k:
+        given = {"a": given["a"].mT.contiguous(), "b": given["a"][:, :24].contiguous(), "ends": given["ends"]}
+    a, b = given["a"].to(kind), given["b"].to(kind)
+    for x in anyhow(a):
+        for y in anyhow(b):
+            first, parts = 0, []
+            for group, end in enumerate(given["ends"].tolist()):
+                part = slice(first, end)
+                parts.append(x[:, part].double() @ y[part].double() if of_k else x[part].double() @ y[group].double())
+                first = end
+            truth = torch.stack(parts) if of_k else torch.cat(parts)
+            got = laneloom.grouped_matmul(x, y, given["ends"], out_dtype=torch.float32)
+            assert torch.equal(got, truth.float())
+    problems = launches["prepared"]
+    assert {p.a.major for p in problems} == ({"n", "t"} if of_k and kind == torch.bfloat16 else {"n"})
+    assert {p.b.major for p in problems} == ({"n", "t"} if kind == torch.bfloat16 else {"t"})
 
 
 REFUSED = {

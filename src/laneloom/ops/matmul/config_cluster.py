@@ -15,8 +15,7 @@ PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 opera
 MOST_ROWS = 256  #: in one box of the copy engine
 NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
-#: dtypes that wgmma multiplies with each other
-_WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))
+_WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))  #: multiplied with each other
 
 
 def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> str:
@@ -30,7 +29,6 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig(PartsConfig):
     """kernels/hopper_cluster.cu: clusters share loads by multicast; one producer warp, one to three warpgroups."""
-
     schedule: str = "hopper_cluster"
     num_warps: int = 4  #: of one consumer
     stages: int  #: K-slices of 128 bytes in the ring
@@ -209,7 +207,7 @@ class ClusterConfig(PartsConfig):
         return -(-self.block_n // 64) * 64 if in_panels else self.block_n
 
     def stage_bytes(self, multiplied: MatmulProblem) -> int:
-        """Shared memory of one slice in the ring."""
+        """Shared memory of one slice."""
         return self.pieces * (self.block_m + self.b_columns(multiplied)) * 128
 
     def cuts_blocks(self, multiplied: MatmulProblem) -> bool:
@@ -253,6 +251,8 @@ class ClusterConfig(PartsConfig):
         """Why rows, or K, cannot be in groups, or why they are in none."""
         if (self.grouped, self.k_grouped) != (problem.grouped, problem.k_grouped):
             return "hopper_cluster: `grouped` is for rows in groups, `k_grouped` for K"
+        if self.grouped and problem.a.major != "n":
+            return "hopper_cluster: groups of rows begin anywhere, so A is contiguous along K"
         parts = self.cluster_k * self.split_k + self.promote + self.scaled + self.fetched + self.split
         if self.k_grouped and (self.copy_a or self.copy_b or problem.epilogue or self.line or parts > 1):
             return "hopper_cluster: groups of K are bare sums of one part, of operands that are read where they lie"

@@ -14,11 +14,12 @@ from ..target import active_gpu, gpu_for_arrays, gpu_for_tensor
 from . import api
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
+from .config_hopper import TMA_BYTES
 from .dtypes import outputs, words
 from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
 from .plan_groups import kind_of, plan_groups
-from .problem import SCALE_BLOCK, BlockScales, MatmulProblem
+from .problem import DTYPE_BYTES, SCALE_BLOCK, BlockScales, MatmulProblem
 
 if TYPE_CHECKING:
     import torch
@@ -45,8 +46,8 @@ def grouped_matmul(
     a: [M, K]; b: [G, K, N], K of 1 at least, or [K, N]. Torch tensors on the GPU that Triton drives, or on the CPU
         inside `laneloom.emulated`; numpy arrays only there. On AMD: any strides, up to 1024 groups of rows; fp16, bf16,
         fp8, bf8 and 8-bit integers as `matmul` multiplies them, on CDNA fp32 as well, from CDNA 2 on fp64. On Hopper:
-        fp16, bf16, or fp8 and bf8 in every pairing, contiguous along one axis with pitches of whole 16 bytes; 8-bit
-        operands along K (b as the transpose of [G, N, K]).
+        fp16, bf16, or fp8 and bf8 in every pairing, read where they lie if pitches are whole 16 bytes: a of rows in
+        groups and 8-bit operands along K (b as the transpose of [G, N, K]), others along either axis; else copied.
     ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is past M, or K, is
         ignored. A group without any k has zeros.
@@ -230,7 +231,13 @@ def prepare_launch(
         return lambda a, b, out, *_: out.fill(0) if isinstance(out, np.ndarray) else out.zero_()
     if a.shape[1] == 0:
         raise ArgumentError("a: expected at least one column")
-    gpu = active_gpu()
+    gpu, of_k = active_gpu(), b.ndim == 2
+    copy_a = copy_b = None
+    if gpu.vendor != "amd":  # the copy engine's boxes begin at 16 bytes of what is contiguous, groups of rows anywhere
+        eight_bits = DTYPE_BYTES[names[0]] == 1
+        copy_a = copier(a, (-1, -2) if of_k and not eight_bits else (-1,))
+        copy_b = copier(b, (-2,) if eight_bits else (-1, -2))
+        a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
     problem = problem_of_groups(a, b, out, names, scale_a, scale_b)
     if config is None:
         chosen = plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
@@ -246,7 +253,32 @@ def prepare_launch(
 
         return run
     launch = prepared_on(schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
-    return lambda a, b, out, ends, *scales: launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
+
+    def run_by_tma(a: Any, b: Any, out: Any, ends: Any, *scales: Any) -> None:
+        a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
+        launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
+
+    return run_by_tma
+
+
+def copier(x: torch.Tensor, axes: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What copies matrices that lie as x, in rows at multiples of 16 bytes, contiguous along the first of `axes`; None
+    if x is contiguous along one of them, and lies so that Hopper's copy engine reads it."""
+    size = x.element_size()
+    for axis in axes:
+        pitches = [x.stride(i) * size for i in range(x.ndim) if i != x.ndim + axis and x.shape[i] > 1]
+        across = x.shape[-3 - axis] > 1 and x.stride(-3 - axis) == 0  # rows that are one
+        if x.stride(axis) == 1 and not across and not any(p % TMA_BYTES for p in (*pitches, x.data_ptr())):
+            return None
+    turned = axes[0] == -2
+
+    def copy(x: torch.Tensor) -> torch.Tensor:
+        x = x.mT if turned else x
+        pitch = -(-x.shape[-1] * size // TMA_BYTES) * TMA_BYTES // size
+        made = x.new_empty((*x.shape[:-1], pitch))[..., : x.shape[-1]].copy_(x)
+        return made.mT if turned else made
+
+    return copy
 
 
 def problem_of_groups(

@@ -13,10 +13,8 @@ import torch
 from ...device.clear_rows import prepare_clearing
 from ...errors import UnsupportedError
 from ..operators import Composed, complete, one_by_one
-from ..target import active_gpu
 from ..warm import WarmCalls, maker_of
 from . import grouped
-from .config_hopper import TMA_BYTES
 from .torch_op import check_differentiable, operand_dtypes, output_dtype
 
 
@@ -70,7 +68,7 @@ def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[
     check_differentiable(a)
 
     a_dtype, rows = a.dtype, b.dim() == 3
-    like = readable(grad.to(a_dtype)) if prepared else grad
+    like = grad.to(a_dtype)
     of_a = of_b = None
     if wanted_a:
         of_a = grouped_step(prepared, *((like, b.mT) if rows else (b, like.mT)), ends, cleared=True)
@@ -78,7 +76,7 @@ def _make_gradients(prepared, grad, a, b, ends, wanted_a, wanted_b) -> Callable[
         of_b = grouped_step(prepared, a.mT, like, ends, cleared=not rows)
 
     def run(grad: torch.Tensor, a: torch.Tensor, b: torch.Tensor, ends: torch.Tensor, *_: Any) -> tuple[Any, Any]:
-        grad = readable(grad.to(a_dtype))
+        grad = grad.to(a_dtype)
         grad_a = grad_b = None
         if of_a is not None:
             grad_a = of_a(grad, b.mT, ends) if rows else of_a(b, grad.mT, ends).mT
@@ -97,19 +95,6 @@ def grouped_step(
         return lambda x, y, ends: grouped_operator(x, y, ends, None, None, None, cleared)
     run = grouped_operator.prepared(x, y, ends, None, None, None, cleared)
     return lambda x, y, ends: run(x, y, ends, None, None, None, cleared)
-
-
-def readable(x: torch.Tensor) -> torch.Tensor:
-    """x, or a copy with rows at multiples of 16 bytes, where a grouped product would not read x: on Hopper."""
-    if active_gpu().matrix_instructions != "wgmma":
-        return x
-    size, last = x.element_size(), x.dim() - 1
-    for axis in (last, last - 1):  # along which it may be contiguous
-        others = (stride * size for i, stride in enumerate(x.stride()) if i != axis)
-        if x.stride(axis) == 1 and not any(step % TMA_BYTES or not step for step in (*others, x.data_ptr() or 16)):
-            return x
-    pitch = -(-x.shape[-1] * size // TMA_BYTES) * TMA_BYTES // size
-    return x.new_empty((*x.shape[:-1], pitch))[..., : x.shape[-1]].copy_(x)
 
 
 _differentiate = Composed(_make_gradients)

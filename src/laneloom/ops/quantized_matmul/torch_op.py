@@ -9,7 +9,7 @@ import torch
 
 from ...errors import ArgumentError, UnsupportedError
 from ..matmul.execute import check_distinct
-from ..matmul.torch_grouped import grouped_operator, grouped_step, readable
+from ..matmul.torch_grouped import grouped_operator, grouped_step
 from ..matmul.torch_op import check_aligned, known_name, summing_step
 from ..operators import Composed, check_strided, complete, mark_written, one_by_one, refuse_out, to_front
 from ..scalars import shown
@@ -163,14 +163,12 @@ def _make_gradients(prepared, grad, x, values, scales, zeros, bias, ends, dtype,
     if wanted[0] and ends is None:
         step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x.shape)
     elif wanted[0]:
-        like = readable(grad.to(x_dtype))
+        like = grad.to(x_dtype)
         step = grouped_step(prepared, like, dequantized(values, scales, zeros), ends, cleared=True)
 
     def run(grad, x, values, scales, zeros, bias, ends, *_: Any) -> tuple[Any, Any]:
         grad_x = grad_bias = None
         of_groups, rounded = () if ends is None else (ends,), grad.to(x_dtype)
-        if ends is not None:
-            rounded = readable(rounded)
         if step is not None:
             grad_x = step(rounded, dequantized(values, scales, zeros), *of_groups)
         if bias is not None and wanted[1] and ends is not None:
