@@ -242,6 +242,13 @@ def dtensor_decode_and_groups(ranks):
     out = laneloom.grouped_matmul(x.mT, y, n)
     assert out.placements == (Shard(2),), out.placements
     assert torch.equal(out.full_tensor(), laneloom.grouped_matmul(a.mT, random(8, 12, seed=2), ends))
+    plain = [t.clone().requires_grad_() for t in (a, b)]
+    laneloom.grouped_matmul(*plain, ends).backward(random(8, 12, seed=3))
+    x, y, n, grad = placed((a, b, ends, random(8, 12, seed=3)), [whole, Shard(2), whole, Shard(1)])
+    laneloom.grouped_matmul(x.requires_grad_(), y.requires_grad_(), n).backward(grad)
+    assert torch.equal(y.grad.full_tensor(), plain[1].grad)
+    d, turned = random(8, 12, seed=3).double(), b.mT.double()
+    check(x.grad.full_tensor(), by_group(d, turned, ends), by_group(d.abs(), turned.abs(), ends), 2 * ranks)
     own = laneloom.quantize_weight(random(2, 12, 16).float(), "int8")
     x, q, s, n = placed((a, own.values, own.scales, ends), [whole, Shard(1), Shard(1), whole])
     out = laneloom.quantized_matmul(x, laneloom.QuantizedWeight(q, s, "int8"), ends=n)

@@ -18,7 +18,7 @@ from ..ops.attention import config as attention_config
 from ..ops.attention.problem import AttentionProblem, band
 from ..ops.matmul import config as matmul_config
 from ..ops.matmul import execute
-from ..ops.matmul.plan_groups import plan_grouped
+from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.target import active_gpu, expected_device_type
 from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
@@ -228,7 +228,7 @@ def _check_planned(request: Request, gpu: Gpu) -> None:
     for part in request.parts:
         dtype, kind, *_ = part.kinds[0].split()
         if part.op == "grouped_matmul":
-            plan_grouped(part.sizes, dtype, gpu, of_k=kind == "k")
+            plan_dense(part.sizes, dtype, gpu, of_k=kind == "k")
             continue
         if part.op == "matmul":
             layout = kind if kind in _LAYOUTS else "nn"

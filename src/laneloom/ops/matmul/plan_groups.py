@@ -72,7 +72,7 @@ def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")
 
 
-def plan_grouped(sizes: Sequence[int], dtype: str, gpu: Gpu, *, of_k: bool) -> MatmulConfig:
+def plan_dense(sizes: Sequence[int], dtype: str, gpu: Gpu, *, of_k: bool) -> MatmulConfig:
     """The config for G, M, N, K, rows or K in groups, of operands that lie densely; raises UnsupportedError."""
     groups, m, n, k = sizes
     a = Matrix((0, 0, 1, m) if of_k else (0, 0, k, 1))
