@@ -125,7 +125,7 @@ def test_arrays():
 OPERANDS = {"a": draw(8, 16), "b": draw(16, 8), "ends": torch.tensor([3, 16]).int()}
 REFUSED = {
     "scales": ({"scale_a": torch.ones(8, 1), "scale_b": torch.ones(1, 8)}, UnsupportedError, "^scale_a: expected none"),
-    "parts of K": ({"config": WMMA.with_knobs(split_k=2)}, UnsupportedError, "^split_k: groups are summed in one"),
+    "parts of K": ({"config": WMMA.with_knobs(split_k=2)}, UnsupportedError, "^split_k: rows or K in groups are"),
     "64 bits": ({"ends": torch.tensor([3, 16])}, ArgumentError, "^ends: expected a contiguous list of int32, got"),
     "two axes": ({"ends": torch.tensor([[3], [16]]).int()}, ArgumentError, "^ends: expected a contiguous list of"),
     "another K": ({"b": draw(15, 8)}, ArgumentError, r"^b: expected \[G, 16, N\] or \[16, N\] for a of \[M, K\]"),
