@@ -31,6 +31,11 @@ KERNELS = {"wmma": "wmma_matmul", "mfma": "mfma_matmul", "wmma3": "matmul_dot"}
 NAN = float("nan")
 
 
+def compiled(pairs):
+    """A GPU and a pair each of what this Triton compiles for."""
+    return [(gpu, pair) for gpu in pairs if KNOWN or gpu != "gfx1250" for pair in pairs[gpu]]
+
+
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     if not dtype.is_floating_point:
         return torch.randint(-128 if dtype.is_signed else 0, 128, shape, dtype=dtype)
@@ -97,9 +102,7 @@ PAIRS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtypes"), [(gpu, pair) for gpu in PAIRS if KNOWN or gpu != "gfx1250" for pair in PAIRS[gpu]]
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "dtypes"), compiled(PAIRS))
 def test_dtypes(gpu, dtypes):
     first, second = (DTYPES[name] for name in dtypes.split())
     a, b, ends = draw(60, 40, dtype=first), draw(2, 40, 50, dtype=second), torch.tensor([25, 60], dtype=torch.int32)

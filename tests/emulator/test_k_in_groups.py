@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from random_groups import DTYPES, judge  # noqa: E402
 from sampled import rarely, sampled  # noqa: E402
-from test_grouped import CDNA_5, KNOWN, NAN, WMMA, draw  # noqa: E402
+from test_grouped import CDNA_5, NAN, WMMA, compiled, draw  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
@@ -80,9 +80,7 @@ PAIRS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("gpu", "dtypes"), [(gpu, pair) for gpu in PAIRS if KNOWN or gpu != "gfx1250" for pair in PAIRS[gpu]]
-)  # fmt: skip
+@pytest.mark.parametrize(("gpu", "dtypes"), compiled(PAIRS))
 def test_dtypes(gpu, dtypes):
     first, second = (DTYPES[name] for name in dtypes.split())
     a, b, ends = draw(60, 40, dtype=first), draw(40, 50, dtype=second), torch.tensor([25, 25, 40], dtype=torch.int32)

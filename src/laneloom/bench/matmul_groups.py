@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from ..errors import LaneloomError
 from ..ops.matmul.grouped import grouped_matmul
 from .kernel_sources import schedule_sources
-from .quantized_experts import CHOICES, LAYERS, Layer, choose
-from .quantized_weights import BF16_ROUNDING
+from .quantized_experts import CHOICES, LAYERS, Layer, choose, error_of_parts
 from .records import Record, append, hash_sources, make_record, read_environment
 from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import METHOD_SUSTAINED, interleave
@@ -37,17 +36,11 @@ def _products(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> dict[str, tu
 
 
 def _error(got: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: list[int]) -> tuple[float, float]:
-    """|| got - truth || / || truth || over all groups, and its budget: twice that of torch's FP32 products of the same
-    numbers, and a rounding of the result."""
-    size, wrong, in_fp32 = 0.0, 0.0, 0.0
-    for group, (first, end) in enumerate(pairwise((0, *ends))):
-        part = slice(first, end)
-        p, q, r = (x[part], y[group], got[part]) if y.dim() == 3 else (x[:, part], y[part], got[group])
-        truth = p.double() @ q.double()
-        size += truth.square().sum().item()
-        wrong += (r.double() - truth).square().sum().item()
-        in_fp32 += ((p.float() @ q.float()).double() - truth).square().sum().item()
-    return (wrong / size) ** 0.5, 2 * (in_fp32 / size) ** 0.5 + BF16_ROUNDING
+    """`error_of_parts`, of all groups."""
+    parts = [slice(first, end) for first, end in pairwise((0, *ends))]
+    if y.dim() == 3:
+        return error_of_parts((got[part], x[part], y[group]) for group, part in enumerate(parts))
+    return error_of_parts((got[group], x[:, part], y[part]) for group, part in enumerate(parts))
 
 
 def _candidates(x: torch.Tensor, y: torch.Tensor, ends: list[torch.Tensor]) -> dict[str, Callable[[int], object]]:

@@ -8,8 +8,9 @@ table from the file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -75,20 +76,30 @@ def bytes_of(layer: Layer, tokens: int, ends: Sequence[torch.Tensor]) -> int:
     return int(chosen * of_expert + 2 * shape.m * (layer.k + layer.n))
 
 
-def _error(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, ends: torch.Tensor) -> tuple[float, float]:
-    """|| C - truth || / || truth || over all groups, and its budget: twice that of FP32 products of the same numbers,
-    and a rounding of the result."""
+def error_of_parts(
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor, torch.Tensor]],
+) -> tuple[float, float]:  # fmt: skip
+    """|| C - truth || / || truth || over all parts (C, A, B of one product each, B perhaps wider than A), and its
+    budget: twice that of FP32 products of the same numbers, and a rounding of the result."""
     size, wrong, in_fp32 = 0.0, 0.0, 0.0
-    for group, (first, end) in enumerate(zip([0, *ends.tolist()], ends.tolist(), strict=False)):
-        if first == end:
-            continue
-        part = QuantizedWeight(weight.values[group], weight.scales[group], weight.dtype, weight.group)
-        rows, wide = x[first:end], part.dequantize(torch.float32)
-        truth = rows.double() @ wide.double().T
+    for got, a, b in parts:
+        truth = a.double() @ b.double()
         size += truth.square().sum().item()
-        wrong += (got[first:end].double() - truth).square().sum().item()
-        in_fp32 += ((rows.float() @ wide.T).double() - truth).square().sum().item()
+        wrong += (got.double() - truth).square().sum().item()
+        in_fp32 += ((a.float() @ b.float()).double() - truth).square().sum().item()
     return (wrong / size) ** 0.5, 2 * (in_fp32 / size) ** 0.5 + BF16_ROUNDING
+
+
+def _error(got: torch.Tensor, x: torch.Tensor, weight: QuantizedWeight, ends: torch.Tensor) -> tuple[float, float]:
+    """`error_of_parts`, of the groups that have rows."""
+
+    def parts() -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+        for group, (first, end) in enumerate(pairwise((0, *ends.tolist()))):
+            if first != end:
+                own = QuantizedWeight(weight.values[group], weight.scales[group], weight.dtype, weight.group)
+                yield got[first:end], x[first:end], own.dequantize(torch.float32).T
+
+    return error_of_parts(parts())
 
 
 def measure(

@@ -108,7 +108,7 @@ def why_not_plain(schedule: str, problem: MatmulProblem, *, takes_groups: bool =
 
 def why_not_grouped(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
     """Why a schedule cannot do rows, or K, in groups: it takes none, or not so many or such groups."""
-    if not (problem.grouped or problem.k_grouped):
+    if not problem.in_groups:
         return None
     if not takes_groups and problem.k_grouped:
         return f"{schedule}: sums all of K in one product, here each group of it is one of its own"
@@ -152,8 +152,7 @@ def plan_with_reasons(problem: MatmulProblem, gpu: Gpu, *, use_tables: bool = Tr
     or how much of K, each group of a grouped product has is not known: it is planned as if all had as many.
     Raises UnsupportedError if no schedule can do the problem.
     """
-    tuned = use_tables and not (problem.grouped or problem.k_grouped)
-    if tuned and (found := import_module(".tuned", __package__).find(problem, gpu)):
+    if use_tables and not problem.in_groups and (found := import_module(".tuned", __package__).find(problem, gpu)):
         return Plan(found.config, found.reason, (), found.source)
     family = "plan_blocks" if problem.scales else FAMILIES[gpu.matrix_instructions]
     passed_over: list[tuple[MatmulConfig, str]] = []

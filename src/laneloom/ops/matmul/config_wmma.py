@@ -119,7 +119,7 @@ class WmmaConfig(MatmulConfig):
             return f"split_k: expected 1 to 65535, got {self.split_k}"
         if not 0 <= self.stream_k <= 32 or (self.stream_k and self.split_k > 1):
             return f"stream_k: expected 0 to 32, and 0 with split_k, got {self.stream_k} and split_k={self.split_k}"
-        if (problem.grouped or problem.k_grouped) and (self.split_k > 1 or self.stream_k):
+        if problem.in_groups and (self.split_k > 1 or self.stream_k):
             return f"split_k: rows or K in groups are summed whole, got {self.split_k} and stream_k={self.stream_k}"
         if self.buffers not in (1, 2):
             return f"buffers: expected 1 or 2, got {self.buffers}"

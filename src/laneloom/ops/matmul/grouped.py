@@ -108,8 +108,7 @@ def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.
         raise UnsupportedError("scale_a: scales of blocks in grouped products take torch tensors on Hopper")
     gpu_for_arrays(a=a, b=b, ends=ends, out=out)
     check_shapes(a, b)
-    if ends.dtype != np.int32 or not has_groups(b, ends) or not ends.flags.c_contiguous:
-        raise ArgumentError(f"ends: expected {wanted_ends(b)} int32, got {ends.dtype} of {list(ends.shape)}")
+    check_ends(b, ends, ends.dtype == np.int32 and ends.flags.c_contiguous)
     names = api.operand_dtypes(a, b, None)
     asked = out.dtype if out_dtype is None and out is not None else out_dtype
     wanted = api.output_dtype(a, names[0], asked, has_terms=False)
@@ -148,14 +147,12 @@ def result_shape(a: Any, b: Any, ends: Any) -> tuple[int, ...]:
     return (a.shape[0], b.shape[2]) if b.ndim == 3 else (ends.shape[0], a.shape[0], b.shape[1])
 
 
-def has_groups(b: Any, ends: Any) -> bool:
-    """Whether `ends` has a number for each matrix of b, or is a list of any."""
-    return ends.ndim == 1 and (b.ndim == 2 or ends.shape[0] == b.shape[0])
-
-
-def wanted_ends(b: Any) -> str:
-    """What `ends` should be, in words."""
-    return f"{b.shape[0]} contiguous" if b.ndim == 3 else "a contiguous list of"
+def check_ends(b: Any, ends: Any, are_numbers: bool) -> None:
+    """Raise ArgumentError unless `ends` has a number for each matrix of b, or for any groups of K. are_numbers: it has
+    contiguous int32."""
+    if not are_numbers or ends.ndim != 1 or (b.ndim == 3 and ends.shape[0] != b.shape[0]):
+        wanted = f"{b.shape[0]} contiguous" if b.ndim == 3 else "a contiguous list of"
+        raise ArgumentError(f"ends: expected {wanted} int32, got {ends.dtype} of {list(ends.shape)}")
 
 
 def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
@@ -188,8 +185,7 @@ def result_dtype(
 
     check_shapes(a, b)
     check_scales(a, b, scale_a, scale_b)
-    if ends.dtype != torch.int32 or not has_groups(b, ends) or not ends.is_contiguous():
-        raise ArgumentError(f"ends: expected {wanted_ends(b)} int32, got {ends.dtype} of {list(ends.shape)}")
+    check_ends(b, ends, ends.dtype == torch.int32 and ends.is_contiguous())
     gpu = gpu_for_tensor("a", a)
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")

@@ -97,7 +97,7 @@ def pointer_types(problem: MatmulProblem) -> dict[str, str | None]:
         "beta": ("i64" if problem.dtype_acc == "fp64" else "fp32") if adds else None,
         "scale_a_ptr": "*fp32" if epilogue and epilogue.scale_a else None,
         "scale_b_ptr": "*fp32" if epilogue and epilogue.scale_b else None,
-        **({"ends_ptr": "*i32"} if problem.grouped or problem.k_grouped else {}),
+        **({"ends_ptr": "*i32"} if problem.in_groups else {}),
     }
 
 
@@ -257,7 +257,7 @@ def launch_tiles(
         for operand, dtype in ((a, problem.dtype_a), (b, problem.dtype_b))
     )
     arguments = runtime_arguments(problem) | part_arguments(problem, config, chosen, gpu) | chosen
-    if problem.grouped or problem.k_grouped:
+    if problem.in_groups:
         arguments["ends_ptr"] = ends
     count = problem.tiles(config.block_m, config.block_n) if count is None else count
     with rewriting(bool(chosen["MARK"])):

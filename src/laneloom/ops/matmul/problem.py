@@ -181,6 +181,11 @@ class MatmulProblem:
         return cls(m, n, k, *dtypes, (1, batch), a, b, c, epilogue, precision, dtype_acc, of_blocks)
 
     @property
+    def in_groups(self) -> bool:
+        """Whether rows or K lie in groups that only the GPU knows."""
+        return self.grouped or self.k_grouped
+
+    @property
     def k_stored(self) -> int:
         """Stored elements along K: K, or half of it where each has two values."""
         return stored_k(self.k, self.dtype_a)
@@ -250,7 +255,7 @@ class MatmulProblem:
     @property
     def flops(self) -> int:
         """A multiplication and an addition per term."""
-        return 2 * (1 if self.grouped or self.k_grouped else self.batches) * self.m * self.n * self.k
+        return 2 * (1 if self.in_groups else self.batches) * self.m * self.n * self.k
 
     @property
     def bytes(self) -> int:

@@ -163,22 +163,26 @@ def _make_gradients(prepared, grad, x, values, scales, zeros, bias, ends, dtype,
     if wanted[0] and ends is None:
         step = summing_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), x.shape)
     elif wanted[0]:
-        like = grad.to(x_dtype)
-        step = grouped_step(prepared, like, dequantized(values, scales, zeros), ends, cleared=True)
+        step = grouped_step(prepared, grad.to(x_dtype), dequantized(values, scales, zeros), ends, cleared=True)
 
     def run(grad, x, values, scales, zeros, bias, ends, *_: Any) -> tuple[Any, Any]:
         grad_x = grad_bias = None
-        of_groups, rounded = () if ends is None else (ends,), grad.to(x_dtype)
         if step is not None:
-            grad_x = step(rounded, dequantized(values, scales, zeros), *of_groups)
-        if bias is not None and wanted[1] and ends is not None:
-            grad_bias = grouped_operator(rounded.new_ones(1, len(x)), rounded, ends, torch.float32, None, None, False)
-            grad_bias = grad_bias[:, 0].to(bias.dtype)
-        elif bias is not None and wanted[1]:
-            grad_bias = grad.sum(tuple(range(grad.dim() - 1)), dtype=torch.float32).to(bias.dtype)
+            operands = (grad.to(x_dtype), dequantized(values, scales, zeros))
+            grad_x = step(*operands) if ends is None else step(*operands, ends)
+        if bias is not None and wanted[1]:
+            grad_bias = _sum_of_rows(grad, x_dtype, ends).to(bias.dtype)
         return grad_x, grad_bias
 
     return run
+
+
+def _sum_of_rows(grad: torch.Tensor, dtype: torch.dtype, ends: torch.Tensor | None) -> torch.Tensor:
+    """[N] in FP32; of rows in groups [G, N], each group's, by a product with ones, which adds in one order."""
+    if ends is None:
+        return grad.sum(tuple(range(grad.dim() - 1)), dtype=torch.float32)
+    ones, rounded = grad.new_ones(1, len(grad), dtype=dtype), grad.to(dtype)
+    return grouped_operator(ones, rounded, ends, torch.float32, None, None, False)[:, 0]
 
 
 _differentiate = Composed(_make_gradients)

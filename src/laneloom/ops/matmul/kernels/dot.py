@@ -76,7 +76,7 @@ def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObje
     """The machine code that `launch` runs."""
     kinds = (problem.dtype_a, problem.dtype_b, problem.dtype_out)
     pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
-    if problem.grouped or problem.k_grouped:
+    if problem.in_groups:
         pointers["ends_ptr"] = "*i32"
     arguments = dict(zip(matmul_dot.arg_names[3:], (None, *_arguments(problem, config)), strict=True))
     signature, constants, divisible = specialise(matmul_dot, arguments, pointers)
