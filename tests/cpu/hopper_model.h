@@ -165,6 +165,7 @@ inline u32 __shfl_sync(u32, u32 x, int from) {
   __syncwarp();
   return y;
 }
+inline int __shfl_sync(u32 all, int x, int from) { return (int)__shfl_sync(all, (u32)x, from); }
 inline u32 __shfl_xor_sync(u32 all, u32 x, int far) { return __shfl_sync(all, x, threadIdx.x % 32 ^ far); }
 inline float __shfl_xor_sync(u32 all, float x, int far) {
   u32 y;

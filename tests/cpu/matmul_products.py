@@ -100,6 +100,18 @@ def compare(out, truth, sums, k, dtype, unit=2.0**-24):
     assert not wrong.any(), f"{wrong.sum()} of {wrong.size} wrong, the first at {np.argwhere(wrong)[0]}"
 
 
+def check_groups_of_rows(problem, config, ends):
+    """Of a batch that says nothing of groups; A and C are those of all products. Rows behind the last group stay."""
+    numbers = torch.tensor(ends, dtype=torch.int32)
+    a, b, out = run(replace(problem, grouped=True), config.with_knobs(grouped=True), *[None] * 6, numbers)
+    first = 0
+    for group, end in enumerate(ends):
+        x, y = a[0, group, first:end].double().numpy(), b[0, group].double().numpy()
+        compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), problem.k, problem.dtype_out)
+        first = end
+    assert out[0, 0, first:].isnan().all()
+
+
 def check_groups_of_k(problem, config, ends):
     """Of a batch that says nothing of groups; both operands are those of all products."""
     config = config.with_knobs(k_grouped=True)

@@ -12,7 +12,7 @@ from sampled import without
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model, with_calls  # noqa: E402
-from matmul_products import GPU, check, check_groups_of_k, product, run, small  # noqa: E402
+from matmul_products import GPU, check, check_groups_of_k, check_groups_of_rows, product, run, small  # noqa: E402
 
 from laneloom.errors import LaneloomError  # noqa: E402
 from laneloom.ops.matmul.problem import Matrix  # noqa: E402
@@ -85,6 +85,13 @@ FAULTS_OF_GROUPS = {
 }  # fmt: skip
 
 
+#: the same of groups of rows
+FAULTS_OF_ROWS = {
+    "tiles of 32 groups are forgotten": ("walk.before += __shfl_sync(~0u, behind, 31);", "", "wrong"),
+    "a group has its neighbour's tiles": ("if (lane >= far) behind += others;", "", "wrong"),
+}  # fmt: skip
+
+
 def check_fault(model, fault, problem, config, *rest, check=check, **options):
     there, instead, what = fault
 
@@ -119,3 +126,10 @@ def test_faults_of_clusters_are_seen(model, name):
 def test_faults_of_groups_are_seen(model, name):
     problem = product(60, 24, 168, batch=(1, 3), shared="ab")
     check_fault(model, FAULTS_OF_GROUPS[name], problem, small(programs=1), (75, 75, 160), check=check_groups_of_k)
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_ROWS)
+def test_faults_of_rows_in_groups_are_seen(model, name):
+    ends = [2 * (i // 3) for i in range(40)]
+    problem = product(ends[-1], 24, 72, batch=(1, len(ends)), shared="ac")
+    check_fault(model, FAULTS_OF_ROWS[name], problem, small(programs=16), ends, check=check_groups_of_rows)

@@ -6,7 +6,6 @@ wgmma and the copy engine's reads of what it stores come as late as their waits 
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from sampled import without
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model  # noqa: E402
-from matmul_products import SUMMED, check, check_groups_of_k, compare, cut, product, run, small  # noqa: E402
+from matmul_products import SUMMED, check, check_groups_of_k, check_groups_of_rows, compare, cut, product, run, small  # noqa: E402
 
 from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
@@ -162,18 +161,23 @@ def test_epilogue_of_two_strips(model):
     compare(out, np.maximum(a @ b + more, 0), abs(a) @ abs(b) + abs(more), k, "fp16")
 
 
-def test_groups(model):
+OF_ROWS = {
+    "empty ones": ((70, 70, 75, 141), small()),
+    "more than a warp looks at": ([3 * (i // 7) for i in range(71)], small(block_n=16, programs=32)),
+    "the last of many": ([0] * 64 + [9], small(programs=3)),
+    "none but in front": ([40] * 33, small()),
+    "held back": ((70, 70, 75, 141), small(hold_back=2, programs=3)),
+    "a cluster of 2 x 1": ((70, 70, 75, 141), small(cluster_m=2, programs=4)),
+    "a cluster of 1 x 2, two strips": ((70, 70, 75, 141), small(block_m=128, cluster_n=2, programs=4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", without(OF_ROWS, "none but in front", "held back"))
+def test_groups(model, name):
     """Groups that end within tiles, that are empty, and rows behind the last group, which nobody writes."""
-    m, n, k, ends = 150, 40, 72, (70, 70, 75, 141)
-    problem = replace(product(m, n, k, "nn", batch=(1, len(ends)), shared="ac"), grouped=True)
+    ends, config = OF_ROWS[name]
     model()
-    a, b, out = run(problem, small(grouped=True), *[None] * 6, torch.tensor(ends, dtype=torch.int32))
-    first = 0
-    for group, end in enumerate(ends):
-        x, y = a[0, group, first:end].double().numpy(), b[0, group].double().numpy()
-        compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), k, "bf16")
-        first = end
-    assert out[0, 0, ends[-1] :].isnan().all()
+    check_groups_of_rows(product(ends[-1] + 9, 40, 72, "nn", batch=(1, len(ends)), shared="ac"), config, ends)
 
 
 OF_K = {

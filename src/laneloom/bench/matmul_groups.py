@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from ..errors import LaneloomError
 from ..ops.matmul.grouped import grouped_matmul
 from .kernel_sources import schedule_sources
-from .quantized_experts import CHOICES, LAYERS, Layer, choose, error_of_parts
+from .quantized_experts import CHOICES, LAYERS, Layer, choose, chosen_experts, error_of_parts
 from .records import Record, append, hash_sources, make_record, read_environment
 from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import METHOD_SUSTAINED, interleave
@@ -26,13 +26,18 @@ from .timing import METHOD_SUSTAINED, interleave
 KERNEL_SOURCES = schedule_sources("hopper_cluster")
 OP = "matmul groups"
 TORCH = "torch grouped_mm"
-TOKENS = (512, 8192)
+TOKENS = (1, 16, 512, 8192)
+TRAINED = 512  #: tokens, from which on gradients are measured
 PASSES = ("C", "dA", "dB")
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """The operands of each pass, of A [M, K], B [G, N, K] as it is stored, dC [M, N]."""
     return {"C": (a, b.mT), "dA": (d, b), "dB": (d.mT, a)}
+
+
+def _passes(tokens: int) -> tuple[str, ...]:
+    return PASSES if tokens >= TRAINED else PASSES[:1]
 
 
 def _error(got: torch.Tensor, x: torch.Tensor, y: torch.Tensor, ends: list[int]) -> tuple[float, float]:
@@ -56,25 +61,28 @@ def run(path: Path, rounds: int) -> None:
             rows = tokens * layer.top
             a, d = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for n in (layer.k, layer.n))
             ends = [choose(layer, tokens, seed) for seed in range(CHOICES)]
-            for what, (x, y) in _products(a, b, d).items():
+            products = _products(a, b, d)
+            for what in _passes(tokens):
+                x, y = products[what]
                 error, budget = _error(grouped_matmul(x, y, ends[0]), x, y, ends[0].tolist())
                 if not error <= budget:
                     raise LaneloomError(f"{layer}, {tokens}, {what}: error {error:.2e} is over {budget:.2e}")
                 timings = interleave(_candidates(x, y, ends), CHOICES, reference=TORCH, rounds=rounds)
-                _keep(path, timings, environment, sources, layer, tokens, what, error, budget)
+                experts = layer.groups if what == "dB" else chosen_experts(ends)
+                _keep(path, timings, environment, sources, layer, tokens, what, experts, error, budget)
                 best = {name: f"{t.median_us:.1f} us x{t.ratio_to_reference:.3f}" for name, t in timings.items()}
                 print(*layer[:5], tokens, what, best, f"error {error:.2e} of {budget:.2e}", flush=True)
 
 
-def _keep(path, timings, environment, sources, layer: Layer, tokens: int, what: str, error: float, budget: float
-          ) -> None:  # fmt: skip
+def _keep(path, timings, environment, sources, layer: Layer, tokens: int, what: str, experts: float, error: float,
+          budget: float) -> None:  # fmt: skip
     rows = tokens * layer.top
     for name, timing in timings.items():
         ours = name == OURS
         append(path, make_record(
             timing, op=OP, problem={**layer._asdict(), "dtype": "bf16", "tokens": tokens, "what": what},
             candidate=name, method=METHOD_SUSTAINED, reference=TORCH, flops=2 * rows * layer.n * layer.k,
-            bytes=2 * (rows * (layer.n + layer.k) + layer.groups * layer.n * layer.k), environment=environment,
+            bytes=int(2 * (rows * (layer.n + layer.k) + experts * layer.n * layer.k)), environment=environment,
             kernel_hash=sources if ours else "", config={"text": "hopper_cluster"} if ours else None,
             error=error if ours else None, error_budget=budget if ours else None,
         ))  # fmt: skip
@@ -88,15 +96,15 @@ def render(records: Iterable[Record]) -> str:
     ]
     newest = by_candidate(records)
     ratios: dict[str, list[float]] = {what: [] for what in PASSES}
-    rows: dict[str, list[str]] = {}
+    rows: dict[str, dict[str, str]] = {}
     for x in newest:
         ours, p = x[OURS], x[OURS].problem
         ratio = x[TORCH].median_us / ours.median_us
         ratios[str(p["what"])].append(ratio)
         tokens, top = int(p["tokens"]), int(p["top"])
         head = f"| {p['model']} | {p['groups']}, {p['n']} x {p['k']} | {tokens} | {tokens * top} |"
-        rows.setdefault(head, []).append(f" {ours.tflops:.0f} | {ratio:.2f} |")
-    lines += ["".join((head, *cells)) for head, cells in rows.items()]
+        rows.setdefault(head, {})[str(p["what"])] = f" {ours.tflops:.{int(ours.tflops < 9.5)}f} | {ratio:.2f} |"
+    lines += [head + "".join(cells.get(what, " | |") for what in PASSES) for head, cells in rows.items()]
     means = ", ".join(f"{what} {geometric_mean(of):.2f}" for what, of in ratios.items())
     head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means of torch's grouped_mm: {means}."
     return "\n".join([head, "", *lines])

@@ -67,13 +67,16 @@ def choose(layer: Layer, tokens: int, seed: int) -> torch.Tensor:
     return counts.cumsum(0).int().cuda()
 
 
+def chosen_experts(ends: Sequence[torch.Tensor]) -> float:
+    """Experts that have a row, on the mean."""
+    return sum(int((x.diff(prepend=torch.zeros_like(x[:1])) > 0).sum()) for x in ends) / len(ends)
+
+
 def bytes_of(layer: Layer, tokens: int, ends: Sequence[torch.Tensor]) -> int:
     """Device memory traffic of a launch on average: the chosen experts once, rows and results once."""
     shape = shape_of(layer, tokens)
-    rows = [x.diff(prepend=torch.zeros_like(x[:1])) for x in ends]
-    chosen = sum(int((x > 0).sum()) for x in rows) / len(rows)
     of_expert = replace(shape.typical, m=0, batch=(1, 1)).bytes
-    return int(chosen * of_expert + 2 * shape.m * (layer.k + layer.n))
+    return int(chosen_experts(ends) * of_expert + 2 * shape.m * (layer.k + layer.n))
 
 
 def error_of_parts(

@@ -144,8 +144,41 @@ struct Walk {
 
 __device__ __forceinline__ Walk begin_walk() { return {-1, 0, 0, 0}; }
 
+#if GROUPED
+// Moves `walk` on to the group that item `item` is of, if there is one. By a warp, which looks at 32 groups at a time.
+__device__ __forceinline__ bool find_group(int item, Walk &walk, const Sizes &s, int tiles_n) {
+    const auto tiles_of = [&](int rows) {
+        return (rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M) * tiles_n;
+    };
+    if (item < walk.before + tiles_of(walk.rows)) return true;
+    walk.before += tiles_of(walk.rows);
+    const int lane = threadIdx.x % 32;
+    for (int from = walk.group + 1; from < s.groups; from += 32) {
+        const int group = from + lane;
+        const int first = 0 < group && group < s.groups ? min(max(s.group_ends[group - 1], 0), s.M) : 0;
+        const int rows = group < s.groups ? max(min(s.group_ends[group], s.M) - first, 0) : 0;
+        int behind = tiles_of(rows);  // of the groups up to this one
+#pragma unroll
+        for (int far = 1; far < 32; far *= 2) {
+            const int others = __shfl_sync(~0u, behind, max(lane - far, 0));
+            if (lane >= far) behind += others;
+        }
+        const u32 later = __ballot_sync(~0u, item < walk.before + behind);
+        if (later) {
+            const int own = __ffs(later) - 1;
+            walk.group = from + own;
+            walk.first = __shfl_sync(~0u, first, own), walk.rows = __shfl_sync(~0u, rows, own);
+            walk.before += __shfl_sync(~0u, behind, own) - tiles_of(walk.rows);
+            return true;
+        }
+        walk.before += __shfl_sync(~0u, behind, 31);
+    }
+    return false;
+}
+#endif
+
 // A cluster's tile of number `item`, if there is one: GROUP_M rows of them are walked down before each step to the right.
-// Of uneven tiles all wide ones come first, of every product of the batch, and stand to the left.
+// Of uneven tiles all wide ones come first, of every product of the batch, and stand to the left. With GROUPED by a warp.
 __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const Sizes &s, int rank_m, int rank_n) {
 #if UNEVEN
     tile.narrow = item >= s.wide_items;
@@ -155,14 +188,8 @@ __device__ __forceinline__ bool locate(int item, Walk &walk, Tile &tile, const S
     const int tiles_n = (s.N + BLOCK_N * CLUSTER_N - 1) / (BLOCK_N * CLUSTER_N);
 #endif
 #if GROUPED
-    int tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
-    while (item >= walk.before + tiles_m * tiles_n) {
-        walk.before += tiles_m * tiles_n;
-        if (++walk.group == s.groups) return false;
-        walk.first = walk.group == 0 ? 0 : min(max(s.group_ends[walk.group - 1], 0), s.M);
-        walk.rows = max(min(s.group_ends[walk.group], s.M) - walk.first, 0);
-        tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
-    }
+    if (!find_group(item, walk, s, tiles_n)) return false;
+    const int tiles_m = (walk.rows + BLOCK_M * CLUSTER_M - 1) / (BLOCK_M * CLUSTER_M);
     const int within_group = item - walk.before;
     tile.outer = 0;
     tile.inner = walk.group;

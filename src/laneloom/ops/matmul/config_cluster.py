@@ -162,7 +162,7 @@ class ClusterConfig(PartsConfig):
         if self.split and (self.strips != 2 or problem.k <= self.block_k):
             return "hopper_cluster: a split takes two strips and two slices"
         kept = (2 * self.strips + 1) * self.block_n // 4
-        room = MOST_KEPT_OF_TERMS if problem.epilogue or not self.tma_store else MOST_KEPT
+        room = MOST_KEPT if self.tma_store and not (problem.epilogue or self.grouped) else MOST_KEPT_OF_TERMS
         if self.hold_back and (kept > room or self.consumers == 3 or DTYPE_BYTES[problem.dtype_out] != 2):
             return (
                 f"hopper_cluster: holds back words of 16-bit results, {room} a thread with its sums, got {kept} of "

@@ -45,9 +45,6 @@ struct GroupOfK {
 // The slices of a CTA's part of K. With K_PARTS > 1 clusters have parts of K as well, which stand where a batch's outer
 // products do.
 __device__ __forceinline__ int first_slice(const Sizes &s, const Tile &tile, u32 part) {
-#if K_GROUPED
-    return part == 0 ? 0 : GroupOfK(s, tile).slices;
-#endif
     const int slices = (s.K + before_k(tile) + BLOCK_K - 1) / BLOCK_K;
 #if K_PARTS > 1
     const int share = tile.outer * CLUSTER_K + part, shares = K_PARTS * CLUSTER_K;
@@ -83,9 +80,11 @@ struct Work {
         more = locate(item, walk, tile, s, rank.m, rank.n);
 #if K_GROUPED
         if (!more) return;
-        k_begin = GroupOfK(s, tile).begin;
-#endif
+        const GroupOfK group(s, tile);
+        k_begin = group.begin, k_first = 0, k_end = group.slices;
+#else
         k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
+#endif
     }
     // What the warp's first lane has found.
     __device__ __forceinline__ void share() {
@@ -99,7 +98,7 @@ struct Work {
 };
 
 // By a whole warp: what all lanes have lies in uniform registers, where the copy engine's operands have to be. Its first
-// lane finds the tiles: uniform registers are slow to divide in.
+// lane finds the tiles, but for those of rows in groups: uniform registers are slow to divide in.
 __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap *b_map,
                                         const TensorMap *b_tail_map, const Sizes &s, u32 ring, u32 full, u32 empty,
                                         Rank rank, Walk walk, Work work) {
@@ -150,7 +149,7 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (READS_ENDS) {
         wait_for_predecessor();
-        if (threadIdx.x == 0) work.find(item, walk, s, rank);
+        if (GROUPED || threadIdx.x == 0) work.find(item, walk, s, rank);
     }
     work.share();
     if (!READS_ENDS) {
@@ -184,7 +183,7 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
             if (++stage == STAGES) stage = 0, phase ^= 1;
         }
         item += gridDim.x / PEERS;
-        if (threadIdx.x == 0) work.find(item, walk, s, rank);
+        if (GROUPED || threadIdx.x == 0) work.find(item, walk, s, rank);
         work.share();
     }
     // A CTA's shared memory outlives the last signals that neighbours send to its barriers.

@@ -76,15 +76,18 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     bool more = locate(item, walk, next, s, rank.m, rank.n);
     const auto compute = [&](auto &acc) {
         tile = next;
-        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #if K_GROUPED
         const GroupOfK group(s, tile);
+        constexpr int k_first = 0;
+        const int k_end = group.slices;
         const int begins_within = group.before ? 0 : -1, ends_within = group.extent % BLOCK_K ? k_end - 1 : -1;
         if (k_end == 0) {  // the group is empty
             if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
             __syncwarp();
             more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
         }
+#else
+        const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #endif
         const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
