@@ -21,37 +21,33 @@ from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 
 class _Tile(NamedTuple):
-    """A tile, the CTAs that share B and A, and the picoseconds that a CTA takes for each element of C: for 2 bytes of K
-    and for the element itself."""
+    """A tile, CTAs that share its A, and the picoseconds of a CTA for each element of C: for 2 bytes of K, and once."""
 
     rows: int
     columns: int
     consumers: int
-    share_b: int
     share_a: int
     panels: int
-    overlaps: bool  #: C is written while the tensor cores multiply, as far as can be
+    holds: bool  #: C's last strip is written while the next tile is multiplied, where it has 16 bits
+    group_m: int
     step_ps: float
     element_ps: float
 
 
-#: Measured on one H100, 2026-11-27: 192 products of rows in groups, 54 of K, of layers of seven mixtures of experts, 22
-#: configs each. What the model prefers of them is slower than the fastest by 2.2% and 1.9% (docs/hopper-gemm-tried.md).
+#: Of rows in groups: 192 products on one H100, 2026-11-27, of layers of seven mixtures of experts, 1 to 16384 tokens, 8
+#: to 13 configs each; of K: 54, of 22. What the model prefers is 1.7% and 1.9% slower than the fastest, on average.
 _OF_ROWS = (
-    _Tile(64, 64, 1, 1, 2, 1, False, 0.607, 73.6), _Tile(64, 128, 1, 1, 1, 1, False, 0.396, 73.6),
-    _Tile(64, 128, 1, 1, 2, 1, False, 0.390, 73.6), _Tile(64, 128, 1, 2, 1, 1, False, 0.250, 73.6),
-    _Tile(128, 128, 2, 1, 2, 1, False, 0.256, 73.6), _Tile(128, 256, 2, 1, 1, 1, False, 0.217, 73.6),
-    _Tile(192, 128, 3, 1, 2, 1, False, 0.2015, 73.6), _Tile(192, 192, 3, 1, 1, 1, False, 0.2076, 73.6),
-    _Tile(256, 128, 2, 1, 2, 2, True, 0.2193, 73.6),
+    _Tile(64, 64, 1, 2, 1, False, 8, 0.711, 0.0), _Tile(64, 128, 1, 2, 1, False, 8, 0.452, 0.0),
+    _Tile(128, 128, 2, 2, 1, False, 8, 0.277, 0.0), _Tile(128, 256, 2, 1, 2, False, 8, 0.246, 0.0),
+    _Tile(192, 128, 3, 2, 1, False, 8, 0.219, 0.0),
 )  # fmt: skip
 _OF_K = (
-    _Tile(128, 128, 2, 1, 1, 2, True, 0.433, 73.7), _Tile(256, 128, 2, 1, 2, 2, True, 0.267, 85.1),
-    _Tile(192, 192, 3, 1, 1, 1, False, 0.272, 90.7),
+    _Tile(128, 128, 2, 1, 2, True, 1, 0.457, 82.0), _Tile(256, 128, 2, 2, 2, True, 8, 0.297, 95.1),
+    _Tile(192, 192, 3, 1, 1, False, 8, 0.305, 99.5),
 )  # fmt: skip
 UNEVEN = 0.25
-#: rounds of tiles beside those that fill the SMs, and the share of the memory's time that nothing hides
-_TAIL, _MEMORY = (0.697, 0.0), (0.687, 0.12)
-_ABSENT_US = 0.081  #: for a slice of a tile whose rows are not there: the copy engine takes longer for them
+_TAIL = 0.7  #: of rows in groups, rounds of tiles beside those that fill the SMs
+_MEMORY = 0.7  #: of rows in groups, the share of the memory's time that nothing hides
 _MOST_STAGES = 12
 
 
@@ -64,17 +60,14 @@ def _config(tile: _Tile, problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config of a tile, with as many stages as there is room for."""
     config = ClusterConfig(
         block_m=tile.rows, block_n=tile.columns, block_k=128 // DTYPE_BYTES[problem.dtype_a], stages=0,
-        consumers=tile.consumers, cluster_m=tile.share_b, cluster_n=tile.share_a, panels=tile.panels,
-        programs=int(clusters_at_once(tile.share_a * tile.share_b, gpu)) * tile.share_a * tile.share_b,
-        **kind_of(problem))  # fmt: skip
+        consumers=tile.consumers, cluster_n=tile.share_a, panels=tile.panels, group_m=tile.group_m,
+        programs=int(clusters_at_once(tile.share_a, gpu)) * tile.share_a, **kind_of(problem))  # fmt: skip
     config = config.with_knobs(tma_store=config.stores_by_tma(problem))
-    room = gpu.lds_bytes - config.shared_bytes(problem)
-    config = config.with_knobs(stages=min(room // (config.with_knobs(stages=1).shared_bytes(problem)
-                                                   - config.shared_bytes(problem)), _MOST_STAGES))  # fmt: skip
-    if not tile.overlaps:
-        return config
-    held = config.with_knobs(hold_back=1) if problem.k_grouped else config.overlapped(problem)
-    return held if held.why_not_overlapped(problem) is None else config
+    held = config.with_knobs(hold_back=1)
+    if tile.holds and held.why_not_overlapped(problem) is None:
+        config = held
+    empty, one = (config.with_knobs(stages=stages).shared_bytes(problem) for stages in (0, 1))
+    return config.with_knobs(stages=min((gpu.lds_bytes - empty) // (one - empty), _MOST_STAGES))
 
 
 def _mean_tiles(rows: float, block: int) -> float:
@@ -88,23 +81,22 @@ def _mean_tiles(rows: float, block: int) -> float:
 
 
 def _estimate_us(tile: _Tile, config: ClusterConfig, problem: MatmulProblem, gpu: Gpu) -> float:
-    """Rounds of tiles, and what of the memory's time they do not hide."""
-    size, size_out = DTYPE_BYTES[problem.dtype_a], DTYPE_BYTES[problem.dtype_out]
-    groups, of_k = problem.batches, problem.k_grouped
-    if of_k:
-        k, tiles, filled = problem.k / groups, config.tiles(problem) * config.peers, groups
-    else:
-        k, filled = problem.k, groups * (1 - (1 - 1 / groups) ** problem.m)  # those that have rows
-        right = -(-problem.n // (tile.columns * tile.share_a)) * tile.share_a
-        tiles = filled * right * tile.share_b * _mean_tiles(problem.m / filled, tile.rows * tile.share_b)
-    moved = size * ((problem.m + problem.n) * problem.k if of_k else (problem.m + filled * problem.n) * problem.k)
-    moved += size_out * problem.m * problem.n * (groups if of_k else 1)
-    rounds = max(tiles / gpu.compute_units + _TAIL[of_k], 1.0)
-    work_us = tile.rows * tile.columns * (tile.step_ps * k * size + tile.element_ps * size_out) / 2 * 1e-6
-    if not of_k:
-        absent = max(1 - problem.m / tile.rows, 0.0) / tile.share_a
-        work_us += _ABSENT_US * absent * problem.k / config.block_k
-    return rounds * work_us + _MEMORY[of_k] * moved / (gpu.bandwidth_gbs * 1e3)
+    """Rounds of tiles; of rows in groups, what of the memory's time they do not hide as well."""
+    size, size_out, groups = DTYPE_BYTES[problem.dtype_a], DTYPE_BYTES[problem.dtype_out], problem.batches
+    area_us = tile.rows * tile.columns * 0.5e-6
+
+    def of_tile(k: float) -> float:
+        return area_us * (tile.step_ps * k * size + tile.element_ps * size_out)
+
+    if problem.k_grouped:
+        rounds = max(config.tiles(problem) * config.peers / gpu.compute_units, 1.0)
+        return rounds * of_tile(problem.k / groups)
+    filled = groups * (1 - (1 - 1 / groups) ** problem.m)  # those that have rows
+    right = -(-problem.n // (tile.columns * tile.share_a)) * tile.share_a
+    tiles = filled * right * _mean_tiles(problem.m / filled, tile.rows)
+    moved = size * (problem.m + filled * problem.n) * problem.k + size_out * problem.m * problem.n
+    rounds = max(tiles / gpu.compute_units + _TAIL, 1.0)
+    return rounds * of_tile(problem.k) + _MEMORY * moved / (gpu.bandwidth_gbs * 1e3)
 
 
 def _candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:

@@ -124,9 +124,11 @@ def code_object(problem, config, gpu) -> CodeObject:
         "ADDEND_TYPE": _TERM_TYPES[e.dtype_addend if e else ""], "BIAS_TYPE": _TERM_TYPES[e.dtype_bias if e else ""],
         "ACTIVATION": ACTIVATIONS[e.activation if e else None],
     }  # fmt: skip
-    # Groups end anywhere, an addend may be what C overwrites, and scales are of blocks of columns.
-    if not config.grouped and not (e and e.addend) and not config.scaled:
-        constants |= {"EDGE_STEP_M": _EDGE_STEP if a_is_km else 1, "EDGE_STEP_N": 1 if b_is_nk else _EDGE_STEP}
+    # Groups of rows end anywhere, an addend may be what C overwrites, and scales are of blocks of columns.
+    if not (e and e.addend) and not config.scaled:
+        if not config.grouped:
+            constants["EDGE_STEP_M"] = _EDGE_STEP if a_is_km else 1
+        constants["EDGE_STEP_N"] = 1 if b_is_nk else _EDGE_STEP
     if scales := multiplied.scales:
         constants |= {
             "ROWS_SCALED": scales.rows, "COLUMNS_SCALED": scales.columns, "PARTS": config.scaled,
