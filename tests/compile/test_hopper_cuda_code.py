@@ -15,8 +15,8 @@ from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.config_precise import PRECISE_TILES, PreciseConfig
 from laneloom.ops.matmul.config_registers import RegistersConfig
 from laneloom.ops.matmul.execute import schedule_of
-from laneloom.ops.matmul.plan_groups import plan_groups
-from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
+from laneloom.ops.matmul.plan_groups import OF_ROWS, OF_SCALED, plan_groups, tile_config
+from laneloom.ops.matmul.problem import BlockScales, Epilogue, MatmulProblem, Matrix
 
 BIG = ClusterConfig(block_m=128, block_n=256, block_k=64, stages=4, panels=2, cluster_m=2)
 IN_PIECES = {"promote": 1, "copy_a": True, "copy_b": True}
@@ -286,13 +286,33 @@ def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(
     assert asked not in compiled(problem, config).asm
 
 
-def test_groups_compile():
-    b = Matrix((0, 256 * 512, 512, 1))
-    problem = MatmulProblem(
-        300, 512, 256, "bf16", "bf16", "bf16", (1, 7), Matrix((0, 0, 256, 1)), b, Matrix((0, 0, 512, 1)),
+def groups_of_rows(n, dtype, dtype_out, layout, columns=0):
+    """columns: of B that share a scale, of every block of 128 along K; 0: without scales."""
+    b = Matrix((0, 512 * n, n, 1) if layout == "nn" else (0, 512 * n, 1, 512))
+    scales = BlockScales(Matrix((0, 0, 4, 1)), Matrix((0, 4 * n, n, 1)), columns=columns) if columns else None
+    return MatmulProblem(
+        1024, n, 512, dtype, dtype, dtype_out, (1, 8), Matrix((0, 0, 512, 1)), b, Matrix((0, 0, n, 1)), scales=scales,
         grouped=True)  # fmt: skip
-    config = ClusterConfig(block_m=64, block_n=128, block_k=64, stages=8, consumers=1, grouped=True)
-    assert "cp.async.bulk.tensor.4d.global" in compiled(problem, config).asm
+
+
+GROUPS = {
+    "bf16, nn": ((1024, "bf16", "bf16", "nn"), OF_ROWS), "bf16, masked": ((1001, "bf16", "fp32", "nt"), OF_ROWS),
+    "fp8": ((1024, "fp8", "fp16", "nt"), OF_ROWS), "scaled": ((1024, "fp8", "bf16", "nt", 128), OF_SCALED),
+    "scaled, fp32": ((1024, "fp8", "fp32", "nt", 128), OF_SCALED),
+    "scales of columns": ((1024, "fp8", "bf16", "nt", 1), OF_SCALED),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_compile(name):
+    """Every tile of the plan that is valid, without spills; the first, the smallest, always is."""
+    of, tiles = GROUPS[name]
+    problem = groups_of_rows(*of)
+    configs = [tile_config(tile, problem, GPU) for tile in tiles]
+    assert configs[0].why_invalid(problem, GPU) is None
+    for config in configs:
+        if config.why_invalid(problem, GPU) is None:
+            assert ("cp.async.bulk.tensor.4d.global" in compiled(problem, config).asm) == config.tma_store
 
 
 @pytest.mark.parametrize("layout", ["tn", "nt"])

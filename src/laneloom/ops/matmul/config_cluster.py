@@ -348,15 +348,15 @@ class ClusterConfig(PartsConfig):
         return None
 
     def _beside_scaled(self, problem: MatmulProblem, multiplied: MatmulProblem) -> int:
-        """Registers beside the scaled sums: for those of a slice, scales of columns, A's rows, and what ptxas needs."""
+        """Registers beside the scaled sums: of a slice's, scales of columns, A's rows, two stores of groups, ptxas."""
         by_column = multiplied.scales is not None and multiplied.scales.columns == 1
         masked, wide = not self.tma_store, DTYPE_BYTES[problem.dtype_out] > 2
         needed = self.block_n // (1 if self.dual else 2 * self.scaled)
-        needed += self.block_n // 4 if self.dual and by_column else 0
-        needed += (16 + 16 * (masked and wide)) if self.scaled > 1 else 0
+        needed += self.block_n // 4 * (self.dual and by_column) + (16 + 16 * (masked and wide)) * (self.scaled > 1)
         needed += 8 if masked and by_column and problem.epilogue else 0
         tight = by_column or masked or wide or self.panels > 1 or problem.epilogue
-        return needed + (24 if self.strips > 1 and tight else 0)
+        both = self.grouped and ((by_column and self.scaled > 1) or (self.tma_store and (by_column or wide)))
+        return needed + (24 if self.strips > 1 and tight else 0) + 8 * both
 
     def _why_tile(self, problem: MatmulProblem, multiplied: MatmulProblem, gpu: Gpu) -> str | None:
         slab = self.block_m // self.consumers if self.consumers in (1, 2, 3) else 0
