@@ -26,8 +26,9 @@ from .timing import METHOD_SUSTAINED, interleave
 KERNEL_SOURCES = schedule_sources("hopper_cluster")
 OP = "matmul groups"
 TORCH = "torch grouped_mm"
-TOKENS = (1, 16, 512, 8192)
-TRAINED = 512  #: tokens, from which on gradients are measured
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384)
+SHOWN = TOKENS[::2]  #: on the page
+TRAINED = 256  #: tokens, from which on gradients are measured
 PASSES = ("C", "dA", "dB")
 
 
@@ -89,7 +90,7 @@ def _keep(path, timings, environment, sources, layer: Layer, tokens: int, what: 
 
 
 def render(records: Iterable[Record]) -> str:
-    """Markdown: one row a layer and number of tokens, its newest records."""
+    """Markdown: one row a layer and number of tokens that is shown, its newest records; the means of all."""
     lines = [
         "| layer | experts, N x K | tokens | rows | " + " | ".join(f"{x}, TFLOP/s | x torch" for x in PASSES) + " |",
         "|" + "---|" * (4 + 2 * len(PASSES)),
@@ -102,11 +103,13 @@ def render(records: Iterable[Record]) -> str:
         ratio = x[TORCH].median_us / ours.median_us
         ratios[str(p["what"])].append(ratio)
         tokens, top = int(p["tokens"]), int(p["top"])
+        if tokens not in SHOWN:
+            continue
         head = f"| {p['model']} | {p['groups']}, {p['n']} x {p['k']} | {tokens} | {tokens * top} |"
         rows.setdefault(head, {})[str(p["what"])] = f" {ours.tflops:.{int(ours.tflops < 9.5)}f} | {ratio:.2f} |"
     lines += [head + "".join(cells.get(what, " | |") for what in PASSES) for head, cells in rows.items()]
     means = ", ".join(f"{what} {geometric_mean(of):.2f}" for what, of in ratios.items())
-    head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means of torch's grouped_mm: {means}."
+    head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means of torch's grouped_mm, of all {len(newest)}: {means}."
     return "\n".join([head, "", *lines])
 
 

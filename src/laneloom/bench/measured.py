@@ -1,8 +1,8 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
 Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of
-models (bench/attention_models.py) that no record has come from any GPU like it, and say so. Run it after measuring, and
-commit the table with the records.
+models (bench/attention_models.py) and products in groups that no record has come from any GPU like it, and say so. Run
+it after measuring, and commit the table with the records.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .records import Record, load
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
 FOLDERS = {"h200": "sm_90a"}  #: results/<folder> -> the GPU's name in the table of GPUs
-MODELS = {"sm_90a": ("h200", "h100")}  #: the GPU -> folders that may have attentions of models
+#: the GPU -> folders that may have attentions of models, and products in groups: the first that has them counts
+MODELS = {"sm_90a": ("h200", "h100")}
+GROUPS_FILE = "matmul_groups.jsonl"
 ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d")
 
 
@@ -37,6 +39,11 @@ def _problem_of(record: Record) -> tuple[str, str, tuple[int, ...]] | None:
         mask = "causal" if problem["causal"] else "full"
         sizes = tuple(problem[axis] for axis in ATTENTION_AXES)
         return "attention", f"{problem['dtype']} {mask} {record.op.split()[1]}", (*sizes, problem["d"])
+    if record.op == "matmul groups":
+        rows, n, k = problem["tokens"] * problem["top"], problem["n"], problem["k"]
+        sizes = {"C": (rows, n, k), "dA": (rows, k, n), "dB": (n, k, rows)}[problem["what"]]
+        kind = "k" if problem["what"] == "dB" else "rows"
+        return "grouped_matmul", f"{problem['dtype']} {kind}", (problem["groups"], *sizes)
     return None
 
 
@@ -107,6 +114,12 @@ def model_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
         yield {"op": "attention", "kind": kind, "sizes": sizes, "torch_us": torch_us, "ratio": ratio, "source": source}
 
 
+def group_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """Rows of products in groups, measured on `source`."""
+    newest = {(row["kind"], *row["sizes"]): row for row, _ in rows_of(load(path))}
+    yield from ({**row, "source": source} for _, row in sorted(newest.items()))
+
+
 def write(results: Path, tables: Path = TABLES) -> list[Path]:
     """Write the table of every GPU that `results` has records of."""
     written = []
@@ -115,11 +128,12 @@ def write(results: Path, tables: Path = TABLES) -> list[Path]:
         files = sorted((results / folder).glob("*.jsonl"))
         table = table_of([record for file in files for record in load(file)])
         known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
-        for other in MODELS.get(gpu, ()):
-            if (path := results / other / "attention_models.csv").is_file():
-                rows = model_rows(path, f"on one {other.upper()}")
-                table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
-                break
+        for name, read in (("attention_models.csv", model_rows), (GROUPS_FILE, group_rows)):
+            for other in MODELS.get(gpu, ()):
+                if (path := results / other / name).is_file():
+                    rows = read(path, f"on one {other.upper()}")
+                    table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
+                    break
         if table["measurements"]:
             rows = ",\n".join(json.dumps(row) for row in table.pop("measurements"))
             head = json.dumps(table, indent=1)[:-2]
