@@ -109,7 +109,8 @@ def render(records: Iterable[Record]) -> str:
         rows.setdefault(head, {})[str(p["what"])] = f" {ours.tflops:.{int(ours.tflops < 9.5)}f} | {ratio:.2f} |"
     lines += [head + "".join(cells.get(what, " | |") for what in PASSES) for head, cells in rows.items()]
     means = ", ".join(f"{what} {geometric_mean(of):.2f}" for what, of in ratios.items())
-    head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means of torch's grouped_mm, of all {len(newest)}: {means}."
+    of_all = f"Geometric means of torch's grouped_mm, of all {len(newest)}: {means}."
+    head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} {of_all}"
     return "\n".join([head, "", *lines])
 
 
