@@ -57,7 +57,7 @@ def grouped_matmul(
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
     config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
-        planned as if all groups were as large.
+        planned for groups about as large as each other.
 
     Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype; integers,
     fp32 and fp64 as in `matmul`. The same call gives the same bits. Gradients of a and b, of any order, are grouped
