@@ -102,12 +102,17 @@ def compare(out, truth, sums, k, dtype, unit=2.0**-24):
 
 def check_groups_of_rows(problem, config, ends):
     """Of a batch that says nothing of groups; A and C are those of all products. Rows behind the last group stay."""
-    numbers = torch.tensor(ends, dtype=torch.int32)
-    a, b, out = run(replace(problem, grouped=True), config.with_knobs(grouped=True), *[None] * 6, numbers)
+    numbers, scales = torch.tensor(ends, dtype=torch.int32), [None, None]
+    if problem.epilogue:
+        sizes = (problem.m,), (len(ends), problem.n)
+        scales = [torch.rand(size, generator=torch.Generator().manual_seed(5)) + 0.5 for size in sizes]
+    a, b, out = run(replace(problem, grouped=True), config.with_knobs(grouped=True), *[None] * 4, *scales, numbers)
     first = 0
     for group, end in enumerate(ends):
         x, y = a[0, group, first:end].double().numpy(), b[0, group].double().numpy()
-        compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), problem.k, problem.dtype_out)
+        if problem.epilogue:
+            x, y = x * scales[0][first:end, None].double().numpy(), y * scales[1][group].double().numpy()
+        compare(out[0, group, first:end], x @ y, abs(x) @ abs(y), problem.k + 4, problem.dtype_out)
         first = end
     assert out[0, 0, first:].isnan().all()
 

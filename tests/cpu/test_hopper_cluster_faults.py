@@ -15,7 +15,7 @@ from matmul_model import Model, with_calls  # noqa: E402
 from matmul_products import GPU, check, check_groups_of_k, check_groups_of_rows, product, run, small  # noqa: E402
 
 from laneloom.errors import LaneloomError  # noqa: E402
-from laneloom.ops.matmul.problem import Matrix  # noqa: E402
+from laneloom.ops.matmul.problem import Epilogue, Matrix  # noqa: E402
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no g++")
 
@@ -88,6 +88,7 @@ FAULTS_OF_GROUPS = {
 #: the same of groups of rows
 FAULTS_OF_ROWS = {
     "tiles of 32 groups are forgotten": ("walk.before += __shfl_sync(~0u, behind, 31);", "", "wrong"),
+    "columns have the first group's scales": ("(GROUPED ? (i64)tile.inner * s.N : 0) + n", "n", "wrong"),
     "a group has its neighbour's tiles": ("if (lane >= far) behind += others;", "", "wrong"),
 }  # fmt: skip
 
@@ -132,4 +133,6 @@ def test_faults_of_groups_are_seen(model, name):
 def test_faults_of_rows_in_groups_are_seen(model, name):
     ends = [2 * (i // 3) for i in range(40)]
     problem = product(ends[-1], 24, 72, batch=(1, len(ends)), shared="ac")
+    if "scales" in name:
+        problem = replace(problem, epilogue=Epilogue(scale_a="row", scale_b="column"))
     check_fault(model, FAULTS_OF_ROWS[name], problem, small(programs=16), ends, check=check_groups_of_rows)

@@ -6,6 +6,7 @@ wgmma and the copy engine's reads of what it stores come as late as their waits 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -168,6 +169,7 @@ OF_ROWS = {
     "none but in front": ([40] * 33, small()),
     "held back": ((70, 70, 75, 141), small(hold_back=2, programs=3)),
     "a cluster of 2 x 1": ((70, 70, 75, 141), small(cluster_m=2, programs=4)),
+    "scaled": ((70, 70, 75, 141), small()),
     "a cluster of 1 x 2, two strips": ((70, 70, 75, 141), small(block_m=128, cluster_n=2, programs=4)),
 }  # fmt: skip
 
@@ -177,7 +179,10 @@ def test_groups(model, name):
     """Groups that end within tiles, that are empty, and rows behind the last group, which nobody writes."""
     ends, config = OF_ROWS[name]
     model()
-    check_groups_of_rows(product(ends[-1] + 9, 40, 72, "nn", batch=(1, len(ends)), shared="ac"), config, ends)
+    problem = product(ends[-1] + 9, 40, 72, "nn", batch=(1, len(ends)), shared="ac")
+    if name == "scaled":
+        problem = replace(problem, epilogue=Epilogue(scale_a="row", scale_b="column"))
+    check_groups_of_rows(problem, config, ends)
 
 
 OF_K = {

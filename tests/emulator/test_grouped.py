@@ -182,9 +182,16 @@ def test_arrays():
 HALVES = {"a": draw(8, 16), "b": draw(2, 16, 8), "ends": torch.tensor([3, 8]).int()}
 FLOAT8 = {"a": draw(8, 16).to(torch.float8_e4m3fn), "b": draw(2, 16, 8).to(torch.float8_e4m3fn)}
 SCALES = {"scale_a": torch.ones(8, 1), "scale_b": torch.ones(2, 1, 8)}
+ROW_SCALES = {"scale_a": torch.ones(8), "scale_b": torch.ones(2, 8)}
 WMMA = WmmaConfig(block_m=64, block_n=64, block_k=32)
 REFUSED = {
-    "scales": ("gfx1151", FLOAT8 | SCALES, UnsupportedError, "^scale_a: scales of blocks in grouped products run on H"),
+    "scales": ("gfx1151", FLOAT8 | SCALES, UnsupportedError, "^scale_a: scales in grouped products run on H"),
+    "scales of rows": ("gfx942", ROW_SCALES, UnsupportedError, "^scale_a: scales in grouped products run on Hopper only"),
+    "one scale": ("gfx942", {"scale_a": torch.ones(8)}, ArgumentError, r"^scale_b: expected \[2, 8\], as both .* got none"),
+    "scales of two kinds": ("gfx942", ROW_SCALES | {"scale_b": torch.ones(2, 1, 8)}, ArgumentError,
+                            r"^scale_a: expected \[8, 1\]"),
+    "scales of K in groups": ("gfx942", ROW_SCALES | {"b": draw(16, 8), "ends": torch.tensor([16]).int()},
+                              UnsupportedError, "^scale_a: expected none, scales go with groups of rows"),
     "groups": ("gfx942", {"b": draw(1025, 16, 8), "ends": torch.zeros(1025).int()}, UnsupportedError, "at most 1024 g"),
     "fp32": ("gfx1151", {x: HALVES[x].float() for x in "ab"}, UnsupportedError, "^fma: multiplies all rows of a prod"),
     "parts of K": ("gfx1151", {"config": replace(WMMA, split_k=2)}, UnsupportedError, "^split_k: rows or K in groups"),
@@ -213,7 +220,7 @@ ARRAYS = {name: x.half().numpy() if name != "ends" else x.numpy() for name, x in
 REFUSED_ARRAYS = {
     "a tensor": ({"b": HALVES["b"]}, ArgumentError, "^b: expected a numpy array, as a is, got Tensor"),
     "64 bits": ({"ends": np.array([3, 8])}, ArgumentError, "^ends: expected 2 contiguous int32, got int64"),
-    "scales": (SCALES, UnsupportedError, "^scale_a: scales of blocks"),
+    "scales": (SCALES, UnsupportedError, "^scale_a: scales in grouped products take torch"),
     "out": ({"out": ARRAYS["a"][:, :8]}, ArgumentError, "^out: expected memory of its own"),
     "another shape": ({"out": np.zeros((8, 9), np.float16)}, ArgumentError, r"^out: expected shape \(8, 8\)"),
     "another dtype": ({"out_dtype": np.int32}, UnsupportedError, "^out_dtype: expected fp32, fp16 or bf16"),

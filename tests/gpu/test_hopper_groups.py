@@ -44,6 +44,32 @@ def test_groups(name, dtype, layout):
             first += size
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@pytest.mark.parametrize("name", GROUPS)
+def test_scales_of_rows_and_columns(name, dtype):
+    """C[m, n] is multiplied by scale_a[m] scale_b[g, n], of any strides."""
+    sizes, n, k = GROUPS[name], 336, 208
+    rows = sum(sizes)
+    a = operand(rows, k, DTYPES[dtype], seed=1)
+    b = torch.stack([operand(n, k, DTYPES[dtype], seed=s) for s in range(len(sizes))]).mT
+    generator = torch.Generator("cuda").manual_seed(3)
+    scale_a = torch.rand(rows, device="cuda", generator=generator) + 0.5
+    scale_b = torch.rand(n, len(sizes), device="cuda", generator=generator).add_(0.5).t()
+    ends = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
+    for out_dtype in (torch.float32, torch.bfloat16):
+        out = laneloom.grouped_matmul(a, b, ends, scale_a=scale_a, scale_b=scale_b, out_dtype=out_dtype)
+        bare = laneloom.grouped_matmul(a, b, ends, out_dtype=torch.float32).double()
+        first = 0
+        for group, size in enumerate(sizes):
+            part = slice(first, first + size)
+            truth = bare[part] * scale_a[part, None].double() * scale_b[group].double()
+            unit = 2.0**-9 if out_dtype == torch.bfloat16 else 2.0**-22
+            assert ((out[part].double() - truth).abs() <= unit * truth.abs()).all()
+            first += size
+    with pytest.raises(ArgumentError, match="scale_b: expected"):
+        laneloom.grouped_matmul(a, b, ends, scale_a=scale_a, scale_b=scale_b[:, None])
+
+
 @pytest.mark.parametrize("layout", ["tn", "nt", "nn", "tt"])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8"])
 @pytest.mark.parametrize("name", GROUPS)

@@ -33,6 +33,7 @@ KERNEL_SOURCES = schedule_sources("hopper_cluster")
 OP = "matmul blocks"
 TORCH, ONE_SCALE, TORCH_ONE_SCALE = "torch scaled_mm", "laneloom, one scale", "torch, one scale"
 GROUPED, ROW_SCALES, LOOP = "torch grouped_mm, bf16", "torch scaled_grouped_mm, row scales", "torch scaled_mm, a loop"
+OURS_ROW_SCALES = "laneloom, row scales"
 BF16_ROUNDING = 2.0**-9
 FP8 = torch.float8_e4m3fn
 
@@ -152,6 +153,8 @@ def _candidates(case: Case, sets: list[_Operands]) -> tuple[dict[str, Callable[[
     return {
         GROUPED: lambda i: F.grouped_mm(*wide[i], offs=sets[i].ends),
         OURS: ours_grouped,
+        OURS_ROW_SCALES: lambda i: grouped_matmul(
+            sets[i].a, sets[i].b, sets[i].ends, scale_a=rows[0], scale_b=rows[1], out_dtype=torch.bfloat16),
         ROW_SCALES: lambda i: torch._scaled_grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
             sets[i].a, sets[i].b, *rows, offs=sets[i].ends, out_dtype=torch.bfloat16, use_fast_accum=True),
         LOOP: loop,
@@ -207,7 +210,7 @@ def _ratio(by_name: dict[str, Record], name: str) -> str:
 def render(records: Iterable[Record], *, groups: bool) -> str:
     """Markdown: one row a problem, its newest records, of products or of groups."""
     newest = [x for x in by_candidate(records) if bool(x[OURS].problem["groups"]) == groups]
-    others = (GROUPED, ROW_SCALES, LOOP) if groups else (TORCH, TORCH_ONE_SCALE, ONE_SCALE)
+    others = (GROUPED, ROW_SCALES, LOOP, OURS_ROW_SCALES) if groups else (TORCH, TORCH_ONE_SCALE, ONE_SCALE)
     sizes = "groups | M x N x K" if groups else "M x N x K | scales of B"
     lines = [
         f"| {sizes} | us | TFLOP/s | GB/s | " + " | ".join(f"x {name}" for name in others) + " | error |",

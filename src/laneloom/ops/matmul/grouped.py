@@ -19,7 +19,7 @@ from .dtypes import outputs, words
 from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
 from .plan_groups import kind_of, plan_groups
-from .problem import DTYPE_BYTES, SCALE_BLOCK, BlockScales, MatmulProblem
+from .problem import DTYPE_BYTES, SCALE_BLOCK, BlockScales, Epilogue, MatmulProblem
 
 if TYPE_CHECKING:
     import torch
@@ -51,8 +51,9 @@ def grouped_matmul(
     ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is past M, or K, is
         ignored. A group without any k has zeros.
-    scale_a, scale_b: on Hopper, fp32 scales of blocks of 128 along K, of 8-bit operands, as `gemm` has them: [M,
-        ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)], any strides. Both or neither.
+    scale_a, scale_b: on Hopper, fp32, any strides, both or neither, of rows in groups. [M] and [G, N]: C[m, n] is
+        multiplied by scale_a[m] scale_b[g, n]. Of 8-bit operands also of blocks of 128 along K, as `gemm` has them: [M,
+        ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)].
     out: [M, N], or [G, M, N] of K in groups, where the result goes. It must share no memory with a, b and ends.
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
@@ -105,7 +106,7 @@ def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.
         if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
             raise ArgumentError(f"{name}: expected a numpy array, as a is, got {type(operand).__name__}")
     if scale_a is not None or scale_b is not None:
-        raise UnsupportedError("scale_a: scales of blocks in grouped products take torch tensors on Hopper")
+        raise UnsupportedError("scale_a: scales in grouped products take torch tensors on Hopper")
     gpu_for_arrays(a=a, b=b, ends=ends, out=out)
     check_shapes(a, b)
     check_ends(b, ends, ends.dtype == np.int32 and ends.flags.c_contiguous)
@@ -156,15 +157,18 @@ def check_ends(b: Any, ends: Any, are_numbers: bool) -> None:
 
 
 def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
-    """Raise for scales that are not of blocks along K of the rows of a and of the matrices of b."""
+    """Raise for scales that are neither of a's rows and the columns of b's matrices nor of their blocks along K."""
     from .torch_op import known_name
 
     if scale_a is scale_b is None:
         return
     if b.ndim == 2:
-        raise UnsupportedError("scale_a: expected none, scales of blocks go with groups of rows, not of K")
-    blocks, n = -(-a.shape[1] // SCALE_BLOCK), b.shape[2]
-    known = {"scale_a": [(a.shape[0], blocks)], "scale_b": [(b.shape[0], blocks, x) for x in (n, -(-n // SCALE_BLOCK))]}
+        raise UnsupportedError("scale_a: expected none, scales go with groups of rows, not of K")
+    (m, k), (groups, _, n) = a.shape, b.shape
+    known = {"scale_a": [(m,)], "scale_b": [(groups, n)]}
+    if any(scale.ndim == dims for scale, dims in ((scale_a, 2), (scale_b, 3)) if scale is not None):
+        blocks = -(-k // SCALE_BLOCK)
+        known = {"scale_a": [(m, blocks)], "scale_b": [(groups, blocks, x) for x in (n, -(-n // SCALE_BLOCK))]}
     for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
         shapes = " or ".join(str(list(shape)) for shape in known[name])
         if scale is None or tuple(scale.shape) not in known[name]:
@@ -191,9 +195,10 @@ def result_dtype(
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
     kind, _ = operand_dtypes(a, b, None)
     if scale_a is not None:
-        check_block_dtypes(kind)
+        if scale_a.ndim == 2:
+            check_block_dtypes(kind)
         if gpu.vendor == "amd":
-            raise UnsupportedError(f"scale_a: scales of blocks in grouped products run on Hopper only, not {gpu.name}")
+            raise UnsupportedError(f"scale_a: scales in grouped products run on Hopper only, not {gpu.name}")
     wanted = output_dtype(kind, out_dtype)
     check_output(kind, dtype_name("out_dtype", wanted))
     return wanted
@@ -249,9 +254,12 @@ def prepare_launch(
 
         return run
     launch = prepared_on(schedule_of(chosen).prepare, problem, chosen, gpu, out.device)
+    of_rows = problem.epilogue is not None
 
     def run_by_tma(a: Any, b: Any, out: Any, ends: Any, *scales: Any) -> None:
         a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
+        if of_rows:  # the kernel reads them where they lie densely
+            scales = tuple(scale.contiguous() for scale in scales)
         launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
 
     return run_by_tma
@@ -282,11 +290,14 @@ def problem_of_groups(
 ) -> MatmulProblem:  # fmt: skip
     """The problem of rows in groups, or of K in groups."""
     (m, k), (*of_b, _, n) = a.shape, b.shape
-    scales = None
-    if scale_a is not None:
+    scales = epilogue = None
+    if scale_a is not None and scale_a.ndim == 1:
+        epilogue = Epilogue(scale_a="row", scale_b="column")
+    elif scale_a is not None:
         scales = BlockScales(
             matrix_of_groups(scale_a), matrix_of_groups(scale_b), columns=1 if scale_b.shape[2] == n else SCALE_BLOCK
         )
     batch = (1, *of_b) if of_b else (1, out.shape[0])
     x, y, z = map(matrix_of_groups, (a, b, out))
-    return MatmulProblem(m, n, k, *names, batch, x, y, z, scales=scales, grouped=bool(of_b), k_grouped=not of_b)
+    return MatmulProblem(
+        m, n, k, *names, batch, x, y, z, epilogue, scales=scales, grouped=bool(of_b), k_grouped=not of_b)  # fmt: skip

@@ -53,6 +53,11 @@ class Epilogue:
     scale_b: str | None = None  #: fp32: "tensor", or "column" for one for each column of C
 
     @property
+    def is_scales(self) -> bool:
+        """Whether there are no terms but scales of rows and columns."""
+        return not (self.scaled or self.addend or self.bias or self.activation)
+
+    @property
     def key(self) -> str:
         """The epilogue's part of a tuning record's name."""
         parts = [f"scale_{name}_{axis}" for name, axis in (("a", self.scale_a), ("b", self.scale_b)) if axis]

@@ -55,7 +55,7 @@ def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleare
 def _remember(ctx, inputs, output) -> None:
     a, b, ends, _, scale_a, _, _ = inputs
     if scale_a is not None:
-        raise UnsupportedError("scale_a: products with scales of blocks have no gradients, use .detach()")
+        raise UnsupportedError("scale_a: products with scales have no gradients, use .detach()")
     ctx.save_for_backward(a, b, ends)
 
 

@@ -107,7 +107,7 @@ __device__ __forceinline__ void ask_for_terms(Held &held, const Place &at, const
 #pragma unroll
         for (int x = 0; x < 2; ++x) {
             const int n = min(at.n + 64 * i + 2 * (int)(threadIdx.x % 32) + x, s.N - 1);
-            if (SCALE_B) held.scale_b[i][x] = terms.scale_b[SCALE_B == 2 ? n : 0];
+            if (SCALE_B) held.scale_b[i][x] = terms.scale_b[SCALE_B == 2 ? (GROUPED ? (i64)tile.inner * s.N : 0) + n : 0];
             if (BIAS_AXIS == 2) held.bias[i][x] = ((const BIAS_TYPE *)terms.bias)[n * terms.bias_step];
         }
 #if ADDEND_IN_LINES
