@@ -186,8 +186,8 @@ ROW_SCALES = {"scale_a": torch.ones(8), "scale_b": torch.ones(2, 8)}
 WMMA = WmmaConfig(block_m=64, block_n=64, block_k=32)
 REFUSED = {
     "scales": ("gfx1151", FLOAT8 | SCALES, UnsupportedError, "^scale_a: scales in grouped products run on H"),
-    "scales of rows": ("gfx942", ROW_SCALES, UnsupportedError, "^scale_a: scales in grouped products run on Hopper only"),
-    "one scale": ("gfx942", {"scale_a": torch.ones(8)}, ArgumentError, r"^scale_b: expected \[2, 8\], as both .* got none"),
+    "scales of rows": ("gfx942", ROW_SCALES, UnsupportedError, "^scale_a: scales in grouped products run on Hopper"),
+    "one scale": ("gfx942", {"scale_a": torch.ones(8)}, ArgumentError, r"^scale_b: expected \[2, 8\], as both .* none"),
     "scales of two kinds": ("gfx942", ROW_SCALES | {"scale_b": torch.ones(2, 1, 8)}, ArgumentError,
                             r"^scale_a: expected \[8, 1\]"),
     "scales of K in groups": ("gfx942", ROW_SCALES | {"b": draw(16, 8), "ends": torch.tensor([16]).int()},

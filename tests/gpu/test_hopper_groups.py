@@ -10,6 +10,7 @@ from judged_products import DTYPES, assert_right, operand  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.errors import ArgumentError  # noqa: E402
+from laneloom.verify import UNIT_ROUNDOFF  # noqa: E402
 
 GROUPS = {
     "even": [256] * 4, "ragged": [1, 0, 300, 64, 17, 0, 511, 128], "one": [700], "empty": [0, 0, 5, 0],
@@ -63,8 +64,8 @@ def test_scales_of_rows_and_columns(name, dtype):
         for group, size in enumerate(sizes):
             part = slice(first, first + size)
             truth = bare[part] * scale_a[part, None].double() * scale_b[group].double()
-            unit = 2.0**-9 if out_dtype == torch.bfloat16 else 2.0**-22
-            assert ((out[part].double() - truth).abs() <= unit * truth.abs()).all()
+            rounding = UNIT_ROUNDOFF["bf16"] if out_dtype == torch.bfloat16 else 0.0
+            assert ((out[part].double() - truth).abs() <= (rounding + 2.0**-22) * truth.abs()).all()
             first += size
     with pytest.raises(ArgumentError, match="scale_b: expected"):
         laneloom.grouped_matmul(a, b, ends, scale_a=scale_a, scale_b=scale_b[:, None])
