@@ -3,7 +3,7 @@
 
 Beside `laneloom.gemm` torch's scaled_mm of the same operands and scales (cuBLAS), and ours and torch's with one scale
 for each operand; beside `laneloom.grouped_matmul` torch's grouped_mm of bf16, its scaled one of 8-bit floats with
-scales of rows, and a loop of its scaled_mm over the groups. In one interleaved run, captured in graphs, inputs rotated
+scales of rows, which ours has as well, and a loop of its scaled_mm over the groups. In one interleaved run, captured in graphs, inputs rotated
 past the L2. Every result of ours is checked against FP64 before it is timed. With `--page` it fills a page's tables.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +65,8 @@ CASES = (
     *(Case(n, n, n) for n in (1024, 2048, 4096, 8192)),
     *(Case(*size, 1) for size in ((2048, 7168, 4096), (4096, 4096, 4096), (1024, 1536, 7168), (128, 4096, 7168))),
     Case(8192, 4096, 7168, groups=8), Case(8192, 7168, 2048, groups=8), Case(4096, 4096, 7168, groups=32),
-    Case(1024, 4096, 7168, groups=64),
+    Case(1024, 4096, 7168, groups=64), Case(16384, 4096, 7168, groups=128), Case(16384, 7168, 2048, groups=128),
+    Case(65536, 4096, 7168, groups=128), Case(65536, 7168, 2048, groups=128),
 )  # fmt: skip
 
 
@@ -101,8 +102,8 @@ def _torch_scaled(case: Case, a: torch.Tensor, b: torch.Tensor, scale_a: torch.T
     return F.scaled_mm(a, b, scale_a, rows, *of_b, output_dtype=torch.bfloat16)
 
 
-def _error(case: Case, out: torch.Tensor, x: _Operands) -> tuple[float, float]:
-    """|| C - truth || / || truth || of the first rows, of the first group, and its budget: what sums of 128 products
+def _error(case: Case, out: torch.Tensor, x: _Operands, summed: int = SCALE_BLOCK) -> tuple[float, float]:
+    """|| C - truth || / || truth || of the first rows, of the first group, and its budget: what sums of so many products
     lose in the tensor cores, FP32's sums, and one rounding."""
     m = min(case.m // max(case.groups, 1), 512)
     b, scale_b = (t[0] if case.groups else t for t in (x.b, x.scale_b))
@@ -114,7 +115,7 @@ def _error(case: Case, out: torch.Tensor, x: _Operands) -> tuple[float, float]:
         wide_a, wide_b = x.a[:m, part].double(), b[part].double()
         truth += scale * (wide_a @ wide_b)
         magnitude += scale * (wide_a.abs() @ wide_b.abs())
-    lost = fp8_error_of_sums(SCALE_BLOCK) + 2.0**-24 * (case.k / SCALE_BLOCK) ** 0.5
+    lost = fp8_error_of_sums(summed) + 2.0**-24 * (case.k / SCALE_BLOCK) ** 0.5
     error = (out[:m].double() - truth).norm() / truth.norm()
     return error.item(), (2 * lost * magnitude.norm() / truth.norm()).item() + BF16_ROUNDING
 
@@ -170,6 +171,11 @@ def measure(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float, s
     error, budget = _error(case, out, sets[0])
     if not error <= budget:
         raise LaneloomError(f"{case}: relative error {error:.2e} is over its budget of {budget:.2e}")
+    if case.groups:
+        bare = sets[0]._replace(scale_a=torch.ones_like(sets[0].scale_a), scale_b=torch.ones_like(sets[0].scale_b))
+        of_rows = _error(case, cast(torch.Tensor, candidates[OURS_ROW_SCALES](0)), bare, case.k)
+        if not of_rows[0] <= of_rows[1]:
+            raise LaneloomError(f"{case}, row scales: relative error {of_rows[0]:.2e} is over {of_rows[1]:.2e}")
     text = "hopper_cluster"
     if not case.groups:
         terms = execute.Terms(scale_a=sets[0].scale_a, scale_b=sets[0].scale_b)
@@ -203,30 +209,32 @@ def run(path: Path, rounds: int) -> None:
         print(case, best, f"error {error:.2e} of {budget:.2e}", text, flush=True)
 
 
-def _ratio(by_name: dict[str, Record], name: str) -> str:
-    return f"{by_name[name].median_us / by_name[OURS].median_us:.2f}" if name in by_name else "-"
+def _ratio(by_name: dict[str, Record], name: str) -> float | None:
+    """Of another's time to ours of the same scales, if it was measured."""
+    ours = OURS_ROW_SCALES if name == ROW_SCALES else OURS
+    return by_name[name].median_us / by_name[ours].median_us if {name, ours} <= by_name.keys() else None
 
 
 def render(records: Iterable[Record], *, groups: bool) -> str:
     """Markdown: one row a problem, its newest records, of products or of groups."""
     newest = [x for x in by_candidate(records) if bool(x[OURS].problem["groups"]) == groups]
-    others = (GROUPED, ROW_SCALES, LOOP, OURS_ROW_SCALES) if groups else (TORCH, TORCH_ONE_SCALE, ONE_SCALE)
+    others = (GROUPED, LOOP, ROW_SCALES) if groups else (TORCH, TORCH_ONE_SCALE, ONE_SCALE)
     sizes = "groups | M x N x K" if groups else "M x N x K | scales of B"
-    lines = [
-        f"| {sizes} | us | TFLOP/s | GB/s | " + " | ".join(f"x {name}" for name in others) + " | error |",
-        "|" + "---|" * (6 + len(others)),
-    ]
+    columns = [f"x {name}" for name in others]
+    if groups:
+        columns.insert(-1, "row scales, us")
+    lines = [f"| {sizes} | us | TFLOP/s | GB/s | {' | '.join(columns)} | error |", "|" + "---|" * (6 + len(columns))]
     for by_name in newest:
         ours, p = by_name[OURS], by_name[OURS].problem
         size = f"{p['m']} x {p['n']} x {p['k']}"
         words = f"{p['groups']} | {size}" if groups else f"{size} | 128x{p['columns']}"
-        ratios = " | ".join(_ratio(by_name, name) for name in others)
-        lines.append(
-            f"| {words} | {ours.median_us:.1f} | {ours.tflops:.0f} | {ours.gbs:.0f} | {ratios} | {ours.error:.1e} |"
-        )
+        cells = ["-" if (x := _ratio(by_name, name)) is None else f"{x:.2f}" for name in others]
+        if groups:
+            cells.insert(-1, f"{by_name[OURS_ROW_SCALES].median_us:.1f}")
+        of_all = f"{ours.median_us:.1f} | {ours.tflops:.0f} | {ours.gbs:.0f} | {' | '.join(cells)} | {ours.error:.1e}"
+        lines.append(f"| {words} | {of_all} |")
     means = [
-        f"{geometric_mean([x[name].median_us / x[OURS].median_us for x in newest if name in x]):.2f} of {name}"
-        for name in others
+        f"{geometric_mean([r for x in newest if (r := _ratio(x, name)) is not None]):.2f} of {name}" for name in others
     ]
     head = f"{measured_on(newest[-1][OURS], KERNEL_SOURCES)} Geometric means: {', '.join(means)}."
     return "\n".join([head, "", *lines])
