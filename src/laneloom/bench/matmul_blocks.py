@@ -2,14 +2,15 @@
 --out FILE`.
 
 Beside `laneloom.gemm` torch's scaled_mm of the same operands and scales (cuBLAS), and ours and torch's with one scale
-for each operand; beside `laneloom.grouped_matmul` torch's grouped_mm of bf16, its scaled one of 8-bit floats with
-scales of rows, which ours has as well, and a loop of its scaled_mm over the groups. In one interleaved run, captured in graphs, inputs rotated
-past the L2. Every result of ours is checked against FP64 before it is timed. With `--page` it fills a page's tables.
+for each operand; beside `laneloom.grouped_matmul` torch's grouped_mm of bf16, a loop of its scaled_mm over the groups,
+and, of scales of rows, ours and its scaled grouped_mm. In one interleaved run, captured in graphs, inputs rotated past
+the L2. Every result of ours is checked against FP64 before it is timed. With `--page` it fills a page's tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -36,10 +37,11 @@ GROUPED, ROW_SCALES, LOOP = "torch grouped_mm, bf16", "torch scaled_grouped_mm, 
 OURS_ROW_SCALES = "laneloom, row scales"
 BF16_ROUNDING = 2.0**-9
 FP8 = torch.float8_e4m3fn
+DRAWN = 16  #: rows that go to one group, as torch's scaled_mm wants
 
 
 class Case(NamedTuple):
-    """A product, or groups of equal sizes: M rows in all."""
+    """A product, or groups of rows, M in all: 16 by 16 each has a group that is drawn for them."""
 
     m: int
     n: int
@@ -90,8 +92,8 @@ def _operands(case: Case, seed: int) -> _Operands:
     blocks, outer = -(-case.k // SCALE_BLOCK), (case.groups,) if case.groups else ()
     columns = -(-case.n // case.columns)
     scale_b = uniform(*outer, blocks, columns) if case.columns == 1 else uniform(*outer, columns, blocks).mT
-    step = case.m // max(case.groups, 1)
-    ends = torch.arange(step, case.m + 1, step, device="cuda", dtype=torch.int32)
+    drawn = torch.randint(max(case.groups, 1), (case.m // DRAWN,), device="cuda", generator=generator)
+    ends = DRAWN * torch.bincount(drawn, minlength=max(case.groups, 1)).cumsum(0).int()
     a, b = normal(case.m, case.k), normal(*outer, case.n, case.k).mT
     return _Operands(a, b, uniform(blocks, case.m).t(), scale_b, ends)
 
@@ -103,10 +105,14 @@ def _torch_scaled(case: Case, a: torch.Tensor, b: torch.Tensor, scale_a: torch.T
 
 
 def _error(case: Case, out: torch.Tensor, x: _Operands, summed: int = SCALE_BLOCK) -> tuple[float, float]:
-    """|| C - truth || / || truth || of the first rows, of the first group, and its budget: what sums of so many products
-    lose in the tensor cores, FP32's sums, and one rounding."""
-    m = min(case.m // max(case.groups, 1), 512)
-    b, scale_b = (t[0] if case.groups else t for t in (x.b, x.scale_b))
+    """|| C - truth || / || truth || of the first rows, of the first group, and its budget: what sums of `summed`
+    products lose in the tensor cores, FP32's sums, and one rounding."""
+    group, m = 0, case.m
+    if case.groups:  # the first ends above 0 are those of the first group that has rows
+        group = int((x.ends == 0).sum())
+        m = int(x.ends[group])
+    m = min(m, 512)
+    b, scale_b = (t[group] if case.groups else t for t in (x.b, x.scale_b))
     truth = torch.zeros(m, case.n, dtype=torch.float64, device="cuda")
     magnitude = torch.zeros_like(truth)
     for block, first in enumerate(range(0, case.k, SCALE_BLOCK)):
@@ -138,14 +144,15 @@ def _candidates(case: Case, sets: list[_Operands]) -> tuple[dict[str, Callable[[
         }, TORCH  # fmt: skip
     wide = [(x.a.bfloat16(), x.b.bfloat16()) for x in sets]
     rows = torch.ones(case.m, device="cuda"), torch.ones(case.groups, case.n, device="cuda")
-    step = case.m // case.groups
-    parts = [slice(first, first + step) for first in range(0, case.m, step)]
-    of_parts = [[x.scale_a[part].t().contiguous().t() for part in parts] for x in sets]
+    # Of each group that has rows: these, its scales of them, its own matrix.
+    groups = [
+        [(x.a[first:end], x.scale_a[first:end].t().contiguous().t(), x.b[g], x.scale_b[g])
+         for g, (first, end) in enumerate(pairwise((0, *x.ends.tolist()))) if end > first] for x in sets
+    ]  # fmt: skip
 
     def loop(i: int) -> None:
-        x = sets[i]
-        for g, part in enumerate(parts):
-            _torch_scaled(case, x.a[part], x.b[g], of_parts[i][g], x.scale_b[g])
+        for a, scale_a, b, scale_b in groups[i]:
+            _torch_scaled(case, a, b, scale_a, scale_b)
 
     def ours_grouped(i: int) -> torch.Tensor:
         x = sets[i]
