@@ -51,8 +51,9 @@ class Case(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Each element once."""
-        return self.m * self.k + max(self.groups, 1) * self.n * self.k + 2 * self.m * self.n
+        """Each element once, of the groups that have rows on the mean."""
+        groups = self.groups * (1 - (1 - 1 / self.groups) ** (self.m // DRAWN)) if self.groups else 1
+        return int(self.m * self.k + groups * self.n * self.k + 2 * self.m * self.n)
 
     @property
     def problem(self) -> dict[str, Any]:
