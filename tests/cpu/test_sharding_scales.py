@@ -56,6 +56,9 @@ def test_groups():
     assert rules(sharding._grouped, *shapes, (4, 3, 512), given=6) == [
         (WHOLE, [WHOLE] * 5), (Shard(1), [WHOLE, Shard(2), WHOLE, WHOLE, Shard(2)])]  # fmt: skip
     assert rules(sharding._grouped, *shapes, (4, 3, 4), given=6) == [(WHOLE, [WHOLE] * 5)]
+    of_rows = (*shapes[:4], (64,), (4, 512))
+    assert rules(sharding._grouped, *of_rows, given=6) == [
+        (WHOLE, [WHOLE] * 5), (Shard(1), [WHOLE, Shard(2), WHOLE, WHOLE, Shard(1)])]  # fmt: skip
 
 
 def quantized_rules(x, values, scales, zeros=None, bias=None, group=32):

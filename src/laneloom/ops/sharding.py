@@ -111,7 +111,8 @@ def _grouped(a: Any, b: Any, ends: Any, out_dtype: Any = None, scale_a: Any = No
     if scale_a is None:
         return strategies([[None, "n"]], [[None, "k"], [None, "k", "n"], [None], *[None] * 4][:given], "k")
     n = "n" if scale_b.shape[-1] == b.shape[-1] else None
-    inputs = [[None, None], [None, None, n], [None], None, [None, None], [None, None, n], None]
+    scales = [None] * len(scale_a.shape), [*[None] * (len(scale_b.shape) - 1), n]
+    inputs = [[None, None], [None, None, n], [None], None, *scales, None]
     return strategies([[None, n]], inputs[:given])
 
 
