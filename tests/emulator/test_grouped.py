@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from laneloom.ops.matmul.config_dot import DotConfig  # noqa: E402
 from laneloom.ops.matmul.config_mfma import MfmaConfig  # noqa: E402
 from laneloom.ops.matmul.config_wmma import WideConfig, WmmaConfig  # noqa: E402
 from laneloom.ops.matmul.tile_orders import ORDERS  # noqa: E402
+from laneloom.verify import UNIT_ROUNDOFF  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("poisoned_allocations")
 
@@ -113,6 +114,41 @@ def test_dtypes(gpu, dtypes):
     check_groups(out, a, b, [25, 60], NAN, flushes=gpu == "gfx90a")
 
 
+SCALED = {
+    "gfx1151": ("bf16 bf16 bf16", "fp8 bf8 bf16", "int8 int8 fp32"), "gfx1201": ("fp8 fp8 fp16",),
+    "gfx942": ("fp16 fp16 fp16", "fp8 fp8 bf16", "fp32 fp32 fp32"), "gfx908": rarely("int8 int8 bf16"),
+    "gfx1250": ("fp8 bf8 bf16", "int8 int8 fp32", *rarely("fp64 fp64 fp64")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("gpu", "dtypes"), compiled(SCALED))
+def test_scales_of_rows_and_columns(gpu, dtypes):
+    """C[m, n] is multiplied by scale_a[m] scale_b[g, n], of any strides, before the one rounding."""
+    first, second, stored = (DTYPES[name] for name in dtypes.split())
+    m, n, k, ends = 75, 50, 40, [25, 25, 60]
+    a, b = draw(m, k, dtype=first), draw(3, k, n, dtype=second)
+    scale_a, scale_b = torch.rand(2 * m)[::2] + 0.5, torch.rand(n, 3).t() + 0.5
+    with laneloom.emulated(gpu, strict=True) as emulation:
+        of_ends = torch.tensor(ends, dtype=torch.int32)
+        out = torch.full((m, n), NAN).to(stored)
+        laneloom.grouped_matmul(a, b, of_ends, scale_a=scale_a, scale_b=scale_b, out=out)
+        again = laneloom.grouped_matmul(a, b, of_ends, scale_a=scale_a, scale_b=scale_b, out_dtype=stored)
+    assert len(emulation.launches) == 2
+    assert out[60:].isnan().all(), "rows behind the last group"
+    assert torch.equal(again[:60], out[:60])
+    for group, (begin, end) in enumerate(pairwise((0, *ends))):
+        x = a[begin:end].double() * scale_a[begin:end, None].double()
+        y = b[group].double() * scale_b[group].double()
+        roundings = (k + 4) * 2.0**-24 * (x.abs() @ y.abs()) + UNIT_ROUNDOFF[dtypes.split()[2]] * (x @ y).abs()
+        assert ((out[begin:end].double() - x @ y).abs() <= roundings).all()
+    arrays = [x.numpy() for x in (a.float().half(), b.float().half(), of_ends, scale_a, scale_b)]
+    with laneloom.emulated(gpu):
+        halves = laneloom.grouped_matmul(*arrays[:3], scale_a=arrays[3], scale_b=arrays[4])
+        same = laneloom.grouped_matmul(
+            *(torch.from_numpy(x) for x in arrays[:3]), scale_a=scale_a, scale_b=scale_b)  # fmt: skip
+    assert np.array_equal(halves[:60], same[:60].numpy())
+
+
 @pytest.mark.parametrize("order", sampled(ORDERS))
 def test_tile_orders(order):
     """Each group's tiles in any order, of more tiles along both axes than one."""
@@ -185,8 +221,9 @@ SCALES = {"scale_a": torch.ones(8, 1), "scale_b": torch.ones(2, 1, 8)}
 ROW_SCALES = {"scale_a": torch.ones(8), "scale_b": torch.ones(2, 8)}
 WMMA = WmmaConfig(block_m=64, block_n=64, block_k=32)
 REFUSED = {
-    "scales": ("gfx1151", FLOAT8 | SCALES, UnsupportedError, "^scale_a: scales in grouped products run on H"),
-    "scales of rows": ("gfx942", ROW_SCALES, UnsupportedError, "^scale_a: scales in grouped products run on Hopper"),
+    "scales": ("gfx1151", FLOAT8 | SCALES, UnsupportedError, "^scale_a: scales of blocks in grouped products run on H"),
+    "scales of 64 bits": ("gfx942", {x: y.double() for x, y in ROW_SCALES.items()}, UnsupportedError,
+                          "^scale_a: expected a number or dtype fp32"),
     "one scale": ("gfx942", {"scale_a": torch.ones(8)}, ArgumentError, r"^scale_b: expected \[2, 8\], as both .* none"),
     "scales of two kinds": ("gfx942", ROW_SCALES | {"scale_b": torch.ones(2, 1, 8)}, ArgumentError,
                             r"^scale_a: expected \[8, 1\]"),
@@ -220,7 +257,10 @@ ARRAYS = {name: x.half().numpy() if name != "ends" else x.numpy() for name, x in
 REFUSED_ARRAYS = {
     "a tensor": ({"b": HALVES["b"]}, ArgumentError, "^b: expected a numpy array, as a is, got Tensor"),
     "64 bits": ({"ends": np.array([3, 8])}, ArgumentError, "^ends: expected 2 contiguous int32, got int64"),
-    "scales": (SCALES, UnsupportedError, "^scale_a: scales in grouped products take torch"),
+    "scales": (SCALES, ArgumentError, "^scale_a: expected a numpy array, as a is, got Tensor"),
+    "scales of blocks": ({x: y.numpy() for x, y in SCALES.items()}, UnsupportedError, "^scale_a: scales of blocks"),
+    "scales of 64 bits": ({x: y.double().numpy() for x, y in ROW_SCALES.items()}, UnsupportedError,
+                          "^scale_a: expected a number or dtype fp32"),
     "out": ({"out": ARRAYS["a"][:, :8]}, ArgumentError, "^out: expected memory of its own"),
     "another shape": ({"out": np.zeros((8, 9), np.float16)}, ArgumentError, r"^out: expected shape \(8, 8\)"),
     "another dtype": ({"out_dtype": np.int32}, UnsupportedError, "^out_dtype: expected fp32, fp16 or bf16"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import ArgumentError, UnsupportedError
+from ...gpu import Gpu
 from ..scalars import shown
 from ..target import active_gpu, gpu_for_arrays, gpu_for_tensor
 from . import api
@@ -34,8 +35,8 @@ def grouped_matmul(
     b: Operand,
     ends: Operand,
     *,
-    scale_a: torch.Tensor | None = None,
-    scale_b: torch.Tensor | None = None,
+    scale_a: Operand | None = None,
+    scale_b: Operand | None = None,
     out: Any = None,
     out_dtype: Any = None,
     config: MatmulConfig | None = None,
@@ -51,9 +52,9 @@ def grouped_matmul(
     ends: [G], int32, where a is, not decreasing. It is read by the kernel alone: nothing waits for the GPU, and a
         CUDA graph may be replayed with other ends. Rows from ends[G - 1] on are not written; what is past M, or K, is
         ignored. A group without any k has zeros.
-    scale_a, scale_b: on Hopper, fp32, any strides, both or neither, of rows in groups. [M] and [G, N]: C[m, n] is
-        multiplied by scale_a[m] scale_b[g, n]. Of 8-bit operands also of blocks of 128 along K, as `gemm` has them: [M,
-        ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)].
+    scale_a, scale_b: fp32, any strides, both or neither, of rows in groups. [M] and [G, N]: C[m, n] is
+        multiplied by scale_a[m] scale_b[g, n] before it is rounded. On Hopper, of 8-bit operands, also of blocks of 128
+        along K, as `gemm` has them: [M, ceil(K / 128)], and [G, ceil(K / 128), N] or [G, ceil(K / 128), ceil(N / 128)].
     out: [M, N], or [G, M, N] of K in groups, where the result goes. It must share no memory with a, b and ends.
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
@@ -102,27 +103,33 @@ def grouped_matmul(
 
 
 def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.ndarray:
-    for name, operand in (("b", b), ("ends", ends), ("out", out)):
-        if not isinstance(operand, np.ndarray) and (name != "out" or operand is not None):
+    optional = {"out": out, "scale_a": scale_a, "scale_b": scale_b}
+    for name, operand in (("b", b), ("ends", ends), *optional.items()):
+        if not isinstance(operand, np.ndarray) and (name not in optional or operand is not None):
             raise ArgumentError(f"{name}: expected a numpy array, as a is, got {type(operand).__name__}")
-    if scale_a is not None or scale_b is not None:
-        raise UnsupportedError("scale_a: scales in grouped products take torch tensors on Hopper")
-    gpu_for_arrays(a=a, b=b, ends=ends, out=out)
+    gpu = gpu_for_arrays(a=a, b=b, ends=ends, **optional)
     check_shapes(a, b)
+    check_scale_shapes(a, b, scale_a, scale_b)
+    check_scales_on(gpu, scale_a)
     check_ends(b, ends, ends.dtype == np.int32 and ends.flags.c_contiguous)
     names = api.operand_dtypes(a, b, None)
     asked = out.dtype if out_dtype is None and out is not None else out_dtype
-    wanted = api.output_dtype(a, names[0], asked, has_terms=False)
-    names = (*names, check_output(names[0], api.dtype_name("out_dtype", wanted)))
+    has_scales = scale_a is not None
+    wanted = api.output_dtype(a, names[0], asked, has_scales)
+    names = (*names, check_output(names[0], api.dtype_name("out_dtype", wanted), has_scales))
     a, b, ends = (api.addressed(x) for x in (a, b, ends))
+    if has_scales:
+        for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+            check_term(name, api.known_name(scale.dtype), "")
+        scale_a, scale_b = (np.ascontiguousarray(scale, np.float32) for scale in (scale_a, scale_b))
     shape = result_shape(a, b, ends)
     if out is None:
         out = np.empty(shape, wanted)
     api.check_array_out(out, shape, wanted)
     # Where a kernel cannot walk over it, rows of no group keep what is there.
     result = out if api.addressable(out) else out.astype(wanted, order="C")
-    check_apart(result, a, b, ends)
-    prepare_launch(a, b, result, names, config)(a, b, result, ends)
+    check_apart(result, a, b, ends, scale_a, scale_b)
+    prepare_launch(a, b, result, names, config, scale_a, scale_b)(a, b, result, ends, scale_a, scale_b)
     if result is not out:
         out[...] = result
     return out
@@ -157,9 +164,26 @@ def check_ends(b: Any, ends: Any, are_numbers: bool) -> None:
 
 
 def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
-    """Raise for scales that are neither of a's rows and the columns of b's matrices nor of their blocks along K."""
+    """Raise for tensors of scales that do not fit the operands."""
     from .torch_op import known_name
 
+    check_scale_shapes(a, b, scale_a, scale_b)
+    for name, scale in (("scale_a", scale_a), ("scale_b", scale_b)):
+        if scale is None:
+            continue
+        check_term(name, known_name(scale.dtype), "")
+        if scale.device != a.device:
+            raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {scale.device}")
+
+
+def check_scales_on(gpu: Gpu, scale_a: Any) -> None:
+    """Raise UnsupportedError for scales of blocks that a GPU has no schedule for."""
+    if scale_a is not None and scale_a.ndim == 2 and gpu.vendor == "amd":
+        raise UnsupportedError(f"scale_a: scales of blocks in grouped products run on Hopper only, not {gpu.name}")
+
+
+def check_scale_shapes(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
+    """Raise for scales that are neither of a's rows and the columns of b's matrices nor of their blocks along K."""
     if scale_a is scale_b is None:
         return
     if b.ndim == 2:
@@ -174,9 +198,6 @@ def check_scales(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
         if scale is None or tuple(scale.shape) not in known[name]:
             got = "none" if scale is None else list(scale.shape)
             raise ArgumentError(f"{name}: expected {shapes}, as both operands have scales or neither, got {got}")
-        check_term(name, known_name(scale.dtype), "")
-        if scale.device != a.device:
-            raise ArgumentError(f"{name}: expected a tensor on {a.device}, as a is, got one on {scale.device}")
 
 
 def result_dtype(
@@ -194,19 +215,17 @@ def result_dtype(
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
     kind, _ = operand_dtypes(a, b, None)
-    if scale_a is not None:
-        if scale_a.ndim == 2:
-            check_block_dtypes(kind)
-        if gpu.vendor == "amd":
-            raise UnsupportedError(f"scale_a: scales in grouped products run on Hopper only, not {gpu.name}")
-    wanted = output_dtype(kind, out_dtype)
-    check_output(kind, dtype_name("out_dtype", wanted))
+    if scale_a is not None and scale_a.ndim == 2:
+        check_block_dtypes(kind)
+    check_scales_on(gpu, scale_a)
+    wanted = output_dtype(kind, out_dtype, scale_a is not None)
+    check_output(kind, dtype_name("out_dtype", wanted), scale_a is not None)
     return wanted
 
 
-def check_output(kind: str, name: str) -> str:
+def check_output(kind: str, name: str, has_scales: bool) -> str:
     """The word for a result's dtype, if products of `kind` are stored so. Raises UnsupportedError."""
-    if name not in (known := outputs(kind, has_terms=False)):
+    if name not in (known := outputs(kind, has_scales)):
         raise UnsupportedError(f"out_dtype: expected {words(known)}, got {name}")
     return name
 
@@ -248,8 +267,11 @@ def prepare_launch(
         raise UnsupportedError(why)
     if gpu.vendor == "amd":
 
-        def run(a: Any, b: Any, out: Any, ends: Any, *_: Any) -> None:
-            pointers = (pointer_to(x, name) for x, name in zip((a, b, out), names, strict=True))
+        def run(a: Any, b: Any, out: Any, ends: Any, scale_a: Any = None, scale_b: Any = None) -> None:
+            pointers = [pointer_to(x, name) for x, name in zip((a, b, out), names, strict=True)]
+            if scale_a is not None:  # the kernels read them where they lie densely
+                scales = (pointer_to(_dense(scale), "fp32") for scale in (scale_a, scale_b))
+                pointers += [*[None] * 4, *scales]
             schedule_of(chosen).launch(problem, chosen, gpu, *pointers, ends=pointer_to(ends, "int32"))
 
         return run
@@ -258,8 +280,8 @@ def prepare_launch(
 
     def run_by_tma(a: Any, b: Any, out: Any, ends: Any, *scales: Any) -> None:
         a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
-        if of_rows:  # the kernel reads them where they lie densely
-            scales = tuple(scale.contiguous() for scale in scales)
+        if of_rows:
+            scales = tuple(_dense(scale) for scale in scales)
         launch(a, b, out, *[None] * 4, *(scales or (None, None)), ends)
 
     return run_by_tma
@@ -283,6 +305,11 @@ def copier(x: torch.Tensor, axes: tuple[int, ...]) -> Callable[[torch.Tensor], t
         return made.mT if turned else made
 
     return copy
+
+
+def _dense(scale: Any) -> Any:
+    """Scales, or a copy of them, side by side; arrays are so already."""
+    return scale if isinstance(scale, np.ndarray) else scale.contiguous()
 
 
 def problem_of_groups(

@@ -49,7 +49,7 @@ def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleare
     grouped.check_shapes(a, b)
     grouped.check_scales(a, b, scale_a, scale_b)
     names = operand_dtypes(a, b, None)
-    return a.new_empty(grouped.result_shape(a, b, ends), dtype=output_dtype(names[0], out_dtype))
+    return a.new_empty(grouped.result_shape(a, b, ends), dtype=output_dtype(names[0], out_dtype, scale_a is not None))
 
 
 def _remember(ctx, inputs, output) -> None:

@@ -2,7 +2,7 @@
 program a tile.
 
 The only schedule of CDNA 5 (WMMA of the third version), for which Triton chooses layouts, LDS and order. Terms of an
-epilogue are a launch of their own. Plain Triton.
+epilogue are a launch of their own, but scales of rows in groups. Plain Triton.
 Source: Triton's AMD backend for gfx1250; "Matrix Multiplication" in its tutorials, for the order of tiles.
 """
 
@@ -23,12 +23,13 @@ from ..problem import MatmulProblem
 
 
 @triton.jit
-def matmul_dot(a_ptr, b_ptr, c_ptr, ends_ptr, M, N, K, inner, stride_ao, stride_ai, stride_am, stride_ak, stride_bo,
-               stride_bi, stride_bk, stride_bn, stride_co, stride_ci, stride_cm, stride_cn, BLOCK_M: tl.constexpr,
-               BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, GROUP_M: tl.constexpr,
-               ACC: tl.constexpr, GROUPS: tl.constexpr):
+def matmul_dot(a_ptr, b_ptr, c_ptr, ends_ptr, scale_a_ptr, scale_b_ptr, M, N, K, inner, stride_ao, stride_ai,
+               stride_am, stride_ak, stride_bo, stride_bi, stride_bk, stride_bn, stride_co, stride_ci, stride_cm,
+               stride_cn, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+               GROUP_M: tl.constexpr, ACC: tl.constexpr, GROUPS: tl.constexpr):
     """One BLOCK_M x BLOCK_N tile of C[outer, inner, m, n]; with GROUPS, of C[m, n] whose rows are in groups, which end
-    at ends_ptr; with it alone, of C[inner, m, n] whose K are."""
+    at ends_ptr, perhaps scaled by a number for each row and each column of a group; with it alone, of C[inner, m, n]
+    whose K are."""
     if GROUPS == 0:
         outer, within, offs_m, offs_n = tile_of_program(M, N, inner, BLOCK_M, BLOCK_N, GROUP_M)
     else:
@@ -52,6 +53,12 @@ def matmul_dot(a_ptr, b_ptr, c_ptr, ends_ptr, M, N, K, inner, stride_ao, stride_
         acc = tl.dot(a, b, acc, input_precision="ieee", out_dtype=ACC)
         a_ptrs += BLOCK_K * stride_ak
         b_ptrs += BLOCK_K * stride_bk
+    if scale_a_ptr is not None:
+        if acc.dtype == tl.int32:
+            acc = acc.to(tl.float32)
+        scale_b_ptr += within.to(tl.int64) * N
+        acc = acc * tl.load(scale_a_ptr + offs_m, mask=offs_m < M, other=0.0)[:, None].to(acc.dtype)
+        acc = acc * tl.load(scale_b_ptr + offs_n, mask=offs_n < N, other=0.0)[None, :].to(acc.dtype)
     c_ptrs = c_ptr + outer * stride_co + within * stride_ci + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn
     tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_m & mask_n)
 
@@ -67,9 +74,14 @@ def _arguments(problem: MatmulProblem, config: DotConfig) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def launch(problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any, *, ends: Any = None) -> None:
-    """Run `config` on what lies as `problem` says. ends: of the groups of rows, or of K, of a grouped product."""
-    matmul_dot[(config.programs(problem),)](a, b, out, ends, *_arguments(problem, config), num_warps=config.num_warps)
+def launch(
+    problem: MatmulProblem, config: DotConfig, gpu: Gpu, a: Any, b: Any, out: Any, *terms: Any, ends: Any = None
+) -> None:  # fmt: skip
+    """Run `config` on what lies as `problem` says. terms: an epilogue's, of which there are scales alone, of rows and
+    columns; ends: of the groups of rows, or of K, of a grouped product."""
+    scales = terms[4:] or (None, None)
+    arguments = _arguments(problem, config)
+    matmul_dot[(config.programs(problem),)](a, b, out, ends, *scales, *arguments, num_warps=config.num_warps)
 
 
 def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObject:
@@ -78,7 +90,9 @@ def code_object(problem: MatmulProblem, config: DotConfig, gpu: Gpu) -> CodeObje
     pointers = {f"{x}_ptr": f"*{TRITON_TYPES[kind]}" for x, kind in zip("abc", kinds, strict=True)}
     if problem.in_groups:
         pointers["ends_ptr"] = "*i32"
-    arguments = dict(zip(matmul_dot.arg_names[3:], (None, *_arguments(problem, config)), strict=True))
+    if problem.epilogue:
+        pointers |= {"scale_a_ptr": "*fp32", "scale_b_ptr": "*fp32"}
+    arguments = dict(zip(matmul_dot.arg_names[3:], (*[None] * 3, *_arguments(problem, config)), strict=True))
     signature, constants, divisible = specialise(matmul_dot, arguments, pointers)
     return compile_kernel(
         matmul_dot, gpu=gpu, signature=signature, constants=constants, num_warps=config.num_warps, attrs=divisible)

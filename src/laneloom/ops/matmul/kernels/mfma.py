@@ -67,6 +67,8 @@ def mfma_matmul(
     c_ptr += outer * stride_co + inner * stride_ci
     if add_ptr is not None:
         add_ptr += outer * stride_do + inner * stride_di
+    if ENDS is not None and SCALE_B == "column":  # of each group's
+        scale_b_ptr += inner * N
     if ends_ptr is not None and ENDS is None:  # K in groups
         k_first, K = k_of_group(ends_ptr, inner, K)
         a_ptr += k_first * stride_ak

@@ -86,6 +86,8 @@ def wmma_matmul(
         c_ptr += outer * stride_co + inner * stride_ci
     if add_ptr is not None:
         add_ptr += outer * stride_do + inner * stride_di
+    if ENDS is not None and SCALE_B == "column":  # of each group's
+        scale_b_ptr += inner * N
     if SPLIT:
         # this program's part of K, whose sums are a C of their own
         part = gl.program_id(1)
