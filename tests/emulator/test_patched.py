@@ -350,6 +350,8 @@ def test_shipped_tables_are_from_the_records():
         for other in measured.MODELS[table.stem]:
             if (path := root / other / "attention_models.csv").is_file():
                 rows += measured.model_rows(path, f"on one {other.upper()}")
+            if (path := root / other / measured.GROUPS_FILE).is_file():
+                rows += measured.group_rows(path, f"on one {other.upper()}")
         shipped = json.loads(table.read_text())["measurements"]
         assert shipped
         assert all(row in rows for row in shipped)
