@@ -129,11 +129,10 @@ def write(results: Path, tables: Path = TABLES) -> list[Path]:
         table = table_of([record for file in files for record in load(file)])
         known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
         for name, read in (("attention_models.csv", model_rows), (GROUPS_FILE, group_rows)):
-            for other in MODELS.get(gpu, ()):
-                if (path := results / other / name).is_file():
-                    rows = read(path, f"on one {other.upper()}")
-                    table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
-                    break
+            paths = (results / other / name for other in MODELS.get(gpu, ()))
+            if path := next(filter(Path.is_file, paths), None):
+                rows = read(path, f"on one {path.parent.name.upper()}")
+                table["measurements"] += [r for r in rows if (r["op"], r["kind"], *r["sizes"]) not in known]
         if table["measurements"]:
             rows = ",\n".join(json.dumps(row) for row in table.pop("measurements"))
             head = json.dumps(table, indent=1)[:-2]

@@ -116,7 +116,7 @@ def why_not_grouped(schedule: str, problem: MatmulProblem, *, takes_groups: bool
         return f"{schedule}: multiplies all rows of a product by one matrix, here each group of them has its own"
     if problem.grouped and problem.batches > MOST_GROUPS:
         return f"b: expected at most {MOST_GROUPS} groups, got {problem.batches}"
-    if problem.epilogue and not (problem.grouped and problem.epilogue.is_scales):
+    if problem.has_terms:
         return "products in groups have no terms, as alpha, c, bias or an activation, but scales of rows"
     return None
 

@@ -321,7 +321,7 @@ class ClusterConfig(PartsConfig):
             return f"hopper_cluster: wgmma does not multiply {pair[0]} by {pair[1]} in precision {problem.precision}"
         if self.pieces != pieces:
             return f"hopper_cluster: precision {problem.precision} takes {pieces} pieces, got {self.pieces}"
-        if self.grouped and (self.copy_a or self.copy_b or pieces > 1 or ((e := problem.epilogue) and not e.is_scales)):
+        if self.grouped and (self.copy_a or self.copy_b or pieces > 1 or problem.has_terms):
             return "hopper_cluster: groups are read where they lie and written as bare sums, or scaled ones"
         for name, matrix, copied in (("a", problem.a, self.copy_a), ("b", problem.b, self.copy_b)):
             if self.pieces > 1 and not copied:

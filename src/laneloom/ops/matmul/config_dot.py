@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -32,9 +32,7 @@ class DotConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma3":
             return f"dot: the schedule is for CDNA 5, got {gpu.name} ({gpu.family})"
-        scaled = problem.grouped and problem.epilogue is not None and problem.epilogue.is_scales
-        bare = replace(problem, epilogue=None) if scaled else problem
-        if why := why_not_bare(self.schedule, bare, takes_groups=True):
+        if why := why_not_bare(self.schedule, problem, takes_groups=True):
             return why
         eights = {"fp8", "bf8"}
         pair = {problem.dtype_a, problem.dtype_b}

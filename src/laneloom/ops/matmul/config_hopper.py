@@ -28,7 +28,7 @@ def _is_power_of_two(value: int) -> bool:
 
 def why_not_bare(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
     """Why a schedule that sums in the default dtype and writes bare products cannot do `problem`."""
-    if problem.epilogue:
+    if problem.has_terms:
         return f"{schedule}: writes the bare product; its terms are a launch of their own"
     if why := why_not_plain(schedule, problem, takes_groups=takes_groups):
         return why

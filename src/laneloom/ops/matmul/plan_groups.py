@@ -6,7 +6,7 @@ their rows to be more or fewer than the mean by up to UNEVEN of it, so that the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -105,18 +105,12 @@ def _estimate_us(tile: _Tile, config: ClusterConfig, problem: MatmulProblem, gpu
     return rounds * of_tile(problem.k) + _MEMORY * moved / (gpu.bandwidth_gbs * 1e3)
 
 
-def _candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
-    ranked = []
-    for tile in OF_K if problem.k_grouped else OF_SCALED if problem.scales else OF_ROWS:
-        config = tile_config(tile, problem, gpu)
-        ranked.append((_estimate_us(tile, config, problem, gpu), len(ranked), config))
-    yield from (config for *_, config in sorted(ranked))
-
-
 @lru_cache(maxsize=1024)
 def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config of the shortest estimate. Raises UnsupportedError with the reason where there is none."""
-    for config in _candidates(problem, gpu):
+    tiles = OF_K if problem.k_grouped else OF_SCALED if problem.scales else OF_ROWS
+    configs = [(tile, tile_config(tile, problem, gpu)) for tile in tiles]
+    for _, config in sorted(configs, key=lambda pair: _estimate_us(*pair, problem, gpu)):
         if config.why_invalid(problem, gpu) is None:
             return config
     any_tile = ClusterConfig(

@@ -53,11 +53,6 @@ class Epilogue:
     scale_b: str | None = None  #: fp32: "tensor", or "column" for one for each column of C
 
     @property
-    def is_scales(self) -> bool:
-        """Whether there are no terms but scales of rows and columns."""
-        return not (self.scaled or self.addend or self.bias or self.activation)
-
-    @property
     def key(self) -> str:
         """The epilogue's part of a tuning record's name."""
         parts = [f"scale_{name}_{axis}" for name, axis in (("a", self.scale_a), ("b", self.scale_b)) if axis]
@@ -189,6 +184,12 @@ class MatmulProblem:
     def in_groups(self) -> bool:
         """Whether rows or K lie in groups that only the GPU knows."""
         return self.grouped or self.k_grouped
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether there are terms; scales alone are none where rows lie in groups, whose schedules all have them."""
+        e = self.epilogue
+        return e is not None and bool(not self.grouped or e.scaled or e.addend or e.bias or e.activation)
 
     @property
     def k_stored(self) -> int:
