@@ -1,7 +1,9 @@
-"""Machine code of products whose blocks along K have scales: Hopper's by NVRTC, `blocks` for every AMD GPU."""
+"""Machine code of products whose blocks along K have scales, or whose sums are promoted: Hopper's by NVRTC; `blocks`
+for every AMD GPU."""
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import replace
 
@@ -14,7 +16,7 @@ from laneloom.gpu import GPUS, get_gpu
 from laneloom.ops.matmul.config_blocks import BlocksConfig, multiplies_float8
 from laneloom.ops.matmul.config_cluster import ClusterConfig
 from laneloom.ops.matmul.execute import schedule_of
-from laneloom.ops.matmul.plan_blocks import TILES
+from laneloom.ops.matmul.plan_blocks import FREE_TILES, TILES
 from laneloom.ops.matmul.problem import Epilogue, MatmulProblem, Matrix
 
 
@@ -23,23 +25,35 @@ def blocks(rows: int = 1, columns: int = 128) -> MatmulProblem:
         1024, 1024, 2048, dtype="fp8", dtype_out="bf16", layout="nt", scales=(rows, columns))  # fmt: skip
 
 
+def promoted(out: str = "bf16", epilogue: Epilogue | None = None) -> MatmulProblem:
+    return MatmulProblem.contiguous(
+        1024, 1024, 2048, dtype="fp8", dtype_out=out, layout="nt", precision="promoted", epilogue=epilogue)  # fmt: skip
+
+
+def of_columns(columns: int) -> MatmulProblem:
+    return blocks(columns=columns) if columns else promoted()
+
+
 def planned(columns: int) -> list[ClusterConfig]:
-    """The tiles that a plan can choose where so many columns share a scale."""
-    problem = blocks(columns=columns)
+    """The tiles that a plan can choose where so many columns share a scale, or none has one."""
+    problem = of_columns(columns)
     configs = [
         ClusterConfig(block_m=m, block_n=n, block_k=128, stages=3, consumers=consumers, scaled=scaled, dual=dual)
-        for m, n, consumers, scaled in TILES for dual in (False, True)
+        for m, n, consumers, scaled in (*TILES, *(() if columns else FREE_TILES)) for dual in (False, True)
     ]  # fmt: skip
     return [config for config in configs if config.why_invalid(problem, GPU) is None]
 
 
 def name_of(columns: int, config: ClusterConfig) -> str:
-    return f"{config.block_m}x{config.block_n}{' dual' * config.dual}, {columns}"
+    return f"{config.block_m}x{config.block_n}{' dual' * config.dual}{' two' * (config.scaled > 1)}, {columns}"
 
 
-CASES = {name_of(columns, config): (columns, config) for columns in (1, 128) for config in planned(columns)}
+CASES = {name_of(columns, config): (columns, config) for columns in (0, 1, 128) for config in planned(columns)}
 #: of each way to multiply a slice a large tile: as it is, dual, in two parts, by three, in two strips
-LARGE = ("64x128, 128", "64x96 dual, 1", "128x256, 1", "192x128, 128", "256x128, 128")
+LARGE = (
+    "64x128, 128", "64x96 dual, 1", "128x256 two, 1", "192x128, 128", "256x128, 128", "128x192, 0", "256x128, 0",
+    "128x128 dual, 0",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES if EVERYTHING else LARGE)
@@ -47,7 +61,7 @@ def test_a_slice_has_one_wait_for_each_of_its_units(name):
     """What ptxas takes for a use of sums in flight it answers by a wait behind every wgmma. `compile_valid` finds
     spills."""
     columns, config = CASES[name]
-    code = compile_valid(blocks(columns=columns), config)
+    code = compile_valid(of_columns(columns), config)
     width, units = config.block_n // config.scaled, config.strips * config.scaled
     found = re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\S+)", code.asm)
     assert set(found) == {f"m64n{width}k32.f32.e4m3.e4m3"}
@@ -55,9 +69,27 @@ def test_a_slice_has_one_wait_for_each_of_its_units(name):
     # Dual: two slices of the loop and an odd one are asked for, and a tile's first in two places; five are waited for.
     # Else the units of the loop's slice, those of the last one but its first, and a tile's first in two places.
     assert sass.count("QGMMA") == len(found) == 4 * (5 if config.dual else 2 * units - 1 + 2)
-    assert sass.count("WARPGROUP.DEPBAR") == (5 if config.dual else 2 * units)
-    assert "cp.async.mbarrier.arrive.noinc" in code.asm
+    # Perhaps one more of several warpgroups, behind the barrier of the turn that nobody took.
+    assert sass.count("WARPGROUP.DEPBAR") - (5 if config.dual else 2 * units) in range(1 + (config.consumers > 1))
+    assert "WARPSYNC" not in sass, "ptxas takes the loop for lanes that go their own ways: 32 R2UR for two slices"
+    assert ("cp.async.mbarrier.arrive.noinc" in code.asm) == (columns > 0), "scales come by copies"
+    added = sass.count("FADD" if columns == 0 else "FFMA")
+    assert added >= config.block_m // config.consumers // 64 * config.block_n // 2, "sums of a slice are added in FP32"
     assert ("ldmatrix" in code.asm) == (config.scaled > 1), "A in registers where two parts read it"
+
+
+ROW_SCALES = Epilogue(bias=("n", 1), dtype_bias="bf16", scale_a="row", scale_b="column", activation="silu")
+
+
+@pytest.mark.parametrize("out", ["bf16", *rarely("fp32")])
+@pytest.mark.parametrize("config", [
+    config for config in planned(0)
+    if EVERYTHING or (config.block_m, config.block_n) in ((128, 128), (256, 128), (128, 192))
+], ids=functools.partial(name_of, 0))  # fmt: skip
+def test_promoted_sums_beside_terms_spill_nothing(config, out):
+    problem = promoted(out, ROW_SCALES)
+    if config.why_invalid(problem, GPU) is None:
+        compile_valid(problem, config)
 
 
 TERMS = {"scaled": True, "bias": ("n", 1), "dtype_bias": "fp32", "activation": "gelu"}

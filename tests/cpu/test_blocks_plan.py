@@ -105,7 +105,7 @@ CLUSTER = ClusterConfig(block_m=128, block_n=128, block_k=128, stages=4, scaled=
 @pytest.mark.parametrize(("knobs", "problem", "why"), [
     ({"scaled": 0}, blocks(), "`scaled` is for blocks of K that have scales"),
     ({}, blocks(scales=None), "`scaled` is for blocks of K that have scales"),
-    ({"block_k": 64}, blocks(dtype="bf16"), "blocks of 8-bit floats have scales"),
+    ({"block_k": 64}, blocks(dtype="bf16"), "sums of 8-bit floats are scaled by blocks, or promoted"),
     ({"promote": 2}, blocks(), "scaled sums leave the tensor cores every slice"),
     ({"cluster_k": 2}, blocks(), "scaled sums leave the tensor cores every slice"),
     ({"scaled": 3}, blocks(), "one part of a tile's columns or two"),
@@ -113,12 +113,13 @@ CLUSTER = ClusterConfig(block_m=128, block_n=128, block_k=128, stages=4, scaled=
     ({"dual": True, "scaled": 2}, blocks(), "a dual config has one part of one strip"),
     ({"block_m": 192, "consumers": 3}, blocks(scales=(128, 128)), "tiles begin and end where 128 rows"),
     ({"block_n": 192}, blocks(), "a part's columns have one scale, got 192 of 128"),
-    ({"block_n": 256}, blocks(scales=(1, 1)), "256 sums a thread"),
+    ({"block_n": 256}, blocks(scales=(1, 1)), "264 sums a thread"),
     # What ptxas was seen to spill: two strips of 128 columns beside anything, an addend beside the largest tiles.
-    ({"block_m": 256}, blocks(scales=(1, 1), dtype_out="bf16"), "216 sums a thread, 208 fit"),
+    ({"block_m": 256}, blocks(scales=(1, 1), dtype_out="bf16"), "224 sums a thread, 208 fit"),
     ({"block_m": 256, "tma_store": True, "panels": 2}, blocks(dtype_out="bf16"), "216 sums a thread, 208 fit"),
     ({"block_m": 256, "tma_store": True}, blocks(), "216 sums a thread, 208 fit"),
     ({"block_n": 256, "scaled": 2}, blocks(), "224 sums a thread, 208 fit"),
+    ({"block_n": 256, "scaled": 2}, blocks(scales=(1, 1), dtype_out="bf16"), "216 sums a thread, 208 fit"),
     ({"block_n": 256, "scaled": 2}, blocks(dtype_out="bf16", epilogue=BIAS), "208 sums a thread, 192 fit"),
     ({"dual": True}, blocks(dtype_out="bf16", epilogue=ADDEND), "192 sums a thread, 168 fit"),
     ({"block_m": 192, "consumers": 3}, blocks(dtype_out="bf16", epilogue=ADDEND), "128 sums a thread, 96 fit"),
@@ -138,6 +139,28 @@ def test_configs_are_ranked_and_valid(problem):
     assert [time for _, time in ranked] == sorted(time for _, time in ranked)
     assert all(config.why_invalid(problem, HOPPER) is None for config, _ in ranked)
     assert any(config.swapped for config, _ in ranked) == (problem.epilogue is None)
+
+
+@pytest.mark.parametrize("more", [{}, {"layout": "nn", "dtype_b": "bf8"}, {"epilogue": BIAS, "dtype_out": "bf16"}])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (16, 4096, 4096), (333, 777, 2001), (4096, 4096, 4096)])
+def test_promoted_sums_leave_the_tensor_cores_every_slice(sizes, more):
+    promoted = blocks(*sizes, scales=None, precision="promoted", **more)
+    config = plan(promoted, HOPPER)
+    assert isinstance(config, ClusterConfig)
+    assert config.scaled > 0
+    usual = blocks(*sizes, scales=None, **more)
+    assert getattr(plan(usual, HOPPER), "scaled", 0) == 0
+    assert "`scaled` is for" in str(config.why_invalid(usual, HOPPER))
+    assert "_promoted/" in promoted.key
+    for name in ("gfx1201", "gfx950", "gfx90a", "gfx1151", "gfx1250") if not more else ():  # whose sums are FP32
+        assert plan(promoted, get_gpu(name)) == plan(usual, get_gpu(name))
+
+
+def test_tiles_without_scales_may_cut_blocks():
+    """128 columns have no scale in common."""
+    ranked = [config for config, _ in scaled_configs(blocks(4096, 4096, scales=None, precision="promoted"), HOPPER)]
+    assert any(config.block_n == 176 for config in ranked)
+    assert all(config.why_invalid(blocks(4096, 4096), HOPPER) for config in ranked if config.block_n == 176)
 
 
 def test_parts_of_k_of_columns_that_do_not_fill_16_bytes():

@@ -204,6 +204,14 @@ def test_explain_json():
     assert all(set(entry) == {"config", "why"} for entry in shown["passed_over"])
 
 
+def test_promoted_sums_of_8_bit_floats():
+    words = ("explain", "matmul", "--gpu", "sm_90a", "--shape", "512,512,512", "--precision", "promoted")
+    assert "precision: 'promoted' is for fp8 or bf8 operands, a's dtype is bf16" in refusal(*words, "--dtype", "bf16")
+    shown = json.loads(run(*words, "--dtype", "fp8", "--json").stdout)
+    assert (shown["precision"], shown["schedule"]) == ("promoted", "hopper_cluster")
+    assert any("leave the tensor cores and are added in FP32" in fact for fact in shown["facts"])
+
+
 @pytest.mark.parametrize("command", ["explain", "isa"])
 def test_precision_of_fp32(command):
     words = (command, "matmul", "--gpu", "sm_90a", "--shape", "64,64,20000", "--layout", "tn", "--precision", "3xtf32")

@@ -1,5 +1,5 @@
-"""hopper_cluster_blocks.cuh on the CPU model of Hopper's instructions: scales of blocks along K, held to FP64; what is
-wrong on purpose is seen.
+"""hopper_cluster_blocks.cuh on the CPU model of Hopper's instructions: scales of blocks along K, and sums of blocks
+that are promoted without scales, held to FP64; what is wrong on purpose is seen.
 """
 
 from __future__ import annotations
@@ -46,8 +46,17 @@ def scaled(**knobs):
     return small(**{"block_k": 128, "scaled": 1, "programs": 4} | knobs)
 
 
+def promoted(m, n, k, **rest):
+    return product(m, n, k, dtype="fp8", precision="promoted", **{"out": "bf16", **rest})
+
+
 def check(problem, config):
     scales = problem.scales
+    if scales is None:
+        a, b, out = run(problem, config)
+        verdict = reference.judge(*(x.double().numpy() for x in (out, a, b)), problem.dtype_out)
+        assert verdict.ok, f"wrong: {verdict}"
+        return
     shapes = (over(problem.m, scales.rows), over(problem.k)), (over(problem.k), over(problem.n, scales.columns))
     lies = zip((scales.a, scales.b), shapes, (5, 6), strict=True)
     scale_a, scale_b = (laid(at, (*problem.batch, *shape), "fp32", seed) for at, shape, seed in lies)
@@ -77,12 +86,22 @@ CASES = {
     "parts of k": (blocks(70, 45, 900, out="fp32"), scaled(split_k=3, tma_store=False)),
     "parts of k of a batch": (blocks(64, 40, 520, batch=(1, 2)), scaled(split_k=2, dual=True, tma_store=True)),
     "batch, masked": (blocks(69, 45, 300, batch=(2, 2), c_pitch=52), scaled(tma_store=False)),
+    "promoted, dual": (promoted(70, 136, 600), scaled(block_n=64, dual=True)),
+    "promoted, two warpgroups": (promoted(140, 80, 400), scaled(block_m=128, block_n=40, consumers=2)),
+    "promoted, dual by two": (promoted(140, 80, 300), scaled(block_m=128, block_n=40, consumers=2, dual=True)),
+    "promoted, two parts": (promoted(70, 72, 300), scaled(block_m=128, block_n=48, consumers=2, scaled=2)),
+    "promoted, two strips": (promoted(300, 40, 200), scaled(block_m=256, consumers=2)),
+    "promoted, three": (promoted(200, 72, 300), scaled(block_m=192, block_n=40, consumers=3, cluster_n=1)),
+    "promoted, swapped": (promoted(40, 200, 300), scaled(block_n=40, swapped=True, block_m=128, consumers=2)),
+    "promoted, parts of k": (
+        promoted(70, 45, 900, out="fp32"), scaled(block_m=128, consumers=2, split_k=3, tma_store=False)),
 }  # fmt: skip
 
 
 USUAL = without(
     CASES, "one slice", "two parts, scales of columns", "two strips", "128 rows of half a tile's",
-    "two parts across a block", "swapped, masked", "parts of k of a batch",
+    "two parts across a block", "swapped, masked", "parts of k of a batch", "promoted, dual", "promoted, two parts",
+    "promoted, swapped", "promoted, two strips",
 )  # fmt: skip
 
 
@@ -123,6 +142,11 @@ def waits(groups):
     return f'asm volatile("wgmma.wait_group.sync.aligned {groups};" ::: "memory");'
 
 
+def turns(what, kind, whose):
+    return f'asm volatile("bar.{what} %0, 256;" ::"{kind}"({whose}) : "memory");'
+
+
+AFTER = "TURN_OF(slab == CONSUMERS - 1 ? 0 : slab + 1)"
 FREED = "if (last && !FREED_LATE) free();"
 #: what is wrong: of which case, what stands in the kernel's text, what instead, what is said of it
 FAULTS = {
@@ -139,10 +163,16 @@ FAULTS = {
     "A's registers are another slice's": ("two parts", "load_a((unit + 1) % UNITS);", "", "wrong"),
     "columns behind a block's end have its scale": (
         "columns across a block", "two = ALIGNED", "two = true || ALIGNED", "wrong"),
+    "the next one's turn never comes": ("promoted, three", turns("arrive", "r", AFTER), ";", "waits for ever"),
+    "the turn that nobody took is left": (
+        "promoted, two warpgroups", turns("sync", "n", "TURN_OF(0)"), ";", "ends while 128 threads are at barrier 4"),
 }  # fmt: skip
 
 
-OWN = without(FAULTS, "the last sums are added before wgmma is done", "columns behind a block's end have its scale")
+OWN = without(
+    FAULTS, "the last sums are added before wgmma is done", "columns behind a block's end have its scale",
+    "the turn that nobody took is left",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -39,6 +39,7 @@ PROBLEMS = [
     problem(4096, 4096, 4096), problem(1000, 1000, 1000), problem(512, 512, 512, layout="tn"), problem(40, 72, 520),
     problem(16, 4096, 4096, layout="nt"), problem(1024, 1024, 4096, layout="nt"), problem(1001, 999, 1003),
     problem(4096, 4096, 4096, dtype="fp8", dtype_out="bf16"),
+    problem(512, 512, 2048, dtype="fp8", precision="promoted"),
     problem(2048, 2048, 2048, dtype="int8", dtype_out="int32", layout="nt"),
     problem(4096, 4096, 4096, dtype="fp32", precision="3xtf32"), problem(256, 512, 512, batch=8),
     problem(2048, 2048, 2048, epilogue=Epilogue(activation="gelu")),

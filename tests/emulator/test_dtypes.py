@@ -156,6 +156,14 @@ def test_dequantised(gpu, kind):
 
 
 @pytest.mark.turning("gpu")
+def test_promoted_sums_are_what_they_are_anyhow(gpu):
+    a, b = floats(20, 300, dtype=FP8), floats(300, 24, dtype=FP8)
+    usual = laneloom.matmul(a, b)
+    assert torch.equal(laneloom.matmul(a, b, precision="promoted"), usual)
+    assert torch.equal(laneloom.gemm(a, b, precision="promoted"), usual)
+
+
+@pytest.mark.turning("gpu")
 def test_scales_turn_with_the_product(gpu):
     """A result that is contiguous along M is the transpose's product; batches share the scales."""
     a, b, scale_a, scale_b = floats(3, 20, 16), floats(16, 24), torch.rand(20) + 1, torch.rand(24) + 1
@@ -218,6 +226,8 @@ REFUSALS = [
      lambda: laneloom.matmul(floats(3, 4), floats(4, 5), acc_dtype=torch.bfloat16)),
     (ArgumentError, "precision: 'tf32' is for fp32 operands, a's dtype is int8",
      lambda: laneloom.matmul(integers(3, 4), integers(4, 5), precision="tf32")),
+    (ArgumentError, "precision: 'promoted' is for fp8 or bf8 operands, a's dtype is fp16",
+     lambda: laneloom.matmul(floats(3, 4), floats(4, 5), precision="promoted")),
     (UnsupportedError, "out_dtype: expected fp32, fp16 or bf16, got int32",
      lambda: laneloom.gemm(integers(3, 4), integers(4, 5), alpha=2, out_dtype=torch.int32)),
     (UnsupportedError, "scale_a: expected a number or dtype fp32, got fp16",

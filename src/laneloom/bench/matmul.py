@@ -3,6 +3,7 @@
 Every product is checked against FP64 before it is timed. The output buffers are poisoned, and the candidates are what a
 user would call: laneloom.matmul with out=, torch.matmul, torch._scaled_mm (fast accumulation), torch._int_mm. The kinds
 "tf32", "3xtf32" and "3xbf16" are FP32 operands with that precision; torch multiplies them in FP32, in TF32 for "tf32".
+"fp8 promoted" is fp8 with precision "promoted", beside torch without fast accumulation.
 """
 
 from __future__ import annotations
@@ -77,12 +78,13 @@ def _operand(rows: int, columns: int, letter: str, dtype: str, seed: int) -> tor
     return x if letter == "n" else x.mT
 
 
-def _torch_call(dtype: str) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]:
+def _torch_call(case: Case) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]:
     """What a user would call instead, and its name."""
+    dtype, fast = case.problem.dtype_a, case.precision is None
     if dtype == "fp8":
         one = torch.ones((), device="cuda")
         return "torch._scaled_mm", lambda a, b, out: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-            a, b, one, one, out_dtype=out.dtype, use_fast_accum=True, out=out)
+            a, b, one, one, out_dtype=out.dtype, use_fast_accum=fast, out=out)
     if dtype == "int8":
         product = torch._int_mm  # pyright: ignore[reportPrivateImportUsage]
         return "torch._int_mm", lambda a, b, out: product(a, b, out=out)
@@ -134,7 +136,7 @@ def make_inputs(case: Case) -> Inputs:
     ]  # fmt: skip
     out_type = DTYPES[problem.dtype_out]
     outs = [torch.empty((problem.m, problem.n), dtype=out_type, device="cuda") for _ in range(sets)]
-    name, call = _torch_call(dtype)
+    name, call = _torch_call(case)
     out_dtype = out_type if out_type != DTYPES[dtype] else None
     return Inputs(operands, outs, {
         name: lambda i: call(*operands[i], outs[i]),
@@ -257,7 +259,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure laneloom.matmul on the gemm suite.")
     parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
-    parser.add_argument("--dtypes", default="bf16,fp16,fp8,int8,fp32,tf32,3xtf32,3xbf16,fp64")
+    parser.add_argument("--dtypes", default="bf16,fp16,fp8,fp8 promoted,int8,fp32,tf32,3xtf32,3xbf16,fp64")
     parser.add_argument("--layouts", default="nn,nt")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--single", action="store_true", help="time single launches on an idle GPU, and the host, too")

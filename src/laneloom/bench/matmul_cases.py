@@ -17,7 +17,10 @@ DTYPES = {
     "int32": torch.int32, "fp32": torch.float32, "fp64": torch.float64,
 }  # fmt: skip
 OUTPUTS = {"fp8": "bf16", "int8": "int32"}  #: where C's dtype is not A's
-PRECISIONS = ("tf32", "3xtf32", "3xbf16")  #: kinds whose operands are FP32
+PROMOTED = "fp8 promoted"
+#: kinds that are a precision -> the operands' dtype and the precision
+PRECISIONS = {**{kind: ("fp32", kind) for kind in ("tf32", "3xtf32", "3xbf16")}, PROMOTED: ("fp8", "promoted")}
+EIGHT_BITS = ("fp8", "int8", PROMOTED)  #: kinds that torch multiplies in "nt" alone
 EIGHT_BIT_SIZES = ((2048, 2048, 2048), (4096, 4096, 4096), (8192, 8192, 8192), (8192, 4096, 4096))
 WIDE_SIZES = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 4096, 4096), (4095, 4097, 4099))
 #: in bf16: few rows, long K, sizes that no tile divides, rows that break sectors; none of them is in the suite
@@ -96,13 +99,13 @@ class Case:
     @property
     def precision(self) -> str | None:
         """The argument `precision` of the call."""
-        return self.dtype if self.dtype in PRECISIONS else None
+        return PRECISIONS[self.dtype][1] if self.dtype in PRECISIONS else None
 
 
 def _sizes_of(kind: str) -> Mapping[str, Sequence[tuple[int, ...]]]:
     if kind in ("bf16", "fp16"):
         return load_suite("gemm")
-    if kind in ("fp8", "int8"):
+    if kind in EIGHT_BITS:
         return {"eight_bit": list(EIGHT_BIT_SIZES)}
     return {"wide": list(WIDE_SIZES)}
 
@@ -119,7 +122,7 @@ def iterate_cases(kinds: list[str], layouts: list[str], *, outside: bool = False
     for kind in kinds:
         for group, sizes in _sizes_of(kind).items():
             for m, n, k in sizes:
-                for layout in ["nt"] if kind in ("fp8", "int8") else layouts:
+                for layout in ["nt"] if kind in EIGHT_BITS else layouts:
                     yield make_case(group, layout, kind, (m, n, k))
 
 
@@ -143,7 +146,7 @@ def random_cases(count: int, seed: int = 0) -> Iterator[Case]:
 
 def make_case(group: str, layout: str, kind: str, sizes: Sequence[int]) -> Case:
     """The case of a kind and layout."""
-    precision, dtype = (kind, "fp32") if kind in PRECISIONS else ("ieee", kind)
+    dtype, precision = PRECISIONS.get(kind, (kind, "ieee"))
     m, n, k = sizes
     problem = MatmulProblem.contiguous(
         m, n, k, dtype=dtype, dtype_out=OUTPUTS.get(dtype, dtype), layout=layout, precision=precision)
@@ -152,7 +155,8 @@ def make_case(group: str, layout: str, kind: str, sizes: Sequence[int]) -> Case:
 
 def kinds_cases() -> Iterator[Case]:
     """Products of 8 bits and of FP32 on the tensor cores that no suite has; of integers from 17 rows on, as torch."""
-    for kind, sizes in (("fp8", FEW_ROWS + EIGHT_BIT_LAYERS), ("int8", EIGHT_BIT_LAYERS)):
+    of_floats = FEW_ROWS + EIGHT_BIT_LAYERS
+    for kind, sizes in (("fp8", of_floats), (PROMOTED, of_floats), ("int8", EIGHT_BIT_LAYERS)):
         yield from (make_case(KINDS, "nt", kind, each) for each in sizes)
     for kind in ("tf32", "3xtf32"):
         yield from (make_case(KINDS, layout, kind, sizes) for *sizes, layout in WIDE_PRODUCTS)

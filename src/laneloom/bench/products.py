@@ -10,7 +10,7 @@ import torch
 
 from ..ops.matmul.api import matmul
 from ..ops.matmul.config import MatmulConfig
-from ..ops.matmul.problem import MatmulProblem
+from ..ops.matmul.problem import SCALE_BLOCK, MatmulProblem
 from ..verify import SMALLEST, UNIT_ROUNDOFF
 
 DTYPES = {
@@ -18,7 +18,7 @@ DTYPES = {
     "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "bf8": torch.float8_e5m2, "int32": torch.int32,
 }  # fmt: skip
 #: relative error of a sum that a precision of FP32 operands may have, whatever torch's was
-PRECISION_ERROR = {"ieee": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf16": 2.0**-22}
+PRECISION_ERROR = {"ieee": 2.0**-24, "promoted": 2.0**-24, "tf32": 2.0**-10, "3xtf32": 2.0**-21, "3xbf16": 2.0**-22}
 ROWS = 1024  #: of C that are judged at a time
 
 
@@ -90,7 +90,8 @@ def judge(problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, out: torch.T
     share = 0.0
     unit_of_sums = UNIT_ROUNDOFF["fp64" if problem.dtype_a == "fp64" else "fp32"]
     if problem.dtype_a in ("fp8", "bf8") and a.is_cuda and torch.version.hip is None:
-        unit_of_sums = max(unit_of_sums, fp8_error_of_sums(problem.k) / sqrt(problem.k))
+        summed = min(problem.k, SCALE_BLOCK) if problem.precision == "promoted" else problem.k
+        unit_of_sums = max(unit_of_sums, fp8_error_of_sums(summed) / sqrt(problem.k))
     worst = max(PRECISION_ERROR[problem.precision] * (problem.dtype_a != "fp64"), sqrt(problem.k) * unit_of_sums)
     integers = problem.dtype_out == "int32"
     wide_b = b.double()

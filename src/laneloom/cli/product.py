@@ -34,7 +34,7 @@ Layout = Annotated[
     str, typer.Option("--layout", help="nn, nt, tn or tt: how A and B are stored; t is the transpose in memory.")
 ]
 Precision = Annotated[
-    str | None, typer.Option("--precision", help="Of fp32 operands: tf32, 3xtf32, 3xbf16; else full precision.")
+    str | None, typer.Option("--precision", help="Of fp32: tf32, 3xtf32, 3xbf16, else full; of fp8, bf8: promoted.")
 ]
 Scales = Annotated[
     str | None,

@@ -22,6 +22,7 @@ from ..ops.matmul.config_rows import UNIT as ROWS_UNIT
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.config_wmma import CONTROLS, LDS_LAYOUTS, STORES, TRANSPOSES
 from ..ops.matmul.model_hopper import SECTOR_BYTES, clusters_at_once
+from ..ops.matmul.plan_blocks import scaled_configs
 from ..ops.matmul.plan_cluster import (
     CLASSES,
     LEAST_COLUMNS,
@@ -157,7 +158,8 @@ def _copies(matrix: Matrix, dtype: str, planned: bool) -> tuple[bool, ...]:
 
 def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ...]]:
     """What tiles need first, then the tile, then what it leaves room for; of each knob what asks for least first."""
-    found = best_cluster(problem, gpu)
+    by_slice = problem.precision == "promoted"
+    found = next(iter(scaled_configs(problem, gpu)), None) if by_slice else best_cluster(problem, gpu)
     if found is None:
         return {}
     planned = found[0]
@@ -167,6 +169,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),
         "promote": (1, 2, 4) if planned.promote else (0,),
+        "scaled,dual": ((1, False), (1, True), (2, False)) if by_slice else ((0, False),),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
         "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *CLASSES),
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),

@@ -52,13 +52,15 @@ def matmul(
     out_dtype: torch's or numpy's dtype. a's by default, for fp8 fp32, for integers int32. Halves, fp32, fp8: fp32, fp16
         or bf16. fp64: fp64 or fp32. Integers: int32, fp32, fp16 or bf16.
     precision: of fp32 operands. None or "ieee": FP32 products and sums. "tf32", "3xtf32", "3xbf16": the matrix
-        instructions of a GPU that has them, with about 11, 21 and 22 bits of a product right.
+        instructions of a GPU that has them, with about 11, 21 and 22 bits of a product right. Of fp8 and bf8:
+        "promoted", sums leave Hopper's tensor cores every 128 of K and are added in FP32, as elsewhere anyhow.
     acc_dtype: what is summed in. None: fp32, fp64 for fp64, int32 for integers. fp16 for fp16 and bf16 for bf16, where
         the GPU has such an instruction: every step rounds.
     config: what runs, a config or a preset's name; by default `plan` chooses, see `explain`.
 
     Products of halves and 8-bit floats are exact and their sums FP32, in an order that depends on the config alone
-    (Hopper's tensor cores keep about 14 bits of sums of 8-bit floats); one rounding to out_dtype, to nearest even.
+    (Hopper's tensor cores keep about 14 bits of sums of 8-bit floats: see `precision`); one rounding to out_dtype, to
+    nearest even.
     Integer sums are exact modulo 2**32. The same call gives the same bits.
     Gradients are products by the same kernels, of the incoming gradient rounded to a's dtype; second derivatives work
     as well; fp8 and bf8 operands have none.

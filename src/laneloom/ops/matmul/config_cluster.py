@@ -45,7 +45,7 @@ class ClusterConfig(PartsConfig):
     copy_b: bool = False
     pieces: int = 1  #: of each FP32 operand: 1 with precision "tf32", 2 with "3xtf32", 3 with "3xbf16"
     promote: int = 0  #: K-slices after which sums leave the tensor cores for FP32 additions; 0: at the end
-    #: where blocks of K have scales, the parts of a tile's columns that leave the tensor cores in turn; 0: no scales
+    #: where blocks of K have scales or sums are promoted, parts of a tile's columns that leave the tensor cores in turn
     scaled: int = 0
     dual: bool = False  #: with `scaled`, a slice is multiplied while the sums of the one before it are added
     swapped: bool = False  #: compute the transpose of C: block_m and cluster_m are of its rows, which are N
@@ -295,28 +295,28 @@ class ClusterConfig(PartsConfig):
     def _why_scales(self, multiplied: MatmulProblem) -> str | None:
         """Why scales of blocks cannot be applied, or why there are none."""
         scales = multiplied.scales
-        if not (scales and self.scaled):
-            return "hopper_cluster: `scaled` is for blocks of K that have scales" if scales or self.scaled else None
-        if multiplied.dtype_a not in ("fp8", "bf8") or not {scales.rows, scales.columns} <= {1, SCALE_BLOCK}:
-            return f"hopper_cluster: blocks of 8-bit floats have scales, got {multiplied.key}"
+        if bool(self.scaled) != (bool(scales) or multiplied.precision == "promoted"):
+            return "hopper_cluster: `scaled` is for blocks of K that have scales, or whose sums are promoted"
+        if not self.scaled:
+            return None
+        rows, columns = (scales.rows, scales.columns) if scales else (1, 1)
+        if multiplied.dtype_a not in ("fp8", "bf8") or not {rows, columns} <= {1, SCALE_BLOCK}:
+            return f"hopper_cluster: sums of 8-bit floats are scaled by blocks, or promoted, got {multiplied.key}"
         if self.promote or self.cluster_k > 1 or self.split or self.hold_back or self.tiles_n or self.line:
             return "hopper_cluster: scaled sums leave the tensor cores every slice, of whole tiles in one part of K"
         if self.scaled not in (1, 2) or self.block_n % (8 * self.scaled):
             return "hopper_cluster: one part of a tile's columns or two, of whole blocks of 8"
         if (self.scaled == 2 and self.strips > 1) or (self.dual and self.strips * self.scaled > 1):
             return "hopper_cluster: two parts are of one strip, and a dual config has one part of one strip"
-        if scales.rows > 1 and self.block_m % scales.rows and scales.rows % self.block_m:
-            return f"hopper_cluster: tiles begin and end where {scales.rows} rows that share a scale do"
-        part = self.block_n // self.scaled
-        if scales.columns > 1 and part > scales.columns:
-            return f"hopper_cluster: a part's columns have one scale, got {part} of {scales.columns}"
-        if scales.rows > 1 and self.grouped:
-            return "hopper_cluster: rows of groups have a scale each"
-        return None
+        if rows > 1 and self.block_m % rows and rows % self.block_m:
+            return f"hopper_cluster: tiles begin and end where {rows} rows that share a scale do"
+        if columns > 1 and self.block_n // self.scaled > columns:
+            return f"hopper_cluster: a part's columns have one scale, got {self.block_n // self.scaled} of {columns}"
+        return "hopper_cluster: rows of groups have a scale each" if rows > 1 and self.grouped else None
 
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         pair = (problem.dtype_a, problem.dtype_b)
-        pieces = PIECES[problem.precision] if pair == ("fp32", "fp32") else 1
+        pieces = PIECES.get(problem.precision, 0) if pair == ("fp32", "fp32") else 1
         if pieces == 0 or not any(set(pair) <= set(group) for group in (*_WGMMA_GROUPS, ("fp32",))):
             return f"hopper_cluster: wgmma does not multiply {pair[0]} by {pair[1]} in precision {problem.precision}"
         if self.pieces != pieces:
@@ -353,7 +353,8 @@ class ClusterConfig(PartsConfig):
         masked, wide = not self.tma_store, DTYPE_BYTES[problem.dtype_out] > 2
         needed = self.block_n // (1 if self.dual else 2 * self.scaled)
         needed += self.block_n // 4 * (self.dual and by_column) + (16 + 16 * (masked and wide)) * (self.scaled > 1)
-        needed += 8 if masked and by_column and problem.epilogue else 0
+        added = self.dual and masked and wide and problem.epilogue and problem.epilogue.addend
+        needed += 8 * (bool(added) + by_column * ((masked or wide) + bool(problem.epilogue)))
         tight = by_column or masked or wide or self.panels > 1 or problem.epilogue
         both = self.grouped and ((by_column and self.scaled > 1) or (self.tma_store and (by_column or wide)))
         return needed + (24 if self.strips > 1 and tight else 0) + 8 * both
@@ -371,10 +372,8 @@ class ClusterConfig(PartsConfig):
         if self.block_k != 128 // size:
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
-        if self.scaled:
-            accumulators += self._beside_scaled(problem, multiplied)
-        if accumulators > self.most_sums(problem):
-            room = self.most_sums(problem)
+        accumulators += self._beside_scaled(problem, multiplied) if self.scaled else 0
+        if accumulators > (room := self.most_sums(problem)):
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
         clusters = (1, 2, 4, 8)
         if not {self.cluster_m, self.cluster_n, self.cluster_k} <= set(clusters) or self.peers > 8:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...gpu import Gpu
 from .config import MatmulConfig
 from .config_hopper import why_not_bare
-from .dtypes import outputs, words
+from .dtypes import FULL_PRECISIONS, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 
 DTYPES = ("fp16", "bf16", "fp8", "bf8", "int8", "fp32", "fp64")
@@ -32,7 +32,7 @@ class DotConfig(MatmulConfig):
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wmma3":
             return f"dot: the schedule is for CDNA 5, got {gpu.name} ({gpu.family})"
-        if why := why_not_bare(self.schedule, problem, takes_groups=True):
+        if why := why_not_bare(self.schedule, problem, takes_groups=True, precisions=FULL_PRECISIONS):
             return why
         eights = {"fp8", "bf8"}
         pair = {problem.dtype_a, problem.dtype_b}

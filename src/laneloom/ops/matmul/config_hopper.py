@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...gpu import Gpu
@@ -26,13 +27,15 @@ def _is_power_of_two(value: int) -> bool:
     return value > 0 and value & (value - 1) == 0
 
 
-def why_not_bare(schedule: str, problem: MatmulProblem, *, takes_groups: bool = False) -> str | None:
+def why_not_bare(
+    schedule: str, problem: MatmulProblem, *, takes_groups: bool = False, precisions: Sequence[str] = ("ieee",)
+) -> str | None:
     """Why a schedule that sums in the default dtype and writes bare products cannot do `problem`."""
     if problem.has_terms:
         return f"{schedule}: writes the bare product; its terms are a launch of their own"
     if why := why_not_plain(schedule, problem, takes_groups=takes_groups):
         return why
-    if problem.precision != "ieee":
+    if problem.precision not in precisions:
         return f"{schedule}: computes in full precision, got precision {problem.precision}"
     if problem.dtype_acc not in ("fp32", "fp64", "int32"):
         return f"{schedule}: sums in fp32, fp64 or int32, got {problem.dtype_acc}"

@@ -9,7 +9,7 @@ from ...gpu import Gpu
 from .config import MatmulConfig, why_not_plain
 from .config_fma import FmaConfig
 from .config_wmma import is_power_of_two
-from .dtypes import outputs, words
+from .dtypes import FULL_PRECISIONS, outputs, words
 from .problem import DTYPE_BYTES, MatmulProblem
 from .tile_orders import ORDERS
 
@@ -65,7 +65,7 @@ class MfmaConfig(MatmulConfig):
             )
         if problem.dtype_a == "fp64" and gpu.is_cdna_1:
             return f"a: {gpu.name} has no matrix instruction of FP64, the schedule fma multiplies it"
-        if problem.precision != "ieee":
+        if problem.precision not in FULL_PRECISIONS:
             return f"precision: {gpu.name} multiplies fp32 in FP32 only, got {problem.precision!r}"
         if problem.dtype_acc in ("fp16", "bf16"):
             return f"acc_dtype: {gpu.name} sums halves in fp32, got {problem.dtype_acc}"

@@ -25,7 +25,10 @@ ACCUMULATORS = {
 #: Dtypes of which one operand may have one, the other another.
 MIXED = (frozenset({"int8", "uint8"}), frozenset({"fp8", "bf8"}), frozenset({"int4", "uint4"}))
 FLOAT_OUTPUTS = ("fp32", "fp16", "bf16")
-PRECISIONS = ("ieee", "tf32", "3xtf32", "3xbf16")  #: of fp32 operands
+#: how operands may be multiplied -> which ones; "ieee", as all of them are by default, goes with any
+PRECISIONS = {"ieee": (), "tf32": ("fp32",), "3xtf32": ("fp32",), "3xbf16": ("fp32",), "promoted": ("fp8", "bf8")}
+
+FULL_PRECISIONS = ("ieee", "promoted")  #: where a GPU's sums of 8-bit floats are FP32
 
 
 def stored_k(k: int, dtype: str) -> int:
@@ -63,7 +66,7 @@ def words(names: Sequence[str]) -> str:
 class Arithmetic:
     """How a product is computed, where its dtypes leave a choice."""
 
-    precision: str = "ieee"  #: of fp32 operands: one of PRECISIONS
+    precision: str = "ieee"  #: one of PRECISIONS
     dtype_acc: str = ""  #: what is summed in; empty for the default of a's dtype
 
 
@@ -83,8 +86,8 @@ def check_arithmetic(dtype_a: str, precision: str | None, acc: str | None) -> Ar
     """The checked arguments `precision` and `acc_dtype` of a call. Raises ArgumentError."""
     if precision is not None and not (isinstance(precision, str) and precision in PRECISIONS):
         raise ArgumentError(f"precision: expected None, {', '.join(map(repr, PRECISIONS))}, got {shown(precision)}")
-    if precision not in (None, "ieee") and dtype_a != "fp32":
-        raise ArgumentError(f"precision: {precision!r} is for fp32 operands, a's dtype is {dtype_a}")
+    if precision not in (None, "ieee") and dtype_a not in (known := PRECISIONS[precision]):
+        raise ArgumentError(f"precision: {precision!r} is for {words(known)} operands, a's dtype is {dtype_a}")
     known = ACCUMULATORS[dtype_a]
     if acc is not None and acc not in known:
         raise ArgumentError(f"acc_dtype: expected {words(known)} for operands of {dtype_a}, got {acc}")

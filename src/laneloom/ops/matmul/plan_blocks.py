@@ -1,13 +1,14 @@
-"""What runs products of 8-bit floats whose blocks along K have scales. Pure.
+"""What runs products of 8-bit floats whose blocks along K have scales, and on Hopper whose sums are promoted. Pure.
 
-On Hopper a model ranks the configs of `hopper_cluster`: of 75 products on one H100, 3000 configs in all, what it
-prefers is 1.6% slower than the fastest (2026-11-26).
+There a model ranks the configs of `hopper_cluster`: of 98 products on one H100, 2200 configs in all, what it prefers
+is 2.1% slower than the fastest (2026-11-27).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from math import log2
 
 from ...gpu import Gpu
 from .config import MatmulConfig
@@ -23,19 +24,29 @@ TILES = (
     (128, 128, 2, 1), (128, 192, 2, 2), (128, 256, 2, 2), (192, 96, 3, 1), (192, 128, 3, 1), (256, 64, 2, 1),
     (256, 128, 2, 1),
 )  # fmt: skip
+#: more of them without scales, whose blocks no tile cuts
+FREE_TILES = (
+    (64, 160, 1, 1), (64, 192, 1, 1), (128, 144, 2, 1), (128, 160, 2, 1), (128, 176, 2, 1), (128, 192, 2, 1),
+    (192, 64, 3, 1), (256, 96, 2, 1),
+)  # fmt: skip
 MOST_TURNED = 128  #: rows of A that may be the columns of C^T = B^T A^T
 CLUSTERS = ((1, 1), (2, 1), (1, 2))  #: CTAs that share columns of B, and rows of A
-SPLIT_SHARES, MOST_PARTS, LEAST_SLICES = (0.5, 1.0, 2.0), 16, 2  #: of the SMs that parts of K fill; slices of a part
+LARGE_CLUSTERS = ((4, 1), (1, 4), (2, 2))  #: where every tile has an SM
+SPLIT_SHARES, MOST_PARTS, LEAST_SLICES = (0.5, 1.0, 2.0), 16, 2  #: of the SMs that parts of K fill; slices of one
 MOST_STAGES, ENOUGH_STAGES = 12, 8
-#: clocks of a slice: its multiplication, for 32 elements of a tile; what of its additions, for 128, is not hidden; the
-#: wait for them, of one warpgroup, and where the next slice is multiplied meanwhile; 128 bytes of shared memory
-MULTIPLY, ADD, WAIT, DUAL_WAIT, SHARED = 1.035, 0.2686, 108.4, 11.44, 1.1
-#: to load one row of 128 bytes, one that a neighbour shares, more in clusters, and until a slice is there
-ROW, SHARED_ROW, CLUSTER, LATENCY = 1.276, 3.889, 26.69, 2586.0
-TWO_PARTS, CUT_BLOCKS = 1.027, 1.3  #: factors of two parts, of tiles whose columns do not begin and end with blocks
-LAUNCH, END = 2197.0, 0.0955  #: clocks once, and for each element of a tile
-CLOCKS_PER_US, BYTES_PER_US, LAUNCH_US = 1650, 2.728e6, 1.5  #: the memory of one H100
-SECOND_US, PARTS_US = 1.343, 0.436  #: a launch that adds up parts of K, and a megabyte of them
+#: clocks of a slice: its multiplication, for 32 elements of a tile; its additions, for 128, so many times with scales
+#: of single columns, and without scales; what of them other warpgroups do not hide; the wait for the sums of one, and
+#: where the next slice is multiplied meanwhile, the shares of it that two and three leave; 128 bytes of shared memory
+MULTIPLY, ADD, ADD_BY_COLUMN, ADD_FREE, ADD_BESIDE = 0.2225, 0.1912, 3.43, 1.424, 1.034
+WAIT, WAIT_STRIPS, DUAL_WAIT, DUAL_SHORTER, WAIT_OF = 386.2, 0.2243, 11.37, 0.4964, {1: 1.0, 2: 0.8389, 3: 0.1035}
+SHARED = 1.001
+#: to load one row of 128 bytes, one that a neighbour shares, for each doubling of a cluster, and until a slice is there
+ROW, SHARED_ROW, CLUSTER, LATENCY = 2.856, 0.7462, 18.88, 1181.0
+TWO_PARTS, CUT_BLOCKS = 1.023, 1.202  #: factors of two parts, of tiles whose columns do not begin and end with blocks
+#: clocks once, for each doubling of a cluster, and for each element of a tile, over a power of the warpgroups
+LAUNCH, MEET, END, END_POWER = 1850.0, 76.14, 0.1631, 0.3775
+CLOCKS_PER_US, BYTES_PER_US, LAUNCH_US = 1650, 3.077e6, 1.5  #: the memory of one H100
+SECOND_US, PARTS_US = 0.948, 0.7577  #: a launch that adds up parts of K, and a megabyte of them
 COPY_US, COPY_BYTES_PER_US = 3.0, 1.2e6  #: of an operand that TMA or wgmma does not read where it lies
 H100_GBS = 3350
 
@@ -45,24 +56,26 @@ def _estimate_us(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> flo
     tiles = config.tiles(problem) * config.split_k
     rounds = ceil_div(tiles, int(clusters_at_once(config.peers, gpu)))
     slices = ceil_div(ceil_div(problem.k, SCALE_BLOCK), config.split_k)
-    multiply, add = m * n / 32 * MULTIPLY, m * n / 128 * ADD
     multiplied = config.as_multiplied(problem)
-    assert multiplied.scales is not None
-    if multiplied.scales.columns == 1:
-        add *= 2  # their scales are multiplied with those of rows for each element
-    wait = DUAL_WAIT if config.dual else WAIT * config.scaled * config.strips
-    if config.consumers > 1:  # others multiply meanwhile
-        work = multiply + add / 2 + wait * (0.5 if config.consumers == 2 else 0.1)
+    multiply, add = m * n / 32 * MULTIPLY, m * n / 128
+    if multiplied.scales is None:
+        add *= ADD_FREE
+    else:  # scales of single columns are multiplied with those of rows for each element
+        add *= ADD * (ADD_BY_COLUMN if multiplied.scales.columns == 1 else 1)
+    wait = DUAL_WAIT if config.dual else WAIT * config.scaled * config.strips**WAIT_STRIPS
+    if config.consumers > 1:
+        work = multiply + add * ADD_BESIDE + wait * WAIT_OF[config.consumers]
     elif config.dual:
-        work = max(multiply, add) + min(multiply, add) / 2
+        work = max(multiply, add) + min(multiply, add) * DUAL_SHORTER
     else:
         work = multiply + add + wait
     shared = (2 * m + n + m // 64 * n) * SHARED
-    own = m / config.cluster_n + n / config.cluster_m
-    load = own * ROW + (m + n - own) * SHARED_ROW + CLUSTER * (config.peers > 1)
+    own, doublings = m / config.cluster_n + n / config.cluster_m, log2(config.peers)
+    load = own * ROW + (m + n - own) * SHARED_ROW + CLUSTER * doublings
     clocks = sum(x**6 for x in (work, shared, load, LATENCY / max(config.stages - 1, 1))) ** (1 / 6)
     clocks *= (TWO_PARTS if config.scaled == 2 else 1.0) * (CUT_BLOCKS if config.cuts_blocks(multiplied) else 1.0)
-    compute = (LAUNCH + rounds * (slices * clocks + END * m * n)) / CLOCKS_PER_US
+    end = END * m * n / config.consumers**END_POWER
+    compute = (LAUNCH + MEET * doublings + rounds * (slices * clocks + end)) / CLOCKS_PER_US
     memory = problem.bytes / (BYTES_PER_US * gpu.bandwidth_gbs / H100_GBS) + LAUNCH_US
     time_us = (compute**4 + memory**4) ** 0.25
     if config.split_k > 1:
@@ -86,17 +99,20 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
         copy_a=problem.a.major != "n" or not tma_reads(problem, "a"),
         copy_b=problem.b.major != "t" or not tma_reads(problem, "b"),
     )  # fmt: skip
-    for rows, columns, consumers, scaled in TILES:
+    for rows, columns, consumers, scaled in TILES if problem.scales else (*TILES, *FREE_TILES):
         if rows >= 2 * max(m, 64) or columns >= 2 * max(n, 32):
             continue  # half of it would be empty
         tile = any_tile.with_knobs(
             block_m=rows, block_n=columns, consumers=consumers, scaled=scaled,
             panels=1 if rows == 256 else min(2, ceil_div(columns, 64)))
-        parts = [1] if problem.epilogue else _parts(tile.tiles(problem), problem.k, gpu)
-        for share_b, share_a in CLUSTERS:
+        tiles = tile.tiles(problem)
+        parts = [1] if problem.epilogue else _parts(tiles, problem.k, gpu)
+        for share_b, share_a in (*CLUSTERS, *LARGE_CLUSTERS) if tiles <= gpu.compute_units else CLUSTERS:
             if (share_b == 1 or m > rows) and (share_a == 1 or n > columns):
+                peers = share_b * share_a
+                programs = int(clusters_at_once(peers, gpu)) * peers
                 for split_k in parts:
-                    yield tile.with_knobs(cluster_m=share_b, cluster_n=share_a, split_k=split_k)
+                    yield tile.with_knobs(cluster_m=share_b, cluster_n=share_a, programs=programs, split_k=split_k)
     if m <= MOST_TURNED:
         for rows, consumers in ((64, 1), (128, 2)):
             for share_b in (1, 2):

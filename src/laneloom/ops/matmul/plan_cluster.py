@@ -33,7 +33,7 @@ from .model_hopper import (
 )
 from .problem import DTYPE_BYTES, MatmulProblem
 
-#: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS in FP32
+#: precision -> slices after which the sums are promoted, so that their error stays below that of cuBLAS
 PROMOTE = {"3xtf32": 1, "3xbf16": 1}
 #: rows of a tile -> warpgroups that multiply it
 ROWS = {64: 1, 128: 2, 192: 3, 256: 2}
@@ -217,7 +217,7 @@ def estimate_us(problem: MatmulProblem, config: ClusterConfig, tiles: Tiles, gpu
 
 def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig, Tiles]]:
     """All that is ranked: tiles and clusters, and a config of what those beside each other are alike in."""
-    pieces = PIECES[problem.precision] or 1
+    pieces = PIECES.get(problem.precision) or 1
     any_tile = ClusterConfig(
         block_m=128, block_n=128, block_k=0, stages=MOST_STAGES, pieces=pieces,
         promote=PROMOTE.get(problem.precision, 0),

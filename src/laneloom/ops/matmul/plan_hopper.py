@@ -250,7 +250,7 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     Of 24 products of 1 to 64 rows by 4096 to 28672 columns on one H100 (2026-11-27), fp8 and bf16, one launch takes
     0.68 to 0.97 of two; of one row of bf16 1.00 and 1.02, of 16 x 4096 x 14336 1.03.
     """
-    if problem.scales:
+    if problem.scales or problem.precision == "promoted":
         return bool(scaled_configs(problem, gpu))
     rows, size = min(problem.m, problem.n), DTYPE_BYTES[problem.dtype_a]
     if rows <= SKINNY_ROWS and problem.k > 1024:
@@ -339,6 +339,10 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """Configs for the problem with the reason for their place, best first."""
+    if problem.precision == "promoted":
+        for config, time_us in scaled_configs(problem, gpu)[:8]:
+            yield config, f"sums leave the tensor cores every slice; shortest estimate, {time_us:.1f} us"
+        return
     if problem.epilogue:
         yield from _cluster(problem, gpu, "applies the epilogue to the sums in registers")
     if problem.dtype_a in ("fp32", "fp64"):

@@ -116,7 +116,7 @@ class MatmulProblem:
     b: Matrix
     out: Matrix
     epilogue: Epilogue | None = None  #: None for the bare product
-    precision: str = "ieee"  #: of fp32 operands: one of dtypes.PRECISIONS
+    precision: str = "ieee"  #: one of dtypes.PRECISIONS
     dtype_acc: str = ""  #: what the products are summed in; by default the first of dtypes.ACCUMULATORS
     scales: BlockScales | None = None  #: of blocks along K, of 8-bit floats
     #: Whether A's rows lie in groups, one after another, each against one of the batch's B, where only the GPU knows; A

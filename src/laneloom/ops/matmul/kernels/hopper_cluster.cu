@@ -12,7 +12,8 @@
 // With UNEVEN the last tiles along N are 8 columns narrower, so that their number fills all SMs; see `locate`.
 // Overlap: with HOLD_BACK > 0 a tile's last strip waits in registers, as words of C, until so many slices of the next tile
 // are being multiplied. With SPLIT the first of two strips is written while the last slice of the second is multiplied.
-// With SCALED every slice of a row and of a column has a scale: hopper_cluster_blocks.cuh.
+// With SCALED every slice of a row and of a column has a scale, and is summed up in FP32 as where sums of 8-bit floats are
+// promoted: hopper_cluster_blocks.cuh.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
 // afresh: their own additions are less precise than FP32's.
 // device/hopper.cuh, wgmma(), from hopper_cluster.py, hopper_cluster_epilogue, _store, _ring and _multiply.cuh, _groups.cuh, and _sums

@@ -109,7 +109,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "GROUPED": int(config.grouped), "K_GROUPED": int(config.k_grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "PIECES": config.pieces, "PROMOTE": config.promote,
-        "SCALED": int(config.scaled > 0),
+        "SCALED": int(problem.scales is not None),
         "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
@@ -129,10 +129,10 @@ def code_object(problem, config, gpu) -> CodeObject:
         if not config.grouped:
             constants["EDGE_STEP_M"] = _EDGE_STEP if a_is_km else 1
         constants["EDGE_STEP_N"] = 1 if b_is_nk else _EDGE_STEP
-    if scales := multiplied.scales:
+    if config.scaled:
+        rows, columns = (scales.rows, scales.columns) if (scales := multiplied.scales) else (0, 0)
         constants |= {
-            "ROWS_SCALED": scales.rows, "COLUMNS_SCALED": scales.columns, "PARTS": config.scaled,
-            "DUAL": int(config.dual),
+            "ROWS_SCALED": rows, "COLUMNS_SCALED": columns, "PARTS": config.scaled, "DUAL": int(config.dual),
         }  # fmt: skip
     elements = config.line // ELEMENT_BYTES[a]
     constants |= {"LINE": elements, "LINE_STEP": problem.a.strides[1] % elements if elements else 0}
@@ -177,7 +177,7 @@ class _Prepared:
     def __init__(self, problem, config, gpu, device: int) -> None:
         of_call, problem = problem, config.as_launched(problem)
         multiplied = config.as_multiplied(problem)
-        self.swapped, self.scaled = config.swapped, config.scaled > 0
+        self.swapped, self.scaled = config.swapped, problem.scales is not None
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
         self.place = placing(self.a, self.b, pdl=config.pdl)
         tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
@@ -221,7 +221,7 @@ class _Prepared:
             self.a.map, self.b.map, (self.b_tail or self.b).map, self.c or self.a.map,
             self.c_tail or self.a.map,
         )  # fmt: skip
-        arguments = (*maps, self.pointer, self.sizes, self.terms, *[self.scales] * (config.scaled > 0))
+        arguments = (*maps, self.pointer, self.sizes, self.terms, *[self.scales] * self.scaled)
         self.launch = CudaCall(
             code_object(of_call, config, gpu), arguments, device,
             ctas=_ctas(problem, config), cluster=config.peers, pdl=config.pdl,
@@ -309,7 +309,8 @@ def facts(problem, config, gpu) -> list[str]:
         lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
     if config.scaled:
         meanwhile = ", while the next is multiplied" if config.dual else ""
-        lines.append(f"sums of a slice, a block of K, leave the tensor cores, are scaled and added in FP32{meanwhile}")
+        scaled = ", are scaled" if problem.scales else ""
+        lines.append(f"sums of a slice, a block of K, leave the tensor cores{scaled} and are added in FP32{meanwhile}")
     if not config.tma_store:
         lines.append("C is written with masked stores: TMA takes bases and pitches of 16 bytes")
     return lines

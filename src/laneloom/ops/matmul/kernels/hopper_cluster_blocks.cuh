@@ -1,9 +1,11 @@
-// Scales of blocks, for hopper_cluster.cu: C = sum over slices of K of row scale x column scale x (A B of that slice).
+// Sums of each slice, for hopper_cluster.cu: C = sum over slices of K of row scale x column scale x (A B of that slice).
 //
 // A slice is a block of K of 8-bit floats, 128 elements. Its sums leave the tensor cores, and one multiply-add each in FP32
-// scales and adds them; meanwhile another warpgroup's wgmmas run, and with DUAL the same one's next. With PARTS = 2 the two
-// halves of a tile's columns take turns, so that a tile of 128x256 needs registers for half of its sums twice. What the
-// next tile begins with is asked for before C is written.
+// scales and adds them, or without scales an addition; meanwhile another warpgroup's wgmmas run, and with DUAL the same
+// one's next. With PARTS = 2 the two halves of a tile's columns follow each other, so that a tile of 128x256 needs registers
+// for half of its sums twice. What the next tile begins with is asked for before C is written.
+// Warpgroups ask the tensor cores in turn, by named barriers: else their wgmmas would mingle, all end at about the same
+// time, and nothing be multiplied while all add.
 // Scales come into the ring beside the slice that they belong to, by cp.async of 4 bytes: whatever their strides.
 
 #define SCALE_BLOCK 128                          // rows or columns that share a scale, where several do
@@ -17,10 +19,17 @@
 #define A_HELD (PARTS > 1)                       // in registers, which two parts read, not shared memory twice
 #define PART_COLUMNS (BLOCK_N / PARTS)
 #define PART_SUMS (PART_COLUMNS / 2)             // of one strip in one thread
+#define TURNS (CONSUMERS > 1)
+#define TURN_OF(slab) (4 + (slab))               // a named barrier: its warpgroup waits there for the one before it
 #define UNITS (STRIPS * PARTS)                   // of a slice, which leave the tensor cores one after another
 #define FREED_LATE (COLUMNS_SCALED == 1 && !DUAL)  // a slice, after its sums are added: columns' scales are read with them
+#if SCALED
 #define SCALES_PARAMETER , const __grid_constant__ Scales scales
 #define BESIDE_BYTES (STAGES * SCALES_OF_STAGE * 4)  // of shared memory beside ring and staging
+#else
+#define SCALES_PARAMETER
+#define BESIDE_BYTES 0
+#endif
 
 // Scales of an operand: strides of the batch, of its rows (or columns) and of blocks of K, in elements.
 struct OperandScales {
@@ -35,6 +44,7 @@ __device__ __forceinline__ void copy_scale(float *to, const float *from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
 
+#if SCALED
 // By a whole warp: the scales of every slice of this CTA's tiles into the ring. Each lane arrives at the slice's barrier
 // when what it copied is there; no slice is full before all have, so none can miss a phase.
 __device__ __forceinline__ void bring_scales(const Scales &scales, const Sizes &s, float *ring, u32 full, u32 empty,
@@ -64,6 +74,8 @@ __device__ __forceinline__ void bring_scales(const Scales &scales, const Sizes &
     }
 }
 
+#endif
+
 // One warp's 16 rows of A of a slice, in registers: as wgmma takes them, for each of a slice's four steps.
 struct RowsOfA {
     u32 of[4][4];
@@ -82,9 +94,10 @@ struct RowsOfA {
 
 // Ask the tensor cores for one part of the columns of one strip, of a slice that begins `at` bytes behind the ring's first.
 __device__ __forceinline__ void multiply_part(float (&acc)[PART_SUMS], const Descriptions &of, const RowsOfA &rows, u32 at,
-                                              int strip, int part) {
+                                              int strip, int part, u32 slab) {
     pin(acc);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+    if (TURNS) asm volatile("bar.sync %0, 256;" ::"r"(TURN_OF(slab)) : "memory");
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         const u64 b = b_tile(of.b + (at + part * PART_COLUMNS * 128) / 16, step);
@@ -96,6 +109,7 @@ __device__ __forceinline__ void multiply_part(float (&acc)[PART_SUMS], const Des
 #endif
     }
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    if (TURNS) asm volatile("bar.arrive %0, 256;" ::"r"(TURN_OF(slab == CONSUMERS - 1 ? 0 : slab + 1)) : "memory");
 }
 
 // What one thread multiplies the sums of a unit by: of its two rows, times the scale of the columns of the unit's first
@@ -108,6 +122,7 @@ struct Factors {
 
     // scales: of the slice. n: the number of the tile's first column.
     __device__ __forceinline__ Factors(const float *scales, u32 slab, int unit, int n) : within(PART_COLUMNS) {
+        if (!SCALED) return;
         const int row = slab * SLAB + unit / PARTS * 64;
         const int own = row + threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
         columns = scales + COLUMN_SCALES_AT;
@@ -151,8 +166,9 @@ __device__ __forceinline__ void add_scaled(float *sums, const float (&acc)[PART_
         for (int half = 0; half < 2; ++half) {
             const float both = ALIGNED_COLUMNS || 2 * j < factors.within ? factors.first[half] : factors.behind[half];
             const float low = COLUMNS_SCALED == 1 ? both * pair.x : both, high = COLUMNS_SCALED == 1 ? both * pair.y : both;
-            sums[j + 2 * half] = fmaf(acc[j + 2 * half], low, sums[j + 2 * half]);
-            sums[j + 2 * half + 1] = fmaf(acc[j + 2 * half + 1], high, sums[j + 2 * half + 1]);
+            float &one = sums[j + 2 * half], &other = sums[j + 2 * half + 1];
+            one = SCALED ? fmaf(acc[j + 2 * half], low, one) : one + acc[j + 2 * half];
+            other = SCALED ? fmaf(acc[j + 2 * half + 1], high, other) : other + acc[j + 2 * half + 1];
         }
     }
 }
@@ -183,7 +199,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         if (unit == 0) wait_barrier(full + 8 * asked.stage, asked.phase);
     };
     const auto ask = [&](float (&acc)[PART_SUMS], int unit) {
-        multiply_part(acc, of_ring, rows_of_a, asked.stage * STAGE_BYTES, unit / PARTS, unit % PARTS);
+        multiply_part(acc, of_ring, rows_of_a, asked.stage * STAGE_BYTES, unit / PARTS, unit % PARTS, slab);
         if (unit == UNITS - 1) asked.advance();
     };
     const auto factors_of = [&](int unit) {
@@ -257,6 +273,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     };
     int item = blockIdx.x / PEERS;
     bool more = locate(item, walk, tile, s, rank.m, rank.n);
+    if (TURNS && slab == CONSUMERS - 1) asm volatile("bar.arrive %0, 256;" ::"n"(TURN_OF(0)) : "memory");
     if (more) begin();
     while (more) {
         const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n};
@@ -286,8 +303,11 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         } else {
             begin();
             write();
+            __syncwarp();  // or ptxas takes the loop for lanes that go their own ways, each with descriptions of its own
         }
         tile = next;
     }
+    // The turn that nobody took.
+    if (TURNS && slab == 0) asm volatile("bar.sync %0, 256;" ::"n"(TURN_OF(0)) : "memory");
     wait_for_reads(lane == 0);  // shared memory must outlive them
 }
