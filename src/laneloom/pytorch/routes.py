@@ -1,0 +1,134 @@
+"""The functions of torch that `patched` knows, and what it does with a call of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from ..ops.attention.arguments import MOST_SCALE
+from ..ops.matmul.gemm import gemm
+from ..ops.matmul.torch_gemm import gemm_operator
+from ..ops.matmul.torch_grouped import grouped_operator
+from ..ops.matmul.torch_op import matmul_operator
+from ..ops.operators import Operator
+from .attention import attend
+
+if TYPE_CHECKING:
+    from .patch import Patched
+
+
+def _takes(mode: Patched, function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) -> bool:
+    if torch.compiler.is_dynamo_compiling():
+        from .tracing import takes_traced  # imports the compiler, which takes seconds
+
+        around = torch._C._len_torch_function_stack()
+        return takes_traced(function, x, y, z, options, mode.always, mode.captured, around)
+    if torch.compiler.is_compiling():  # torch.export runs this code itself
+        return mode.decide_traced(function, x, y, z, options)
+    return mode.decide(function, x, y, z, options)
+
+
+def bound(names: tuple[str, ...], args: Any, kwargs: Any) -> tuple[list[Any], str | None]:
+    """The arguments in the order of `names`, None for those not given, and why torch keeps the call, if it does."""
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
+    if len(args) > len(names):
+        return values, "arguments that laneloom does not know"
+    for name in kwargs:
+        if name not in names:
+            return values, f"{name}="
+    return values, None
+
+
+def called(function: str, x: Any, y: Any, z: Any = None) -> tuple[Operator, tuple[Any, ...]]:
+    """laneloom's operator for a product of torch's, and its arguments."""
+    if function == "linear":
+        y = y.mT
+    if z is None:
+        return matmul_operator, (x, y, None, None, None, None, None)
+    return gemm_operator, (x, y, None, z, 1.0, 0.0, None, None, None, None, None, None, None, None)
+
+
+def route_product(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    function, names = PRODUCTS[func]
+    (x, y, *z), refusal = bound(names, args, kwargs)
+    if func is torch.Tensor.__rmatmul__:
+        x, y = y, x
+    if _takes(mode, function, x, y, z[0] if z else None, (refusal, False, False)):
+        operator, arguments = called(function, x, y, *z)
+        return operator(*arguments)
+    return func(*args, **kwargs)
+
+
+def _route_addmm(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (z, x, y, beta, alpha), refusal = bound(("input", "mat1", "mat2", "beta", "alpha"), args, kwargs)
+    beta, alpha = 1 if beta is None else beta, 1 if alpha is None else alpha
+    if refusal is None and not (isinstance(beta, (int, float)) and isinstance(alpha, (int, float))):
+        refusal = "beta or alpha that is no number"
+    elif refusal is None and not beta and getattr(z, "requires_grad", False) and torch.is_grad_enabled():
+        refusal = "beta=0 of an input with gradients"  # which are zeros in torch; gemm does not look at it
+    if _takes(mode, "addmm", x, y, z, (refusal, False, False)):
+        return gemm(x, y, z, beta=beta, alpha=alpha)
+    return func(*args, **kwargs)
+
+
+def _route_attention(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
+    (x, y, z, mask, dropout, causal, scale, grouped), refusal = bound(names, args, kwargs)
+    if mask is not None:
+        refusal = "attn_mask"
+    elif dropout:
+        refusal = "dropout"
+    elif scale is not None and not (isinstance(scale, (int, float)) and abs(scale) <= MOST_SCALE):
+        refusal = "a scale that is no number or too large"
+    if _takes(mode, "scaled_dot_product_attention", x, y, z, (refusal, bool(causal), bool(grouped))):
+        return attend(x, y, z, bool(causal), None if scale is None else float(scale))
+    return func(*args, **kwargs)
+
+
+def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
+    (x, y, ends, bias, out_dtype), refusal = bound(("self", "mat2", "offs", "bias", "out_dtype"), args, kwargs)
+    if bias is not None:
+        refusal = "a bias"
+    elif out_dtype is not None and out_dtype != getattr(x, "dtype", None):
+        refusal = "out_dtype="
+    if _takes(mode, "grouped_mm", x, y, ends, (refusal, False, False)):
+        return grouped_operator(x, y, ends, None, None, None, False)
+    return func(*args, **kwargs)
+
+
+PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
+    torch.matmul: ("matmul", ("input", "other")),
+    torch.Tensor.matmul: ("matmul", ("self", "other")),
+    torch.Tensor.__matmul__: ("matmul", ("self", "other")),
+    torch.Tensor.__rmatmul__: ("matmul", ("self", "other")),
+    torch.mm: ("mm", ("input", "mat2")),
+    torch.Tensor.mm: ("mm", ("self", "mat2")),
+    torch.bmm: ("bmm", ("input", "mat2")),
+    torch.Tensor.bmm: ("bmm", ("self", "mat2")),
+    F.linear: ("linear", ("input", "weight", "bias")),
+}
+ROUTES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(PRODUCTS, route_product),
+    torch.addmm: _route_addmm,
+    torch.Tensor.addmm: _route_addmm,
+    F.scaled_dot_product_attention: _route_attention,
+    torch._grouped_mm: _route_grouped,  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
+}
+
+
+def _is_not_overridden(*args: Any) -> bool:
+    return False
+
+
+#: the body of torch's function, which does not ask modes again whether they want the whole of it
+MULTI_HEAD_BODY = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**F.multi_head_attention_forward.__globals__, "has_torch_function": _is_not_overridden},
+    "multi_head_attention_forward",
+    F.multi_head_attention_forward.__defaults__,
+)
+MULTI_HEAD_BODY.__kwdefaults__ = F.multi_head_attention_forward.__kwdefaults__
