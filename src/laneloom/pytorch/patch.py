@@ -24,7 +24,7 @@ from triton.runtime import driver
 from ..ops.operators import AUTOCAST_DEVICES, is_watched
 from ..ops.warm import keep, key_of
 from .routes import MULTI_HEAD_BODY, PRODUCTS, ROUTES, bound, called, route_product
-from .routing import Decision, Request, attention_request, decide, grouped_request, product_request
+from .routing import Decision, Request, attention_request, decide, grouped_request, product_request, scaled_request
 
 Decided = tuple[str, str, bool, str]  #: function, problem, routed, reason
 
@@ -200,10 +200,10 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
     laneloom, and prints the report when the process ends. `python -m laneloom.pytorch SCRIPT` does that to any script.
 
     Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
-    F.scaled_dot_product_attention and those inside nn.MultiheadAttention; outside compiled graphs F.grouped_mm. A call
-    is routed if a schedule can do it and the measurements of this GPU say that laneloom is faster, gradients included
-    where they are recorded, and the host's time to start a kernel where that is longer than the kernel. captured: the
-    calls go into CUDA graphs, where the host does not count. always: route all that a schedule can do, measured or not.
+    F.scaled_dot_product_attention and those inside nn.MultiheadAttention; outside compiled graphs F.grouped_mm, and
+    F.scaled_mm, torch._scaled_mm and F.scaled_grouped_mm with scales of tensors or rows. A call is routed if a schedule can do it and the measurements of this GPU say that laneloom is faster, gradients included where they are
+    recorded, and the host's time to start a kernel where that is longer than the kernel. captured: the calls go into
+    CUDA graphs, where the host does not count. always: route all that a schedule can do, measured or not.
 
     What laneloom cannot do (a mask tensor, dropout, out=, other dtypes, subclasses of tensors, forward-mode
     derivatives) goes to torch unchanged; the report says why.
@@ -268,6 +268,8 @@ def _request(function: str, x: Any, y: Any, z: Any, options: tuple[Any, ...]) ->
     refusal, causal, grouped = options
     if refusal is not None:
         return refusal
+    if function in ("scaled_mm", "scaled_grouped_mm"):  # whose options are what has scales, and how it is summed
+        return scaled_request(x, y, z, *options[1:], groups=function == "scaled_grouped_mm")
     if function == "scaled_dot_product_attention":
         return attention_request(x, y, z, causal, grouped)
     if function == "grouped_mm":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,84 @@ def _route_grouped(mode: Patched, func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+def _scales_of(x: Any, y: Any, scale_a: Any, scale_b: Any) -> str:
+    """ "tensor" or "rows": what has a scale, of an A and a B that may have groups; else ""."""
+    tensors = (x, y, scale_a, scale_b)
+    if not all(isinstance(t, torch.Tensor) and t.dim() for t in tensors[:2]) or not all(
+        isinstance(t, torch.Tensor) and t.dtype == torch.float32 for t in tensors[2:]
+    ):
+        return ""
+    if scale_a.numel() == scale_b.numel() == 1:
+        return "tensor"
+    of_a = tuple(scale_a.shape) in ((x.shape[0],), (x.shape[0], 1))
+    columns = (*y.shape[:-2], y.shape[-1])
+    return "rows" if of_a and tuple(scale_b.shape) in (columns, (1, *columns)[-2:]) else ""
+
+
+def _recipe(scales: Any, recipe: Any, swizzle: Any) -> Any:
+    """The one tensor of scales that F.scaled_mm hands on, of a whole operand or of its rows; else None."""
+    plain = len(scales) == len(recipe) == 1 and recipe[0] in (TENSOR_WISE, ROW_WISE) and not any(swizzle)
+    return scales[0] if plain else None
+
+
+def _scaled(
+    mode: Patched, function: str, operands: tuple[Any, Any, Any], scale_a: Any, scale_b: Any, dtype: Any, fast: Any,
+    refusal: str | None,
+) -> bool:  # fmt: skip
+    x, y, third = operands
+    kind = _scales_of(x, y, scale_a, scale_b)
+    if refusal is None and not kind:
+        refusal = "scales that are neither FP32 nor of tensors or rows"
+    elif refusal is None and dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        refusal = f"out_dtype {dtype}"
+    return _takes(mode, function, x, y, third, (refusal, kind, bool(fast)))
+
+
+def _route_scaled(mode: Patched, func: Any, args: Any, kwargs: Any, *, recipes: bool = False) -> Any:
+    if recipes:
+        (x, y, bias, scale_a, scale_b, dtype, fast), refusal = _by_recipe(args, kwargs, "bias")
+    else:
+        names = ("self", "mat2", "scale_a", "scale_b", "bias", "scale_result", "out_dtype", "use_fast_accum")
+        (x, y, scale_a, scale_b, bias, result, dtype, fast), refusal = bound(names, args, kwargs)
+        refusal = "scale_result" if result is not None else refusal
+    if _scaled(mode, "scaled_mm", (x, y, bias), scale_a, scale_b, dtype, fast, refusal):
+        if scale_a.dim() > 1:
+            scale_a, scale_b = scale_a.reshape(-1), scale_b.reshape(-1)
+        precision = None if fast else "promoted"
+        terms = (None, bias, 1.0, 0.0, None, dtype, None, scale_a, scale_b, precision, None, None)
+        return gemm_operator(x, y, *terms)
+    return func(*args, **kwargs)
+
+
+def _by_recipe(args: Any, kwargs: Any, third: str) -> tuple[list[Any], str | None]:
+    """A, B, `third`, both scales, the dtype and whether sums are fast, of a call that names recipes of scales."""
+    names = (
+        "self", "mat2", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b",
+        *(("offs",) if third == "offs" else ()), "bias", "out_dtype", "contraction_dim", "use_fast_accum",
+    )  # fmt: skip
+    values, refusal = bound(names, args, kwargs)
+    of = dict(zip(names, values, strict=True))
+    scales = [_recipe(of[f"scale_{x}"], of[f"recipe_{x}"], of[f"swizzle_{x}"]) for x in "ab"]
+    if of["contraction_dim"]:
+        refusal = "contraction_dim"
+    elif third == "offs" and of["bias"] is not None:
+        refusal = "a bias"
+    return [of["self"], of["mat2"], of[third], *scales, of["out_dtype"], of["use_fast_accum"]], refusal
+
+
+def _route_scaled_groups(mode: Patched, func: Any, args: Any, kwargs: Any, *, recipes: bool = False) -> Any:
+    if recipes:
+        (x, y, ends, scale_a, scale_b, dtype, fast), refusal = _by_recipe(args, kwargs, "offs")
+    else:
+        names = ("self", "mat2", "scale_a", "scale_b", "offs", "bias", "scale_result", "out_dtype", "use_fast_accum")
+        (x, y, scale_a, scale_b, ends, bias, result, dtype, fast), refusal = bound(names, args, kwargs)
+        refusal = "a bias" if bias is not None else "scale_result" if result is not None else refusal
+    if _scaled(mode, "scaled_grouped_mm", (x, y, ends), scale_a, scale_b, dtype, fast, refusal):
+        return grouped_operator(x, y, ends, dtype, scale_a.reshape(-1), scale_b.reshape(y.shape[0], -1), False)
+    return func(*args, **kwargs)
+
+
+TENSOR_WISE, ROW_WISE = 0, 1  #: of torch's ScalingType
 PRODUCTS: dict[Any, tuple[str, tuple[str, ...]]] = {
     torch.matmul: ("matmul", ("input", "other")),
     torch.Tensor.matmul: ("matmul", ("self", "other")),
@@ -117,7 +196,13 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.addmm: _route_addmm,
     F.scaled_dot_product_attention: _route_attention,
     torch._grouped_mm: _route_grouped,  # pyright: ignore[reportPrivateImportUsage]; what F.grouped_mm calls
+    torch._scaled_mm: _route_scaled,  # pyright: ignore[reportPrivateImportUsage]
+    torch._scaled_grouped_mm: _route_scaled_groups,  # pyright: ignore[reportPrivateImportUsage]
 }
+#: what F.scaled_mm and F.scaled_grouped_mm call; torch 2.9 has neither
+for _name, _route in (("_scaled_mm_v2", _route_scaled), ("_scaled_grouped_mm_v2", _route_scaled_groups)):
+    if hasattr(torch, _name):
+        ROUTES[getattr(torch, _name)] = partial(_route, recipes=True)
 
 
 def _is_not_overridden(*args: Any) -> bool:

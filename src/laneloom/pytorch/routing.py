@@ -24,6 +24,7 @@ from ..ops.target import active_gpu, expected_device_type
 from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("nt", "nn", "tn", "tt")
 LEAST_GAIN = 1.02  #: torch's time over laneloom's from which a call is routed: less is within the noise
@@ -67,8 +68,9 @@ def dtype_in_force(x: torch.Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if lowered and torch.is_autocast_enabled(kind) else x.dtype
 
 
-def why_kept(tensors: tuple[Any, ...]) -> str | None:
-    """Why torch keeps a call with these tensors, or None. Says nothing about sizes and GPUs."""
+def why_kept(tensors: tuple[Any, ...], *, eight_bits: bool = False) -> str | None:
+    """Why torch keeps a call with these tensors, or None. Says nothing about sizes and GPUs. eight_bits: of 8-bit
+    floats, in every pairing, in place of halves and wider ones, all alike."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     for x in tensors:
@@ -78,11 +80,12 @@ def why_kept(tensors: tuple[Any, ...]) -> str | None:
             return f"layout {x.layout}"
         if x.is_nested:
             return "a nested tensor"
-        if dtype_in_force(x) not in DTYPES:
+        if dtype_in_force(x) not in (EIGHT_BITS if eight_bits else DTYPES):
             return f"dtype {x.dtype}"
         if 0 in x.shape:
             return "an empty operand"
-    if len({dtype_in_force(x) for x in tensors}) > 1 or len({x.device for x in tensors}) > 1:
+    differ = not eight_bits and len({dtype_in_force(x) for x in tensors}) > 1
+    if differ or len({x.device for x in tensors}) > 1:
         return "operands of different dtypes or devices"
     if _is_forward_mode():
         return "forward-mode derivatives"
@@ -201,6 +204,32 @@ def grouped_request(a: Any, b: Any, ends: Any) -> Request | str:
     return Request(text, tuple(parts))
 
 
+def scaled_request(a: Any, b: Any, third: Any, scales: str, fast: bool, groups: bool) -> Request | str:
+    """The request of a product of 8-bit floats whose tensors, or rows and columns, have `scales`, FP32; or why torch
+    keeps it. third: a bias, or the ends of `groups` of rows. fast: sums as the tensor cores make them."""
+    if not all(isinstance(x, torch.Tensor) for x in (a, b, *([third] if groups else []))):
+        return "groups that are a batch" if groups and third is None else "an operand that is no tensor"
+    kept = why_kept((a, b), eight_bits=True)
+    if kept is not None:
+        return kept
+    if a.dim() != 2 or b.dim() != 2 + groups or size_of(b.shape[-2]) != size_of(a.shape[1]):
+        return "columns in groups" if groups else "shapes that do not fit"
+    m, k, n = (size_of(x) for x in (*a.shape, b.shape[-1]))
+    text = f"{EIGHT_BITS[a.dtype]} {EIGHT_BITS[b.dtype]}, scales of {scales}{'' if fast else ', promoted'}"
+    if groups:
+        number = size_of(b.shape[0])
+        if third.dim() != 1 or size_of(third.shape[0]) != number or third.dtype != torch.int32:
+            return "ends or shapes that do not fit"
+        if scales != "rows" or not fast:
+            return "scales of tensors in groups" if scales != "rows" else "groups without fast accumulation"
+        part = Part("scaled_grouped_mm", ("fp8 rows",), (number, m, n, k))
+        return Request(f"{m}x{n}x{k} in {number} groups of rows {text}", (part,))
+    if third is not None and (third.dim() != 1 or size_of(third.shape[0]) != n or third.dtype not in DTYPES):
+        return "a bias whose shape or dtype does not fit"
+    part = Part("scaled_mm", (f"fp8 {scales}{'' if fast else ' promoted'}",), (m, n, k))
+    return Request(f"{m}x{n}x{k} {text}", (part,))
+
+
 def attention_request(q: Any, k: Any, v: Any, causal: bool, grouped: bool) -> Request | str:
     """The request of an attention of q [B, H, N, D], k, v; or why torch keeps it."""
     if not all(isinstance(x, torch.Tensor) for x in (q, k, v)):
@@ -227,8 +256,11 @@ def _check_planned(request: Request, gpu: Gpu) -> None:
     """Raise LaneloomError unless a schedule can do every part."""
     for part in request.parts:
         dtype, kind, *_ = part.kinds[0].split()
-        if part.op == "grouped_matmul":
+        if part.op in ("grouped_matmul", "scaled_grouped_mm"):
             plan_dense(part.sizes, dtype, gpu, of_k=kind == "k")
+            continue
+        if part.op == "scaled_mm":
+            matmul_config.plan(MatmulProblem.contiguous(*part.sizes, dtype=dtype, layout="nt"), gpu)
             continue
         if part.op == "matmul":
             layout = kind if kind in _LAYOUTS else "nn"

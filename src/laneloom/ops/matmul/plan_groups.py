@@ -14,6 +14,7 @@ from ...errors import UnsupportedError
 from ...gpu import Gpu
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
+from .dtypes import default_output
 from .model_hopper import clusters_at_once
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
@@ -120,10 +121,13 @@ def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
 
 
 def plan_dense(sizes: Sequence[int], dtype: str, gpu: Gpu, *, of_k: bool) -> MatmulConfig:
-    """The config for G, M, N, K, rows or K in groups, of operands that lie densely; raises UnsupportedError."""
+    """The config for G, M, N, K, rows or K in groups, of operands that lie densely, of 8 bits along K; raises
+    UnsupportedError."""
     groups, m, n, k = sizes
     a = Matrix((0, 0, 1, m) if of_k else (0, 0, k, 1))
     b, out = (Matrix((0, 0 if each else x * n, n, 1)) for each, x in ((of_k, k), (not of_k, m)))
-    problem = MatmulProblem(
-        m, n, k, dtype, dtype, dtype, (1, groups), a, b, out, grouped=not of_k, k_grouped=of_k)  # fmt: skip
+    if DTYPE_BYTES[dtype] == 1:
+        b = Matrix((0, k * n, 1, k))
+    dtypes = (dtype, dtype, default_output(dtype, False))
+    problem = MatmulProblem(m, n, k, *dtypes, (1, groups), a, b, out, grouped=not of_k, k_grouped=of_k)
     return plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
