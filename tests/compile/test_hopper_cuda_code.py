@@ -286,14 +286,14 @@ def test_the_l2_is_asked_for_the_first_slices_before_the_kernel_ahead_has_ended(
     assert asked not in compiled(problem, config).asm
 
 
-def groups_of_rows(n, dtype, dtype_out, layout, columns=0):
+def groups_of_rows(n, dtype, dtype_out, layout, columns=0, precision="ieee"):
     """columns: of B that share a scale, of every block of 128 along K; 0: without, -1: of rows and columns."""
     b = Matrix((0, 512 * n, n, 1) if layout == "nn" else (0, 512 * n, 1, 512))
     scales = BlockScales(Matrix((0, 0, 4, 1)), Matrix((0, 4 * n, n, 1)), columns=columns) if columns > 0 else None
     epilogue = Epilogue(scale_a="row", scale_b="column") if columns < 0 else None
     return MatmulProblem(
         1024, n, 512, dtype, dtype, dtype_out, (1, 8), Matrix((0, 0, 512, 1)), b, Matrix((0, 0, n, 1)), epilogue,
-        scales=scales, grouped=True)  # fmt: skip
+        precision, scales=scales, grouped=True)  # fmt: skip
 
 
 GROUPS = {
@@ -303,6 +303,9 @@ GROUPS = {
     "scales of rows": ((1024, "fp8", "bf16", "nt", -1), OF_ROWS),
     "scales of rows, masked": ((1001, "fp8", "fp32", "nt", -1), OF_ROWS),
     "scales of columns": ((1024, "fp8", "bf16", "nt", 1), OF_SCALED),
+    "promoted": ((1024, "fp8", "bf16", "nt", -1, "promoted"), OF_SCALED),
+    "promoted, fp32": ((1024, "fp8", "fp32", "nt", -1, "promoted"), OF_SCALED),
+    "promoted, masked": ((1001, "fp8", "fp32", "nt", 0, "promoted"), OF_SCALED),
 }  # fmt: skip
 
 

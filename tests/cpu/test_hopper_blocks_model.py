@@ -14,7 +14,7 @@ from sampled import rarely, without
 torch = pytest.importorskip("torch")
 
 from matmul_model import Model  # noqa: E402
-from matmul_products import SUMMED, laid, product, run, small  # noqa: E402
+from matmul_products import SUMMED, check_groups_of_rows, laid, product, run, small  # noqa: E402
 
 from laneloom.ops.matmul import reference  # noqa: E402
 from laneloom.ops.matmul.problem import SCALE_BLOCK, BlockScales, Matrix  # noqa: E402
@@ -136,6 +136,13 @@ def test_groups(model):
         verdict = reference.judge_blocks(got, own_a, own_b, own_scale, own_scale_b, "bf16")
         assert verdict.ok, verdict
     assert out[0, 0, ends[-1] :].isnan().all()
+
+
+def test_promoted_groups(model):
+    model()
+    batch = promoted(150, 80, 300, batch=(1, 4), shared="ac")
+    config = scaled(block_m=128, block_n=40, consumers=2, grouped=True)
+    check_groups_of_rows(batch, config, (70, 70, 75, 141))
 
 
 def waits(groups):

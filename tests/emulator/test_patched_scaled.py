@@ -85,8 +85,7 @@ SCALED_GROUPS = {
     "scaled_grouped_mm": lambda: torch._scaled_grouped_mm(
         A8, GROUPED8, OF_ROWS[:, 0], OF_GROUPS, ENDS2, out_dtype=torch.bfloat16, use_fast_accum=True),
     "recipes": lambda: F.scaled_grouped_mm(
-        A8, GROUPED8, OF_ROWS[:, 0], F.ScalingType.RowWise, OF_GROUPS, F.ScalingType.RowWise, offs=ENDS2,
-        use_fast_accum=True),
+        A8, GROUPED8, OF_ROWS[:, 0], F.ScalingType.RowWise, OF_GROUPS, F.ScalingType.RowWise, offs=ENDS2),
 }  # fmt: skip
 OF_GROUPS, ENDS2 = random(2, 16, seed=7).float(), torch.tensor([4, 9]).int()
 
@@ -103,10 +102,10 @@ def test_scaled_groups(gfx1201, name):
 
 
 def test_scaled_groups_that_torch_keeps(gfx1201):
-    for more, why in (({}, "groups without fast accumulation"), ({"bias": BIAS8, "use_fast_accum": True}, "a bias")):
+    scales = OF_ROWS[:, 0], OF_GROUPS
+    for of_both, more, why in ((scales, {"bias": BIAS8}, "a bias"), ((ONE, ONE), {}, "scales of tensors in groups")):
         with laneloom.patched(always=True) as p, pytest.raises(NotImplementedError):
-            torch._scaled_grouped_mm(
-                A8, GROUPED8, OF_ROWS[:, 0], OF_GROUPS, offs=ENDS2, out_dtype=torch.bfloat16, **more)  # fmt: skip
+            torch._scaled_grouped_mm(A8, GROUPED8, *of_both, offs=ENDS2, out_dtype=torch.bfloat16, **more)
         assert entry(p).reason == why
 
 

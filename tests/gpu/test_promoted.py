@@ -94,3 +94,27 @@ def test_a_batch_and_a_graph():
     out.fill_(float("nan"))
     graph.replay()
     assert torch.equal(out, first)
+
+
+@pytest.mark.parametrize("out", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("ends", [(0, 5, 133, 133, 400), (64, 128, 192, 256, 300), (400, 400, 400, 400, 400)])
+def test_groups(ends, out):
+    n, k = 1000, 656
+    generator = torch.Generator("cuda").manual_seed(ends[0])
+    a = torch.randn(400, k, device="cuda", generator=generator).to(E4)
+    b = torch.randn(len(ends), n, k, device="cuda", generator=generator).to(E4).mT
+    scale_a = torch.rand(400, device="cuda", generator=generator) + 0.5
+    scale_b = torch.rand(len(ends), n, device="cuda", generator=generator) + 0.5
+    on_gpu = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    got = laneloom.grouped_matmul(
+        a, b, on_gpu, scale_a=scale_a, scale_b=scale_b, out_dtype=out, precision="promoted")  # fmt: skip
+    fast = laneloom.grouped_matmul(a, b, on_gpu, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.float32)
+    first = 0
+    for g, end in enumerate(ends):
+        if end > first:
+            rows = slice(first, end)
+            truth = scale_a[rows, None].double() * (a[rows].double() @ b[g].double()) * scale_b[g].double()
+            error = norm_error(got[rows], truth)
+            assert error <= 2.0**-12 + (2.0**-8 if out == torch.bfloat16 else 0)
+            assert out == torch.bfloat16 or error < norm_error(fast[rows], truth)
+        first = max(first, end)

@@ -201,7 +201,8 @@ def patched(*, always: bool = False, captured: bool = False) -> Patched:
 
     Routed: torch.matmul, torch.mm, torch.bmm, torch.addmm, their methods and the operator @, F.linear,
     F.scaled_dot_product_attention and those inside nn.MultiheadAttention; outside compiled graphs F.grouped_mm, and
-    F.scaled_mm, torch._scaled_mm and F.scaled_grouped_mm with scales of tensors or rows. A call is routed if a schedule can do it and the measurements of this GPU say that laneloom is faster, gradients included where they are
+    F.scaled_mm, torch._scaled_mm and F.scaled_grouped_mm with scales of tensors or rows. A call is routed if a
+    schedule can do it and the measurements of this GPU say that laneloom is faster, gradients included where they are
     recorded, and the host's time to start a kernel where that is longer than the kernel. captured: the calls go into
     CUDA graphs, where the host does not count. always: route all that a schedule can do, measured or not.
 

@@ -174,7 +174,8 @@ def _route_scaled_groups(mode: Patched, func: Any, args: Any, kwargs: Any, *, re
         (x, y, scale_a, scale_b, ends, bias, result, dtype, fast), refusal = bound(names, args, kwargs)
         refusal = "a bias" if bias is not None else "scale_result" if result is not None else refusal
     if _scaled(mode, "scaled_grouped_mm", (x, y, ends), scale_a, scale_b, dtype, fast, refusal):
-        return grouped_operator(x, y, ends, dtype, scale_a.reshape(-1), scale_b.reshape(y.shape[0], -1), False)
+        scales = scale_a.reshape(-1), scale_b.reshape(y.shape[0], -1)
+        return grouped_operator(x, y, ends, dtype, *scales, False, None if fast else "promoted")
     return func(*args, **kwargs)
 
 

@@ -216,18 +216,18 @@ def scaled_request(a: Any, b: Any, third: Any, scales: str, fast: bool, groups: 
         return "columns in groups" if groups else "shapes that do not fit"
     m, k, n = (size_of(x) for x in (*a.shape, b.shape[-1]))
     text = f"{EIGHT_BITS[a.dtype]} {EIGHT_BITS[b.dtype]}, scales of {scales}{'' if fast else ', promoted'}"
+    kinds = (f"fp8 {scales}{'' if fast else ' promoted'}",)
     if groups:
         number = size_of(b.shape[0])
         if third.dim() != 1 or size_of(third.shape[0]) != number or third.dtype != torch.int32:
             return "ends or shapes that do not fit"
-        if scales != "rows" or not fast:
-            return "scales of tensors in groups" if scales != "rows" else "groups without fast accumulation"
-        part = Part("scaled_grouped_mm", ("fp8 rows",), (number, m, n, k))
+        if scales != "rows":
+            return "scales of tensors in groups"
+        part = Part("scaled_grouped_mm", kinds, (number, m, n, k))
         return Request(f"{m}x{n}x{k} in {number} groups of rows {text}", (part,))
     if third is not None and (third.dim() != 1 or size_of(third.shape[0]) != n or third.dtype not in DTYPES):
         return "a bias whose shape or dtype does not fit"
-    part = Part("scaled_mm", (f"fp8 {scales}{'' if fast else ' promoted'}",), (m, n, k))
-    return Request(f"{m}x{n}x{k} {text}", (part,))
+    return Request(f"{m}x{n}x{k} {text}", (Part("scaled_mm", kinds, (m, n, k)),))
 
 
 def attention_request(q: Any, k: Any, v: Any, causal: bool, grouped: bool) -> Request | str:

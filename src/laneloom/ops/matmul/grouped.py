@@ -16,7 +16,7 @@ from . import api
 from .config import MatmulConfig, plan
 from .config_cluster import ClusterConfig
 from .config_hopper import TMA_BYTES
-from .dtypes import outputs, words
+from .dtypes import check_arithmetic, outputs, words
 from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
 from .plan_groups import kind_of, plan_groups
@@ -39,6 +39,7 @@ def grouped_matmul(
     scale_b: Operand | None = None,
     out: Any = None,
     out_dtype: Any = None,
+    precision: str | None = None,
     config: MatmulConfig | None = None,
 ) -> Any:
     """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g]. Where
@@ -58,6 +59,7 @@ def grouped_matmul(
     out: [M, N], or [G, M, N] of K in groups, where the result goes. It must share no memory with a, b and ends.
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
+    precision: None, or of rows in groups of fp8 and bf8 "promoted", as for `matmul`.
     config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
         planned for groups about as large as each other.
 
@@ -69,7 +71,7 @@ def grouped_matmul(
     Source: Gale, Narayanan, Young, Zaharia, "MegaBlocks" (products of experts without padding).
     """
     if isinstance(a, np.ndarray):
-        return _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config)
+        return _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, precision, config)
     if "torch" not in sys.modules:
         raise ArgumentError(f"a: expected a torch tensor or a numpy array, got {type(a).__name__}")
     import torch
@@ -85,10 +87,14 @@ def grouped_matmul(
         torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_grouped is None:
             from . import torch_grouped
-        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False)
+        if precision is None:
+            return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False)
+        check_precision("fp8", precision)  # which may be no word at all
+        return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False, precision)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
         raise UnsupportedError("a: products with `out` or `config` have no gradients, use torch.no_grad() or detach()")
-    wanted = result_dtype(a, b, ends, out_dtype if out is None else out_dtype or out.dtype, scale_a, scale_b)
+    wanted = result_dtype(
+        a, b, ends, out_dtype if out is None else out_dtype or out.dtype, scale_a, scale_b, precision)  # fmt: skip
     shape = result_shape(a, b, ends)
     if out is None:
         out = a.new_empty(shape, dtype=wanted)
@@ -98,11 +104,18 @@ def grouped_matmul(
     check_apart(out, a, b, ends, scale_a, scale_b)
     with torch.cuda.device(a.device if a.device.type == "cuda" else -1):
         names = tensor_names(a, b, ends, out)
-        prepare_launch(a, b, out, names, config, scale_a, scale_b)(a, b, out, ends, scale_a, scale_b)
+        prepare_launch(a, b, out, names, config, scale_a, scale_b, precision)(a, b, out, ends, scale_a, scale_b)
     return out
 
 
-def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.ndarray:
+def check_precision(dtype_a: str, precision: str | None) -> None:
+    """Raise ArgumentError for what groups of `dtype_a` cannot be multiplied in."""
+    if precision not in (None, "ieee", "promoted"):
+        raise ArgumentError(f"precision: expected None, 'ieee' or 'promoted', got {shown(precision)}")
+    check_arithmetic(dtype_a, precision, None)
+
+
+def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, precision, config) -> np.ndarray:
     optional = {"out": out, "scale_a": scale_a, "scale_b": scale_b}
     for name, operand in (("b", b), ("ends", ends), *optional.items()):
         if not isinstance(operand, np.ndarray) and (name not in optional or operand is not None):
@@ -113,6 +126,7 @@ def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.
     check_scales_on(gpu, scale_a)
     check_ends(b, ends, ends.dtype == np.int32 and ends.flags.c_contiguous)
     names = api.operand_dtypes(a, b, None)
+    check_precision(names[0], precision)
     asked = out.dtype if out_dtype is None and out is not None else out_dtype
     has_scales = scale_a is not None
     wanted = api.output_dtype(a, names[0], asked, has_scales)
@@ -129,7 +143,7 @@ def _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, config) -> np.
     # Where a kernel cannot walk over it, rows of no group keep what is there.
     result = out if api.addressable(out) else out.astype(wanted, order="C")
     check_apart(result, a, b, ends, scale_a, scale_b)
-    prepare_launch(a, b, result, names, config, scale_a, scale_b)(a, b, result, ends, scale_a, scale_b)
+    prepare_launch(a, b, result, names, config, scale_a, scale_b, precision)(a, b, result, ends, scale_a, scale_b)
     if result is not out:
         out[...] = result
     return out
@@ -201,7 +215,7 @@ def check_scale_shapes(a: Any, b: Any, scale_a: Any, scale_b: Any) -> None:
 
 
 def result_dtype(
-    a: Any, b: Any, ends: Any, out_dtype: Any, scale_a: Any = None, scale_b: Any = None
+    a: Any, b: Any, ends: Any, out_dtype: Any, scale_a: Any = None, scale_b: Any = None, precision: Any = None
 ) -> torch.dtype:  # fmt: skip
     """torch's dtype of the result. Checks the operands and it."""
     import torch
@@ -215,6 +229,7 @@ def result_dtype(
     if {b.device, ends.device} != {a.device}:
         raise ArgumentError(f"b: expected all tensors on {a.device}, got {b.device} and {ends.device}")
     kind, _ = operand_dtypes(a, b, None)
+    check_precision(kind, precision)
     if scale_a is not None and scale_a.ndim == 2:
         check_block_dtypes(kind)
     check_scales_on(gpu, scale_a)
@@ -240,7 +255,7 @@ def tensor_names(a: Any, b: Any, ends: Any, out: Any) -> tuple[str, str, str]:
 
 def prepare_launch(
     a: Any, b: Any, out: Any, names: tuple[str, str, str], config: MatmulConfig | None = None, scale_a: Any = None,
-    scale_b: Any = None,
+    scale_b: Any = None, precision: str | None = None,
 ) -> Callable[..., None]:  # fmt: skip
     """What writes out for a, b, out, ends and scales that lie as these do, which are checked; names: of the dtypes."""
     from ...device.prepared import prepared_on
@@ -258,7 +273,7 @@ def prepare_launch(
         copy_a = copier(a, (-1, -2) if of_k and not eight_bits else (-1,))
         copy_b = copier(b, (-2,) if eight_bits else (-1, -2))
         a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
-    problem = problem_of_groups(a, b, out, names, scale_a, scale_b)
+    problem = problem_of_groups(a, b, out, names, scale_a, scale_b, precision)
     if config is None:
         chosen = plan(problem, gpu) if gpu.vendor == "amd" else plan_groups(problem, gpu)
     else:
@@ -313,7 +328,8 @@ def _dense(scale: Any) -> Any:
 
 
 def problem_of_groups(
-    a: Any, b: Any, out: Any, names: tuple[str, str, str], scale_a: Any = None, scale_b: Any = None
+    a: Any, b: Any, out: Any, names: tuple[str, str, str], scale_a: Any = None, scale_b: Any = None,
+    precision: str | None = None,
 ) -> MatmulProblem:  # fmt: skip
     """The problem of rows in groups, or of K in groups."""
     (m, k), (*of_b, _, n) = a.shape, b.shape
@@ -327,4 +343,5 @@ def problem_of_groups(
     batch = (1, *of_b) if of_b else (1, out.shape[0])
     x, y, z = map(matrix_of_groups, (a, b, out))
     return MatmulProblem(
-        m, n, k, *names, batch, x, y, z, epilogue, scales=scales, grouped=bool(of_b), k_grouped=not of_b)  # fmt: skip
+        m, n, k, *names, batch, x, y, z, epilogue, precision or "ieee", scales=scales, grouped=bool(of_b),
+        k_grouped=not of_b)  # fmt: skip

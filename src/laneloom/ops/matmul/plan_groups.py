@@ -41,7 +41,7 @@ OF_ROWS = (
     _Tile(128, 128, 2, 2, 1, False, 8, 0.277), _Tile(128, 256, 2, 1, 2, False, 8, 0.246),
     _Tile(192, 128, 3, 2, 1, False, 8, 0.219),
 )  # fmt: skip
-#: of 8-bit floats whose blocks of K have scales: 35 products, of 37 to 57; 0.8%
+#: of 8-bit floats whose blocks of K have scales, or whose sums are promoted: 35 products, of 37 to 57; 0.8%
 OF_SCALED = (
     _Tile(64, 128, 1, 1, 1, False, 8, 0.70, scaled=1), _Tile(192, 128, 3, 1, 1, False, 8, 0.37, scaled=1),
     _Tile(128, 256, 2, 1, 1, False, 8, 0.37, scaled=2),
@@ -109,14 +109,15 @@ def _estimate_us(tile: _Tile, config: ClusterConfig, problem: MatmulProblem, gpu
 @lru_cache(maxsize=1024)
 def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config of the shortest estimate. Raises UnsupportedError with the reason where there is none."""
-    tiles = OF_K if problem.k_grouped else OF_SCALED if problem.scales else OF_ROWS
+    by_slice = bool(problem.scales) or problem.precision == "promoted"
+    tiles = OF_K if problem.k_grouped else OF_SCALED if by_slice else OF_ROWS
     configs = [(tile, tile_config(tile, problem, gpu)) for tile in tiles]
     for _, config in sorted(configs, key=lambda pair: _estimate_us(*pair, problem, gpu)):
         if config.why_invalid(problem, gpu) is None:
             return config
     any_tile = ClusterConfig(
         block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
-        tma_store=False, scaled=int(problem.scales is not None), **kind_of(problem))  # fmt: skip
+        tma_store=False, scaled=int(by_slice), **kind_of(problem))  # fmt: skip
     raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")
 
 

@@ -18,17 +18,17 @@ from . import grouped
 from .torch_op import check_differentiable, operand_dtypes, output_dtype
 
 
-def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared) -> Callable[..., torch.Tensor]:
+def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision=None) -> Callable[..., torch.Tensor]:
     """What makes the product of tensors that lie as these do."""
-    dtype = grouped.result_dtype(a, b, ends, out_dtype, scale_a, scale_b)  # which checks the shapes
+    dtype = grouped.result_dtype(a, b, ends, out_dtype, scale_a, scale_b, precision)  # which checks the shapes
     out = a.new_empty(grouped.result_shape(a, b, ends), dtype=dtype)
     names = grouped.tensor_names(a, b, ends, out)
-    make, launch = maker_of(out), grouped.prepare_launch(a, b, out, names, None, scale_a, scale_b)
+    make, launch = maker_of(out), grouped.prepare_launch(a, b, out, names, None, scale_a, scale_b, precision)
     clear = None
     if cleared and 0 not in (*out.shape, *ends.shape):
         clear = prepare_clearing(out, ends[-1:])
 
-    def run(a, b, ends, _, scale_a, scale_b, cleared) -> torch.Tensor:
+    def run(a, b, ends, _, scale_a, scale_b, cleared, precision=None) -> torch.Tensor:
         out = make()
         launch(a, b, out, ends, scale_a, scale_b)
         if clear is not None:
@@ -41,19 +41,20 @@ def _prepare(a, b, ends, out_dtype, scale_a, scale_b, cleared) -> Callable[..., 
 _warm = WarmCalls(_prepare)
 
 
-def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False):
-    return _warm(a, b, ends, out_dtype, scale_a, scale_b, cleared)
+def _grouped(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None):
+    return _warm(a, b, ends, out_dtype, scale_a, scale_b, cleared, precision)
 
 
-def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False):
+def _grouped_fake(a, b, ends, out_dtype=None, scale_a=None, scale_b=None, cleared=False, precision=None):
     grouped.check_shapes(a, b)
     grouped.check_scales(a, b, scale_a, scale_b)
     names = operand_dtypes(a, b, None)
+    grouped.check_precision(names[0], precision)
     return a.new_empty(grouped.result_shape(a, b, ends), dtype=output_dtype(names[0], out_dtype, scale_a is not None))
 
 
 def _remember(ctx, inputs, output) -> None:
-    a, b, ends, _, scale_a, _, _ = inputs
+    a, b, ends, _, scale_a, *_ = inputs
     if scale_a is not None:
         raise UnsupportedError("scale_a: products with scales have no gradients, use .detach()")
     ctx.save_for_backward(a, b, ends)
@@ -102,7 +103,7 @@ _differentiate = Composed(_make_gradients)
 
 def _gradients(ctx, grad):
     wanted = ctx.needs_input_grad
-    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), None, None, None, None, None
+    return *_differentiate(grad, *ctx.saved_tensors, wanted[0], wanted[1]), None, None, None, None, None, None
 
 
 def _batched(call, info, in_dims, *args):
@@ -118,7 +119,7 @@ _OPERATOR: Any = torch.library.custom_op(
     _grouped,
     mutates_args=(),
     schema="(Tensor a, Tensor b, Tensor ends, ScalarType? out_dtype=None, Tensor? scale_a=None, "
-    "Tensor? scale_b=None, bool cleared=False) -> Tensor",
+    "Tensor? scale_b=None, bool cleared=False, str? precision=None) -> Tensor",
 )
 _OPERATOR.register_fake(_grouped_fake)
 grouped_operator = complete(
