@@ -162,6 +162,25 @@ def test_epilogue_of_two_strips(model):
     compare(out, np.maximum(a @ b + more, 0), abs(a) @ abs(b) + abs(more), k, "fp16")
 
 
+@pytest.mark.parametrize("bias", [("n", 1), ("m", 2)])
+@pytest.mark.parametrize("tma_store", [True, False])
+def test_terms_of_a_turned_product(model, tma_store, bias):
+    """Those of C's rows are its transpose's of columns, and the other way round."""
+    m, n, k = 19, 150 if not tma_store else 152, 136
+    terms = Epilogue(
+        scaled=True, bias=bias, dtype_bias="bf16", activation="silu", scale_a="row", scale_b="column")  # fmt: skip
+    values = torch.randn(n if bias[0] == "n" else 2 * m).bfloat16()
+    scale_a, scale_b = torch.rand(m) + 0.5, torch.rand(n) + 0.5
+    model()
+    problem, config = product(m, n, k, epilogue=terms), small(block_n=24, swapped=True, tma_store=tma_store)
+    a, b, out = run(problem, config, None, values, 0.25, None, scale_a, scale_b)
+    a = a.double().numpy() * 0.25 * scale_a.double().numpy()[:, None]
+    b = b.double().numpy() * scale_b.double().numpy()
+    more = values.double().numpy() if bias[0] == "n" else values[::2].double().numpy()[:, None]
+    z = a @ b + more
+    compare(out, z / (1 + np.exp(-z)), 1.1 * (abs(a) @ abs(b) + abs(more)), k, "bf16")
+
+
 OF_ROWS = {
     "empty ones": ((70, 70, 75, 141), small()),
     "more than a warp looks at": ([3 * (i // 7) for i in range(71)], small(block_n=16, programs=32)),

@@ -286,8 +286,9 @@ class ClusterConfig(PartsConfig):
         """Why the transpose of C cannot be what is computed."""
         if not self.swapped:
             return None
-        if problem.epilogue or self.grouped or self.copy_a or self.copy_b or self.pieces > 1:
-            return "hopper_cluster: C's transpose is written as bare sums of operands that are read where they lie"
+        addend = problem.epilogue and problem.epilogue.addend
+        if addend or self.grouped or self.copy_a or self.copy_b or self.pieces > 1:
+            return "hopper_cluster: C's transpose has no addend, and operands that are read where they lie"
         if DTYPE_BYTES[problem.dtype_out] != 2:
             return f"hopper_cluster: turns C of 16-bit types on its way out, got {problem.dtype_out}"
         return None

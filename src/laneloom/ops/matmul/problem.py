@@ -61,6 +61,15 @@ class Epilogue:
         parts += [f"bias_{self.bias[0]}_{self.dtype_bias}"] if self.bias else []
         return "+".join([*parts, *([self.activation] if self.activation else [])])
 
+    def transposed(self) -> Epilogue:
+        """That of C^T = B^T A^T."""
+        return replace(
+            self, scale_a="row" if self.scale_b == "column" else self.scale_b,
+            scale_b="column" if self.scale_a == "row" else self.scale_a,
+            bias=self.bias and ("n" if self.bias[0] == "m" else "m", self.bias[1]),
+            addend=self.addend and self.addend.transposed(),
+        )  # fmt: skip
+
 
 #: K of a block that has a scale, and the rows of A, or columns of B, of one where they share it
 SCALE_BLOCK = 128
@@ -197,11 +206,10 @@ class MatmulProblem:
         return stored_k(self.k, self.dtype_a)
 
     def transposed(self) -> MatmulProblem:
-        """The product C^T = B^T A^T of the same matrices where they lie, without an epilogue."""
-
+        """The product C^T = B^T A^T of the same matrices where they lie."""
         return replace(
             self, m=self.n, n=self.m, dtype_a=self.dtype_b, dtype_b=self.dtype_a, a=self.b.transposed(),
-            b=self.a.transposed(), out=self.out.transposed(), epilogue=None,
+            b=self.a.transposed(), out=self.out.transposed(), epilogue=self.epilogue and self.epilogue.transposed(),
             scales=self.scales and self.scales.transposed(),
         )  # fmt: skip
 

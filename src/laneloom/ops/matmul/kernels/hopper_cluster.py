@@ -99,7 +99,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     a, b = piece_dtype(multiplied, config, "a"), piece_dtype(multiplied, config, "b")
     a_is_km, b_is_nk = _is_km(multiplied, config), _is_nk(multiplied, config)
     out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
-    e = problem.epilogue
+    e = multiplied.epilogue
     integer = a in ("int8", "uint8")
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "STAGES": config.stages, "CONSUMERS": config.consumers,
@@ -253,9 +253,10 @@ class _Prepared:
                 terms.addend, terms.beta = add.data_ptr(), beta
             if bias is not None:
                 terms.bias = bias.data_ptr()
+            if self.swapped:
+                scale_a, scale_b = scale_b, scale_a
             if self.scaled:
-                first, second = (scale_b, scale_a) if self.swapped else (scale_a, scale_b)
-                self.scales.a.at, self.scales.b.at = first.data_ptr(), second.data_ptr()
+                self.scales.a.at, self.scales.b.at = scale_a.data_ptr(), scale_b.data_ptr()
             else:
                 if scale_a is not None:
                     terms.scale_a = scale_a.data_ptr()
