@@ -133,12 +133,12 @@ def test_what_hopper_cluster_refuses(knobs, problem, why):
     blocks(16, 4096, 4096, dtype_out="bf16"), blocks(512, 512, dtype_out="bf16", epilogue=Epilogue(activation="relu")),
 ])  # fmt: skip
 def test_configs_are_ranked_and_valid(problem):
-    """Those of few rows are turned as well, without terms."""
+    """Those of few rows are turned."""
     ranked = scaled_configs(problem, HOPPER)
-    assert len(ranked) > 10
+    assert len(ranked) >= 8
     assert [time for _, time in ranked] == sorted(time for _, time in ranked)
     assert all(config.why_invalid(problem, HOPPER) is None for config, _ in ranked)
-    assert any(config.swapped for config, _ in ranked) == (problem.epilogue is None)
+    assert any(config.swapped for config, _ in ranked) == (problem.m == 16)
 
 
 @pytest.mark.parametrize("more", [{}, {"layout": "nn", "dtype_b": "bf8"}, {"epilogue": BIAS, "dtype_out": "bf16"}])

@@ -204,12 +204,12 @@ def test_a_class_has_the_rows_that_begin_alike_in_lines(columns, dtype, line):
 
 def test_an_epilogue_is_fused_unless_another_schedule_streams_one_row_or_k_is_split():
     epilogue = Epilogue(scaled=True)
-    for m, n, k in ((512, 512, 4096), (16, 4096, 4096), (64, 24576, 1536), (1, 4096, 512)):
+    for m, n, k in ((512, 512, 4096), (16, 4096, 4096), (64, 24576, 1536), (1, 4096, 512), (1, 4096, 4096)):
         assert fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
-    for m, n, k in ((1, 4096, 4096), (4096, 1, 4096), (16, 512, 16384)):
+    for m, n, k in ((1, 28672, 4096), (28672, 1, 4096), (1, 128, 100000), (16, 512, 16384)):
         assert not fuses_epilogue(problem(m, n, k, epilogue=epilogue), GPU)
     assert fuses_epilogue(problem(1, 4096, 4096, dtype="fp8", epilogue=epilogue), GPU)
-    assert "launch of its own" in explain(problem(1, 4096, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
+    assert "launch of its own" in explain(problem(1, 28672, 4096, epilogue=epilogue), gpu="sm_90a").facts[-1]
     assert explain(problem(16, 4096, 4096, epilogue=epilogue), gpu="sm_90a").config.schedule == "hopper_cluster"
 
 
@@ -222,6 +222,7 @@ REGISTERS = RegistersConfig(block_m=128, block_n=128, block_k=32, stages=4, turn
 UPRIGHT = REGISTERS.with_knobs(block_n=16, turned=False)
 STREAM = StreamConfig(block_m=64, block_n=64, block_k=16, num_warps=4, stages=4)
 TF32 = {"dtype": "fp32", "precision": "tf32"}
+ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ TF32 = {"dtype": "fp32", "precision": "tf32"}
         (CLUSTER.with_knobs(stages=6), problem(64, 64, 64), "bytes of shared memory"),
         (CLUSTER.with_knobs(grouped=True, copy_a=True), problem(64, 64, 64), "read where they lie"),
         (CLUSTER.with_knobs(grouped=True), problem(64, 64, 64), "`grouped` is for rows in groups"),
-        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=Epilogue(scaled=True)), "as bare sums"),
+        (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, epilogue=ADDEND), "C's transpose has no addend"),
         (CLUSTER.with_knobs(swapped=True), problem(64, 64, 64, dtype_out="fp32"), "C of 16-bit types"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2), problem(64, 64, 64), "parts take slices"),
         (CLUSTER.with_knobs(block_n=128, cluster_k=2, grouped=True), problem(512, 512, 512), "nor of groups"),

@@ -79,6 +79,14 @@ def cases(device: str) -> Iterator[Case]:
                 "laneloom.attention_decode": lambda q=q, k=cache, n=lengths: laneloom.attention_decode(
                     q, k, k, cache_lengths=n),
             }, {})  # fmt: skip
+            one = torch.ones((), device=device)
+            x8, y8 = (tensor(64, 64).to(torch.float8_e4m3fn) for _ in "ab")
+            yield Case("scaled_mm", False, {
+                "torch._scaled_mm": lambda a=x8, b=y8.mT, s=one: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+                    a, b, s, s, out_dtype=torch.bfloat16, use_fast_accum=True),
+                "laneloom.gemm": lambda a=x8, b=y8.mT, s=one: laneloom.gemm(
+                    a, b, scale_a=s, scale_b=s, out_dtype=torch.bfloat16),
+            }, {})  # fmt: skip
             experts, ends = tensor(2, 64, 64).mT, torch.tensor([32, 64], device=device).int()
             yield Case("grouped_matmul", False, {
                 "torch._grouped_mm": lambda a=a, b=experts, ends=ends: torch._grouped_mm(a, b, offs=ends),  # pyright: ignore

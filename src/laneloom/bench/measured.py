@@ -1,8 +1,8 @@
 """Makes the tables that `laneloom.patched` decides by, from records: `python -m laneloom.bench.measured results`.
 
 Of each problem the newest record counts: sustained time, against the fastest of torch's candidates. Attentions of
-models (bench/attention_models.py) and products in groups that no record has come from any GPU like it, and say so. Run
-it after measuring, and commit the table with the records.
+models (bench/attention_models.py), products in groups and calls on layers of models (bench/calls.py) that no record has
+come from any GPU like it, and say so. Run it after measuring, and commit the table with the records.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from ..gpu import GPUS
 from ..pytorch.measurements import SCHEMA_VERSION
 from .attention_models import read as read_models
+from .calls import read as read_calls
 from .records import Record, load
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
@@ -70,6 +71,8 @@ def rows_of(records: Iterable[Record]) -> Iterator[tuple[dict[str, Any], Record]
 _HOST = {
     "matmul": ("torch.matmul", "laneloom.matmul"),
     "attention": ("F.scaled_dot_product_attention", "laneloom.flash_attention"),
+    "scaled_mm": ("torch._scaled_mm", "laneloom.gemm"),
+    "grouped_matmul": ("torch._grouped_mm", "laneloom.grouped_matmul"),
 }
 
 
@@ -120,6 +123,18 @@ def group_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
     yield from ({**row, "source": source} for _, row in sorted(newest.items()))
 
 
+def call_rows(path: Path, source: str) -> Iterator[dict[str, Any]]:
+    """Rows of calls on layers of models, measured on `source`."""
+    for row in read_calls(path):
+        sizes = [int(size) for size in row.sizes.split("x")]
+        of_call = {"op": row.op, "kind": row.kind, "sizes": sizes}
+        yield {**of_call, "torch_us": row.torch_us, "ratio": round(row.ratio, 4), "source": source}
+
+
+#: what else of a GPU's folder, or of one like it, has measurements, and how they are read
+OTHER_FILES = {"attention_models.csv": model_rows, GROUPS_FILE: group_rows, "calls.csv": call_rows}
+
+
 def write(results: Path, tables: Path = TABLES) -> list[Path]:
     """Write the table of every GPU that `results` has records of."""
     written = []
@@ -127,8 +142,11 @@ def write(results: Path, tables: Path = TABLES) -> list[Path]:
         assert gpu in GPUS
         files = sorted((results / folder).glob("*.jsonl"))
         table = table_of([record for file in files for record in load(file)])
-        known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
-        for name, read in (("attention_models.csv", model_rows), (GROUPS_FILE, group_rows)):
+        hosts = [results / other / "host_time.jsonl" for other in MODELS.get(gpu, ())]
+        for path in filter(Path.is_file, hosts):
+            table["host_us"] = host_of(load(path)) | table["host_us"]
+        for name, read in OTHER_FILES.items():
+            known = {(row["op"], row["kind"], *row["sizes"]) for row in table["measurements"]}
             paths = (results / other / name for other in MODELS.get(gpu, ()))
             if path := next(filter(Path.is_file, paths), None):
                 rows = read(path, f"on one {path.parent.name.upper()}")

@@ -27,6 +27,7 @@ DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", 
 EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8"}
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _LAYOUTS = ("nt", "nn", "tn", "tt")
+HOST_OF = {"scaled_grouped_mm": "grouped_matmul"}  #: ops whose host's time is about another's
 LEAST_GAIN = 1.02  #: torch's time over laneloom's from which a call is routed: less is within the noise
 
 
@@ -318,7 +319,8 @@ def weigh(request: Request, gpu: Gpu, *, captured: bool = False) -> Decision:
     theirs = sum(scaled_us(measured, part.sizes) for measured, part in found)
     ours = sum(scaled_us(measured, part.sizes) / measured.ratio for measured, part in found)
     texts = "; ".join(measured.text for measured, _ in found)
-    hosts = [] if captured else [table.host_us.get(part.op, (0.0, 0.0)) for part in request.parts]
+    of_host = [HOST_OF.get(part.op, part.op) for part in request.parts]
+    hosts = [] if captured else [table.host_us.get(op, (0.0, 0.0)) for op in of_host]
     host = tuple(sum(us) for us in zip((0.0, 0.0), *hosts, strict=True))
     if ours < host[1]:
         texts += f"; the host needs {host[0]:.0f} us for torch, {host[1]:.0f} for laneloom"

@@ -149,6 +149,12 @@ def compared_as(gpu: Gpu) -> Gpu:
     return replace(gpu, bandwidth_gbs=H200.bandwidth_gbs)
 
 
+def memory_us(moved: Any, gpu: Gpu) -> Any:
+    """Microseconds in which so many bytes pass between the GPU and its memory."""
+    c = constants_of(gpu)
+    return moved / c.memory_bytes_per_us * (c.bandwidth_gbs / gpu.bandwidth_gbs)
+
+
 def ceil_div(x: Any, y: Any) -> Any:
     """x / y, rounded up."""
     return -(-x // y)
@@ -253,7 +259,7 @@ def product_us(
     moved = problem.bytes / (1 if cuda else problem.batches) + c.reread_share * rereads * problem.k * size
     larger, smaller = (share_a, share_b) if problem.m > problem.n else (share_b, share_a)
     in_step = (smaller >= 4) & (clusters * peers > IN_STEP_SHARE * gpu.compute_units)
-    memory = moved / c.memory_bytes_per_us * (c.bandwidth_gbs / gpu.bandwidth_gbs)
+    memory = memory_us(moved, gpu)
     memory = memory * np.where(in_step, c.lockstep_factor, 1.0)
     memory = np.maximum(memory, moved / (clusters * peers) * rounds / c.sm_bytes_per_us)
     memory *= np.where(larger > 1, c.shared_larger_time, np.where(smaller > 1, c.shared_smaller_time, 1.0))

@@ -29,7 +29,7 @@ FREE_TILES = (
     (64, 160, 1, 1), (64, 192, 1, 1), (128, 144, 2, 1), (128, 160, 2, 1), (128, 176, 2, 1), (128, 192, 2, 1),
     (192, 64, 3, 1), (256, 96, 2, 1),
 )  # fmt: skip
-MOST_TURNED = 128  #: rows of A that may be the columns of C^T = B^T A^T
+ONLY_TURNED, MOST_TURNED = 32, 128  #: rows of A that are, and that may be, the columns of C^T = B^T A^T
 CLUSTERS = ((1, 1), (2, 1), (1, 2))  #: CTAs that share columns of B, and rows of A
 LARGE_CLUSTERS = ((4, 1), (1, 4), (2, 2))  #: where every tile has an SM
 SPLIT_SHARES, MOST_PARTS, LEAST_SLICES = (0.5, 1.0, 2.0), 16, 2  #: of the SMs that parts of K fill; slices of one
@@ -99,8 +99,9 @@ def _shapes(problem: MatmulProblem, gpu: Gpu) -> Iterator[ClusterConfig]:
         copy_a=problem.a.major != "n" or not tma_reads(problem, "a"),
         copy_b=problem.b.major != "t" or not tma_reads(problem, "b"),
     )  # fmt: skip
+    turns = any_tile.with_knobs(swapped=True).why_not_swapped(problem) is None
     for rows, columns, consumers, scaled in TILES if problem.scales else (*TILES, *FREE_TILES):
-        if rows >= 2 * max(m, 64) or columns >= 2 * max(n, 32):
+        if rows >= 2 * max(m, 64) or columns >= 2 * max(n, 32) or (m <= ONLY_TURNED and turns):
             continue  # half of it would be empty
         tile = any_tile.with_knobs(
             block_m=rows, block_n=columns, consumers=consumers, scaled=scaled,

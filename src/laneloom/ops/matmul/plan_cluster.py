@@ -28,6 +28,7 @@ from .model_hopper import (
     clusters_at_once,
     compared_as,
     loaded_columns,
+    memory_us,
     product_us,
     rows_of,
 )
@@ -334,6 +335,7 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
         handy(min(round(share * gpu.compute_units / tiles), slices // LEAST_SLICES_OF_PART)) for share in PARTS_SHARES
         if share * gpu.compute_units >= tiles and slices >= LEAST_SLICES_OF_PART
     }
+    read_us = memory_us(problem.bytes, compared_as(gpu))
     for number in sorted(numbers - {1}):
         split = ClusterConfig(block_m=128, block_n=128, block_k=block_k, stages=2, split_k=number)
         part = replace(split.as_launched(problem), k=ceil_div(slices, number) * block_k)
@@ -341,7 +343,8 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
             config = best[0].with_knobs(split_k=number)
             added = DTYPE_BYTES[part.dtype_out] * added_up(number) * problem.batches * problem.m * problem.n / 1e6
             if config.why_invalid(problem, gpu) is None:
-                yield config, best[1] + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
+                first_us = max(best[1], read_us)  # a part's operands are not all that is read
+                yield config, first_us + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

@@ -52,11 +52,15 @@ REPACK_US = 1.218  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.375e6  #: read and written
 PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
+#: elements of an operand of 8-bit floats, from which on it streams past few rows by `_long_side`: below it takes 1.0 to
+#: 1.35 of the time of hopper_cluster's turned tiles, above 0.98 (10 sizes, 1 to 32 rows, one H100, 2026-11-27)
+STREAMED_EIGHTHS = 1 << 26
 STREAMED_K = 512  #: up to here tiles of hopper_cluster are faster
 SHORT_SLICES = 4  #: of 256 bytes: with more stages fewer programs fit an SM
 SPLIT_K = 4096  #: from here on few tiles want more parts of K than a cluster has, and half as many as SMs are streamed
 STREAMED_ROWS = 32  #: up to here the short side becomes wgmma's N, and the long side its 64 rows
-SKINNY_ROWS = 64  #: up to here a long K is worth a launch of its own for an epilogue
+SKINNY_ROWS = 64  #: up to here a long K may be worth a launch of its own for an epilogue
+TERMS_US, MOST_FUSED_ROW = 3.0, 200e6  #: that launch; bytes of a product of one row of 16 bits
 #: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
 SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
 BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
@@ -183,8 +187,10 @@ def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
-    if not (in_place and tma_writes(problem)) or problem.dtype_a not in REPACKED_DTYPES:
+    if not (in_place and tma_writes(problem)):
         return True
+    if problem.dtype_a not in REPACKED_DTYPES:
+        return problem.dtype_a not in ("fp8", "bf8") or long * problem.k >= STREAMED_EIGHTHS
     if problem.k <= STREAMED_K:
         return False
     filled = ceil_div(long, 64) / gpu.compute_units
@@ -245,21 +251,22 @@ def _plain(problem: MatmulProblem) -> PlainConfig:
 @lru_cache(maxsize=4096)
 def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a schedule that applies the problem's epilogue beats a bare one and a launch for the terms: not for few
-    rows or columns and a long K that is split, nor for one row of 16 bits, which others stream as much faster.
-
-    Of 24 products of 1 to 64 rows by 4096 to 28672 columns on one H100 (2026-11-27), fp8 and bf16, one launch takes
-    0.68 to 0.97 of two; of one row of bf16 1.00 and 1.02, of 16 x 4096 x 14336 1.03.
+    rows and a K whose parts are worth two launches, nor for one row of 16 bits that others stream faster. Of 150
+    products of 1 to 64 rows on one H100 (2026-11-27) one launch takes 0.46 to 1.02 of two.
     """
     if problem.scales or problem.precision == "promoted":
         return bool(scaled_configs(problem, gpu))
+    best = best_cluster(problem, gpu)
     rows, size = min(problem.m, problem.n), DTYPE_BYTES[problem.dtype_a]
-    if rows <= SKINNY_ROWS and problem.k > 1024:
-        bare = plan(problem.of_sums(), gpu)
-        if getattr(bare, "split_k", 1) > 1:
-            return False
-        if not isinstance(bare, ClusterConfig) and (size > 2 or (rows == 1 and size == 2)):
-            return False
-    return best_cluster(problem, gpu) is not None
+    if best is None or rows > SKINNY_ROWS or problem.k <= 1024:
+        return best is not None
+    sums = problem.of_sums()
+    bare = plan(sums, gpu)
+    if getattr(bare, "split_k", 1) > 1:
+        return best[1] <= TERMS_US + min(time_us for _, time_us in (*cluster_parts(sums, gpu), *tiled(sums, gpu)))
+    if isinstance(bare, ClusterConfig) or size != 2 or rows > 1:
+        return isinstance(bare, ClusterConfig) or size <= 2
+    return sums.bytes <= MOST_FUSED_ROW and best[1] <= 2e-3 * sums.bytes / compared_as(gpu).bandwidth_gbs + TERMS_US
 
 
 def _wide_types(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
