@@ -100,6 +100,7 @@ KEPT = {
     "scale_tensor": (lambda: F.scaled_dot_product_attention(Q, Q, Q, scale=torch.tensor(0.5)), "a scale"),
     "three_axes": (lambda: F.scaled_dot_product_attention(Q[0], Q[0], Q[0]), "without 4 axes"),
     "narrow_heads": (lambda: F.scaled_dot_product_attention(*[Q[..., :4]] * 3), "multiple of 8"),
+    "meta": (lambda: torch.zeros(torch.matmul(A.to("meta"), B.to("meta")).shape), "on meta, Triton drives cpu"),
     "forward_mode": (lambda: torch.func.jvp(lambda x: x @ B, (A,), (A,))[1], "forward-mode derivatives"),
     "input_unused": (lambda: torch.addmm(BIAS.clone().requires_grad_(), A[0], B, beta=0), "beta=0"),
 }

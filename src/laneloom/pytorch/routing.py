@@ -20,6 +20,7 @@ from ..ops.matmul import config as matmul_config
 from ..ops.matmul import execute
 from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
+from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
 from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
 
@@ -65,7 +66,7 @@ def size_of(n: Any) -> int:
 def dtype_in_force(x: torch.Tensor) -> torch.dtype:
     """What torch would compute in: x's dtype, or autocast's where that is on."""
     kind = x.device.type
-    lowered = x.dtype in (torch.float16, torch.bfloat16, torch.float32)
+    lowered = kind in AUTOCAST_DEVICES and x.dtype in (torch.float16, torch.bfloat16, torch.float32)
     return torch.get_autocast_dtype(kind) if lowered and torch.is_autocast_enabled(kind) else x.dtype
 
 
