@@ -54,6 +54,9 @@ KEPT = {
     "scaled_dtype": (lambda: torch._scaled_mm(A8, B8, ONE, ONE).float(), "out_dtype None"),
     "scaled_out": (
         lambda: torch._scaled_mm(A8, B8, ONE, ONE, out_dtype=torch.half, out=torch.empty(9, 16).half()), "out="),
+    "scaled_gradients": (
+        lambda: torch._scaled_mm(
+            A8, B8, ONE, ONE, BIAS8.clone().requires_grad_(), out_dtype=torch.bfloat16).detach(), "gradients"),
     "scaled_wide": (lambda: torch._scaled_mm(A8, B8, *[ONE.double()] * 2, out_dtype=torch.half), "neither FP32 nor"),
     "scaled_recipe": (
         lambda: F.scaled_mm(A8, B8, OF_ROWS, F.ScalingType.BlockWise1x128, ONE, F.ScalingType.BlockWise128x128),

@@ -117,6 +117,8 @@ def _scales_of(x: Any, y: Any, scale_a: Any, scale_b: Any) -> str:
 
 def _recipe(scales: Any, recipe: Any, swizzle: Any) -> Any:
     """The one tensor of scales that F.scaled_mm hands on, of a whole operand or of its rows; else None."""
+    if not all(isinstance(x, (list, tuple)) for x in (scales, recipe, swizzle)):
+        return None
     plain = len(scales) == len(recipe) == 1 and recipe[0] in (TENSOR_WISE, ROW_WISE) and not any(swizzle)
     return scales[0] if plain else None
 
@@ -125,12 +127,17 @@ def _scaled(
     mode: Patched, function: str, operands: tuple[Any, Any, Any], scale_a: Any, scale_b: Any, dtype: Any, fast: Any,
     refusal: str | None,
 ) -> bool:  # fmt: skip
+    """Whether laneloom takes a scaled product of two operands and a bias, or ends of groups."""
     x, y, third = operands
     kind = _scales_of(x, y, scale_a, scale_b)
     if refusal is None and not kind:
         refusal = "scales that are neither FP32 nor of tensors or rows"
     elif refusal is None and dtype not in (torch.bfloat16, torch.float16, torch.float32):
         refusal = f"out_dtype {dtype}"
+    elif refusal is None and torch.is_grad_enabled() and any(
+        isinstance(t, torch.Tensor) and t.requires_grad for t in (x, y, third, scale_a, scale_b)
+    ):
+        refusal = "gradients"  # of which torch has none either
     return _takes(mode, function, x, y, third, (refusal, kind, bool(fast)))
 
 
