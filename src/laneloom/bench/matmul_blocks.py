@@ -184,7 +184,7 @@ def measure(case: Case, rounds: int) -> tuple[dict[str, Timing], float, float, s
         of_rows = _error(case, cast(torch.Tensor, candidates[OURS_ROW_SCALES](0)), bare, case.k)
         if not of_rows[0] <= of_rows[1]:
             raise LaneloomError(f"{case}, row scales: relative error {of_rows[0]:.2e} is over {of_rows[1]:.2e}")
-    text = "hopper_cluster"
+    text = "hopper_cluster, groups that have scales of blocks"
     if not case.groups:
         terms = execute.Terms(scale_a=sets[0].scale_a, scale_b=sets[0].scale_b)
         problem = execute.problem_of(sets[0].a, sets[0].b, out, ("fp8", "fp8", "bf16"), terms)
