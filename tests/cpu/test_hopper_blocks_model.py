@@ -93,6 +93,8 @@ CASES = {
     "promoted, two strips": (promoted(300, 40, 200), scaled(block_m=256, consumers=2)),
     "promoted, three": (promoted(200, 72, 300), scaled(block_m=192, block_n=40, consumers=3, cluster_n=1)),
     "promoted, swapped": (promoted(40, 200, 300), scaled(block_n=40, swapped=True, block_m=128, consumers=2)),
+    "promoted, swapped, fp32": (
+        promoted(37, 141, 300, out="fp32", c_pitch=143), scaled(block_n=40, swapped=True, tma_store=False)),
     "promoted, parts of k": (
         promoted(70, 45, 900, out="fp32"), scaled(block_m=128, consumers=2, split_k=3, tma_store=False)),
 }  # fmt: skip

@@ -181,6 +181,23 @@ def test_terms_of_a_turned_product(model, tma_store, bias):
     compare(out, z / (1 + np.exp(-z)), 1.1 * (abs(a) @ abs(b) + abs(more)), k, "bf16")
 
 
+@pytest.mark.parametrize("knobs", [
+    {}, {"block_n": 40, "block_m": 128, "consumers": 2, "cluster_m": 2}, {"tiles_n": 3},
+])  # fmt: skip
+def test_a_turned_product_of_8_bit_floats_in_fp32(model, knobs):
+    """From registers to memory, whatever C's pitch, scales and all."""
+    m, n, k = 83, 141, 300
+    scale_a, scale_b = torch.rand(m) + 0.5, torch.rand(n) + 0.5
+    scales = Epilogue(scale_a="row", scale_b="column")
+    problem = product(m, n, k, dtype="fp8", out="fp32", c_pitch=n + 2, epilogue=scales)
+    model()
+    config = small(**{"block_k": 128, "block_n": 32, "swapped": True, "tma_store": False, "programs": 4} | knobs)
+    a, b, out = run(problem, config, None, None, None, None, scale_a, scale_b)
+    a = a.double().numpy() * scale_a.double().numpy()[:, None]
+    b = b.double().numpy() * scale_b.double().numpy()
+    compare(out, a @ b, abs(a) @ abs(b), k, "fp32")
+
+
 OF_ROWS = {
     "empty ones": ((70, 70, 75, 141), small()),
     "more than a warp looks at": ([3 * (i // 7) for i in range(71)], small(block_n=16, programs=32)),

@@ -120,6 +120,53 @@ def test_patched_routes_by_measurements():
             assert torch.equal(out, laneloom.matmul(a, w.mT))
 
 
+FP8 = torch.float8_e4m3fn
+OF_ROWS, OF_COLUMNS, OF_GROUPS = (random(*shape, dtype=torch.float32).abs() for shape in ((96, 1), (1, 64), (3, 64)))
+SCALED = {
+    "tensor": lambda a, b, _: torch._scaled_mm(
+        a, b[0].mT, OF_ROWS[:1], OF_ROWS[:1], out_dtype=torch.bfloat16, use_fast_accum=True),
+    "rows, promoted": lambda a, b, _: torch._scaled_mm(a, b[0].mT, OF_ROWS, OF_COLUMNS, out_dtype=torch.bfloat16),
+    "recipes": lambda a, b, _: F.scaled_mm(
+        a, b[0].mT, OF_ROWS, F.ScalingType.RowWise, OF_COLUMNS, F.ScalingType.RowWise, use_fast_accum=True),
+    "groups": lambda a, b, ends: torch._scaled_grouped_mm(
+        a, b.mT, OF_ROWS[:, 0], OF_GROUPS, ends, out_dtype=torch.bfloat16, use_fast_accum=True),
+    "groups, promoted": lambda a, b, ends: F.scaled_grouped_mm(
+        a, b.mT, OF_ROWS[:, 0], F.ScalingType.RowWise, OF_GROUPS, F.ScalingType.RowWise, offs=ends),
+    "groups of halves": lambda a, b, ends: F.grouped_mm(a.bfloat16(), b.bfloat16().mT, offs=ends),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_patched_takes_scaled_and_grouped_products(name):
+    a, b = random(96, 256).to(FP8), random(3, 64, 256, seed=1).to(FP8)
+    ends = torch.tensor([16, 16, 96], dtype=torch.int32, device="cuda")
+    expected = SCALED[name](a, b, ends)
+    with laneloom.patched(always=True) as p:
+        got = SCALED[name](a, b, ends)
+    (entry,) = p.report().entries
+    assert (entry.routed, entry.calls) == (True, 1)
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("terms", [{}, {"bias": True}, {"scales": True}, {"bias": True, "scales": True}])
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 5, 16, 33, 64])
+def test_few_rows_of_8_bit_floats(rows, out_dtype, terms):
+    """By turned tiles, with their terms; in FP32 from registers to memory."""
+    a, b = random(rows, 2064).to(FP8), random(1000, 2064, seed=1).to(FP8).mT
+    bias = random(1000, seed=2) if "bias" in terms else None
+    scales = [random(n, seed=3, dtype=torch.float32).abs() if "scales" in terms else None for n in (rows, 1000)]
+    truth = a.double() @ b.double()
+    if scales[0] is not None:
+        truth = scales[0].double()[:, None] * truth * scales[1].double()
+    truth = truth if bias is None else truth + bias.double()
+    for precision in (None, "promoted"):
+        how = {"out_dtype": out_dtype, "precision": precision}
+        got = laneloom.gemm(a, b, bias=bias, scale_a=scales[0], scale_b=scales[1], **how)
+        error = ((got.double() - truth).norm() / truth.norm()).item()
+        assert error <= (2.0**-8 if out_dtype == torch.bfloat16 else 2.0**-9 if precision is None else 2.0**-12)
+
+
 def test_torch_s_own_layer_in_one_graph():
     """nn.TransformerEncoderLayer, patched, compiled with fullgraph, its step captured: gradients as near as torch's."""
     torch.manual_seed(0)

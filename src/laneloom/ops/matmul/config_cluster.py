@@ -125,7 +125,8 @@ class ClusterConfig(PartsConfig):
         panel = 128 // DTYPE_BYTES[problem.dtype_out]
         left, narrow = self.block_n // self.cluster_k % panel, (self.block_n - NARROWER) % panel
         one_width = self.swapped or not self.tiles_n or not (left and narrow)
-        return tma_writes(problem) and one_width and left * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0
+        fits = left * DTYPE_BYTES[problem.dtype_out] % TMA_BYTES == 0 and not (self.swapped and panel < 64)
+        return tma_writes(problem) and one_width and fits
 
     def why_not_uneven(self, multiplied: MatmulProblem) -> str | None:
         """Why tiles along N cannot differ in width."""
@@ -289,9 +290,8 @@ class ClusterConfig(PartsConfig):
         addend = problem.epilogue and problem.epilogue.addend
         if addend or self.grouped or self.copy_a or self.copy_b or self.pieces > 1:
             return "hopper_cluster: C's transpose has no addend, and operands that are read where they lie"
-        if DTYPE_BYTES[problem.dtype_out] != 2:
-            return f"hopper_cluster: turns C of 16-bit types on its way out, got {problem.dtype_out}"
-        return None
+        turns = DTYPE_BYTES[problem.dtype_out] == 2 or problem.dtype_a in ("fp8", "bf8")
+        return None if turns else f"hopper_cluster: turns C of 16-bit types or 8-bit floats, got {problem.dtype_out}"
 
     def _why_scales(self, multiplied: MatmulProblem) -> str | None:
         """Why scales of blocks cannot be applied, or why there are none."""

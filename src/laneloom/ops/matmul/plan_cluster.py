@@ -118,8 +118,9 @@ class _Multiplied:
         return _Multiplied(
             multiplied, size, multiplied.a.major == "n" or config.copy_a,
             multiplied.b.major == "n" and not config.copy_b, rows, config.swapped,
-            tma_writes(problem), problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out,
-            max(config.line - TMA_BYTES, 0), config.classes(problem),
+            tma_writes(problem) and not (config.swapped and size_out > 2),
+            problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out, max(config.line - TMA_BYTES, 0),
+            config.classes(problem),
         )  # fmt: skip
 
     def time_us(self, gpu: Gpu, tiles: Tiles, pieces: int) -> np.ndarray:

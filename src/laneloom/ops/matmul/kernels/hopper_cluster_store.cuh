@@ -165,7 +165,26 @@ __device__ __forceinline__ void store_strip(Panels &panels, const OutMaps &c_map
     }
 }
 
-#if SWAPPED
+#if SWAPPED && OUT_BYTES == 4
+// Write one strip of C^T from registers: eight lanes have 32 neighbouring bytes of a row of C.
+template <class Panels>
+__device__ __forceinline__ void store_columns(Panels &panels, OUT_TYPE *c, const Sizes &s, const Tile &tile,
+                                              const Place &at, int strip) {
+    const int lane = threadIdx.x % 32, finished = tile.narrow ? FINISHED - 8 : FINISHED;
+    c += tile.outer * s.c_outer + tile.inner * s.c_inner;
+#pragma unroll
+    for (int panel = 0; panel < PANELS_OF_TILE; ++panel) {
+        PanelWords words;
+        panels.make(words, panel);
+#pragma unroll
+        for (int i = 0; i < PANEL_WORDS; ++i) {  // two columns of each of two rows of C^T in each block of 8
+            const int m = at.m + 64 * strip + lane / 4 + 8 * (i / 2 % 2);
+            const int x = panel * PANEL + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (m < tile.end && x < finished && at.n + x < s.N) memcpy(c + m * s.c_m + (at.n + x) * s.c_n, &words[i], 4);
+        }
+    }
+}
+#elif SWAPPED
 // A panel of 64 of C's rows is turned on its way into staging, a 16-byte column of it from each 8 x 8 block of each warp.
 __device__ __forceinline__ void turn_panel(const PanelWords &words, int panel, u32 base) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
@@ -242,7 +261,9 @@ __device__ __forceinline__ void store_turned(Panels &panels, const OutMaps &c_ma
 template <class Panels>
 __device__ __forceinline__ void store(Panels &panels, const OutMaps &c_maps, OUT_TYPE *c, const Sizes &s,
                                       const Tile &tile, const Place &at, int strip, char *staging, u32 slab) {
-#if SWAPPED
+#if SWAPPED && OUT_BYTES == 4
+    store_columns(panels, c, s, tile, at, strip);
+#elif SWAPPED
     store_turned(panels, c_maps, c, s, tile, at, strip, staging - threadIdx.x / 32 % 4 * PANELS * PANEL_BYTES, slab);
 #else
     store_strip(panels, c_maps, c, s, tile, at, strip, staging);
