@@ -10,9 +10,8 @@ the file.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,8 +23,11 @@ import torch.nn.functional as F
 from ..errors import LaneloomError
 from ..ops.matmul.gemm import gemm
 from ..ops.matmul.grouped import grouped_matmul
+from ..pytorch.measurements import scaled_kind
+from .matmul import compile_ahead
 from .matmul_tiles import read_rows, write
-from .quantized_experts import Layer, choose
+from .products import relative_error
+from .quantized_experts import Layer, choose, first_group
 from .report import fill_pages, geometric_mean
 from .timing import count_sets, interleave
 
@@ -84,6 +86,7 @@ class Call(NamedTuple):
     ours: Callable[[int], torch.Tensor]
     #: a part of the result, and its truth
     part: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    sets: int = CHOICES  #: of inputs, or choices, that launches take in turn
 
 
 def _halves(*shape: int) -> torch.Tensor:
@@ -100,8 +103,7 @@ def expert_layers() -> Iterator[Layer]:
 def _choices(layer: Layer, tokens: int) -> tuple[list[torch.Tensor], int, int]:
     """Where groups end, for each launch; the first launch's first group that has rows, and where it ends."""
     ends = [choose(layer, tokens, seed) for seed in range(CHOICES)]
-    group = int((ends[0] == 0).sum())
-    return ends, group, int(ends[0][group])
+    return ends, *first_group(ends[0])
 
 
 def calls_of_halves(layer: Layer, tokens: int) -> Iterator[Call]:
@@ -141,7 +143,7 @@ def calls_of_eighths(layer: Layer, tokens: int) -> Iterator[Call]:
 
     for fast in (True, False):
         yield Call(
-            "scaled_grouped_mm", "fp8 rows" + " promoted" * (not fast), (groups, rows, n, k),
+            "scaled_grouped_mm", scaled_kind("rows", fast), (groups, rows, n, k),
             lambda i, fast=fast: torch._scaled_grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
                 x, y, scale_a, scale_b, ends[i], out_dtype=BF16, use_fast_accum=fast),
             lambda i, fast=fast: grouped_matmul(
@@ -171,10 +173,10 @@ def calls_of_layer(m: int, n: int, k: int) -> Iterator[Call]:
             return c[first], of_a * (a[0][first].double() @ b[0].double()) * scales[1].double()
 
         yield Call(
-            "scaled_mm", f"fp8 {what}" + " promoted" * (not fast), (m, n, k),
+            "scaled_mm", scaled_kind(what, fast), (m, n, k),
             lambda i, scales=scales, fast=fast: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-                a[i % sets], b[i % sets], *scales, out_dtype=BF16, use_fast_accum=fast),
-            lambda i, ours=ours: ours(i % sets), part,
+                a[i], b[i], *scales, out_dtype=BF16, use_fast_accum=fast),
+            ours, part, sets,
         )  # fmt: skip
 
 
@@ -205,13 +207,11 @@ def _call_once(place: Place) -> None:
 def measure(place: Place, rounds: int) -> Iterator[Row]:
     """A row for each call. Raises LaneloomError for a wrong result."""
     for call in _calls(place):
-        got, truth = call.part(call.ours(0))
-        error = ((got.double() - truth).norm() / truth.norm()).item()
+        error = relative_error(*call.part(call.ours(0)))
         if not error <= LARGEST_ERROR:
             raise LaneloomError(f"{call.op} {call.kind} {call.sizes}: relative error {error:.2e}")
-        del got, truth
         candidates = {"torch": call.theirs, "ours": call.ours}
-        timings = interleave(candidates, CHOICES, rounds=rounds, reference="torch", warmup_s=WARMUP_S)
+        timings = interleave(candidates, call.sets, rounds=rounds, reference="torch", warmup_s=WARMUP_S)
         model = place[0].model if len(place) == 2 else ""
         times = (round(timings[name].median_us, 2) for name in ("torch", "ours"))
         yield Row(call.op, call.kind, "x".join(map(str, call.sizes)), model, *times)
@@ -245,10 +245,9 @@ def render(rows: Iterable[Row]) -> str:
 
 def run(path: Path, rounds: int, jobs: int) -> None:
     """Measure every call and write `path`."""
-    every: Sequence[Place] = places()
+    every = places()
     if jobs > 1:
-        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            pool.map(_call_once, [place for place in every if len(place) == 3], chunksize=1)  # others are few kernels
+        compile_ahead([place for place in every if len(place) == 3], jobs, _call_once)  # others are few kernels
     rows = []
     for place in every:
         for row in measure(place, rounds):

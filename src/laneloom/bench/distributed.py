@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from ..errors import LaneloomError
 from .distributed_cases import OURS, Call, Case, attention_cases, product_cases, transform_cases
+from .products import relative_error
 from .records import Environment, append, hash_sources, make_record, read_environment
 from .timing import Timing
 from .works import sources
@@ -40,12 +41,10 @@ OPERATIONS = {"all_gather_matmul": "matmul", "matmul_reduce_scatter": "matmul", 
 SUITES = {"products": product_cases, "transform3d": transform_cases, "attention": attention_cases}
 
 
-def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
-    """|| got - truth || / || truth || of the last rows that truth has; infinite where an element is NaN."""
+def error_of_rows(got: torch.Tensor, truth: torch.Tensor) -> float:
+    """`relative_error` of the last rows that truth has."""
     axis = next((i for i, (n, kept) in enumerate(zip(got.shape, truth.shape, strict=True)) if n != kept), 0)
-    got = got.narrow(axis, got.shape[axis] - truth.shape[axis], truth.shape[axis])
-    error = ((got.double() - truth).norm() / truth.norm()).item()
-    return error if error == error else float("inf")
+    return relative_error(got.narrow(axis, got.shape[axis] - truth.shape[axis], truth.shape[axis]), truth)
 
 
 def _worst(value: float, device: torch.device) -> float:
@@ -78,7 +77,7 @@ def check(case: Case) -> tuple[dict[str, Call], dict[str, float], float, list[st
     """
     truth = case.truth()
     errors = {
-        name: _attempt(case, name, lambda call=call: relative_error(call(), truth), truth.device)
+        name: _attempt(case, name, lambda call=call: error_of_rows(call(), truth), truth.device)
         for name, call in case.candidates.items()
     }
     theirs = [error for name, error in errors.items() if name.startswith("torch") and error < float("inf")]

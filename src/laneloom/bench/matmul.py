@@ -13,6 +13,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from ..ops.matmul.config import MatmulConfig
 from ..ops.target import active_gpu
 from .kernel_sources import config_sources
 from .matmul_cases import DTYPES, Case, iterate_cases, kinds_cases, make_case, random_cases
+from .products import relative_error
 from .records import Environment, Record, append, hash_sources, load, make_record, read_environment
 from .timing import METHOD_SINGLE, METHOD_SUSTAINED, Launch, Timing, count_sets, host_us, interleave, single_launch
 
@@ -91,12 +93,6 @@ def _torch_call(case: Case) -> tuple[str, Callable[[torch.Tensor, torch.Tensor, 
     return "torch.matmul", lambda a, b, out: torch.matmul(a, b, out=out)
 
 
-def _relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
-    """|| out - truth || / || truth ||, infinite where an element is NaN."""
-    error = ((out.double() - truth).norm() / truth.norm().clamp_min(1e-300)).item()
-    return error if error == error else float("inf")
-
-
 @dataclass(frozen=True)
 class Errors:
     """Relative norms against FP64: laneloom's, torch's, and what laneloom's may be."""
@@ -151,10 +147,10 @@ def check(case: Case, inputs: Inputs) -> Errors:
     truth = a.double() @ b.double()
     torch.backends.cuda.matmul.allow_tf32 = case.precision == "tf32"
     theirs_call(0)
-    theirs = _relative_error(out, truth)
+    theirs = relative_error(out, truth)
     out.fill_(-77 if problem.dtype_a == "int8" else float("nan"))
     ours_call(0)
-    error = _relative_error(out, truth)
+    error = relative_error(out, truth)
     # FP64 has no better truth: the bound on both sums' rounding, which grows with the root of K.
     rounding = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp64": problem.k**0.5 * 2.0**-53}.get(problem.dtype_out, 0.0)
     if case.precision == "tf32":
@@ -199,10 +195,10 @@ def _call_once(case: Case) -> None:
     matmul(a, b, out_dtype=DTYPES[problem.dtype_out], precision=case.precision)
 
 
-def compile_ahead(cases: Sequence[Case], jobs: int) -> None:
+def compile_ahead(cases: Sequence[Any], jobs: int, call_once: Callable[[Any], None] = _call_once) -> None:
     """Call each case once in one of `jobs` processes, so that its kernel is on disk."""
     with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-        pool.map(_call_once, cases, chunksize=1)
+        pool.map(call_once, cases, chunksize=1)
 
 
 def keep(

@@ -26,6 +26,7 @@ from ..ops.matmul.problem import SCALE_BLOCK
 from ..ops.target import active_gpu
 from .kernel_sources import schedule_sources
 from .products import fp8_error_of_sums
+from .quantized_experts import first_group
 from .records import Record, append, hash_sources, make_record, read_environment
 from .report import OURS, by_candidate, geometric_mean, measure_or_fill, measured_on
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
@@ -108,10 +109,7 @@ def _torch_scaled(case: Case, a: torch.Tensor, b: torch.Tensor, scale_a: torch.T
 def _error(case: Case, out: torch.Tensor, x: _Operands, summed: int = SCALE_BLOCK) -> tuple[float, float]:
     """|| C - truth || / || truth || of the first rows, of the first group, and its budget: what sums of `summed`
     products lose in the tensor cores, FP32's sums, and one rounding."""
-    group, m = 0, case.m
-    if case.groups:  # the first ends above 0 are those of the first group that has rows
-        group = int((x.ends == 0).sum())
-        m = int(x.ends[group])
+    group, m = first_group(x.ends) if case.groups else (0, case.m)
     m = min(m, 512)
     b, scale_b = (t[group] if case.groups else t for t in (x.b, x.scale_b))
     truth = torch.zeros(m, case.n, dtype=torch.float64, device="cuda")

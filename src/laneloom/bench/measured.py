@@ -22,7 +22,7 @@ from .records import Record, load
 
 TABLES = Path(__file__).parents[1] / "pytorch" / "measured"
 FOLDERS = {"h200": "sm_90a"}  #: results/<folder> -> the GPU's name in the table of GPUs
-#: the GPU -> folders that may have attentions of models, and products in groups: the first that has them counts
+#: the GPU -> folders that may have OTHER_FILES and times of the host: the first that has one counts
 MODELS = {"sm_90a": ("h200", "h100")}
 GROUPS_FILE = "matmul_groups.jsonl"
 ATTENTION_AXES = ("batch", "heads", "kv_heads", "queries", "keys", "d")

@@ -64,6 +64,12 @@ def torch_product(dtype: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Te
     return torch._int_mm if dtype == "int8" else torch.matmul  # pyright: ignore[reportPrivateImportUsage]
 
 
+def relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
+    """|| out - truth || / || truth ||, infinite where an element is NaN."""
+    error = ((out.double() - truth).norm() / truth.norm().clamp_min(1e-300)).item()
+    return error if error == error else float("inf")
+
+
 @lru_cache(maxsize=64)
 def fp8_error_of_sums(k: int) -> float:
     """The worst error of torch's sums of k fp8 products on this GPU, for each unit of what was summed.

@@ -67,6 +67,12 @@ def choose(layer: Layer, tokens: int, seed: int) -> torch.Tensor:
     return counts.cumsum(0).int().cuda()
 
 
+def first_group(ends: torch.Tensor) -> tuple[int, int]:
+    """The first group that has rows, and where they end: no group before it ends above 0."""
+    group = int((ends == 0).sum())
+    return group, int(ends[group])
+
+
 def chosen_experts(ends: Sequence[torch.Tensor]) -> float:
     """Experts that have a row, on the mean."""
     return sum(int((x.diff(prepend=torch.zeros_like(x[:1])) > 0).sum()) for x in ends) / len(ends)

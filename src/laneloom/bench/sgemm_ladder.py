@@ -21,6 +21,7 @@ from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_sgemm import LADDER
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
+from .products import relative_error
 from .records import append, hash_sources, make_record, read_environment
 from .timing import METHOD_SUSTAINED, Timing, count_sets, interleave
 
@@ -58,12 +59,6 @@ def sources(name: str) -> list[Path]:
     if name == PLANNED:
         return [path for path in KERNELS.iterdir() if path.name.startswith("hopper_stream")]
     return [KERNELS / "sgemm_hopper.cu", KERNELS / "sgemm_hopper.py"]
-
-
-def relative_error(out: torch.Tensor, truth: torch.Tensor) -> float:
-    """|| out - truth || / || truth ||, infinite where an element is NaN."""
-    error = ((out.double() - truth).norm() / truth.norm()).item()
-    return error if error == error else float("inf")
 
 
 def describe(problem: MatmulProblem, config: MatmulConfig, gpu: Gpu) -> dict[str, object]:

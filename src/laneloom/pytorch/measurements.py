@@ -103,6 +103,11 @@ def _parse_row(row: dict[str, Any]) -> Measurement:
     return Measurement(str(row["op"]), str(row["kind"]), sizes, torch_us, ratio, str(row.get("source", "")))
 
 
+def scaled_kind(scales: str, fast: bool) -> str:
+    """What a measurement of fp8 calls scales of "tensor" or "rows", and sums with fast accumulation or without."""
+    return f"fp8 {scales}" if fast else f"fp8 {scales} promoted"
+
+
 def is_regular(sizes: Sequence[int]) -> bool:
     """Whether rows of 2-byte elements begin at multiples of 16 bytes: others take other kernels, here and in torch.
 

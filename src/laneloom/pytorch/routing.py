@@ -22,7 +22,7 @@ from ..ops.matmul.plan_groups import plan_dense
 from ..ops.matmul.problem import Epilogue, MatmulProblem
 from ..ops.operators import AUTOCAST_DEVICES
 from ..ops.target import active_gpu, expected_device_type
-from .measurements import Measurement, nearest, scaled_us, table_of, tuned_beside
+from .measurements import Measurement, nearest, scaled_kind, scaled_us, table_of, tuned_beside
 
 DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.float8_e5m2: "bf8"}
@@ -218,7 +218,7 @@ def scaled_request(a: Any, b: Any, third: Any, scales: str, fast: bool, groups: 
         return "columns in groups" if groups else "shapes that do not fit"
     m, k, n = (size_of(x) for x in (*a.shape, b.shape[-1]))
     text = f"{EIGHT_BITS[a.dtype]} {EIGHT_BITS[b.dtype]}, scales of {scales}{'' if fast else ', promoted'}"
-    kinds = (f"fp8 {scales}{'' if fast else ' promoted'}",)
+    kinds = (scaled_kind(scales, fast),)
     if groups:
         number = size_of(b.shape[0])
         if third.dim() != 1 or size_of(third.shape[0]) != number or third.dtype != torch.int32:

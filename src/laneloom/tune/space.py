@@ -158,8 +158,7 @@ def _copies(matrix: Matrix, dtype: str, planned: bool) -> tuple[bool, ...]:
 
 def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ...]]:
     """What tiles need first, then the tile, then what it leaves room for; of each knob what asks for least first."""
-    by_slice = problem.precision == "promoted"
-    found = next(iter(scaled_configs(problem, gpu)), None) if by_slice else best_cluster(problem, gpu)
+    found = next(iter(scaled_configs(problem, gpu)), None) if problem.adds_blocks else best_cluster(problem, gpu)
     if found is None:
         return {}
     planned = found[0]
@@ -169,7 +168,7 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
         "split_k": (1, *sorted({config.split_k for config, _ in cluster_parts(problem, gpu)})),
         "pieces": (planned.pieces,), "block_k": (planned.block_k,),
         "promote": (1, 2, 4) if planned.promote else (0,),
-        "scaled,dual": ((1, False), (1, True), (2, False)) if by_slice else ((0, False),),
+        "scaled,dual": ((1, False), (1, True), (2, False)) if problem.adds_blocks else ((0, False),),
         "copy_a": _copies(problem.a, problem.dtype_a, planned.copy_a),
         "copy_b": _copies(problem.b, problem.dtype_b, planned.copy_b), "swapped": _BOTH, "line": (0, *CLASSES),
         "block_m,consumers": tuple(ROWS.items()), "block_n": tuple(range(least, 257, 8)),

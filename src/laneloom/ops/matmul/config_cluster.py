@@ -296,7 +296,7 @@ class ClusterConfig(PartsConfig):
     def _why_scales(self, multiplied: MatmulProblem) -> str | None:
         """Why scales of blocks cannot be applied, or why there are none."""
         scales = multiplied.scales
-        if bool(self.scaled) != (bool(scales) or multiplied.precision == "promoted"):
+        if bool(self.scaled) != multiplied.adds_blocks:
             return "hopper_cluster: `scaled` is for blocks of K that have scales, or whose sums are promoted"
         if not self.scaled:
             return None

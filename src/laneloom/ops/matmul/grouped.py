@@ -87,9 +87,8 @@ def grouped_matmul(
         torch_grouped = sys.modules.get(_ON_TENSORS)  # an import statement at each call takes a microsecond
         if torch_grouped is None:
             from . import torch_grouped
-        if precision is None:
-            return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False)
-        check_precision("fp8", precision)  # which may be no word at all
+        if precision is not None:
+            check_precision("fp8", precision)  # which may be no word at all
         return torch_grouped.grouped_operator(a, b, ends, out_dtype, scale_a, scale_b, False, precision)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):  # pyright: ignore[reportAttributeAccessIssue]
         raise UnsupportedError("a: products with `out` or `config` have no gradients, use torch.no_grad() or detach()")

@@ -109,15 +109,14 @@ def _estimate_us(tile: _Tile, config: ClusterConfig, problem: MatmulProblem, gpu
 @lru_cache(maxsize=1024)
 def plan_groups(problem: MatmulProblem, gpu: Gpu) -> ClusterConfig:
     """The config of the shortest estimate. Raises UnsupportedError with the reason where there is none."""
-    by_slice = bool(problem.scales) or problem.precision == "promoted"
-    tiles = OF_K if problem.k_grouped else OF_SCALED if by_slice else OF_ROWS
+    tiles = OF_K if problem.k_grouped else OF_SCALED if problem.adds_blocks else OF_ROWS
     configs = [(tile, tile_config(tile, problem, gpu)) for tile in tiles]
     for _, config in sorted(configs, key=lambda pair: _estimate_us(*pair, problem, gpu)):
         if config.why_invalid(problem, gpu) is None:
             return config
     any_tile = ClusterConfig(
         block_m=64, block_n=64, block_k=128 if problem.dtype_a in ("fp8", "bf8") else 64, stages=4, consumers=1,
-        tma_store=False, scaled=int(by_slice), **kind_of(problem))  # fmt: skip
+        tma_store=False, scaled=int(problem.adds_blocks), **kind_of(problem))  # fmt: skip
     raise UnsupportedError(any_tile.why_invalid(problem, gpu) or f"no grouped schedule can do {problem.key}")
 
 

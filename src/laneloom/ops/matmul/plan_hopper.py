@@ -254,7 +254,7 @@ def fuses_epilogue(problem: MatmulProblem, gpu: Gpu) -> bool:
     rows and a K whose parts are worth two launches, nor for one row of 16 bits that others stream faster. Of 150
     products of 1 to 64 rows on one H100 (2026-11-27) one launch takes 0.46 to 1.02 of two.
     """
-    if problem.scales or problem.precision == "promoted":
+    if problem.adds_blocks:
         return bool(scaled_configs(problem, gpu))
     best = best_cluster(problem, gpu)
     rows, size = min(problem.m, problem.n), DTYPE_BYTES[problem.dtype_a]
@@ -346,7 +346,7 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
 
 def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig, str]]:
     """Configs for the problem with the reason for their place, best first."""
-    if problem.precision == "promoted":
+    if problem.adds_blocks:
         for config, time_us in scaled_configs(problem, gpu)[:8]:
             yield config, f"sums leave the tensor cores every slice; shortest estimate, {time_us:.1f} us"
         return

@@ -201,6 +201,11 @@ class MatmulProblem:
         return e is not None and bool(not self.grouped or e.scaled or e.addend or e.bias or e.activation)
 
     @property
+    def adds_blocks(self) -> bool:
+        """Whether sums of each SCALE_BLOCK of K are added up in FP32: of blocks that have scales, or promoted ones."""
+        return self.scales is not None or self.precision == "promoted"
+
+    @property
     def k_stored(self) -> int:
         """Stored elements along K: K, or half of it where each has two values."""
         return stored_k(self.k, self.dtype_a)
