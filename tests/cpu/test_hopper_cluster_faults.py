@@ -67,6 +67,15 @@ FAULTS = {
 }  # fmt: skip
 
 
+#: the same of tiles that one warpgroup multiplies
+FAULTS_OF_OWN_TILES = {
+    "slices of the other's tile are taken for this one's": (
+        "if (OWN_TILES) wait_barrier(exchanged + 8 * slab, turn ^= 1);", "", "wrong|waits for ever"),
+    "nobody gives the turn": ("arrive(exchanged + 8 *", "(void)(exchanged + 8 *", "waits for ever"),
+    "the other's slices are not passed": ("if (OWN_TILES && more) pass();", "", "wrong|waits for ever"),
+}  # fmt: skip
+
+
 #: the same of clusters
 FAULTS_OF_CLUSTERS = {
     "signals come after a CTA's end": ("SHARERS > 1 && i < STAGES", "false", "a signal to a CTA that has ended"),
@@ -116,6 +125,12 @@ OWN = without(
 @pytest.mark.parametrize("name", OWN)
 def test_faults_are_seen(model, name):
     check_fault(model, FAULTS[name], product(200, 40, 392), small())
+
+
+@pytest.mark.parametrize("name", FAULTS_OF_OWN_TILES)
+def test_faults_of_own_tiles_are_seen(model, name):
+    config = small(block_m=128, consumers=2, own_tiles=True, programs=1)
+    check_fault(model, FAULTS_OF_OWN_TILES[name], product(500, 72, 392), config)
 
 
 @pytest.mark.parametrize("name", FAULTS_OF_CLUSTERS)

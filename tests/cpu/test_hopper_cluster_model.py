@@ -31,6 +31,10 @@ def model(folder, monkeypatch):
     return functools.partial(Model, folder, monkeypatch)
 
 
+def own(**knobs):
+    return small(**{"block_m": 128, "consumers": 2, "own_tiles": True} | knobs)
+
+
 CASES = {
     "nn": (product(168, 72, 136, "nn"), small()),
     "nt": (product(104, 72, 136, "nt"), small()),
@@ -71,6 +75,13 @@ CASES = {
     "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
     "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),
     "batch, hold_back": (product(70, 40, 328, "nt", batch=(1, 3)), small(hold_back=3)),
+    "own tiles": (product(400, 72, 328, "nt"), own(programs=1)),
+    "own tiles, one of them": (product(67, 24, 72, "nn"), own(programs=1)),
+    "own tiles, uneven, masked": (product(300, 125, 136, "nt", c_pitch=128), own(tiles_n=4, tma_store=False)),
+    "own tiles, swapped, a cluster of 2 x 1": (product(72, 600, 392, "nn"), own(swapped=True, cluster_m=2)),
+    "own tiles, a cluster of 1 x 2, a batch": (product(140, 104, 72, "tt", batch=(1, 3)), own(cluster_n=2, stages=3)),
+    "own tiles, classes of rows": (product(1040, 40, 136, "nn"), own(line=64, programs=3)),
+    "own tiles, fp8": (product(400, 40, 656, dtype="fp8", out="fp32"), own(block_k=128, programs=1)),
     "fp8, promoted": (product(70, 40, 656, dtype="fp8", out="bf16"), small(block_k=128, promote=2)),
     "int8": (product(70, 40, 208, dtype="int8", out="int32"), small(block_k=128)),
 }  # fmt: skip
@@ -206,6 +217,7 @@ OF_ROWS = {
     "held back": ((70, 70, 75, 141), small(hold_back=2, programs=3)),
     "a cluster of 2 x 1": ((70, 70, 75, 141), small(cluster_m=2, programs=4)),
     "scaled": ((70, 70, 75, 141), small()),
+    "own tiles": ((70, 70, 75, 141, 400), own(programs=1)),
     "a cluster of 1 x 2, two strips": ((70, 70, 75, 141), small(block_m=128, cluster_n=2, programs=4)),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from judged_products import GPU, GUARD, norm_error  # noqa: E402
 import laneloom  # noqa: E402
 from laneloom.ops.matmul.config_blocks import BlocksConfig  # noqa: E402
 from laneloom.ops.matmul.execute import schedule_of  # noqa: E402
-from laneloom.ops.matmul.plan_blocks import scaled_configs  # noqa: E402
+from laneloom.ops.matmul.plan_blocks import ONLY_TURNED, scaled_configs  # noqa: E402
 from laneloom.ops.matmul.problem import MatmulProblem  # noqa: E402
 
 E4, E5 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -74,7 +74,7 @@ def test_every_tile_of_the_plan(size, columns):
     problem = MatmulProblem.contiguous(*size, dtype="fp8", dtype_out="bf16", layout="nt", scales=(1, columns))
     x = operands(*size, 1, columns)
     configs = every_tile(problem, size[0])
-    assert len(configs) >= 6
+    assert len(configs) >= (3 if size[0] <= ONLY_TURNED else 6)
     for config in configs:
         assert_right(run_twice(problem, config, *x), *x)
 

@@ -8,12 +8,14 @@ from typing import Self
 
 from ...gpu import Gpu
 from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
+from .config_scaled import beside_scaled, why_not_scaled
 from .config_shares import PartsConfig
-from .problem import DTYPE_BYTES, SCALE_BLOCK, MatmulProblem, Matrix
+from .problem import DTYPE_BYTES, MatmulProblem, Matrix
 
 PIECES = {"ieee": 0, "tf32": 1, "3xtf32": 2, "3xbf16": 3}  #: of each fp32 operand, by precision; 0: not by wgmma
 MOST_ROWS = 256  #: in one box of the copy engine
 NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
+OWN_ROWS = 128  #: of a tile that one warpgroup multiplies while another writes
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
 _WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))  #: multiplied with each other
 
@@ -40,6 +42,7 @@ class ClusterConfig(PartsConfig):
     panels: int = 1  #: 128-byte columns of C that a warp stages at a time
     split: bool = False  #: write a consumer's first strip while the second's last slice is multiplied
     hold_back: int = 0  #: slices of the next tile that are begun before a tile's last strip is written
+    own_tiles: bool = False  #: each consumer has tiles of its own, and writes C while another multiplies
     tma_store: bool = True
     copy_a: bool = False  #: copy A first, contiguous along K
     copy_b: bool = False
@@ -65,7 +68,7 @@ class ClusterConfig(PartsConfig):
     @property
     def strips(self) -> int:
         """wgmmas of 64 rows of one consumer."""
-        return self.block_m // self.consumers // 64
+        return self.block_m // 64 // (1 if self.own_tiles else self.consumers)
 
     def classes(self, problem: MatmulProblem) -> int:
         """Classes of C's rows: those of one class begin alike in A, within a line of `line` bytes."""
@@ -176,7 +179,7 @@ class ClusterConfig(PartsConfig):
 
         Measured: 2% on the mean of 28 products for two strips, 0.5 to 2% for one; nothing for a single consumer. An
         addend takes the registers that it needs."""
-        if self.consumers != 2 or (problem.epilogue and problem.epilogue.addend):
+        if self.consumers != 2 or self.own_tiles or (problem.epilogue and problem.epilogue.addend):
             return self
         best = self.with_knobs(split=True, hold_back=1) if self.strips == 2 else self.with_knobs(hold_back=2)
         for config in (best, best.with_knobs(hold_back=0)):
@@ -194,6 +197,9 @@ class ClusterConfig(PartsConfig):
             return 64 if self.consumers == 3 else 192
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
+        if self.own_tiles:
+            e = problem.epilogue
+            return 192 if not e else 160 if e.addend else 168 if e.bias or e.activation else 184
         if problem.epilogue:
             return 128
         return {1: 128, 2: 160, 3: 96}[self.consumers]
@@ -230,7 +236,7 @@ class ClusterConfig(PartsConfig):
         warps = 4 * self.consumers
         staging = warps * self.panels * 2048
         received = (self.cluster_k - 1) * (self.block_m * self.block_n // self.cluster_k) * 4
-        return ring + staging + received + 16 * self.stages + 8 * warps * (self.cluster_k > 1)
+        return ring + staging + received + 16 * self.stages + 8 * warps * (self.cluster_k > 1 or self.own_tiles)
 
     def why_invalid(self, problem: MatmulProblem, gpu: Gpu) -> str | None:
         if gpu.matrix_instructions != "wgmma":
@@ -241,11 +247,12 @@ class ClusterConfig(PartsConfig):
         multiplied = self.as_multiplied(problem)
         return (
             self.why_not_swapped(problem)
-            or self._why_scales(multiplied)
+            or why_not_scaled(self, multiplied)
             or self._why_operands(multiplied)
             or self._why_output(problem)
             or self._why_tile(problem, multiplied, gpu)
             or self._why_groups(problem)
+            or self._why_not_own_tiles()
         )
 
     def _why_groups(self, problem: MatmulProblem) -> str | None:
@@ -257,6 +264,16 @@ class ClusterConfig(PartsConfig):
         parts = self.cluster_k * self.split_k + self.promote + self.scaled + self.fetched + self.split
         if self.k_grouped and (self.copy_a or self.copy_b or problem.epilogue or self.line or parts > 1):
             return "hopper_cluster: groups of K are bare sums of one part, of operands that are read where they lie"
+        return None
+
+    def _why_not_own_tiles(self) -> str | None:
+        """Why warpgroups cannot have tiles of their own."""
+        if not self.own_tiles:
+            return None
+        if self.consumers != 2 or self.block_m != OWN_ROWS or self.cluster_k * self.split_k > 1:
+            return f"hopper_cluster: two warpgroups have tiles of their own, of {OWN_ROWS} rows and all of K"
+        if self.split or self.hold_back or self.promote or self.scaled or self.k_grouped:
+            return "hopper_cluster: tiles of one warpgroup each are written at once, of sums that nothing promotes"
         return None
 
     def why_not_in_classes(self, problem: MatmulProblem) -> str | None:
@@ -293,28 +310,6 @@ class ClusterConfig(PartsConfig):
         turns = DTYPE_BYTES[problem.dtype_out] == 2 or problem.dtype_a in ("fp8", "bf8")
         return None if turns else f"hopper_cluster: turns C of 16-bit types or 8-bit floats, got {problem.dtype_out}"
 
-    def _why_scales(self, multiplied: MatmulProblem) -> str | None:
-        """Why scales of blocks cannot be applied, or why there are none."""
-        scales = multiplied.scales
-        if bool(self.scaled) != multiplied.adds_blocks:
-            return "hopper_cluster: `scaled` is for blocks of K that have scales, or whose sums are promoted"
-        if not self.scaled:
-            return None
-        rows, columns = (scales.rows, scales.columns) if scales else (1, 1)
-        if multiplied.dtype_a not in ("fp8", "bf8") or not {rows, columns} <= {1, SCALE_BLOCK}:
-            return f"hopper_cluster: sums of 8-bit floats are scaled by blocks, or promoted, got {multiplied.key}"
-        if self.promote or self.cluster_k > 1 or self.split or self.hold_back or self.tiles_n or self.line:
-            return "hopper_cluster: scaled sums leave the tensor cores every slice, of whole tiles in one part of K"
-        if self.scaled not in (1, 2) or self.block_n % (8 * self.scaled):
-            return "hopper_cluster: one part of a tile's columns or two, of whole blocks of 8"
-        if (self.scaled == 2 and self.strips > 1) or (self.dual and self.strips * self.scaled > 1):
-            return "hopper_cluster: two parts are of one strip, and a dual config has one part of one strip"
-        if rows > 1 and self.block_m % rows and rows % self.block_m:
-            return f"hopper_cluster: tiles begin and end where {rows} rows that share a scale do"
-        if columns > 1 and self.block_n // self.scaled > columns:
-            return f"hopper_cluster: a part's columns have one scale, got {self.block_n // self.scaled} of {columns}"
-        return "hopper_cluster: rows of groups have a scale each" if rows > 1 and self.grouped else None
-
     def _why_operands(self, problem: MatmulProblem) -> str | None:
         pair = (problem.dtype_a, problem.dtype_b)
         pieces = PIECES.get(problem.precision, 0) if pair == ("fp32", "fp32") else 1
@@ -348,21 +343,10 @@ class ClusterConfig(PartsConfig):
             return f"hopper_cluster: a TMA store needs C, and a tile's last panel, at multiples of {TMA_BYTES} bytes"
         return None
 
-    def _beside_scaled(self, problem: MatmulProblem, multiplied: MatmulProblem) -> int:
-        """Registers beside the scaled sums: of a slice's, scales of columns, A's rows, two stores of groups, ptxas."""
-        by_column = multiplied.scales is not None and multiplied.scales.columns == 1
-        masked, wide = not self.tma_store, DTYPE_BYTES[problem.dtype_out] > 2
-        needed = self.block_n // (1 if self.dual else 2 * self.scaled)
-        needed += self.block_n // 4 * (self.dual and by_column) + (16 + 16 * (masked and wide)) * (self.scaled > 1)
-        added = self.dual and masked and wide and problem.epilogue and problem.epilogue.addend
-        needed += 8 * (bool(added) + by_column * ((masked or wide) + bool(problem.epilogue)))
-        tight = by_column or masked or wide or self.panels > 1 or problem.epilogue
-        both = self.grouped and ((by_column and self.scaled > 1) or (self.tma_store and (by_column or wide)))
-        return needed + (24 if self.strips > 1 and tight else 0) + 8 * both
-
     def _why_tile(self, problem: MatmulProblem, multiplied: MatmulProblem, gpu: Gpu) -> str | None:
-        slab = self.block_m // self.consumers if self.consumers in (1, 2, 3) else 0
-        if slab not in (64, 128) or slab * self.consumers != self.block_m or self.num_warps != 4:
+        shares = 1 if self.own_tiles else self.consumers
+        slab = self.block_m // shares if self.consumers in (1, 2, 3) else 0
+        if slab not in (64, 128) or slab * shares != self.block_m or self.num_warps != 4:
             return f"hopper_cluster: 1 to 3 consumers take 64 or 128 rows each, got {self.block_m} for {self.consumers}"
         if self.block_n % 8 or not 8 <= self.block_n <= 256:
             return f"hopper_cluster: block_n is a multiple of 8 up to 256, got {self.block_n}"
@@ -373,7 +357,7 @@ class ClusterConfig(PartsConfig):
         if self.block_k != 128 // size:
             return f"hopper_cluster: a K-slice has 128 bytes, got {self.block_k} elements"
         accumulators = slab * self.block_n // 128 * (2 if self.promote else 1)
-        accumulators += self._beside_scaled(problem, multiplied) if self.scaled else 0
+        accumulators += beside_scaled(self, problem, multiplied) if self.scaled else 0
         if accumulators > (room := self.most_sums(problem)):
             return f"hopper_cluster: {accumulators} sums a thread, {room} fit beside {self.consumers} consumers"
         clusters = (1, 2, 4, 8)

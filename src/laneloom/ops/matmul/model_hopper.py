@@ -30,6 +30,7 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
+OWN_FACTOR, OWN_ENDS = 1.0, 1.0
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -209,7 +210,7 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[Any, Any], *, stages: Any, boxes: Any, columns: Any = None,
     cluster: tuple[Any, Any, Any] = (1, 1, 1), rows: tuple[Rows, Rows] = (Rows.LINES, Rows.LINES), pieces: int = 1,
     split_k: Any = 1, slice_factor: float = 1.0, cuda: bool = False, by_tma: Any = True, swapped: bool = False,
-    hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False,
+    hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False, own: Any = False,
 ) -> Any:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
@@ -219,7 +220,7 @@ def product_us(
     whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
     hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
     share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of uneven widths,
-    at most that of `tile`, or 0. Copies of operands and the launch that sums a split K are not in it.
+    at most that of `tile`, or 0. own: whether warpgroups have tiles of their own. Copies of operands and the launch that sums a split K are not in it.
     """
     (m, n), (share_b, share_a, parts) = tile, cluster
     sharers, c = share_b * share_a, constants_of(gpu)
@@ -236,6 +237,7 @@ def product_us(
     )  # fmt: skip
     latency = c.latency_clocks / np.maximum(stages - c.busy_stages, 0.5)
     clocks *= (1 + (latency / clocks) ** c.latency_sharpness) ** (1 / c.latency_sharpness)
+    clocks *= np.where(own, OWN_FACTOR, 1.0)
     clocks *= slice_factor * slices * (1.0 if cuda else c.gluon_factor) * (c.swapped_factor if swapped else 1.0)
     clocks *= np.where(sharers == 8, c.eight_factor, 1.0)
     clocks *= np.where(m == 64, np.where(sharers > 1, c.shared_by_one_factor, c.one_factor), 1.0)
@@ -247,6 +249,7 @@ def product_us(
     ends += (parts - 1) * (c.exchange_clocks + 4 * finished / c.exchange_bytes_per_clock)
     launch = c.launch_clocks + np.where(peers > 1, c.cluster_clocks, 0.0) + np.where(tiles_n, c.uneven_clocks, 0.0)
     between = (ends + (c.cuda_clocks if cuda else 0)) * (1 - hidden)
+    between = np.where(own, np.maximum(OWN_ENDS * ends - clocks, 0) / 2, between)
     compute = (launch + rounds * clocks + ends + (rounds - 1) * between) / CLOCKS_PER_US * factor
     small_share = np.where(m > n, (share_b == 2) & (share_a == 1), (share_b == 1) & (share_a == 2)) & (m != n)
     long = np.where(m * n == WIDE_TILE, 1.0, c.unusual_factor) * np.where(sharers > 1, 1.0, c.lone_factor)

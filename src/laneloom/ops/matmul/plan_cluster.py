@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...gpu import Gpu
-from .config_cluster import NARROWER, PIECES, ClusterConfig, piece_dtype
+from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
@@ -43,6 +43,8 @@ CLUSTERS = (
     (1, 1, 1), (2, 1, 1), (1, 2, 1), (4, 1, 1), (2, 2, 1), (4, 2, 1), (2, 4, 1), (1, 1, 2), (1, 1, 4),
     (2, 1, 2), (1, 2, 2), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 2, 4),
 )  # fmt: skip
+#: those that share B's columns, or A's rows, where warpgroups have tiles of their own, of more of them than SMs
+OWN_CLUSTERS, OWN, SMS = ((1, 1), (2, 1), (1, 2)), 3, 132
 #: bytes of the lines that rows of A in classes begin alike in
 CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
@@ -85,7 +87,8 @@ class Tiles(NamedTuple):
     share_a: np.ndarray  #: that share A's rows
     parts: np.ndarray  #: that have a part of K
     tiles_n: np.ndarray  #: of two widths, or 0
-    hiding: np.ndarray  #: 1 where C is written while the tensor cores multiply, 2 where two strips take turns as well
+    #: 1 where C is written while the tensor cores multiply, 2 where two strips take turns as well, OWN where warpgroups do
+    hiding: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -132,8 +135,8 @@ class _Multiplied:
             rows=self.rows, pieces=pieces, stages=self.stages(gpu, tiles, pieces),
             boxes=boxes_of(m, self.a_along_k) + boxes_of(n, not self.in_panels),
             cuda=True, by_tma=by_tma, swapped=self.swapped, scattered=self.scattered,
-            hidden=np.choose(tiles.hiding, (0.0, HIDDEN_HELD, HIDDEN_SPLIT)), before=self.before, classes=self.classes,
-            tiles_n=tiles.tiles_n,
+            hidden=np.choose(tiles.hiding, (0.0, HIDDEN_HELD, HIDDEN_SPLIT, 1.0)), own=tiles.hiding == OWN,
+            before=self.before, classes=self.classes, tiles_n=tiles.tiles_n,
         )  # fmt: skip
 
     def stages(self, gpu: Gpu, tiles: Tiles, pieces: int) -> np.ndarray:
@@ -186,7 +189,17 @@ class _Multiplied:
                 np.where(parts == 1, np.array(hiding, dtype=int)[width], 0),
             ))  # fmt: skip
             found.append(tiles[:, (parts == 1) | in_parts])
-        return Tiles(*np.concatenate(found, axis=1))
+        return Tiles(*np.concatenate((*found, self.own_tiles(config, np.arange(least, 257, step))), axis=1))
+
+    def own_tiles(self, config: ClusterConfig, columns: np.ndarray) -> np.ndarray:
+        """Tiles of one warpgroup each, where every SM has more than one of them."""
+        one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True)
+        columns = columns[columns <= (0 if config.promote else one.most_sums(self.problem))]
+        columns = columns[ceil_div(self.problem.m, OWN_ROWS) * ceil_div(self.problem.n, columns) * self.problem.batches > SMS]
+        width, cluster = (x.ravel() for x in np.indices((len(columns), len(OWN_CLUSTERS))))
+        clusters = np.array(OWN_CLUSTERS).T
+        rest = np.zeros_like(width)
+        return np.stack((rest + OWN_ROWS, columns[width], *clusters[:, cluster], rest + 1, rest, rest + OWN))
 
 
 def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> list[int]:
@@ -202,7 +215,7 @@ def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> l
 
 def _hiding(config: ClusterConfig) -> int:
     """As `Tiles` has it."""
-    return int(config.split) + int(config.hold_back > 0)
+    return OWN if config.own_tiles else int(config.split) + int(config.hold_back > 0)
 
 
 def tiles_of(configs: Sequence[ClusterConfig]) -> Tiles:
@@ -246,16 +259,16 @@ def cluster_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterC
     Times are those beside which other schedules' may be held (`compared_as`): the shortest of these for the first."""
     found, alike, times, shared = [], [], [], compared_as(gpu)
     for config, tiles in every_tile(problem, gpu):
-        columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1])
+        columns = (estimate_us(problem, config, tiles, gpu), *tiles[:-1], tiles.hiding == OWN)
         found += [(*row, len(alike)) for row in zip(*(x.tolist() for x in columns), strict=True)]
         times += (columns[0] if shared == gpu else estimate_us(problem, config, tiles, shared)).tolist()
         alike.append(config)
     ranked = zip(sorted(found), sorted(times), strict=True)
-    for (_, m, n, share_b, share_a, parts, tiles_n, number), time_us in ranked:
+    for (_, m, n, share_b, share_a, parts, tiles_n, own, number), time_us in ranked:
         short = ceil_div(problem.k, alike[number].block_k) <= SHORT_SLICES
         config = _fit(alike[number].with_knobs(
             block_m=m, block_n=n, consumers=ROWS[m], cluster_m=share_b, cluster_n=share_a, cluster_k=parts,
-            tiles_n=tiles_n, stages=int(_short_ring(m + n, share_b * share_a)) if short else MOST_STAGES,
+            tiles_n=tiles_n, own_tiles=own, stages=int(_short_ring(m + n, share_b * share_a)) if short else MOST_STAGES,
         ), problem, gpu)  # fmt: skip
         if config.why_invalid(problem, gpu) is None:
             yield config, time_us - (FETCHED_US if _leaves_room(config, problem) else 0.0)

@@ -12,6 +12,7 @@
 // With UNEVEN the last tiles along N are 8 columns narrower, so that their number fills all SMs; see `locate`.
 // Overlap: with HOLD_BACK > 0 a tile's last strip waits in registers, as words of C, until so many slices of the next tile
 // are being multiplied. With SPLIT the first of two strips is written while the last slice of the second is multiplied.
+// With OWN_TILES warpgroups have tiles of their own, in turn: one writes C while the other multiplies.
 // With SCALED every slice of a row and of a column has a scale, and is summed up in FP32 as where sums of 8-bit floats are
 // promoted: hopper_cluster_blocks.cuh.
 // Registers: with PROMOTE > 0 the tensor cores' sums are added to FP32 sums by FADD every PROMOTE slices and start
@@ -30,7 +31,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     char *beside = staging + WARPS * PANELS * PANEL_BYTES;
     u64 *barriers = (u64 *)(beside + BESIDE_BYTES);
     const u32 ring = shared_address(shared), full = shared_address(barriers), empty = full + 8 * STAGES;
-    const u32 exchanged = empty + 8 * STAGES;  // one barrier for each warp
+    const u32 exchanged = empty + 8 * STAGES;  // a barrier for each warp, or for each warpgroup its turns
     const u32 group = uniform(threadIdx.x / 128);
     const u32 number = cluster_rank();
     const Rank rank = {number % CLUSTER_M, number / CLUSTER_M % CLUSTER_N, number / SHARERS};
@@ -45,9 +46,10 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
     if (threadIdx.x == 128) {  // by one thread: the fence of a whole warp takes half a microsecond more
         for (int stage = 0; stage < STAGES; ++stage) {
             init_barrier(full + 8 * stage, 1 + 32 * SCALED);  // scales: each lane of a warp
-            init_barrier(empty + 8 * stage, WARPS * NEIGHBOURS);
+            init_barrier(empty + 8 * stage, TILE_WARPS * NEIGHBOURS);
         }
         for (int warp = 0; CLUSTER_K > 1 && warp < WARPS; ++warp) init_barrier(exchanged + 8 * warp, 1);
+        for (int slab = 0; OWN_TILES && slab < CONSUMERS; ++slab) init_barrier(exchanged + 8 * slab, TILE_WARPS);
         // The copy engines of the cluster must see the barriers before they signal them.
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
@@ -72,7 +74,7 @@ matmul_hopper_cluster(const __grid_constant__ TensorMap a_map, const __grid_cons
         // Where few CTAs run, launches that wait would share their SMs with each other, and leave others idle.
         if (RELEASE_LATE) release_successor();
         consume({&c_map, &c_tail_map}, c, sizes, ring, full, empty, staging + warp * PANELS * PANEL_BYTES,
-                beside + warp * (CLUSTER_K - 1) * PART_BYTES, exchanged + 8 * warp, slab, rank, terms);
+                beside + warp * (CLUSTER_K - 1) * PART_BYTES, exchanged + (OWN_TILES ? 0 : 8 * warp), slab, rank, terms);
     }
     // A CTA's shared memory outlives the sums that it sends.
     if (CLUSTER_K > 1) cluster_meet();

@@ -16,6 +16,7 @@
 #define NEIGHBOURS (CLUSTER_M + CLUSTER_N - 1)  // CTAs that a CTA's loads reach, itself among them
 #define READS_ENDS (GROUPED || K_GROUPED)      // of groups, which kernels ahead may write
 #define WARPS (4 * CONSUMERS)                  // that multiply
+#define TILE_WARPS (OWN_TILES ? 4 : WARPS)     // that multiply one tile
 #define THREADS (128 * (CONSUMERS + 1))
 
 // Where a CTA is in its cluster.

@@ -62,9 +62,11 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const int lane = threadIdx.x % 32;
     const u32 warp = uniform(threadIdx.x / 32 % 4);
     // Without the CTA's place in the cluster, which descriptors have no bits for.
-    const Descriptions of_ring = describe_ring(ring & 0x3ffff, slab);
+    const u32 rows = OWN_TILES ? 0 : slab;  // of a tile: which of them are this warpgroup's
+    const Descriptions of_ring = describe_ring(ring & 0x3ffff, rows);
     const u32 freed = freed_barrier(empty, rank);
     u32 stage = 0, phase = 0;
+    u32 turn = slab > 0;  // the first warpgroup begins: a phase before the first counts as over
     u32 busy = 0;  // the slice that the wgmmas in flight read
     Kept kept_panels;  // the tile's last strip
     bool held_back = false;
@@ -72,8 +74,17 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     Tile tile, next;
     Tile last = {};  // where they go; ptxas 13 takes the next tile's where a path leaves these unset
     Place last_at = {};
-    int item = blockIdx.x / PEERS;
+    const int step = (OWN_TILES ? CONSUMERS : 1) * gridDim.x / PEERS;
+    int item = blockIdx.x / PEERS + (OWN_TILES ? slab * (gridDim.x / PEERS) : 0);
     bool more = locate(item, walk, next, s, rank.m, rank.n);
+    // The slices of the other warpgroup's tile, ahead of the next one.
+    const auto pass = [&]() {
+        Tile other = next;
+        if (LINE) locate(item - gridDim.x / PEERS, walk, other, s, rank.m, rank.n);
+        stage += first_slice(s, other, 1) - first_slice(s, other, 0);
+        phase ^= stage / STAGES & 1, stage %= STAGES;
+    };
+    if (OWN_TILES && more && slab > 0) pass();
     const auto compute = [&](auto &acc) {
         tile = next;
 #if K_GROUPED
@@ -84,18 +95,20 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         if (k_end == 0) {  // the group is empty
             if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
             __syncwarp();
-            more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+            more = locate(item += step, walk, next, s, rank.m, rank.n);
         }
 #else
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
 #endif
-        const Place at = {tile.m + (int)(slab * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
+        const Place at = {tile.m + (int)(rows * SLAB + warp * 16), tile.n + (int)rank.k * FINISHED};
 #if PROMOTE
         constexpr int sums_of_strip = sizeof acc[0] / sizeof acc[0][0];
         ACCUMULATOR sums[STRIPS][sums_of_strip] = {};
 #endif
         Held held;
         ask_for_terms(held, at, s, tile, terms);
+        // A barrier tells a phase from the next one only: slices of other tiles must have come before this one's.
+        if (OWN_TILES) wait_barrier(exchanged + 8 * slab, turn ^= 1);
         for (int slice = k_first; slice < k_end - SPLIT;) {
             const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end - SPLIT;
 #pragma unroll 1
@@ -121,7 +134,8 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
 #if !SPLIT
-            if (slice == k_end) more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+            if (OWN_TILES && slice == k_end && lane == 0) arrive(exchanged + 8 * (slab == CONSUMERS - 1 ? 0 : slab + 1));
+            if (slice == k_end) more = locate(item += step, walk, next, s, rank.m, rank.n);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
             pin(acc);
@@ -140,7 +154,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply_strip(acc[0], of_ring, stage * STAGE_BYTES, 0, false);
         multiply_strip(acc[1], of_ring, stage * STAGE_BYTES, 1, false);
-        more = locate(item += gridDim.x / PEERS, walk, next, s, rank.m, rank.n);
+        more = locate(item += step, walk, next, s, rank.m, rank.n);
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
         if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
         busy = stage;
@@ -178,6 +192,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
             }
         }
         last = tile, last_at = at;
+        if (OWN_TILES && more) pass();
     };
     // A loop for each width: ptxas waits behind every wgmma where one loop has several.
     {
