@@ -243,6 +243,9 @@ OF_K = {
     "tn, swapped": ("tn", small(swapped=True)),
     "nt, uneven": ("nt", small(block_n=32, tiles_n=3, tma_store=False)),
     "nt, masked": ("nt", small(tma_store=False)),
+    "tn, own tiles": ("tn", own(programs=3)),
+    "nt, own tiles, a cluster of 1 x 2": ("nt", own(cluster_n=2, programs=4)),
+    "nn, own tiles, swapped, panels of b": ("nn", own(block_n=80, swapped=True, programs=2)),
     "fp8": ("nt", small(block_k=128)),
 }  # fmt: skip
 

@@ -11,7 +11,8 @@ tiles_overlapped.csv, with `--uneven` more of these, for tiles_uneven.csv, and w
 CTAs, one config after the other, for tiles_pairs.csv; of these four the rows of one warpgroup are left out, measured
 before its loop lost half of its instructions. Other lists are measured alone by `--survey`, `--layers`, `--misranked`,
 `--parts`, and, without any of these, SIZES. `--models --most 10`, on an H100 and in part on an H200, made
-tiles_models.csv. `tests/cpu/test_hopper_model.py` holds the model against the files.
+tiles_models.csv, and `--own --most 6`, on an H100, tiles_own.csv, of tiles of one warpgroup each beside others.
+`tests/cpu/test_hopper_model.py` holds the model against the files.
 """
 
 from __future__ import annotations
@@ -83,6 +84,16 @@ UNEVEN_SIZES = (
     (16384, 1024, 1024), (4096, 4096, 512), (512, 14336, 4096), (1024, 8192, 8192), (4096, 2112, 7168),
     (1536, 4096, 4096), (2304, 2304, 2304), (6144, 6144, 6144), (2048, 11008, 4096), (8192, 32000, 512),
 )  # fmt: skip
+#: of more tiles than SMs, where one warpgroup may write a tile while another multiplies the next
+OWN_SIZES = (
+    (4096, 4096, 192), (4096, 4096, 512), (4096, 4096, 1024), (4096, 4096, 4096), (8192, 8192, 512), (8192, 8192, 2048),
+    (8192, 8192, 8192), (16384, 4096, 256), (16384, 1024, 1024), (8192, 32000, 512), (2048, 4096, 1024),
+    (2048, 2048, 2048), (2048, 5120, 5120), (2048, 28672, 4096), (3000, 3000, 3000), (5000, 5000, 5000),
+    (1536, 4096, 1024), (4096, 6144, 2048), (8192, 6144, 4096), (3072, 3072, 3072), (2560, 2560, 2560),
+    (4096, 2112, 7168), (1024, 8192, 8192), (2304, 2304, 768), (16384, 16384, 128), (4096, 14336, 4096),
+    (6144, 6144, 6144), (4096, 4096, 4104), (2000, 9000, 640), (12288, 3072, 768), (1024, 14336, 2048),
+    (8192, 1024, 2048), (32768, 512, 512), (2048, 4096, 14336),
+)  # fmt: skip
 #: of linear layers that a survey of 286 products showed to be slow, each in one layout
 SURVEY_SIZES = (
     (160, 5120, 13824, "nn"), (400, 1536, 7168, "nt"), (96, 5120, 5120, "nt"), (160, 5120, 5120, "nn"),
@@ -142,7 +153,7 @@ DECODE_SIZES = (
 DECODE_ROWS = (16, 64)
 CHOSEN_SIZES: dict[str, Sequence[tuple[Any, ...]]] = {
     "": SIZES, "broken": BROKEN_SIZES, "long": LONG_SIZES, "uneven": UNEVEN_SIZES, "survey": SURVEY_SIZES,
-    "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES,
+    "layers": LAYER_SIZES, "misranked": MISRANKED_SIZES, "parts": PARTS_SIZES, "pairs": PAIR_SIZES, "own": OWN_SIZES,
 }  # fmt: skip
 LONG_FLOPS = 1e11  #: from here on no tile of one warpgroup is near the fastest
 RANDOM_CASES, RANDOM_SEED = 120, 1  #: another seed than that of bench.matmul
@@ -173,6 +184,7 @@ class Row:
     line: int = 0  #: bytes; see ClusterConfig
     tiles_n: int = 0  #: of two widths
     stages: int = 0  #: 0 where it was not written down
+    own: int = 0  #: whether warpgroups have tiles of their own
 
 
 def describe(config: HopperConfig | ClusterConfig) -> tuple[str, int, int, int, int, int, int, int, str]:
@@ -217,12 +229,24 @@ def iterate_classes(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[Clu
                 yield config
 
 
+def iterate_own(problem: MatmulProblem, gpu: Gpu, most: int) -> Iterator[ClusterConfig]:
+    """The shortest estimates of tiles of one warpgroup each, of every width, even and uneven, and `most` of others."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for config, _ in cluster_configs(problem, gpu):
+        own = config.own_tiles
+        found[kind := (own, config.block_n * own, (config.tiles_n > 0) * own)] += 1
+        if found[kind] <= (1 if own else most):
+            yield config
+
+
 def configs_of(kind: str, problem: MatmulProblem, gpu: Gpu, most: int) -> list[HopperConfig | ClusterConfig]:
     """What is measured of one product."""
     if kind == "pairs":
         return list(iterate_pairs(problem, gpu))
     if kind == "consumers":
         return list(iterate_consumers(problem, gpu, most))
+    if kind == "own":
+        return list(iterate_own(problem, gpu, most))
     if kind == "broken":
         return list(iterate_classes(problem, gpu, most))
     return list(shortlist(problem, gpu, most, gluon=kind in ("", "random", "few", "decode", "misranked")))
@@ -263,7 +287,7 @@ def measure(
         torch_us = round(timings["torch"].median_us, 2)
         for text in group:
             c, us = by_text[text], round(timings[text].median_us, 2)
-            knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0), c.stages
+            knobs = getattr(c, "line", 0), getattr(c, "tiles_n", 0), c.stages, int(getattr(c, "own_tiles", False))
             rows.append(Row(problem.m, problem.n, problem.k, layout, torch_us, *describe(c), us, *knobs))
     return rows
 
@@ -330,6 +354,7 @@ def main() -> None:
         "layers": "linear layers of 48 to 384 rows",
         "misranked": "products for which the model had chosen a slow config",
         "parts": "few tiles and a long K", "models": "random linear layers of models, as bench.matmul_layers has them",
+        "own": "products of more tiles than SMs, tiles of one warpgroup each beside others",
         "consumers": "all but the longest, tiles of one warpgroup beside others",
     }  # fmt: skip
     for kind, words in kinds.items():

@@ -42,7 +42,7 @@ FILES = {
         "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
         "tiles_uneven", ALONE, MODELS,
     ),
-    "h100": (MODELS, "tiles_in_classes", "tiles_few", "tiles_decode"),
+    "h100": (MODELS, "tiles_in_classes", "tiles_few", "tiles_decode", "tiles_own"),
 }  # fmt: skip
 SHARE_OF_MODELS = 3  #: those files count as so many
 SHARE_OF_NEAR = 0.6  #: of the loss, what configs near the preferred one lose: the loss of that one alone has steps
@@ -130,7 +130,7 @@ def _cluster_config(row: Row, problem: MatmulProblem) -> ClusterConfig:
     config = ClusterConfig(
         block_m=row.block_m, block_n=row.block_n, block_k=64, stages=4, consumers=plan_cluster.ROWS[row.block_m],
         cluster_m=row.cluster_m, cluster_n=row.cluster_n, cluster_k=row.cluster_k, swapped=bool(row.swapped),
-        line=row.line, tiles_n=row.tiles_n,
+        line=row.line, tiles_n=row.tiles_n, own_tiles=bool(row.own),
     )  # fmt: skip
     return config.with_knobs(tma_store=config.stores_by_tma(problem)).overlapped(problem)
 

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Self
 
 from ...gpu import Gpu
-from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, tma_reads, tma_writes, why_not_walked
+from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
 from .config_scaled import beside_scaled, why_not_scaled
 from .config_shares import PartsConfig
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -26,6 +26,16 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
     if dtype != "fp32":
         return dtype
     return "bf16" if problem.precision == "3xbf16" else "tf32"
+
+
+def _most_own_sums(problem: MatmulProblem) -> int:
+    """Of a tile of one warpgroup, beside its terms: what every dtype of C compiles to without spills, either way up."""
+    if not (e := problem.epilogue):
+        return 192
+    vectors = (e.scale_a == "row") + (e.scale_b == "column") + bool(e.bias)
+    if e.addend:
+        return (160, 152, 128, 128)[vectors] if adds_lines(problem) else 96
+    return 184 if vectors < 3 else 160
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +208,7 @@ class ClusterConfig(PartsConfig):
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if self.own_tiles:
-            e = problem.epilogue
-            return 192 if not e else 160 if e.addend else 168 if e.bias or e.activation else 184
+            return _most_own_sums(problem)
         if problem.epilogue:
             return 128
         return {1: 128, 2: 160, 3: 96}[self.consumers]
@@ -272,7 +281,7 @@ class ClusterConfig(PartsConfig):
             return None
         if self.consumers != 2 or self.block_m != OWN_ROWS or self.cluster_k * self.split_k > 1:
             return f"hopper_cluster: two warpgroups have tiles of their own, of {OWN_ROWS} rows and all of K"
-        if self.split or self.hold_back or self.promote or self.scaled or self.k_grouped:
+        if self.split or self.hold_back or self.promote or self.scaled:
             return "hopper_cluster: tiles of one warpgroup each are written at once, of sums that nothing promotes"
         return None
 

@@ -30,7 +30,7 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
-OWN_FACTOR, OWN_ENDS = 1.0, 1.0
+OWN_SHARED = 0.9  #: of tiles of one warpgroup each, on the clocks in which shared memory passes all 128 bytes
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -116,6 +116,11 @@ class Constants:
     #: from memory, that one SM reads: what its copy engine has in flight, over the latency
     sm_bytes_per_us: float = 54420.0
     sharpness: float = 4.511  #: of the maximum of these times
+    #: of tiles of one warpgroup each, by one H100's times: on their slices
+    own_factor: float = 0.955
+    own_share: float = 0.266  #: of a tile's ends, what still counts
+    own_tail_clocks: float = 25.0  #: more for each tile whose columns are no multiple of 16
+    own_ends: float = 1.99  #: times its ends a tile's slices have to take, to hide those of another
 
     def of_rows(self, rows: Rows) -> float:
         """The factor on the clocks to load such rows."""
@@ -134,7 +139,7 @@ H100 = Constants(
     cuda_clocks=333.9, uneven_clocks=334.8, lone_factor=1.04, small_share_factor=1.014, unusual_factor=1.025,
     memory_bytes_per_us=3.64e6, reread_share=0.2899, most_rereads=9.507, lockstep_factor=0.9469,
     shared_larger_time=0.9306, shared_smaller_time=1.021, parts_memory_time=1.089, swapped_memory_time=0.9974,
-    sm_bytes_per_us=1.529e5, sharpness=2.99,
+    sm_bytes_per_us=1.529e5, sharpness=2.99, own_factor=0.939, own_share=0.158, own_tail_clocks=106, own_ends=1.555,
 )  # fmt: skip
 BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
 
@@ -186,13 +191,13 @@ def clusters_at_once(peers: Any, gpu: Gpu) -> Any:
 
 def slice_clocks(
     m: Any, n: Any, *, columns: Any, boxes: Any, cluster: tuple[Any, Any], rows: tuple[Rows, Rows], pieces: int,
-    missing: Any = 0.0, c: Constants = H200,
+    missing: Any = 0.0, own: Any = False, c: Constants = H200,
 ) -> Any:  # fmt: skip
     """Clocks of one slice of an m x n tile.
 
     columns: of B that are loaded. boxes: that both operands come in. cluster: CTAs that share B, and A. rows: how A's
     and B's lie. pieces: of each operand, all in one slice. missing: what rows that are not there cost more
-    than others, in rows. c: of the product.
+    than others, in rows. own: whether warpgroups have tiles of their own. c: of the product.
     """
     products = pieces * (pieces + 1) // 2
     multiply = m * n * SLICE_BYTES * products / MMA_BYTES_PER_CLOCK
@@ -201,7 +206,7 @@ def slice_clocks(
     load += (m - own_a + columns - own_b) * c.shared_row_clocks
     load += c.box_clocks * boxes + c.shared_b_clocks * np.log2(cluster[0]) + c.shared_a_clocks * np.log2(cluster[1])
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    passed = reads * c.shared_memory_factor
+    passed = np.maximum(reads * c.shared_memory_factor, (reads + m + columns) * OWN_SHARED * own)
     longest = np.maximum(np.maximum(multiply, load * pieces), np.maximum(passed, c.least_clocks))
     return longest + (PROMOTE_CLOCKS * (m == 64) if pieces > 1 else 0)
 
@@ -210,7 +215,8 @@ def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[Any, Any], *, stages: Any, boxes: Any, columns: Any = None,
     cluster: tuple[Any, Any, Any] = (1, 1, 1), rows: tuple[Rows, Rows] = (Rows.LINES, Rows.LINES), pieces: int = 1,
     split_k: Any = 1, slice_factor: float = 1.0, cuda: bool = False, by_tma: Any = True, swapped: bool = False,
-    hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False, own: Any = False,
+    hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False,
+    own: Any = False,
 ) -> Any:  # fmt: skip
     """Microseconds of a product, or of all of a batch in one launch, by `tile`, whose operands have `size` bytes.
 
@@ -220,7 +226,8 @@ def product_us(
     whether its rows do not begin at 16 bytes then. before: bytes by which K begins earlier.
     hidden: the share of a tile's ends that is behind the next tile's beginning. classes: products of the batch that
     share one matrix B, whose rows are those of one C. factor: on all but the time of memory. tiles_n: of uneven widths,
-    at most that of `tile`, or 0. own: whether warpgroups have tiles of their own. Copies of operands and the launch that sums a split K are not in it.
+    at most that of `tile`, or 0. own: whether warpgroups have tiles of their own. Copies of operands and the launch
+    that sums a split K are not in it.
     """
     (m, n), (share_b, share_a, parts) = tile, cluster
     sharers, c = share_b * share_a, constants_of(gpu)
@@ -233,11 +240,11 @@ def product_us(
     absent = np.maximum(m - problem.m, 0) / share_a + np.maximum(n - problem.n, 0) / share_b
     clocks = slice_clocks(
         m, multiplied, columns=n if columns is None else columns, boxes=boxes, cluster=(share_b, share_a),
-        rows=rows, pieces=pieces, missing=absent * (c.missing_factor - 1), c=c,
+        rows=rows, pieces=pieces, missing=absent * (c.missing_factor - 1), own=own, c=c,
     )  # fmt: skip
     latency = c.latency_clocks / np.maximum(stages - c.busy_stages, 0.5)
     clocks *= (1 + (latency / clocks) ** c.latency_sharpness) ** (1 / c.latency_sharpness)
-    clocks *= np.where(own, OWN_FACTOR, 1.0)
+    clocks = clocks * np.where(own, c.own_factor, 1.0)
     clocks *= slice_factor * slices * (1.0 if cuda else c.gluon_factor) * (c.swapped_factor if swapped else 1.0)
     clocks *= np.where(sharers == 8, c.eight_factor, 1.0)
     clocks *= np.where(m == 64, np.where(sharers > 1, c.shared_by_one_factor, c.one_factor), 1.0)
@@ -249,7 +256,8 @@ def product_us(
     ends += (parts - 1) * (c.exchange_clocks + 4 * finished / c.exchange_bytes_per_clock)
     launch = c.launch_clocks + np.where(peers > 1, c.cluster_clocks, 0.0) + np.where(tiles_n, c.uneven_clocks, 0.0)
     between = (ends + (c.cuda_clocks if cuda else 0)) * (1 - hidden)
-    between = np.where(own, np.maximum(OWN_ENDS * ends - clocks, 0) / 2, between)
+    left = c.own_share * ends + c.own_tail_clocks * (n % 16 > 0) + np.maximum(c.own_ends * ends - clocks, 0) / 2
+    between = np.where(own, left, between)
     compute = (launch + rounds * clocks + ends + (rounds - 1) * between) / CLOCKS_PER_US * factor
     small_share = np.where(m > n, (share_b == 2) & (share_a == 1), (share_b == 1) & (share_a == 2)) & (m != n)
     long = np.where(m * n == WIDE_TILE, 1.0, c.unusual_factor) * np.where(sharers > 1, 1.0, c.lone_factor)

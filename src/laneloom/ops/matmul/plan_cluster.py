@@ -87,7 +87,7 @@ class Tiles(NamedTuple):
     share_a: np.ndarray  #: that share A's rows
     parts: np.ndarray  #: that have a part of K
     tiles_n: np.ndarray  #: of two widths, or 0
-    #: 1 where C is written while the tensor cores multiply, 2 where two strips take turns as well, OWN where warpgroups do
+    #: 1 where C is written while the tensor cores multiply, 2 where two strips take turns as well, OWN where warpgroups
     hiding: np.ndarray
 
 
@@ -195,7 +195,8 @@ class _Multiplied:
         """Tiles of one warpgroup each, where every SM has more than one of them."""
         one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True)
         columns = columns[columns <= (0 if config.promote else one.most_sums(self.problem))]
-        columns = columns[ceil_div(self.problem.m, OWN_ROWS) * ceil_div(self.problem.n, columns) * self.problem.batches > SMS]
+        down = ceil_div(self.problem.m, OWN_ROWS) * self.problem.batches
+        columns = columns[down * ceil_div(self.problem.n, columns) > SMS]
         width, cluster = (x.ravel() for x in np.indices((len(columns), len(OWN_CLUSTERS))))
         clusters = np.array(OWN_CLUSTERS).T
         rest = np.zeros_like(width)

@@ -27,10 +27,11 @@ __device__ __forceinline__ void keep_only(u32 tile, int rows, int first, int end
     }
 }
 
-// By the four warps of a consumer: its rows of A, and B, where the other consumers write the same.
-__device__ __forceinline__ void clear_others(u32 slice, u32 slab, const GroupOfK &group, int number) {
+// By the four warps of a consumer: its rows of A, which are number `rows` of the tile's, and B, where others that multiply
+// the tile write the same.
+__device__ __forceinline__ void clear_others(u32 slice, u32 slab, u32 rows, const GroupOfK &group, int number) {
     const int first = max(group.before - number * BLOCK_K, 0), end = min(group.extent - number * BLOCK_K, BLOCK_K);
-    keep_only<!A_IS_KM>(slice + slab * (SLAB * 128), SLAB, first, end);
+    keep_only<!A_IS_KM>(slice + rows * (SLAB * 128), SLAB, first, end);
     keep_only<B_IS_NK>(slice + A_BYTES, B_COLUMNS, first, end);
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // before the tensor cores read
     asm volatile("bar.sync %0, 128;" ::"r"(1 + slab) : "memory");

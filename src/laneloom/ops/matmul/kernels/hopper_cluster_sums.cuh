@@ -80,8 +80,12 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     // The slices of the other warpgroup's tile, ahead of the next one.
     const auto pass = [&]() {
         Tile other = next;
-        if (LINE) locate(item - gridDim.x / PEERS, walk, other, s, rank.m, rank.n);
+        if (LINE || K_GROUPED) locate(item - gridDim.x / PEERS, walk, other, s, rank.m, rank.n);
+#if K_GROUPED
+        stage += GroupOfK(s, other).slices;
+#else
         stage += first_slice(s, other, 1) - first_slice(s, other, 0);
+#endif
         phase ^= stage / STAGES & 1, stage %= STAGES;
     };
     if (OWN_TILES && more && slab > 0) pass();
@@ -109,6 +113,13 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         ask_for_terms(held, at, s, tile, terms);
         // A barrier tells a phase from the next one only: slices of other tiles must have come before this one's.
         if (OWN_TILES) wait_barrier(exchanged + 8 * slab, turn ^= 1);
+        const auto give_turn = [&]() {
+            if (OWN_TILES && lane == 0) arrive(exchanged + 8 * (slab == CONSUMERS - 1 ? 0 : slab + 1));
+        };
+        if (OWN_TILES && K_GROUPED && k_end == 0) {
+            __syncwarp();  // a lane that still waited when the turn comes again could miss the phase
+            give_turn();
+        }
         for (int slice = k_first; slice < k_end - SPLIT;) {
             const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end - SPLIT;
 #pragma unroll 1
@@ -116,7 +127,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 wait_barrier(full + 8 * stage, phase);
 #if K_GROUPED
                 if (slice == begins_within || slice == ends_within)
-                    clear_others(ring + stage * STAGE_BYTES, slab, group, slice);
+                    clear_others(ring + stage * STAGE_BYTES, slab, rows, group, slice);
 #endif
                 pin(acc);
                 asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -134,7 +145,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
 #if !SPLIT
-            if (OWN_TILES && slice == k_end && lane == 0) arrive(exchanged + 8 * (slab == CONSUMERS - 1 ? 0 : slab + 1));
+            if (slice == k_end) give_turn();
             if (slice == k_end) more = locate(item += step, walk, next, s, rank.m, rank.n);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
