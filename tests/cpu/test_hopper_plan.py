@@ -45,7 +45,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
     ("sizes", "layout", "schedule", "facts"),
     [
         ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}),
-        ((8192, 1024, 2048), "nn", "hopper_cluster", {"block_m": 256, "split": True, "hold_back": 1}),
+        ((8192, 8192, 1024), "nn", "hopper_cluster", {"block_m": 128, "own_tiles": True, "hold_back": 0}),
         ((3072, 3072, 3072), "nn", "hopper_cluster", {"tiles_n": 0}),
         ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
         ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
@@ -117,7 +117,7 @@ def test_batches_take_one_launch():
         ((128, 6144, 4096), {"layout": "nt"}, "hopper_cluster", {"consumers": 1, "block_n": 96, "cluster_m": 2}),
         ((128, 4096, 4096), {}, "hopper_cluster", {"swapped": True, "cluster_k": 2}),
         ((300, 3000, 3000), {}, "hopper_cluster", {"swapped": True, "block_n": 152, "line": 32}),
-        ((5000, 5000, 5000), {}, "hopper_cluster", {"block_m": 256, "block_n": 160, "stages": 4}),
+        ((5000, 5000, 5000), {}, "hopper_cluster", {"block_m": 128, "block_n": 176, "own_tiles": True}),
         # Tiles whose width lets the last round fill the SMs, measured: docs/hopper-gemm.md.
         ((512, 14336, 4096), {"layout": "nn"}, "hopper_cluster", {"block_m": 128, "block_n": 224}),
         ((6000, 6000, 6000), {}, "hopper_cluster", {"block_m": 128, "swapped": True}),
@@ -318,7 +318,7 @@ def test_tiles_of_two_widths_cover_all_columns(n):
 
 
 def test_as_many_uneven_tiles_as_fill_the_last_round():
-    for m, n, k, layout in ((8192, 8192, 8192, "nn"), (4096, 4096, 4096, "nt"), (2048, 28672, 4096, "nt")):
+    for m, n, k, layout in ((4096, 4096, 4096, "nn"), (4096, 4096, 4096, "nt"), (6144, 6144, 6144, "nt")):
         of = problem(m, n, k, layout=layout)
         config = plan(of, GPU)
         clusters = config.tiles(of)

@@ -173,6 +173,11 @@ def losses(of: Iterable[Sequence[Row]], gpu: Gpu = GPU) -> list[Loss]:
     return found
 
 
+def without_own(tiles: plan_cluster.Tiles) -> plan_cluster.Tiles:
+    """Those that all warpgroups multiply together: the records that configs are held by are older than others."""
+    return plan_cluster.Tiles(*np.array(tiles)[:, tiles.hiding != plan_cluster.OWN])
+
+
 @dataclass(frozen=True)
 class Held:
     """A config that ran ahead of torch.matmul, and all that a plan ranks for its product."""
@@ -190,7 +195,7 @@ class Held:
         def whole(config: ClusterConfig, tiles: plan_cluster.Tiles) -> Estimate:
             return partial(plan_cluster.estimate_us, problem, config, tiles, GPU)
 
-        every = [whole(*pair) for pair in plan_cluster.every_tile(problem, GPU)]
+        every = [whole(config, without_own(tiles)) for config, tiles in plan_cluster.every_tile(problem, GPU)]
         one = np.ones(1, dtype=int)
         every += [partial(plan_hopper.estimate_us, problem, tile, one, GPU) for tile in plan_hopper.TILES]
         return Held(whole(config, plan_cluster.tiles_of([config])), tuple(every))
