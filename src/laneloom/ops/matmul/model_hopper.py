@@ -30,7 +30,6 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 TAIL_COLUMNS = 58  #: of B, where it is not contiguous along K: what the part of a panel of 64 costs to load
 PROMOTE_CLOCKS = 150  #: of a slice, in which a single consumer's sums leave the tensor cores and nothing multiplies
 HIDDEN_HELD, HIDDEN_SPLIT = 0.2478, 0.5297  #: shares of a tile's ends that the next tile hides: of one strip, of two
-OWN_SHARED = 0.9  #: of tiles of one warpgroup each, on the clocks in which shared memory passes all 128 bytes
 LONG_US, WIDE_TILE = 80.0, 128 * 256
 IN_STEP_SHARE = 0.7  #: of the SMs, on which CTAs are that ask in step
 #: SMs that clusters of a size fill together on one H200: its parts of the chip have 16 or 18 SMs, and one has fewer
@@ -118,6 +117,7 @@ class Constants:
     sharpness: float = 4.511  #: of the maximum of these times
     #: of tiles of one warpgroup each, by one H100's times: on their slices
     own_factor: float = 0.955
+    own_shared: float = 0.9  #: on the clocks in which shared memory passes what is read and written, 128 bytes each
     own_share: float = 0.266  #: of a tile's ends, what still counts
     own_tail_clocks: float = 25.0  #: more for each tile whose columns are no multiple of 16
     own_ends: float = 1.99  #: times its ends a tile's slices have to take, to hide those of another
@@ -139,7 +139,8 @@ H100 = Constants(
     cuda_clocks=333.9, uneven_clocks=334.8, lone_factor=1.04, small_share_factor=1.014, unusual_factor=1.025,
     memory_bytes_per_us=3.64e6, reread_share=0.2899, most_rereads=9.507, lockstep_factor=0.9469,
     shared_larger_time=0.9306, shared_smaller_time=1.021, parts_memory_time=1.089, swapped_memory_time=0.9974,
-    sm_bytes_per_us=1.529e5, sharpness=2.99, own_factor=0.939, own_share=0.158, own_tail_clocks=106, own_ends=1.555,
+    sm_bytes_per_us=1.529e5, sharpness=2.99, own_factor=0.939, own_share=0.158,
+    own_tail_clocks=106, own_ends=1.555,
 )  # fmt: skip
 BETWEEN_GBS = 4000  #: GPUs with more bandwidth are like the H200, others like the H100
 
@@ -206,7 +207,7 @@ def slice_clocks(
     load += (m - own_a + columns - own_b) * c.shared_row_clocks
     load += c.box_clocks * boxes + c.shared_b_clocks * np.log2(cluster[0]) + c.shared_a_clocks * np.log2(cluster[1])
     reads = (m + m * n / 64) * products  # of each strip of 64 rows: its own and all of B
-    passed = np.maximum(reads * c.shared_memory_factor, (reads + m + columns) * OWN_SHARED * own)
+    passed = np.maximum(reads * c.shared_memory_factor, (reads + m + columns) * c.own_shared * own)
     longest = np.maximum(np.maximum(multiply, load * pieces), np.maximum(passed, c.least_clocks))
     return longest + (PROMOTE_CLOCKS * (m == 64) if pieces > 1 else 0)
 
