@@ -45,6 +45,7 @@ CLUSTERS = (
 )  # fmt: skip
 #: those that share B's columns, or A's rows, where warpgroups have tiles of their own, of more of them than SMs
 OWN_CLUSTERS, OWN, SMS = ((1, 1), (2, 1), (1, 2)), 3, 132
+OWN_COLUMNS = 96  #: of such a tile; narrower ones were never the fastest
 #: bytes of the lines that rows of A in classes begin alike in
 CLASSES = {32: Rows.CLASS_32, 64: Rows.CLASS_64, 128: Rows.CLASS_128}
 #: from where on clusters that share loads and have parts of K were measured: 24 products of whole sectors
@@ -189,12 +190,13 @@ class _Multiplied:
                 np.where(parts == 1, np.array(hiding, dtype=int)[width], 0),
             ))  # fmt: skip
             found.append(tiles[:, (parts == 1) | in_parts])
-        return Tiles(*np.concatenate((*found, self.own_tiles(config, np.arange(least, 257, step))), axis=1))
+        return Tiles(*np.concatenate((*found, self.own_tiles(config, step)), axis=1))
 
-    def own_tiles(self, config: ClusterConfig, columns: np.ndarray) -> np.ndarray:
+    def own_tiles(self, config: ClusterConfig, step: int) -> np.ndarray:
         """Tiles of one warpgroup each, where every SM has more than one of them."""
         one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True)
-        columns = columns[columns <= (0 if config.promote else one.most_sums(self.problem))]
+        most = 0 if config.promote or self.problem.n < OWN_COLUMNS else one.most_sums(self.problem)
+        columns = np.arange(OWN_COLUMNS, most + 1, step)
         down = ceil_div(self.problem.m, OWN_ROWS) * self.problem.batches
         columns = columns[down * ceil_div(self.problem.n, columns) > SMS]
         width, cluster = (x.ravel() for x in np.indices((len(columns), len(OWN_CLUSTERS))))
