@@ -70,9 +70,9 @@ FAULTS = {
 #: the same of tiles that one warpgroup multiplies
 FAULTS_OF_OWN_TILES = {
     "slices of the other's tile are taken for this one's": (
-        "if (OWN_TILES) wait_barrier(exchanged + 8 * slab, turn ^= 1);", "", "wrong|waits for ever"),
+        "        wait_barrier(exchanged + 8 * slab, turn ^= 1);\n", "", "wrong|waits for ever"),
     "nobody gives the turn": ("arrive(exchanged + 8 *", "(void)(exchanged + 8 *", "waits for ever"),
-    "the other's slices are not passed": ("if (OWN_TILES && more) pass();", "", "wrong|waits for ever"),
+    "the other's slices are not passed": ("        if (more) pass();\n", "", "wrong|waits for ever"),
 }  # fmt: skip
 
 

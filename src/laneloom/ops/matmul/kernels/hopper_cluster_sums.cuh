@@ -1,6 +1,7 @@
 // The warpgroups of hopper_cluster.cu that multiply and write C; blocks of K that have scales are hopper_cluster_blocks.cuh's.
 
 #define SCALES_PARAMETER
+#define STEP ((OWN_TILES ? CONSUMERS : 1) * gridDim.x / PEERS)  // from a warpgroup's tile to its next one
 #define BESIDE_BYTES ((CLUSTER_K - 1) * WARPS * PART_BYTES)  // of shared memory beside ring and staging
 
 #if CLUSTER_K > 1
@@ -66,7 +67,9 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     const Descriptions of_ring = describe_ring(ring & 0x3ffff, rows);
     const u32 freed = freed_barrier(empty, rank);
     u32 stage = 0, phase = 0;
+#if OWN_TILES
     u32 turn = slab > 0;  // the first warpgroup begins: a phase before the first counts as over
+#endif
     u32 busy = 0;  // the slice that the wgmmas in flight read
     Kept kept_panels;  // the tile's last strip
     bool held_back = false;
@@ -74,9 +77,12 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     Tile tile, next;
     Tile last = {};  // where they go; ptxas 13 takes the next tile's where a path leaves these unset
     Place last_at = {};
-    const int step = (OWN_TILES ? CONSUMERS : 1) * gridDim.x / PEERS;
-    int item = blockIdx.x / PEERS + (OWN_TILES ? slab * (gridDim.x / PEERS) : 0);
+    int item = blockIdx.x / PEERS;
+#if OWN_TILES
+    item += slab * (gridDim.x / PEERS);
+#endif
     bool more = locate(item, walk, next, s, rank.m, rank.n);
+#if OWN_TILES
     // The slices of the other warpgroup's tile, ahead of the next one.
     const auto pass = [&]() {
         Tile other = next;
@@ -88,7 +94,8 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
 #endif
         phase ^= stage / STAGES & 1, stage %= STAGES;
     };
-    if (OWN_TILES && more && slab > 0) pass();
+    if (more && slab > 0) pass();
+#endif
     const auto compute = [&](auto &acc) {
         tile = next;
 #if K_GROUPED
@@ -99,7 +106,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         if (k_end == 0) {  // the group is empty
             if (HOLD_BACK && held_back) store(kept_panels, c_maps, c, s, last, last_at, STRIPS - 1, staging, slab);
             __syncwarp();
-            more = locate(item += step, walk, next, s, rank.m, rank.n);
+            more = locate(item += STEP, walk, next, s, rank.m, rank.n);
         }
 #else
         const int k_first = first_slice(s, tile, rank.k), k_end = first_slice(s, tile, rank.k + 1);
@@ -111,15 +118,17 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
 #endif
         Held held;
         ask_for_terms(held, at, s, tile, terms);
+#if OWN_TILES
         // A barrier tells a phase from the next one only: slices of other tiles must have come before this one's.
-        if (OWN_TILES) wait_barrier(exchanged + 8 * slab, turn ^= 1);
+        wait_barrier(exchanged + 8 * slab, turn ^= 1);
         const auto give_turn = [&]() {
-            if (OWN_TILES && lane == 0) arrive(exchanged + 8 * (slab == CONSUMERS - 1 ? 0 : slab + 1));
+            if (lane == 0) arrive(exchanged + 8 * (slab == CONSUMERS - 1 ? 0 : slab + 1));
         };
-        if (OWN_TILES && K_GROUPED && k_end == 0) {
+        if (K_GROUPED && k_end == 0) {
             __syncwarp();  // a lane that still waited when the turn comes again could miss the phase
             give_turn();
         }
+#endif
         for (int slice = k_first; slice < k_end - SPLIT;) {
             const int first = slice, end = PROMOTE ? min(slice + PROMOTE, k_end) : k_end - SPLIT;
 #pragma unroll 1
@@ -144,9 +153,11 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
                 busy = stage;
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
-#if !SPLIT
+#if OWN_TILES
             if (slice == k_end) give_turn();
-            if (slice == k_end) more = locate(item += step, walk, next, s, rank.m, rank.n);
+#endif
+#if !SPLIT
+            if (slice == k_end) more = locate(item += STEP, walk, next, s, rank.m, rank.n);
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
             if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
             pin(acc);
@@ -165,7 +176,7 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
         multiply_strip(acc[0], of_ring, stage * STAGE_BYTES, 0, false);
         multiply_strip(acc[1], of_ring, stage * STAGE_BYTES, 1, false);
-        more = locate(item += step, walk, next, s, rank.m, rank.n);
+        more = locate(item += STEP, walk, next, s, rank.m, rank.n);
         asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
         if (lane < NEIGHBOURS) arrive_in_cluster(freed + 8 * busy);
         busy = stage;
@@ -203,7 +214,9 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
             }
         }
         last = tile, last_at = at;
-        if (OWN_TILES && more) pass();
+#if OWN_TILES
+        if (more) pass();
+#endif
     };
     // A loop for each width: ptxas waits behind every wgmma where one loop has several.
     {
