@@ -1,7 +1,11 @@
 // The warpgroups of hopper_cluster.cu that multiply and write C; blocks of K that have scales are hopper_cluster_blocks.cuh's.
 
 #define SCALES_PARAMETER
-#define STEP ((OWN_TILES ? CONSUMERS : 1) * gridDim.x / PEERS)  // from a warpgroup's tile to its next one
+#if OWN_TILES
+#define STEP step  // from a warpgroup's tile to its next one
+#else
+#define STEP gridDim.x / PEERS
+#endif
 #define BESIDE_BYTES ((CLUSTER_K - 1) * WARPS * PART_BYTES)  // of shared memory beside ring and staging
 
 #if CLUSTER_K > 1
@@ -77,9 +81,11 @@ __device__ __forceinline__ void consume(const OutMaps &c_maps, OUT_TYPE *c, cons
     Tile tile, next;
     Tile last = {};  // where they go; ptxas 13 takes the next tile's where a path leaves these unset
     Place last_at = {};
-    int item = blockIdx.x / PEERS;
 #if OWN_TILES
-    item += slab * (gridDim.x / PEERS);
+    const int step = CONSUMERS * gridDim.x / PEERS;
+    int item = blockIdx.x / PEERS + slab * (gridDim.x / PEERS);
+#else
+    int item = blockIdx.x / PEERS;
 #endif
     bool more = locate(item, walk, next, s, rank.m, rank.n);
 #if OWN_TILES
