@@ -71,8 +71,8 @@ def test_knobs_that_are_refused_fall_back_alone():
     knobs = space._hopper_cluster(of, GPU)
     proposed = {name: values[-1] for name, values in knobs.items()} | {
         "swapped": False, "line": 0, "block_m,consumers": (128, 2), "block_n": 192,
-        "cluster_m,cluster_n,cluster_k,programs": (2, 1, 1, 132), "split,hold_back": (True, 1), "stages": 14,
-        "panels": 2, "tiles_n": 0,
+        "cluster_m,cluster_n,cluster_k,programs": (2, 1, 1, 132), "split,hold_back,own_tiles": (True, 1, False),
+        "stages": 14, "panels": 2, "tiles_n": 0,
     }  # fmt: skip
     wanted = space.make_config("hopper_cluster", proposed)
     # A split takes two strips, and 14 stages are too many.

@@ -1,4 +1,4 @@
-"""Calls that `patched` weighs, on layers of models: `python -m laneloom.bench.calls --out results/h100/calls.csv`.
+"""Calls that `patched` weighs, on layers of models: `python -m laneloom.bench.calls --out results/h200/calls.csv`.
 
 Experts of 17 models beside torch's grouped_mm and scaled_grouped_mm, with the gradients of bf16: every token chooses
 its experts at random, each launch has choices of its own. Linear layers in fp8 beside torch's _scaled_mm, with one

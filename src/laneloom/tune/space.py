@@ -177,7 +177,8 @@ def _hopper_cluster(problem: MatmulProblem, gpu: Gpu) -> dict[str, tuple[Any, ..
             (*sharers, int(clusters_at_once(prod(sharers), gpu)) * prod(sharers)) for sharers in sorted(SHARERS)),
         "tma_store": _BOTH,
         "tiles_n": (0, *uneven_numbers(problem, planned, gpu)),
-        "split,hold_back": ((False, 0), (False, 1), (False, 2), (True, 0), (True, 1), (True, 2)),
+        "split,hold_back,own_tiles": (
+            *((split, kept, False) for split in _BOTH for kept in (0, 1, 2)), (False, 0, True)),
         "panels": (1, 2, 4), "stages": tuple(range(2, MOST_STAGES + 1)),
         "fetched": tuple(range(min(slices, MOST_FETCHED) + 1)), "group_m": (1, 4, 8, 16), "pdl": _BOTH,
     }  # fmt: skip

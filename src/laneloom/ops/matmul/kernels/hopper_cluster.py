@@ -289,6 +289,8 @@ def facts(problem, config, gpu) -> list[str]:
     ]
     if config.split_k > 1:
         lines.append(f"K in {config.split_k} parts, summed in their order by a second launch")
+    if config.own_tiles:
+        lines.append("two warpgroups have tiles of their own, in turn: one writes C while the other multiplies")
     if config.swapped:
         lines.append("C's transpose is computed: N takes the 64 rows of wgmma, and C is turned on its way out")
     if config.tiles_n:
