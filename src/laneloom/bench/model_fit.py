@@ -40,7 +40,7 @@ MODELS = "tiles_models"  #: layers of models
 FILES = {
     "h200": (
         "tiles_consumers", "tiles_random", "tiles_random_2", "tiles_few", "tiles_in_classes", "tiles_overlapped",
-        "tiles_uneven", ALONE, MODELS,
+        "tiles_uneven", ALONE, MODELS, "tiles_own",
     ),
     "h100": (MODELS, "tiles_in_classes", "tiles_few", "tiles_decode", "tiles_own"),
 }  # fmt: skip

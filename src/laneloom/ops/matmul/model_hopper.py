@@ -116,7 +116,7 @@ class Constants:
     sm_bytes_per_us: float = 54420.0
     sharpness: float = 4.511  #: of the maximum of these times
     #: of tiles of one warpgroup each, by one H100's times: on their slices
-    own_factor: float = 0.955
+    own_factor: float = 0.972
     own_shared: float = 0.9  #: on the clocks in which shared memory passes what is read and written, 128 bytes each
     own_share: float = 0.266  #: of a tile's ends, what still counts
     own_tail_clocks: float = 25.0  #: more for each tile whose columns are no multiple of 16
@@ -215,7 +215,7 @@ def slice_clocks(
 def product_us(
     problem: MatmulProblem, gpu: Gpu, size: int, tile: tuple[Any, Any], *, stages: Any, boxes: Any, columns: Any = None,
     cluster: tuple[Any, Any, Any] = (1, 1, 1), rows: tuple[Rows, Rows] = (Rows.LINES, Rows.LINES), pieces: int = 1,
-    split_k: Any = 1, slice_factor: float = 1.0, cuda: bool = False, by_tma: Any = True, swapped: bool = False,
+    split_k: Any = 1, slice_factor: Any = 1.0, cuda: bool = False, by_tma: Any = True, swapped: bool = False,
     hidden: Any = 0.0, before: int = 0, classes: int = 1, factor: Any = 1.0, tiles_n: Any = 0, scattered: bool = False,
     own: Any = False,
 ) -> Any:  # fmt: skip
