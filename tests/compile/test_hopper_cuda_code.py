@@ -269,7 +269,7 @@ def test_c_is_written_while_the_tensor_cores_multiply(knobs, epilogue):
         *rarely(({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7}, {})),
         *rarely(({"block_m": 192, "block_n": 192, "consumers": 3, "tiles_n": 7, "swapped": True}, {})),
         *rarely(({"block_m": 128, "block_n": 208, "hold_back": 2, "tiles_n": 6, "tma_store": False}, {})),
-        ({"block_m": 128, "block_n": 160, "tiles_n": 8, "own_tiles": True}, {}),
+        ({"block_m": 128, "block_n": 192, "tiles_n": 7, "own_tiles": True}, {}),
         ({"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "tiles_n": 10},
          {"epilogue": Epilogue(scaled=True, bias=("n", 1), dtype_bias="bf16", activation="gelu")}),
         ({"block_m": 128, "block_n": 128, "block_k": 32, "tiles_n": 10, "pieces": 2, "stages": 3, **IN_PIECES},
