@@ -115,7 +115,7 @@ class Constants:
     #: from memory, that one SM reads: what its copy engine has in flight, over the latency
     sm_bytes_per_us: float = 54420.0
     sharpness: float = 4.511  #: of the maximum of these times
-    #: of tiles of one warpgroup each, by one H100's times: on their slices
+    #: of tiles of one warpgroup each (tiles_own.csv, held against the suite of one H200): on their slices
     own_factor: float = 0.972
     own_shared: float = 0.9  #: on the clocks in which shared memory passes what is read and written, 128 bytes each
     own_share: float = 0.266  #: of a tile's ends, what still counts
