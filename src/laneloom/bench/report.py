@@ -80,11 +80,9 @@ def _knob_words(text: str) -> str:
         words.append(f"{knobs['tiles_n']} uneven")
     if knobs.get("cluster_k", "1") != "1":
         words.append(f"K in {knobs['cluster_k']} CTAs")
-    said = (
-        ("own_tiles", "own tiles"), ("swapped", "transposed"), ("repack_a", "repacked"), ("copy_a", "A copied"),
-        ("copy_b", "B copied"),
-    )  # fmt: skip
-    words += [name for knob, name in said if knobs.get(knob) == "True"]
+    said = {"own_tiles": "own tiles", "swapped": "transposed", "repack_a": "repacked", "copy_a": "A copied"}
+    said["copy_b"] = "B copied"
+    words += [name for knob, name in said.items() if knobs.get(knob) == "True"]
     return ", ".join(words)
 
 
