@@ -44,7 +44,7 @@ CLUSTERS = (
     (2, 1, 2), (1, 2, 2), (4, 1, 2), (2, 2, 2), (2, 1, 4), (1, 2, 4),
 )  # fmt: skip
 #: those that share B's columns, or A's rows, where warpgroups have tiles of their own, of more of them than SMs
-OWN_CLUSTERS, OWN, SMS = ((1, 1), (2, 1), (1, 2)), 3, 132
+OWN_CLUSTERS, OWN = ((1, 1), (2, 1), (1, 2)), 3
 OWN_COLUMNS = 96  #: of such a tile; narrower ones were never the fastest
 OWN_INTEGERS = 0.98  #: on their slices; 8 to 10% faster than others at 4096 and 8192 cubed, on an H100 and an H200
 #: bytes of the lines that rows of A in classes begin alike in
@@ -166,7 +166,7 @@ class _Multiplied:
         fits = (filling > few) & (filling * (tiles.n - NARROWER) <= n) & (tiles.n >= LEAST_COLUMNS)
         return np.where(fits & (tiles.share_a * tiles.parts == 1), filling, 0)
 
-    def shapes(self, config: ClusterConfig) -> Tiles:
+    def shapes(self, config: ClusterConfig, gpu: Gpu) -> Tiles:
         """Every tile and cluster for a config that says the rest."""
         n = self.problem.n
         slices = ceil_div(self.problem.k * self.size, SLICE_BYTES)
@@ -194,15 +194,15 @@ class _Multiplied:
                 np.where(parts == 1, np.array(hiding, dtype=int)[width], 0),
             ))  # fmt: skip
             found.append(tiles[:, (parts == 1) | in_parts])
-        return Tiles(*np.concatenate((*found, self.own_tiles(config, step)), axis=1))
+        return Tiles(*np.concatenate((*found, self.own_tiles(config, gpu, step)), axis=1))
 
-    def own_tiles(self, config: ClusterConfig, step: int) -> np.ndarray:
+    def own_tiles(self, config: ClusterConfig, gpu: Gpu, step: int) -> np.ndarray:
         """Tiles of one warpgroup each, where every SM has more than one of them."""
         one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True)
         most = 0 if config.promote or self.problem.n < OWN_COLUMNS else one.most_sums(self.problem)
         columns = np.arange(OWN_COLUMNS, most + 1, step)
         down = ceil_div(self.problem.m, OWN_ROWS) * self.problem.batches
-        columns = columns[down * ceil_div(self.problem.n, columns) > SMS]
+        columns = columns[down * ceil_div(self.problem.n, columns) > gpu.compute_units]
         width, cluster = (x.ravel() for x in np.indices((len(columns), len(OWN_CLUSTERS))))
         clusters = np.array(OWN_CLUSTERS).T
         rest = np.zeros_like(width)
@@ -216,7 +216,7 @@ def uneven_numbers(problem: MatmulProblem, config: ClusterConfig, gpu: Gpu) -> l
         turned = config.with_knobs(swapped=swapped, line=0)
         if turned.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(turned, problem)
-            found |= set(multiplied.uneven(gpu, multiplied.shapes(turned)).tolist())
+            found |= set(multiplied.uneven(gpu, multiplied.shapes(turned, gpu)).tolist())
     return sorted(found - {0})
 
 
@@ -255,7 +255,7 @@ def every_tile(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterConfig
         config = any_tile.with_knobs(swapped=swapped, line=line)
         if config.why_not_in_classes(problem) is None and config.why_not_swapped(problem) is None:
             multiplied = _Multiplied.by(config, problem)
-            tiles = multiplied.shapes(config)
+            tiles = multiplied.shapes(config, gpu)
             uneven = np.array(tiles._replace(tiles_n=multiplied.uneven(gpu, tiles)))
             yield config, Tiles(*np.concatenate((tiles, uneven[:, uneven[5] > 0]), axis=1))
 
