@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -20,6 +22,7 @@ from laneloom.ops.transform3d import (  # noqa: E402
     reference,
     transform3d,
 )
+from laneloom.ops.transform3d.config_flat import FlatConfig, flat_config  # noqa: E402
 from laneloom.ops.transform3d.problem import Transform3dProblem  # noqa: E402
 
 pytestmark = [
@@ -65,7 +68,7 @@ def test_every_k(k, dtype):
     again = transform3d(x, t)
     assert torch.equal(out, again)
     if k <= 30 or k == 32:
-        assert plan(Transform3dProblem(k, count, dtype), get_gpu("sm_90a")).schedule == "fused"
+        assert plan(Transform3dProblem(k, count, dtype), get_gpu("sm_90a")).schedule in ("flat", "fused")
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32"])
@@ -109,6 +112,27 @@ def test_strides_and_alignment(k):
     assert bool(target[..., k].isnan().all())
 
 
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
+@pytest.mark.parametrize("k", [*range(1, 31)])
+def test_flat_in_whole_groups_and_parts_of_them(k, dtype):
+    real = "fp64" if dtype in ("fp64", "complex128") else "fp32"
+    config = flat_config(Transform3dProblem(k, 100_000, dtype), get_gpu("sm_90a"))
+    if config is None:
+        assert k > 20
+        return
+    count = 2 * config.group + 1 if k > 2 else 5000
+    x = random(count, k, k, k, 2, dtype=real) if dtype != real else random(count, k, k, k, dtype=real)
+    x, t = torch.view_as_complex(x) if dtype != real else x, random(k, k, dtype=real, seed=1)
+    got = transform3d(x, t, config=config)
+    assert share(got, x, t, dtype) <= BUDGET
+    few = flat_config(Transform3dProblem(k, 1, dtype), get_gpu("sm_90a"))
+    assert torch.equal(transform3d(x, t, config=few), got), "batch invariance"
+    if k % 2:
+        # Not from a multiple of 16 bytes on: by plain loads.
+        shifted = torch.cat((x.flatten()[:1], x.flatten()))[1:].view(x.shape)
+        assert torch.equal(transform3d(shifted, t, config=replace(config, bulk=False)), got)
+
+
 def test_in_place():
     x, t = random(33, 12, 12, 12), random(12, 12, seed=1)
     want = transform3d(x, t)
@@ -131,8 +155,9 @@ def test_orthogonal_matrix_is_inverted_by_its_transpose():
     assert torch.allclose(back, x, rtol=0, atol=1e-12)
 
 
-def test_infinities_stay_in_their_tensor():
-    x, t = random(64, 10, 10, 10), random(10, 10, seed=1)
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_infinities_stay_in_their_tensor(dtype):
+    x, t = random(64, 10, 10, 10, dtype=dtype), random(10, 10, dtype=dtype, seed=1)
     clean = transform3d(x, t)
     x[5, 1, 2, 3] = float("inf")
     dirty = transform3d(x, t)
@@ -167,7 +192,11 @@ def test_complex_tensors_of_every_kind_of_order(k, dtype):
     got = transform3d(x, t)
     assert share(got, x, t, name) <= BUDGET
     assert torch.equal(got, transform3d(x, t))
-    if plan(Transform3dProblem(k, 19, name, same_matrix=False), get_gpu("sm_90a")).schedule == "fused":
+    complex_plan, real_plan = (
+        plan(Transform3dProblem(k, 19, dtype, same_matrix=False), get_gpu("sm_90a")).schedule
+        for dtype in (name, {"complex128": "fp64", "complex64": "fp32"}[name])
+    )
+    if complex_plan == real_plan != "matmuls":
         # The real kernel does the same products in the same order.
         assert torch.equal(got.real, transform3d(x.real.contiguous(), t))
     start = complex_random(19, k, k, k, dtype=dtype, seed=5)
@@ -175,7 +204,7 @@ def test_complex_tensors_of_every_kind_of_order(k, dtype):
     transform3d(x.conj(), t[0], out=out, transpose=True, accumulate=True)
     assert share(out, x.conj(), t[0], name, transpose=True, start=start.cpu().numpy()) <= BUDGET
     if k <= 24 and k % 2 == 0:
-        assert plan(Transform3dProblem(k, 19, name), get_gpu("sm_90a")).schedule == "fused"
+        assert plan(Transform3dProblem(k, 19, name), get_gpu("sm_90a")).schedule in ("flat", "fused")
 
 
 @pytest.mark.parametrize("k", [4, 10, 17])
@@ -230,6 +259,9 @@ def test_captured_in_a_graph_on_another_stream():
         FusedConfig(group=3, warps=2, matrix_in_registers=False),
         FusedConfig(cluster=2, warps=4, unroll=1),
         FusedConfig(cluster=4, warps=3),
+        FlatConfig(warps=4, bulk=False),
+        FlatConfig(group=3, warps=5),
+        FlatConfig(warps=32),
         MatmulsConfig(),
         RowsConfig(),
         RowsConfig(dot=True),

@@ -13,8 +13,8 @@ from ..config_words import config_text
 from ..scalars import shown
 from .problem import Transform3dProblem
 
-_CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory for each CTA
-_SM_SHARED_BYTES = 228 * 1024
+CTA_RESERVED_BYTES = 1024  #: what the driver takes of an SM's shared memory for each CTA
+SM_SHARED_BYTES = 228 * 1024
 _MAX_WARPS = 32
 _MAX_CLUSTER = 8
 _MAX_ROWS_K = 64
@@ -79,7 +79,7 @@ class FusedConfig(Transform3dConfig):
         if self.warps > _MAX_WARPS:
             return f"a CTA has at most {_MAX_WARPS} warps, got {self.warps}"
         need = self.shared_bytes(problem)
-        room = min(gpu.lds_bytes, _SM_SHARED_BYTES // self.ctas_per_sm - _CTA_RESERVED_BYTES)
+        room = min(gpu.lds_bytes, SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES)
         if need > room:
             return (
                 f"{self.ctas_per_sm} CTAs per SM leave {room} bytes of shared memory to each, "
@@ -179,6 +179,7 @@ class MatmulsConfig(Transform3dConfig):
 #: schedule, which is its kernel file's name -> module and name of its Config
 SCHEDULES: Mapping[str, tuple[str, str]] = {
     "fused": ("config", "FusedConfig"),
+    "flat": ("config_flat", "FlatConfig"),
     "rows": ("config", "RowsConfig"),
     "matmuls": ("config", "MatmulsConfig"),
     "chained": ("config", "ChainedConfig"),
@@ -249,7 +250,7 @@ _MEASURED_FEW: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
     "fp32": _FP32_FEW,
     "complex128": {},
 }
-_FEW_TENSORS = 4096
+FEW_TENSORS = 4096
 _MAX_FUSED_K = 48  #: above, the accumulators of a plane exceed a thread's registers
 
 
@@ -257,7 +258,7 @@ def _knobs(problem: Transform3dProblem) -> dict[str, Any]:
     """Measured knobs, or those of the same kind for a K that was not measured."""
     k = problem.k
     few = _MEASURED_FEW[problem.dtype]
-    if problem.count <= _FEW_TENSORS and k in few:
+    if problem.count <= FEW_TENSORS and k in few:
         return dict(few[k])
     if k in _MEASURED[problem.dtype]:
         return dict(_MEASURED[problem.dtype][k])
@@ -290,6 +291,12 @@ def candidates(problem: Transform3dProblem, gpu: Gpu) -> Iterator[tuple[Transfor
         yield AmdLevelsConfig(level=3), "three passes, a row of outputs per thread, the matrix in LDS"
         yield RowsConfig(), "three passes for any strides, dtype and accumulation"
         return
+    from .config_flat import comes_first, flat_config
+
+    flat = flat_config(problem, gpu) if comes_first(problem) else None
+    if flat is not None:
+        how = "bulk copies" if flat.bulk else "plain loads, since K or the alignment forbids bulk copies"
+        yield flat, f"each contraction one product of all lines, each tensor read and written once ({how})"
     knobs = _knobs(problem)
     most = knobs.pop("ctas_per_sm", 1)
     first_cluster = knobs.pop("cluster", 1)
