@@ -44,8 +44,8 @@ def _copy_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def copy_tensors(x: torch.Tensor, out: torch.Tensor) -> None:
-    """Launch a copy of the bytes of x, of a multiple of eight along its last axis."""
-    source, target = (t.view(torch.float64) for t in (x, out))
+    """Launch a copy of the bytes of x, a multiple of eight."""
+    source, target = (t.view(-1).view(torch.float64) for t in (x, out))
     n = source.numel()
     kernel: Any = _copy_kernel
     kernel[(triton.cdiv(n, _COPY_BLOCK),)](source, target, n, BLOCK=_COPY_BLOCK, num_warps=8)
