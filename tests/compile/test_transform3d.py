@@ -11,6 +11,7 @@ from laneloom.codegen import compile_kernel
 from laneloom.codegen.versions import parse_version, triton_version
 from laneloom.gpu import get_gpu
 from laneloom.ops.transform3d import ChainedConfig, RowsConfig, Transform3dProblem, plan
+from laneloom.ops.transform3d.config import candidates
 from laneloom.ops.transform3d.config_levels import AMD_THREADS, AmdLevelsConfig, LevelsConfig
 from laneloom.ops.transform3d.kernels import chained, levels_amd, rows
 
@@ -169,9 +170,41 @@ def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
 
     alignment = 8 if dtype == "complex64" else 4
     problem = Transform3dProblem(k, 1000, dtype, same_matrix=False, accumulate=True, alignment=alignment)
-    code = compile_fused(problem, plan(problem, HOPPER), HOPPER)
+    fused = (config for config, _ in candidates(problem, HOPPER) if config.schedule == "fused")
+    config = next(config for config in fused if config.why_invalid(problem, HOPPER) is None)
+    code = compile_fused(problem, config, HOPPER)
     assert code.lds_bytes <= HOPPER.lds_bytes
     assert "cp.async.bulk" not in code.asm
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
+@pytest.mark.parametrize("k", [1, 5, 7, 8, 13, 14, 18, 20, 24, 26, 30])
+def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
+    needs_nvrtc()
+    from laneloom.ops.transform3d.config_flat import flat_config
+    from laneloom.ops.transform3d.kernels.flat import compile_flat
+
+    for same, accumulate in ((True, False), (False, True)):
+        problem = Transform3dProblem(k, 1000 if few else 100_000, dtype, same, accumulate)
+        config = flat_config(problem, HOPPER)
+        if config is None or (k > 24 and not same):
+            assert config is not None or (k >= 24 and dtype == "complex128") or (k, dtype) == (30, "fp64")
+            continue
+        code = compile_flat(problem, config, HOPPER)
+        assert code.spills == 0
+        assert code.scratch_bytes == 0
+        assert ("cp.async.bulk" in code.asm) == config.bulk
+        # Three passes of every tile of 8 columns, in steps of 8 and a last one of 4 where that is enough.
+        tiles, eights, fours = -(-k // 8), k // 8 + (k % 8 > 4), int(1 <= k % 8 <= 4)
+        assert code.asm.count("mma.sync.aligned.m16n8k8.row.col.f64") == 3 * tiles * eights
+        assert code.asm.count("mma.sync.aligned.m16n8k4.row.col.f64") == 3 * tiles * fours
+        pairs = "v2.f64" if dtype in ("fp64", "complex128") else "v2.f32"
+        assert (f"ld.shared.{pairs}" in code.asm) == (k % 2 == 0 or dtype.startswith("complex"))
+        assert (f"st.global.{pairs}" in code.asm) == (
+            (config.bulk and k % 2 == 0) or dtype.startswith("complex")
+        )
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])

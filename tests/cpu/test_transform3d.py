@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -27,6 +28,7 @@ from laneloom.ops.transform3d import (
     reference,
 )
 from laneloom.ops.transform3d.config import plan_with_reasons
+from laneloom.ops.transform3d.config_flat import FlatConfig, comes_first, flat_config
 from laneloom.ops.transform3d.config_levels import AmdLevelsConfig, CublasdxConfig, KroneckerConfig, LevelsConfig
 
 HOPPER = get_gpu("sm_90a")
@@ -100,11 +102,34 @@ def test_every_k_has_a_valid_plan_on_every_gpu(dtype, same, accumulate):
 
 
 @pytest.mark.parametrize("k", [*range(1, 31), 32])
-def test_hopper_runs_the_fused_kernel(k):
-    for problem in (Transform3dProblem(k, 100), Transform3dProblem(k, 100, alignment=8)):
+@pytest.mark.parametrize("dtype", ["fp64", "fp32"])
+def test_hopper_runs_one_kernel(k, dtype):
+    for problem in (Transform3dProblem(k, 100, dtype), Transform3dProblem(k, 100, dtype, alignment=8)):
         config = plan(problem, HOPPER)
-        assert isinstance(config, FusedConfig)
-        assert config.bulk == problem.vector_aligned
+        assert isinstance(config, FusedConfig | FlatConfig)
+        assert config.bulk or not problem.vector_aligned
+        assert problem.alignment == 16 or not config.bulk
+        assert config.schedule == ("flat" if comes_first(problem) else "fused")
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "complex128", "complex64"])
+def test_flat_is_one_arithmetic_for_every_batch_and_place(dtype):
+    for k, same in itertools.product(range(1, 40), (True, False)):
+        kinds = {
+            plan(Transform3dProblem(k, count, dtype, same, stride_x=stride, alignment=alignment), HOPPER).schedule
+            for count in (1, 2048, 100_000)
+            for stride in (None, k**3 + 3)
+            for alignment in ((16,) if dtype == "complex128" else (16, 8))
+        }
+        assert len(kinds) == 1, k
+
+
+def test_flat_copies_odd_orders_in_whole_groups():
+    assert flat_config(Transform3dProblem(7, 100_000, "fp32"), HOPPER) == FlatConfig(group=8, warps=5, ctas_per_sm=3)
+    apart = flat_config(Transform3dProblem(7, 100_000, "fp32", stride_x=344), HOPPER)
+    assert apart is not None
+    assert not apart.bulk
+    assert flat_config(Transform3dProblem(40, 100, "fp32"), HOPPER) is None
 
 
 def test_plan_says_why():
@@ -144,6 +169,13 @@ def test_plan_on_amd_weighs_padding_against_passes():
         (FusedConfig(warps=4), Transform3dProblem(8, 2, "complex128", alignment=8), "multiple of its element"),
         (AmdLevelsConfig(level=3), Transform3dProblem(8, 2), "schedule levels"),
         (ChainedConfig(), Transform3dProblem(8, 2), "schedule fused"),
+        (FlatConfig(warps=4, group=2), Transform3dProblem(5, 8, "fp32"), "side by side and of whole 16 bytes"),
+        (FlatConfig(warps=4, group=4), Transform3dProblem(5, 8, "fp32", stride_x=128), "whole 16 bytes"),
+        (FlatConfig(warps=4), Transform3dProblem(32, 2), "need"),
+        (FlatConfig(warps=4), Transform3dProblem(33, 2, "fp32"), "ends at K=32"),
+        (FlatConfig(warps=33), Transform3dProblem(8, 2), "warps 1 to 32"),
+        (FlatConfig(warps=4), Transform3dProblem(8, 2, "complex128", complex_matrix=True), "real matrix"),
+        (FlatConfig(warps=4), Transform3dProblem(8, 2, "complex128", alignment=8), "multiple of its element"),
         (KroneckerConfig(), Transform3dProblem(12, 2), "24 MB"),
     ],
 )
@@ -153,7 +185,9 @@ def test_configs_say_what_they_cannot_do(config, problem, why):
         execute.checked_config(problem, HOPPER, config)
 
 
-@pytest.mark.parametrize("config", [FusedConfig(warps=4), CublasdxConfig(), LevelsConfig(level=1), MatmulsConfig()])
+@pytest.mark.parametrize(
+    "config", [FusedConfig(warps=4), FlatConfig(warps=4), CublasdxConfig(), LevelsConfig(level=1), MatmulsConfig()]
+)
 def test_nvidia_schedules_are_refused_elsewhere(config):
     assert "gfx1151" in config.why_invalid(Transform3dProblem(8, 2), get_gpu("gfx1151"))
 
@@ -265,10 +299,11 @@ def test_page_shows_the_records():
     root = Path(__file__).parents[2]
     page = (root / "docs/transform3d.md").read_text(encoding="utf-8")
     files = [root / "results/h200" / name for name in ("transform3d.jsonl", "transform3d-ladder.jsonl")]
-    for name, table in page_tables(*files).items():
+    other = root / "results/h100/transform3d.jsonl"
+    for name, table in page_tables(*files, other).items():
         assert table in page, name
     assert summary(load(files[0])) in (root / "README.md").read_text(encoding="utf-8")
-    records = [record for file in files for record in load(file)]
+    records = [record for file in (*files, other) for record in load(file)]
     assert all(record.error <= record.error_budget for record in records if record.error is not None)
 
 

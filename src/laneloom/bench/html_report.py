@@ -120,7 +120,7 @@ def _published_sources(op: str, config: str | None) -> list[list[Path]]:
     listed = [list(module.KERNEL_SOURCES)] if hasattr(module, "KERNEL_SOURCES") else []
     if op == "transform3d":
         folder = Path(__file__).parents[1] / "ops" / "transform3d" / "kernels"
-        listed.append([folder / "fused.cu", folder / "fused.py"])
+        listed += [[folder / f"{schedule}.{kind}" for kind in ("cu", "py")] for schedule in ("fused", "flat")]
     return listed
 
 

@@ -1,8 +1,9 @@
 """Benchmark of the transform: laneloom against a copy of the same bytes, three torch products and cuBLASDx, in one run.
 
 `python -m laneloom.bench.transform3d [--out results/h200/transform3d.jsonl]` checks, then times, every case of
-suites/transform3d.json on the GPU that is there, and appends records. `--page docs/transform3d.md` writes the records
-of results/h200 into that page's tables and the README's, and the ladder's picture beside it.
+suites/transform3d.json on the GPU that is there, and appends records; `--dtypes fp32,complex64` some of them. `--page
+docs/transform3d.md` writes the records of results/h200 and h100 into that page's tables and the README's, and the
+ladder's picture beside it.
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ def compare(
     folder = Path(str(resources.files("laneloom.ops.transform3d.kernels")))
     for name, timing in timings.items():
         config = configs.get(name)
-        ours = name == "laneloom" and config is not None and config.schedule == "fused"
+        schedule = config.schedule if name == "laneloom" and config is not None else ""
         yield make_record(
             timing,
             op="transform3d",
@@ -123,7 +124,9 @@ def compare(
             reference="copy",
             flops=problem.flops if config else 0,
             bytes=problem.bytes,
-            kernel_hash=hash_sources([folder / "fused.cu", folder / "fused.py"]) if ours else "",
+            kernel_hash=hash_sources([folder / f"{schedule}.cu", folder / f"{schedule}.py"])
+            if schedule in ("fused", "flat")
+            else "",
             environment=environment,
             error=errors.get(name),
             error_budget=ERROR_BUDGET if name in errors else None,
@@ -141,7 +144,7 @@ def table(records: Iterable[Record], dtype: str = "fp64") -> str:
         "| K | tensors | time, us | GB/s | TFLOP/s | x of copy | x of three torch products | x of cuBLASDx | error |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
-    for (k, count), by_name in latest.items():
+    for (k, count), by_name in sorted(latest.items(), key=lambda case: (case[0][1] != _SMALL_BATCH, case[0])):
         ours = by_name["laneloom"]
         dx = [r.median_us for name, r in by_name.items() if name.startswith("cuBLASDx")]
         lines.append(
@@ -152,12 +155,13 @@ def table(records: Iterable[Record], dtype: str = "fp64") -> str:
     return "\n".join(lines)
 
 
-def page_tables(records: Path, ladder_records: Path) -> dict[str, str]:
-    """The tables of docs/transform3d.md by name: one per dtype, and levels x K."""
+def page_tables(records: Path, ladder_records: Path, other_records: Path) -> dict[str, str]:
+    """The tables of docs/transform3d.md by name: one per dtype of either GPU's records, and levels x K."""
     from .transform3d_rungs import from_records, markdown
 
-    every = load(records)
-    tables = {dtype: table(every, dtype) for dtype in ("fp64", "fp32", "complex128")}
+    every, others = load(records), load(other_records)
+    tables = {dtype: table(every, dtype) for dtype in ("fp64", "complex128")}
+    tables |= {f"other {dtype}": table(others, dtype) for dtype in ("fp64", "fp32", "complex64")}
     return tables | {"ladder": markdown(from_records(load(ladder_records), "recorded"))}
 
 
@@ -194,7 +198,8 @@ def _write_page(page: Path) -> None:
 
     folder = page.resolve().parents[1]
     fill_page(folder / "README.md", {"transform3d": summary(load(folder / RECORDS.with_name("transform3d.jsonl")))})
-    fill_page(page, page_tables(folder / RECORDS.with_name("transform3d.jsonl"), folder / RECORDS))
+    records, other = (folder / "results" / gpu / "transform3d.jsonl" for gpu in ("h200", "h100"))
+    fill_page(page, page_tables(records, folder / RECORDS, other))
     plot_rungs(from_records(load(folder / RECORDS), "recorded"), page.with_name("transform3d-ladder.svg"))
 
 
@@ -202,6 +207,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="fill this page's tables and draw its picture, and stop")
     parser.add_argument("--out", type=Path, help="append records to this file")
+    parser.add_argument("--dtypes", default=",".join(load_suite("transform3d")), help="of those, comma-separated")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()
     if arguments.page:
@@ -209,6 +215,8 @@ def main() -> None:
         return
     environment = read_environment()
     for k, count, dtype in suite_cases():
+        if dtype not in arguments.dtypes.split(","):
+            continue
         for record in compare(k, count, dtype, rounds=arguments.rounds, environment=environment):
             if arguments.out:
                 append(arguments.out, record)

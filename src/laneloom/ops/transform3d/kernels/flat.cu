@@ -171,6 +171,7 @@ __device__ __forceinline__ void contract(VALUE* tensors, VALUE* out, i64 stride_
 
 template <Axis AXIS>
 __device__ __forceinline__ void sweep(VALUE* tensors, VALUE* out, i64 stride_out, int lines, const Matrix& t, int g, int j) {
+#pragma unroll 1
   for (int first = threadIdx.x / 32 * 16; first < lines; first += WARPS * 16)
     contract<AXIS>(tensors, out, stride_out, first, lines, t, g, j);
 }
