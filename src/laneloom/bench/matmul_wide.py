@@ -3,7 +3,8 @@
 `python -m laneloom.bench.matmul_wide --out results/h100/tiles_wide.csv --jobs 16` writes one row a config: of every
 product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
-`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
+`--batches` measures batches of models instead, few rows of each above all, with configs of `hopper_rows` and
+`hopper_cluster` as well, for a file of its own. `--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
 the plan takes into the pages.
 """
 
@@ -15,7 +16,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -26,10 +27,13 @@ from ..errors import LaneloomError
 from ..gpu import Gpu, get_gpu
 from ..ops.matmul.config import MatmulConfig, plan
 from ..ops.matmul.config_async import AsyncConfig
+from ..ops.matmul.config_rows import GROUP
 from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.execute import schedule_of
+from ..ops.matmul.plan_cluster import cluster_configs
 from ..ops.matmul.plan_half import HALF, MOST_MULTIPLICATIONS, half_configs, half_us
 from ..ops.matmul.plan_hopper import candidates
+from ..ops.matmul.plan_rows import batched_rows
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
 from ..ops.target import active_gpu
@@ -105,6 +109,7 @@ MOST_ELEMENTS = 1 << 26  #: of a random product
 NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
 MOST_ASYNC, MOST_FED = 8, 24  #: configs that FP32 and FP64 are measured with, the likely ones by the model
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
+CLUSTERS_OF_BATCH = 12  #: likely configs of `hopper_cluster` that a batch of models is measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
 
@@ -165,6 +170,18 @@ def narrow_products(count: int = 44, seed: int = 5) -> Iterator[tuple[int, int, 
             yield product
 
 
+def model_batches() -> Iterator[tuple[int, int, int, int, str]]:
+    """Batches of models: latent attention's products with the heads' matrices, experts of as many rows each, scores."""
+    for heads, rows, layout in product((16, 128), (1, 8, 16, 24, 32, 48, 64, 128), ("nn", "nt")):
+        yield heads, rows, 512, 128, layout
+        yield heads, rows, 128, 512, layout
+    for rows, layout in product((4, 16, 32, 40, 64), ("nn", "nt")):
+        yield from ((64, rows, 1408, 2048, layout), (64, rows, 2048, 1408, layout), (8, rows, 14336, 4096, layout))
+        yield from ((64, rows, 128, 1024, layout), (8, rows, 1024, 1024, layout), (40, rows, 4096, 128, layout))
+        yield from ((32, rows, 768, 2048, layout), (128, rows, 128, 2048, layout))
+    yield from ((4, 1500, 1500, 64, "nt"), (48, 1024, 1024, 64, "nn"), (32, 2048, 2048, 128, "nt"))
+
+
 def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProblem:
     """One of PRODUCTS."""
     batch, m, n, k, layout = sizes
@@ -172,6 +189,9 @@ def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProbl
 
 
 RANDOM = frozenset(problem_of("bf16", sizes) for sizes in (*random_products(), *narrow_products()))
+
+
+BATCHES = frozenset(problem_of("bf16", sizes) for sizes in model_batches())
 
 
 def _likely(ranked: Sequence[AsyncConfig]) -> Iterator[AsyncConfig]:
@@ -182,8 +202,26 @@ def _likely(ranked: Sequence[AsyncConfig]) -> Iterator[AsyncConfig]:
             yield config
 
 
+def _of_batch(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
+    """The plan's, the likely ones of every schedule that takes a batch, and of `hopper_rows` those around its choice."""
+    yield plan(problem, gpu)
+    for config, _ in batched_rows(problem, gpu):
+        knobs = product((4, 8, 16), (1, 2), (1, 2, 3), (1, 2, 4))
+        yield from (
+            config.with_knobs(num_warps=warps, across=across, block_n=GROUP * across, stages=stages, cluster_k=parts)
+            for warps, across, stages, parts in knobs
+        )
+    ranked = sorted(half_configs(problem, gpu), key=lambda config: half_us(problem, config, gpu))
+    yield from _likely(ranked)
+    yield from (config for config, _ in islice(cluster_configs(problem, gpu), CLUSTERS_OF_BATCH))
+
+
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
+    if problem in BATCHES:
+        found = dict.fromkeys(_of_batch(problem, gpu))
+        yield from (config for config in found if config.why_invalid(problem, gpu) is None)
+        return
     if problem.dtype_a in HALF:
         configs = list(half_configs(problem, gpu))
         if problem in RANDOM:
@@ -322,6 +360,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
+    parser.add_argument("--batches", action="store_true", help="batches of models in bf16, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(arguments.render[0])
@@ -335,6 +374,7 @@ def main() -> None:
     gpu, rows = active_gpu(), []
     half = (*HALF_PRODUCTS, *random_products(), *narrow_products())
     every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (half if dtype in HALF else PRODUCTS)]
+    every = [("bf16", sizes) for sizes in model_batches()] if arguments.batches else every
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, pairs, chunksize=8):
