@@ -4,7 +4,8 @@
 product listed here the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
 `--batches` measures batches of models instead, few rows of each above all, with configs of `hopper_rows` and
-`hopper_cluster` as well, for a file of its own. `--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
+`hopper_cluster` as well, for a file of its own.
+`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
 the plan takes into the pages.
 """
 
@@ -203,7 +204,7 @@ def _likely(ranked: Sequence[AsyncConfig]) -> Iterator[AsyncConfig]:
 
 
 def _of_batch(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
-    """The plan's, the likely ones of every schedule that takes a batch, and of `hopper_rows` those around its choice."""
+    """The plan's, likely ones of every schedule that takes a batch, of `hopper_rows` those around its choice."""
     yield plan(problem, gpu)
     for config, _ in batched_rows(problem, gpu):
         knobs = product((4, 8, 16), (1, 2), (1, 2, 3), (1, 2, 4))
