@@ -23,6 +23,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
+from ..codegen.versions import triton_version
 from ..emulator.driver import ArrayArgument, emulated
 from ..ops.matmul.api import matmul
 from .records import Environment, Record, append, hash_sources, load, make_record, read_commit
@@ -175,7 +176,7 @@ def read_processor() -> Environment:
         gpu=f"{_processor_name()}, {len(os.sched_getaffinity(0))} cores",
         driver=f"Python {platform.python_version()}, NumPy {np.__version__}",
         torch=importlib.metadata.version("torch"),
-        triton=importlib.metadata.version("triton"),
+        triton=triton_version(),
         commit=commit,
         dirty=dirty,
     )

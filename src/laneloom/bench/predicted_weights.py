@@ -8,7 +8,6 @@ each GPU and M, with what runs; with `--page` it fills a page's table from the f
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..codegen.versions import triton_version
 from ..gpu import Gpu, get_gpu
 from ..ops.quantized_matmul import execute
 from ..ops.quantized_matmul.plan import plan
@@ -77,7 +77,7 @@ def predict_all(path: Path) -> None:
     """Predict every GPU and M, and write the records."""
     commit, dirty = read_commit()
     made = {
-        "commit": commit, "dirty": dirty, "triton": importlib.metadata.version("triton"),
+        "commit": commit, "dirty": dirty, "triton": triton_version(),
         "date": datetime.now(UTC).date().isoformat(), "kind": "quantized matmul", "label": "predicted",
     }  # fmt: skip
     lines = []

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..codegen.versions import triton_version
 from ..errors import ArgumentError
 from ..gpu import Gpu, get_gpu
 
@@ -132,7 +133,7 @@ def read_environment() -> Environment:
         gpu=torch.cuda.get_device_name(),
         driver=_read_driver(),
         torch=torch.__version__,
-        triton=importlib.metadata.version("triton"),
+        triton=triton_version(),
         commit=commit,
         dirty=dirty,
     )
@@ -151,6 +152,12 @@ def read_commit() -> tuple[str, bool]:
 
 
 def _read_driver() -> str:
+    """NVIDIA's version, that of an amdgpu built apart from the kernel, or the kernel's."""
+    import torch
+
+    if torch.version.hip:
+        apart = Path("/sys/module/amdgpu/version")
+        return apart.read_text(encoding="utf-8").strip() if apart.exists() else f"Linux {platform.release()}"
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         return subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()[0]
