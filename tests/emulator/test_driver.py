@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime import driver as triton_driver  # noqa: E402
+from triton.runtime.jit import JITCallable  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.emulator import program  # noqa: E402
@@ -80,6 +81,23 @@ def test_a_context_is_entered_again_and_decorates():
     with pytest.raises(RuntimeError, match="on purpose"), context:
         raise RuntimeError("on purpose")
     assert triton_driver._active is before
+
+
+def test_contexts_may_be_left_in_another_order_than_entered():
+    x, out = torch.randn(64), torch.zeros(64)
+    before, parse = triton_driver._active, JITCallable.parse
+    first, second, third = (laneloom.emulated(gpu) for gpu in ("gfx1151", "gfx1201", "gfx1100"))
+    contexts = [context.__enter__() for context in (first, second, third)]
+    first.__exit__(None, None, None)
+    copy_kernel[(1,)](x, out, 64, BLOCK=64)
+    third.__exit__(None, None, None)
+    copy_kernel[(1,)](x, out, 64, BLOCK=64)
+    second.__exit__(None, None, None)
+    assert [len(context.launches) for context in contexts] == [0, 1, 1]
+    assert triton_driver._active is before
+    assert JITCallable.parse is parse
+    with pytest.raises(ArgumentError, match="left more often than entered"):
+        second.__exit__(None, None, None)
 
 
 def test_the_former_driver_comes_back_after_an_error():

@@ -45,8 +45,8 @@ POINTER = "\ts_load_b64 s[4:5], s[0:1], 0x0\n\t{wait_scalar}\n"  # s[4:5]: the b
 LANE = "\tv_lshlrev_b32_e32 v1, 2, v0\n"  # v1: four times the thread's number
 
 
-def run(code, gpu, *, threads=64, words=256, lds=1024, strict=True, seed=0, groups=1):
-    text = KERNEL.format(code=code.format(**WORDS[GPUS[gpu]]))
+def run(code, gpu, *, threads=64, words=256, lds=1024, strict=True, seed=0, groups=1, end="\ts_endpgm\n"):
+    text = KERNEL.format(code=code.format(**WORDS[GPUS[gpu]])).replace("\ts_endpgm\n", end)
     buffer = np.arange(words, dtype=np.uint32)
     launch(
         Program(text, gpu, strict=strict), (groups,), struct.pack("<Q", buffer.ctypes.data), workgroup_size=threads,

@@ -83,3 +83,15 @@ def test_running_past_the_end(gpu, strict):
     """`.Lend` stands behind the kernel's last instruction."""
     with pytest.raises(EmulationError, match="wave 0 runs past the code's end"):
         run("\ts_branch .Lend\n", gpu, strict=strict)
+    with pytest.raises(EmulationError, match="wave 0 runs past the code's end"):
+        run("\ts_cmp_eq_u32 0, 0\n\ts_cbranch_scc0 .Lover\n\ts_branch .Lpast\n.Lover:\n", gpu, strict=strict,
+            end="\ts_endpgm\n.Lpast:\n\tv_mov_b32_e32 v2, 0\n")  # fmt: skip
+    with pytest.raises(EmulationError, match="wave 0 runs past the code's end"):
+        run("\tv_mov_b32_e32 v2, 0\n", gpu, strict=strict, end="")
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_what_only_begins_as_the_end_is_not_the_end(gpu, strict):
+    with pytest.raises(UnknownInstructionError, match="does not implement s_endpgm_now"):
+        run("\tv_mov_b32_e32 v2, 0\n", gpu, strict=strict, end="\ts_endpgm_now\n")

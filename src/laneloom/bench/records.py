@@ -194,6 +194,8 @@ def load(path: str | Path) -> list[Record]:
             continue
         try:
             fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise TypeError(f"a {type(fields).__name__}, expected an object")
             version = fields.get("schema_version")
             if version != SCHEMA_VERSION:
                 raise ArgumentError(f"{path}:{number} has schema {version}; this reads {SCHEMA_VERSION}")

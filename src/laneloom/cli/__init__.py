@@ -58,6 +58,13 @@ def _other_folder(name: Any) -> str:
     return ""
 
 
+def _say_os_error(error: OSError) -> int:
+    """One sentence on stderr; the exit status."""
+    where = f"{error.filename}: " if error.filename else ""
+    typer.echo(f"laneloom: {where}{error.strerror or error}{_other_folder(error.filename)}", err=True)
+    return 1
+
+
 class _Commands(TyperGroup):
     """The commands, whose foreseen errors end in one sentence on stderr instead of a traceback."""
 
@@ -73,9 +80,7 @@ class _Commands(TyperGroup):
         except OSError as error:
             if error.errno == errno.EPIPE:  # whoever read has enough: click ends quietly
                 raise
-            where = f"{error.filename}: " if error.filename else ""
-            typer.echo(f"laneloom: {where}{error.strerror or error}{_other_folder(error.filename)}", err=True)
-            raise typer.Exit(1) from None
+            raise typer.Exit(_say_os_error(error)) from None
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package in ("laneloom", ""):
@@ -131,4 +136,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a terminal that lacks a character of the tables gets a question mark
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    app(prog_name="laneloom")
+    try:
+        app(prog_name="laneloom")
+    except OSError as error:  # of what is printed before a command runs, such as the help
+        os._exit(_say_os_error(error))

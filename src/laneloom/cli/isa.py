@@ -86,8 +86,15 @@ def isa(
     if is_file:
         from .source_file import read_source
 
+        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight))
+        others = (("--shape", shape), ("--group", group is not None), ("--layout", layout != "nn"))
+        for option, given in (*words, *others, ("--dtype", dtype != "fp16")):
+            if given:
+                raise ArgumentError(f"{option} belongs to an operation, not to a file")
         source = read_source(target, gpu, kernel)
         if check:
+            if source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
+                _code_object(source, target, kernel)  # which says what cannot be assembled
             _check(source.text, source.gpu, kernel, profile, as_json)
             return
         code = _code_object(source, target, kernel)

@@ -160,7 +160,11 @@ def _parse_argument(text: str, generator: Any) -> Given:
             f"--arg {text}: expected TYPE:SHAPE:FILL such as f16:64x64:random (fills: {', '.join(_FILLS)}), "
             f"out:TYPE:SHAPE, TYPE:NUMBER, or a .npy file"
         )
-    return Given(text, dtype, _array(dtype, tuple(int(n) for n in rest[0].split("x")), fill, generator), save_to)
+    try:
+        value = _array(dtype, tuple(int(n) for n in rest[0].split("x")), fill, generator)
+    except (ValueError, OverflowError) as error:
+        raise ArgumentError(f"--arg {text[:80]}: numpy makes no array of this shape: {error}") from None
+    return Given(text, dtype, value, save_to)
 
 
 def _loaded(text: str, file: str) -> np.ndarray:

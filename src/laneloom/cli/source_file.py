@@ -45,10 +45,9 @@ def read_source(target: str | Path, gpu: str | None = None, kernel: str | None =
         if not (str(target) != "-" and beside.is_file()):
             return _disassembled(target, data, gpu, kernel)
         data = beside.read_bytes()
-    try:
-        text = data.decode()
-    except UnicodeDecodeError:
-        raise ArgumentError(f"{target} is neither assembly nor a code object (ELF, or an offload bundle)") from None
+    if b"\0" in data:
+        raise ArgumentError(f"{target} is neither assembly nor a code object (ELF, or an offload bundle)")
+    text = data.decode("utf-8-sig", errors="replace")  # comments and names of files may be in any encoding
     for name, line, do in _OTHER_TEXTS:
         if re.search(line, text, re.MULTILINE):
             raise ArgumentError(f"{target} is {name}, not AMDGCN assembly: {do}")

@@ -21,6 +21,8 @@ from .state import U64, Waves
 
 CODE = 1 << 46  #: far from where Linux maps programs, heaps and stacks; positive in 48 bits, which RDNA 4 sign-extends
 JUMPS = ("s_swappc_b64", "s_setpc_b64", "s_call_b64", "s_add_pc_i64")
+ENDS = ("s_endpgm", "s_endpgm_saved", "s_endpgm_ordered_ps_done")
+LEAVING = (*JUMPS, *ENDS)
 
 _SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|(rel64|gotpcrel))(?:\+(\d+))?')
 _POINTER = re.compile(r'"?([A-Za-z_.$][^"+\s]*)"?\s*(?:\+\s*(\d+))?')  #: in constant data, with what is added

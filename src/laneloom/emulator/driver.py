@@ -44,6 +44,7 @@ __all__ = ["ArrayArgument", "EmulatedDriver", "Emulation", "emulate_code_object"
 # Kernels are built and run one at a time: the closures of a Program keep working memory of their own.
 _one_at_a_time = threading.RLock()
 _parsing = threading.RLock()
+_given_back: list[list[Any]] = []  #: of each context that is entered, what was there before it
 
 
 @dataclass
@@ -341,6 +342,8 @@ class Emulated(ContextDecorator, AbstractContextManager[Emulation]):
         return emulation
 
     def __exit__(self, *error: Any) -> bool | None:
+        if not self._entered:
+            raise ArgumentError("emulated: left more often than entered")
         return self._entered.pop().__exit__(*error)
 
 
@@ -380,6 +383,7 @@ def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: st
     emulation = Emulation(row, strict, seed, profile, bounds=bounds)
     before = triton_driver._active  # `active` would look for a real GPU, and fail where there is none
     benchmarker, parse, ask = Autotuner.__dict__["do_bench"], JITCallable.parse, HIPBackend.is_within_2gb
+    _given_back.append(saved := [before, benchmarker, parse, ask])
     triton_driver.set_active(EmulatedDriver(emulation))
     # An autotuner keeps the benchmark that it was made with (a clock, CUDA graphs), or the first one that it used.
     Autotuner.do_bench = property(lambda tuner: count_instructions)  # pyright: ignore[reportAttributeAccessIssue]
@@ -388,5 +392,9 @@ def _emulated(gpu: str | Gpu, strict: bool, seed: int, profile: bool, bounds: st
     try:
         yield emulation
     finally:
-        triton_driver._active = before
-        Autotuner.do_bench, JITCallable.parse, HIPBackend.is_within_2gb = benchmarker, parse, staticmethod(ask)
+        del _given_back[at := next(i for i, each in enumerate(_given_back) if each is saved)]
+        if at < len(_given_back):  # left before one that was entered later, which gives back what was before both
+            _given_back[at][:] = saved
+        else:
+            triton_driver._active, Autotuner.do_bench, JITCallable.parse, ask = saved
+            HIPBackend.is_within_2gb = staticmethod(ask)

@@ -135,7 +135,7 @@ class Program:
         starts = {0, first, *labels}
         behind: dict[int, int] = {}  #: s_setvskip -> where it skips to
         for i, ins in enumerate(code):
-            if ins.name.startswith(("s_branch", "s_cbranch", "s_endpgm", *calls.JUMPS)) or is_barrier(ins.name):
+            if ins.name.startswith(("s_branch", "s_cbranch")) or ins.name in calls.LEAVING or is_barrier(ins.name):
                 starts.add(i + 1)
             elif ins.name == "s_setvskip":
                 behind[i] = skipped_to(code, labels, i)
@@ -152,14 +152,12 @@ class Program:
                 skip = code[stop - 1]
                 blocks[-1].leave, blocks[-1].jump = "indirect", build_skip(skip, following, skipped)
                 blocks[-1].decide = tuple(o.index for o in skip.operands if o.kind == "s")
-        if not blocks or blocks[-1].leave == "next":
-            blocks.append(Block(ref(self), len(code), len(code), "end"))
         return blocks
 
     def _block(self, code: list[Instruction], start: int, stop: int, number: dict[int, int]) -> Block:
         block = Block(ref(self), start, stop)
         last = code[stop - 1]
-        if last.name.startswith("s_endpgm"):
+        if last.name in calls.ENDS:
             block.leave = "end"
         elif is_barrier(last.name):
             block.leave = held_by(last, self.gpu)

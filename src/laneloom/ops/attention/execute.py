@@ -148,8 +148,8 @@ def _check_ends(name: str, x: Any, rows: int) -> None:
         raise ArgumentError(f"{name}: expected elements at multiples of {x.itemsize} bytes, got {address_of(x):#x}")
     if is_emulated():  # a GPU's memory is not looked at
         ends = x.tolist()
-        if ends[0] != 0 or ends != sorted(ends) or ends[-1] > rows:
-            raise ArgumentError(f"{name}: expected numbers from 0 to the {rows} rows that never fall, got {ends}")
+        if ends[0] != 0 or ends != sorted(ends) or ends[-1] != rows:
+            raise ArgumentError(f"{name}: expected numbers from 0 to {rows}, the rows, that never fall, got {ends}")
 
 
 def _schedule(config: Any) -> Any:

@@ -20,6 +20,7 @@ from .dtypes import check_arithmetic, outputs, words
 from .execute import check_distinct, matrix_of_groups, overlap, pointer_to, schedule_of
 from .gemm import check_block_dtypes, check_term
 from .plan_groups import kind_of, plan_groups
+from .presets import named_config
 from .problem import DTYPE_BYTES, SCALE_BLOCK, BlockScales, Epilogue, MatmulProblem
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def grouped_matmul(
     out: Any = None,
     out_dtype: Any = None,
     precision: str | None = None,
-    config: MatmulConfig | None = None,
+    config: MatmulConfig | str | None = None,
 ) -> Any:
     """C[m, :] = A[m, :] B[g] for every row m of group g: those from ends[g - 1] (0 for the first) up to ends[g]. Where
     b has two axes K lies in groups: C[g] = sum over the k of group g of A[:, k] B[k, :], the gradient of the former b.
@@ -60,8 +61,8 @@ def grouped_matmul(
     out_dtype: torch's or numpy's dtype, as for `matmul`: fp32, fp16 or bf16 of halves and 8-bit floats, a's by default,
         fp32 for 8-bit ones.
     precision: None, or of rows in groups of fp8 and bf8 "promoted", as for `matmul`.
-    config: what runs, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on Hopper; by default it is
-        planned for groups about as large as each other.
+    config: what runs, a config or its text, of the schedule `wmma`, `mfma` or `dot` on AMD and `hopper_cluster` on
+        Hopper; by default it is planned for groups about as large as each other.
 
     Products are exact and sums FP32, in an order that depends on the config alone; one rounding to out_dtype; integers,
     fp32 and fp64 as in `matmul`. The same call gives the same bits. Gradients of a and b, of any order, are grouped
@@ -70,6 +71,10 @@ def grouped_matmul(
     Raises ArgumentError for operands that do not fit together, UnsupportedError for what the GPU has no schedule for.
     Source: Gale, Narayanan, Young, Zaharia, "MegaBlocks" (products of experts without padding).
     """
+    named = named_config(config)
+    if named is not None and not isinstance(named, MatmulConfig):
+        raise ArgumentError(f"config: expected a config or its text, got {shown(config)}, which plans single products")
+    config = named
     if isinstance(a, np.ndarray):
         return _grouped_arrays(a, b, ends, scale_a, scale_b, out, out_dtype, precision, config)
     if "torch" not in sys.modules:

@@ -99,6 +99,8 @@ def matmul_tensors(
         raise ArgumentError(f"out_dtype: expected a torch dtype, got {shown(out_dtype)}")
     tensor = torch.Tensor
     if not (isinstance(a, tensor) and isinstance(b, tensor) and (out is None or isinstance(out, tensor))):
+        if not isinstance(a, tensor) and type(a) is type(b):
+            raise ArgumentError(f"out: expected {type(a).__name__}, as a and b are, got {type(out).__name__}")
         operands = {"a": a, "b": b, "out": out}
         name = next(name for name, x in operands.items() if not isinstance(x, tensor))
         raise ArgumentError(f"{name}: expected a torch tensor as the others are, got {type(operands[name]).__name__}")

@@ -49,6 +49,7 @@ def quantize_weight(w: Any, dtype: str = "int4", group: int | str | None = "usua
     """
     if not is_tensor(w) and not isinstance(w, np.ndarray):
         raise ArgumentError(f"w: expected a torch tensor or a numpy array, got {type(w).__name__}")
+    _check_plain(w)
     if not (isinstance(dtype, str) and dtype in DTYPES):
         raise UnsupportedError(f"dtype: expected {', '.join(map(repr, DTYPES))}, got {shown(dtype)}")
     if isinstance(group, str) and group == "usual":
@@ -73,6 +74,18 @@ def quantize_weight(w: Any, dtype: str = "int4", group: int | str | None = "usua
     codes, scales, zeros = _quantized(xp, blocks, dtype)
     codes = codes.reshape(*rows, groups * size)[..., :k]
     return QuantizedWeight(_stored(codes, dtype), scales, dtype, checked, zeros)
+
+
+def _check_plain(w: Any) -> None:
+    """Raise UnsupportedError for what hides numbers, or has none."""
+    if isinstance(w, np.ma.MaskedArray):
+        raise UnsupportedError("w: expected an array without a mask, got a MaskedArray")
+    if is_tensor(w):
+        from ..operators import check_strided
+
+        check_strided("w", w)
+        if w.device.type == "meta":
+            raise UnsupportedError("w: expected a tensor with numbers, got one on the device meta")
 
 
 def _quantized(xp: Any, blocks: Any, dtype: str) -> tuple[Any, Any, Any]:
