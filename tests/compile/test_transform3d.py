@@ -126,10 +126,10 @@ def needs_nvrtc():
 @pytest.mark.parametrize("k", [6, 8, 10, 12, 16, 20, 24, 32])
 def test_fused_kernel_uses_matrix_instructions_and_does_not_spill(k):
     needs_nvrtc()
-    from laneloom.ops.transform3d.kernels.fused import compile_fused
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
 
     problem = Transform3dProblem(k, 100_000)
-    code = compile_fused(problem, plan(problem, HOPPER), HOPPER)
+    code = compile_on_hopper(problem, plan(problem, HOPPER), HOPPER)
     assert code.kernel == "transform3d_fused"
     assert code.spills == 0
     assert code.scratch_bytes == 0
@@ -150,10 +150,10 @@ def test_fused_kernel_uses_matrix_instructions_and_does_not_spill(k):
 @pytest.mark.parametrize("k", [6, 10, 16, 20, 24])
 def test_fused_kernel_takes_complex_tensors_as_they_lie(k):
     needs_nvrtc()
-    from laneloom.ops.transform3d.kernels.fused import compile_fused
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
 
     problem = Transform3dProblem(k, 100_000, "complex128")
-    code = compile_fused(problem, plan(problem, HOPPER), HOPPER)
+    code = compile_on_hopper(problem, plan(problem, HOPPER), HOPPER)
     assert code.spills == 0
     assert "cp.async.bulk" in code.asm
     # Real and imaginary part at once; from another CTA's shared memory at K = 20 and 24, through a generic address.
@@ -166,13 +166,13 @@ def test_fused_kernel_takes_complex_tensors_as_they_lie(k):
 @pytest.mark.parametrize("k", [1, 7, 13, 22, 30, 33])
 def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
     needs_nvrtc()
-    from laneloom.ops.transform3d.kernels.fused import compile_fused
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
 
     alignment = 8 if dtype == "complex64" else 4
     problem = Transform3dProblem(k, 1000, dtype, same_matrix=False, accumulate=True, alignment=alignment)
     fused = (config for config, _ in candidates(problem, HOPPER) if config.schedule == "fused")
     config = next(config for config in fused if config.why_invalid(problem, HOPPER) is None)
-    code = compile_fused(problem, config, HOPPER)
+    code = compile_on_hopper(problem, config, HOPPER)
     assert code.lds_bytes <= HOPPER.lds_bytes
     assert "cp.async.bulk" not in code.asm
 
@@ -184,7 +184,7 @@ def test_fused_kernel_compiles_for_other_k_with_all_options(k, dtype):
 def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
     needs_nvrtc()
     from laneloom.ops.transform3d.config_flat import flat_config
-    from laneloom.ops.transform3d.kernels.flat import compile_flat
+    from laneloom.ops.transform3d.hopper import compile_on_hopper
 
     for same, accumulate in ((True, False), (False, True)):
         problem = Transform3dProblem(k, 1000 if few else 100_000, dtype, same, accumulate)
@@ -192,7 +192,7 @@ def test_flat_kernel_uses_matrix_instructions_and_does_not_spill(k, dtype, few):
         if config is None or (k > 24 and not same):
             assert config is not None or (k >= 24 and dtype == "complex128") or (k, dtype) == (30, "fp64")
             continue
-        code = compile_flat(problem, config, HOPPER)
+        code = compile_on_hopper(problem, config, HOPPER)
         assert code.spills == 0
         assert code.scratch_bytes == 0
         assert ("cp.async.bulk" in code.asm) == config.bulk

@@ -124,7 +124,7 @@ def compare(
             reference="copy",
             flops=problem.flops if config else 0,
             bytes=problem.bytes,
-            kernel_hash=hash_sources([folder / f"{schedule}.cu", folder / f"{schedule}.py"])
+            kernel_hash=hash_sources([folder / f"{schedule}.cu", folder.parent / "hopper.py"])
             if schedule in ("fused", "flat")
             else "",
             environment=environment,
