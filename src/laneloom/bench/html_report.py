@@ -119,8 +119,7 @@ def _published_sources(op: str, config: str | None) -> list[list[Path]]:
         return []
     listed = [list(module.KERNEL_SOURCES)] if hasattr(module, "KERNEL_SOURCES") else []
     if op == "transform3d":
-        folder = Path(__file__).parents[1] / "ops" / "transform3d"
-        listed += [[folder / "kernels" / f"{schedule}.cu", folder / "hopper.py"] for schedule in ("fused", "flat")]
+        listed += module.SOURCES.values()
     return listed
 
 

@@ -190,8 +190,6 @@ def problem_of(dtype: str, sizes: tuple[int, int, int, int, str]) -> MatmulProbl
 
 
 RANDOM = frozenset(problem_of("bf16", sizes) for sizes in (*random_products(), *narrow_products()))
-
-
 BATCHES = frozenset(problem_of("bf16", sizes) for sizes in model_batches())
 
 
@@ -373,9 +371,11 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out or --render")
     gpu, rows = active_gpu(), []
-    half = (*HALF_PRODUCTS, *random_products(), *narrow_products())
-    every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (half if dtype in HALF else PRODUCTS)]
-    every = [("bf16", sizes) for sizes in model_batches()] if arguments.batches else every
+    if arguments.batches:
+        every = [("bf16", sizes) for sizes in model_batches()]
+    else:
+        half = (*HALF_PRODUCTS, *random_products(), *narrow_products())
+        every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in (half if dtype in HALF else PRODUCTS)]
     pairs = [(p, c) for p in (problem_of(*x) for x in every) for c in iterate_configs(p, gpu)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         for _ in pool.imap_unordered(_compile, pairs, chunksize=8):

@@ -34,6 +34,9 @@ _CHECKED = 64  #: tensors that are compared with the CPU, from either end of the
 _L2_TIMES = 4.0  #: the input and output sets together, in sizes of the L2
 _COPY_BLOCK = 2048
 _SMALL_BATCH = 2048  #: tensors
+_FOLDER = Path(str(resources.files("laneloom.ops.transform3d")))
+#: schedule -> what its machine code is made from
+SOURCES = {name: [_FOLDER / "kernels" / f"{name}.cu", _FOLDER / "hopper.py"] for name in ("fused", "flat")}
 DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "complex128": torch.complex128, "complex64": torch.complex64}
 
 
@@ -110,7 +113,6 @@ def compare(
             continue
         launches[name] = partial(run, config)
     timings = interleave(launches, n_sets, reference="copy", rounds=rounds)
-    folder = Path(str(resources.files("laneloom.ops.transform3d.kernels")))
     for name, timing in timings.items():
         config = configs.get(name)
         schedule = config.schedule if name == "laneloom" and config is not None else ""
@@ -124,9 +126,7 @@ def compare(
             reference="copy",
             flops=problem.flops if config else 0,
             bytes=problem.bytes,
-            kernel_hash=hash_sources([folder / f"{schedule}.cu", folder.parent / "hopper.py"])
-            if schedule in ("fused", "flat")
-            else "",
+            kernel_hash=hash_sources(SOURCES[schedule]) if schedule in SOURCES else "",
             environment=environment,
             error=errors.get(name),
             error_budget=ERROR_BUDGET if name in errors else None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import ArgumentError
+from ..errors import ArgumentError, UnsupportedError
 from .product import (
     AsJson,
     Dtype,
@@ -83,26 +84,28 @@ def isa(
     if causal and target != "attention":
         raise ArgumentError("--causal belongs to attention")
     name = _GPU if gpu is None else gpu
+    of_matmul = (
+        ("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight),
+        ("--group", group is not None), ("--layout", layout != "nn"),
+    )  # fmt: skip
     if is_file:
         from .source_file import read_source
 
-        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight))
-        others = (("--shape", shape), ("--group", group is not None), ("--layout", layout != "nn"))
-        for option, given in (*words, *others, ("--dtype", dtype != "fp16")):
+        for option, given in (*of_matmul, ("--shape", shape), ("--dtype", dtype != "fp16")):
             if given:
                 raise ArgumentError(f"{option} belongs to an operation, not to a file")
         source = read_source(target, gpu, kernel)
         if check:
             if source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
-                _code_object(source, target, kernel)  # which says what cannot be assembled
+                with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
+                    _code_object(source, target, kernel)  # which says what cannot be assembled
             _check(source.text, source.gpu, kernel, profile, as_json)
             return
         code = _code_object(source, target, kernel)
     elif target == "attention":
         from .attention_code import compile_attention
 
-        words = (("--out-dtype", out_dtype), ("--precision", precision), ("--scales", scales), ("--weight", weight))
-        for option, given in (*words, ("--group", group is not None), ("--layout", layout != "nn")):
+        for option, given in of_matmul:
             if given:
                 raise ArgumentError(f"{option} belongs to matmul")
         said, asked, code = compile_attention(name, shape, dtype, kernel, causal)

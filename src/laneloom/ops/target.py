@@ -66,9 +66,14 @@ def gpu_for_arrays(**operands: Any) -> Gpu:
                 f"{name}: expected a torch tensor on {gpu.name}, got a numpy array, which only `laneloom.emulated` "
                 "takes"
             )
-        if isinstance(x, np.ma.MaskedArray):
-            raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
+        check_unmasked(name, x)
     return gpu
+
+
+def check_unmasked(name: str, x: Any) -> None:
+    """Raise UnsupportedError for an array with a mask, which the numbers in its memory do not show."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise UnsupportedError(f"{name}: expected an array without a mask, got a MaskedArray")
 
 
 def gpu_for_tensor(name: str, x: Any) -> Gpu:

@@ -9,6 +9,7 @@ import numpy as np
 from ... import verify
 from ...errors import ArgumentError, UnsupportedError
 from ..scalars import shown
+from ..target import check_unmasked
 from .weight import DTYPES, PACKED, QuantizedWeight, check_group, is_tensor, storage_name, to_float32
 
 #: the number of each dtype that the largest magnitude of a group becomes
@@ -78,8 +79,7 @@ def quantize_weight(w: Any, dtype: str = "int4", group: int | str | None = "usua
 
 def _check_plain(w: Any) -> None:
     """Raise UnsupportedError for what hides numbers, or has none."""
-    if isinstance(w, np.ma.MaskedArray):
-        raise UnsupportedError("w: expected an array without a mask, got a MaskedArray")
+    check_unmasked("w", w)
     if is_tensor(w):
         from ..operators import check_strided
 

@@ -78,14 +78,16 @@ class FusedConfig(Transform3dConfig):
             return "group, cluster, warps, ctas_per_sm and unroll must be at least 1"
         if self.warps > _MAX_WARPS:
             return f"a CTA has at most {_MAX_WARPS} warps, got {self.warps}"
-        need = self.shared_bytes(problem)
-        room = min(gpu.lds_bytes, SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES)
-        if need > room:
-            return (
-                f"{self.ctas_per_sm} CTAs per SM leave {room} bytes of shared memory to each, "
-                f"{self.group} tensors of K={problem.k} over {self.cluster} CTAs need {need}"
-            )
+        what = f"{self.group} tensors of K={problem.k} over {self.cluster} CTAs"
+        return why_no_room(what, self.shared_bytes(problem), self.ctas_per_sm, gpu)
+
+
+def why_no_room(what: str, need: int, ctas_per_sm: int, gpu: Gpu) -> str | None:
+    """Why so many CTAs with `need` bytes of shared memory for `what` do not fit on an SM, or None."""
+    room = min(gpu.lds_bytes, SM_SHARED_BYTES // ctas_per_sm - CTA_RESERVED_BYTES)
+    if need <= room:
         return None
+    return f"{ctas_per_sm} CTAs per SM leave {room} bytes of shared memory to each, {what} need {need}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,14 +205,8 @@ _FP64: Mapping[int, Mapping[str, Any]] = {
     32: {"cluster": 4, "warps": 4, "ctas_per_sm": 3, "matrix_in_registers": False},
     40: {"cluster": 8, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
-_FP32: Mapping[int, Mapping[str, Any]] = {
-    6: {"group": 32, "warps": 4, "ctas_per_sm": 3},
-    8: {"group": 6, "warps": 4, "ctas_per_sm": 16},
-    10: {"group": 8, "warps": 4, "ctas_per_sm": 3, "unroll": 1},
-    12: {"group": 6, "warps": 8, "ctas_per_sm": 2, "unroll": 1},
+_FP32: Mapping[int, Mapping[str, Any]] = {  # what `flat` leaves
     16: {"warps": 4, "ctas_per_sm": 5, "unroll": 1},
-    20: {"warps": 4, "ctas_per_sm": 2, "unroll": 1},
-    24: {"warps": 4, "unroll": 4},
     32: {"cluster": 2, "warps": 4, "unroll": 1, "matrix_in_registers": False},
 }
 _COMPLEX128: Mapping[int, Mapping[str, Any]] = {
@@ -237,13 +233,7 @@ _FP64_FEW: Mapping[int, Mapping[str, Any]] = {
     10: {"group": 1, "warps": 4, "ctas_per_sm": 6},
     20: {"warps": 8},
 }
-_FP32_FEW: Mapping[int, Mapping[str, Any]] = {
-    6: {"group": 4, "warps": 4, "ctas_per_sm": 8, "unroll": 1},
-    8: {"group": 2, "warps": 8, "ctas_per_sm": 8},
-    10: {"group": 2, "warps": 5, "ctas_per_sm": 6, "unroll": 1},
-    12: {"warps": 4, "ctas_per_sm": 8},
-    16: {"warps": 8, "ctas_per_sm": 4, "unroll": 1},
-}
+_FP32_FEW: Mapping[int, Mapping[str, Any]] = {16: {"warps": 8, "ctas_per_sm": 4, "unroll": 1}}
 _MEASURED_FEW: Mapping[str, Mapping[int, Mapping[str, Any]]] = {
     "fp64": _FP64_FEW,
     "complex64": _FP64_FEW,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from ...gpu import Gpu
-from .config import CTA_RESERVED_BYTES, FEW_TENSORS, SM_SHARED_BYTES, Transform3dConfig
+from .config import CTA_RESERVED_BYTES, FEW_TENSORS, SM_SHARED_BYTES, Transform3dConfig, why_no_room
 from .problem import Transform3dProblem
 
 _MAX_WARPS = 32
@@ -65,14 +65,8 @@ class FlatConfig(Transform3dConfig):
             )
         if min(self.group, self.warps, self.ctas_per_sm) < 1 or self.warps > _MAX_WARPS:
             return f"group and ctas_per_sm must be at least 1, warps 1 to {_MAX_WARPS}"
-        need = self.shared_bytes(problem)
-        room = min(gpu.lds_bytes, SM_SHARED_BYTES // self.ctas_per_sm - CTA_RESERVED_BYTES)
-        if need > room:
-            return (
-                f"{self.ctas_per_sm} CTAs per SM leave {room} bytes of shared memory to each, "
-                f"{self.group} tensors of K={problem.k} need {need}"
-            )
-        return None
+        what = f"{self.group} tensors of K={problem.k}"
+        return why_no_room(what, self.shared_bytes(problem), self.ctas_per_sm, gpu)
 
 
 def comes_first(problem: Transform3dProblem) -> bool:
