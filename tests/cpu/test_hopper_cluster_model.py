@@ -75,6 +75,12 @@ CASES = {
     "classes of rows, fetched ahead": (product(104, 40, 136, "nn"), small(line=64, fetched=2)),
     "batch": (product(70, 40, 72, "nn", batch=(2, 2), shared="b"), small()),
     "batch, hold_back": (product(70, 40, 328, "nt", batch=(1, 3)), small(hold_back=3)),
+    "batch, both copied": (product(70, 27, 53, "tn", batch=(2, 3)), small(copy_a=True, copy_b=True, tma_store=False)),
+    "batch, a copied, b shared": (product(70, 40, 72, "tt", batch=(2, 2), shared="b"), small(copy_a=True)),
+    "batch, b copied, fp8": (
+        product(70, 40, 208, "nn", dtype="fp8", out="fp32", batch=(2, 2), shared="a"), small(block_k=128, copy_b=True)),
+    "batch, b copied, parts of k": (
+        product(70, 104, 200, "nn", batch=(1, 2)), small(cluster_n=2, split_k=4, copy_b=True)),
     "own tiles": (product(400, 72, 328, "nt"), own(programs=1)),
     "own tiles, one of them": (product(67, 24, 72, "nn"), own(programs=1)),
     "own tiles, uneven, masked": (product(300, 125, 136, "nt", c_pitch=128), own(tiles_n=4, tma_store=False)),
@@ -92,7 +98,9 @@ USUAL = without(
 
 
 @pytest.mark.parametrize("name", USUAL)
-def test_products(model, name):
+def test_products(model, monkeypatch, name):
+    """Copies of operands are torch's."""
+    monkeypatch.setattr(PiecesLaunch, "__call__", lambda self, *sources: list(map(cut, self._copies, sources)))
     model()
     check(*CASES[name])
 

@@ -99,9 +99,20 @@ def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():
 
 
 def test_batches_take_one_launch():
-    assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_async"
-    assert plan(problem(64, 64, 64, batch=1000), GPU).schedule == "hopper_cluster"
+    assert plan(problem(16, 16, 16, batch=1000), GPU).schedule == "hopper_async"
+    assert plan(problem(1, 128, 4096, layout="nt", batch=48), GPU).schedule == "hopper_cluster"
+    assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_cluster"
     assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper_cluster"
+
+
+@pytest.mark.parametrize("dtype", ["fp8", "bf8", "int8", "uint8"])
+@pytest.mark.parametrize("layout", ["nn", "tn", "tt"])
+def test_batches_of_any_number_whose_operands_are_copied_take_one_launch(dtype, layout):
+    """wgmma takes 8 bits along K only: one launch copies the operands of all products."""
+    for sizes in ((1, 16, 16), (33, 40, 17), (200, 200, 200)):
+        batch = problem(*sizes, dtype=dtype, layout=layout, batch=3000, dtype_out="int32" if "int" in dtype else "bf16")
+        config = plan(batch, GPU)
+        assert (config.schedule, config.one_by_one(batch)) == ("hopper_cluster", False)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +242,7 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (CLUSTER, problem(64, 64, 64, dtype="fp32"), "does not multiply fp32 by fp32 in precision ieee"),
         (CLUSTER, problem(63, 63, 63), "need a at multiples of 16 bytes"),
         (CLUSTER.with_knobs(pieces=2), problem(64, 64, 64), "takes 1 pieces"),
-        (CLUSTER.with_knobs(copy_a=True), problem(64, 64, 64, batch=1000), "at most 256 products"),
+        (CLUSTER.with_knobs(pieces=2), problem(64, 64, 64, batch=1000), "2 pieces at most 256 products"),
         (CLUSTER, problem(64, 64, 64, dtype_out="int32"), "writes bf16, fp16, fp32"),
         (CLUSTER, problem(64, 63, 64, layout="nt"), "a TMA store needs C"),
         (CLUSTER.with_knobs(block_m=96), problem(64, 64, 64), "64 or 128 rows each"),
@@ -239,7 +250,6 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (REGISTERS, problem(64, 64, 64), "bare products of fp32 in precision tf32"),
         (REGISTERS.with_knobs(block_m=16), problem(64, 64, 64, layout="tn", **TF32), "turns a in panels of 32 columns"),
         (UPRIGHT, problem(64, 64, 64, layout="tn", **TF32), "turns b in panels of 32 columns"),
-        (REGISTERS.with_knobs(copy_a=True), problem(64, 64, 64, layout="tn", batch=1000, **TF32), "256 products"),
         (REGISTERS.with_knobs(block_m=40), problem(64, 64, 64, **TF32), "got 128x40"),
         (REGISTERS.with_knobs(block_m=256), problem(64, 64, 64, dtype="fp32", precision="3xtf32"), "got 128x256"),
         (REGISTERS.with_knobs(stages=1), problem(64, 64, 64, **TF32), "at least 2 stages"),
@@ -295,7 +305,6 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (STREAM.with_knobs(group_m=0), problem(64, 64, 64, dtype="fp32", layout="tn"), "group_m: expected at least 1"),
         (PRECISE, problem(64, 64, 64, dtype="fp32"), "fp64 throughout"),
         (PRECISE, problem(63, 63, 63, dtype="fp64"), "TMA needs a"),
-        (PRECISE.with_knobs(copy_a=True), problem(64, 64, 64, dtype="fp64", batch=1000), "at most 256 products"),
         (PRECISE.with_knobs(block_n=40), problem(64, 64, 64, dtype="fp64"), "tiles of 128x128"),
         (PRECISE.with_knobs(block_k=32), problem(64, 64, 64, dtype="fp64"), "slices of 128 bytes"),
         (PRECISE.with_knobs(stages=8), problem(64, 64, 64, dtype="fp64"), "bytes of shared memory"),

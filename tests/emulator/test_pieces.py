@@ -76,6 +76,31 @@ def test_whole_elements_of_every_size_keep_their_bits(dtype, orders):
         assert torch.equal(copy[0].contiguous().view(torch.uint8), x.contiguous().view(torch.uint8))
 
 
+@pytest.mark.covering
+@pytest.mark.parametrize(
+    "lies", [((3, 2, 70, 40), (0, 1, 2, 3)), ((2, 3, 40, 70), (1, 0, 3, 2)), ((5, 1, 9, 130), (0, 1, 3, 2))]
+)
+@pytest.mark.parametrize("dtype", sampled(["uint8", "fp16", "fp64"]))
+def test_batches_by_one_launch(lies, dtype):
+    """Of two operands, the second a single matrix: [products, rows, K] of what is a batch, inner axis fastest."""
+    shape, axes = lies
+    generator = torch.Generator().manual_seed(2)
+    words = torch.randint(0, 256, (*shape[:-1], shape[-1] * DTYPES[dtype].itemsize), generator=generator)
+    batch = words.to(torch.uint8).view(DTYPES[dtype]).permute(axes)
+    alone = batch[1, 0].clone()
+    described = [
+        MatrixCopy(dtype, 1, *x.shape[-2:], x.stride()[-2:], tuple(x.shape[:-2]), x.stride()[:-2])
+        if x.ndim == 4 else MatrixCopy(dtype, 1, *x.shape, x.stride()) for x in (batch, alone)
+    ]  # fmt: skip
+    launch = PiecesLaunch(*described, pdl=False)
+    copies = [torch.empty(c.products, c.rows, c.pitch, dtype=DTYPES[dtype]) for c in described]
+    with laneloom.emulated("gfx1151", strict=True):
+        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=NUM_WARPS)
+    found = copies[0].view(*batch.shape[:3], -1)[..., : batch.shape[-1]]
+    for x, copy in ((batch, found), (alone, copies[1][0, :, : alone.shape[1]])):
+        assert torch.equal(copy.contiguous().view(torch.uint8), x.contiguous().view(torch.uint8))
+
+
 @pytest.mark.parametrize("order", "kr")
 @pytest.mark.parametrize(("kind", "count"), [("tf32", 2), ("bf16", 3)])
 def test_what_is_not_finite_stays_so_and_the_largest_does_not_overflow(kind, count, order):

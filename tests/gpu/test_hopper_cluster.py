@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -245,6 +246,28 @@ def test_batches(layout, dtype):
         shared = laneloom.matmul(a, b[0].expand(6, k, n), out_dtype=out_dtype)
         alone = laneloom.matmul(a[5], b[0], out_dtype=out_dtype)
         assert norm_error(shared[5], alone.double()) <= 4 * k**0.5 * ROUNDING[shared.dtype]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "bf8", "int8", "uint8", "fp32", "fp64"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("sizes", [(1, 64, 128), (3, 17, 40), (20, 200, 1000), (33, 48, 16), (7, 1, 33)])
+def test_batches_of_few_rows(sizes, layout, dtype):
+    """Strided batches of two axes in either order, one that repeats, more products than launches would be."""
+    m, n, k = sizes
+    for batch in ((2, 5), (300, 1)):
+        size = math.prod(batch)
+        a = operand(size * m, k, DTYPES[dtype], seed=1).view(*batch, m, k)
+        b = operand(size * k, n, DTYPES[dtype], seed=2).view(*batch, k, n)
+        a = a.mT.contiguous().mT if layout[0] == "t" else a
+        b = b.mT.contiguous().mT if layout[1] == "t" else b
+        a = a.transpose(0, 1).contiguous().transpose(0, 1)
+        out_dtype = torch.float32 if dtype in ("fp8", "bf8") else None
+        for x, y in ((a, b), (a, b[:1].expand(*batch, k, n)), (a[:, :1].expand(*batch, m, k), b)):
+            out = laneloom.matmul(x, y, out_dtype=out_dtype)
+            for at in itertools.product(range(batch[0])[:: batch[0] // 2], range(batch[1])):
+                # A chain of K roundings in FP32: the k-th is of a sum that grew as the root of k.
+                assert_right(out[at], x[at], y[at], sums=(k / 6) ** 0.5 * 2.0**-24 if dtype == "fp32" else None)
+            assert not out.double().isnan().any()
 
 
 def test_in_a_cuda_graph():

@@ -1,7 +1,8 @@
-"""Copy one or two matrices in one launch: contiguous along one axis, rows of whole 128-byte lines, whole or in pieces.
+"""Copy one or two matrices, or batches, in one launch: contiguous along one axis, rows of whole 128-byte lines.
 
-FP32 in pieces: x = x1 + x2 (+ x3) with x1 the nearest TF32 (BF16) to x, x2 the nearest to x - x1, and so on. Two TF32
-pieces hold 22 bits of x, three BF16 pieces 24. An infinite or NaN x is x1, its others are 0 or NaN. Gluon, Hopper.
+Whole, or FP32 in pieces: x = x1 + x2 (+ x3) with x1 the nearest TF32 (BF16) to x, x2 the nearest to x - x1, and so on.
+Two TF32 pieces hold 22 bits of x, three BF16 pieces 24. An infinite or NaN x is x1, its others are 0 or NaN. Gluon,
+Hopper.
 
 A lane holds a few rows of 16 bytes of the copy. It loads along the axis that the source is contiguous along and stores
 along the other, so that a transpose is the order in which registers are named, and nothing goes through shared memory.
@@ -83,22 +84,34 @@ def _copy_block(source_ptr, copy_ptr, block, rows, K, stride_row, stride_k, line
             bits = x.to(gl.int32, bitcast=True) + HALF
 
 
-_INTEGERS = [f"{name}_{about}" for name in "ab" for about in ("rows", "k", "stride_row", "stride_k", "lines")]
+@gluon.jit
+def _of_product(source_ptr, copy_ptr, block, blocks, rows, lines, inner, stride_outer, stride_inner):
+    """The pointers to the matrices of the product that a block belongs to."""
+    LINE: gl.constexpr = 128 * 8 // copy_ptr.dtype.element_ty.primitive_bitwidth
+    product = block // blocks
+    source_ptr += (product // inner).to(gl.int64) * stride_outer + (product % inner).to(gl.int64) * stride_inner
+    return source_ptr, copy_ptr + product.to(gl.int64) * rows * lines * LINE
+
+
+_OF_MATRIX = ("rows", "k", "stride_row", "stride_k", "lines", "products", "inner", "stride_outer", "stride_inner")
+_INTEGERS = [f"{name}_{about}" for name in "ab" for about in _OF_MATRIX]
 
 
 # What matters about the integers is said by constants, so that another size compiles nothing.
 @gluon.jit(do_not_specialize=_INTEGERS)
-def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_row, a_stride_k, a_lines, b_rows, b_k,
-                    b_stride_row, b_stride_k, b_lines, A_ROW_VECTOR: gl.constexpr, A_K_VECTOR: gl.constexpr,
+def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_row, a_stride_k, a_lines, a_products,
+                    a_inner, a_stride_outer, a_stride_inner, b_rows, b_k, b_stride_row, b_stride_k, b_lines, b_products,
+                    b_inner, b_stride_outer, b_stride_inner, A_ROW_VECTOR: gl.constexpr, A_K_VECTOR: gl.constexpr,
                     A_LOAD: gl.constexpr, B_ROW_VECTOR: gl.constexpr, B_K_VECTOR: gl.constexpr, B_LOAD: gl.constexpr,
-                    ALIKE: gl.constexpr, WIDE: gl.constexpr, STORE: gl.constexpr, PIECES: gl.constexpr,
-                    HALF: gl.constexpr, PDL: gl.constexpr):
+                    ALIKE: gl.constexpr, BATCHED: gl.constexpr, WIDE: gl.constexpr, STORE: gl.constexpr,
+                    PIECES: gl.constexpr, HALF: gl.constexpr, PDL: gl.constexpr):
     """copy[piece, row, k] of source[row, k], for two matrices: the first programs copy A's blocks, the rest B's.
 
     lines: of 128 bytes, in a row of the copy; its columns past K hold anything. VECTOR: elements along an axis that lie
     together, aligned to their bytes, as the rows and K themselves are whole numbers of them. ALIKE: both are loaded by
-    the same code. WIDE: offsets inside a block need 64 bits. HALF: of the last place that a piece keeps, in the bits of
-    an FP32; 0 copies bits.
+    the same code. BATCHED: copy[product, row, k] of so many products, `inner` of them from one outer step to the next.
+    WIDE: offsets inside a block need 64 bits. HALF: of the last place that a piece keeps, in the bits of an FP32; 0
+    copies bits.
     """
     if PDL:
         release_successor()
@@ -107,15 +120,27 @@ def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_
     b_stride_row, b_stride_k, b_lines = b_stride_row.to(OFFSET), b_stride_k.to(OFFSET), b_lines.to(OFFSET)
     block = gl.program_id(0)
     a_blocks = gl.cdiv(a_rows, STORE.shape[0]) * gl.cdiv(a_k, STORE.shape[1])
-    if ALIKE and block >= a_blocks:
-        block -= a_blocks
+    b_blocks = gl.cdiv(b_rows, STORE.shape[0]) * gl.cdiv(b_k, STORE.shape[1])
+    of_a = a_blocks * a_products if BATCHED else a_blocks
+    if BATCHED and block < of_a:
+        a_ptr, a_copy_ptr = _of_product(
+            a_ptr, a_copy_ptr, block, a_blocks, a_rows, a_lines, a_inner, a_stride_outer, a_stride_inner)
+    if BATCHED and block >= of_a:
+        b_ptr, b_copy_ptr = _of_product(
+            b_ptr, b_copy_ptr, block - of_a, b_blocks, b_rows, b_lines, b_inner, b_stride_outer, b_stride_inner)
+    in_a = block < of_a
+    if BATCHED:
+        block = block % a_blocks if in_a else (block - of_a) % b_blocks
+    elif not in_a:
+        block -= of_a
+    if ALIKE and not in_a:
         a_ptr, a_copy_ptr, a_rows, a_k = b_ptr, b_copy_ptr, b_rows, b_k
         a_stride_row, a_stride_k, a_lines = b_stride_row, b_stride_k, b_lines
-    if ALIKE or block < a_blocks:
+    if ALIKE or in_a:
         _copy_block(a_ptr, a_copy_ptr, block, a_rows, a_k, a_stride_row, a_stride_k, a_lines, A_ROW_VECTOR, A_K_VECTOR,
                     A_LOAD, STORE, PIECES, HALF, PDL)
     else:
-        _copy_block(b_ptr, b_copy_ptr, block - a_blocks, b_rows, b_k, b_stride_row, b_stride_k, b_lines, B_ROW_VECTOR,
+        _copy_block(b_ptr, b_copy_ptr, block, b_rows, b_k, b_stride_row, b_stride_k, b_lines, B_ROW_VECTOR,
                     B_K_VECTOR, B_LOAD, STORE, PIECES, HALF, PDL)
 
 
@@ -147,6 +172,14 @@ class MatrixCopy:
     rows: int
     k: int
     strides: tuple[int, int]  #: of rows, and of K, along which the copy is contiguous
+    #: outer and inner number of matrices, of one piece each, and the steps from one to the next
+    batch: tuple[int, int] = (1, 1)
+    batch_strides: tuple[int, int] = (0, 0)
+
+    @property
+    def products(self) -> int:
+        """Matrices that are copied."""
+        return self.batch[0] * self.batch[1]
 
     @property
     def pitch(self) -> int:
@@ -170,7 +203,8 @@ class MatrixCopy:
             return 1
         size = 4 if self.half else _TORCH[self.dtype].itemsize
         extent, step = (self.rows, self.strides[1]) if self.rows_first else (self.k, self.strides[0])
-        return gcd(extent, step, _HIGH if self.rows_first else _VECTOR_BYTES, _VECTOR_BYTES // size)
+        most = _HIGH if self.rows_first else _VECTOR_BYTES
+        return gcd(extent, step, *self.batch_strides, most, _VECTOR_BYTES // size)
 
 
 class PiecesLaunch:
@@ -180,10 +214,11 @@ class PiecesLaunch:
         """`copies`: in equally many pieces, with elements of one size. `pdl`: may start while the kernel ahead still
         drains."""
         self._copies, self._pdl = copies, pdl
-        self._shapes = [((copy.pieces, copy.rows, copy.pitch), _TORCH[copy.dtype]) for copy in copies]
+        self._batched = any(copy.products > 1 for copy in copies)
+        self._shapes = [((copy.pieces * copy.products, copy.rows, copy.pitch), _TORCH[copy.dtype]) for copy in copies]
         self._bytes = self._shapes[0][1].itemsize
         rows, columns = block_layout(self._bytes, rows_first=False).shape
-        self.grid = (sum(-(-copy.rows // rows) * -(-copy.k // columns) for copy in copies),)
+        self.grid = (sum(copy.products * -(-copy.rows // rows) * -(-copy.k // columns) for copy in copies),)
         self._wide = any(
             rows * max(copy.strides[0], copy.pitch) + columns * copy.strides[1] >= 1 << 31 for copy in copies
         )
@@ -198,18 +233,19 @@ class PiecesLaunch:
         # No program reaches the second of two that are the same.
         for copy, source in zip((*self._copies, first)[:2], tensors[::2], strict=True):
             integers += [copy.rows, copy.k, *copy.strides, copy.pitch * self._bytes // LINE_BYTES]
+            integers += [copy.products, copy.batch[1], *copy.batch_strides]
             vector = copy.vector if source.data_ptr() % _VECTOR_BYTES == 0 else 1
             constants += (vector, 1) if copy.rows_first else (1, vector)
             constants.append(block_layout(self._bytes, rows_first=copy.rows_first))
         if not first.half:  # bits are bits: one kernel for every type of a size
             tensors = tuple(x.view(_BITS[self._bytes]) for x in tensors)
         return (
-            *tensors, *integers, *constants, constants[:3] == constants[3:], self._wide,
+            *tensors, *integers, *constants, constants[:3] == constants[3:], self._batched, self._wide,
             block_layout(self._bytes, rows_first=False), first.pieces, first.half, self._pdl,
         )  # fmt: skip
 
     def __call__(self, *sources: torch.Tensor) -> list[torch.Tensor]:
-        """The copy, [pieces, rows, pitch], of the matrix at each of `sources`; columns past K hold anything."""
+        """The copies, [pieces or products, rows, pitch], of what is at `sources`; columns past K hold anything."""
         copies = [torch.empty(shape, dtype=dtype, device=sources[0].device) for shape, dtype in self._shapes]
         self._launch(sources[0], copies[0], sources[-1], copies[-1])
         return copies

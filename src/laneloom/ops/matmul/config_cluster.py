@@ -105,6 +105,10 @@ class ClusterConfig(PartsConfig):
             b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
         )  # fmt: skip
 
+    def one_by_one(self, problem: MatmulProblem) -> bool:
+        """Also where operands are cut into pieces: those are of one product."""
+        return self.pieces > 1 or super().one_by_one(problem)
+
     def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
         """The problem that the kernel is given: parts of K as a batch's outer products, perhaps rows `in_classes`."""
         if self.split_k == 1:
@@ -324,6 +328,8 @@ class ClusterConfig(PartsConfig):
         pieces = PIECES.get(problem.precision, 0) if pair == ("fp32", "fp32") else 1
         if pieces == 0 or not any(set(pair) <= set(group) for group in (*_WGMMA_GROUPS, ("fp32",))):
             return f"hopper_cluster: wgmma does not multiply {pair[0]} by {pair[1]} in precision {problem.precision}"
+        if self.pieces > 1 and problem.batches > MOST_LAUNCHES:
+            return f"hopper_cluster: in {self.pieces} pieces at most {MOST_LAUNCHES} products, got {problem.batches}"
         if self.pieces != pieces:
             return f"hopper_cluster: precision {problem.precision} takes {pieces} pieces, got {self.pieces}"
         if self.grouped and (self.copy_a or self.copy_b or pieces > 1 or problem.has_terms):
@@ -331,8 +337,6 @@ class ClusterConfig(PartsConfig):
         for name, matrix, copied in (("a", problem.a, self.copy_a), ("b", problem.b, self.copy_b)):
             if self.pieces > 1 and not copied:
                 return f"hopper_cluster: pieces of {name} have to be made first, by a copy"
-            if copied and problem.batches > MOST_LAUNCHES:
-                return f"hopper_cluster: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             both_majors = piece_dtype(problem, self, name) in ("bf16", "fp16")
             along_k = matrix.major == ("n" if name == "a" else "t")
             if not copied and not (tma_reads(problem, name) and (both_majors or along_k)):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...gpu import Gpu
-from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
+from .config_hopper import TMA_BYTES, tma_reads, why_not_bare, why_not_walked
 from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -81,8 +81,6 @@ class PreciseConfig(SharedConfig):
         if why := why_not_bare(self.schedule, problem):
             return why
         for name, copied in (("a", self.copy_a), ("b", self.copy_b)):
-            if copied and problem.batches > MOST_LAUNCHES:
-                return f"hopper_precise: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_precise: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
         if (self.block_m, self.block_n, self.num_warps) not in PRECISE_TILES:

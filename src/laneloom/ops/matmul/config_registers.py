@@ -96,8 +96,8 @@ class RegistersConfig(TiledConfig):
 
     @property
     def one_by_one(self) -> bool:
-        """Whether a batch goes product by product: copies and parts of K are of one."""
-        return self.copy_a or self.copy_b or self.split_k > 1
+        """Whether a batch goes product by product: parts of K are of one."""
+        return self.split_k > 1
 
     def by_tma(self, problem: MatmulProblem) -> bool:
         """Whether TMA writes C, or its parts: 32 columns of D at a time, or as many lines of C."""
@@ -121,8 +121,6 @@ class RegistersConfig(TiledConfig):
         for name, copied, along_k in (
             ("a", self.copy_a, problem.a.major == "n"), ("b", self.copy_b, problem.b.major == "t"),
         ):  # fmt: skip
-            if copied and problem.batches > MOST_LAUNCHES:
-                return f"hopper_registers: copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
             if not copied and not tma_reads(problem, name):
                 return f"hopper_registers: TMA needs {name} at a base and a pitch of {TMA_BYTES} bytes, or copied"
             if not copied and not along_k and (name == "b") != self.turned and self.tile[1] % 32:

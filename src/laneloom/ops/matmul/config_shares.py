@@ -51,8 +51,8 @@ class PartsConfig(MatmulConfig):
     copy_b: bool
 
     def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Whether a batch goes product by product: copies are of one, and parts of K of one or of rows `in_line`."""
-        return self.copy_a or self.copy_b or (self.split_k > 1 and not in_line(problem))
+        """Whether a batch goes product by product: parts of K are of one, or of rows `in_line`."""
+        return self.split_k > 1 and not in_line(problem)
 
     def parts_shape(self, problem: MatmulProblem) -> tuple[int, int, int]:
         """Parts, rows and columns of what a second launch adds up: rows of whole pieces of 16 bytes."""
@@ -156,7 +156,7 @@ class SharedConfig(TiledConfig, PartsConfig):
 
     def in_parts(self, problem: MatmulProblem) -> Iterator[Self]:
         """The same with K in as many parts as fill half of the CTAs, all, or two rounds of them."""
-        each = problem.one_product() if self.copy_a or self.copy_b or not in_line(problem) else problem
+        each = problem if in_line(problem) else problem.one_product()
         tiles, slices = self.tiles(each), -(-problem.k // self.block_k)
         found = set()
         for ctas in (self.programs // 2, self.programs, 2 * self.programs):

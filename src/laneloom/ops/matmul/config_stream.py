@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from ...gpu import Gpu
-from .config_hopper import MOST_LAUNCHES, TMA_BYTES, tma_reads, why_not_bare, why_not_walked
+from .config_hopper import TMA_BYTES, tma_reads, why_not_bare, why_not_walked
 from .config_shares import CTA_BYTES, SharedConfig
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -147,8 +147,6 @@ class StreamConfig(SharedConfig):
         matrix, across = (problem.a, "t") if name == "a" else (problem.b, "n")
         if copied and by_lanes:
             return f"{name} is copied or brought by lanes, not both"
-        if copied and problem.batches > MOST_LAUNCHES:
-            return f"copies operands of at most {MOST_LAUNCHES} products, got {problem.batches}"
         if by_lanes and matrix.major == "x":
             return f"lanes bring {name} where it is contiguous along an axis"
         if by_lanes and self.block_k % _COPY_UNIT:

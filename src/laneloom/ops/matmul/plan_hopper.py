@@ -3,6 +3,7 @@ products with one short side; docs/hopper-gemm.md has what was measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,11 +32,11 @@ from .config_row import RowConfig, stream_row
 from .config_rows import RowsConfig, stream_rows
 from .config_stream import StreamConfig
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
+from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
 from .plan_cluster import best_cluster, cluster_configs, cluster_parts, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
 from .plan_half import half_best
-from .plan_rows import batched_rows
 from .plan_wide import wide_configs
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -63,7 +64,6 @@ SKINNY_ROWS = 64  #: up to here a long K may be worth a launch of its own for an
 TERMS_US, MOST_FUSED_ROW = 3.0, 200e6  #: that launch; bytes of a product of one row of 16 bits
 #: up to here one launch of plain loads beats repacking; it takes 1.5 us for each 128 of K
 SMALL_MULTIPLICATIONS, SMALL_K = 4 << 20, 384
-BATCHED_SIDE = 64  #: of each product of a batch that clusters take in one launch
 BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch of its own
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 #: elements of a load, and of an operand, from which on it streams through registers past few rows
@@ -72,7 +72,6 @@ STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
 #: 2.5 to 4 million by 3 or 10 were 10 to 43% slower so, one by 30 11% faster, 16 million and more 7 to 19% but for one
 COPIED_ROWS, COPIED_ELEMENTS = 16, 1 << 23
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
-LYING = "operands where they lie, by asynchronous copies"
 
 
 @dataclass(frozen=True)
@@ -301,22 +300,16 @@ def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[Ma
         yield best[0], f"{reason}; shortest estimate, {_told_us(problem, *best, gpu):.1f} us"
 
 
-def _batch(
-    problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: list[tuple[AsyncConfig, float]]
-) -> Iterator[tuple[MatmulConfig, str]]:
+def _batch(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[MatmulConfig, str]]:
     """What takes a whole batch by one launch."""
-    found: list[tuple[MatmulConfig, float, str]] = [(config, time_us, LYING) for config, time_us in lying]
-    streamed = "few rows or columns: the other operand streams through registers, past mma"
-    found += [(config, time_us, streamed) for config, time_us in batched_rows(problem, gpu)]
+    found = batch_configs(problem, gpu, in_place)
     multiplications = problem.m * problem.n * problem.k
-    if in_place and min(problem.m, problem.n, problem.k) >= BATCHED_SIDE and (best := best_cluster(problem, gpu)):
-        found.append((*best, "a batch in one launch"))
-        found += [(*pair, "a batch in one launch, K in parts") for pair in cluster_parts(problem, gpu)]
-    elif multiplications >= BATCH_MULTIPLICATIONS:
+    if not in_place and multiplications >= BATCH_MULTIPLICATIONS:
         each = problem.one_product()
-        alone_us = problem.batches * min((time_us for _, time_us in tiled(each, gpu)), default=0.0)
+        valid = (time_us for config, time_us in tiled(each, gpu) if config.why_invalid(problem, gpu) is None)
+        alone_us = problem.batches * min(valid, default=math.inf)
         found = [item for item in found if item[1] < alone_us]
-    for config, time_us, reason in sorted(found, key=lambda item: item[1]):
+    for config, time_us, reason in found:
         yield config, f"{reason}; shortest estimate, {time_us:.1f} us"
     if multiplications < BATCH_MULTIPLICATIONS:
         yield _plain(problem), "many small products: one launch takes them all"
@@ -359,10 +352,9 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
     multiplications = problem.m * problem.n * problem.k
     movable = problem.dtype_a in WGMMA_DTYPES and "x" not in problem.layout
     in_place = movable and tma_reads(problem, "a") and tma_reads(problem, "b")
-    lying = half_best(problem, gpu)
+    lying = half_best(problem, gpu) if problem.batches == 1 else []
     if problem.batches > 1:
-        yield from _batch(problem, gpu, in_place, lying)
-        lying = []
+        yield from _batch(problem, gpu, in_place)
     small = multiplications <= SMALL_MULTIPLICATIONS and (problem.k <= SMALL_K or min(problem.m, problem.n) == 1)
     if movable and (in_place or not small):
         one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] <= SLICE_BYTES

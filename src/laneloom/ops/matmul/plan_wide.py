@@ -160,12 +160,13 @@ def _copies_us(problem: MatmulProblem, config: StreamConfig | PreciseConfig) -> 
     if not moved:
         return 0.0
     launch_us, in_l2, beyond = _COPIES[problem.dtype_a]
+    moved *= problem.batches
     copied_us = min(moved, _COPIED_IN_L2) / in_l2 + max(moved - _COPIED_IN_L2, 0) / beyond
-    return problem.batches * (launch_us + copied_us)
+    return copied_us + launch_us
 
 
 def by_tma(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[StreamConfig | PreciseConfig, float]]:
-    """What TMA feeds, with estimates. What is copied goes product by product."""
+    """What TMA feeds, with estimates."""
     if problem.dtype_a == "fp32":
         for streamed in stream_configs(problem, gpu):
             yield streamed, streamed_us(problem, streamed)

@@ -55,17 +55,19 @@ class TmaOperand:
     ) -> None:
         """`strides`: of both batch axes, of the axis of `rows`, which it shares with C, and of K. `along_k`: whether it
         is contiguous along K, or shall be in the copy, else along `rows`. `box`: of that axis and of the other. A copy
-        is of one product."""
+        in several pieces is of one product."""
         size = ELEMENT_BYTES[dtype]
         outer, inner, row, step_k = strides
         self.copy: MatrixCopy | None = None
+        products = (batch[0] if outer else 1, batch[1] if inner else 1)
         if copied:
             across, along, steps_of = (rows, k, (row, step_k)) if along_k else (k, rows, (step_k, row))
-            self.copy = MatrixCopy(dtype, pieces, across, along, steps_of)
+            self.copy = MatrixCopy(dtype, pieces, across, along, steps_of, products, (outer, inner))
             pitch = self.copy.pitch
-            sizes, steps = (along, across, pieces, 1), (pitch, across * pitch, 0)
+            each = across * pitch
+            sizes, steps = (along, across, pieces * products[1], products[0]), (pitch, each, each * products[1])
         else:
-            sizes = (*((k, rows) if along_k else (rows, k)), batch[1] if inner else 1, batch[0] if outer else 1)
+            sizes = (*((k, rows) if along_k else (rows, k)), *products[::-1])
             steps = (row if along_k else step_k, inner, outer)
         #: whether the batch axes, outer and inner, step through the operand
         self.steps = (int(bool(outer)), int(bool(inner)))
@@ -105,7 +107,7 @@ def prepare_launches(
 ) -> Callable[..., None]:
     """What runs `make(problem, config, gpu, device)` call after call; it is made at the first one.
 
-    copied: whether an operand is copied ahead. A copy is of one product, so that a batch goes product by product then.
+    copied: whether what is copied ahead is of one product, so that a batch goes product by product.
     """
     if problem.batches > 1 and copied:
         return _product_by_product(problem, prepare_launches(make, problem.one_product(), config, gpu, copied=copied))
