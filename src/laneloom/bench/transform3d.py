@@ -160,7 +160,7 @@ def page_tables(records: Path, ladder_records: Path, other_records: Path) -> dic
     from .transform3d_rungs import from_records, markdown
 
     every, others = load(records), load(other_records)
-    tables = {dtype: table(every, dtype) for dtype in ("fp64", "complex128")}
+    tables = {dtype: table(every, dtype) for dtype in ("fp64", "complex128", "fp32", "complex64")}
     tables |= {f"other {dtype}": table(others, dtype) for dtype in ("fp64", "fp32", "complex64")}
     return tables | {"ladder": markdown(from_records(load(ladder_records), "recorded"))}
 

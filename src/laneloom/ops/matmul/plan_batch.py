@@ -1,9 +1,8 @@
 """What takes a whole batch by one launch on Hopper, of all schedules, by estimates that may be held beside each other.
 
 Each schedule's model was fitted to that schedule alone, and those of `hopper_rows` and `hopper_cluster` miss what a
-batch of few rows costs by much the same everywhere. So each has a factor here, fitted to 356 batches on one H100,
-results/h100/tiles_batches.csv, 2026-11-28. On an H200 none were measured: its factors were fitted to 186 of those
-times, of at most 15 MB, where the two do not differ; beyond, its memory is taken to give as much of its rate, 0.89.
+batch of few rows costs by much the same everywhere. So each has a factor here, fitted to 356 batches on one H200 and on
+one H100, tiles_batches.csv of results/h200 and h100, 2026-11-28.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ class _Beside:
     rows: float
     cluster: float
     cluster_us: float  #: more, once
-    megabyte_us: float  #: more for each MB that is read or written
     scattered_us: float  #: more for each MB of C whose rows do not begin at 16 bytes
     parts: float  #: hopper_cluster with K in parts
 
 
-ON_H100 = _Beside(1.0, 1.4, 1.2, cluster_us=0.2, megabyte_us=0.0, scattered_us=1.0, parts=1.5)
-ON_H200 = _Beside(0.9, 1.1, 1.0, cluster_us=-0.4, megabyte_us=0.026, scattered_us=0.5, parts=1.1)
+ON_H100 = _Beside(1.0, 1.4, 1.2, cluster_us=0.2, scattered_us=1.0, parts=1.5)
+ON_H200 = _Beside(0.9, 1.1, 1.0, cluster_us=-0.4, scattered_us=0.3, parts=1.1)
 
 
 def _copies_us(problem: MatmulProblem, config: ClusterConfig) -> float:
@@ -67,7 +65,7 @@ def batch_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tupl
     found += [(config, beside.rows * time_us, streamed) for config, time_us in batched_rows(problem, gpu)]
     if best := best_cluster(problem, gpu):
         time_us = beside.cluster * float(estimate_us(problem, best[0], tiles_of([best[0]]), gpu)[0])
-        time_us += beside.cluster_us + beside.megabyte_us * problem.bytes / 1e6
+        time_us += beside.cluster_us
         size = DTYPE_BYTES[problem.dtype_out]
         if problem.out.strides[2] * size % TMA_BYTES:
             time_us += beside.scattered_us * problem.batches * problem.m * problem.n * size / 1e6
