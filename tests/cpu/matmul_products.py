@@ -64,22 +64,19 @@ def laid(matrix, shape, dtype, seed):
 
 
 def cut(copy, source):
-    """What pieces.py makes of a matrix: pieces of its elements, their sum; behind the last along K anything. Of a batch
-    each product's elements as they are."""
+    """What pieces.py makes of the matrices of a batch: pieces of their elements, whose sum they are; behind the last
+    along K anything."""
     rest = source.as_strided((*copy.batch, copy.rows, copy.k), (*copy.batch_strides, *copy.strides)).clone()
-    if not copy.half:
-        assert copy.pieces == 1
-        whole = torch.full((copy.products, copy.rows, copy.pitch), 77, dtype=rest.dtype)
-        whole[..., : copy.k] = rest.flatten(0, 1)
-        return whole
-    assert copy.products == 1
-    rest, kind = rest[0, 0], torch.bfloat16 if copy.dtype == "bf16" else torch.float32
-    pieces = torch.full((copy.pieces, copy.rows, copy.pitch), torch.nan, dtype=kind)
-    for piece in pieces:
-        near = ((rest.view(torch.int32) + copy.half) & -max(2 * copy.half, 1)).view(torch.float32)
-        piece[:, : copy.k] = near
-        rest -= near
-    return pieces
+    rest = rest.flatten(0, 1)
+    kind = torch.bfloat16 if copy.half and copy.dtype == "bf16" else rest.dtype
+    pieces = torch.full((copy.products, copy.pieces, copy.rows, copy.pitch), 77, dtype=kind)
+    for piece in range(copy.pieces):
+        near = rest.clone()
+        if copy.half:
+            near = ((rest.view(torch.int32) + copy.half) & -2 * copy.half).view(torch.float32)
+            rest -= near
+        pieces[:, piece, :, : copy.k] = near
+    return pieces.flatten(0, 1)
 
 
 def run(problem, config, *terms, anyway=False, kernel=hopper_cluster):

@@ -144,6 +144,7 @@ def test_pieces(model, monkeypatch, precision, pieces, block_k):
     model()
     config = small(block_k=block_k, pieces=pieces, promote=1, copy_a=True, copy_b=True)
     check(product(70, 40, 136, "nn", dtype="fp32", precision=precision), config, 2.0**-20)
+    check(product(70, 24, 72, "tn", batch=(2, 2), shared="b", dtype="fp32", precision=precision), config, 2.0**-20)
 
 
 def gelu(x):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain, product
 
 import pytest
@@ -103,6 +104,33 @@ def test_batches_take_one_launch():
     assert plan(problem(1, 128, 4096, layout="nt", batch=48), GPU).schedule == "hopper_cluster"
     assert plan(problem(63, 64, 64, batch=1000), GPU).schedule == "hopper_cluster"
     assert plan(problem(4096, 4096, 512, batch=4), GPU).schedule == "hopper_cluster"
+
+
+@pytest.mark.parametrize("gpu", ["gfx90a", "gfx942", "gfx1151", "gfx1201", "h100", "h200"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32", "int8"])
+def test_what_is_explained_of_products_of_nothing(gpu, dtype):
+    for sizes, batch in (((0, 5, 3), 1), ((5, 0, 3), 3), ((5, 3, 2), 0)):
+        facts = explain(problem(*sizes, dtype=dtype, batch=batch), gpu=gpu).facts
+        assert facts == ("C has no elements: nothing runs",)
+    assert explain(problem(5, 3, 0, dtype=dtype), gpu=gpu).facts == ("K = 0: C is its terms or zeros",)
+
+
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "xx"])
+@pytest.mark.parametrize("sizes", [(2, 48, 1), (1, 1312, 26), (112, 17, 1984), (5, 24, 2)])
+def test_types_that_differ_have_a_schedule(sizes, layout):
+    for pair in (("int8", "uint8"), ("uint8", "int8"), ("fp8", "bf8")):
+        out, step = "fp32" if "fp8" in pair else "int32", 2 if layout == "xx" else 1
+        same = problem(*sizes, dtype=pair[0], layout=layout.replace("x", "n"), dtype_out=out)
+        a, b = (replace(x, strides=tuple(step * s for s in x.strides)) for x in (same.a, same.b))
+        assert plan(replace(same, a=a, b=b, dtype_b=pair[1]), GPU).schedule == "hopper_cluster"
+
+
+@pytest.mark.parametrize("precision", ["tf32", "3xtf32", "3xbf16"])
+def test_batches_of_any_number_in_other_precisions(precision):
+    for layout in ("nn", "nt", "tn"):
+        batch = problem(33, 40, 17, dtype="fp32", layout=layout, batch=3000, precision=precision)
+        config = plan(batch, GPU)
+        assert config.schedule in ("hopper_cluster", "hopper_registers")
 
 
 @pytest.mark.parametrize("dtype", ["fp8", "bf8", "int8", "uint8"])
@@ -242,7 +270,6 @@ ADDEND = Epilogue(addend=Matrix((0, 0, 64, 1)), dtype_addend="bf16")
         (CLUSTER, problem(64, 64, 64, dtype="fp32"), "does not multiply fp32 by fp32 in precision ieee"),
         (CLUSTER, problem(63, 63, 63), "need a at multiples of 16 bytes"),
         (CLUSTER.with_knobs(pieces=2), problem(64, 64, 64), "takes 1 pieces"),
-        (CLUSTER.with_knobs(pieces=2), problem(64, 64, 64, batch=1000), "2 pieces at most 256 products"),
         (CLUSTER, problem(64, 64, 64, dtype_out="int32"), "writes bf16, fp16, fp32"),
         (CLUSTER, problem(64, 63, 64, layout="nt"), "a TMA store needs C"),
         (CLUSTER.with_knobs(block_m=96), problem(64, 64, 64), "64 or 128 rows each"),

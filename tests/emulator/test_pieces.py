@@ -101,6 +101,23 @@ def test_batches_by_one_launch(lies, dtype):
         assert torch.equal(copy.contiguous().view(torch.uint8), x.contiguous().view(torch.uint8))
 
 
+def test_pieces_of_a_batch_add_up():
+    """Product by product, each with its pieces one behind the other."""
+    batch = torch.stack([numbers(70, 40, "k", "cpu") * (i + 1) for i in range(6)]).view(2, 3, 70, 40)
+    alone = numbers(20, 40, "r", "cpu")
+    described = [
+        MatrixCopy("bf16", 3, 70, 40, (40, 1), (2, 3), batch.stride()[:2]),
+        MatrixCopy("bf16", 3, 20, 40, alone.stride()),
+    ]
+    launch = PiecesLaunch(*described, pdl=False)
+    copies = [torch.empty(3 * c.products, c.rows, c.pitch, dtype=torch.bfloat16) for c in described]
+    with laneloom.emulated("gfx1151", strict=True):
+        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=NUM_WARPS)
+    for x, pieces in zip(batch.flatten(0, 1), copies[0].view(6, 3, 70, -1)[..., :40], strict=True):
+        assert_adds_up(pieces, x, "bf16", 2.0**-24)
+    assert_adds_up(copies[1][..., :40], alone, "bf16", 2.0**-24)
+
+
 @pytest.mark.parametrize("order", "kr")
 @pytest.mark.parametrize(("kind", "count"), [("tf32", 2), ("bf16", 3)])
 def test_what_is_not_finite_stays_so_and_the_largest_does_not_overflow(kind, count, order):

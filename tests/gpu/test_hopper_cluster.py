@@ -248,6 +248,23 @@ def test_batches(layout, dtype):
         assert norm_error(shared[5], alone.double()) <= 4 * k**0.5 * ROUNDING[shared.dtype]
 
 
+@pytest.mark.parametrize("precision", ["tf32", "3xtf32", "3xbf16"])
+@pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
+@pytest.mark.parametrize("sizes", [(3, 17, 40), (20, 200, 999), (70, 33, 65)])
+def test_batches_in_other_precisions(sizes, layout, precision):
+    m, n, k = sizes
+    for batch in ((2, 5), (300, 1)):
+        size = math.prod(batch)
+        a = operand(size * m, k, torch.float32, seed=1).view(*batch, m, k)
+        b = operand(size * k, n, torch.float32, seed=2).view(*batch, k, n)
+        a = a.mT.contiguous().mT if layout[0] == "t" else a
+        b = b.mT.contiguous().mT if layout[1] == "t" else b
+        for x, y in ((a, b), (a, b[:1].expand(*batch, k, n)), (a[:, :1].expand(*batch, m, k), b)):
+            out = laneloom.matmul(x, y, precision=precision)
+            for at in itertools.product(range(batch[0])[:: batch[0] // 2], range(batch[1])):
+                assert_right(out[at], x[at], y[at], precision, sums=(k / 6) ** 0.5 * 2.0**-24)
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp8", "bf8", "int8", "uint8", "fp32", "fp64"])
 @pytest.mark.parametrize("layout", ["nn", "nt", "tn", "tt"])
 @pytest.mark.parametrize("sizes", [(1, 64, 128), (3, 17, 40), (20, 200, 1000), (33, 48, 16), (7, 1, 33)])

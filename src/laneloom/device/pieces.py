@@ -85,12 +85,13 @@ def _copy_block(source_ptr, copy_ptr, block, rows, K, stride_row, stride_k, line
 
 
 @gluon.jit
-def _of_product(source_ptr, copy_ptr, block, blocks, rows, lines, inner, stride_outer, stride_inner):
-    """The pointers to the matrices of the product that a block belongs to."""
+def _of_product(source_ptr, copy_ptr, block, blocks, rows, lines, inner, stride_outer, stride_inner,
+                PIECES: gl.constexpr):
+    """The pointers to the matrix of the product that a block belongs to, and to its first piece."""
     LINE: gl.constexpr = 128 * 8 // copy_ptr.dtype.element_ty.primitive_bitwidth
     product = block // blocks
     source_ptr += (product // inner).to(gl.int64) * stride_outer + (product % inner).to(gl.int64) * stride_inner
-    return source_ptr, copy_ptr + product.to(gl.int64) * rows * lines * LINE
+    return source_ptr, copy_ptr + product.to(gl.int64) * PIECES * rows * lines * LINE
 
 
 _OF_MATRIX = ("rows", "k", "stride_row", "stride_k", "lines", "products", "inner", "stride_outer", "stride_inner")
@@ -109,9 +110,9 @@ def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_
 
     lines: of 128 bytes, in a row of the copy; its columns past K hold anything. VECTOR: elements along an axis that lie
     together, aligned to their bytes, as the rows and K themselves are whole numbers of them. ALIKE: both are loaded by
-    the same code. BATCHED: copy[product, row, k] of so many products, `inner` of them from one outer step to the next.
-    WIDE: offsets inside a block need 64 bits. HALF: of the last place that a piece keeps, in the bits of an FP32; 0
-    copies bits.
+    the same code. BATCHED: copy[product, piece, row, k] of so many products, `inner` of them from one outer step to the
+    next. WIDE: offsets inside a block need 64 bits. HALF: of the last place that a piece keeps, in the bits of an FP32;
+    0 copies bits.
     """
     if PDL:
         release_successor()
@@ -124,10 +125,11 @@ def cut_into_pieces(a_ptr, a_copy_ptr, b_ptr, b_copy_ptr, a_rows, a_k, a_stride_
     of_a = a_blocks * a_products if BATCHED else a_blocks
     if BATCHED and block < of_a:
         a_ptr, a_copy_ptr = _of_product(
-            a_ptr, a_copy_ptr, block, a_blocks, a_rows, a_lines, a_inner, a_stride_outer, a_stride_inner)
+            a_ptr, a_copy_ptr, block, a_blocks, a_rows, a_lines, a_inner, a_stride_outer, a_stride_inner, PIECES)
     if BATCHED and block >= of_a:
         b_ptr, b_copy_ptr = _of_product(
-            b_ptr, b_copy_ptr, block - of_a, b_blocks, b_rows, b_lines, b_inner, b_stride_outer, b_stride_inner)
+            b_ptr, b_copy_ptr, block - of_a, b_blocks, b_rows, b_lines, b_inner, b_stride_outer, b_stride_inner,
+            PIECES)
     in_a = block < of_a
     if BATCHED:
         block = block % a_blocks if in_a else (block - of_a) % b_blocks
@@ -172,7 +174,7 @@ class MatrixCopy:
     rows: int
     k: int
     strides: tuple[int, int]  #: of rows, and of K, along which the copy is contiguous
-    #: outer and inner number of matrices, of one piece each, and the steps from one to the next
+    #: outer and inner number of matrices, and the steps from one to the next
     batch: tuple[int, int] = (1, 1)
     batch_strides: tuple[int, int] = (0, 0)
 
@@ -245,7 +247,7 @@ class PiecesLaunch:
         )  # fmt: skip
 
     def __call__(self, *sources: torch.Tensor) -> list[torch.Tensor]:
-        """The copies, [pieces or products, rows, pitch], of what is at `sources`; columns past K hold anything."""
+        """The copies, [products x pieces, rows, pitch], of what is at `sources`; columns past K hold anything."""
         copies = [torch.empty(shape, dtype=dtype, device=sources[0].device) for shape, dtype in self._shapes]
         self._launch(sources[0], copies[0], sources[-1], copies[-1])
         return copies

@@ -212,11 +212,12 @@ def explain(
 ) -> Explanation:
     """What `matmul(a, b)` runs, without running it; a may be a MatmulProblem in place of both operands.
 
-    gpu: by default the one that the call would run on. Raises as `matmul` does.
+    gpu: by default the one that the call would run on. Of a product without elements or terms, for which nothing is
+    multiplied, it is what one of each would run. Raises as `matmul` does.
     """
     row = active_gpu() if gpu is None else get_gpu(gpu)
-    problem = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype, precision, acc_dtype)
-    config = named_config(config)
+    asked = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype, precision, acc_dtype)
+    problem, config = asked.with_elements(), named_config(config)
     extra = []
     if problem.epilogue and not execute.fuses_epilogue(problem, row, config):
         sums = problem.dtype_sums
@@ -225,13 +226,17 @@ def explain(
     planned = None if config else plan_with_reasons(problem, row)
     chosen = planned.config if planned else execute.checked_config(problem, row, config)
     passed_over = planned.passed_over if planned else ()
-    schedule = execute.schedule_of(chosen)
+    facts = (*execute.schedule_of(chosen).facts(problem, chosen, row), *extra)
+    if asked.with_elements() != asked:
+        no_result = 0 in (*asked.batch, asked.m, asked.n)
+        facts = ("C has no elements: nothing runs" if no_result else "K = 0: C is its terms or zeros",)
+        problem = asked
     return Explanation(
         problem,
         row,
         chosen,
         planned.reason if planned else "it was asked for",
-        (*schedule.facts(problem, chosen, row), *extra),
+        facts,
         tuple((other.text, why) for other, why in passed_over),
         planned.source if planned else "asked for",
     )

@@ -7,7 +7,7 @@ from math import gcd
 from typing import Self
 
 from ...gpu import Gpu
-from .config_hopper import FLOAT_OUTPUTS, MOST_LAUNCHES, TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
+from .config_hopper import FLOAT_OUTPUTS, TMA_BYTES, adds_lines, tma_reads, tma_writes, why_not_walked
 from .config_scaled import beside_scaled, why_not_scaled
 from .config_shares import PartsConfig
 from .problem import DTYPE_BYTES, MatmulProblem, Matrix
@@ -104,10 +104,6 @@ class ClusterConfig(PartsConfig):
             problem, m=problem.m // classes, batch=(problem.batches, classes), a=split(problem.a, True),
             b=split(problem.b, False), out=split(problem.out, True), epilogue=epilogue,
         )  # fmt: skip
-
-    def one_by_one(self, problem: MatmulProblem) -> bool:
-        """Also where operands are cut into pieces: those are of one product."""
-        return self.pieces > 1 or super().one_by_one(problem)
 
     def as_launched(self, problem: MatmulProblem) -> MatmulProblem:
         """The problem that the kernel is given: parts of K as a batch's outer products, perhaps rows `in_classes`."""
@@ -328,8 +324,6 @@ class ClusterConfig(PartsConfig):
         pieces = PIECES.get(problem.precision, 0) if pair == ("fp32", "fp32") else 1
         if pieces == 0 or not any(set(pair) <= set(group) for group in (*_WGMMA_GROUPS, ("fp32",))):
             return f"hopper_cluster: wgmma does not multiply {pair[0]} by {pair[1]} in precision {problem.precision}"
-        if self.pieces > 1 and problem.batches > MOST_LAUNCHES:
-            return f"hopper_cluster: in {self.pieces} pieces at most {MOST_LAUNCHES} products, got {problem.batches}"
         if self.pieces != pieces:
             return f"hopper_cluster: precision {problem.precision} takes {pieces} pieces, got {self.pieces}"
         if self.grouped and (self.copy_a or self.copy_b or pieces > 1 or problem.has_terms):

@@ -373,7 +373,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
     for config, time_us in lying:
         yield config, f"{LYING}; shortest estimate, {time_us:.1f} us"
     if not movable or not in_place or DTYPE_BYTES[problem.dtype_a] == 1:
-        large = multiplications > SMALL_MULTIPLICATIONS or problem.dtype_a not in PLAIN_DTYPES
+        plain = problem.dtype_a in PLAIN_DTYPES and problem.dtype_b == problem.dtype_a
+        large = multiplications > SMALL_MULTIPLICATIONS or not plain
         if large and problem.dtype_a != "fp16" and problem.dtype_a != "bf16":
             yield from _cluster(problem, gpu, "operands that wgmma takes along K only, copied so")
     yield _plain(problem), "takes any strides"

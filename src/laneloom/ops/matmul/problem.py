@@ -218,6 +218,11 @@ class MatmulProblem:
             scales=self.scales and self.scales.transposed(),
         )  # fmt: skip
 
+    def with_elements(self) -> MatmulProblem:
+        """The same with one of whatever there are none of: batches, rows, columns, terms."""
+        batch = max(self.batch[0], 1), max(self.batch[1], 1)
+        return replace(self, m=max(self.m, 1), n=max(self.n, 1), k=max(self.k, 1), batch=batch)
+
     def one_product(self) -> MatmulProblem:
         """Any product of the batch: its matrices are as aligned as those of all of them."""
         if self.batches == 1:

@@ -54,8 +54,7 @@ class TmaOperand:
         pieces: int,
     ) -> None:
         """`strides`: of both batch axes, of the axis of `rows`, which it shares with C, and of K. `along_k`: whether it
-        is contiguous along K, or shall be in the copy, else along `rows`. `box`: of that axis and of the other. A copy
-        in several pieces is of one product."""
+        is contiguous along K, or shall be in the copy, else along `rows`. `box`: of that axis and of the other."""
         size = ELEMENT_BYTES[dtype]
         outer, inner, row, step_k = strides
         self.copy: MatrixCopy | None = None
@@ -65,7 +64,8 @@ class TmaOperand:
             self.copy = MatrixCopy(dtype, pieces, across, along, steps_of, products, (outer, inner))
             pitch = self.copy.pitch
             each = across * pitch
-            sizes, steps = (along, across, pieces * products[1], products[0]), (pitch, each, each * products[1])
+            sizes = (along, across, pieces * products[1], products[0])
+            steps = (pitch, each, each * pieces * products[1])
         else:
             sizes = (*((k, rows) if along_k else (rows, k)), *products[::-1])
             steps = (row if along_k else step_k, inner, outer)

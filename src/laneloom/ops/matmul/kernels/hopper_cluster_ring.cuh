@@ -141,11 +141,11 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_a; ++piece)
             share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, tile.m,
-                  PIECES > 1 ? piece : tile.inner * s.a_inner, tile.outer * s.a_outer);
+                  tile.inner * s.a_inner * PIECES + piece, tile.outer * s.a_outer);
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_b; ++piece)
             share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, tile.n,
-                  PIECES > 1 ? piece : tile.inner * s.b_inner, tile.outer * s.b_outer);
+                  tile.inner * s.b_inner * PIECES + piece, tile.outer * s.b_outer);
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (READS_ENDS) {
