@@ -109,6 +109,7 @@ def code_object(problem, config, gpu) -> CodeObject:
         "GROUPED": int(config.grouped), "K_GROUPED": int(config.k_grouped), "SWAPPED": int(config.swapped),
         "TAIL_ROWS": _tail(config, 64), "PANELS": config.panels, "HOLD_BACK": config.hold_back,
         "SPLIT": int(config.split), "OWN_TILES": int(config.own_tiles), "PIECES": config.pieces,
+        "BATCHED_PIECES": int(config.pieces > 1 and problem.batches > 1),
         "PROMOTE": config.promote,
         "SCALED": int(problem.scales is not None),
         "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),

@@ -6,6 +6,8 @@
 #define A_BYTES (BLOCK_M * SLICE_BYTES)        // of one piece of one slice
 #define B_BYTES (B_COLUMNS * SLICE_BYTES)
 #define STAGE_BYTES (PIECES * (A_BYTES + B_BYTES))
+// The third coordinate of a piece: behind the others of its product, and of the products before in a batch.
+#define PIECE(product, piece) (PIECES == 1 ? (product) : BATCHED_PIECES ? (product) * PIECES + (piece) : (piece))
 // B that is not contiguous along K comes in panels of 64 columns; of the last one only those of the tile.
 #define B_TAIL (B_IS_NK ? 0 : BLOCK_N % 64)
 #define LOADED_BYTES (PIECES * (A_BYTES + BLOCK_N * SLICE_BYTES))
@@ -141,11 +143,11 @@ __device__ __forceinline__ void produce(const TensorMap *a_map, const TensorMap 
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_a; ++piece)
             share(a_map, a_map, !A_IS_KM, BLOCK_M, CLUSTER_N, rank.n, a_mask, tile.m,
-                  tile.inner * s.a_inner * PIECES + piece, tile.outer * s.a_outer);
+                  PIECE(tile.inner * s.a_inner, piece), tile.outer * s.a_outer);
 #pragma unroll
         for (int piece = 0; piece < PIECES && of_b; ++piece)
             share(b_map, B_TAIL ? b_tail_map : b_map, B_IS_NK, B_COLUMNS, CLUSTER_M, rank.m, b_mask, tile.n,
-                  tile.inner * s.b_inner * PIECES + piece, tile.outer * s.b_outer);
+                  PIECE(tile.inner * s.b_inner, piece), tile.outer * s.b_outer);
     };
     // The loads come after the kernels that wrote A and B, and where groups end.
     if (READS_ENDS) {
