@@ -21,7 +21,7 @@ from .plan_rows import batched_rows
 from .problem import DTYPE_BYTES, MatmulProblem
 
 LYING = "operands where they lie, by asynchronous copies"
-COPY_US, COPIED_US = 2.0, 0.0035  #: of copies ahead of it: a launch, a block of 64 rows and 128 bytes of K
+COPY_US, COPIED_US = 2.0, 0.0035  #: of copies: their launch, a block of 64 rows and 128 bytes of K
 
 
 @dataclass(frozen=True)
