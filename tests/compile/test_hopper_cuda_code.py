@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from hopper_compiled import GPU, compile_valid
-from sampled import rarely, sampled
+from sampled import rarely, sampled, without
 from sass_listing import disassemble, loops_of
 
 from laneloom.ops.matmul.config import plan
@@ -335,7 +335,7 @@ GROUPS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", GROUPS)
+@pytest.mark.parametrize("name", without(GROUPS, "scaled, fp32", "scales of rows, masked", "promoted, fp32"))
 def test_groups_compile(name):
     """Every tile of the plan that is valid, without spills; the first, the smallest, always is."""
     of, tiles = GROUPS[name]

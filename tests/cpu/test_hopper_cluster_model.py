@@ -259,6 +259,7 @@ OF_K = {
 }  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("late", [True, False])
 @pytest.mark.parametrize("name", without(OF_K, "nt", "tn, held back", "fp8"))
 def test_k_in_groups(model, name, late):

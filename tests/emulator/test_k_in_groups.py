@@ -46,6 +46,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("gpu", GPUS)
 def test_groups_of_k(gpu, case):
@@ -57,6 +58,7 @@ def test_groups_of_k(gpu, case):
     multiply(gpu, a, b, ends, torch.full((len(ends), m, n), NAN).bfloat16())
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", ["nn", "nt", "tt", "xx"])
 @pytest.mark.parametrize("gpu", GPUS)
 def test_strides(gpu, layout):

@@ -35,6 +35,7 @@ def gfx1151():
         yield emulation
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("kind", [*list(KINDS)[:5:2], *rarely(*list(KINDS)[1::2], "fp8")])
 def test_groups(name, kind):

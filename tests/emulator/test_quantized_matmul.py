@@ -212,7 +212,7 @@ def test_large_groups_have_several_sums(gfx1151):
         check(laneloom.quantized_matmul(x, weight, config=f"tiles:{tile},num_warps=1,stages=1"), x, weight)
 
 
-@pytest.mark.parametrize("name", ["gfx1201", "gfx942"])
+@pytest.mark.parametrize("name", ["gfx1201", *rarely("gfx942")])
 def test_small_groups_with_zeros(name):
     """A K-tile has several groups, the last one fewer than it could; each row's zeros are its own."""
     torch.manual_seed(1)
