@@ -218,6 +218,7 @@ def explain(
     row = active_gpu() if gpu is None else get_gpu(gpu)
     asked = a if isinstance(a, MatmulProblem) else _problem_of_operands(a, b, out_dtype, precision, acc_dtype)
     problem, config = asked.with_elements(), named_config(config)
+    nothing = problem != asked
     extra = []
     if problem.epilogue and not execute.fuses_epilogue(problem, row, config):
         sums = problem.dtype_sums
@@ -227,7 +228,7 @@ def explain(
     chosen = planned.config if planned else execute.checked_config(problem, row, config)
     passed_over = planned.passed_over if planned else ()
     facts = (*execute.schedule_of(chosen).facts(problem, chosen, row), *extra)
-    if asked.with_elements() != asked:
+    if nothing:
         no_result = 0 in (*asked.batch, asked.m, asked.n)
         facts = ("C has no elements: nothing runs" if no_result else "K = 0: C is its terms or zeros",)
         problem = asked
