@@ -47,7 +47,7 @@ def test_the_whole_suite_has_a_valid_plan(layout, dtype):
         ((4096, 4096, 4096), "nn", "hopper_cluster", {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1}),
         ((8192, 8192, 1024), "nn", "hopper_cluster", {"block_m": 128, "own_tiles": True, "hold_back": 0}),
         ((3072, 3072, 3072), "nn", "hopper_cluster", {"tiles_n": 0}),
-        ((2049, 2047, 2050), "nn", "hopper", {"block_m": 64, "block_n": 256, "repack_a": True, "tma_store": False}),
+        ((2049, 2047, 2050), "nn", "hopper_cluster", {"copy_a": True, "copy_b": True, "tma_store": False}),
         ((256, 256, 256), "nt", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 4}),
         ((128, 256, 128), "nn", "hopper_cluster", {"block_m": 64, "block_n": 64, "fetched": 2}),
         ((65536, 64, 64), "nn", "hopper", {"block_m": 128, "block_n": 64}),

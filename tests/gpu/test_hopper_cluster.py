@@ -100,6 +100,37 @@ def test_tiles_at_the_edges(layout, sizes):
             assert_right(run_twice(problem, config, a, b), a, b)
 
 
+BY_LANES = {
+    "a panel": {"block_m": 64, "block_n": 64, "consumers": 1},
+    "two panels": {"block_m": 128, "block_n": 128, "hold_back": 2, "panels": 2},
+    "parts of panels": {"block_m": 128, "block_n": 208, "panels": 1, "stages": 4},
+    "four panels": {"block_m": 128, "block_n": 256, "panels": 2, "stages": 3},
+    "strips in turn": {"block_m": 256, "block_n": 128, "split": True, "hold_back": 1, "panels": 2, "stages": 3},
+    "tiles of one warpgroup": {"block_m": 128, "block_n": 176, "own_tiles": True, "panels": 2, "stages": 4},
+    "two widths": {"block_m": 128, "block_n": 136, "tiles_n": 8},
+    "parts of K": {"block_m": 128, "block_n": 128, "cluster_k": 2},
+    "turned": {"block_m": 128, "block_n": 128, "swapped": True, "panels": 2},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype_out", ["bf16", "fp32"])
+@pytest.mark.parametrize("step", [1, 2, 4, 8])
+@pytest.mark.parametrize("name", BY_LANES)
+def test_rows_of_c_begin_anywhere(name, step, dtype_out):
+    """Rows that are whole numbers of `step` elements, inside of a wider buffer, which stays as it was."""
+    m, n, k = 517, 1024 + step, 264
+    a, b = operand(m, k, torch.bfloat16, "n", seed=1), operand(k, n, torch.bfloat16, "t", seed=2)
+    buffer = torch.full((m + 2, n + 3 * step), 7.0, dtype=DTYPES[dtype_out], device="cuda")
+    out = buffer[1:-1, step : step + n]
+    config = ClusterConfig(**{"block_k": 64, "stages": 5, "tma_store": False, **BY_LANES[name]})
+    if dtype_out == "fp32":  # of which nothing is held back or turned
+        config = config.with_knobs(hold_back=0, swapped=False)
+    assert laneloom.matmul(a, b, out=out, out_dtype=out.dtype, config=config) is out
+    assert_right(out, a, b)
+    out.fill_(7.0)
+    assert (buffer == 7.0).all()
+
+
 @pytest.mark.parametrize("sizes", [(520, 776, 200), (1, 333, 257), (129, 1, 1031), (517, 771, 203)])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp64(layout, sizes):

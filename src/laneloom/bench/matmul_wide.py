@@ -30,9 +30,9 @@ from ..ops.matmul.config_async import AsyncConfig
 from ..ops.matmul.config_rows import GROUP
 from ..ops.matmul.config_shares import SharedConfig
 from ..ops.matmul.execute import schedule_of
-from ..ops.matmul.plan_cluster import cluster_configs
+from ..ops.matmul.plan_cluster import cluster_configs, cluster_parts
 from ..ops.matmul.plan_half import HALF, half_configs, half_us
-from ..ops.matmul.plan_hopper import candidates
+from ..ops.matmul.plan_hopper import candidates, tiled
 from ..ops.matmul.plan_rows import batched_rows
 from ..ops.matmul.plan_wide import async_configs, async_us, by_tma
 from ..ops.matmul.problem import MatmulProblem
@@ -40,7 +40,7 @@ from ..ops.target import active_gpu
 from .matmul_tiles import read_rows, write
 from .report import fill_page, fill_pages
 from .timing import count_sets, interleave
-from .wide_products import PRODUCTS, RANDOM, half_batches, half_products, problem_of
+from .wide_products import NOT_ALIGNED, PRODUCTS, RANDOM, half_batches, half_products, problem_of, unaligned_products
 
 WIDE = ("fp32", "fp64")
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
@@ -49,6 +49,8 @@ LIKELY, LIKELY_OF_EACH = 8, 2
 SLOW = 0.97  #: of torch.matmul
 MOST_ASYNC, MOST_FED = 8, 24  #: configs that FP32 and FP64 are measured with, the likely ones by the model
 OTHERS = 2  #: configs of other schedules that 16 bits are measured with
+TILES_OF_UNALIGNED = 4  #: likely configs of `hopper` that a product of rows anywhere is measured with
+CLUSTERS_OF_UNALIGNED = 80  #: of `hopper_cluster`, of which two of each height, way up and kind are
 CLUSTERS_OF_BATCH = 12  #: likely configs of `hopper_cluster` that a batch is measured with
 SLOWEST = 2.5  #: times the fastest: slower configs are left out of the file
 
@@ -102,10 +104,28 @@ def _of_batch(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     yield from (config for config, _ in islice(cluster_configs(problem, gpu), CLUSTERS_OF_BATCH))
 
 
+def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
+    """The plan's and likely ones of every schedule, `hopper_cluster` with copies of operands too."""
+    yield plan(problem, gpu)
+    yield from (config for config, _ in islice(sorted(tiled(problem, gpu), key=lambda pair: pair[1]), TILES_OF_UNALIGNED))
+    found: Counter[tuple[int, bool, bool]] = Counter()
+    for config, _ in islice(cluster_configs(problem, gpu), CLUSTERS_OF_UNALIGNED):
+        found[kind := (config.block_m, config.own_tiles, config.swapped)] += 1
+        if found[kind] <= LIKELY_OF_EACH:
+            yield config
+    yield from (config for config, _ in cluster_parts(problem, gpu))
+    ranked = sorted(half_configs(problem, gpu), key=lambda config: half_us(problem, config, gpu))
+    yield from islice(_likely(ranked), LIKELY)
+
+
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
     if problem.dtype_a in HALF and problem.batches > 1:
         found = dict.fromkeys(_of_batch(problem, gpu))
+        yield from (config for config in found if config.why_invalid(problem, gpu) is None)
+        return
+    if problem in NOT_ALIGNED:
+        found = dict.fromkeys(_unaligned(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
         return
     if problem.dtype_a in HALF:
@@ -246,6 +266,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--batches", action="store_true", help="batches in bf16, and nothing else")
+    parser.add_argument("--unaligned", action="store_true", help="rows that do not begin at 16 bytes, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(arguments.render[0])
@@ -261,6 +282,8 @@ def main() -> None:
     gpu, rows = active_gpu(), []
     if arguments.batches:
         every = [("bf16", sizes) for sizes in half_batches()]
+    elif arguments.unaligned:
+        every = [("bf16", sizes) for sizes in unaligned_products()]
     else:
         of = {"bf16": half_products()}
         every = [(dtype, sizes) for dtype in arguments.dtypes for sizes in of.get(dtype, PRODUCTS)]

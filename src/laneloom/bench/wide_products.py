@@ -71,6 +71,20 @@ NARROW_FEW = (
     (12, 2001, 4001, "nt"), (48, 4004, 4004, "nn"), (6, 7000, 3002, "tt"), (20, 3500, 1501, "nn"),
     (3000, 20, 2501, "nn"), (2, 3001, 3001, "nn"), (1, 3001, 3001, "nn"), (1, 2501, 4001, "nt"),
 )  # fmt: skip
+#: models' heads of an odd vocabulary or number of classes, and of how many features
+HEADS = ((50257, 768), (30522, 768), (32001, 4096), (51865, 1280), (21841, 1024), (479, 1024))
+#: of rows that do not begin at 16 bytes: one long side, short K, squares
+UNALIGNED = (
+    (65536, 50, 100, "nt"), (65536, 100, 50, "nn"), (50, 100, 65536, "tn"), (100, 50, 65536, "tn"),
+    (4096, 64, 4100, "nn"), (4096, 64, 4098, "nn"), (4096, 64, 4097, "nn"), (64, 4100, 4096, "tn"),
+    (4096, 4097, 64, "nt"), (4096, 4098, 64, "nt"), (4096, 4100, 64, "nt"), (4096, 4097, 128, "nt"),
+    (4096, 4097, 256, "nt"), (4096, 4098, 256, "nt"), (4096, 4100, 256, "nt"), (4096, 4097, 1024, "nt"),
+    (4096, 4100, 1024, "nt"), (4097, 4096, 512, "nn"), (20000, 333, 333, "nn"), (8192, 257, 1023, "nt"),
+    (257, 1023, 8192, "tn"), (8192, 1023, 257, "nn"), (2049, 2047, 2050, "nn"), (4095, 4097, 4099, "nt"),
+    (16384, 36, 512, "nt"), (16384, 100, 512, "nt"), (16384, 250, 250, "nn"), (100000, 30, 30, "nn"),
+    (3000, 1001, 200, "nt"), (768, 50257, 64, "nt"), (197, 3073, 768, "nt"), (577, 1022, 4090, "nn"),
+)  # fmt: skip
+UNALIGNED_LEAST, UNALIGNED_MOST = 3e8, 2e11  #: multiplications of a random one
 MOST_ELEMENTS = 1 << 26  #: of a random product
 NARROW_LEAST, NARROW_MOST = 1 << 21, 3e8  #: multiplications of one of narrow rows
 
@@ -141,6 +155,27 @@ def random_batches(count: int = 150, seed: int = 11) -> Iterator[tuple[int, int,
             yield sizes
 
 
+def unaligned_products(count: int = 72, seed: int = 17) -> Iterator[tuple[int, int, int, int, str]]:
+    """Single products of 16 bits, not small ones, of which a matrix has rows that do not begin at 16 bytes: forward
+    and both gradients of models' heads, chosen and random ones."""
+    for (classes, features), rows in product(HEADS, (64, 1024, 4096)):
+        yield 1, rows, classes, features, "nt"
+        yield 1, rows, features, classes, "nn"
+        yield 1, classes, features, rows, "tn"
+    yield from ((1, *sizes) for sizes in UNALIGNED)
+    generator = random.Random(seed)
+    while count:
+        sides = [round(2 ** generator.uniform(*of)) for of in ((5, 15), (5, 13), (5, 13))]
+        m, n, k = (-(-side // step) * step for side in sides if (step := generator.choice((1, 1, 2, 4, 8, 8))))
+        m, n = (m, n) if generator.random() < 0.5 else (n, m)
+        sizes = 1, m, n, k, generator.choice(("nn", "nt", "tn"))
+        vectors = problem_of("bf16", sizes)
+        unaligned = min(vectors.vector_a, vectors.vector_b, vectors.vector_out) < 8
+        if unaligned and UNALIGNED_LEAST <= m * n * k <= UNALIGNED_MOST and m * k + k * n + m * n <= 2 * MOST_ELEMENTS:
+            count -= 1
+            yield sizes
+
+
 def half_products() -> list[tuple[int, int, int, int, str]]:
     """The single ones of 16 bits."""
     return [sizes for sizes in (*HALF_PRODUCTS, *random_products(), *narrow_products()) if sizes[0] == 1]
@@ -154,3 +189,4 @@ def half_batches() -> list[tuple[int, int, int, int, str]]:
 
 RANDOM = frozenset(
     problem_of("bf16", sizes) for sizes in (*random_products(), *narrow_products(), *random_batches()))  # fmt: skip
+NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

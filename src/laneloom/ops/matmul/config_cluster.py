@@ -28,14 +28,16 @@ def piece_dtype(problem: MatmulProblem, config: ClusterConfig, operand: str) -> 
     return "bf16" if problem.precision == "3xbf16" else "tf32"
 
 
-def _most_own_sums(problem: MatmulProblem) -> int:
-    """Of a tile of one warpgroup, beside its terms: what every dtype of C compiles to without spills, either way up."""
+def _most_own_sums(problem: MatmulProblem, by_rows: bool) -> int:
+    """Of a tile of one warpgroup, beside its terms: what every dtype of C compiles to without spills, either way up.
+
+    by_rows: whether lanes store C by its rows."""
     if not (e := problem.epilogue):
-        return 192
+        return 184 if by_rows else 192
     vectors = (e.scale_a == "row") + (e.scale_b == "column") + bool(e.bias)
     if e.addend:
-        return (160, 152, 128, 128)[vectors] if adds_lines(problem) else 96
-    return 184 if vectors < 3 else 160
+        return (160, 152, 128, 128)[vectors] if adds_lines(problem) else 72
+    return 160 if vectors == 3 else 176 if by_rows else 184
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,7 @@ class ClusterConfig(PartsConfig):
         if self.cluster_k > 1 or (problem.epilogue and self.consumers == 3):
             return 64 if self.consumers == 3 else 96
         if self.own_tiles:
-            return _most_own_sums(problem)
+            return _most_own_sums(problem, by_rows=not (self.tma_store or self.swapped))
         if problem.epilogue:
             return 128
         return {1: 128, 2: 160, 3: 96}[self.consumers]

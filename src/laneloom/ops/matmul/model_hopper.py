@@ -84,9 +84,13 @@ class Constants:
     eight_factor: float = 1.029  #: on the slices of clusters of 8
     swapped_factor: float = 0.9908  #: on the slices of C^T = B^T A^T
     swapped_store_clocks: float = 0.02672  #: more for each element of a tile that is turned on its way out
-    direct_clocks: float = 0.02878  #: more for each element of a tile that hopper_cluster stores by masks
-    gluon_direct_clocks: float = 0.001859  #: the same, by hopper
-    scattered_clocks: float = 0.253  #: more for each of them where C's rows do not begin at 16 bytes
+    direct_clocks: float = 0.038  #: more for each element of a tile that hopper_cluster stores by masks
+    gluon_direct_clocks: float = 0.2  #: the same, by hopper
+    #: more for each of them where C's rows do not begin at 16 bytes, and where they are turned on their way out
+    #: (tiles_unaligned.csv of one H200, 2026-11-28; on an H100 taken to be as many)
+    scattered_clocks: float = 0.04
+    scattered_columns: float = 200.0  #: that as many again cost as a tile has columns: its rows begin and end in lines
+    turned_scattered_clocks: float = 0.4
     exchange_clocks: float = 153.6  #: more where they exchange sums of parts of K, for each further part
     exchange_bytes_per_clock: float = 7.797  #: that a CTA sends then
     cuda_clocks: float = 131.1  #: more for each tile of hopper_cluster but the first, than for one of hopper
@@ -135,7 +139,7 @@ H100 = Constants(
     tile_clocks=0.0003054, store_clocks=0.08954, cluster_clocks=1603, shared_b_clocks=1.43e-05,
     shared_a_clocks=0.3058, least_clocks=195.5, one_factor=1.112, shared_by_one_factor=1.022,
     shared_both_factor=1.016, eight_factor=0.9907, swapped_factor=1.006, swapped_store_clocks=0.01425,
-    direct_clocks=0.01787, scattered_clocks=1.26e-06, exchange_clocks=504, exchange_bytes_per_clock=14.95,
+    direct_clocks=0.01787, exchange_clocks=504, exchange_bytes_per_clock=14.95,
     cuda_clocks=333.9, uneven_clocks=334.8, lone_factor=1.04, small_share_factor=1.014, unusual_factor=1.025,
     memory_bytes_per_us=3.64e6, reread_share=0.2899, most_rereads=9.507, lockstep_factor=0.9469,
     shared_larger_time=0.9306, shared_smaller_time=1.021, parts_memory_time=1.089, swapped_memory_time=0.9974,
@@ -251,7 +255,8 @@ def product_us(
     clocks *= np.where(m == 64, np.where(sharers > 1, c.shared_by_one_factor, c.one_factor), 1.0)
     clocks *= np.where((share_b > 1) & (share_a > 1), c.shared_both_factor, 1.0)
     finished = m * n / parts  # elements
-    direct = c.direct_clocks + scattered * c.scattered_clocks if cuda else c.gluon_direct_clocks
+    scattering = c.turned_scattered_clocks if swapped else c.scattered_clocks * (1 + c.scattered_columns / n)
+    direct = c.direct_clocks + scattered * scattering if cuda else c.gluon_direct_clocks
     stored = c.store_clocks + swapped * c.swapped_store_clocks + np.where(by_tma, 0.0, direct)
     ends = c.tile_clocks + stored * finished
     ends += (parts - 1) * (c.exchange_clocks + 4 * finished / c.exchange_bytes_per_clock)

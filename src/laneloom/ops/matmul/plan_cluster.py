@@ -198,7 +198,7 @@ class _Multiplied:
 
     def own_tiles(self, config: ClusterConfig, gpu: Gpu, step: int) -> np.ndarray:
         """Tiles of one warpgroup each, where every SM has more than one of them."""
-        one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True)
+        one = config.with_knobs(block_m=OWN_ROWS, own_tiles=True, tma_store=self.by_tma)
         most = 0 if config.promote or self.problem.n < OWN_COLUMNS else one.most_sums(self.problem)
         columns = np.arange(OWN_COLUMNS, most + 1, step)
         down = ceil_div(self.problem.m, OWN_ROWS) * self.problem.batches

@@ -51,6 +51,7 @@ WIDE_SLICE_FACTOR = 1.063  #: on the time with slices of 256 bytes
 LAUNCH_US = 1.59
 REPACK_US = 1.218  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.375e6  #: read and written
+COPIES_US, COPIED_MB_US = 3.5, 0.6  #: before hopper_cluster: a launch that copies, and a megabyte of what it writes
 PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
 #: elements of an operand of 8-bit floats, from which on it streams past few rows by `_long_side`: below it takes 1.0 to
@@ -68,6 +69,9 @@ BATCH_MULTIPLICATIONS = 1 << 28  #: a product of a batch that is worth a launch 
 STREAMED_ELEMENTS = 1 << 20  #: of an operand, from which on what streams it needs no estimate; twice where it is copied
 #: elements of a load, and of an operand, from which on it streams through registers past few rows
 STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
+#: beside loads of 8 bytes: 64 by 4100 x 4096 by hopper_rows 33 us, by hopper_async 17; 44 by 13960 x 1444 26 and 37
+#: (one H200, 2026-11-28)
+CROWDED_ROWS = 48
 #: the same past a short side that is copied first, up to so many rows: of 11 products on one H100 (2026-11-26) three of
 #: 2.5 to 4 million by 3 or 10 were 10 to 43% slower so, one by 30 11% faster, 16 million and more 7 to 19% but for one
 COPIED_ROWS, COPIED_ELEMENTS = 16, 1 << 23
@@ -300,6 +304,21 @@ def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[Ma
         yield best[0], f"{reason}; shortest estimate, {_told_us(problem, *best, gpu):.1f} us"
 
 
+def _clusters(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:
+    """Likely ones of one product, with the time of copies, which only 16 bits are worth beside `hopper`'s."""
+    if not in_place and problem.dtype_a not in REPACKED_DTYPES:
+        return []
+    found = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu))
+    if in_place:
+        return [pair for pair in found if not (pair[0].copy_a or pair[0].copy_b)]
+    size = DTYPE_BYTES[problem.dtype_a]
+    copied = ((config.copy_a * problem.m + config.copy_b * problem.n) * problem.k * size for config, _ in found)
+    return [
+        (config, time_us + (COPIES_US + COPIED_MB_US * copied_bytes / 1e6 if copied_bytes else 0.0))
+        for (config, time_us), copied_bytes in zip(found, copied, strict=True)
+    ]
+
+
 def _batch(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[MatmulConfig, str]]:
     """What takes a whole batch by one launch."""
     found = batch_configs(problem, gpu, in_place)
@@ -321,7 +340,8 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
     long_side = max(problem.m, problem.n)
     vector = problem.vector_b if problem.n == long_side else problem.vector_a
     narrow = lying and vector < STREAMED_VECTOR and long_side * problem.k < NARROW_ELEMENTS
-    if not narrow and (rows := stream_rows(problem, gpu)) is not None:
+    crowded = lying and vector == STREAMED_VECTOR and min(problem.m, problem.n) > CROWDED_ROWS
+    if not narrow and not crowded and (rows := stream_rows(problem, gpu)) is not None:
         yield rows, "few rows or columns: the other operand streams through registers, past mma"
     if problem.m == 1 and problem.b.major == "t" and problem.k >= 2048 and problem.dtype_a in ("bf16", "fp16"):
         yield (
@@ -363,11 +383,11 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place, bool(lying))
-        alone = in_place and problem.batches == 1
-        clusters = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu)) if alone else ()
-        clusters = [pair for pair in clusters if not (pair[0].copy_a or pair[0].copy_b)]
+        clusters = _clusters(problem, gpu, in_place) if problem.batches == 1 else []
         few = min(problem.m, problem.n) <= SKINNY_ROWS and constants_of(gpu) is not H200
-        tiles = () if few and clusters else tiled(problem, gpu)
+        # What lanes store of C is faster from hopper_cluster: 1.13 on average of 36 products (one H200, 2026-11-28).
+        scattered = in_place and not tma_writes(problem)
+        tiles = () if clusters and (few or scattered) else tiled(problem, gpu)
         for config, time_us in sorted((*tiles, *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {_told_us(problem, config, time_us, gpu):.1f} us"
     for config, time_us in lying:

@@ -114,6 +114,8 @@ def code_object(problem, config, gpu) -> CodeObject:
         "SCALED": int(problem.scales is not None),
         "FETCHED": config.fetched, "RELEASE_LATE": int(_few(problem, config)), "UNEVEN": int(config.tiles_n > 0),
         "TMA_STORE": int(config.tma_store), "LINE_STORE": int(tma_writes(problem)),
+        "OUT_VECTOR": problem.vector_out,
+        "ROW_STORE": int(not config.tma_store and not config.swapped and problem.out.strides[3] == 1),
         "ELEMENT_BYTES": ELEMENT_BYTES[a], "A_IS_KM": int(a_is_km), "B_IS_NK": int(b_is_nk),
         "OUT_TYPE": out_type, "OUT_BYTES": out_bytes, "OUT_KIND": out_kind,
         "STORED": "int" if problem.dtype_out == "int32" else "float",

@@ -12,6 +12,14 @@ struct OutMaps {
     const TensorMap *whole, *tail;
 };
 
+template <int BYTES> struct Word;  // of so many bytes
+template <> struct Word<2> { typedef unsigned short Type; };
+template <> struct Word<4> { typedef u32 Type; };
+template <> struct Word<8> { typedef unsigned long long Type; };
+template <> struct Word<16> { typedef uint4 Type; };
+
+typedef Word<OUT_VECTOR * OUT_BYTES>::Type OutWord;  // as much as every row of C is aligned to
+
 // Two neighbours in a row of C as they lie there: one word of 16-bit types, two of others.
 __device__ __forceinline__ void pack(u32 *words, STORED low, STORED high) {
 #if OUT_BYTES == 4
@@ -120,6 +128,94 @@ __device__ __forceinline__ void store_panel(const char *panel, OUT_TYPE *to, int
         }
 #endif
 }
+
+#if ROW_STORE
+// Panels whose rows are stored together: a line of memory that is written in two goes, with other rows in between, costs
+// more than both. Eight rows at a time make room for twice as many panels, but their other rows wait in registers.
+#define PASSES (OWN_TILES && EPILOGUE ? 1 : 2)
+#define ROWS_AT_ONCE (OWN_TILES && EPILOGUE ? 1 : 4)
+#define ROW_PANELS (PASSES * PANELS < PANELS_OF_TILE ? PASSES * PANELS : PANELS_OF_TILE)
+#define ROW_WORDS (ROW_PANELS * PANEL / OUT_VECTOR)
+#define ROW_LANES (ROW_WORDS > 16 ? 32 : ROW_WORDS > 8 ? 16 : 8)    // that store one row
+#define HALF_BYTES (PANEL_BYTES / 2)
+#define ROWS_BYTES (PANEL_BYTES / PASSES)  // of a panel in one pass
+
+typedef u32 HalfWords[PANEL_WORDS / 2];  // of eight of a panel's 16 rows: the first, or the others
+
+__device__ __forceinline__ void take_half(HalfWords &half, const PanelWords &words, int which) {
+#pragma unroll
+    for (int i = 0; i < PANEL_WORDS / 2; ++i)
+        half[i] = words[OUT_BYTES == 2 ? 2 * i + which : i / 2 * 4 + 2 * which + i % 2];
+}
+
+// They go into staging, eight rows of 128 bytes.
+__device__ __forceinline__ void stage_half(const HalfWords &w, u32 base) {
+    const int lane = threadIdx.x % 32;
+#if OUT_BYTES == 2
+#pragma unroll
+    for (int first = 0; first < 8; first += 4) {  // matrix q of four: 16-byte column first + q
+        const u32 to = base + lane % 8 * 128 + (((first + lane / 8) ^ lane % 8) << 4);
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[first]),
+                     "r"(w[first + 1]), "r"(w[first + 2]), "r"(w[first + 3]) : "memory");
+    }
+#else
+    const int row = lane / 4, pair = lane % 4;
+#pragma unroll
+    for (int block = 0; block < 4; ++block) {
+        const u32 to = base + row * 128 + (((2 * block + pair / 2) ^ row) << 4) + (pair & 1) * 8;
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(w[2 * block]), "r"(w[2 * block + 1]) : "memory");
+    }
+#endif
+}
+
+// Row r of those that are staged to C.
+__device__ __forceinline__ void store_row(const char *staging, OUT_TYPE *to, int r, int columns) {
+#pragma unroll
+    for (int x = threadIdx.x % ROW_LANES * OUT_VECTOR; x < ROW_PANELS * PANEL; x += ROW_LANES * OUT_VECTOR)
+        if (x < columns) {
+            const int column = x * OUT_BYTES / 16;
+            const char *from = staging + column / 8 * ROWS_BYTES + r * 128 + ((column % 8 ^ r % 8) << 4);
+            *(OutWord *)(to + x) = *(const OutWord *)(from + x * OUT_BYTES % 16);
+        }
+}
+
+// Write one strip by rows of as many panels as there is room for.
+template <class Panels>
+__device__ __forceinline__ void store_rows(Panels &panels, OUT_TYPE *c, const Sizes &s, const Tile &tile,
+                                           const Place &at, int strip, char *staging) {
+    const int first_row = threadIdx.x % 32 / ROW_LANES, finished = tile.narrow ? FINISHED - 8 : FINISHED;
+    c += tile.outer * s.c_outer + tile.inner * s.c_inner;
+#pragma unroll
+    for (int first = 0; first < PANELS_OF_TILE; first += ROW_PANELS) {
+        const int n = at.n + first * PANEL, columns = min(min(ROW_PANELS * PANEL, finished - first * PANEL), s.N - n);
+        HalfWords others[ROW_PANELS];
+#pragma unroll
+        for (int pass = 0; pass < PASSES; ++pass) {
+            __syncwarp();
+#pragma unroll
+            for (int panel = 0; panel < ROW_PANELS && first + panel < PANELS_OF_TILE; ++panel) {
+                const u32 base = shared_address(staging + panel * ROWS_BYTES);
+                if (pass == 0) {
+                    PanelWords words;
+                    HalfWords half;
+                    panels.make(words, first + panel);
+                    take_half(half, words, 0);
+                    take_half(others[panel], words, 1);
+                    stage_half(half, base);
+                }
+                if (pass == PASSES - 1) stage_half(others[panel], base + (PASSES == 1 ? HALF_BYTES : 0));
+            }
+            __syncwarp();
+            const int m = at.m + 64 * strip + 8 * pass;
+#pragma unroll ROWS_AT_ONCE
+            for (int i = 0; i < 16 / PASSES; i += 32 / ROW_LANES) {
+                const int r = i + first_row;
+                if (m + r < tile.end) store_row(staging, c + (m + r) * s.c_m + n, r, columns);
+            }
+        }
+    }
+}
+#endif
 
 // The thread that stores panels waits until the copy engine has read the buffers that it stored from.
 __device__ __forceinline__ void wait_for_reads(bool stores) {
@@ -244,12 +340,14 @@ __device__ __forceinline__ void store_turned(Panels &panels, const OutMaps &c_ma
 #else
             const int rows = min(min(PANEL, finished - panel * PANEL), s.N - n), columns = tile.end - m;
             OUT_TYPE *to = c + tile.outer * s.c_outer + tile.inner * s.c_inner + m * s.c_m + n * s.c_n;
-            for (int r = warp; r < rows; r += 4)
+            constexpr int LANES = OUT_VECTOR == 1 ? 32 : 64 / OUT_VECTOR;  // that store a row
+#pragma unroll 2
+            for (int r = (warp * 32 + lane) / LANES; r < rows; r += 128 / LANES)
 #pragma unroll
-                for (int x = lane; x < 64; x += 32)
+                for (int x = lane % LANES * OUT_VECTOR; x < 64; x += LANES * OUT_VECTOR)
                     if (x < columns)
-                        to[r * s.c_n + x * s.c_m] =
-                            *(const OUT_TYPE *)(buffer + r * 128 + (((x / 8) ^ (r & 7)) << 4) + x % 8 * 2);
+                        *(OutWord *)(to + r * s.c_n + x * s.c_m) =
+                            *(const OutWord *)(buffer + r * 128 + (((x / 8) ^ (r & 7)) << 4) + x % 8 * 2);
 #endif
         }
         if (TMA_STORE && stores) asm volatile("cp.async.bulk.commit_group;" ::: "memory");
@@ -265,6 +363,8 @@ __device__ __forceinline__ void store(Panels &panels, const OutMaps &c_maps, OUT
     store_columns(panels, c, s, tile, at, strip);
 #elif SWAPPED
     store_turned(panels, c_maps, c, s, tile, at, strip, staging - threadIdx.x / 32 % 4 * PANELS * PANEL_BYTES, slab);
+#elif ROW_STORE
+    store_rows(panels, c, s, tile, at, strip, staging);
 #else
     store_strip(panels, c_maps, c, s, tile, at, strip, staging);
 #endif
