@@ -48,6 +48,8 @@ CASES = {
     "swapped, masked": (product(43, 83, 136, "tt", c_pitch=88), small(swapped=True, tma_store=False)),
     "swapped, uneven": (product(88, 128, 72, "nn"), small(block_n=48, swapped=True, tiles_n=2, programs=4)),
     "masked, rows that do not fill 16 bytes": (product(69, 45, 72, c_pitch=52), small(tma_store=False)),
+    "rows of four panels, by twos": (product(40, 246, 72, c_pitch=250), small(block_n=248, panels=2, tma_store=False)),
+    "rows of FP32, by twos": (product(69, 94, 72, out="fp32", c_pitch=98), small(block_n=72, tma_store=False)),
     "masked, in lines": (product(69, 40, 72, "tn", c_pitch=48), small(tma_store=False)),
     "hold_back": (product(200, 72, 328, "nt"), small(hold_back=3)),
     "hold_back over all slices": (product(200, 40, 72, "nt"), small(hold_back=3)),
@@ -180,6 +182,18 @@ def test_epilogue_of_two_strips(model):
     a, b = a.double().numpy(), b.double().numpy()
     more = d.double().numpy() + bias[::2].double().numpy()[:, None]
     compare(out, np.maximum(a @ b + more, 0), abs(a) @ abs(b) + abs(more), k, "fp16")
+
+
+def test_terms_of_tiles_of_one_warpgroup_by_rows(model):
+    """All rows of a panel at once, as the terms want the registers."""
+    m, n, k = 300, 94, 72
+    terms = Epilogue(scaled=True, bias=("n", 1), dtype_bias="bf16", activation="relu")
+    bias = torch.randn(n).bfloat16()
+    model()
+    problem = product(m, n, k, c_pitch=98, epilogue=terms)
+    a, b, out = run(problem, own(block_n=96, panels=2, tma_store=False, programs=2), None, bias, 0.25, None)
+    a, b, more = 0.25 * a.double().numpy(), b.double().numpy(), bias.double().numpy()
+    compare(out, np.maximum(a @ b + more, 0), abs(a) @ abs(b) + abs(more), k, "bf16")
 
 
 @pytest.mark.parametrize("bias", [("n", 1), ("m", 2)])

@@ -4,9 +4,10 @@
 product of `wide_products` the likely configs of `hopper_async` and of the other schedules, each checked against FP64,
 all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.py` holds the plan against the file.
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
-`hopper_cluster` as well: what `plan_batch.py` was fitted to.
+`hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
+measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`.
 `--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
-the plan takes into the pages, and the same of the file of batches.
+the plan takes into the pages, and the same of the other two files.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def _of_batch(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
 def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """The plan's and likely ones of every schedule, `hopper_cluster` with copies of operands too."""
     yield plan(problem, gpu)
-    yield from (config for config, _ in islice(sorted(tiled(problem, gpu), key=lambda pair: pair[1]), TILES_OF_UNALIGNED))
+    by_time = sorted(tiled(problem, gpu), key=lambda pair: pair[1])
+    yield from (config for config, _ in by_time[:TILES_OF_UNALIGNED])
     found: Counter[tuple[int, bool, bool]] = Counter()
     for config, _ in islice(cluster_configs(problem, gpu), CLUSTERS_OF_UNALIGNED):
         found[kind := (config.block_m, config.own_tiles, config.swapped)] += 1
@@ -270,9 +272,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.render:
         taken = planned(arguments.render[0])
-        name = "batches" if all(row.dtype in HALF and row.batch > 1 for row, _ in taken) else "wide"
+        half = all(row.dtype in HALF for row, _ in taken)
+        name = "wide" if not half else "batches" if all(row.batch > 1 for row, _ in taken) else "unaligned"
         summary = {f"{name} summary": summarise(taken)}
-        tables = {name: render_half(taken)} if name == "batches" else {name: render(taken), "half": render_half(taken)}
+        tables = {name: render_half(taken)} if half else {name: render(taken), "half": render_half(taken)}
         fill_pages(arguments.render[1:], tables | summary)
         if arguments.readme:
             fill_page(arguments.readme, summary)

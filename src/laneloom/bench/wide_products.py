@@ -155,7 +155,7 @@ def random_batches(count: int = 150, seed: int = 11) -> Iterator[tuple[int, int,
             yield sizes
 
 
-def unaligned_products(count: int = 72, seed: int = 17) -> Iterator[tuple[int, int, int, int, str]]:
+def unaligned_products() -> Iterator[tuple[int, int, int, int, str]]:
     """Single products of 16 bits, not small ones, of which a matrix has rows that do not begin at 16 bytes: forward
     and both gradients of models' heads, chosen and random ones."""
     for (classes, features), rows in product(HEADS, (64, 1024, 4096)):
@@ -163,6 +163,11 @@ def unaligned_products(count: int = 72, seed: int = 17) -> Iterator[tuple[int, i
         yield 1, rows, features, classes, "nn"
         yield 1, classes, features, rows, "tn"
     yield from ((1, *sizes) for sizes in UNALIGNED)
+    yield from random_unaligned()
+
+
+def random_unaligned(count: int = 72, seed: int = 17) -> Iterator[tuple[int, int, int, int, str]]:
+    """Such products that nobody chose."""
     generator = random.Random(seed)
     while count:
         sides = [round(2 ** generator.uniform(*of)) for of in ((5, 15), (5, 13), (5, 13))]
@@ -188,5 +193,7 @@ def half_batches() -> list[tuple[int, int, int, int, str]]:
 
 
 RANDOM = frozenset(
-    problem_of("bf16", sizes) for sizes in (*random_products(), *narrow_products(), *random_batches()))  # fmt: skip
+    problem_of("bf16", sizes)
+    for sizes in (*random_products(), *narrow_products(), *random_batches(), *random_unaligned())
+)
 NOT_ALIGNED = frozenset(problem_of("bf16", sizes) for sizes in unaligned_products())

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ...gpu import Gpu
 from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
-from .config_hopper import TMA_BYTES, tma_reads, tma_writes
+from .config_hopper import REPACKED_DTYPES, TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
     HIDDEN_HELD,
@@ -65,6 +65,7 @@ FETCHED_US, MOST_SMALL_BYTES = 0.3, 2 << 20
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
+COPIES_US, COPIED_MB_US = 3.5, 0.6  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
@@ -366,6 +367,23 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
             if config.why_invalid(problem, gpu) is None:
                 first_us = max(best[1], read_us)  # a part's operands are not all that is read
                 yield config, first_us + SECOND_US + SECOND_MB_US * added + MANY_PARTS_US * (number > MANY_PARTS)
+
+
+def likely_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:
+    """Of one product, to hold beside `hopper`'s: without copies where TMA reads both operands `in_place`, else with the
+    time of copies. Those are slower than `hopper`'s: worth it of 16 bits, where lanes store C. Where TMA does, it is as
+    fast on average of 60 products (one H200, 2026-11-28)."""
+    if not in_place and (problem.dtype_a not in REPACKED_DTYPES or tma_writes(problem)):
+        return []
+    found = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu))
+    if in_place:
+        return [pair for pair in found if not (pair[0].copy_a or pair[0].copy_b)]
+    each = problem.k * DTYPE_BYTES[problem.dtype_a] / 1e6
+    copied = [(config.copy_a * problem.m + config.copy_b * problem.n) * each for config, _ in found]
+    return [
+        (config, time_us + (COPIES_US + COPIED_MB_US * megabytes if megabytes else 0.0))
+        for (config, time_us), megabytes in zip(found, copied, strict=True)
+    ]
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:

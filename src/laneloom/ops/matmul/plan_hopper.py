@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, product
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ from .config_stream import StreamConfig
 from .model_hopper import H200, SLICE_BYTES, Rows, boxes_of, ceil_div, compared_as, constants_of, product_us, rows_of
 from .plan_batch import LYING, batch_configs
 from .plan_blocks import scaled_configs
-from .plan_cluster import best_cluster, cluster_configs, cluster_parts, tiles_of
+from .plan_cluster import best_cluster, cluster_parts, likely_configs, tiles_of
 from .plan_cluster import estimate_us as cluster_us_of
 from .plan_half import half_best
 from .plan_wide import wide_configs
@@ -51,7 +51,6 @@ WIDE_SLICE_FACTOR = 1.063  #: on the time with slices of 256 bytes
 LAUNCH_US = 1.59
 REPACK_US = 1.218  #: the product waits for the whole copy
 REPACK_BYTES_PER_US = 4.375e6  #: read and written
-COPIES_US, COPIED_MB_US = 3.5, 0.6  #: before hopper_cluster: a launch that copies, and a megabyte of what it writes
 PART_US = 0.1019  #: for each part of a split K that the reduction waits for
 PART_US_PER_MB = 0.5208  #: writing and reading again the fp32 parts of a split K
 #: elements of an operand of 8-bit floats, from which on it streams past few rows by `_long_side`: below it takes 1.0 to
@@ -304,21 +303,6 @@ def _cluster(problem: MatmulProblem, gpu: Gpu, reason: str) -> Iterator[tuple[Ma
         yield best[0], f"{reason}; shortest estimate, {_told_us(problem, *best, gpu):.1f} us"
 
 
-def _clusters(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:
-    """Likely ones of one product, with the time of copies, which only 16 bits are worth beside `hopper`'s."""
-    if not in_place and problem.dtype_a not in REPACKED_DTYPES:
-        return []
-    found = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu))
-    if in_place:
-        return [pair for pair in found if not (pair[0].copy_a or pair[0].copy_b)]
-    size = DTYPE_BYTES[problem.dtype_a]
-    copied = ((config.copy_a * problem.m + config.copy_b * problem.n) * problem.k * size for config, _ in found)
-    return [
-        (config, time_us + (COPIES_US + COPIED_MB_US * copied_bytes / 1e6 if copied_bytes else 0.0))
-        for (config, time_us), copied_bytes in zip(found, copied, strict=True)
-    ]
-
-
 def _batch(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> Iterator[tuple[MatmulConfig, str]]:
     """What takes a whole batch by one launch."""
     found = batch_configs(problem, gpu, in_place)
@@ -383,7 +367,7 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place, bool(lying))
-        clusters = _clusters(problem, gpu, in_place) if problem.batches == 1 else []
+        clusters = likely_configs(problem, gpu, in_place) if problem.batches == 1 else []
         few = min(problem.m, problem.n) <= SKINNY_ROWS and constants_of(gpu) is not H200
         # What lanes store of C is faster from hopper_cluster: 1.13 on average of 36 products (one H200, 2026-11-28).
         scattered = in_place and not tma_writes(problem)
