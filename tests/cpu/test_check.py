@@ -249,6 +249,21 @@ def test_spills():
     assert text == "loads 4 bytes per lane, of a private array or a call: nothing is spilled"
 
 
+@pytest.mark.parametrize(
+    ("body", "ends"),
+    [
+        ("s_nop 0", False), ("s_cbranch_scc0 .L1\n\ts_endpgm\n.L1:\n\ts_nop 0", False),
+        ("s_endpgm\n.L1:\n\ts_nop 0", True), ("s_endpgm\n.L1:\n\ts_cbranch_scc0 .L1", True),
+        ("s_cbranch_scc0 k", False), ("s_branch k", True), ("s_setpc_b64 s[0:1]", True),
+    ],
+)  # fmt: skip
+def test_a_kernel_ends(body, ends):
+    text = f"k:\n\t{body}\n.Lfunc_end0:\n" + METADATA.format(vgprs=32, lds=0, scratch=0, spills=0)
+    (report,) = check(text, "gfx1100")
+    assert [f.rule for f in report.findings] == ([] if ends else ["runs-past-end"])
+    assert report.clean == ends
+
+
 def test_occupancy():
     ((rule, text),) = described(vgprs=200)
     assert rule == "occupancy"

@@ -17,7 +17,7 @@ from .check_pairs import check_matrix_banks, check_missed, check_pairs
 from .check_wait_states import check_wait_states
 from .check_waits import check_waits
 from .check_wmma import check_wmma_states
-from .finding import Finding, Severity
+from .finding import Finding, Severity, found
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ def _check(code: Code, counted: Any, lds_bytes: int | None, num_warps: int | Non
         *check_occupancy(code, lds_bytes, num_warps), *check_wait_states(code), *check_wmma_states(code),
         *check_accumulators(code),
     ]  # fmt: skip
+    # Code without a name may be a part of something.
+    if code.kernel is not None and (step := code.step_before_end()) is not None:
+        findings.append(found("runs-past-end", step.ins, "the last instruction, and nothing ends the kernel"))
     if not code.gpu.is_cdna5:  # whose pairs and banks of LDS are published nowhere
         findings += [
             *check_pairs(code), *check_missed(code), *check_matrix_banks(code), *check_lds(code, counted)

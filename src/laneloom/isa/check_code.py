@@ -72,6 +72,19 @@ class Code:
                     before[after].append(number)
         return before
 
+    def step_before_end(self) -> Step | None:
+        """The text's last step, if control comes there and goes on behind it."""
+        seen, left = {0}, [0]
+        while left:
+            more = {after for after in self.blocks[left.pop()].next if after is not None} - seen
+            seen |= more
+            left += more
+        step = self.steps[-1]
+        goes_on = step.ins.name.startswith(_FALLS_THROUGH) or not (
+            step.kind is Kind.BRANCH or step.ins.name.startswith(_LEAVES)
+        )
+        return step if goes_on and len(self.blocks) - 1 in seen else None
+
 
 def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None) -> tuple[Code, ...]:
     """Every kernel of a text, or the one that is named; text without kernels is one piece of code.

@@ -86,6 +86,11 @@ RULES: Mapping[str, Rule] = MappingProxyType({
         "Put an s_nop (CDNA 5: v_nop), or as many independent instructions, in between. Compilers do, but not for "
         "inline assembly.",
     ),
+    "runs-past-end": Rule(
+        Severity.ERROR, "derived: branches and where they lead",
+        "A wave that comes here goes on with whatever lies behind the kernel in memory.",
+        "End the kernel with s_endpgm, or jump before its last instruction.",
+    ),
     "accumulator-moves": Rule(
         Severity.WARNING, "derived: v_accvgpr_read and v_accvgpr_write in the hot loop",
         "Vector instructions cannot work on accumulation registers: each move takes 4 cycles of the VALU.",
