@@ -89,7 +89,7 @@ class Constants:
     #: more for each of them where C's rows do not begin at 16 bytes, and where they are turned on their way out
     #: (tiles_unaligned.csv of one H200, 2026-11-28; on an H100 taken to be as many)
     scattered_clocks: float = 0.04
-    scattered_columns: float = 200.0  #: that as many again cost as a tile has columns: its rows begin and end in lines
+    scattered_columns: float = 200.0  #: of a tile, at which that is twice as much: its rows begin and end within lines
     turned_scattered_clocks: float = 0.4
     exchange_clocks: float = 153.6  #: more where they exchange sums of parts of K, for each further part
     exchange_bytes_per_clock: float = 7.797  #: that a CTA sends then

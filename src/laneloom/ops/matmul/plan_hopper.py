@@ -370,8 +370,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
         clusters = likely_configs(problem, gpu, in_place) if problem.batches == 1 else []
         few = min(problem.m, problem.n) <= SKINNY_ROWS and constants_of(gpu) is not H200
         # What lanes store of C is faster from hopper_cluster: 1.13 on average of 36 products (one H200, 2026-11-28).
-        scattered = in_place and not tma_writes(problem)
-        tiles = () if clusters and (few or scattered) else tiled(problem, gpu)
+        alone = in_place and bool(clusters) and (few or not tma_writes(problem))
+        tiles = () if alone else tiled(problem, gpu)
         for config, time_us in sorted((*tiles, *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {_told_us(problem, config, time_us, gpu):.1f} us"
     for config, time_us in lying:
