@@ -83,7 +83,9 @@ class Row:
         return problem_of(self.dtype, self.problem_key)
 
 
-def _likely(ranked: Sequence[AsyncConfig]) -> Iterator[AsyncConfig]:
+def _likely(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
+    """Of `hopper_async` in 16 bits."""
+    ranked = sorted(half_configs(problem, gpu), key=lambda config: half_us(problem, config, gpu))
     found: Counter[tuple[int, int]] = Counter()
     for number, config in enumerate(ranked):
         found[cut := (config.cluster_k, config.split_k)] += 1
@@ -100,8 +102,7 @@ def _of_batch(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
             config.with_knobs(num_warps=warps, across=across, block_n=GROUP * across, stages=stages, cluster_k=parts)
             for warps, across, stages, parts in knobs
         )
-    ranked = sorted(half_configs(problem, gpu), key=lambda config: half_us(problem, config, gpu))
-    yield from _likely(ranked)
+    yield from _likely(problem, gpu)
     yield from (config for config, _ in islice(cluster_configs(problem, gpu), CLUSTERS_OF_BATCH))
 
 
@@ -116,25 +117,18 @@ def _unaligned(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
         if found[kind] <= LIKELY_OF_EACH:
             yield config
     yield from (config for config, _ in cluster_parts(problem, gpu))
-    ranked = sorted(half_configs(problem, gpu), key=lambda config: half_us(problem, config, gpu))
-    yield from islice(_likely(ranked), LIKELY)
+    yield from islice(_likely(problem, gpu), LIKELY)
 
 
 def iterate_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[MatmulConfig]:
     """What is measured of one product."""
-    if problem.dtype_a in HALF and problem.batches > 1:
-        found = dict.fromkeys(_of_batch(problem, gpu))
-        yield from (config for config in found if config.why_invalid(problem, gpu) is None)
-        return
-    if problem in NOT_ALIGNED:
-        found = dict.fromkeys(_unaligned(problem, gpu))
+    batched = problem.dtype_a in HALF and problem.batches > 1
+    if batched or problem in NOT_ALIGNED:
+        found = dict.fromkeys((_of_batch if batched else _unaligned)(problem, gpu))
         yield from (config for config in found if config.why_invalid(problem, gpu) is None)
         return
     if problem.dtype_a in HALF:
-        configs = list(half_configs(problem, gpu))
-        if problem in RANDOM:
-            configs = list(_likely(sorted(configs, key=lambda config: half_us(problem, config, gpu))))
-        yield from configs
+        yield from (_likely if problem in RANDOM else half_configs)(problem, gpu)
         others = (config for config, _ in candidates(problem, gpu) if config.schedule != "hopper_async")
         yield from islice((config for config in others if config.why_invalid(problem, gpu) is None), OTHERS)
         return

@@ -41,6 +41,13 @@ class Step:
     kind: Kind
     uses: Uses
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next one in the text may follow."""
+        if self.ins.name.startswith(_FALLS_THROUGH):
+            return True
+        return self.kind is not Kind.BRANCH and not self.ins.name.startswith(_LEAVES)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -80,10 +87,7 @@ class Code:
             seen |= more
             left += more
         step = self.steps[-1]
-        goes_on = step.ins.name.startswith(_FALLS_THROUGH) or not (
-            step.kind is Kind.BRANCH or step.ins.name.startswith(_LEAVES)
-        )
-        return step if goes_on and len(self.blocks) - 1 in seen else None
+        return step if step.goes_on and len(self.blocks) - 1 in seen else None
 
 
 def read_code(text: str, gpu: str | Gpu | None = None, kernel: str | None = None) -> tuple[Code, ...]:
@@ -180,10 +184,7 @@ def _blocks(steps: list[Step], listing: Listing) -> tuple[Block, ...]:
         if steps[last - 1].kind is Kind.BRANCH and not name.startswith(_LEAVES):
             target = listing.instructions[last - 1].target or ""
             after.append(number.get(listing.labels.get(target, -1)))
-        falls = name.startswith(_FALLS_THROUGH) or not (
-            steps[last - 1].kind is Kind.BRANCH or name.startswith(_LEAVES)
-        )
-        if falls and last < len(steps):
+        if steps[last - 1].goes_on and last < len(steps):
             after.append(number[last])
         if name.startswith(("s_setpc", "s_swappc", "s_add_pc")):
             after = [None] + ([number[last]] if name.startswith("s_swappc") and last in number else [])
