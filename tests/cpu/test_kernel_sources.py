@@ -33,7 +33,7 @@ def names(schedule):
 
 def test_a_schedule_depends_on_what_runs_on_the_gpu():
     of = "ops/matmul/kernels/hopper"
-    copies = {"device/hopper.py", "device/pieces.py", "device/repack.py"}
+    copies = {"device/hopper.py", "device/pieces.py"}
     assert names("hopper_row") - copies == {"device/hopper.cuh", f"{of}_row.cu"}
     assert names("hopper_rows") - copies == {"device/hopper.cuh", f"{of}_rows.cu"}
     assert names("hopper_cluster") == copies | {
@@ -42,7 +42,7 @@ def test_a_schedule_depends_on_what_runs_on_the_gpu():
         f"{of}_cluster_ring.cuh", f"{of}_cluster_store.cuh", f"{of}_cluster_sums.cuh",
     }  # fmt: skip
     assert "device/split_k.py" in names("hopper_stream") & names("hopper_precise"), "adds up parts of K"
-    assert names("hopper") == {"device/hopper.py", "device/repack.py", "device/split_k.py", f"{of}.py"}
+    assert names("hopper") == {"device/hopper.py", "device/pieces.py", "device/split_k.py", f"{of}.py"}
 
 
 def test_no_kernel_of_hopper_is_left_out():

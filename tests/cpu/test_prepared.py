@@ -16,8 +16,8 @@ import triton.language as tl  # noqa: E402
 from triton import knobs  # noqa: E402
 
 from laneloom.codegen import cuda_call, cuda_context  # noqa: E402
+from laneloom.device.pieces import line_pitch  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch, specialise  # noqa: E402
-from laneloom.device.repack import line_pitch  # noqa: E402
 from laneloom.device.tma import UNUSED_PITCH, TmaView  # noqa: E402
 
 DRIVER_SOURCE = """

@@ -6,8 +6,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from laneloom.device.pieces import placing  # noqa: E402
 from laneloom.device.prepared import PreparedLaunch  # noqa: E402
-from laneloom.ops.matmul.tma_operand import TmaOperand, placing  # noqa: E402
+from laneloom.ops.matmul.tma_operand import TmaOperand  # noqa: E402
 
 M, N, K = 40, 24, 70
 
@@ -23,7 +24,7 @@ def operand(rows, copied):
 def test_one_launch_makes_all_copies(copied_a, copied_b, monkeypatch):
     launches = []
     monkeypatch.setattr(PreparedLaunch, "__call__", lambda self, *tensors: launches.append((self._grid, tensors)))
-    place = placing(operand(M, copied_a), operand(N, copied_b), pdl=True)
+    place = placing(operand(M, copied_a).copy, operand(N, copied_b).copy, pdl=True)
     sources = torch.empty(M, K), torch.empty(N, K)
     read = place(*sources)
     assert len(launches) == int(copied_a or copied_b)
@@ -35,5 +36,5 @@ def test_one_launch_makes_all_copies(copied_a, copied_b, monkeypatch):
         else:
             assert found is source
     for grid, tensors in launches:
-        assert grid == (3 * len(pairs), 1, 1), "blocks of 32 columns"
+        assert grid == (copied_a * M // 8 + copied_b * N // 8, 1, 1), "blocks of 8 rows and 128 columns"
         assert [id(x) for x in tensors] == [id(x) for pair in (pairs * 2)[:2] for x in pair]

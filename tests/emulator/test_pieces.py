@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from pieced import IN_PIECES, assert_adds_up, assert_extremes_survive, lying, numbers  # noqa: E402
 
 import laneloom  # noqa: E402
-from laneloom.device.pieces import NUM_WARPS, MatrixCopy, PiecesLaunch, cut_into_pieces  # noqa: E402
+from laneloom.device.pieces import MatrixCopy, PiecesLaunch, cut_into_pieces  # noqa: E402
 
 DTYPES = {
     "uint8": torch.uint8, "fp8": torch.float8_e4m3fn, "fp16": torch.float16, "bf16": torch.bfloat16,
@@ -32,7 +32,7 @@ def copies_of(dtype, pieces, *sources):
         copies.append(room.view(DTYPES[dtype]))
     with laneloom.emulated("gfx1151", strict=True):
         tensors = (sources[0], copies[0], sources[-1], copies[-1])
-        cut_into_pieces[launch.grid](*launch.arguments(*tensors), num_warps=NUM_WARPS)
+        cut_into_pieces[launch.grid](*launch.arguments(*tensors), num_warps=launch.num_warps)
     return [copy[..., : x.shape[1]] for copy, x in zip(copies, sources, strict=True)]
 
 
@@ -95,7 +95,7 @@ def test_batches_by_one_launch(lies, dtype):
     launch = PiecesLaunch(*described, pdl=False)
     copies = [torch.empty(c.products, c.rows, c.pitch, dtype=DTYPES[dtype]) for c in described]
     with laneloom.emulated("gfx1151", strict=True):
-        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=NUM_WARPS)
+        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=launch.num_warps)
     found = copies[0].view(*batch.shape[:3], -1)[..., : batch.shape[-1]]
     for x, copy in ((batch, found), (alone, copies[1][0, :, : alone.shape[1]])):
         assert torch.equal(copy.contiguous().view(torch.uint8), x.contiguous().view(torch.uint8))
@@ -112,7 +112,7 @@ def test_pieces_of_a_batch_add_up():
     launch = PiecesLaunch(*described, pdl=False)
     copies = [torch.empty(3 * c.products, c.rows, c.pitch, dtype=torch.bfloat16) for c in described]
     with laneloom.emulated("gfx1151", strict=True):
-        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=NUM_WARPS)
+        cut_into_pieces[launch.grid](*launch.arguments(batch, copies[0], alone, copies[1]), num_warps=launch.num_warps)
     for x, pieces in zip(batch.flatten(0, 1), copies[0].view(6, 3, 70, -1)[..., :40], strict=True):
         assert_adds_up(pieces, x, "bf16", 2.0**-24)
     assert_adds_up(copies[1][..., :40], alone, "bf16", 2.0**-24)

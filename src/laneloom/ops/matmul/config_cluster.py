@@ -56,7 +56,7 @@ class ClusterConfig(PartsConfig):
     hold_back: int = 0  #: slices of the next tile that are begun before a tile's last strip is written
     own_tiles: bool = False  #: each consumer has tiles of its own, and writes C while another multiplies
     tma_store: bool = True
-    copy_a: bool = False  #: copy A first, contiguous along K
+    copy_a: bool = False  #: copy A first
     copy_b: bool = False
     pieces: int = 1  #: of each FP32 operand: 1 with precision "tf32", 2 with "3xtf32", 3 with "3xbf16"
     promote: int = 0  #: K-slices after which sums leave the tensor cores for FP32 additions; 0: at the end
@@ -147,7 +147,7 @@ class ClusterConfig(PartsConfig):
         """Why tiles along N cannot differ in width."""
         if not self.tiles_n:
             return None
-        if (multiplied.b.major != "t" and not self.copy_b) or self.cluster_n * self.cluster_k > 1 or self.grouped:
+        if not self.along_k(multiplied, "b") or self.cluster_n * self.cluster_k > 1 or self.grouped:
             return "hopper_cluster: uneven tiles take a B along K, which clusters do not cut into columns"
         if self.line or (self.block_n - NARROWER > 32 and multiplied.dtype_a in ("int8", "uint8")):
             return "hopper_cluster: uneven tiles are of all rows, and of floats"
@@ -219,10 +219,16 @@ class ClusterConfig(PartsConfig):
         """The problem whose A takes wgmma's 64 rows: the problem, or its transpose."""
         return problem.transposed() if self.swapped else problem
 
+    def along_k(self, multiplied: MatmulProblem, operand: str) -> bool:
+        """Whether operand "a" or "b", or its copy, is read along K. wgmma takes whole 16 bits along either axis: their
+        copies keep it."""
+        matrix, across = (multiplied.a, "t") if operand == "a" else (multiplied.b, "n")
+        copied = self.copy_a if operand == "a" else self.copy_b
+        return matrix.major != across or (copied and (self.pieces > 1 or self.block_k != 64))
+
     def b_columns(self, multiplied: MatmulProblem) -> int:
         """Columns of B that a slice has room for: contiguous along N, it comes in panels of 64."""
-        in_panels = multiplied.b.major == "n" and not self.copy_b
-        return -(-self.block_n // 64) * 64 if in_panels else self.block_n
+        return self.block_n if self.along_k(multiplied, "b") else -(-self.block_n // 64) * 64
 
     def stage_bytes(self, multiplied: MatmulProblem) -> int:
         """Shared memory of one slice."""
@@ -380,8 +386,7 @@ class ClusterConfig(PartsConfig):
         shared = ((self.block_m, self.cluster_n), (self.block_n, self.cluster_m))
         if any(rows % sharers for rows, sharers in shared):
             return f"hopper_cluster: a cluster of {self.cluster_m} by {self.cluster_n} cannot share the tile out evenly"
-        along_k = multiplied.a.major != "t" or self.copy_a
-        if along_k and self.block_m // self.cluster_n > MOST_ROWS:
+        if self.along_k(multiplied, "a") and self.block_m // self.cluster_n > MOST_ROWS:
             return f"hopper_cluster: a CTA loads {MOST_ROWS} rows of A at most, got {self.block_m} by {self.cluster_n}"
         if why := why_not_walked(self, multiplied.m, multiplied.n, multiplied.k):
             return why

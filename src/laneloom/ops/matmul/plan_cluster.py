@@ -122,8 +122,8 @@ class _Multiplied:
         if config.swapped:
             rows = rows[1], rows[0]
         return _Multiplied(
-            multiplied, size, multiplied.a.major == "n" or config.copy_a,
-            multiplied.b.major == "n" and not config.copy_b, rows, config.swapped,
+            multiplied, size, config.along_k(multiplied, "a"), not config.along_k(multiplied, "b"), rows,
+            config.swapped,
             tma_writes(problem) and not (config.swapped and size_out > 2),
             problem.out.strides[2] * size_out % TMA_BYTES > 0, SLICE_BYTES // size_out, max(config.line - TMA_BYTES, 0),
             config.classes(problem),

@@ -363,7 +363,8 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
     if movable and (in_place or not small):
         one_slice = problem.k * DTYPE_BYTES[problem.dtype_a] <= SLICE_BYTES
         thin = min(problem.m, problem.n) < LEAST_SIDE and bool(lying)
-        if in_place and one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
+        one_slice = one_slice and in_place and tma_writes(problem)
+        if one_slice and problem.m * problem.n > 64 * 64 * gpu.compute_units and not thin:
             yield _short_k(problem, gpu), "K of one slice: two programs an SM, so that one stores while the other loads"
         if not lying or max(problem.m, problem.n) * problem.k >= STREAMED_ELEMENTS * (1 if in_place else 2):
             yield from _streaming(problem, gpu, in_place, bool(lying))

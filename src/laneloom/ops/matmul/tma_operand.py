@@ -11,7 +11,7 @@ import torch
 
 from ... import device
 from ...codegen.cuda_call import TensorMap
-from ...device.pieces import MatrixCopy, PiecesLaunch
+from ...device.pieces import MatrixCopy
 
 UNUSED_PITCH = 128  #: bytes, of an axis with one element
 ELEMENT_BYTES = {
@@ -72,22 +72,6 @@ class TmaOperand:
         #: whether the batch axes, outer and inner, step through the operand
         self.steps = (int(bool(outer)), int(bool(inner)))
         self.map = TensorMap(dtype, sizes, [step * size or UNUSED_PITCH for step in steps], (*box, 1, 1), swizzle)
-
-
-def placing(
-    first: TmaOperand, second: TmaOperand, *, pdl: bool
-) -> Callable[[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]:
-    """What gives what the kernel reads of two tensors: each itself, or its copy, which has to live until the kernel is
-    launched. One launch makes the copies; `pdl`: it may start while the kernel ahead still drains."""
-    copies = [operand.copy for operand in (first, second) if operand.copy is not None]
-    if not copies:
-        return lambda a, b: (a, b)
-    launch = PiecesLaunch(*copies, pdl=pdl)
-    if first.copy is None:
-        return lambda a, b: (a, *launch(b))
-    if second.copy is None:
-        return lambda a, b: (*launch(a), b)
-    return launch
 
 
 def _each_product(batch: tuple[int, int], strides: Sequence[tuple[int, ...] | None]) -> Iterator[list[int]]:

@@ -29,11 +29,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from ....codegen import CodeObject, compile_kernel
 from ....codegen.versions import tma_load, tma_store
 from ....device.hopper import advance_ring, locate_tile, release_successor, start_of_tile, wait_for_predecessor
+from ....device.pieces import MatrixCopy, line_pitch, placing
 from ....device.prepared import PreparedLaunch, prepared_on, specialise
-from ....device.repack import RepackLaunch, line_pitch
 from ....device.split_k import ReduceLaunch
 from ....device.tma import GLUON_NAMES, GLUON_TYPES, TRITON_TYPES, TmaView
-from ..problem import DTYPE_BYTES
 
 
 @gluon.jit
@@ -257,23 +256,21 @@ class _Prepared:
             m, n = n, m
             a, b, out = b[::-1], a[::-1], out[::-1]
             a_is_km, b_is_nk = not b_is_nk, not a_is_km
-        repack = (config.repack_a, config.repack_b)
-        self.repack_a, self.repack_b = repack[::-1] if config.swapped else repack
-        self.problem, self.config = problem, config
-        self.a_shape, self.b_shape = (k, m) if a_is_km else (m, k), (n, k) if b_is_nk else (k, n)
-        a_pitch, b_pitch = a[1] if a_is_km else a[0], b[1] if b_is_nk else b[0]
-        size = DTYPE_BYTES[problem.dtype_a]
-        self.a_source, self.b_source = (a_pitch, 1), (b_pitch, 1)
-        if self.repack_a:
-            a_pitch = line_pitch(self.a_shape[1], size)
-        if self.repack_b:
-            b_pitch = line_pitch(self.b_shape[1], size)
+        dtypes, repacked = (problem.dtype_a, problem.dtype_b), (config.repack_a, config.repack_b)
+        if config.swapped:
+            dtypes, repacked = dtypes[::-1], repacked[::-1]
+        self.swapped = config.swapped
         slab = config.block_m // config.consumers
-        self.a = TmaView(
-            *self.a_shape, a_pitch, *((config.block_k, slab) if a_is_km else (slab, config.block_k)))
-        self.b = TmaView(
-            *self.b_shape, b_pitch,
-            *((config.block_n, config.block_k) if b_is_nk else (config.block_k, config.block_n)))
+
+        def view(operand: int, rows: int, columns: int, pitch: int, *block: int) -> tuple[TmaView, MatrixCopy | None]:
+            copy = MatrixCopy(dtypes[operand], 1, rows, columns, (pitch, 1)) if repacked[operand] else None
+            return TmaView(rows, columns, copy.pitch if copy else pitch, *block), copy
+
+        block_n, block_k = config.block_n, config.block_k
+        lies_a = (k, m, a[1], block_k, slab) if a_is_km else (m, k, a[0], slab, block_k)
+        lies_b = (n, k, b[1], block_n, block_k) if b_is_nk else (k, n, b[0], block_k, block_n)
+        (self.a, a_copy), (self.b, b_copy) = view(0, *lies_a), view(1, *lies_b)
+        self.place = placing(a_copy, b_copy, pdl=config.pdl)
         self.parts_shape, part_step, strides, c_rows = None, 0, out, m
         if config.split_k > 1:
             # By TMA with M up to whole tiles, in rows of whole lines, which it writes fastest; else as dense as C and
@@ -298,19 +295,12 @@ class _Prepared:
             config.split_k, a_is_km, b_is_nk, config.pieces, config.tma_store,
         )  # fmt: skip
         self.more_knobs = (config.swapped, config.buffers, config.lead, 240)
-        self.repack = RepackLaunch(pdl=config.pdl)
         self.reduce = ReduceLaunch(pdl=config.pdl)
 
     def __call__(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        if self.config.swapped:
+        if self.swapped:
             a, b = b, a
-        pairs = []
-        if self.repack_a:
-            pairs.append((a.as_strided(self.a_shape, self.a_source), a := self.a_copy(a)))
-        if self.repack_b:
-            pairs.append((b.as_strided(self.b_shape, self.b_source), b := self.b_copy(b)))
-        if pairs:
-            self.repack(pairs)
+        a, b = self.place(a, b)
         target = out
         if self.parts_shape is not None:
             target = torch.empty(self.parts_shape, dtype=self.sum_dtype, device=out.device)
@@ -327,12 +317,6 @@ class _Prepared:
             self.a.descriptor(a), self.b.descriptor(b), self.c.descriptor(target) if self.c else None, target,
             *self.sizes, *self.knobs, GLUON_TYPES[target.dtype], *self.more_knobs,
         )  # fmt: skip
-
-    def a_copy(self, a: torch.Tensor) -> torch.Tensor:
-        return a.new_empty((self.a_shape[0], self.a.strides[0]))
-
-    def b_copy(self, b: torch.Tensor) -> torch.Tensor:
-        return b.new_empty((self.b_shape[0], self.b.strides[0]))
 
 
 def prepare(problem, config, gpu) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:

@@ -21,6 +21,7 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
+from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
 from ..config_cluster import NARROWER, piece_dtype
 from ..config_hopper import adds_lines, tma_writes
@@ -32,7 +33,6 @@ from ..tma_operand import (
     Sizes,
     TmaOperand,
     kernel_source,
-    placing,
     prepare_launches,
 )
 
@@ -66,14 +66,6 @@ class _Terms(ctypes.Structure):
     )  # fmt: skip
 
 
-def _is_km(problem, config) -> bool:
-    return problem.a.major == "t" and not config.copy_a
-
-
-def _is_nk(problem, config) -> bool:
-    return problem.b.major == "t" or config.copy_b
-
-
 def _tail(config, whole: int) -> int:
     """What one box of the copy engine writes of a tile's last panel where the panel is not whole: of so many of C's
     columns, or rows where C is turned; `whole` where it always is."""
@@ -97,7 +89,7 @@ def code_object(problem, config, gpu) -> CodeObject:
     problem = config.as_launched(problem)
     multiplied = config.as_multiplied(problem)
     a, b = piece_dtype(multiplied, config, "a"), piece_dtype(multiplied, config, "b")
-    a_is_km, b_is_nk = _is_km(multiplied, config), _is_nk(multiplied, config)
+    a_is_km, b_is_nk = not config.along_k(multiplied, "a"), config.along_k(multiplied, "b")
     out_type, out_bytes, out_kind = _OUT[problem.dtype_out]
     e = multiplied.epilogue
     integer = a in ("int8", "uint8")
@@ -163,11 +155,12 @@ def _operand(problem, config, name: str, columns: int = 64) -> TmaOperand:
     dtype = piece_dtype(problem, config, name)
     if name == "a":
         matrix, rows, block, sharers = problem.a.strides, problem.m, config.block_m, config.cluster_n
-        along_k, copied = not _is_km(problem, config), config.copy_a
+        copied = config.copy_a
     else:
         matrix = (*problem.b.strides[:2], problem.b.strides[3], problem.b.strides[2])
         rows, block, sharers = problem.n, config.block_n, config.cluster_m
-        along_k, copied = _is_nk(problem, config), config.copy_b
+        copied = config.copy_b
+    along_k = config.along_k(problem, name)
     box = (config.block_k, block // sharers) if along_k else (columns, config.block_k // sharers)
     return TmaOperand(
         matrix, dtype, rows, problem.k, problem.batch, along_k=along_k, box=box, swizzle=SLICE_BYTES, copied=copied,
@@ -183,8 +176,8 @@ class _Prepared:
         multiplied = config.as_multiplied(problem)
         self.swapped, self.scaled = config.swapped, problem.scales is not None
         self.a, self.b = _operand(multiplied, config, "a"), _operand(multiplied, config, "b")
-        self.place = placing(self.a, self.b, pdl=config.pdl)
-        tail = 0 if _is_nk(multiplied, config) else config.block_n % 64
+        self.place = placing(self.a.copy, self.b.copy, pdl=config.pdl)
+        tail = 0 if config.along_k(multiplied, "b") else config.block_n % 64
         self.b_tail = _operand(multiplied, config, "b", tail) if tail else None
         size = DTYPE_BYTES[problem.dtype_out]
         self.c = self.c_tail = None
@@ -311,7 +304,8 @@ def facts(problem, config, gpu) -> list[str]:
         if copied:
             kind = piece_dtype(problem, config, name.lower())
             pieces = f"{config.pieces} pieces of {kind}, " if config.pieces > 1 else ""
-            lines.append(f"{name} is copied first: {pieces}contiguous along K, rows of whole 128-byte lines")
+            along = "K" if config.along_k(problem, name.lower()) else "M" if name == "A" else "N"
+            lines.append(f"{name} is copied first: {pieces}contiguous along {along}, rows of whole 128-byte lines")
     if config.promote:
         lines.append(f"sums leave the tensor cores every {config.promote} slices and are added in FP32")
     if config.scaled:

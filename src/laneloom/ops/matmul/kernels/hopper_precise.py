@@ -16,10 +16,11 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer
 from ....codegen.nvrtc import compile_cuda
+from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
 from ..config_shares import LAUNCHES
 from ..parts_of_k import Output
-from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
+from ..tma_operand import TmaOperand, kernel_source, prepare_launches
 
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
 _REGISTERS = {1: (40, 232), 2: (40, 216)}
@@ -67,7 +68,7 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
-        self.place = placing(self.a, self.b, pdl=config.pdl)
+        self.place = placing(self.a.copy, self.b.copy, pdl=config.pdl)
         self.output = output = Output(problem, config, self.a.steps, self.b.steps)
         arguments = (output.sizes, ctypes.c_double(1), *output.cut, Pointer(), Pointer())
         self.launch = CudaCall(

@@ -18,10 +18,11 @@ from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall, Pointer, TensorMap
 from ....codegen.nvrtc import compile_cuda
 from ....codegen.wgmma import wgmma_function
+from ....device.pieces import placing
 from ....device.prepared import current_stream, prepared_on
 from ..config_registers import PIECES, along_k
 from ..parts_of_k import Parts
-from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, placing, prepare_launches
+from ..tma_operand import UNUSED_PITCH, Sizes, TmaOperand, kernel_source, prepare_launches
 
 
 def code_object(problem, config, gpu) -> CodeObject:
@@ -64,7 +65,7 @@ class _Prepared:
             second, dtype, n, problem.k, problem.batch, along_k=s_along_k,
             box=(32, columns if s_along_k else 32), swizzle=128,
             copied=copy_second, pieces=1)  # fmt: skip
-        self.place = placing(self.first, self.second, pdl=config.pdl)
+        self.place = placing(self.first.copy, self.second.copy, pdl=config.pdl)
         outer, inner, row, column = problem.out.strides
         batch = problem.batch
         if config.split_k > 1:  # a part behind the other, in lines that TMA writes

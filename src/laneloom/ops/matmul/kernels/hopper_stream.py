@@ -19,11 +19,12 @@ import torch
 from ....codegen import CodeObject
 from ....codegen.cuda_call import CudaCall
 from ....codegen.nvrtc import compile_cuda
+from ....device.pieces import placing
 from ....device.prepared import prepared_on
 from ..config_shares import LAUNCHES, SHARES
 from ..config_stream import Feed
 from ..parts_of_k import Output
-from ..tma_operand import TmaOperand, kernel_source, placing, prepare_launches
+from ..tma_operand import TmaOperand, kernel_source, prepare_launches
 
 _TEXTS = ("hopper_shares.cuh", "hopper_stream_feed.cuh", "hopper_stream.cu")
 #: of a thread that brings operands and of one that multiplies, by the CTAs of an SM: together what a launch is given
@@ -83,7 +84,7 @@ class _Prepared:
 
     def __init__(self, problem, config, gpu, device: int) -> None:
         self.a, self.b = _operand(problem, config, "a"), _operand(problem, config, "b")
-        self.place = placing(self.a, self.b, pdl=config.pdl)
+        self.place = placing(self.a.copy, self.b.copy, pdl=config.pdl)
         self.pointer, self.parts, self.number = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
         self.output = output = Output(problem, config, self.a.steps, self.b.steps)
         self.plain_a, self.plain_b = _plain(problem.a), _plain(problem.b)
