@@ -370,8 +370,9 @@ def candidates(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[MatmulConfig,
             yield from _streaming(problem, gpu, in_place, bool(lying))
         clusters = likely_configs(problem, gpu, in_place) if problem.batches == 1 else []
         few = min(problem.m, problem.n) <= SKINNY_ROWS and constants_of(gpu) is not H200
-        # What lanes store of C is faster from hopper_cluster: 1.13 on average of 36 products (one H200, 2026-11-28).
-        alone = in_place and bool(clusters) and (few or not tma_writes(problem))
+        # hopper_cluster is faster where lanes store C, 1.13 on average of 36 products, and behind copies, 1.10 of 121
+        # (one H200, 2026-11-28).
+        alone = bool(clusters) and (few or not tma_writes(problem) or not in_place)
         tiles = () if alone else tiled(problem, gpu)
         for config, time_us in sorted((*tiles, *clusters, *lying), key=lambda pair: pair[1])[:6]:
             yield config, f"shortest estimate, {_told_us(problem, config, time_us, gpu):.1f} us"
