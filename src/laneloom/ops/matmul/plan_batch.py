@@ -7,21 +7,18 @@ one H100, tiles_batches.csv of results/h200 and h100, 2026-11-28.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from ...gpu import Gpu
 from .config import MatmulConfig
-from .config_cluster import ClusterConfig
 from .config_hopper import TMA_BYTES
-from .model_hopper import H200, ceil_div, constants_of
-from .plan_cluster import best_cluster, cluster_parts, estimate_us, tiles_of
+from .model_hopper import H200, constants_of
+from .plan_cluster import best_cluster, cluster_parts, copies_us, estimate_us, tiles_of
 from .plan_half import half_best
 from .plan_rows import batched_rows
 from .problem import DTYPE_BYTES, MatmulProblem
 
 LYING = "operands where they lie, by asynchronous copies"
-COPY_US, COPIED_US = 2.0, 0.0035  #: of copies: their launch, a block of 64 rows and 128 bytes of K
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,6 @@ class _Beside:
 
 ON_H100 = _Beside(1.0, 1.4, 1.2, cluster_us=0.2, scattered_us=1.0, parts=1.5)
 ON_H200 = _Beside(0.9, 1.1, 1.0, cluster_us=-0.4, scattered_us=0.3, parts=1.1)
-
-
-def _copies_us(problem: MatmulProblem, config: ClusterConfig) -> float:
-    """What copies take of operands that TMA does not read, or wgmma along K only."""
-    blocks = 0
-    for copied, matrix, rows, dtype in (
-        (config.copy_a, problem.a, problem.m, problem.dtype_a), (config.copy_b, problem.b, problem.n, problem.dtype_b),
-    ):  # fmt: skip
-        products = math.prod(size for size, step in zip(problem.batch, matrix.strides, strict=False) if step)
-        blocks += copied * products * ceil_div(rows, 64) * ceil_div(problem.k * DTYPE_BYTES[dtype], 128)
-    return COPY_US + COPIED_US * blocks if blocks else 0.0
 
 
 def batch_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[MatmulConfig, float, str]]:
@@ -69,7 +55,7 @@ def batch_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tupl
         size = DTYPE_BYTES[problem.dtype_out]
         if problem.out.strides[2] * size % TMA_BYTES:
             time_us += beside.scattered_us * problem.batches * problem.m * problem.n * size / 1e6
-        time_us += _copies_us(problem, best[0])
+        time_us += copies_us(problem, best[0])
         found.append((best[0], time_us, "a batch in one launch"))
         for config, parts_us in cluster_parts(problem, gpu):
             found.append((config, beside.parts * parts_us, "a batch in one launch, K in parts"))

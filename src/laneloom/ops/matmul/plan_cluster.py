@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
     HIDDEN_HELD,
     HIDDEN_SPLIT,
+    LINE_BYTES,
     SECTOR_BYTES,
     SLICE_BYTES,
     WIDE_TILE,
@@ -65,7 +67,7 @@ FETCHED_US, MOST_SMALL_BYTES = 0.3, 2 << 20
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
-COPIES_US, COPIED_MB_US = 1.0, 0.5  #: a launch that copies, and a megabyte of what it writes; measured alone 0.9, 0.5
+COPIES_US, COPIED_MB_US = 2.0, 0.5  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is
@@ -370,20 +372,26 @@ def cluster_parts(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[ClusterCon
 
 
 def likely_configs(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> list[tuple[ClusterConfig, float]]:
-    """Of one product, to hold beside `hopper`'s: without copies where TMA reads both operands `in_place`, else with the
-    time of copies. Those are slower than `hopper`'s: worth it of 16 bits, where lanes store C. Where TMA does, it is as
-    fast on average of 60 products (one H200, 2026-11-28)."""
+    """Of one product, to hold beside other schedules': without copies where TMA reads both operands `in_place`, else
+    those of 16 bits with the time of copies."""
     if not in_place and problem.dtype_a not in REPACKED_DTYPES:
         return []
     found = (*islice(cluster_configs(problem, gpu), 4), *cluster_parts(problem, gpu))
     if in_place:
         return [pair for pair in found if not (pair[0].copy_a or pair[0].copy_b)]
-    each = problem.k * DTYPE_BYTES[problem.dtype_a] / 1e6
-    copied = [(config.copy_a * problem.m + config.copy_b * problem.n) * each for config, _ in found]
-    return [
-        (config, time_us + (COPIES_US + COPIED_MB_US * megabytes if megabytes else 0.0))
-        for (config, time_us), megabytes in zip(found, copied, strict=True)
-    ]
+    return [(config, time_us + copies_us(problem, config)) for config, time_us in found]
+
+
+def copies_us(problem: MatmulProblem, config: ClusterConfig) -> float:
+    """What the launch takes that copies operands, once each, to rows of whole lines."""
+    lines = 0
+    for operand, matrix, rows, copied in (
+        ("a", problem.a, problem.m, config.copy_a), ("b", problem.b, problem.n, config.copy_b),
+    ):  # fmt: skip
+        along, across = (problem.k, rows) if config.along_k(problem, operand) else (rows, problem.k)
+        products = prod(size for size, step in zip(problem.batch, matrix.strides, strict=False) if step)
+        lines += copied * products * across * ceil_div(along * DTYPE_BYTES[problem.dtype_a], LINE_BYTES)
+    return COPIES_US + COPIED_MB_US * LINE_BYTES * lines / 1e6 if lines else 0.0
 
 
 def best_cluster(problem: MatmulProblem, gpu: Gpu) -> tuple[ClusterConfig, float] | None:
