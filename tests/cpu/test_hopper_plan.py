@@ -83,11 +83,11 @@ def test_an_addend_holds_nothing_back():
         assert (config.split or config.hold_back > 0) == held
 
 
-def test_only_the_operand_that_tma_cannot_read_is_repacked():
+def test_only_the_operand_that_tma_cannot_read_is_copied():
     odd_a = plan(problem(1000, 1024, 1023), GPU)
-    assert (odd_a.repack_a, odd_a.repack_b, odd_a.tma_store) == (True, False, True)
+    assert (odd_a.copy_a, odd_a.copy_b, odd_a.tma_store) == (True, False, True)
     odd_b = plan(problem(1000, 1023, 1024), GPU)
-    assert (odd_b.repack_a, odd_b.repack_b, odd_b.tma_store) == (False, True, False)
+    assert (odd_b.copy_a, odd_b.copy_b, odd_b.tma_store) == (False, True, False)
 
 
 def test_operands_contiguous_along_neither_axis_are_read_where_they_lie():

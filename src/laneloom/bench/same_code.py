@@ -35,6 +35,7 @@ from laneloom.ops.matmul.execute import schedule_of
 
 #: where what the package needs may lie, beside itself
 OTHERS = [path for path in sys.path if Path(path).is_dir() and not Path(path, "laneloom").is_dir()]
+COPY_KNOBS, COPY_SOURCES = ("copy_a", "copy_b", "repack_a", "repack_b"), ("pieces.py", "repack.py")
 NOTED = Path(__file__).with_name("same_code.json")
 
 
@@ -59,12 +60,15 @@ def _schedule(record: Record) -> str:
 
 
 def _digest(record: Record) -> str:
-    """A hash of the code of a record's config for its product, by this package."""
+    """A hash of the code of a record's config for its product, by this package; of the sources of what copies its
+    operands ahead, if it does."""
     p = record.problem
     problem = make_case("", str(p["layout"]), str(p["dtype"]), (int(p["m"]), int(p["n"]), int(p["k"]))).problem
     config = MatmulConfig.parse((record.config or {})["text"])
     code = schedule_of(config).code_object(problem, config, get_gpu("sm_90a"))
     listing = "\n".join([f"{code.vgprs} {code.lds_bytes}", *instructions(code.binary)])
+    if any(getattr(config, name, False) for name in COPY_KNOBS):
+        listing += hash_sources([path for path in config_sources(config.schedule) if path.name in COPY_SOURCES])
     return hashlib.sha256(listing.encode()).hexdigest()
 
 
