@@ -6,7 +6,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from matmul_products import cut  # noqa: E402
+
 import laneloom  # noqa: E402
+from laneloom.device.pieces import PiecesLaunch  # noqa: E402
 from laneloom.errors import ArgumentError, UnsupportedError  # noqa: E402
 from laneloom.gpu import get_gpu  # noqa: E402
 from laneloom.ops import warm  # noqa: E402
@@ -31,7 +34,7 @@ def forget():
 
 @pytest.fixture
 def launches(monkeypatch):
-    """Hopper, whose kernel is the operation's meaning; what was prepared and what was launched."""
+    """Hopper, whose kernels are the operations' meaning; what was prepared and what was launched."""
     found = {"prepared": [], "launched": []}
 
     def prepare(problem, config, gpu):
@@ -57,6 +60,7 @@ def launches(monkeypatch):
         return launch
 
     monkeypatch.setattr(hopper_cluster, "prepare", prepare)
+    monkeypatch.setattr(PiecesLaunch, "__call__", lambda self, *sources: list(map(cut, self._copies, sources)))
     monkeypatch.setattr("laneloom.device.prepared.prepared_on", lambda prepare, *rest: prepare(*rest[:3]))
     monkeypatch.setattr(grouped, "active_gpu", lambda: get_gpu("sm_90a"))
     monkeypatch.setattr(grouped, "gpu_for_tensor", lambda name, x: get_gpu("sm_90a"))

@@ -274,8 +274,8 @@ def prepare_launch(
     copy_a = copy_b = None
     if gpu.vendor != "amd":  # the copy engine's boxes begin at 16 bytes of what is contiguous, groups of rows anywhere
         eight_bits = DTYPE_BYTES[names[0]] == 1
-        copy_a = copier(a, (-1, -2) if of_k and not eight_bits else (-1,))
-        copy_b = copier(b, (-2,) if eight_bits else (-1, -2))
+        copy_a = copier(a, names[0], (-1, -2) if of_k and not eight_bits else (-1,))
+        copy_b = copier(b, names[1], (-2,) if eight_bits else (-1, -2))
         a, b = copy_a(a) if copy_a else a, copy_b(b) if copy_b else b
     problem = problem_of_groups(a, b, out, names, scale_a, scale_b, precision)
     if config is None:
@@ -306,9 +306,11 @@ def prepare_launch(
     return run_by_tma
 
 
-def copier(x: torch.Tensor, axes: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What copies matrices that lie as x, in rows at multiples of 16 bytes, contiguous along the first of `axes`; None
-    if x is contiguous along one of them, and lies so that Hopper's copy engine reads it."""
+def copier(x: torch.Tensor, dtype: str, axes: tuple[int, ...]) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What copies matrices that lie as x, in rows of whole lines, contiguous along the first of `axes`; None if x is
+    contiguous along one of them, and lies so that Hopper's copy engine reads it."""
+    from ...device.pieces import MatrixCopy, PiecesLaunch
+
     size = x.element_size()
     for axis in axes:
         pitches = [x.stride(i) * size for i in range(x.ndim) if i != x.ndim + axis and x.shape[i] > 1]
@@ -316,11 +318,14 @@ def copier(x: torch.Tensor, axes: tuple[int, ...]) -> Callable[[torch.Tensor], t
         if x.stride(axis) == 1 and not across and not any(p % TMA_BYTES for p in (*pitches, x.data_ptr())):
             return None
     turned = axes[0] == -2
+    lies = x.mT if turned else x
+    groups, steps = ((1, x.shape[0]), (0, x.stride(0))) if x.ndim == 3 else ((1, 1), (0, 0))
+    (rows, columns), (row, column) = lies.shape[-2:], lies.stride()[-2:]
+    launch = PiecesLaunch(MatrixCopy(dtype, 1, rows, columns, (row, column), groups, steps), pdl=True)
 
     def copy(x: torch.Tensor) -> torch.Tensor:
-        x = x.mT if turned else x
-        pitch = -(-x.shape[-1] * size // TMA_BYTES) * TMA_BYTES // size
-        made = x.new_empty((*x.shape[:-1], pitch))[..., : x.shape[-1]].copy_(x)
+        (made,) = launch(x)
+        made = made[..., :columns] if x.ndim == 3 else made[0, :, :columns]
         return made.mT if turned else made
 
     return copy
