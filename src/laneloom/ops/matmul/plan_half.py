@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from ...gpu import Gpu
 from .config_async import HALF_TILES, AsyncConfig
 from .config_hopper import tma_reads
-from .model_hopper import LINE_BYTES, ceil_div
+from .model_hopper import LINE_BYTES, ceil_div, clusters_at_once
 from .plan_wide import cut
 from .problem import DTYPE_BYTES, MatmulProblem
 
@@ -105,7 +105,8 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
         """So many CTAs of one SM at once."""
         return ((ctas * max(multiplying, loading)) ** 3 + alone**3) ** (1 / 3)
 
-    rounds, rest = divmod(ceil_div(config.ctas(problem), gpu.compute_units), resident)
+    at_once = int(clusters_at_once(config.cluster_k, gpu)) * config.cluster_k  # with one on each SM
+    rounds, rest = divmod(ceil_div(config.ctas(problem), at_once), resident)
     time_us = LAUNCH_US + rounds * together(resident) + (together(rest) if rest else 0)
     time_us += problem.bytes * MEMORY_US + FILL_US * min(1, rounds + rest / resident)
     if config.split_k > 1:
