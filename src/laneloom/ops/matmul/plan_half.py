@@ -38,6 +38,8 @@ PACE = {
     (128, 64): 3.571e-07, (128, 32): 1.385e-07, (128, 16): 4.963e-07, (128, 8): 1.951e-07, (64, 64): 2.778e-07,
     (64, 32): 4.865e-07, (64, 16): 4.696e-07, (32, 32): 9.553e-07, (32, 16): 8.62e-07,
 }  # fmt: skip
+#: of CTAs with an SM each, by the elements of their smallest copies: 36 products on one H200, 2026-11-28
+ALONE_ON_ITS_SM = {1: 0.96, 2: 0.93, 4: 0.85}
 LAUNCH_US, FILL_US = 0.7399, 0.8299  #: of a launch; of one that fills the SMs, so that the next one cannot begin
 PIECE_US, SINGLE_US = 6.74e-05, 6.386e-05  #: a copy of several elements, of one
 LINE_US = 0.000166  #: a line of memory that a tile's rows touch
@@ -67,7 +69,19 @@ def half_configs(problem: MatmulProblem, gpu: Gpu) -> Iterator[AsyncConfig]:
                     block_m=tile[0], block_n=tile[1], block_k=block_k, stages=2, swapped=swapped,
                     resident=256 // block_k if small else 2,
                 )  # fmt: skip
-                yield from cut(problem, base, gpu, (base.resident,), lambda ctas, n: n * ctas <= MOST_CTAS[ctas])
+                for config in cut(problem, base, gpu, (base.resident,), lambda ctas, n: n * ctas <= MOST_CTAS[ctas]):
+                    yield _alone_on_its_sm(problem, config, gpu) if base.resident == 2 else config
+
+
+def _alone_on_its_sm(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> AsyncConfig:
+    """The config with a ring of more than half of an SM's shared memory, where it has no more CTAs than SMs and copies
+    less than 16 bytes at once. More than that leaves copies of 4 and 8 bytes, which go through the L1, too little."""
+    if min(problem.vector_a, problem.vector_b) >= 8 or config.ctas(problem) > gpu.compute_units:
+        return config
+    stages = SHARED_BYTES // 2 // config.stage_bytes(problem) + 1
+    alone = config.with_knobs(resident=1, stages=stages)
+    enough = ceil_div(problem.k, config.block_k * config.cluster_k * config.split_k) >= stages - 1
+    return alone if enough and alone.why_invalid(problem, gpu) is None else config
 
 
 def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
@@ -109,6 +123,8 @@ def half_us(problem: MatmulProblem, config: AsyncConfig, gpu: Gpu) -> float:
     rounds, rest = divmod(ceil_div(config.ctas(problem), at_once), resident)
     time_us = LAUNCH_US + rounds * together(resident) + (together(rest) if rest else 0)
     time_us += problem.bytes * MEMORY_US + FILL_US * min(1, rounds + rest / resident)
+    if config.resident == 1 and min(vectors) in ALONE_ON_ITS_SM:
+        time_us *= ALONE_ON_ITS_SM[min(vectors)]
     if config.split_k > 1:
         time_us += SECOND_US + SUMMED_US * config.split_k * problem.m * problem.n
     return time_us
