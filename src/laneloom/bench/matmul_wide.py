@@ -6,8 +6,8 @@ all interleaved with torch.matmul in full precision. `tests/cpu/test_wide_plan.p
 `--batches --out results/h100/tiles_batches.csv` measures batches of 16 bits instead, with configs of `hopper_rows` and
 `hopper_cluster` as well: what `plan_batch.py` was fitted to. `--unaligned --out results/h200/tiles_unaligned.csv`
 measures single ones of rows that do not begin at 16 bytes, with configs of `hopper` and `hopper_cluster`.
-`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md` writes what
-the plan takes into the pages, and the same of the other two files.
+`--render results/h100/tiles_wide.csv docs/hopper-gemm.md docs/hopper-gemm-products.md --readme README.md --dtypes fp32
+fp64` writes what the plan takes into the pages; `--dtypes bf16` does of results/h200/tiles_wide.csv and the others.
 """
 
 from __future__ import annotations
@@ -265,12 +265,11 @@ def main() -> None:
     parser.add_argument("--unaligned", action="store_true", help="rows that do not begin at 16 bytes, and nothing else")
     arguments = parser.parse_args()
     if arguments.render:
-        taken = planned(arguments.render[0])
-        half = all(row.dtype in HALF for row, _ in taken)
-        name = "wide" if not half else "batches" if all(row.batch > 1 for row, _ in taken) else "unaligned"
+        taken = planned(arguments.render[0], arguments.dtypes)
+        name = "wide" if taken[0][0].dtype in WIDE else "batches" if taken[0][0].batch > 1 else "half"
+        name = "unaligned" if all(row.problem in NOT_ALIGNED for row, _ in taken) else name
         summary = {f"{name} summary": summarise(taken)}
-        tables = {name: render_half(taken)} if half else {name: render(taken), "half": render_half(taken)}
-        fill_pages(arguments.render[1:], tables | summary)
+        fill_pages(arguments.render[1:], {name: render(taken) if name == "wide" else render_half(taken)} | summary)
         if arguments.readme:
             fill_page(arguments.readme, summary)
         return

@@ -25,7 +25,7 @@ LYING = "operands where they lie, by asynchronous copies"
 class _Beside:
     """On the estimates of each schedule."""
 
-    lying: float  #: hopper_async, of operands that TMA reads too
+    lying: float  #: hopper_async, of operands that TMA reads too; 1 of others
     rows: float
     cluster: float
     cluster_us: float  #: more, once

@@ -67,7 +67,7 @@ FETCHED_US, MOST_SMALL_BYTES = 0.3, 2 << 20
 #: parts of K that a second launch adds up: as many as make tiles of so many rows and columns these shares of the SMs
 PARTS_TILE, PARTS_SHARES, LEAST_SLICES_OF_PART = 128, (0.25, 0.5, 0.75, 1.0, 1.5), 8
 SECOND_US, SECOND_MB_US, MANY_PARTS_US = 1.2, 0.8, 2.6  #: that launch, a megabyte of parts, and where they are many
-COPIES_US, COPIED_MB_US = 2.0, 0.5  #: a launch that copies, and a megabyte of what it writes
+COPIES_US, COPIED_MB_US = 1.5, 0.6  #: a launch that copies, and a megabyte of what it writes
 LONG_K = 16  #: times the longer side of C, from which on it need not be of few tiles
 MOST_OF_FEW_ROWS = 1024  #: columns beside fewer rows than a tile has: more are streamed
 #: of so few slices a ring of more stages and bytes is 2% slower, measured at 1000 cubed; in clusters of 4 one of 8 is

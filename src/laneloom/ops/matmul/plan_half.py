@@ -24,7 +24,7 @@ SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a
 LONG_K = 256  #: above which slices of 128 are tried for single elements
 #: on these estimates of one product, beside those of the others for what TMA reads where it lies, and for what has to
 #: be copied for them: they miss by 20%, and what TMA feeds is the faster of equals
-DOUBT, DOUBT_OF_COPIES = 1.3, 0.965
+DOUBT, DOUBT_OF_COPIES = 1.3, 1.1
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
@@ -139,6 +139,6 @@ def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float
     if not each * problem.batches or (large and "x" not in problem.layout):
         return []
     fed = "x" not in problem.layout and tma_reads(problem, "a") and tma_reads(problem, "b")
-    doubt = DOUBT_OF_COPIES if not fed else DOUBT if problem.batches == 1 else 1.0  # a batch has `plan_batch`'s
+    doubt = 1.0 if problem.batches > 1 else DOUBT if fed else DOUBT_OF_COPIES  # a batch has `plan_batch`'s
     found = [(config, doubt * half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
     return sorted(found, key=lambda pair: pair[1])[:3]
