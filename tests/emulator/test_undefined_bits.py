@@ -157,6 +157,7 @@ GFX950 = [
     "v_cvt_scalef32_sr_pk_fp4_f16 v8, v1, v2, 1.0 op_sel:[0,0,0,1]", "v_cvt_sr_f16_f32 v8, v1, v2",
     "v_cvt_pkaccum_u8_f32 v8, v1, v2", "v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec",
     "v_bitop3_b32 v8, v1, v2, s4 bitop3:0x3a", "v_bitop3_b16 v8, v1, s4, v3 op_sel:[1,0,0,1] bitop3:0x69",
+    "v_cvt_scalef32_pk32_f16_fp6 v[0:15], v[2:7], v8",
 ]  # fmt: skip
 GFX1250 = """
 v_bitop3_b16 v8.h, v1.l, v2.h, s4 bitop3:0xec
@@ -177,6 +178,9 @@ v_cvt_scalef32_pk8_fp8_f32 v[8:9], v[2:9], 1.0
 v_cvt_scalef32_pk8_bf8_bf16 v[8:9], v[8:11], v1
 v_cvt_scalef32_pk16_fp6_f16 v[8:10], v[2:9], 1.0
 v_cvt_scalef32_sr_pk16_bf6_f32 v[8:10], v[0:15], v1, v2
+v_cvt_scale_pk8_f32_fp8 v[4:11], v[2:3], v1 scale_sel:8
+v_cvt_scale_pk8_bf16_fp4 v[8:11], v2, v1 scale_sel:6
+v_cvt_scale_pk16_f16_bf6 v[4:11], v[4:6], v1
 """.strip().splitlines()
 #: what moves between lanes, some of which hold nothing that is defined
 LANES = """
@@ -278,11 +282,14 @@ def test_defined_bits_do_not_depend_on_undefined_ones(code, gpu):
         ("v_bitop3_b16 v8, v1, v2, v3 bitop3:0xec", {1: 0xFF00, 2: 0xFFFF00FF, 8: 0x7FFFFFFF}, 0x7FFF00FF),
         ("v_cvt_scalef32_pk8_fp8_f32 v[8:9], v[0:7], 1.0", {1: 0xFFFFFFFF, 2: 1, 5: 2}, 0xFFFF00),
         ("v_cvt_scalef32_pk8_fp4_f16 v8, v[0:3], 1.0", {1: 0xFFFF0000, 2: 1}, 0xFF000),
+        ("v_cvt_scale_pk8_f32_fp8 v[8:15], v[4:5], v1", {4: 0xFFFFFF00, 5: 0xFFFFFFFF, 1: 0xFFFFFF00}, 0),
+        ("v_cvt_scale_pk8_f16_fp4 v[8:11], v4, v1", {4: 0xF0, 1: 0xFFFF0000}, 0xFFFF0000),
+        ("v_cvt_scale_pk16_bf16_fp6 v[8:15], v[4:6], v1", {4: 0xFFFFF000}, 0),
     ],
 )
 def test_no_more_is_undefined_than_has_to_be(code, masks, want):
     older = "gfx90a" if "sdwa" in code or "16_e32" in code else "gfx950" if "bitop" in code else "gfx1151"
-    gpu = "gfx1250" if "scalef32" in code else older
+    gpu = "gfx1250" if "v_cvt_scale" in code else older
     program = Program(KERNEL.format(code=code), gpu, strict=True)
     full = np.full((128, WAVES), 0xFFFFFFFF, np.uint32)
     full[4] = 0

@@ -85,17 +85,22 @@ _SCALES_4_6 = {0: (0, 1, 0), 2: (2, 3, 0), 1: (0, 2, 0), 4: (0, 1, 16), 6: (2, 3
 _SCALES_8 = {0: (0, 0, 0), 8: (0, 1, 0)}
 
 
+def scales_taken(ins: Instruction, bits: int, lanes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per lane of `v_cvt_scale_*` the lane that holds its scale, and the scale's first bit there."""
+    known = _SCALES_8 if bits == 8 else _SCALES_4_6
+    if ins.number("scale_sel") not in known:
+        raise UnknownInstructionError(f"{ins.text!r}: what this scale_sel selects is not documented")
+    low, high, first = known[ins.number("scale_sel")]
+    lane = np.arange(lanes)
+    return first + lane % 16, U32(8) * np.where(lane < 16, low, high).astype(U32)
+
+
 def _enlarge(small: str, wide: str, count: int) -> Callable[[Instruction, Target], Step]:
     bits, table = TYPES[small].bits, SMALL_VALUES[small]
 
     def build(ins: Instruction, target: Target) -> Step:
         destination, source, scale = ins.operands
-        known = _SCALES_8 if bits == 8 else _SCALES_4_6
-        if ins.number("scale_sel") not in known:
-            raise UnknownInstructionError(f"{ins.text!r}: what this scale_sel selects is not documented")
-        low, high, first = known[ins.number("scale_sel")]
-        lane = np.arange(target.lanes)
-        holder, shift = first + lane % 16, U32(8) * np.where(lane < 16, low, high).astype(U32)
+        holder, shift = scales_taken(ins, bits, target.lanes)
         scales, n = read(scale, "u32"), source.index
 
         def step(g: Waves) -> None:

@@ -14,12 +14,14 @@ from ..isa.parse import VCC, Instruction, Operand
 from ..isa.registers import results
 from . import sdwa
 from .alu import VECTOR
+from .cdna5_convert import scales_taken
 from .shadow import FULL, Shadow
 from .state import U32, U64, Waves
 from .undefined_bits import BITWISE, bits_written
 from .undefined_carry import value_of
 
 _NARROWS = re.compile(r"v_cvt_scalef32_(?:sr_)?pk(\d+)_(fp8|bf8|fp6|bf6|fp4)_(f32|f16|bf16)")
+_WIDENS = re.compile(r"v_cvt_scale(?:f32)?_pk(8|16|32)_(f32|f16|bf16)_(fp8|bf8|fp6|bf6|fp4)")
 _WIDE_PAIRS = re.compile(r"v_pk_\w+_[uf]64")
 _PAIRS = frozenset({"v_pk_fma_f32", "v_pk_mul_f32", "v_pk_add_f32", "v_pk_mov_b32"})
 
@@ -30,6 +32,8 @@ def cdna_rule(ins: Instruction) -> Callable[[Waves], None] | None:
         return _sdwa_rule(ins)
     if match := _NARROWS.fullmatch(ins.name):
         return _narrowing_rule(ins, int(match[1]), 32 if match[3] == "f32" else 16, TYPES[match[2]].bits)
+    if match := _WIDENS.fullmatch(ins.name):
+        return _widening_rule(ins, int(match[1]), TYPES[match[3]].bits, 32 if match[2] == "f32" else 16)
     if _WIDE_PAIRS.fullmatch(ins.name):
         return _wide_pairs_rule(ins)
     return _pairs_rule(ins) if ins.name in _PAIRS else None
@@ -162,5 +166,31 @@ def _narrowing_rule(ins: Instruction, count: int, wide: int, narrow: int) -> Cal
             words[where + 1] |= field >> U64(32)
         for k, word in enumerate(words[:-1]):
             shadow.put(g, destination.index + k, word.astype(U32))
+
+    return follow
+
+
+def _widening_rule(ins: Instruction, count: int, narrow: int, wide: int) -> Callable[[Waves], None]:
+    """Of `count` numbers of `narrow` bits, each makes one of `wide` bits; the scale that a lane takes makes all."""
+    destination, source, scale = ins.operands
+    every, whole = U64((1 << narrow) - 1), U32((1 << wide) - 1)
+    by_lane = ins.name.startswith("v_cvt_scale_")  # the scale's byte may lie in another lane
+
+    def follow(g: Waves) -> None:
+        shadow: Shadow = g.shadow
+        of_scale = np.broadcast_to(np.asarray(shadow.of(scale), U32), (g.count, g.lanes))
+        if by_lane:
+            holder, first = scales_taken(ins, narrow, g.lanes)
+            of_scale = of_scale[:, holder] >> first & U32(0xFF)
+        words = [shadow.of(Operand(source.kind, source.index + k)).astype(U64) for k in range(narrow * count // 32)]
+        words.append(np.zeros_like(words[0]))
+        bits = [np.zeros((g.count, g.lanes), U32) for _ in range(wide * count // 32)]
+        for k in range(count):
+            where, shift = divmod(narrow * k, 32)
+            code = (words[where] | words[where + 1] << U64(32)) >> U64(shift) & every
+            to, up = divmod(wide * k, 32)
+            bits[to] |= np.where((code != 0) | (of_scale != 0), whole, U32(0)) << U32(up)
+        for k, word in enumerate(bits):
+            shadow.put(g, destination.index + k, word)
 
     return follow
