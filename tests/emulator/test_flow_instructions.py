@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -211,3 +213,31 @@ def test_a_workgroup_may_poll_for_what_another_stores_behind_its_barrier(seed, s
         regions=[Region("x", address, 8, words)],
     )  # fmt: skip
     assert words.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("gpu", "code", "said"),
+    [
+        ("gfx1151", "v_mov_b32 v23, 0", ""),  # 8 asked for; 24 are given out at once
+        ("gfx1151", "v_mov_b32 v24, 0", "v24 is none of the registers"),
+        ("gfx1151", "v_mov_b32 v1, v99", "v99 is none of the registers"),
+        ("gfx1151", "global_load_b128 v[21:24], v1, s[2:3]", "v24 is none of the registers"),
+        ("gfx1151", "v_dual_mov_b32 v2, v1 :: v_dual_mov_b32 v35, v1", "v35 is none of the registers"),
+        ("gfx1151", "v_wmma_f32_16x16x16_f16 v[0:7], v[24:31], v[8:15], v[0:7]", "v31 is none of the registers"),
+        ("gfx1201", "s_branch .Lpast\nv_mov_b32 v99, 0\n.Lpast:", ""),  # never reached
+        ("gfx90a", "v_mov_b32 v4, 0", "v4 is none of the registers .* v0 to v3"),
+        ("gfx90a", "v_accvgpr_write_b32 a3, v1", ""),
+        ("gfx90a", "v_accvgpr_write_b32 a4, v1", "a4 is none of the registers .* a0 to a3"),
+        ("gfx908", "v_accvgpr_write_b32 a8, v1", "a8 is none of the registers .* a0 to a7"),
+        ("gfx1250", "s_set_vgpr_msb 0x40\nv_mov_b32 v0, 0\ns_set_vgpr_msb 0", "v256 is none of the registers"),
+    ],
+)
+def test_vector_registers_past_those_of_the_descriptor(gpu, code, said, strict):
+    """They are neither read nor written: the hardware would read v0 and drop what is written."""
+    asm = KERNEL.format(code="\n".join(line if line.endswith(":") else f"\t{line}" for line in code.splitlines()))
+    if gpu == "gfx90a":
+        asm = asm.replace("\t.end_amdhsa_kernel", "\t\t.amdhsa_accum_offset 4\n\t.end_amdhsa_kernel")
+    program = Program(asm, gpu, strict=strict)
+    with pytest.raises(EmulationError, match=said) if said else nullcontext():
+        launch(program, [1], bytes(8), workgroup_size=32)

@@ -15,8 +15,8 @@ from ..gpu import Gpu, emulated_gpu, get_gpu
 from ..isa.metadata import parse_metadata
 from ..isa.parse import Instruction, Listing, parse
 from ..isa.symbols import plain_symbols
-from ..isa.vgpr_banks import number_registers
 from . import calls, cdna, matrix, wmma3
+from .allocation import prepare
 from .alu import Step, Target
 from .builders import build_nothing, find_builder, is_ordering
 from .cluster import held_by, is_barrier, passed
@@ -100,8 +100,7 @@ class Program:
         """elf: the code object that `asm` is the disassembly of; its data is loaded."""
         self.gpu, self.asm, self.strict = emulated_gpu(gpu), asm, strict
         self.listing: Listing = parse(asm, kernel)
-        cdna.translate(self.listing, self.gpu)
-        number_registers(self.listing, self.gpu.name == "gfx1251")
+        prepare(self.listing, self.gpu)
         self.kernel = self.listing.kernel
         loaded = None if elf is None else LoadedObject(elf)
         self.places = calls.Places(self.listing, *(() if loaded is None else (loaded.base,)))
@@ -228,7 +227,7 @@ class Program:
         for ins, target in zip(body, targets, strict=False):  # the block's last instruction may be its branch
             if is_ordering(ins.name):
                 continue
-            if ins.name.startswith("v_wmma") and not wmma3.fits(ins.name):
+            if ins.name.startswith("v_wmma") and not (ins.missing or wmma3.fits(ins.name)):
                 try:
                     wmma = matrix.decode(ins, target)
                 except UnknownInstructionError:
@@ -259,11 +258,11 @@ class Program:
     def step_of(self, ins: Instruction, target: Target) -> Step:
         """The closure of one instruction; an unknown one becomes a step that stops when it is reached."""
         try:
-            if ins.second is not None:
+            if ins.second is not None and not ins.missing:
                 return self._dual(ins, target)
             if ins.flag("gds") and not ins.name.startswith("ds_gws_"):
                 raise UnknownInstructionError("GDS, a memory of the whole launch, is not modelled")
-            builder = find_builder(ins.name)
+            builder = None if ins.missing else find_builder(ins.name)
             return builder(ins, target) if builder else self._unknown(ins)
         except UnknownInstructionError as error:
             return self._unknown(ins, str(error))
@@ -306,7 +305,9 @@ class Program:
     def _unknown(self, ins: Instruction, why: str = "") -> Step:
         where = f"{self.gpu.name} (wave{self.lanes})"
         what = f"the emulator does not implement {ins.mnemonic} on {where}{f' ({why})' if ' ' in why else ''}"
-        if ins.name == "undecodable":
+        if ins.missing:
+            what = ins.missing
+        elif ins.name == "undecodable":
             what = "llvm-objdump did not know this instruction; that of a newer LLVM may (LANELOOM_OBJDUMP names it)"
         return _Stop(self._where(ins, what))
 

@@ -80,6 +80,7 @@ class Instruction:
     address: int = -1  #: in the code object, where the text is a disassembly of one
     nbytes: int = 4  #: of machine code, where the text tells
     written: str = ""  #: the mnemonic in the text, where `name` is another generation's for the same operation
+    missing: str = ""  #: what its kernel lacks to run it
 
     @property
     def mnemonic(self) -> str:

@@ -1,0 +1,53 @@
+"""A listing as the emulator works with it: names, register numbers, and which instructions name vector registers that
+the kernel does not have.
+
+The hardware reads v0 for such a register and drops what is written (RDNA 3 ISA guide, "VGPR Out Of Range"), so a
+descriptor that asks for too few gives wrong numbers in silence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..gpu import Gpu
+from ..isa.parse import Instruction, Listing
+from ..isa.vgpr_banks import number_registers
+from . import block_access, cdna
+
+
+def prepare(listing: Listing, gpu: Gpu) -> None:
+    """Translate a listing's instructions, and mark those that name registers past the kernel's own."""
+    if gpu.major == 9:  # while v and a are still apart
+        _mark(listing, gpu)
+    cdna.translate(listing, gpu)
+    number_registers(listing, gpu.name == "gfx1251")
+    if gpu.major != 9:  # once s_set_vgpr_msb is taken into account
+        _mark(listing, gpu)
+
+
+def _given(listing: Listing, gpu: Gpu) -> dict[str, int]:
+    """How many registers v and a a wave has: whole granules are given out."""
+    asked = listing.directive("next_free_vgpr", gpu.vgprs_per_wave)
+    total = min(-(-max(asked, 1) // gpu.vgpr_granule) * gpu.vgpr_granule, gpu.vgprs_per_wave)
+    if gpu.is_cdna_1:
+        return {"v": total, "a": total}
+    first = listing.directive("accum_offset", total)
+    return {"v": min(first, total), "a": total - first if first < total else total}
+
+
+def _mark(listing: Listing, gpu: Gpu) -> None:
+    given = _given(listing, gpu)
+    for k, ins in enumerate(listing.instructions):
+        for half in (ins, ins.second):
+            if half is not None and (missing := _missing(half, given)):
+                listing.instructions[k] = replace(ins, missing=missing)
+
+
+def _missing(ins: Instruction, given: dict[str, int]) -> str:
+    if ins.name in block_access.NAMES:  # M0 says which of the registers it means
+        return ""
+    for o in ins.operands:
+        if o.kind in given and (last := o.index + o.count - 1) >= given[o.kind]:
+            own = f"{o.kind}0 to {o.kind}{given[o.kind] - 1}"
+            return f"{o.kind}{last} is none of the registers that .amdhsa_next_free_vgpr gives this kernel, {own}"
+    return ""
