@@ -45,10 +45,16 @@ def test_llvm_ir(gpu: str):
             CompileError,
             "(?i)cannot select",
         ),
+        (
+            LLVM_IR.replace("STORE", "store float %value, ptr addrspace(3) @big")
+            + "@big = internal addrspace(3) global [200000 x i8] poison",
+            CompileError,
+            "gfx1151: local memory .200000. exceeds limit",
+        ),
         (LLVM_IR.replace("define amdgpu_kernel", "define"), ArgumentError, "exactly one amdgpu_kernel function, not 0"),
         (LLVM_IR + 'attributes #7 = { "target-cpu"="gfx942" }', ArgumentError, "is for gfx942, not for gfx1151"),
     ],
-    ids=["syntax", "an instruction of RDNA 4", "no kernel", "another GPU"],
+    ids=["syntax", "an instruction of RDNA 4", "an error that LLVM goes on after", "no kernel", "another GPU"],
 )
 def test_wrong_llvm_ir_is_an_error_and_not_the_end_of_the_process(text: str, error: type[Exception], message: str):
     with pytest.raises(error, match=message):

@@ -46,7 +46,8 @@ def compile_llvm_ir(text: str, gpu: str | Gpu, *, num_warps: int = 1) -> CodeObj
     """
     gpu = _amd_gpu(gpu, "compiles LLVM IR")
     versions.check_triton()
-    key = cache.make_key("llvm-ir", gpu.name, text, num_warps, versions.default_fp_fusion())
+    # "whole": what LLVM left something out of was stored once.
+    key = cache.make_key("llvm-ir", "whole", gpu.name, text, num_warps, versions.default_fp_fusion())
     return cache.fetch(key, lambda: _compile_llvm_ir(text, gpu, num_warps))
 
 

@@ -19,6 +19,8 @@ from ..errors import CompileError
 from ..gpu import Gpu, get_gpu
 from . import versions
 
+_ERROR = re.compile(r"^error: ", re.MULTILINE)
+
 
 def generate_assembly(text: str, gpu: Gpu, *, num_warps: int, fp_fusion: bool) -> str:
     """The AMDGCN text that LLVM's code generation makes of `text`. Raises CompileError with its message."""
@@ -26,9 +28,10 @@ def generate_assembly(text: str, gpu: Gpu, *, num_warps: int, fp_fusion: bool) -
     # The child finds the same packages as this process, whatever changed sys.path.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.run(command, input=text.encode(), capture_output=True, env=environment, check=False)
-    if child.returncode or not child.stdout.strip():
-        reason = _reason(child.stderr.decode(errors="replace"))
-        raise CompileError(f"LLVM refused the IR for {gpu.name}: {reason}")
+    printed = child.stderr.decode(errors="replace")
+    # Of Triton 3.9 on LLVM goes on after an error and leaves out what it cannot generate, a whole function at times.
+    if child.returncode or not child.stdout.strip() or _ERROR.search(printed):
+        raise CompileError(f"LLVM refused the IR for {gpu.name}: {_reason(printed)}")
     return child.stdout.decode()
 
 
@@ -38,7 +41,7 @@ def _reason(printed: str) -> str:
     for mark in ("LLVM ERROR: ", "error: ", "RuntimeError: "):
         found = [line.partition(mark)[2] for line in lines if mark in line]
         if found:
-            return re.sub(r" ?lineno: (\d+)$", r" at line \1", found[0])
+            return re.sub(r" ?lineno: (\d+)$", r" at line \1", found[0].removeprefix("<unknown>:0:0: "))
     return lines[-1] if lines else "it printed no reason"
 
 
