@@ -78,6 +78,13 @@ def test_a_counter_in_lds(gpu, name):
 
 
 @pytest.mark.parametrize("gpu", GPUS)
+def test_a_counter_whose_address_llvm_puts_into_m0(gpu):
+    """`__builtin_amdgcn_ds_append(&counter)` is no access of the word at 0."""
+    with pytest.raises(UnknownInstructionError, match=r"whether ds_append adds M0\[15:0\].*is not documented"):
+        run(gpu, in_space("ds", "s_movk_i32 m0, 0x40\nds_append v8"), *random_bytes(3))
+
+
+@pytest.mark.parametrize("gpu", GPUS)
 def test_addresses_made_of_lane_numbers(gpu):
     image, registers = random_bytes(4)
     flat = words(image).reshape(-1)

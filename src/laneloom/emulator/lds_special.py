@@ -17,6 +17,7 @@ from .alu import Builder, Step, Target
 from .atomics import operation_of
 from .global_access import Access
 from .lds_access import addresses
+from .memory import AccessFault
 from .state import U32, Waves
 
 _EXCHANGE = re.compile(r"ds_storexchg_2addr_(stride64_)?rtn_b(32|64)$")
@@ -84,16 +85,26 @@ def _build_conditional_exchange(ins: Instruction, target: Target) -> Step:
     return step
 
 
+class UnclearBase(AccessFault):
+    """A counter whose address may or may not have a part in M0."""
+
+    error = UnknownInstructionError
+
+
 def _build_count(ins: Instruction, target: Target) -> Step:
     """ds_append and ds_consume: one word of LDS grows or shrinks by the number of active lanes; each gets the old one.
 
-    On gfx11 the high half of M0 is added to the offset.
+    On gfx11 the high half of M0 is added to the offset. LLVM puts the address of LDS into the low half, on every
+    generation; no guide says that it counts, so code that relies on it is refused.
     """
     destination, offset = ins.operands[0].index, ins.number("offset")
     sign, based = (1 if ins.name == "ds_append" else -1), target.gpu.major == 11
 
     def step(g: Waves) -> None:
         active = g.active()
+        if (unclear := (g.s[M0] & U32(0xFFFF)) != 0).any():
+            text = f"whether {ins.name} adds M0[15:0], here not 0, to its offset is not documented"
+            raise UnclearBase(text, int(np.argmax(unclear)), 0)
         base = g.s[M0] >> U32(16) if based else np.zeros(g.count, U32)
         at = np.broadcast_to(base.astype(np.int64)[:, None] + offset, active.shape)
         at = g.lds.check(g.lds_base, at, 4, None)
