@@ -241,3 +241,18 @@ def test_vector_registers_past_those_of_the_descriptor(gpu, code, said, strict):
     program = Program(asm, gpu, strict=strict)
     with pytest.raises(EmulationError, match=said) if said else nullcontext():
         launch(program, [1], bytes(8), workgroup_size=32)
+
+
+@pytest.mark.parametrize(
+    ("code", "stops"),
+    [
+        ("v_mov_b32 v1, 1\n.long 0x7e020285", True),  # v_mov_b32 v1, 5
+        (".if 1\n.4byte 0x7e020285, 0xbf800000\n.endif", True),
+        ("v_mov_b32 v1, 1\ns_branch .Lpast\n.Ltable:\n.long 0x7e020285\n.Lpast:", False),
+        ("v_mov_b32 v1, 1\ns_cbranch_scc0 .Lpast\ns_nop 0\n.long 0x7e020285\n.Lpast:", False),
+        ("v_mov_b32 v1, 1\n.section .rodata\n.long 0x7e020285\n.text", False),
+    ],
+)
+def test_machine_code_as_numbers_is_not_left_out(code, stops):
+    with pytest.raises(EmulationError, match="stands as numbers in a text is not decoded") if stops else nullcontext():
+        assert run("gfx1151", f"s_cmp_eq_u32 0, 1\n{code}") == 1

@@ -32,6 +32,8 @@ _FUNCTION = re.compile(r"^\s*\.type\s+([^\s,]+),@function", re.M)
 _AMDHSA = re.compile(r"\s+\.amdhsa_(\w+)\s+(\S.*)")
 # Behind each instruction llvm-objdump prints its address and machine code.
 _PLACE = re.compile(r"//\s*([0-9a-fA-F]{8,16}):((?: [0-9a-fA-F]{8})+)[ \t]*$", re.M)
+_NUMBERS = re.compile(r"\s*\.(?:long|int|word|4byte|quad|8byte|octa|short|hword|2byte|byte)\s")
+_LEAVES = ("s_endpgm", "s_branch", "s_setpc", "s_set_pc", "s_code_end", "s_rfe")  # nothing behind it is reached from it
 _ADDRESS = re.compile(r'^\s*\.quad\s+"?([A-Za-z_.$][\w.$]*)', re.MULTILINE)
 _MODIFIER = re.compile(r"[a-z_][a-z0-9_]*(?::|$)|[a-z_]+\(")
 
@@ -162,6 +164,7 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
     start = next((n for n, raw in enumerate(lines) if raw.startswith(label)), len(lines))
     listing.entries[name] = listing.labels[name] = len(listing.instructions)
     source: Source | None = None
+    in_text = True
     for place, raw in enumerate(lines[start + 1 :], start + 2):
         number = line_number(raw, place)
         line = _strip_comment(raw)
@@ -179,6 +182,11 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
                     source = Source(files.get(match[1], "?"), int(match[2]))
             elif line.lstrip().startswith((".amdhsa_kernel", ".amdgpu_metadata", ".size")):
                 break
+            elif line.lstrip().startswith((".section", ".rodata", ".data", ".bss", ".text")):
+                in_text = ".text" in line
+            elif in_text and _NUMBERS.match(line) and _is_reached(listing, name):
+                raw_code = Instruction("undecodable", "", (), {}, number, line.strip(), source, missing=_RAW)
+                listing.instructions.append(raw_code)
             continue
         if line[0] not in " \t" and not match:
             continue
@@ -194,6 +202,15 @@ def _read_function(lines: list[str], name: str, label: str, files: dict[str, str
             listing.instructions.append(ins)
         else:
             raise EmulationError(f"{name}: line {number} is neither an instruction nor a directive: {line.strip()!r}")
+
+
+_RAW = "machine code that stands as numbers in a text is not decoded: assemble it, and take the binary"
+
+
+def _is_reached(listing: Listing, function: str) -> bool:
+    """Whether control comes to what stands behind the last line of a function as far as it is read."""
+    first = listing.entries[function]
+    return len(listing.instructions) == first or not listing.instructions[-1].name.startswith(_LEAVES)
 
 
 def _has_wide_literal(name: str, words: list[str]) -> bool:
