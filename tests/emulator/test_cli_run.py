@@ -147,6 +147,10 @@ def test_arrays_of_every_type(dtype, fill):
         (["--grid", "1", "--arg=absent.npy"], "cannot read absent.npy"),
         (["--grid", "1", "--arg=f32:8:ones"], "takes 7 arguments, or all but the last 2, 1 were given"),
         (["--grid", "1", *["--arg=f32:8:ones"] * 5], "expects a scalar of 4 bytes as argument 3"),
+        (
+            ["--grid", "33554432", *["--arg=f32:8:ones"] * 3, "--arg=f32:1", "--arg=i32:8"],
+            "grid: 33554432 workgroups of 128 along x are 2^32 threads or more",
+        ),
     ],
 )
 def test_refusals(axpy, arguments, message):
@@ -229,3 +233,12 @@ def test_a_file_of_several_arrays_is_refused(tmp_path):
     (tmp_path / "scale.s").write_text(BY_HAND)
     done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", f"--arg={tmp_path / 'x.npy'}")
     assert "x.npy holds several arrays (.npz), expected one" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("content", [b"not numbers\n", b"\x80\x04N."])
+def test_a_file_that_numpy_does_not_know_is_not_called_pickled(tmp_path, content):
+    (tmp_path / "x.npy").write_bytes(content)
+    (tmp_path / "scale.s").write_text(BY_HAND)
+    done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", f"--arg={tmp_path / 'x.npy'}")
+    assert done.exit_code == 2
+    assert "it holds no array of numbers in NumPy's format" in " ".join(done.stderr.split())

@@ -174,7 +174,9 @@ def _loaded(text: str, file: str) -> np.ndarray:
     try:
         value = np.load(file)
     except (OSError, ValueError, EOFError) as error:
-        raise ArgumentError(f"--arg {text}: cannot read {file}: {error}") from None
+        # Of whatever it does not know numpy says that it is pickled, and how to load that all the same.
+        why = "it holds no array of numbers in NumPy's format" if "pickle" in str(error) else error
+        raise ArgumentError(f"--arg {text}: cannot read {file}: {why}") from None
     if not isinstance(value, np.ndarray):
         raise ArgumentError(f"--arg {text}: {file} holds several arrays (.npz), expected one (.npy)")
     return np.ascontiguousarray(value, value.dtype.newbyteorder("<"))

@@ -101,6 +101,9 @@ def launch(
     threads = size3[0] * size3[1] * size3[2]
     if not 1 <= threads <= 1024:
         raise ArgumentError(f"a workgroup has 1 to 1024 threads, got {threads}")
+    for axis, groups, size in zip("xyz", grid3, size3, strict=True):
+        if groups * size >= 1 << 32:  # more than a dispatch packet holds
+            raise ArgumentError(f"grid: {groups} workgroups of {size} along {axis} are 2^32 threads or more")
     lds_bytes = max(lds_bytes, program.listing.directive("group_segment_fixed_size"))
     if lds_bytes > (most := program.gpu.lds_bytes):
         raise ArgumentError(f"{program.kernel} wants {lds_bytes} bytes of LDS; {program.gpu.name} has {most}")
