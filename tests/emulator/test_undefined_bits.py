@@ -61,6 +61,8 @@ v_ashrrev_i64 v[8:9], v1, v[2:3]
 v_ashrrev_i64 v[8:9], 40, v[2:3]
 v_alignbit_b32 v8, v1, v2, v3
 v_alignbyte_b32 v8, v1, v2, v3
+v_alignbit_b32 v8, v1, v2, v3.h
+v_alignbyte_b32 v8, v1, v2, v3 op_sel:[0,0,1,0]
 v_perm_b32 v8, v1, v2, v3
 v_bfe_u32 v8, v1, v2, v3
 v_bfe_i32 v8, v1, 3, 9
@@ -88,6 +90,12 @@ s_and_not1_wrexec_b32 s8, s4
 s_add_u32 s8, s4, s5
 s_sub_i32 s8, s4, 7
 s_mul_i32 s8, s4, s5
+s_addc_u32 s8, s2, s4
+s_subb_u32 s8, s2, s3
+s_cmovk_i32 s8, 0x10
+s_add_f32 s8, s4, s5
+s_min_f16 s8, s4, s5
+s_cmp_lt_f32 s4, s5
 s_addk_i32 s4, 0x10
 s_lshl1_add_u32 s8, s4, s5
 s_lshl4_add_u32 s8, s4, s5
@@ -188,6 +196,9 @@ ds_bpermute_b32 v8, v1, v2
 ds_bpermute_b32 v8, v1, v2 offset:12
 ds_bpermute_b32 v1, v1, v2
 ds_permute_b32 v8, v1, v2
+v_permlane16_b32 v8, v1, s4, s5
+v_permlanex16_b32 v8, v1, s2, s4 op_sel:[0,1]
+v_permlanex16_b32 v8, v1, s4, s5 op_sel:[1,0]
 ds_swizzle_b32 v8, v1 offset:swizzle(QUAD_PERM,0,2,1,2)
 v_mov_b32_dpp v8, v1 row_shr:3 row_mask:0xf bank_mask:0xf
 v_mov_b32_dpp v8, v1 row_mirror row_mask:0x1 bank_mask:0x5 bound_ctrl:1
@@ -201,6 +212,7 @@ v_max_u16_e64_dpp v8.l, v1.l, v2.l row_shr:2 row_mask:0xf bank_mask:0xf
 v_cmp_lt_u32_e64_dpp s10, v1, v2 row_shr:2 row_mask:0xf bank_mask:0xf
 """.strip().splitlines()
 CASES = [(code, "gfx1151") for code in VECTOR + SCALAR + LANES] + [(code, "gfx90a") for code in GFX9]
+CASES += [(code, "gfx1201") for code in ("v_permlane16_var_b32 v8, v1, v2", "s_add_nc_u64 s[8:9], s[4:5], s[6:7]")]
 CASES += [(code, "gfx950") for code in GFX950] + [(code, "gfx1250") for code in GFX1250]
 
 

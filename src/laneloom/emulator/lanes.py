@@ -104,8 +104,11 @@ def _selected_by_scalars(ins: Instruction, target: Target):
 
 
 def _selected_by_lane(ins: Instruction, target: Target):
-    select = read(ins.operands[2], "b32")
-    return lambda g: (select(g) & U32(15)).astype(np.intp)
+    operand = ins.operands[2]
+    if operand.kind == "v":  # as an address: strict mode moves undefined bits by what was selected
+        return lambda g: (g.addresses[operand.index] & U32(15)).astype(np.intp)
+    select = read(operand, "b32")
+    return lambda g: np.broadcast_to(select(g) & U32(15), (g.count, g.lanes)).astype(np.intp)
 
 
 special("v_permlane16_b32", lambda ins, t: _permute(ins, t, _selected_by_scalars(ins, t), False))

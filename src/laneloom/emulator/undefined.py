@@ -35,6 +35,7 @@ from .undefined_carry import carry_rule, scalar_word, value_of
 from .undefined_cdna import cdna_rule
 from .undefined_fields import field_rule
 from .undefined_indexed import INDEXED, indexed_rule
+from .undefined_lanes import permlane_rule, permute_rule, read_lane_rule, write_lane_rule
 
 Rule = Callable[[Waves], None]
 
@@ -45,10 +46,10 @@ _ROUTED_BY = {"v_perm_b32": 0xFFFFFFFF, "v_alignbyte_b32": 3}  # bits of the oth
 _UPWARD = re.compile(
     r"v_(mad_(co_|nc_)?[ui]64_[ui]32|lshlrev_b64|lshl_add_u64|(add_nc|sub_nc|mul)_u64)|s_(add_nc|sub_nc|mul)_u64"
 )
-_TWIN = re.compile(r"v_(mov_b16|mov_b64|permlane|swap_b|accvgpr)|ds_swizzle")
+_TWIN = re.compile(r"v_(mov_b16|mov_b64|swap_b|accvgpr)|ds_swizzle")
 WRITES_SCC = re.compile(
-    r"s_(cmp|bitcmp|cmpk|add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask|absdiff|addk"
-    r"|barrier_signal_isfirst)"
+    r"s_(cmp|bitcmp|barrier_signal_isfirst|(?!\w+_f(16|32)|\w+_nc_|add_pc)"
+    r"(add|sub|and|or|xor|nand|nor|xnor|not|lsh|ashr|min|max|abs|bfe|bcnt|wqm|quadmask))"
 )
 _ONE_HALF = re.compile(r"v_(?!pk_)\w+16")
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
@@ -112,13 +113,15 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
     if is_matrix(name):
         return _matrix_rule(touched)
     if name in ("v_readlane_b32", "v_readfirstlane_b32"):
-        return _read_lane_rule(ins, target)
+        return read_lane_rule(ins)
     if name == "v_writelane_b32":
-        return _write_lane_rule(ins)
+        return write_lane_rule(ins)
+    if name.startswith("v_permlane"):
+        return permlane_rule(ins, step)
     if _TWIN.match(name):
         return _twin_rule(step, touched)
     if name.startswith("ds_"):
-        return _permute_rule(ins, step)
+        return permute_rule(ins, step)
     if _UPWARD.match(name):
         return _upward_rule(ins)
     if name.startswith("s_"):
@@ -187,14 +190,16 @@ def _routed_rule(ins: Instruction) -> Rule:
     """Data bits moved to other places: the same function over the undefined bits, less its constants."""
     n, sources, op = ins.operands[0].index, ins.operands[1:], VECTOR[ins.name]
     data, routed_by = _ROUTED_DATA[ins.name], U32(_ROUTED_BY.get(ins.name, 31))
+    select = ins.bits("op_sel", [0] * len(sources))[data:]
+    by = [(o, U32(16 if up or o.half == "h" else 0)) for o, up in zip(sources[data:], select, strict=True)]
 
     def follow(g: Waves) -> None:
-        control = [value_of(g, o) for o in sources[data:]]
+        control = [np.asarray(value_of(g, o), U32) >> low for o, low in by]
         zero = [np.zeros((1, 1), DTYPE[kind]) for kind in op.src[:data]]
         undefined = [np.asarray(g.shadow.of(o), U32).view(z.dtype) + z for o, z in zip(sources, zero, strict=False)]
         bits = (op.fn(*undefined, *control) & ~op.fn(*zero, *control)).view(U32)
-        for o in sources[data:]:
-            bits = np.where((g.shadow.of(o) & routed_by) != 0, FULL, bits)
+        for o, low in by:
+            bits = np.where((g.shadow.of(o) >> low & routed_by) != 0, FULL, bits)
         g.shadow.put(g, n, bits)
 
     return follow
@@ -249,48 +254,6 @@ def _matrix_rule(touched: Uses) -> Rule:
         for n in writes:
             g.shadow.V[n] = np.where(bad, FULL, U32(0))[:, None]
             g.shadow.note(n)
-
-    return follow
-
-
-def _read_lane_rule(ins: Instruction, target: Target) -> Rule:
-    destination, source = ins.operands[0].index, ins.operands[1]
-    lane = ins.operands[2] if len(ins.operands) > 2 else None
-
-    def follow(g: Waves) -> None:
-        row = np.broadcast_to(g.shadow.of(source), (g.count, g.lanes))
-        if lane is None:
-            index = np.zeros(g.count, np.intp) if g.exec is None else np.argmax(g.exec, axis=1)
-        else:
-            index = np.broadcast_to((value_of(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
-        g.shadow.put_scalar(destination, row[np.arange(g.count), index])
-
-    return follow
-
-
-def _permute_rule(ins: Instruction, step) -> Rule:
-    """ds_bpermute and ds_permute: data follows the addresses, which must be defined."""
-    d, address, backward = ins.operands[0].index, ins.operands[1], "bpermute" in ins.name
-
-    def follow(g: Waves) -> None:
-        lost = np.broadcast_to(g.shadow.of(address) != 0, (g.count, g.lanes)) & g.active()
-        step(g.twin(g.shadow.V))
-        g.shadow.note(d)
-        if lost.any():  # who sends to an unknown lane may send to any
-            lost = lost if backward else lost.any(axis=1, keepdims=True)
-            g.shadow.put(g, d, np.where(lost, FULL, g.shadow.V[d]))
-
-    return follow
-
-
-def _write_lane_rule(ins: Instruction) -> Rule:
-    n, data, lane = ins.operands[0].index, ins.operands[1], ins.operands[2]
-
-    def follow(g: Waves) -> None:
-        index = np.broadcast_to((value_of(g, lane) & U32(g.lanes - 1)).reshape(-1), (g.count,)).astype(np.intp)
-        row = g.shadow.V[n]
-        row[np.arange(g.count), index] = np.broadcast_to(g.shadow.of(data), (g.count, 1))[:, 0]
-        g.shadow.note(n)
 
     return follow
 
@@ -373,7 +336,7 @@ def _scalar_select_rule(ins: Instruction) -> Rule:
 def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     if function := scalar_bitwise(ins.name):
         return _scalar_bitwise_rule(ins, target, function)
-    if re.match(r"s_(cselect|cmov)_b", ins.name):
+    if re.match(r"s_(cselect_b|cmov_b|cmovk_i)", ins.name):
         return _scalar_select_rule(ins)
     count = results(ins)
     destinations, sources = ins.operands[:count], ins.operands[count:]
@@ -381,7 +344,7 @@ def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
         width = max([o.count for o in destinations] or [1])
-        whole = U32(0)
+        whole = np.where(shadow.scc, FULL, U32(0)) if _READS_SCC.match(ins.name) else U32(0)
         for o in sources:
             for k in range(o.count):
                 if o.kind == "s" and o.index + k != NULL:
