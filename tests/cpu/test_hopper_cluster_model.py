@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hopper_model import COMPILER
-from sampled import without
+from sampled import sampled, without
 
 torch = pytest.importorskip("torch")
 
@@ -95,8 +95,8 @@ CASES = {
 }  # fmt: skip
 
 
-USUAL = without(
-    CASES, "nt", "tt", "swapped", "hold_back", "split", "cluster of 2 x 1", "cluster of 1 x 2", "parts of k", "int8")
+USUAL = sampled(without(
+    CASES, "nt", "tt", "swapped", "hold_back", "split", "cluster of 2 x 1", "cluster of 1 x 2", "parts of k", "int8"))
 
 
 @pytest.mark.parametrize("name", USUAL)
