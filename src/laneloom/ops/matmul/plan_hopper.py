@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -134,21 +133,10 @@ def estimate_us(
     return time_us + (REPACK_US + 2 * copied * size / REPACK_BYTES_PER_US if copied else 0.0)
 
 
-def _repacks(problem: MatmulProblem) -> Iterator[tuple[bool, bool]]:
-    """Which operands to copy: those that TMA cannot read, and perhaps those that it reads slowly."""
-    ways = []
-    for name, matrix, dtype in (("a", problem.a, problem.dtype_a), ("b", problem.b, problem.dtype_b)):
-        if not tma_reads(problem, name):
-            ways.append((True,))
-        else:
-            slow = dtype in REPACKED_DTYPES and rows_of(matrix, DTYPE_BYTES[dtype]) is Rows.BROKEN
-            ways.append((False, True) if slow else (False,))
-    yield from product(*ways)
-
-
 def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, float]]:
-    """Every tile, split and way of repacking with its estimate."""
+    """Every tile and split with its estimate; what TMA cannot read is copied."""
     size = DTYPE_BYTES[problem.dtype_a]
+    copy_a, copy_b = (not tma_reads(problem, name) for name in "ab")
     writes, shared = tma_writes(problem), compared_as(gpu)
     for tile in TILES:
         if problem.dtype_a == "int8" and tile.n > 128:
@@ -157,18 +145,17 @@ def tiled(problem: MatmulProblem, gpu: Gpu) -> Iterator[tuple[HopperConfig, floa
             continue  # half of it would be empty, and rows that are not there take the copy engine longest
         slices = ceil_div(problem.k * size, tile.slice_bytes)
         splits = [split_k for split_k in SPLITS if split_k <= max(1, slices // 4)]
-        for repack_a, repack_b in _repacks(problem):
-            times = estimate_us(problem, tile, np.array(splits), shared, repack_a=repack_a, repack_b=repack_b)
-            for split_k, time_us in zip(splits, times.tolist(), strict=True):
-                by_tma = writes or split_k > 1
-                # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
-                pieces = tile.pieces if by_tma else min(4, tile.n // 16)
-                config = HopperConfig(
-                    block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
-                    consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=repack_a,
-                    repack_b=repack_b, programs=gpu.compute_units,
-                )  # fmt: skip
-                yield _fit(config, problem, gpu), time_us
+        times = estimate_us(problem, tile, np.array(splits), shared, repack_a=copy_a, repack_b=copy_b)
+        for split_k, time_us in zip(splits, times.tolist(), strict=True):
+            by_tma = writes or split_k > 1
+            # The pointer epilogue keeps addresses beside the accumulators: smaller pieces leave it registers.
+            pieces = tile.pieces if by_tma else min(4, tile.n // 16)
+            config = HopperConfig(
+                block_m=tile.m, block_n=tile.n, block_k=tile.slice_bytes // size, stages=tile.stages,
+                consumers=tile.consumers, pieces=pieces, split_k=split_k, tma_store=by_tma, repack_a=copy_a,
+                repack_b=copy_b, programs=gpu.compute_units,
+            )  # fmt: skip
+            yield _fit(config, problem, gpu), time_us
 
 
 def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
