@@ -23,8 +23,8 @@ MOST_CTAS = {1: 1 << 31, 2: 264, 4: 200, 8: 132}  #: by CTAs of a cluster: large
 SMALL_TILE = 1024  #: elements, up to which an SM holds four CTAs, or eight of a short K, else two
 LONG_K = 256  #: above which slices of 128 are tried for single elements
 #: on these estimates of one product, beside those of the others for what TMA reads where it lies, and for what has to
-#: be copied for them: they miss by 20%, and what TMA feeds is the faster of equals
-DOUBT, DOUBT_OF_COPIES = 1.3, 1.1
+#: be copied for them, beside few rows or columns or more: they miss by 20%, and what TMA feeds is the faster of equals
+DOUBT, DOUBT_OF_COPIES, DOUBT_OF_FEW, FEW_ROWS = 1.3, 1.1, 0.88, 32
 #: of all products up to which the others are compared with, and of one of a larger batch
 MOST_MULTIPLICATIONS, SMALL_MULTIPLICATIONS = 1 << 31, 1 << 22
 REGISTERS, SHARED_BYTES, MOST_RESIDENT = 1 << 16, 228 << 10, 16  #: of an SM; its CTAs
@@ -139,6 +139,7 @@ def half_best(problem: MatmulProblem, gpu: Gpu) -> list[tuple[AsyncConfig, float
     if not each * problem.batches or (large and "x" not in problem.layout):
         return []
     fed = "x" not in problem.layout and tma_reads(problem, "a") and tma_reads(problem, "b")
-    doubt = 1.0 if problem.batches > 1 else DOUBT if fed else DOUBT_OF_COPIES  # a batch has `plan_batch`'s
+    copied = DOUBT_OF_FEW if min(problem.m, problem.n) <= FEW_ROWS else DOUBT_OF_COPIES
+    doubt = 1.0 if problem.batches > 1 else DOUBT if fed else copied  # a batch has `plan_batch`'s
     found = [(config, doubt * half_us(problem, config, gpu)) for config in half_configs(problem, gpu)]
     return sorted(found, key=lambda pair: pair[1])[:3]

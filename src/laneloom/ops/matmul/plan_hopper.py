@@ -70,9 +70,6 @@ STREAMED_VECTOR, NARROW_ELEMENTS = 4, 1 << 25
 #: beside loads of 8 bytes: 64 by 4100 x 4096 by hopper_rows 33 us, by hopper_async 17; 44 by 13960 x 1444 26 and 37
 #: (one H200, 2026-11-28)
 CROWDED_ROWS = 48
-#: the same past a short side that is copied first, up to so many rows: of 11 products on one H100 (2026-11-26) three of
-#: 2.5 to 4 million by 3 or 10 were 10 to 43% slower so, one by 30 11% faster, 16 million and more 7 to 19% but for one
-COPIED_ROWS, COPIED_ELEMENTS = 16, 1 << 23
 LEAST_SIDE = 32  #: from which on a K of one slice is `_short_k`'s
 
 
@@ -168,15 +165,15 @@ def _fit(config: HopperConfig, problem: MatmulProblem, gpu: Gpu) -> HopperConfig
     return config
 
 
-def _streams(problem: MatmulProblem, gpu: Gpu, in_place: bool) -> bool:
+def _streams(problem: MatmulProblem, gpu: Gpu) -> bool:
     """Whether a short side is best streamed by `_long_side`: where its tiles of 64 are nearly as many as SMs, or about
-    half of them and K is long, where hopper_cluster's parts of K are too few, and where it has to copy. Measured at 76
-    products, tiles_few.csv, and at 48, tiles_models.csv. On an H100 what the plan would choose of hopper_cluster is
-    behind only where tiles are few or about half (180 products, its tiles_few.csv and tiles_decode.csv)."""
+    half of them and K is long, where hopper_cluster's parts of K are too few. Measured at 76 products, tiles_few.csv,
+    and at 48, tiles_models.csv. On an H100 what the plan would choose of hopper_cluster is behind only where tiles are
+    few or about half (180 products, its tiles_few.csv and tiles_decode.csv)."""
     short, long = sorted((problem.m, problem.n))
     if not ((short <= STREAMED_ROWS and 4 * short <= long) or short <= 16):
         return False
-    if not (in_place and tma_writes(problem)):
+    if not tma_writes(problem):
         return True
     if problem.dtype_a not in REPACKED_DTYPES:
         return problem.dtype_a not in ("fp8", "bf8") or long * problem.k >= STREAMED_EIGHTHS
@@ -215,9 +212,8 @@ def _long_side(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     return _fit(
         HopperConfig(
             block_m=64, block_n=max(16, 1 << (short - 1).bit_length()), block_k=block_k, stages=stages, consumers=1,
-            split_k=split_k, pieces=1, tma_store=False, swapped=swapped, repack_a=not tma_reads(problem, "a"),
-            repack_b=not tma_reads(problem, "b"), programs=gpu.compute_units * (3 if stages == 4 else 2),
-            max_registers=128,
+            split_k=split_k, pieces=1, tma_store=False, swapped=swapped,
+            programs=gpu.compute_units * (3 if stages == 4 else 2), max_registers=128,
         ),
         problem, gpu,
     )  # fmt: skip
@@ -321,10 +317,7 @@ def _streaming(problem: MatmulProblem, gpu: Gpu, in_place: bool, lying: bool) ->
         )
     if (row := stream_row(problem, gpu)) is not None:
         yield row, "one row against B along N: streamed once, multiplied by FMA"
-    # The short side may be copied first, by a launch of its own.
-    worth = in_place or min(problem.m, problem.n) > COPIED_ROWS or long_side * problem.k >= COPIED_ELEMENTS
-    long_lies = tma_reads(problem, "b" if problem.n == long_side else "a")
-    if (not lying or (long_lies and worth)) and _streams(problem, gpu, in_place):
+    if in_place and _streams(problem, gpu):
         yield _long_side(problem, gpu), "one short side: the operand of the long one streams past the tensor cores"
 
 
@@ -379,8 +372,7 @@ def _short_k(problem: MatmulProblem, gpu: Gpu) -> HopperConfig:
     return _fit(
         HopperConfig(
             block_m=128 if tall else 64, block_n=64, block_k=SLICE_BYTES // size, stages=3, consumers=1, pieces=1,
-            tma_store=tma_writes(problem), repack_a=not tma_reads(problem, "a"),
-            repack_b=not tma_reads(problem, "b"), programs=2 * gpu.compute_units, max_registers=128,
+            tma_store=True, programs=2 * gpu.compute_units, max_registers=128,
         ),
         problem, gpu,
     )  # fmt: skip
