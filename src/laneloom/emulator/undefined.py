@@ -67,7 +67,8 @@ def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rul
     scalar = ins.name.startswith("s_")
     part = bits_written(ins, target.gpu.major)
     lanes = lane_source(ins, target.lanes) if ins.name.startswith("v_") and ins.second is None else None
-    looks_at = touched.reads_v | (touched.writes_v if lanes is not None and lanes.partial else 0)
+    keeps = (lanes is not None and lanes.partial) or ins.name.startswith(("v_permlane16_", "v_permlanex16_"))
+    looks_at = touched.reads_v | (touched.writes_v if keeps else 0)
 
     def follow(g: Waves) -> None:
         nonlocal slow
@@ -124,7 +125,7 @@ def _slow_rule(ins: Instruction, target: Target, touched: Uses, step) -> Rule:
         return permute_rule(ins, step)
     if _UPWARD.match(name):
         return _upward_rule(ins)
-    if name.startswith("s_"):
+    if name.startswith(("s_", "v_s_")):
         return _scalar_rule(ins, target, touched)
     return _default_rule(ins, target, touched)
 
@@ -338,17 +339,14 @@ def _scalar_rule(ins: Instruction, target: Target, touched: Uses) -> Rule:
         return _scalar_bitwise_rule(ins, target, function)
     if re.match(r"s_(cselect_b|cmov_b|cmovk_i)", ins.name):
         return _scalar_select_rule(ins)
-    count = results(ins)
-    destinations, sources = ins.operands[:count], ins.operands[count:]
+    destinations, sources = ins.operands[: results(ins)], [n for n in bits_of(touched.reads_s) if n != NULL]
 
     def follow(g: Waves) -> None:
         shadow: Shadow = g.shadow
         width = max([o.count for o in destinations] or [1])
         whole = np.where(shadow.scc, FULL, U32(0)) if _READS_SCC.match(ins.name) else U32(0)
-        for o in sources:
-            for k in range(o.count):
-                if o.kind == "s" and o.index + k != NULL:
-                    whole = whole | shadow.S[o.index + k]
+        for n in sources:
+            whole = whole | shadow.S[n]
         bits = [np.where(whole != 0, FULL, U32(0))] * width
         for o in destinations:
             for k in range(o.count):

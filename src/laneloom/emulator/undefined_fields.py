@@ -1,4 +1,4 @@
-"""Strict mode: undefined bits through scalar shifts and bit fields of 32 and 64 bits.
+"""Strict mode: undefined bits through scalar shifts, bit fields and single bits of 32 and 64 bits.
 
 LLVM widens a scalar by the field of its lower 32 bits and never writes the upper word (`s_bfe_i64 s[6:7], s[70:71],
 0x200000`).
@@ -18,6 +18,7 @@ from .state import U32, U64, Waves
 from .undefined_carry import scalar_word
 
 _ONE_BIT = re.compile(r"s_bitcmp[01]_b(32|64)")
+_SET_BIT = re.compile(r"s_bitset[01]_b(32|64)")
 _NAME = re.compile(r"s_(bfe|lshl|lshr|ashr)_([uib])(32|64)")
 _ALL = U64(0xFFFFFFFFFFFFFFFF)
 
@@ -26,6 +27,8 @@ def field_rule(ins: Instruction) -> Callable[[Waves], None] | None:
     """The rule of a scalar shift, bit field or test of a bit; None for other instructions."""
     if one := _ONE_BIT.fullmatch(ins.name):
         return _bit_rule(ins, int(one[1]))
+    if one := _SET_BIT.fullmatch(ins.name):
+        return _set_rule(ins, int(one[1]))
     match = _NAME.fullmatch(ins.name)
     if match is None:
         return None
@@ -61,6 +64,20 @@ def _bit_rule(ins: Instruction, width: int) -> Callable[[Waves], None]:
         at, unknown = scalar_word(g, place, 0)
         bit = _wide(g, source, width) >> _words(g, at & U32(width - 1)) & U64(1)
         g.shadow.scc[...] = (bit | _words(g, unknown & U32(width - 1))) != 0
+
+    return follow
+
+
+def _set_rule(ins: Instruction, width: int) -> Callable[[Waves], None]:
+    """The other bits stay what they were; any may be the one, where the place is undefined."""
+    destination, place = ins.operands
+
+    def follow(g: Waves) -> None:
+        at, unknown = scalar_word(g, place, 0)
+        left = _wide(g, destination, width) & ~(U64(1) << _words(g, at & U32(width - 1)))
+        left = np.where(_words(g, unknown & U32(width - 1)) != 0, _ALL, left)
+        for k in range(width // 32):
+            g.shadow.put_scalar(destination.index + k, (left >> U64(32 * k)).astype(U32))
 
     return follow
 
