@@ -1,5 +1,7 @@
 """What compilers hardly write: halts, a debugger's branches, rows of lanes for conversions, older loads to LDS."""
 
+import re
+
 import numpy as np
 import pytest
 from test_flow_instructions import run as run_flow
@@ -31,9 +33,18 @@ def test_other_ends(name):
     assert run_flow("gfx1151", f"s_cbranch_scc0 .Lgo\n.Lgo:\n{name}") == 0xFFFFFFFF
 
 
+@pytest.mark.parametrize("text", ["s_branch 1", "s_cbranch_scc0 -3", "s_cbranch_vccnz 0xfffd", "s_call_b64 s[8:9], 12"])
+def test_distances_in_words(text):
+    """LLVM's assembler takes them; how long the instructions of a text are it alone knows."""
+    with pytest.raises(EmulationError, match=f"counts words of .*: write a label; line .*{re.escape(text)}"):
+        run_flow("gfx1151", text)
+
+
 def test_jumps_that_lead_nowhere():
     with pytest.raises(EmulationError, match=r"a call of an unknown label; line .*s_call_b64"):
-        run_flow("gfx1151", "s_call_b64 s[8:9], 12")
+        run_flow("gfx1151", "s_call_b64 s[8:9], .Lelsewhere")
+    with pytest.raises(EmulationError, match=r"a branch to an unknown label; line .*s_cbranch_scc0 .Lelsewhere"):
+        run_flow("gfx1151", "s_cbranch_scc0 .Lelsewhere")
     with pytest.raises(UnknownInstructionError, match="s_cbranch_join is not implemented"):
         run_flow("gfx942", "s_cbranch_join s4")
 

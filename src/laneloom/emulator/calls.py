@@ -28,6 +28,7 @@ _SYMBOL = re.compile(r'"?([^"@]+)"?@(?:(rel32|gotpcrel32)@(lo|hi)|(rel64|gotpcre
 _POINTER = re.compile(r'"?([A-Za-z_.$][^"+\s]*)"?\s*(?:\+\s*(\d+))?')  #: in constant data, with what is added
 #: the distance of a branch that 16 bits cannot hold, or half of it
 _FAR = re.compile(r'\(?([^\s()@"-]+)-([^\s()@"-]+)(?:\)(&4294967295|>>32))?')
+_DISTANCE = re.compile(r"[-+]?(0x[0-9a-f]+|0b[01]+|\d+)", re.IGNORECASE)
 _ESCAPES = {"n": 10, "t": 9, "r": 13, "b": 8, "f": 12, '"': 34, "\\": 92}
 _SIZES = {"byte": 1, "short": 2, "hword": 2, "long": 4, "word": 4, "quad": 8}
 _WORD, _ALL = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
@@ -83,6 +84,13 @@ class Places:
                 else:
                     addresses.discard(to)
         return found
+
+
+def leads_nowhere(jump: Instruction) -> str:
+    """What is wrong with a branch or call to what is no label of the text."""
+    if _DISTANCE.fullmatch(str(jump.operands[-1].value)):
+        return "a number as the target counts words of machine code, which a text has not: write a label"
+    return f"a {'call of' if jump.name == 's_call_b64' else 'branch to'} an unknown label"
 
 
 def link(text: str, listing: Listing, places: Places) -> Region | None:

@@ -165,13 +165,13 @@ class Program:
             try:
                 block.jump = calls.build_jump(last, stop - 1, self.listing.labels, number, self.places)
             except KeyError:
-                raise EmulationError(self._where(last, "a call of an unknown label")) from None
+                raise EmulationError(self._where(last, calls.leads_nowhere(last))) from None
         elif last.name.startswith(("s_branch", "s_cbranch")):
             if last.name != "s_branch" and last.name.removeprefix("s_cbranch_") not in CONDITIONS:
                 raise UnknownInstructionError(self._where(last, f"{last.mnemonic} is not implemented"))
             label = str(last.operands[0].value)
             if label not in self.listing.labels:
-                raise EmulationError(f"{self.kernel}: line {last.line} branches to an unknown label: {last.text!r}")
+                raise EmulationError(self._where(last, calls.leads_nowhere(last)))
             at = self.listing.labels[label]
             block.target = number.get(at, len(number))
             block.leave = "jump" if last.name == "s_branch" else last.name.removeprefix("s_cbranch_")
