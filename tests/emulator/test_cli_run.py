@@ -242,3 +242,30 @@ def test_a_file_that_numpy_does_not_know_is_not_called_pickled(tmp_path, content
     done = call(tmp_path / "scale.s", "--grid", "1", "--block", "32", f"--arg={tmp_path / 'x.npy'}")
     assert done.exit_code == 2
     assert "it holds no array of numbers in NumPy's format" in " ".join(done.stderr.split())
+
+
+#: how a kernel gets its second argument, the scale of BY_HAND: with a wider load, per lane, in a register of its own
+_READS = {
+    "alone": "",
+    "wide": "\ts_load_b128 s[4:7], s[0:1], 0x0\n",
+    "by lanes": "\tv_mov_b32 v1, 0\n\tglobal_load_b32 v1, v1, s[0:1] offset:8\n",
+    "by nobody": "\ts_mov_b32 s6, 0\n",
+}
+
+
+@pytest.mark.parametrize("how", _READS)
+def test_arguments_that_are_not_given(tmp_path, how):
+    """Their bytes, up to the size that the descriptor says, are 0; strict mode reports what depends on them."""
+    wait = "\ts_waitcnt lgkmcnt(0)\n"
+    text = BY_HAND.replace("\t\t.amdhsa_next_free_vgpr", "\t\t.amdhsa_kernarg_size 12\n\t\t.amdhsa_next_free_vgpr")
+    if how != "alone":
+        more = "\ts_waitcnt vmcnt(0)\n\tv_mov_b32 v2, v1\n" if how == "by lanes" else ""
+        text = text.replace(wait, f"{wait}{_READS[how]}{wait}{more}")
+    (tmp_path / "scale.s").write_text(text)
+    given = tmp_path / "scale.s", "--grid", "1", "--block", "32", "--arg", f"out:f32:32->{tmp_path / 'out.npy'}"
+    assert call(*given).exit_code == 0
+    assert not np.load(tmp_path / "out.npy").any()
+    strict = call(*given, "--strict")
+    reported = "stores bits that nobody wrote" in " ".join(strict.stderr.split())
+    assert (strict.exit_code != 0) == reported == (how != "by nobody"), strict.output
+    assert call(*given, "--arg", "f32:0.5", "--strict").exit_code == 0

@@ -11,6 +11,7 @@ from laneloom.codegen import compile_llvm_ir, versions
 from laneloom.emulator.launch import launch
 from laneloom.emulator.memory import Region
 from laneloom.emulator.program import Program
+from laneloom.errors import HazardError
 
 IR = """
 define amdgpu_kernel void @k(ptr addrspace(1) inreg %out, i32 inreg %a, i64 inreg %b, i16 inreg %c) {
@@ -83,6 +84,9 @@ def test_preloaded_from_the_second_argument_on():
     text = f"k:\n\ts_nop 0\n{code}\ts_waitcnt lgkmcnt(0){BEHIND}{DESCRIPTOR.format(more=more)}"
     got = run(text, "gfx942", struct.pack("<II", 1234, 5678), np.zeros(128, np.uint32))
     assert (got == 5678).all()
+    text = text.replace("\t\t.amdhsa_accum_offset", "\t\t.amdhsa_kernarg_size 16\n\t\t.amdhsa_accum_offset")
+    with pytest.raises(HazardError, match="stores bits that nobody wrote"):  # the launch gives the first alone
+        run(text, "gfx942", struct.pack("<I", 1234), np.zeros(128, np.uint32))
 
 
 def test_the_assembler_counts_user_sgprs():

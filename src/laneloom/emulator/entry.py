@@ -80,10 +80,17 @@ def number_lanes(V: np.ndarray, thread: np.ndarray, size: tuple[int, int, int], 
         V[k] = number
 
 
-def defined_at_entry(listing: Listing, gpu: Gpu) -> int:
-    """The scalar registers that hold something when a kernel starts, as a bit mask."""
+def defined_at_entry(listing: Listing, gpu: Gpu, kernarg: int, not_given: range) -> int:
+    """The scalar registers that hold something when a kernel starts, as a bit mask.
+
+    kernarg: the address of the argument block; not_given: the addresses of arguments that the launch leaves out.
+    """
     count = user_sgpr_count(listing)
     mask = (1 << count) - 1
+    first = sum(_USER_SGPRS[name] for name in _enabled(listing))
+    for k in range(listing.directive("user_sgpr_kernarg_preload_length")):
+        if kernarg + 4 * (listing.directive("user_sgpr_kernarg_preload_offset") + k) in not_given:
+            mask &= ~(1 << first + k)
     if gpu.major == 12:
         mask |= int(gpu.is_cdna5) << TTMP + 6 | 1 << TTMP + 7 | 1 << TTMP + 8 | 1 << TTMP + 9
     else:

@@ -44,6 +44,15 @@ def with_hidden_arguments(
     return block
 
 
+def not_given(kernarg: bytes, program: Program, address: int) -> range:
+    """The addresses behind the arguments that the launch gives, up to the size that the descriptor says.
+
+    Hidden arguments, which stand there, are given where the metadata lists them.
+    """
+    size = 0 if program.hidden_arguments else program.listing.directive("kernarg_size")
+    return range(address + len(kernarg), address + size)
+
+
 def dispatch_packet(grid: _Three, size: _Three, scratch: int, lds_bytes: int) -> np.ndarray:
     """The HSA kernel dispatch packet, which kernels read for the grid's size."""
     total = [min(g * s, 0xFFFFFFFF) for g, s in zip(grid, size, strict=True)]

@@ -20,7 +20,7 @@ from .flights import Flights, arrives, starts_copy
 from .global_sync import GlobalWaveSync
 from .heartbeat import Heartbeat
 from .hostcall import Hostcall
-from .kernarg import dispatch_packet, with_hidden_arguments
+from .kernarg import dispatch_packet, not_given, with_hidden_arguments
 from .memory import GlobalMemory, LocalMemory, Region
 from .named_barriers import NamedBarriers
 from .observer import Enough, Observer
@@ -172,6 +172,8 @@ class _Run:
             self.memory = GlobalMemory(everything)
         self.memory.host, self.memory.clusters, self.clusters = self.host, clusters, clusters
         self.memory.named, self.memory.sync = NamedBarriers(self.waves_per_group), sync
+        self.memory.not_given = not_given(kernarg, program, self.kernarg.ctypes.data)
+        self.defined_s = defined_at_entry(listing, program.gpu, self.kernarg.ctypes.data, self.memory.not_given)
         clusters.begin(self.waves_per_group)
         self.observer: Observer | None = observer
         self.chosen = observer.begin(program, groups, self.waves_per_group) if observer else np.arange(groups)
@@ -244,10 +246,9 @@ class _Run:
         thread = wave[:, None] * p.lanes + np.arange(p.lanes)
         number_lanes(V, thread, self.size, listing, p.gpu)
         exists = np.packbits(thread < self.threads, axis=1, bitorder="little").view(U32)
+        S[EXEC + 1] = 0
         for k in range(p.lanes // 32):
             S[EXEC + k] = exists[:, k]
-        if p.lanes == 32:
-            S[EXEC + 1] = 0
         # What lies between the size asked for and the size given out is memory too, for those that may go beyond.
         lds_bytes = allocated_lds(p.gpu, self.lds_bytes) if self.lds_drops else self.lds_bytes
         if p.strict:
@@ -266,7 +267,7 @@ class _Run:
         waves = Waves(V, S, np.zeros(n, bool), ids, base, p.lanes, self.memory, lds, True, private)
         waves.block, waves.waves_per_group = p.first_block, self.waves_per_group
         if p.strict:
-            waves.shadow = Shadow.start(waves, defined_at_entry(listing, p.gpu), max(lane_numbers(listing, p.gpu), 1))
+            waves.shadow = Shadow.start(waves, self.defined_s, max(lane_numbers(listing, p.gpu), 1))
             waves.undefined_lds = UndefinedBits(len(groups), lds_bytes)
             waves.undefined_lds.drops = self.lds_drops
         return waves

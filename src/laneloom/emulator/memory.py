@@ -68,6 +68,7 @@ class GlobalMemory:
         self.clusters: Any = None  #: the Clusters of the launch
         self.named: Any = None  #: its NamedBarriers
         self.sync: Any = None  #: its GlobalWaveSync
+        self.not_given = range(0)  #: the addresses of arguments that the launch leaves out
         self.host: Any = None  #: the Hostcall that answers this kernel's calls to the host
         self.counters: Any = None  #: the Counters that want to know of every access
         self.ticks = 0  #: of the clocks that code can read

@@ -157,7 +157,7 @@ class _Tracked:
     touches: list[Touch]
     recent_loads: deque[Touch]
     shares_small_tensors = False  #: whether compilers let several waves load one element that one of them stores
-    doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first
+    doubtful: np.ndarray | None = None  #: [wave, lane] of the last load: another wave may have stored first, or nobody
     flights: Any = None  #: of LDS: the Flights of copies that pass no register
     in_order = False  #: whether accesses of different waves of a workgroup take effect in the order of their issue
     _active: np.ndarray | None
@@ -351,6 +351,10 @@ class TrackedGlobalMemory(_Tracked, GlobalMemory):
 
     def gather(self, offset, nbytes):
         self.watch_load(offset, nbytes)
+        if self.not_given and self.now is not None:
+            address = offset + self.base
+            lacks = (address + nbytes > self.not_given.start) & (address < self.not_given.stop)
+            self.doubtful = lacks if self.doubtful is None else self.doubtful | lacks
         return GlobalMemory.gather(self, offset, nbytes)
 
     def scatter(self, offset, words, nbytes, active):

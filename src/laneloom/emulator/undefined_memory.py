@@ -167,8 +167,19 @@ def _scalar_rule(ins: Instruction, touched: Uses, step: Step) -> Rule:
         g.shadow.clean(g, touched)
         if (lacks := step.lacks_last(g, step.address(g))) is not None:
             g.shadow.put_scalar(step.destination.index + 3, np.where(lacks, U32(0xFFFFFFFF), U32(0)))
+        if g.memory.not_given:
+            for k, bits in enumerate(_bits_not_given(g, step)):
+                g.shadow.put_scalar(step.destination.index + k, bits | g.shadow.S[step.destination.index + k])
 
     return follow
+
+
+def _bits_not_given(g: Waves, load: ScalarLoad) -> np.ndarray:
+    """Bits [word, wave] of a scalar load that belong to arguments that the launch leaves out."""
+    octets = load.address(g)[:, None] + np.arange(max(load.nbytes, 4))
+    lacks = (octets >= g.memory.not_given.start) & (octets < g.memory.not_given.stop)
+    lacks[:, load.nbytes :] = lacks[:, load.nbytes - 1, None] & load.signed  # copies of the sign, or 0
+    return np.where(lacks, np.uint8(0xFF), np.uint8(0)).view(U32).T
 
 
 def _scalar_store_rule(ins: Instruction, touched: Uses) -> Rule:
