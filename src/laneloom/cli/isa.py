@@ -97,8 +97,10 @@ def isa(
         source = read_source(target, gpu, kernel)
         if check:
             if source.gpu is not None and source.elf is None and ".amdhsa_kernel" in source.text:
+                from ..codegen.assemble import object_file
+
                 with suppress(UnsupportedError):  # of a GPU that this Triton's LLVM does not know
-                    _code_object(source, target, kernel)  # which says what cannot be assembled
+                    object_file(source.text, source.gpu)  # which says what cannot be assembled
             _check(source.text, source.gpu, kernel, profile, as_json)
             return
         code = _code_object(source, target, kernel)

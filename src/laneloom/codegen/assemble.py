@@ -59,6 +59,17 @@ def _amd_gpu(gpu: str | Gpu, what: str) -> Gpu:
     return gpu
 
 
+def object_file(text: str, gpu: str | Gpu) -> bytes:
+    """The object file that LLVM's assembler makes of AMDGCN text, with or without metadata.
+
+    Raises CompileError with line number and text of every line that it refuses, UnsupportedError for a GPU that is not
+    AMD's, or that this Triton's LLVM does not know.
+    """
+    gpu = _amd_gpu(gpu, "assembles AMDGCN text")
+    versions.check_triton()
+    return _object_file(text, gpu)
+
+
 def _assemble(text: str, gpu: Gpu, kernel: str | None, num_warps: int | None) -> CodeObject:
     binary = _link(_object_file(text, gpu), gpu)
     select_kernel(text, kernel)

@@ -70,7 +70,10 @@ def select_kernel(asm: str, kernel: str | None = None) -> KernelMetadata:
     kernels = list(parse_metadata(asm))
     names = ", ".join(k.name for k in kernels)
     if not kernels:
-        raise ArgumentError("the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown")
+        raise ArgumentError(
+            "the assembly has no .amdgpu_metadata block, so its kernels and arguments are unknown (laneloom run and "
+            "laneloom isa --check do without)"
+        )
     if kernel is None:
         if len(kernels) > 1:
             raise ArgumentError(f"the assembly holds {len(kernels)} kernels ({names}): name one with kernel (--kernel)")
