@@ -17,6 +17,7 @@ MOST_ROWS = 256  #: in one box of the copy engine
 NARROWER = 8  #: columns by which an uneven tile is narrower than the others: what wgmma's widths differ by
 OWN_ROWS = 128  #: of a tile that one warpgroup multiplies while another writes
 MOST_KEPT, MOST_KEPT_OF_TERMS = 192, 160  #: sums of a tile and words of C that wait in a thread; beside terms, or masks
+EITHER_AXIS = ("bf16", "fp16")  #: what wgmma takes along K or across it; the rest along K only
 _WGMMA_GROUPS = (("bf16",), ("fp16",), ("fp8", "bf8"), ("int8", "uint8"))  #: multiplied with each other
 
 
@@ -220,11 +221,11 @@ class ClusterConfig(PartsConfig):
         return problem.transposed() if self.swapped else problem
 
     def along_k(self, multiplied: MatmulProblem, operand: str) -> bool:
-        """Whether operand "a" or "b", or its copy, is read along K. wgmma takes whole 16 bits along either axis: their
-        copies keep it."""
+        """Whether operand "a" or "b", or its copy, is read along K. Copies of what goes along either axis keep it."""
         matrix, across = (multiplied.a, "t") if operand == "a" else (multiplied.b, "n")
         copied = self.copy_a if operand == "a" else self.copy_b
-        return matrix.major != across or (copied and (self.pieces > 1 or self.block_k != 64))
+        keeps = self.pieces == 1 and piece_dtype(multiplied, self, operand) in EITHER_AXIS
+        return matrix.major != across or (copied and not keeps)
 
     def b_columns(self, multiplied: MatmulProblem) -> int:
         """Columns of B that a slice has room for: contiguous along N, it comes in panels of 64."""
@@ -339,7 +340,7 @@ class ClusterConfig(PartsConfig):
         for name, matrix, copied in (("a", problem.a, self.copy_a), ("b", problem.b, self.copy_b)):
             if self.pieces > 1 and not copied:
                 return f"hopper_cluster: pieces of {name} have to be made first, by a copy"
-            both_majors = piece_dtype(problem, self, name) in ("bf16", "fp16")
+            both_majors = piece_dtype(problem, self, name) in EITHER_AXIS
             along_k = matrix.major == ("n" if name == "a" else "t")
             if not copied and not (tma_reads(problem, name) and (both_majors or along_k)):
                 return f"hopper_cluster: TMA and wgmma need {name} at multiples of {TMA_BYTES} bytes, or copied first"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...gpu import Gpu
-from .config_cluster import NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
+from .config_cluster import EITHER_AXIS, NARROWER, OWN_ROWS, PIECES, ClusterConfig, piece_dtype
 from .config_hopper import REPACKED_DTYPES, TMA_BYTES, tma_reads, tma_writes
 from .config_shares import MANY_PARTS, added_up, handy, in_line
 from .model_hopper import (
@@ -79,8 +79,7 @@ def _needs_copy(problem: MatmulProblem, name: str, pieces: int, dtype: str) -> b
     """Whether the tensor cores cannot have operand "a" or "b" from where it lies."""
     matrix = problem.a if name == "a" else problem.b
     along_k = matrix.major == ("n" if name == "a" else "t")
-    sixteen_bits = dtype in ("bf16", "fp16")
-    return pieces > 1 or not tma_reads(problem, name) or not (along_k or sixteen_bits)
+    return pieces > 1 or not tma_reads(problem, name) or not (along_k or dtype in EITHER_AXIS)
 
 
 class Tiles(NamedTuple):
