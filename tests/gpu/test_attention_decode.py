@@ -99,8 +99,9 @@ def test_every_share(splits, cluster, d, d_v, heads, kv_heads, abreast, page, wi
     caches, table = in_pages(k, v, page)
     problem = DecodeProblem(
         batch, heads, kv_heads, queries, room, d, d_v, "fp16", d**-0.5, window, page, adjacent=True)
-    for early in (False, True):
-        config = HopperDecodeConfig(splits=splits, stages=3, cluster=cluster, abreast=abreast, early=early)
+    for early, alone in ((False, False), (True, False), (False, True)):
+        config = HopperDecodeConfig(
+            splits=splits, stages=3, cluster=cluster, abreast=abreast, early=early, alone=alone)
         assert config.why_invalid(problem, GPU) is None
         results = []
         for _ in range(3):

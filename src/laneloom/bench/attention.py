@@ -271,13 +271,16 @@ def _say(name: str, error: Exception) -> None:
     print(f"  {name}: {str(error).splitlines()[0]}", flush=True)
 
 
-def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int]) -> None:
-    """Measure the suite and DECODING, or 16,384 positions in sequences of `lengths`, and append records to `path`."""
+def run(path: Path, dtypes: list[str], rounds: int, lengths: list[int], *, decodes: bool = False) -> None:
+    """Measure the suite and DECODING, of both what decodes alone, or 16,384 positions in sequences of `lengths`, and
+    append records to `path`."""
     environment = read_environment()
     (sizes,) = load_suite("attention").values()
     sizes = [*sizes, *DECODING]
     if lengths:
         sizes = [(_POSITIONS // n, 16, 16, n, n, 128, causal) for n in lengths for causal in (0, 1)]
+    if decodes:
+        sizes = [size for size in sizes if size[3] == 1]
     decode_hash, kernel_hash = hash_sources(DECODE_SOURCES), hash_sources(KERNEL_SOURCES)
     for dtype in dtypes:
         for size in sizes:
@@ -311,10 +314,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="file of records to append to")
     parser.add_argument("--dtypes", default="bf16")
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--decodes", action="store_true", help="the suite's decodes alone")
     parser.add_argument("--lengths", default="", help="lengths of a sweep at D = 128 in place of the suite")
     arguments = parser.parse_args()
     lengths = [int(n) for n in arguments.lengths.split(",") if n]
-    run(arguments.out, arguments.dtypes.split(","), arguments.rounds, lengths)
+    run(arguments.out, arguments.dtypes.split(","), arguments.rounds, lengths, decodes=arguments.decodes)
 
 
 if __name__ == "__main__":

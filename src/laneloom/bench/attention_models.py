@@ -19,6 +19,7 @@ from statistics import geometric_mean
 import torch
 
 from ..ops.attention.api import flash_attention
+from ..ops.attention.decode import attention_decode
 from .attention import CUDNN, DTYPES, FLASH, Case, measure, measure_decode
 from .matmul_tiles import read_rows, write
 from .matmul_wide import SLOW
@@ -158,6 +159,15 @@ def _call_once(case: Case) -> None:
     flash_attention(q, k, v, causal="top_left" if case.causal else False).sum().backward()
 
 
+def _decode_once(case: Case) -> None:
+    """Compile the case's kernel."""
+    q, *caches = (
+        torch.zeros(case.batch, n, h, case.d, dtype=DTYPES[case.dtype], device="cuda")
+        for h, n in ((case.heads, 1), (case.kv_heads, case.keys), (case.kv_heads, case.keys))
+    )
+    attention_decode(q, *caches, cache_lengths=torch.zeros(case.batch, dtype=torch.int32, device="cuda"))
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description="Measure random attentions of models on Hopper.")
@@ -180,13 +190,15 @@ def main() -> None:
     if arguments.out is None:
         parser.error("--out or --render")
     wanted = set(arguments.directions)
-    rows = [row for row in read(arguments.out) if row.direction not in wanted] if wanted < set(DIRECTIONS) else []
+    measured_before = read(arguments.out) if arguments.out.exists() else []
+    rows = [row for row in measured_before if row.direction not in wanted]
     seeds = arguments.seeds if wanted - {"decode"} else []
     cases = [case for seed in seeds for case in random_cases(seed, arguments.count)]
     seeds = arguments.seeds if "decode" in wanted else []
     decodes = [case for seed in seeds for case in random_decodes(seed, arguments.count)]
     with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
         pool.map(_call_once, cases, chunksize=1)
+        pool.map(_decode_once, decodes, chunksize=1)
     for case in cases + decodes:
         decodes_one = case.queries == 1
         found = {"decode": measure_decode(case, arguments.rounds)} if decodes_one else measure(case, arguments.rounds)

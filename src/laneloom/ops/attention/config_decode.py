@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from math import gcd, log2
+from math import gcd
 
 from ...errors import UnsupportedError
 from ...gpu import Gpu
@@ -20,29 +20,34 @@ _MOST_CLUSTER = 16  #: programs
 _LEAST_STEPS = 4  #: blocks of keys of a program
 _WIDEST_HOPPER = 256
 _STATIC_BYTES = 2048  #: of shared memory: barriers, maxima and sums, what aligning the ring costs and the system keeps
-_LEAST_RING = 2  #: tiles
-#: the most rings that a processor's memory is divided for, by the most 128-byte pieces of a key's and its value's row
-_MOST_RINGS = {2: 4, 6: 2}
-_RESIDENT = {64: 3, 160: 2}  #: programs of a processor, by the most columns of a row: PROGRAMS of hopper_decode.cu
+_LEAST_STAGES = 2  #: of a ring, where there is room
+_ALONE_BYTES = 118784  #: of shared memory: no two fit a processor
+_ON_THE_WAY = 12e6  #: bytes that all rings together hold; of more, memory is slower
+#: programs that a processor's registers hold, by the most columns of a row: PROGRAMS of hopper_decode.cu
+_RESIDENT = {64: 3, 160: 2}
 _ABREAST, _WIDEST_ABREAST = (1, 2, 4), 192  #: heads of keys that a program may read as one, and their columns
 #: clusters that run at once on 132 processors, of which a cluster takes some that lie together, by their programs
 _CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 16: 7}
 _CLUSTERS_ON = 132
-_CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 16, 32)
-_FEW_SPLITS, _MOST_ROUNDS = 4, 1.6  #: what was measured: so many rounds of programs where there are more splits
-_EARLY_US = 5  #: of reading, up to which the next kernel's programs take their places early
+_CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+_FEW_SPLITS = 4  #: more of them are no more than run at once
+#: of reading, up to which the next kernel's programs take their places early; where these take several rounds
+_EARLY_US, _EARLY_IN_ROUNDS_US = 8, 20
+_NEARLY_FULL = 0.75  #: of the places for programs
 _SECTOR = 64  #: bytes that memory moves at once
-_AHEAD_BYTES = 98304  #: on the way to a processor, of which more make the memory slower
-_LARGE_CLUSTER = 12  #: programs
-#: of 599 problems on one H100 (docs/attention.md, "Tried"), in us: a round of programs; until a tile is there; its
-#: work, and for 128 bytes of its rows; each 128 bytes of a row ahead; clusters' sums together, and each doubling of
-#: them; each program of a cluster; what an early launch saves
-_ROUND_US, _LATENCY_US, _TILE_US, _CHUNK_US, _AHEAD_US = 2.5, 1.72, 0.226, 0.107, 0.0985
-_JOIN_US, _DOUBLING_US, _PEER_US, _EARLY_SAVES_US = 2.96, 1.12, 0.283, 0.855
+#: of 480 problems on one H200 (docs/attention.md, "Tried"), in us: a call, each further round of programs, a tile's
+#: work and that for 128 bytes of its rows; tiles' work after the last one is there, a tile ahead, a row of the result
+_START_US, _ROUND_US, _TILE_US, _CHUNK_US = 1.10, 2.73, 0.140, 0.171
+_TILES_AFTER, _AHEAD_US, _ROW_US = 2.91, 0.076, 0.0167
+#: clusters' sums and each of their programs; clusters that share rows, and a row of each; what an early launch saves;
+#: clusters whose next launch finds too few places for its own
+_CLUSTER_US, _PEER_US, _JOIN_US, _JOIN_ROW_US, _EARLY_SAVES_US, _HELD_UP_US = 1.28, 0.0244, 2.87, 0.0535, 0.125, 2.45
 #: of the memory's rate, what is reached; bytes that a row costs beside its own, and those beyond where it begins within
-#: a sector and neighbours are not read together; what is lost by clusters, by large ones, by each _AHEAD_BYTES more
-_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES = 1.012, 13.1, 21.7
-_CLUSTERS_LOSE, _LARGE_ONES_LOSE, _DEPTH_LOSES = 0.0448, 0.072, 0.0624
+#: a sector and neighbours are not read together, more so in clusters; what clusters lose, and runs without them
+_BANDWIDTH_SHARE, _ROW_BYTES, _BROKEN_BYTES, _BROKEN_MORE = 1.0586, 9.95, 20.7, 42.7
+_CLUSTERS_LOSE, _RUNS_LOSE = 0.1277, 0.0675
+_PAIR_GBS = 127.6  #: of two processors that have one way to the L2
+_NORM = 5.07  #: of limits: the largest one counts, and near it the others
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,11 @@ class DecodeProblem:
             f"attention_decode/{self.dtype}/b{self.batch}_h{self.heads}:{self.kv_heads}_n{self.queries}:{self.keys}"
             f"_d{self.d}:{self.d_v}_page{self.page}"
         )
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of all keys and values."""
+        return self.batch * self.kv_heads * self.keys * (self.d + self.d_v) * DTYPE_BYTES[self.dtype]
 
     @property
     def row_tiles(self) -> int:
@@ -172,6 +182,7 @@ class HopperDecodeConfig:
     cluster: int = 1  #: of these programs, which put their sums together in shared memory
     abreast: int = 1  #: heads of keys that a program reads as one
     early: bool = False  #: the next kernel's programs may take their places when these begin, not when their keys end
+    alone: bool = False  #: no two of these, nor of the next launch, share a processor
     schedule: str = "hopper_decode"  #: the kernel file's name
 
     tile = 64  #: keys
@@ -180,8 +191,8 @@ class HopperDecodeConfig:
     @property
     def text(self) -> str:
         """The config as one word."""
-        runs = f"splits={self.splits},cluster={self.cluster},abreast={self.abreast},early={int(self.early)}"
-        return f"{self.schedule}:stages={self.stages},{runs}"
+        runs = f"splits={self.splits},cluster={self.cluster},abreast={self.abreast}"
+        return f"{self.schedule}:stages={self.stages},{runs},early={int(self.early)},alone={int(self.alone)}"
 
     @property
     def clusters(self) -> int:
@@ -205,7 +216,7 @@ class HopperDecodeConfig:
         """Dynamic shared memory: the ring, at its end four warps' sums."""
         ring = self.stages * self.tile * 128 * self.pieces(problem)
         sums, joined, weights = 4 * (problem.d_v * self.abreast + 4), problem.d_v + 1, self.clusters + 1
-        return max(ring, _ROWS * (sums + joined + weights) * 4) + 1024
+        return max(ring, _ROWS * (sums + joined + weights) * 4, _ALONE_BYTES * self.alone) + 1024
 
     def why_invalid(self, problem: DecodeProblem, gpu: Gpu) -> str | None:
         """One sentence on why this cannot do `problem` on `gpu`, or None. The only statement of each constraint."""
@@ -225,8 +236,10 @@ class HopperDecodeConfig:
         return why_too_large(self.lds_bytes(problem) + _STATIC_BYTES, gpu)
 
 
-def _hopper_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, HopperDecodeConfig]]:
-    """Rings that fill a processor's memory, and the config."""
+def hopper_configs(
+    problem: DecodeProblem, gpu: Gpu, shares: Iterable[tuple[int, int]] | None = None
+) -> Iterator[tuple[int, HopperDecodeConfig]]:
+    """Programs that a processor has at once, and the config: of clusters and how many of them share a row's keys."""
     tiles = max(1, -(-problem.keys // HopperDecodeConfig.tile))
     for abreast in _ABREAST:
         alone = HopperDecodeConfig(splits=1, stages=1, abreast=abreast)
@@ -235,57 +248,109 @@ def _hopper_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[tuple[int, Hop
         seen = problem.abreast(abreast)
         if abreast > 1 and (max(seen.d, seen.d_v) > _WIDEST_ABREAST or seen.row_tiles > problem.row_tiles):
             continue  # keys would be read more than once
-        programs, pieces = alone.programs(problem), alone.pieces(problem)
-        most = next((n for limit, n in _MOST_RINGS.items() if pieces <= limit), 1)
-        for rings in range(1, most + 1):
-            stages = (gpu.lds_bytes // rings - _STATIC_BYTES - 1024) // (HopperDecodeConfig.tile * 128 * pieces)
-            if stages < _LEAST_RING and rings > 1:
-                break
-            room = _MOST_ROUNDS * rings * gpu.compute_units
-            for cluster, clusters in product(_CLUSTERS, _CLUSTERS_OF_ROW):
-                splits = cluster * clusters
-                if splits <= min(tiles, _MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
-                    # The next programs would come to lie beside some of these where there was room.
-                    is_full = splits == 1 and programs > (rings - 1) * gpu.compute_units
-                    yield rings, HopperDecodeConfig(
-                        splits=splits, stages=max(1, stages), cluster=cluster, abreast=abreast,
-                        early=is_full and _memory_us(problem, gpu) < _EARLY_US,
-                    )  # fmt: skip
+        programs = alone.programs(problem)
+        room = _most_resident(alone, problem) * gpu.compute_units
+        for cluster, clusters in shares or product(_CLUSTERS, _CLUSTERS_OF_ROW):
+            splits = cluster * clusters
+            if splits <= min(tiles, _MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
+                yield from _with_rings(replace(alone, splits=splits, cluster=cluster), problem, gpu)
 
 
-def _estimate_us(problem: DecodeProblem, config: HopperDecodeConfig, rings: int, gpu: Gpu) -> float:
-    """Either memory or the programs' work bounds it; then what runs cost to begin and to put together."""
+def _with_rings(
+    config: HopperDecodeConfig, problem: DecodeProblem, gpu: Gpu
+) -> Iterator[tuple[int, HopperDecodeConfig]]:
+    """Programs that a processor has at once, and the config with its ring.
+
+    Where each program can have a processor, it has it alone: else the next launch's programs come to lie in twos
+    beside the last of these, and their processors' ways to the L2 are too narrow. All rings together then hold what
+    memory wants to have on the way. More programs than processors share them, with rings as long as there is room, and
+    so may few large clusters, which the next launch's find no places beside.
+    """
+    programs, tile = config.programs(problem), config.tile * 128 * config.pieces(problem)
+    most = (gpu.lds_bytes - _STATIC_BYTES - 1024) // tile
+    resident = _most_resident(config, problem)
+    at_once = config.cluster * clusters_at_once(config.cluster, gpu)
+    if programs <= at_once or resident == 1:
+        wanted = _ON_THE_WAY / (min(programs, at_once) * tile)
+        stages = max(1, min(most, max(_LEAST_STAGES, round(wanted))))
+        yield 1, replace(config, stages=stages, alone=True, early=_is_early(config, 1, problem, gpu))
+    if programs > max(at_once, gpu.compute_units) or _is_held_up(config, problem, gpu):
+        for rings in range(2, resident + 1):
+            stages = (gpu.lds_bytes // rings - _STATIC_BYTES - 1024) // tile
+            if stages > 1:
+                yield rings, replace(config, stages=stages, early=_is_early(config, rings, problem, gpu))
+
+
+def _is_held_up(config: HopperDecodeConfig, problem: DecodeProblem, gpu: Gpu) -> bool:
+    """Whether there are processors for these programs and the next launch's, but not where clusters need them."""
+    programs = config.programs(problem)
+    is_room = 2 * programs <= gpu.compute_units
+    return is_room and 2 * programs > config.cluster * clusters_at_once(config.cluster, gpu)
+
+
+def _is_early(config: HopperDecodeConfig, resident: int, problem: DecodeProblem, gpu: Gpu) -> bool:
+    """Whether the next launch's programs take their places as these begin: where there are processors for both, or
+    none left for the next, and reading takes so little that its beginning counts."""
+    programs, processors, us = config.programs(problem), gpu.compute_units, _memory_us(problem, gpu)
+    if resident == 1 and 2 * programs <= processors:
+        return config.cluster == 1
+    rounds = programs / (resident * processors)
+    is_full = resident == 1 or rounds > _NEARLY_FULL
+    return config.splits == 1 and is_full and us < (_EARLY_US if rounds <= 1 else _EARLY_IN_ROUNDS_US)
+
+
+def _most_resident(config: HopperDecodeConfig, problem: DecodeProblem) -> int:
+    columns = config.abreast * max(problem.d, problem.d_v)
+    return next((n for limit, n in _RESIDENT.items() if columns <= limit), 1)
+
+
+def clusters_at_once(programs: int, gpu: Gpu) -> int:
+    """Clusters of so many programs, each of which has a processor alone, that run at once."""
+    return max(1, _CLUSTERS[programs] * gpu.compute_units // _CLUSTERS_ON)
+
+
+def estimate_us(problem: DecodeProblem, config: HopperDecodeConfig, resident: int, gpu: Gpu) -> float:
+    """A call's time: memory, the way of two processors to the L2 or the programs' work bounds each round of programs;
+    then what it costs to begin and to put runs together."""
     programs, pieces, peers = config.programs(problem), config.pieces(problem), config.cluster
     run = max(1, -(-problem.keys // (config.tile * config.splits)))  # tiles
-    columns = config.abreast * max(problem.d, problem.d_v)
-    resident = min(rings, next((n for limit, n in _RESIDENT.items() if columns <= limit), 1))
-    at_once = resident * max(1, _CLUSTERS[peers] * gpu.compute_units // _CLUSTERS_ON)
-    rounds = -(-programs // (peers * at_once))
-    beside = min(-(-programs // gpu.compute_units), resident)
+    at_once = resident * peers * clusters_at_once(peers, gpu)
+    further = -(-programs // at_once) - 1
     row = config.abreast * problem.d * DTYPE_BYTES[problem.dtype]
-    is_broken = row % _SECTOR and (peers > 1 or rounds > 1)
-    memory_us = _memory_us(problem, gpu) * (1 + (_ROW_BYTES + (_BROKEN_BYTES if is_broken else 0)) / row)
-    stages = min(config.stages, run)
-    tile_us = max(_LATENCY_US / stages, _TILE_US + _CHUNK_US * pieces / 2 * beside)
-    depth = max(0.0, stages * pieces * config.tile * 128 * beside / _AHEAD_BYTES - 1)
-    lost = _CLUSTERS_LOSE * (peers > 1) + _LARGE_ONES_LOSE * (peers >= _LARGE_CLUSTER)
-    body_us = max(memory_us, rounds * run * tile_us) * (1 + _DEPTH_LOSES * depth) * (1 + lost)
-    total = rounds * _ROUND_US + _AHEAD_US * stages * pieces / 2 + body_us
+    beyond = _ROW_BYTES
+    if row % _SECTOR and (config.splits > 1 or further):
+        beyond += _BROKEN_BYTES + (_BROKEN_MORE if peers > 1 else 0)
+    lost = (_CLUSTERS_LOSE if peers > 1 else 0) + (_RUNS_LOSE if config.clusters > 1 else 0)
+    memory_us = _memory_us(problem, gpu) * (1 + beyond / row) * (1 + lost)
+    pair_us = problem.cache_bytes / programs / (_PAIR_GBS * 1e3)
+    tile_us = _TILE_US + _CHUNK_US * pieces / 2
+
+    def round_us(count: int) -> float:
+        beside = min(-(-count // gpu.compute_units), resident)
+        limits = memory_us * count / programs, run * tile_us * beside, pair_us * -(-2 * count // gpu.compute_units)
+        return sum(us**_NORM for us in limits) ** (1 / _NORM)
+
+    last = programs - further * at_once
+    beside = min(-(-last // gpu.compute_units), resident)
+    rows = min(_ROWS, problem.group * problem.queries * config.abreast) * problem.d_v / 128
+    total = _START_US + _ROUND_US * further + (further * round_us(at_once) if further else 0) + round_us(last)
+    total += _TILES_AFTER * tile_us * beside + _AHEAD_US * min(config.stages, run) + _ROW_US * rows
     if peers > 1:
-        total += _PEER_US * peers
+        total += _CLUSTER_US + _PEER_US * peers
+    if resident == 1 and _is_held_up(config, problem, gpu):
+        total += _HELD_UP_US
     if config.clusters > 1:
-        total += _JOIN_US + _DOUBLING_US * log2(config.clusters)
+        total += _JOIN_US + _JOIN_ROW_US * rows * config.clusters / peers
     return total - _EARLY_SAVES_US * config.early
 
 
 def _memory_us(problem: DecodeProblem, gpu: Gpu) -> float:
-    moved = problem.batch * problem.kv_heads * problem.keys * (problem.d + problem.d_v) * DTYPE_BYTES[problem.dtype]
-    return moved / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
+    return problem.cache_bytes / (gpu.bandwidth_gbs * 1e3 * _BANDWIDTH_SHARE)
 
 
 def _plan_hopper(problem: DecodeProblem, gpu: Gpu) -> HopperDecodeConfig | None:
     """The config that has the shortest estimate."""
-    found = [(_estimate_us(problem, config, rings, gpu), config) for rings, config in _hopper_configs(problem, gpu)]
+    found = [(estimate_us(problem, config, n, gpu), config) for n, config in hopper_configs(problem, gpu)]
     return min(found, key=lambda pair: pair[0])[1] if found else None
 
 

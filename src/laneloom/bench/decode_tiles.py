@@ -1,0 +1,176 @@
+"""Measure many configs of Hopper's attention over a cache: what the estimate in `ops/attention/config_decode.py` was
+fitted to.
+
+`python -m laneloom.bench.decode_tiles --out results/h200/decode_tiles.csv --jobs 16` writes one row a config of random
+decodes of models (bench/attention_models.py) and of the suite's, each checked against torch, all interleaved with
+torch's cuDNN and flash backends. `tests/cpu/test_decode_plan.py` holds the plan against the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from ..errors import LaneloomError
+from ..gpu import Gpu, get_gpu
+from ..ops.attention.arguments import Tensors
+from ..ops.attention.config_decode import DecodeProblem, HopperDecodeConfig, estimate_us, hopper_configs, plan_decode
+from ..ops.attention.kernels import hopper_decode
+from ..ops.target import active_gpu
+from .attention import DECODING, Case, attend_by_torch
+from .attention_models import random_decodes
+from .matmul_tiles import read_rows, write
+from .timing import count_sets, interleave
+
+SEEDS = (5, 6, 7)
+NEAR = 1.7  #: estimates above the least so many times are not measured
+MOST_OF_KIND = 5  #: configs that differ by their runs alone
+SLOWEST = 2.0  #: times the fastest: slower configs are left out of the file
+CLUSTERS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
+RUNS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 22, 24, 32, 33, 44, 66)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A config of one decode, its time, and those of torch's backends; 0 where one refuses."""
+
+    dtype: str
+    batch: int
+    heads: int
+    kv_heads: int
+    keys: int
+    d: int
+    config: str
+    us: float
+    cudnn_us: float
+    flash_us: float
+
+    @property
+    def case(self) -> Case:
+        """The case."""
+        return Case(self.batch, self.heads, self.kv_heads, 1, self.keys, self.d, False, self.dtype)
+
+    @property
+    def torch_us(self) -> float:
+        """The faster backend's time."""
+        return min(us for us in (self.cudnn_us, self.flash_us) if us)
+
+
+def cases_of(seeds: list[int]) -> list[Case]:
+    """The suite's decodes and random ones."""
+    named = [Case(b, h, kv_h, n, keys, d, False, "bf16") for b, h, kv_h, n, keys, d, _ in DECODING]
+    named += [Case(16, 32, 8, 1, 8192, 128, False, "bf16"), Case(1, 32, 8, 1, 131072, 128, False, "bf16")]
+    return list(dict.fromkeys([*named, *(case for seed in seeds for case in random_decodes(seed))]))
+
+
+def problem_of(case: Case) -> DecodeProblem:
+    """The problem of a case, in a cache [B, S, H_kv, D]."""
+    sizes = case.batch, case.heads, case.kv_heads, case.queries, case.keys, case.d, case.d
+    return DecodeProblem(*sizes, case.dtype, case.d**-0.5, adjacent=True)
+
+
+def config_of(text: str) -> HopperDecodeConfig:
+    """The config of a row."""
+    knobs: dict[str, Any] = {
+        name: int(value) for name, value in (pair.split("=") for pair in text.partition(":")[2].split(","))
+    }
+    return HopperDecodeConfig(**knobs | {name: bool(knobs[name]) for name in ("early", "alone")})
+
+
+def iterate_configs(problem: DecodeProblem, gpu: Gpu) -> Iterator[HopperDecodeConfig]:
+    """What is measured of one problem: of each way to share a processor and of heads abreast, the least estimates."""
+    found: dict[tuple[int, int, bool], list[tuple[float, HopperDecodeConfig]]] = {}
+    shares = list(product(CLUSTERS, RUNS))
+    for resident, config in hopper_configs(problem, gpu, shares):
+        kind = resident, config.abreast, config.cluster > 1
+        found.setdefault(kind, []).append((estimate_us(problem, config, resident, gpu), config))
+    least = min((us for some in found.values() for us, _ in some), default=0.0)
+    for some in found.values():
+        for us, config in sorted(some, key=lambda pair: pair[0])[:MOST_OF_KIND]:
+            if us <= NEAR * least:
+                yield config
+
+
+def measure(case: Case, gpu: Gpu, *, rounds: int) -> list[Row]:
+    """Every config's row. Raises LaneloomError for a wrong result."""
+    problem = problem_of(case)
+    sets = count_sets(case.bytes(False), limit=64)
+    shapes = [(case.batch, n, h, case.d) for h, n in ((case.heads, 1), *[(case.kv_heads, case.keys)] * 2)]
+    dtype = torch.bfloat16 if case.dtype == "bf16" else torch.float16
+    caches = [[torch.randn(shape, dtype=dtype, device="cuda") for shape in shapes] for _ in range(sets)]
+    # torch's keys of a head lie in one piece, which it reads fastest.
+    operands = [[x.transpose(1, 2).contiguous() for x in three] for three in caches]
+    lengths = torch.full((case.batch,), case.keys, dtype=torch.int32, device="cuda")
+    named = [dict(zip("qkv", x, strict=True)) | {
+        "out": torch.empty_like(x[0]), "lse": x[0].new_empty((case.batch, case.heads, 1), dtype=torch.float32),
+        "lengths": lengths, "table": None} for x in caches]  # fmt: skip
+    truth = attend_by_torch(case, SDPBackend.FLASH_ATTENTION, operands, 0).float().transpose(1, 2)
+    calls: dict[str, Callable[[int], object]] = {
+        "flash": partial(attend_by_torch, case, SDPBackend.FLASH_ATTENTION, operands),
+        "cudnn": partial(attend_by_torch, case, SDPBackend.CUDNN_ATTENTION, operands),
+    }
+    for config in iterate_configs(problem, gpu):
+        run = hopper_decode.prepare(problem, config, gpu, Tensors(named[0]))
+        named[0]["out"].fill_(float("nan"))
+        run(named[0])
+        difference = (named[0]["out"].float() - truth).norm() / truth.norm()
+        if not difference <= 2.0**-7:
+            raise LaneloomError(f"{problem.key} by {config.text}: {difference:.2e} off torch's")
+        calls[config.text] = lambda i, run=run: run(named[i])
+    timings = interleave(
+        calls, sets, rounds=rounds, warmup_s=0.02, graph_us=300.0, on_failure=lambda name, _: print(f"  no {name}"))
+    theirs = [round(timings.pop(name).median_us, 2) if name in timings else 0.0 for name in ("cudnn", "flash")]
+    near = SLOWEST * min(timing.median_us for timing in timings.values())
+    sizes = case.dtype, case.batch, case.heads, case.kv_heads, case.keys, case.d
+    return [Row(*sizes, text, round(timing.median_us, 2), *theirs)
+            for text, timing in timings.items() if timing.median_us <= near]  # fmt: skip
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file that `write` made."""
+    return read_rows(path, Row)
+
+
+def _compile(pair: tuple[DecodeProblem, HopperDecodeConfig]) -> None:
+    hopper_decode.code_object(*pair, get_gpu("sm_90a"))
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description="Measure many configs of attention over a cache on Hopper.")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file to write")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS), help="of random decodes of models")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that compile the kernels ahead")
+    arguments = parser.parse_args()
+    gpu, rows, ratios = active_gpu(), [], []
+    cases = cases_of(arguments.seeds)
+    # Runs are no part of the code.
+    pairs = {(p.code_key, replace(config, splits=1, cluster=1, early=False, alone=False))
+             for p in map(problem_of, cases) for config in iterate_configs(p, gpu)}  # fmt: skip
+    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+        for _ in pool.imap_unordered(_compile, sorted(pairs, key=repr), chunksize=2):
+            pass
+    for case in cases:
+        found = measure(case, gpu, rounds=arguments.rounds)
+        rows += found
+        best, text = min(found, key=lambda row: row.us), plan_decode(problem_of(case), gpu).text
+        taken = next((row.us for row in found if row.config == text), 0.0)
+        ratios.append(best.torch_us / best.us)
+        print(f"{case.text}: {best.us:.2f} us (the plan {taken}), {ratios[-1]:.3f} x torch, {best.config}", flush=True)
+        write(arguments.out, rows)
+    print(f"{len(cases)} decodes: the fastest config of each {geometric_mean(ratios):.3f} x torch's faster backend")
+
+
+if __name__ == "__main__":
+    main()
