@@ -114,13 +114,13 @@ def random_decodes(seed: int, count: int = COUNT) -> list[Case]:
 
 def summarise(rows: Sequence[Row]) -> str:
     """Markdown: a sentence."""
-    parts = []
-    for direction in DIRECTIONS:
+    parts, directions = [], [one for one in DIRECTIONS if any(row.direction == one for row in rows)]
+    for direction in directions:
         ratios = [row.ratio for row in rows if row.direction == direction]
         slow = sum(ratio < SLOW for ratio in ratios)
         parts.append(f"{direction} {geometric_mean(ratios):.3f}, least {min(ratios):.2f}, {slow} under {SLOW}")
     return (
-        f"{len(rows) // len(DIRECTIONS)} random attentions of models in each direction, the time of the faster of "
+        f"{len(rows) // len(directions)} random attentions of models in each direction, the time of the faster of "
         f"cuDNN and torch's flash backend over ours: {'; '.join(parts)}."
     )
 
@@ -132,6 +132,8 @@ def render(rows: Sequence[Row]) -> str:
     for first, last in GROUPS:
         for direction in DIRECTIONS:
             some = [row for row in rows if first <= row.d <= last and row.direction == direction]
+            if not some:
+                continue
             ratios = [row.ratio for row in some]
             cudnn = geometric_mean(row.cudnn_us / row.us for row in some if row.cudnn_us)
             flash = geometric_mean(row.flash_us / row.us for row in some if row.flash_us)

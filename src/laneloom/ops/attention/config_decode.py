@@ -30,6 +30,7 @@ _ABREAST, _WIDEST_ABREAST = (1, 2, 4), 192  #: heads of keys that a program may 
 _CLUSTERS = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15, 12: 7, 16: 7}
 _CLUSTERS_ON = 132
 _CLUSTERS_OF_ROW = (1, 2, 3, 4, 6, 8, 12, 16, 32)
+_LARGE_CLUSTER, _LARGE_CLUSTER_US = 8, 5  #: programs, and of reading
 _FEW_SPLITS = 4  #: more of them are no more than run at once
 #: of reading, up to which the next kernel's programs take their places early; where these take several rounds
 _EARLY_US, _EARLY_IN_ROUNDS_US = 8, 20
@@ -252,6 +253,8 @@ def hopper_configs(
         room = _most_resident(alone, problem) * gpu.compute_units
         for cluster, clusters in shares or product(_CLUSTERS, _CLUSTERS_OF_ROW):
             splits = cluster * clusters
+            if _is_too_large(cluster, problem, gpu):
+                continue
             if splits <= min(tiles, _MOST_SPLITS) and (splits <= _FEW_SPLITS or programs * splits <= room):
                 yield from _with_rings(replace(alone, splits=splits, cluster=cluster), problem, gpu)
 
@@ -286,6 +289,11 @@ def _is_held_up(config: HopperDecodeConfig, problem: DecodeProblem, gpu: Gpu) ->
     programs = config.programs(problem)
     is_room = 2 * programs <= gpu.compute_units
     return is_room and 2 * programs > config.cluster * clusters_at_once(config.cluster, gpu)
+
+
+def _is_too_large(cluster: int, problem: DecodeProblem, gpu: Gpu) -> bool:
+    """Whether so many programs, whose processors lie together, read too much by the one way that these have."""
+    return cluster > _LARGE_CLUSTER and _memory_us(problem, gpu) > _LARGE_CLUSTER_US
 
 
 def _is_early(config: HopperDecodeConfig, resident: int, problem: DecodeProblem, gpu: Gpu) -> bool:
