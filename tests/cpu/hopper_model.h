@@ -69,7 +69,7 @@ struct Cta {
   std::map<u32, Barrier> barriers;
   std::map<int, Meeting> meetings;
   pthread_barrier_t warps[16];
-  u32 lanes[16][32][4];
+  u32 lanes[16][2][32][6];
 };
 static Cta ctas[CTAS];
 static thread_local Cta* cta;
@@ -157,13 +157,18 @@ template <int REGISTERS> void grow_registers() {}
 template <int REGISTERS> void shrink_registers() {}
 template <int COUNT> void pin(float (&)[COUNT]) {}
 inline u32 thread_number() { return threadIdx.x; }
+// Where a warp's lanes leave each other words, in turn: who writes here again has been at the other's meeting, to which
+// every lane came with what it had read here.
+typedef u32 Lanes[32][6];
+inline Lanes& next_lanes() {
+  static thread_local u32 exchanges;
+  return cta->lanes[threadIdx.x / 32][exchanges++ % 2];
+}
 inline u32 __shfl_sync(u32, u32 x, int from) {
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[threadIdx.x % 32][0] = x;
   __syncwarp();
-  const u32 y = mine[from % 32][0];
-  __syncwarp();
-  return y;
+  return mine[from % 32][0];
 }
 inline int __shfl_sync(u32 all, int x, int from) { return (int)__shfl_sync(all, (u32)x, from); }
 inline u32 __shfl_xor_sync(u32 all, u32 x, int far) { return __shfl_sync(all, x, threadIdx.x % 32 ^ far); }
@@ -232,7 +237,7 @@ inline uint4 load_shared(u32 at) {
 // stmatrix: lane l says where row l % 8 of matrix l / 8 goes, and has a pair of row l / 4 of each.
 inline void store_rows(u32 at, const u32* x, int count) {
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[lane][0] = at;
   __syncwarp();
   for (int m = 0; m < count; ++m) memcpy(arena + mine[m * 8 + lane / 4][0] + lane % 4 * 4, x + m, 4);
@@ -249,7 +254,7 @@ inline void store_matrices(u32 at, u32 a, u32 b) {
 // ldmatrix with .trans: lane l says where row l % 8 of matrix l / 8 is, and gets rows 2q and 2q + 1 of column l / 4.
 inline void load_turned_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[lane][0] = at;
   __syncwarp();
   u32* const to[4] = {&a, &b, &c, &d};
@@ -327,7 +332,7 @@ template <int WIDE, class Sum> void multiply_shared(Sum* sums, u64 a, bool a_by_
   }, b, b_by_row, accumulate);
 }
 template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 b, int accumulate, bool b_by_row = ELEMENT_BYTES == 2) {
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
   __syncwarp();
@@ -338,7 +343,6 @@ template <int WIDE> void multiply_registers(float* sums, const u32 (&a)[4], u64 
       const u32 x = mine[lane / 4 * 4 + q][i / HELD] >> i % HELD * 8 * ELEMENT_BYTES;
       rows.x[i / HELD % 2][i / HELD / 2 * (DEPTH / 2) + q * HELD + i % HELD] = HELD == 4 ? widen_float8(x & 0xff) : HELD == 1 ? to_tf32(x) : widen(x & 0xffff);
     }
-  __syncwarp();
   multiply<WIDE>(sums, [=] { return rows; }, b, b_by_row, accumulate);
 }
 inline void wgmma_fence() {}
@@ -388,6 +392,8 @@ static void* run_thread(void* number) {
 static void run_grid(int grid, int threads, bool products_late, const std::function<void()>& kernel, int cluster = 1) {
   body = kernel, late = products_late, gridDim.x = grid, blockDim.x = threads;
   for (Cta& one : ctas) one.memory = (char*)aligned_alloc(WINDOW, WINDOW);
+  pthread_attr_t small;  // stacks that the C library keeps for the next clusters' threads: it keeps 40 MB
+  pthread_attr_init(&small), pthread_attr_setstacksize(&small, 1 << 17);
   for (int& block = first_block_of_cluster = late ? grid - cluster : 0; 0 <= block && block < grid; block += late ? -cluster : cluster) {
     for (Cta& one : ctas) {
       memset(one.memory, 0xff, WINDOW);  // NaN
@@ -396,7 +402,7 @@ static void run_grid(int grid, int threads, bool products_late, const std::funct
     }
     std::vector<pthread_t> running(threads * cluster);
     for (size_t i = 0; i < running.size(); ++i)
-      if (pthread_create(&running[i], nullptr, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
+      if (pthread_create(&running[i], &small, run_thread, (void*)(intptr_t)i)) perror("pthread_create"), abort();
     for (auto& thread : running) pthread_join(thread, nullptr);
   }
   for (Cta& one : ctas) free(one.memory);

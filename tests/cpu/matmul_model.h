@@ -194,7 +194,7 @@ inline void store_turned_matrices(u32 at, u32 a, u32 b, u32 c, u32 d) {
   written(at, 16);
   const u32 x[4] = {a, b, c, d};
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[lane][0] = at;
   __syncwarp();
   for (int i = 0; i < 8; ++i)
@@ -251,20 +251,16 @@ inline void fetch_line(const void* from, int bytes) {
 // columns 2q, 2q + 1 of the two rows, where g = l / 4, q = l % 4.
 inline void multiply_warp(float& s0, float& s1, float& s2, float& s3, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
-  const u32 own[4] = {a0, a1, a2, a3};
-  memcpy(mine[lane], own, 16);
+  auto& mine = next_lanes();
+  const u32 own[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(mine[lane], own, sizeof own);
   __syncwarp();
   float a[2][16], b[2][16];
   auto half = [](u32 x, int i) { return widen(x >> 16 * i & 0xffff); };
   for (int k = 0; k < 16; ++k)
     for (int r = 0; r < 2; ++r) a[r][k] = half(mine[lane / 4 * 4 + k % 8 / 2][r + k / 8 * 2], k % 2);
-  __syncwarp();
-  mine[lane][0] = b0, mine[lane][1] = b1;
-  __syncwarp();
   for (int k = 0; k < 16; ++k)
-    for (int c = 0; c < 2; ++c) b[c][k] = half(mine[(lane % 4 * 2 + c) * 4 + k % 8 / 2][k / 8], k % 2);
-  __syncwarp();
+    for (int c = 0; c < 2; ++c) b[c][k] = half(mine[(lane % 4 * 2 + c) * 4 + k % 8 / 2][4 + k / 8], k % 2);
   float* const sums[4] = {&s0, &s1, &s2, &s3};
   for (int i = 0; i < 4; ++i)
     for (int k = 0; k < 16; ++k) *sums[i] += a[i / 2][k] * b[i % 2][k];
@@ -315,7 +311,7 @@ inline void arrive_with_words(u32 at) {
 inline void load_matrices(u32& a, u32& b, u32& c, u32& d, u32 at) {
   check_shared(at, 16, 16);
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[lane][0] = at;
   __syncwarp();
   u32* const to[4] = {&a, &b, &c, &d};

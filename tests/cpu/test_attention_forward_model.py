@@ -41,7 +41,7 @@ inline void multiply_values(float (&d)[D_V / 2], u32 a0, u32 a1, u32 a2, u32 a3,
 }
 inline void load_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
   const int lane = threadIdx.x % 32;
-  auto& mine = cta->lanes[threadIdx.x / 32];
+  auto& mine = next_lanes();
   mine[lane][0] = at;
   __syncwarp();
   u32* const to[4] = {&a, &b, &c, &d};
@@ -49,8 +49,11 @@ inline void load_matrices(u32 at, u32& a, u32& b, u32& c, u32& d) {
   __syncwarp();
 }
 inline bool __any_sync(u32 all, bool x) {
-  u32 any = x;
-  for (int far = 1; far < 32; far *= 2) any |= __shfl_xor_sync(all, any, far);
+  auto& mine = next_lanes();
+  mine[threadIdx.x % 32][0] = x;
+  __syncwarp();
+  u32 any = 0;
+  for (auto& lane : mine) any |= lane[0];
   return any;
 }
 """
