@@ -51,7 +51,7 @@ def standard_headers(level: str) -> tuple[str, tempfile.TemporaryDirectory]:
     return str(header), folder
 
 
-def compiled(program: str, folder: Path, level: str = "-O2") -> ctypes.CDLL:
+def compiled(program: str, folder: Path, level: str = "-Og") -> ctypes.CDLL:
     """A C++ program as a library in `folder`; level: of optimisation."""
     source = folder / "kernel.cpp"
     source.write_text(program)
