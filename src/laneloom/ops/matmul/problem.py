@@ -32,6 +32,8 @@ class Matrix:
 
     def along(self, extents: tuple[int, int, int, int]) -> Matrix:
         """The same matrix with stride 0 along every axis of at most one element, whose stride has no meaning."""
+        if all(e > 1 or s == 0 for s, e in zip(self.strides, extents, strict=True)):
+            return self
         strides = tuple(s if e > 1 else 0 for s, e in zip(self.strides, extents, strict=True))
         return replace(self, strides=strides)
 
@@ -212,6 +214,10 @@ class MatmulProblem:
 
     def transposed(self) -> MatmulProblem:
         """The product C^T = B^T A^T of the same matrices where they lie."""
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> MatmulProblem:  # a plan asks for it thousands of times
         return replace(
             self, m=self.n, n=self.m, dtype_a=self.dtype_b, dtype_b=self.dtype_a, a=self.b.transposed(),
             b=self.a.transposed(), out=self.out.transposed(), epilogue=self.epilogue and self.epilogue.transposed(),
@@ -281,7 +287,7 @@ class MatmulProblem:
         """A multiplication and an addition per term."""
         return 2 * (1 if self.in_groups else self.batches) * self.m * self.n * self.k
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Device memory traffic if each distinct element of A and B is read once and each of C written once."""
         total = 0
@@ -346,7 +352,7 @@ class MatmulProblem:
             vector //= 2
         return vector
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Name of the tuning record: all that a measured time can depend on but the exact strides."""
         dtypes = "_".join((self.dtype_a, self.dtype_b, self.dtype_out))
