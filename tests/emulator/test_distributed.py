@@ -6,6 +6,7 @@ One group of processes for each size makes all checks, because starting them is 
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import socket
@@ -18,6 +19,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing as multiprocessing  # noqa: E402
 import triton  # noqa: E402
+from triton.runtime import cache  # noqa: E402
 
 import laneloom  # noqa: E402
 from laneloom.ops.attention import reference  # noqa: E402
@@ -194,12 +196,10 @@ def dtensor_chain(ranks):
 
 
 def two_mesh_axes(ranks):
-    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     mesh = dist.init_device_mesh("cpu", (2, ranks // 2))
     a, b = random(8, 16), random(16, 12, seed=1)
-    from torch.distributed.tensor import Replicate
-
     out = laneloom.matmul(
         distribute_tensor(a, mesh, [Shard(0), Replicate()]), distribute_tensor(b, mesh, [Replicate(), Shard(1)])
     )
@@ -348,8 +348,11 @@ def compile_one_by_one(path):
     triton.compiler.compile = compile_alone
 
 
-def run_checks(rank, ranks, port, path):
+def run_checks(rank, ranks, port, path, key):
     torch.set_num_threads(1)
+    cache.triton_key = lambda: key  # a digest of all its files
+    gc.freeze()  # as tests/conftest.py does: a sixth of the time goes to garbage otherwise
+    gc.set_threshold(50_000, 20, 100)
     compile_one_by_one(f"{path}.lock")
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
     outcomes = {}
@@ -371,24 +374,21 @@ def run_checks(rank, ranks, port, path):
 
 @pytest.fixture(scope="module", params=list(CHECKS))
 def outcomes(request, tmp_path_factory):
-    """Number of ranks, and rank -> check -> what went wrong."""
+    """Number of ranks, and of each check -> what went wrong."""
     ranks, path = request.param, tmp_path_factory.mktemp("outcomes") / "outcome"
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+        shared = ranks, found.getsockname()[1], path, cache.triton_key()
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch.distributed.tensor", "laneloom"])  # imported once for all processes
-    processes = [context.Process(target=run_checks, args=(rank, ranks, port, path)) for rank in range(ranks)]
+    processes = [context.Process(target=run_checks, args=(rank, *shared)) for rank in range(ranks)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(480)
         process.kill()
-    found = {}
-    for rank in range(ranks):
-        file = path.with_name(f"{path.name}.{rank}")
-        found[rank] = json.loads(file.read_text()) if file.exists() else {}
-    return ranks, found
+    files = [path.with_name(f"{path.name}.{rank}") for rank in range(ranks)]
+    return ranks, [json.loads(file.read_text()) if file.exists() else {} for file in files]
 
 
 @pytest.mark.parametrize("name", sorted({check.__name__ for checks in CHECKS.values() for check in checks}))
