@@ -95,7 +95,7 @@ class Guard:
             return memory_rule(self.ins, self.target, step)
         if not (self.uses.writes_v or self.uses.writes_s or self.ins.name.startswith("s_")):
             return lambda g: g.shadow.clean(g, self.uses)
-        return rule(self.ins, self.target, step)
+        return rule(self.ins, self.target, step, self.uses)
 
     # -- before and after ----------------------------------------------------------------------------------------------
 

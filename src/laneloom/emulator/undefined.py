@@ -55,13 +55,12 @@ _ONE_HALF = re.compile(r"v_(?!pk_)\w+16")
 _READS_SCC = re.compile(r"s_(cselect|addc|subb|add_co_ci|sub_co_ci|cmov)")
 
 
-def rule(ins: Instruction, target: Target, step: Callable[[Waves], None]) -> Rule:
+def rule(ins: Instruction, target: Target, step: Callable[[Waves], None], touched: Uses) -> Rule:
     """How an ALU, lane or matrix instruction spreads undefined bits; called before the instruction runs."""
     if ins.name == "v_permlane64_b32" and target.lanes == 32:
         return lambda g: None  # nothing runs
     if INDEXED.match(ins.name):
         return indexed_rule(ins, target)
-    touched = uses(ins, target.lanes)
     slow: Rule | None = None  #: built when undefined bits come by, which is rare
     reads_scc, writes_scc = bool(_READS_SCC.match(ins.name)), bool(WRITES_SCC.match(ins.name))
     scalar = ins.name.startswith("s_")
@@ -274,7 +273,7 @@ def _twin_rule(step, touched: Uses) -> Rule:
 def _dual_rule(ins: Instruction, target: Target, step) -> Rule:
     assert ins.second is not None
     first = Instruction(ins.name, "", ins.operands, ins.modifiers, ins.line, ins.text, ins.source)
-    x, y = (rule(half, target, step) for half in (first, ins.second))
+    x, y = (rule(half, target, step, uses(half, target.lanes)) for half in (first, ins.second))
     written = range(ins.operands[0].index, ins.operands[0].index + ins.operands[0].count)
 
     def follow(g: Waves) -> None:
